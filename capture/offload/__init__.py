@@ -1,0 +1,35 @@
+"""Record a model's operator launches once; execute them as one task at new addresses.
+
+with offload.capture(model) as captured:
+model(x)
+y2 = captured(x2)
+"""
+
+from offload.api import Captured, capture
+from offload.errors import (
+    BackendUnavailable,
+    BindingError,
+    CaptureError,
+    ExecutionError,
+    FileError,
+    OffloadError,
+    PlanError,
+)
+from offload.replay import Executable, LastExecution, Ticket
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendUnavailable",
+    "BindingError",
+    "CaptureError",
+    "Captured",
+    "Executable",
+    "ExecutionError",
+    "FileError",
+    "LastExecution",
+    "OffloadError",
+    "PlanError",
+    "Ticket",
+    "capture",
+]

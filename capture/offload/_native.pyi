@@ -1,0 +1,192 @@
+"""The compiled part of offload. Contracts stand in native/**/*.hpp."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+# ---- calls --------------------------------------------------------------------------------------
+
+class TensorLayout:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        dtype: torch.dtype,
+        conjugate: bool,
+        negative: bool,
+    ) -> None: ...
+
+class InputSpec:
+    def __init__(
+        self, *, name: str, layout: TensorLayout, slot: int, written: bool, returned_as_view: bool
+    ) -> None: ...
+
+class OutputSpec:
+    def __init__(
+        self, *, name: str, slot: int, size_bytes: int, operator_allocated: bool
+    ) -> None: ...
+
+class ResultSource:
+    INPUT: ResultSource
+    WEIGHT: ResultSource
+    OUTPUT: ResultSource
+
+class ResultSpec:
+    def __init__(
+        self,
+        *,
+        source: ResultSource,
+        index: int,
+        offset_bytes: int,
+        layout: TensorLayout,
+        is_argument: bool,
+        covers_output: bool,
+    ) -> None: ...
+
+class WeightSpec:
+    def __init__(
+        self, *, name: str, slot: int, size_bytes: int, written: bool, holders: list[torch.Tensor]
+    ) -> None: ...
+
+class OverlapSpec:
+    def __init__(self, *, first: int, second: int, distance_bytes: int) -> None: ...
+
+class CallSpec:
+    def __init__(
+        self,
+        *,
+        device: str,
+        inputs: Sequence[InputSpec],
+        outputs: Sequence[OutputSpec],
+        results: Sequence[ResultSpec],
+        weights: Sequence[WeightSpec],
+        overlaps: Sequence[OverlapSpec],
+        feature_map_slot: int,
+        feature_map_bytes: int,
+        alignment_bytes: int,
+    ) -> None: ...
+
+# ---- residents ----------------------------------------------------------------------------------
+
+class Resident: ...
+
+class TensorIndex:
+    def __init__(self, index: int) -> None: ...
+
+class CpuSlot:
+    def __init__(self, size_bytes: int, relocated: bool) -> None: ...
+
+class CpuTensor:
+    def __init__(self, slot: int, offset_bytes: int, layout: TensorLayout) -> None: ...
+
+class CpuMade:
+    def __init__(
+        self, position: int, slot: int, offset_bytes: int, layout: TensorLayout
+    ) -> None: ...
+
+class CpuResident(Resident):
+    def __init__(self, slots: Sequence[CpuSlot], tensors: Sequence[CpuTensor]) -> None: ...
+    def add(
+        self,
+        *,
+        operator_name: str,
+        overload: str,
+        arguments: tuple[Any, ...],
+        out_overload: str | None,
+        outputs: Sequence[int],
+        made: Sequence[CpuMade],
+        releases: Sequence[int],
+        guard: bool | int | float | complex | None,
+        guards_shape: bool,
+        source: str,
+    ) -> None: ...
+    @property
+    def launch_modes(self) -> list[tuple[str, int]]: ...
+
+class NullResident(Resident):
+    def __init__(
+        self, relocations: Sequence[tuple[int, int, int]], word_ns: int, execution_ns: int
+    ) -> None: ...
+    @property
+    def words(self) -> list[int]: ...
+    @property
+    def clock_ns(self) -> int: ...
+
+def has_thunk(operator_name: str) -> bool: ...
+
+class AllocationObserver:
+    def __init__(self) -> None: ...
+    def __enter__(self) -> AllocationObserver: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+    def contains(self, address: int) -> bool: ...
+    @property
+    def n_bytes(self) -> int: ...
+
+# ---- replay -------------------------------------------------------------------------------------
+
+class Trigger:
+    IO: Trigger
+    FEATURE_MAP: Trigger
+    WEIGHT: Trigger
+    INTERNAL: Trigger
+
+class LastExecution:
+    convert_ns: int
+    policy_ns: int
+    patch_ns: int
+    submit_ns: int
+    device_ns: int
+    policy: str
+    slots_changed: int
+    words_patched: int
+    bytes_copied: int
+    n_executions: int
+
+class Ticket:
+    def done(self) -> bool: ...
+    def wait(self) -> None: ...
+    def result(self) -> Any: ...
+
+class Replay:
+    def __init__(
+        self,
+        *,
+        spec: CallSpec,
+        triggers: Sequence[Trigger],
+        resident: Resident,
+        positional: Sequence[tuple[bool, Any]] | None,
+        keyword: Mapping[str, tuple[bool, Any]] | None,
+        match: Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]],
+        result_form: str,
+        build_result: Callable[[list[torch.Tensor]], Any],
+    ) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def execute(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: list[torch.Tensor | None] | None,
+        feature_map: torch.Tensor | None,
+    ) -> Any: ...
+    def submit(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: list[torch.Tensor | None] | None,
+        feature_map: torch.Tensor | None,
+    ) -> Ticket: ...
+    def rebind_weights(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def last_execution(self) -> LastExecution: ...
+
+def close_all_lanes() -> None: ...

@@ -1,0 +1,317 @@
+"""What a user calls: `offload.capture`, and the Captured that it gives."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from offload import passes
+from offload.backends import find_backend
+from offload.errors import BackendUnavailable, CaptureError
+from offload.program import Program
+from offload.record import Recorder, verify
+from offload.replay import Executable
+
+HOST_READS = ("avoid", "guard")
+
+_recording = threading.local()
+
+
+class Captured:
+    """A model's recorded call. Call it with new tensors to execute.
+
+    Attributes:
+        program: the recorded Program; None until the call in the with-block is done.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any] | None,
+        host_reads: str = "avoid",
+        program: Program | None = None,
+    ) -> None:
+        self._function = function
+        self._host_reads = host_reads
+        self._program = program
+        self._in_block = False
+        self._default: Executable | None = None
+        self._load_lock = threading.Lock()
+
+    @property
+    def program(self) -> Program:
+        """The recorded Program.
+
+        Raises:
+            CaptureError: nothing has been recorded yet.
+        """
+        if self._program is None:
+            raise CaptureError("nothing is recorded yet: call the model once inside the with-block")
+        return self._program
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Execute with new tensors; in the with-block, call the model and record it.
+
+        Takes what the model took and returns what it returned, nested alike.
+
+        Raises:
+            CaptureError: the call cannot be recorded.
+            BindingError: an argument does not fit the recorded call; nothing has run.
+            ExecutionError: a launch failed.
+        """
+        if self._default is not None:
+            return self._default(*args, **kwargs)
+        if self._in_block and self._program is None:
+            return self._record_call(args, kwargs)
+        with self._load_lock:
+            if self._default is None:
+                self._default = self.load()
+        return self._default(*args, **kwargs)
+
+    def load(self, device: str | None = None) -> Executable:
+        """Make the Program resident on a device.
+
+        Args:
+            device: device type; by default the one that the Program was recorded on.
+
+        Raises:
+            BackendUnavailable: there is no such device here, or it cannot run this Program.
+            PlanError: the Program cannot be placed.
+        """
+        program = self.program
+        backend = find_backend(device or program.device)
+        if backend.records() != program.device:
+            raise BackendUnavailable(
+                f"the program was recorded on {program.device}, and device {backend.name!r} runs "
+                f"programs recorded on {backend.records()}: capture the model there"
+            )
+        plan = passes.place_values(program, backend.machine(), backend.operator_allocated(program))
+        return Executable(program, plan, backend)
+
+    # ---- recording ---------------------------------------------------------------------------
+
+    def _record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call made through the handle."""
+        assert self._function is not None
+        recorder = self._start()
+        try:
+            args, kwargs = recorder.begin(args, kwargs)
+            result = self._function(*args, **kwargs)
+        except BaseException:
+            self._abandon(recorder)
+            raise
+        return self._finish(recorder, result)
+
+    def _start(self) -> Recorder:
+        _refuse_nested()
+        if self._program is not None:
+            raise CaptureError(
+                "the model was called twice in the with-block: one capture records one call; "
+                "leave the block after the first, and call the captured model instead"
+            )
+        function = self._function
+        _refuse_compiled(function)
+        _recording.active = True
+        return Recorder(
+            host_reads=self._host_reads,
+            known=_known_tensors(function),
+            parameter_names=_parameter_names(function),
+            device="cpu",
+        )
+
+    def _abandon(self, recorder: Recorder) -> None:
+        _recording.active = False
+        recorder.abandon()
+
+    def _finish(self, recorder: Recorder, result: Any) -> Any:
+        _recording.active = False
+        handed_out, recording = recorder.finish(result)
+        program = passes.remove_dead_launches(recording.program)
+        verify(recording, program)
+        self._program = program
+        return handed_out
+
+
+def _refuse_nested() -> None:
+    if getattr(_recording, "active", False):
+        raise CaptureError(
+            "a call is being recorded already: capture inside a captured call is not possible"
+        )
+
+
+@contextlib.contextmanager
+def capture(model: Callable[..., Any], *, host_reads: str = "avoid") -> Iterator[Captured]:
+    """Record one call of `model` made inside the with-block.
+
+    A module's own call is recorded. A plain function cannot be watched, so it is called through
+    the handle (`captured(x)` in the block), which works for modules too.
+
+    Args:
+        model: an nn.Module, or any callable on tensors.
+        host_reads: `avoid` tells model code that it is being compiled, so that it reads no tensor
+            on the host, and refuses what still does; `guard` records the value that was read and
+            checks it at each execution, before any state changes.
+
+    Yields:
+        A Captured, to be called with new tensors after the block.
+
+    Raises:
+        CaptureError: no call, two calls, a capture inside a captured call, or a call that cannot
+            be recorded.
+        ValueError: `host_reads` is neither of the two.
+    """
+    if host_reads not in HOST_READS:
+        raise ValueError(f"host_reads: expected one of {HOST_READS}, got {host_reads!r}")
+    if not callable(model):
+        raise CaptureError(f"expected a module or a function, got a {type(model).__qualname__}")
+    _refuse_nested()
+    captured = Captured(model, host_reads)
+    captured._in_block = True
+    with _watching(model, captured):
+        try:
+            yield captured
+        finally:
+            captured._in_block = False
+            captured._function = None
+    if captured._program is None:
+        how = "model(x)" if isinstance(model, torch.nn.Module) else "captured(x)"
+        raise CaptureError(f"nothing was called in the with-block: call {how} there exactly once")
+
+
+@contextlib.contextmanager
+def _watching(model: Callable[..., Any], captured: Captured) -> Iterator[None]:
+    """Record the module's own call in the block, by hooks around its forward."""
+    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        yield
+        return
+    watch = _Watch(captured)
+    hooks = [
+        model.register_forward_pre_hook(watch.before, prepend=True, with_kwargs=True),
+        model.register_forward_hook(watch.after, with_kwargs=True, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        watch.end()
+
+
+class _Watch:
+    """The hooks of one with-block around one module's forward."""
+
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+        self._recorder: Recorder | None = None
+        self._depth = 0
+        self._handled: BaseException | None = None
+
+    def before(self, module: Any, args: Any, kwargs: Any) -> Any:
+        """Start recording, unless this call is inside a recorded one."""
+        if self._recorder is not None:
+            self._depth += 1
+            return None
+        if getattr(_recording, "active", False):
+            return None  # it is called through the handle
+        recorder = self._captured._start()
+        self._handled = sys.exc_info()[1]
+        try:
+            arguments = recorder.begin(args, kwargs)
+        except BaseException:
+            self._captured._abandon(recorder)
+            raise
+        self._recorder = recorder
+        return arguments
+
+    def after(self, module: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """End the recording; torch calls this hook when the forward raised as well."""
+        if self._recorder is None:
+            return None
+        if self._depth:
+            self._depth -= 1
+            return None
+        recorder, self._recorder = self._recorder, None
+        if sys.exc_info()[1] is not self._handled:
+            self._captured._abandon(recorder)
+            return None
+        return self._captured._finish(recorder, result)
+
+    def end(self) -> None:
+        """Drop a recording that never came to its end."""
+        if self._recorder is not None:
+            self._captured._abandon(self._recorder)
+            self._recorder = None
+
+
+def _known_tensors(
+    function: Callable[..., Any] | None,
+) -> dict[int, tuple[str, tuple[torch.Tensor, ...]]]:
+    """The parameters and buffers of a module by storage, with their names."""
+    module = _module_of(function)
+    if module is None:
+        return {}
+    known: dict[int, tuple[str, tuple[torch.Tensor, ...]]] = {}
+    named = [
+        *module.named_parameters(remove_duplicate=True),
+        *module.named_buffers(remove_duplicate=True),
+    ]
+    for name, tensor in named:
+        if torch.nn.parameter.is_lazy(tensor):
+            continue
+        if tensor.layout is not torch.strided:
+            continue
+        identity = tensor.untyped_storage()._cdata
+        first, holders = known.get(identity, (name, ()))
+        known[identity] = (first, (*holders, tensor))
+    return known
+
+
+def _module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, torch.nn.Module):
+        return function
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, torch.nn.Module) else None
+
+
+def _parameter_names(function: Callable[..., Any] | None) -> tuple[str, ...]:
+    """The names that positional arguments may be given by."""
+    target: Any = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    )
+
+
+def _refuse_compiled(function: Callable[..., Any] | None) -> None:
+    """Refuse what torch.compile has wrapped: under the recorder's modes it would run eagerly.
+
+    Raises:
+        CaptureError: the callable, or a module inside it, is compiled.
+    """
+    module = _module_of(function)
+    modules = [] if module is None else list(module.named_modules())
+    compiled = [
+        name or "the model"
+        for name, one in modules
+        if one._compiled_call_impl is not None or hasattr(one, "_orig_mod")
+    ]
+    if hasattr(function, "_torchdynamo_orig_callable"):
+        compiled.append("the function")
+    if compiled:
+        raise CaptureError(
+            f"{', '.join(compiled)} is compiled by torch.compile, which hides its launches: "
+            "capture the model before compiling it"
+        )

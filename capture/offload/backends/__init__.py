@@ -1,0 +1,41 @@
+"""Backends: one module for each kind of device. See docs/adding_a_backend.md."""
+
+from __future__ import annotations
+
+from offload.backends.base import Backend, Capabilities, LaunchReport, Loaded, native_layout
+from offload.backends.cpu import CpuBackend
+from offload.backends.null import NullBackend
+from offload.errors import BackendUnavailable
+
+_BACKENDS: dict[str, type[Backend]] = {"cpu": CpuBackend, "null": NullBackend}
+
+
+def backend_names() -> tuple[str, ...]:
+    """Every backend that this version has, available here or not."""
+    return tuple(_BACKENDS)
+
+
+def find_backend(device: str) -> Backend:
+    """The backend for a device type.
+
+    Raises:
+        BackendUnavailable: there is none of this name; the message lists those there are.
+    """
+    if device not in _BACKENDS:
+        raise BackendUnavailable(
+            f"no backend for device {device!r}; this version has {', '.join(_BACKENDS)}"
+        )
+    return _BACKENDS[device]()
+
+
+__all__ = [
+    "Backend",
+    "Capabilities",
+    "CpuBackend",
+    "LaunchReport",
+    "Loaded",
+    "NullBackend",
+    "backend_names",
+    "find_backend",
+    "native_layout",
+]

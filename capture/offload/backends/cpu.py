@@ -1,0 +1,190 @@
+"""The CPU backend: launches in C++ on libtorch, on tensors over patched storages."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from typing import Any
+
+import torch
+
+from offload import _native
+from offload.backends.base import Capabilities, LaunchReport, Loaded, native_layout
+from offload.errors import CaptureError
+from offload.machine import CostTable, Machine
+from offload.plan import Plan, SlotKind, check_plan
+from offload.program import Argument, Launch, Program, Symbol, TensorView
+from offload.torch_names import find_overload, split_operator, symbol_object
+
+# torch's CPU allocator aligns to this, and so do vector instructions at their best.
+ALIGNMENT_BYTES = 64
+
+
+class CpuBackend:
+    """The embedded default: every machine that runs torch has it."""
+
+    name = "cpu"
+    capabilities = Capabilities()
+
+    def machine(self) -> Machine:
+        """This computer."""
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        name = platform.processor() or platform.machine()
+        return Machine("cpu", name, memory_bytes, ALIGNMENT_BYTES, CostTable())
+
+    def records(self) -> str:
+        """Programs recorded on the CPU."""
+        return "cpu"
+
+    def operator_allocated(self, program: Program) -> frozenset[int]:
+        """The results of launches that have no out-variant of their own."""
+        return frozenset(
+            view.value
+            for launch in program.launches
+            if out_variant(launch) is None
+            for view in launch.made()
+        )
+
+    def instantiate(self, program: Program, plan: Plan) -> Loaded:
+        """Build the storages, the tensors on them, and the launches.
+
+        Raises:
+            PlanError: the Plan does not fit the Program.
+            CaptureError: an operator does not exist in this torch, or takes other arguments.
+        """
+        check_plan(program, plan)
+        builder = _Builder(program, plan, self.operator_allocated(program))
+        return builder.loaded()
+
+
+@functools.cache
+def _out_overload(operator: str) -> str | None:
+    """The overload that computes `operator` into given tensors by itself.
+
+    Generated out-variants are none: they call the functional operator and copy.
+    """
+    if _native.has_thunk(operator):
+        return ""
+    base = find_overload(operator)
+    wanted = [(argument.name, str(argument.type)) for argument in base._schema.arguments]
+    if any(str(one.type) != "Tensor" for one in base._schema.returns) or not base._schema.returns:
+        return None
+    name, _ = split_operator(operator)
+    namespace, _, short = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), short)
+    for overload in packet.overloads():
+        candidate = getattr(packet, overload)
+        arguments = candidate._schema.arguments
+        outputs = [one for one in arguments if one.kwarg_only and _is_written(one)]
+        rest = [(one.name, str(one.type)) for one in arguments if not _is_written(one)]
+        fits = rest == wanted and len(outputs) == len(base._schema.returns)
+        if fits and torch.Tag.generated not in candidate.tags:
+            return str(overload)
+    return None
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def out_variant(launch: Launch) -> str | None:
+    """The out overload to prove for a launch (empty: a built-in thunk); None where it has none."""
+    made = tuple(launch.made())
+    suitable = (
+        made
+        and len(made) == len(launch.results)
+        and not launch.random
+        and not launch.guards_shape
+        and launch.guard is None
+        and set(launch.writes) == {view.value for view in made}
+        and not any(view.conjugate or view.negative for view in made)
+    )
+    return _out_overload(launch.operator) if suitable else None
+
+
+class _Builder:
+    """Translates one Program and Plan into a CpuResident."""
+
+    def __init__(self, program: Program, plan: Plan, operator_allocated: frozenset[int]) -> None:
+        self._program = program
+        self._plan = plan
+        self._operator_allocated = operator_allocated
+        self._index: dict[TensorView, int] = {}
+        self._tensors: list[_native.CpuTensor] = []
+
+    def loaded(self) -> Loaded:
+        launches = [self._describe(launch) for launch in self._program.launches]
+        relocated = {slot.index: True for slot in self._plan.slots}
+        for index in self._operator_allocated:
+            place = self._plan.places[index]
+            if place is not None:
+                relocated[place.slot] = False
+        slots = [
+            _native.CpuSlot(slot.size_bytes, relocated[slot.index]) for slot in self._plan.slots
+        ]
+        resident = _native.CpuResident(slots, self._tensors)
+        for launch, description in zip(self._program.launches, launches, strict=True):
+            try:
+                resident.add(**description)
+            except (TypeError, ValueError) as error:
+                raise CaptureError(f"{launch.source}: {error}") from error
+        return Loaded(
+            resident,
+            self._operator_allocated,
+            lambda: tuple(LaunchReport(mode, size) for mode, size in resident.launch_modes),
+        )
+
+    def _describe(self, launch: Launch) -> dict[str, Any]:
+        name, overload = split_operator(launch.operator)
+        out_overload = out_variant(launch)
+        outputs = [] if out_overload is None else [self._tensor(view) for view in launch.made()]
+        return {
+            "operator_name": name,
+            "overload": overload,
+            "arguments": tuple(self._argument(argument) for argument in launch.arguments),
+            "out_overload": out_overload,
+            "outputs": outputs,
+            "made": self._made(launch) if out_overload is None else [],
+            "releases": self._releases(launch),
+            "guard": launch.guard,
+            "guards_shape": launch.guards_shape,
+            "source": launch.source,
+        }
+
+    def _made(self, launch: Launch) -> list[_native.CpuMade]:
+        made = []
+        for position, view in enumerate(launch.results):
+            place = None if view is None else self._plan.places[view.value]
+            if view is not None and place is not None:
+                layout = native_layout(view)
+                made.append(_native.CpuMade(position, place.slot, view.offset_bytes, layout))
+        return made
+
+    def _releases(self, launch: Launch) -> list[int]:
+        """Slots of operator-allocated activations that no later launch uses."""
+        places = [
+            self._plan.places[index]
+            for index in {*launch.reads, *launch.writes} & self._operator_allocated
+            if self._plan.lifetimes[index].last == launch.index + 1
+        ]
+        slots = [self._plan.slots[place.slot] for place in places if place is not None]
+        return sorted(slot.index for slot in slots if slot.kind is SlotKind.OPERATOR)
+
+    def _tensor(self, view: TensorView) -> int:
+        if view not in self._index:
+            place = self._plan.places[view.value]
+            assert place is not None  # check_plan has seen to it
+            offset_bytes = place.offset_bytes + view.offset_bytes
+            self._index[view] = len(self._tensors)
+            self._tensors.append(_native.CpuTensor(place.slot, offset_bytes, native_layout(view)))
+        return self._index[view]
+
+    def _argument(self, argument: Argument) -> Any:
+        if isinstance(argument, TensorView):
+            return _native.TensorIndex(self._tensor(argument))
+        if isinstance(argument, tuple):
+            return tuple(self._argument(item) for item in argument)
+        if isinstance(argument, Symbol):
+            return symbol_object(argument, self._program)
+        return argument

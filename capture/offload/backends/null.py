@@ -1,0 +1,53 @@
+"""The null backend: no device. It computes nothing, and is the template for new backends."""
+
+from __future__ import annotations
+
+from offload import _native
+from offload.backends.base import Capabilities, LaunchReport, Loaded
+from offload.machine import CostTable, Machine
+from offload.plan import Plan, check_plan
+from offload.program import Program
+
+
+class NullBackend:
+    """Holds the words that a device would hold, and a virtual clock over the cost table.
+
+    It stands for a machine whose resident object has one word per tensor argument of each launch,
+    so the words patched by an execution are those of a captured graph.
+    """
+
+    name = "null"
+    capabilities = Capabilities(computes=False)
+
+    def machine(self) -> Machine:
+        """A machine with 64-byte alignment and the default cost table."""
+        return Machine("null", "null device", 0, 64, CostTable())
+
+    def records(self) -> str:
+        """Programs recorded on the CPU."""
+        return "cpu"
+
+    def operator_allocated(self, program: Program) -> frozenset[int]:
+        """None: every Value is where the Plan puts it."""
+        return frozenset()
+
+    def instantiate(self, program: Program, plan: Plan) -> Loaded:
+        """Lay out one word per tensor argument and result, in launch order.
+
+        Raises:
+            PlanError: the Plan does not fit the Program.
+        """
+        check_plan(program, plan)
+        costs = self.machine().costs
+        relocations: list[tuple[int, int, int]] = []
+        duration_ns = costs.submit_ns
+        for launch in program.launches:
+            for view in (*launch.views(), *launch.made()):
+                place = plan.places[view.value]
+                if place is not None:
+                    offset_bytes = place.offset_bytes + view.offset_bytes
+                    relocations.append((len(relocations), place.slot, offset_bytes))
+            duration_ns += costs.operator_ns.get(launch.operator, costs.launch_ns)
+        resident = _native.NullResident(relocations, costs.word_ns, duration_ns)
+        reports = tuple(LaunchReport("none", 0) for _ in program.launches)
+        return Loaded(resident, frozenset(), lambda: reports)

@@ -1,0 +1,29 @@
+"""The typed errors of offload. Each message says what was expected, what came and what to do."""
+
+
+class OffloadError(Exception):
+    """Base of every error that offload raises on purpose."""
+
+
+class CaptureError(OffloadError):
+    """The call cannot be recorded; the message names the operator and the user's file and line."""
+
+
+class BindingError(OffloadError, ValueError):
+    """An argument of an execution does not fit; raised before anything has run."""
+
+
+class PlanError(OffloadError):
+    """A plan cannot be made; the message says what is needed and what sets it."""
+
+
+class ExecutionError(OffloadError):
+    """The device failed while executing; raised at the wait, and the first error wins."""
+
+
+class FileError(OffloadError):
+    """A saved program cannot be written or opened."""
+
+
+class BackendUnavailable(OffloadError):
+    """A device cannot be used; the message names the missing library, device or version."""

@@ -1,0 +1,275 @@
+"""Reads a Program from JSON data that may be anything at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+
+from offload.errors import FileError
+from offload.files.encode import FORMAT_NAME, FORMAT_VERSION, MAXIMUM_DEPTH, NAMED_CONSTANTS
+from offload.files.reader import MAXIMUM_INTEGER, Malformed, Node
+from offload.program import (
+    ITEM_BYTES,
+    Argument,
+    Launch,
+    Overlap,
+    Program,
+    Result,
+    Role,
+    Symbol,
+    TensorView,
+    Value,
+)
+from offload.structure import Structure
+
+_STRUCTURE_KINDS = ("list", "tuple", "dict", "record", "mapping", "object")
+_SYMBOL_KINDS = ("dtype", "device", "layout", "memory_format", "generator")
+_FLOATS = ("inf", "-inf", "nan")
+
+
+def decode_program(root: Node) -> tuple[Program, dict[int, tuple[TensorView, ...]]]:
+    """Read a Program without weights, and how the holders of each weight Value view its bytes.
+
+    Types and names are checked here; what must hold between the parts is `check_program`'s.
+
+    Raises:
+        Malformed: the data is not a program.
+        FileError: it is a program of a format that this version cannot read.
+    """
+    _check_format(root)
+    parts = dict(
+        zip(
+            _PARTS, root.fields("format", "version", *_PARTS)[2:], strict=True
+        )
+    )
+    program = Program(
+        device=parts["device"].text(),
+        values=tuple(_value(index, node) for index, node in enumerate(parts["values"].items())),
+        launches=tuple(_launch(index, node) for index, node in enumerate(parts["launches"].items())),
+        inputs=parts["inputs"].each(_view),
+        results=parts["results"].each(_result),
+        arguments_structure=_structure(parts["arguments_structure"], 0),
+        result_structure=_structure(parts["result_structure"], 0),
+        overlaps=parts["overlaps"].each(_overlap),
+        # torch's default generator is the only one that a file may draw from.
+        generators=(torch.default_generator,),
+        parameter_names=parts["parameter_names"].texts(),
+        host_reads=parts["host_reads"].texts(),
+        versions={name: node.text() for name, node in parts["versions"].mapping().items()},
+    )
+    holders: dict[int, tuple[TensorView, ...]] = {}
+    for node in parts["weights"].items():
+        index, views = node.fields("value", "holders")
+        if index.integer() in holders:
+            index.fail("a Value that was not listed before")
+        holders[index.integer()] = views.each(_view)
+    return program, holders
+
+
+_PARTS = (
+    "device",
+    "versions",
+    "values",
+    "launches",
+    "inputs",
+    "results",
+    "arguments_structure",
+    "result_structure",
+    "overlaps",
+    "weights",
+    "parameter_names",
+    "host_reads",
+)
+
+
+def _check_format(root: Node) -> None:
+    """Look at the format before anything else: a newer one may differ in all the rest."""
+    if not {"format", "version"} <= set(root.keys()) or root.value["format"] != FORMAT_NAME:
+        raise Malformed(f"{root.where} does not say that it is an {FORMAT_NAME}")
+    version = Node(root.value["version"], f"{root.where}.version").integer(1)
+    if version > FORMAT_VERSION:
+        raise FileError(
+            f"written in format {version} by a newer offload, and this one reads formats up to "
+            f"{FORMAT_VERSION}: install a newer offload"
+        )
+
+
+def _value(index: int, node: Node) -> Value:
+    role, shape, strides, dtype, size_bytes, name = node.fields(
+        "role", "shape", "strides", "dtype", "size_bytes", "name"
+    )
+    return Value(
+        index,
+        Role(role.one_of([str(one) for one in Role], "a role")),
+        *_layout(shape, strides),
+        _dtype(dtype),
+        size_bytes.integer(),
+        name.text(),
+    )
+
+
+def _view(node: Node) -> TensorView:
+    value, offset_bytes, shape, strides, dtype, conjugate, negative = node.fields(
+        "value", "offset_bytes", "shape", "strides", "dtype", "conjugate", "negative"
+    )
+    return TensorView(
+        value.integer(),
+        offset_bytes.integer(),
+        *_layout(shape, strides),
+        _dtype(dtype),
+        conjugate.boolean(),
+        negative.boolean(),
+    )
+
+
+def _layout(shape: Node, strides: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    sizes, steps = shape.integers(), strides.integers()
+    if len(steps) != len(sizes):
+        strides.fail(f"{len(sizes)} strides, one for each dimension")
+    # torch counts elements in 64 bits, and multiplies before it looks for a zero.
+    if math.prod(max(size, 1) for size in sizes) > MAXIMUM_INTEGER:
+        shape.fail("a shape of fewer than 2**63 elements")
+    return sizes, steps
+
+
+def _dtype(node: Node) -> str:
+    name = node.one_of(ITEM_BYTES, "a dtype")
+    if not isinstance(getattr(torch, name, None), torch.dtype):
+        raise FileError(
+            f"{node.where}: torch {torch.__version__} has no dtype {name}: install a newer torch"
+        )
+    return name
+
+
+def _launch(index: int, node: Node) -> Launch:
+    operator, arguments, results, reads, writes, random, guard, guards_shape, source = node.fields(
+        "operator",
+        "arguments",
+        "results",
+        "reads",
+        "writes",
+        "random",
+        "guard",
+        "guards_shape",
+        "source",
+    )
+    guarded = decode_constant(guard)
+    if guarded is not None and not isinstance(guarded, (bool, int, float, complex)):
+        guard.fail("a number or null")
+    return Launch(
+        index=index,
+        operator=operator.text(),
+        arguments=arguments.each(_argument),
+        results=results.each(lambda item: None if item.value is None else _view(item)),
+        reads=reads.integers(),
+        writes=writes.integers(),
+        random=random.boolean(),
+        guard=guarded,
+        guards_shape=guards_shape.boolean(),
+        source=source.text(),
+    )
+
+
+def _argument(node: Node) -> Argument:
+    if type(node.value) is list:
+        return node.each(_item)
+    return _item(node)
+
+
+def _item(node: Node) -> Argument:
+    """An argument, or an item of a list; lists of lists do not exist."""
+    if "view" in node.keys():
+        return _view(node.fields("view")[0])
+    if "symbol" in node.keys():
+        kind, name = node.fields("symbol")[0].fields("kind", "name")
+        return Symbol(kind.one_of(_SYMBOL_KINDS, "a kind of symbol"), name.text())
+    constant = decode_constant(node)
+    if not isinstance(constant, (type(None), bool, int, float, complex, str)):
+        node.fail("a view, a symbol, a number, a string or null")
+    return constant
+
+
+def _result(node: Node) -> Result:
+    view, input_leaf = node.fields("view", "input_leaf")
+    return Result(_view(view), input_leaf.integer(-1))
+
+
+def _overlap(node: Node) -> Overlap:
+    first, second, distance_bytes = node.fields("first", "second", "distance_bytes")
+    return Overlap(
+        first.integer(), second.integer(), distance_bytes.integer(-MAXIMUM_INTEGER)
+    )
+
+
+def _structure(node: Node, depth: int) -> Structure:
+    if depth > MAXIMUM_DEPTH:
+        node.fail(f"at most {MAXIMUM_DEPTH} nested containers")
+    kind = node.value.get("kind") if type(node.value) is dict else None
+    if kind == "tensor":
+        return Structure("tensor", leaf=node.fields("kind", "leaf")[1].integer())
+    if kind == "constant":
+        return Structure("constant", constant=decode_constant(node.fields("kind", "constant")[1]))
+    named, type_name, keys, children = node.fields("kind", "type_name", "keys", "children")
+    structure = Structure(
+        named.one_of(_STRUCTURE_KINDS, "a kind of container"),
+        children.each(lambda child: _structure(child, depth + 1)),
+        keys.each(decode_constant),
+        type_name=type_name.text(),
+    )
+    _check_keys(structure, keys)
+    return structure
+
+
+def _check_keys(structure: Structure, node: Node) -> None:
+    keys = structure.keys
+    if structure.kind in ("list", "tuple"):
+        if keys:
+            node.fail("no keys")
+        return
+    if len(keys) != len(structure.children) or len(set(keys)) != len(keys):
+        node.fail(f"{len(structure.children)} different keys")
+    if structure.kind in ("record", "object") and not all(isinstance(key, str) for key in keys):
+        node.fail("names of fields")
+
+
+def decode_constant(node: Node) -> Any:
+    """Read what `encode_constant` wrote.
+
+    Raises:
+        Malformed: it wrote nothing of the kind.
+    """
+    if type(node.value) is int:
+        return node.integer(-MAXIMUM_INTEGER - 1)
+    if node.value is None or type(node.value) in (bool, float, str):
+        return node.value
+    keys = tuple(node.keys())
+    if keys == ("float",):
+        return float(node.fields("float")[0].one_of(_FLOATS, "inf, -inf or nan"))
+    if keys == ("complex",):
+        parts = node.fields("complex")[0].each(decode_constant)
+        if [type(part) for part in parts] != [float, float]:
+            node.fail("two numbers")
+        return complex(*parts)
+    if keys == ("tuple",):
+        return _tuple(node.fields("tuple")[0])
+    if len(keys) == 1 and keys[0] in NAMED_CONSTANTS:
+        return _named_constant(keys[0], node.fields(keys[0])[0])
+    return node.fail("a constant")
+
+
+def _tuple(node: Node) -> tuple[Any, ...]:
+    return node.each(decode_constant)
+
+
+def _named_constant(kind: str, node: Node) -> Any:
+    name = node.text()
+    try:
+        found = torch.device(name) if kind == "device" else getattr(torch, name, None)
+    except RuntimeError:
+        found = None
+    if not isinstance(found, NAMED_CONSTANTS[kind]):
+        node.fail(f"a {kind} of torch {torch.__version__}")
+    return found

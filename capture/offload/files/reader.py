@@ -1,0 +1,128 @@
+"""Reads JSON that may be anything at all, and says where it is not what it should be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn, TypeVar
+
+Item = TypeVar("Item")
+
+MAXIMUM_INTEGER = 2**63 - 1
+
+# Of what was found, a message shows no more than this many characters.
+_SHOWN = 60
+
+
+class Malformed(Exception):  # noqa: N818  (not an error of its own: open_program names the file)
+    """The content is not a program; the message says where, what was expected and what came."""
+
+
+def parse(text: bytes, where: str) -> Node:
+    """Parse JSON as strictly as the standard asks.
+
+    Raises:
+        Malformed: it is no JSON, repeats a key, nests too deeply, or holds a number that JSON
+            does not have.
+    """
+    try:
+        return Node(
+            json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant), where
+        )
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"{where} is no valid JSON ({error})") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a key is repeated")
+    return fields
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _describe(value: Any) -> str:
+    if type(value) is dict:
+        return f"an object of {len(value)}"
+    if type(value) is list:
+        return f"an array of {len(value)}"
+    found = json.dumps(value)
+    return found if len(found) <= _SHOWN else found[:_SHOWN] + "..."
+
+
+class Node:
+    """One JSON value and the place where it stands.
+
+    Every method raises Malformed if the value is not what the method is named after.
+    """
+
+    __slots__ = ("value", "where")
+
+    def __init__(self, value: Any, where: str) -> None:
+        self.value = value
+        self.where = where
+
+    def fail(self, expected: str) -> NoReturn:
+        """Refuse the value."""
+        raise Malformed(f"{self.where}: expected {expected}, got {_describe(self.value)}")
+
+    def keys(self) -> Collection[str]:
+        """The keys of an object; none for anything else."""
+        return self.value.keys() if type(self.value) is dict else ()
+
+    def fields(self, *names: str) -> list[Node]:
+        """The values of an object that has exactly these keys, in the order of `names`."""
+        if type(self.value) is not dict or self.value.keys() != set(names):
+            self.fail(f"an object with the keys {', '.join(names)}")
+        return [Node(self.value[name], f"{self.where}.{name}") for name in names]
+
+    def mapping(self) -> dict[str, Node]:
+        """The values of an object by key."""
+        if type(self.value) is not dict:
+            self.fail("an object")
+        return {key: Node(item, f"{self.where}.{key}") for key, item in self.value.items()}
+
+    def items(self) -> list[Node]:
+        """The items of an array."""
+        if type(self.value) is not list:
+            self.fail("an array")
+        return [Node(item, f"{self.where}[{index}]") for index, item in enumerate(self.value)]
+
+    def integer(self, low: int = 0, high: int = MAXIMUM_INTEGER) -> int:
+        """An integer from `low` to `high`, both included."""
+        if type(self.value) is not int or not low <= self.value <= high:
+            self.fail(f"an integer from {low} to {high}")
+        return self.value
+
+    def integers(self) -> tuple[int, ...]:
+        """An array of integers that are not negative."""
+        return tuple(item.integer() for item in self.items())
+
+    def text(self) -> str:
+        """A string."""
+        if type(self.value) is not str:
+            self.fail("a string")
+        return self.value
+
+    def texts(self) -> tuple[str, ...]:
+        """An array of strings."""
+        return tuple(item.text() for item in self.items())
+
+    def boolean(self) -> bool:
+        """True or false."""
+        if type(self.value) is not bool:
+            self.fail("true or false")
+        return self.value
+
+    def one_of(self, choices: Collection[str], what: str) -> str:
+        """A string among `choices`."""
+        if type(self.value) is not str or self.value not in choices:
+            self.fail(what)
+        return self.value
+
+    def each(self, read: Callable[[Node], Item]) -> tuple[Item, ...]:
+        """The items of an array, each read by `read`."""
+        return tuple(read(item) for item in self.items())

@@ -1,0 +1,16 @@
+"""Passes: pure functions from data to data; they need neither torch nor a device."""
+
+from offload.passes.dead_launches import remove_dead_launches
+from offload.passes.lifetimes import value_lifetimes
+from offload.passes.memory import Interval, Placement, check_placement, place_intervals
+from offload.passes.place_values import place_values
+
+__all__ = [
+    "Interval",
+    "Placement",
+    "check_placement",
+    "place_intervals",
+    "place_values",
+    "remove_dead_launches",
+    "value_lifetimes",
+]

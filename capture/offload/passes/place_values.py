@@ -1,0 +1,81 @@
+"""Places a Program's Values in slots, and its activations in one feature map."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from offload.machine import Machine
+from offload.passes.lifetimes import value_lifetimes
+from offload.passes.memory import Interval, place_intervals
+from offload.plan import Lifetime, Place, Plan, Slot, SlotKind
+from offload.program import Program, Role, Value
+
+_SLOT_OF_ROLE = {
+    Role.INPUT: SlotKind.INPUT,
+    Role.OUTPUT: SlotKind.OUTPUT,
+    Role.WEIGHT: SlotKind.WEIGHT,
+}
+
+
+def place_values(
+    program: Program, machine: Machine, operator_allocated: Set[int] = frozenset()
+) -> Plan:
+    """Plan the memory of a Program.
+
+    Args:
+        program: what is placed.
+        machine: gives the alignment.
+        operator_allocated: activations whose operator can only return memory of its own; each
+            gets a slot of its own instead of a place in the feature map.
+
+    Returns:
+        A Plan in which every activation lies in the feature map for just its lifetime, and every
+        input, output and weight at the base of its own slot. The same program gives the same Plan.
+    """
+    lifetimes = value_lifetimes(program)
+    shared = [
+        value
+        for value in program.values
+        if value.role is Role.ACTIVATION
+        and value.index not in operator_allocated
+        and lifetimes[value.index].last > lifetimes[value.index].first
+    ]
+    placement = place_intervals(
+        [_interval(value, lifetimes[value.index]) for value in shared],
+        alignment_bytes=machine.alignment_bytes,
+    )
+    slots: list[Slot] = []
+    places: list[Place | None] = [None] * len(program.values)
+
+    def add_slot(kind: SlotKind, size_bytes: int, name: str) -> int:
+        slots.append(Slot(len(slots), kind, size_bytes, name))
+        return len(slots) - 1
+
+    for role, kind in _SLOT_OF_ROLE.items():
+        for value in program.of_role(role):
+            places[value.index] = Place(add_slot(kind, value.size_bytes, value.name), 0)
+    feature_map = add_slot(SlotKind.FEATURE_MAP, placement.arena_bytes, "feature map")
+    for value, offset_bytes in zip(shared, placement.offsets_bytes, strict=True):
+        places[value.index] = Place(feature_map, offset_bytes)
+    for index in sorted(operator_allocated):
+        value = program.values[index]
+        if value.role is Role.ACTIVATION:
+            places[index] = Place(add_slot(SlotKind.OPERATOR, value.size_bytes, value.name), 0)
+    return Plan(
+        slots=tuple(slots),
+        places=tuple(places),
+        lifetimes=lifetimes,
+        alignment_bytes=machine.alignment_bytes,
+        feature_map_bytes=placement.arena_bytes,
+        lower_bound_bytes=placement.lower_bound_bytes,
+        unshared_bytes=sum(_aligned(value.size_bytes, machine) for value in shared),
+        method=placement.method,
+    )
+
+
+def _interval(value: Value, lifetime: Lifetime) -> Interval:
+    return Interval(lifetime.first, lifetime.last, value.size_bytes)
+
+
+def _aligned(size_bytes: int, machine: Machine) -> int:
+    return -(-size_bytes // machine.alignment_bytes) * machine.alignment_bytes

@@ -1,0 +1,122 @@
+"""Plans: where every Value of a Program lies. Never an address."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+
+from offload.errors import PlanError
+from offload.program import Program, Role
+
+
+class SlotKind(enum.StrEnum):
+    """What kind of allocation a Slot stands for; the order is the order of slots in a Plan."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    WEIGHT = "weight"
+    FEATURE_MAP = "feature_map"
+    OPERATOR = "operator"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slot:
+    """A logical allocation whose base address is known only at an execution.
+
+    Attributes:
+        kind: who allocates: the caller (input, output, weight), the arena (feature_map), or the
+            operator that makes the Value (operator).
+        size_bytes: bytes that lie at the base address.
+        name: for messages and reports.
+    """
+
+    index: int
+    kind: SlotKind
+    size_bytes: int
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a Value lies: `base[slot] + offset_bytes`."""
+
+    slot: int
+    offset_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lifetime:
+    """The launches between which a Value must exist: from `first` up to and without `last`."""
+
+    first: int
+    last: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """The placement of a Program on a Machine.
+
+    Attributes:
+        slots: inputs, outputs, weights, the feature map (always one), operator-allocated Values.
+        places: for each Value of the Program where it lies; None for a Value that nothing uses.
+        lifetimes: for each Value when it must exist, counted in launches.
+        alignment_bytes: of every Value in the feature map.
+        feature_map_bytes: size of the feature map.
+        lower_bound_bytes: the most bytes alive at once; no feature map can be smaller.
+        unshared_bytes: what the same Values take without sharing memory.
+        method: which ordering or search gave the placement.
+    """
+
+    slots: tuple[Slot, ...]
+    places: tuple[Place | None, ...]
+    lifetimes: tuple[Lifetime, ...]
+    alignment_bytes: int
+    feature_map_bytes: int
+    lower_bound_bytes: int
+    unshared_bytes: int
+    method: str
+
+    def of_kind(self, kind: SlotKind) -> Iterator[Slot]:
+        """The slots of one kind, in order."""
+        return (slot for slot in self.slots if slot.kind is kind)
+
+    @property
+    def feature_map(self) -> Slot:
+        """The slot of the feature map."""
+        return next(self.of_kind(SlotKind.FEATURE_MAP))
+
+
+def check_plan(program: Program, plan: Plan) -> None:
+    """Check a Plan against its Program; every backend runs this before it instantiates.
+
+    Raises:
+        PlanError: a used Value has no place, lies outside its slot or off its alignment, or an
+            input, output or weight lies in the feature map. (That no two live Values share bytes
+            is checked where they are placed.)
+    """
+    used = {view.value for launch in program.launches for view in launch.views()}
+    used |= {index for launch in program.launches for index in launch.writes}
+    used |= {result.view.value for result in program.results}
+    used |= {view.value for view in program.inputs}
+    for value in program.values:
+        place = plan.places[value.index]
+        if place is None:
+            if value.index in used:
+                raise PlanError(f"%{value.index} ({value.name}) is used but has no place")
+            continue
+        slot = plan.slots[place.slot]
+        if place.offset_bytes + value.size_bytes > slot.size_bytes or place.offset_bytes < 0:
+            raise PlanError(
+                f"%{value.index} ({value.name}) covers bytes {place.offset_bytes} to "
+                f"{place.offset_bytes + value.size_bytes} of slot {slot.name}, which has "
+                f"{slot.size_bytes}"
+            )
+        if slot.kind is SlotKind.FEATURE_MAP:
+            if value.role is not Role.ACTIVATION:
+                raise PlanError(f"{value.role} %{value.index} ({value.name}) in the feature map")
+            if place.offset_bytes % plan.alignment_bytes:
+                raise PlanError(
+                    f"%{value.index} ({value.name}) at byte {place.offset_bytes} is not aligned to "
+                    f"{plan.alignment_bytes}"
+                )

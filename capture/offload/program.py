@@ -1,0 +1,235 @@
+"""Programs: the recorded launches of a model over values, without addresses."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from offload.structure import Structure
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Role(enum.StrEnum):
+    """What a Value is to the caller."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    WEIGHT = "weight"
+    ACTIVATION = "activation"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Symbol:
+    """A non-numeric operator attribute by name, such as `Symbol("dtype", "float32")`.
+
+    `kind` is one of `dtype`, `device`, `layout`, `memory_format`, `generator`.
+    """
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TensorView:
+    """A strided view of a Value: what an operator is given, or what a caller gets.
+
+    Shapes: `shape` and `strides` count elements; `offset_bytes` counts from the Value's base.
+    `conjugate` and `negative` are torch's lazy bits.
+    """
+
+    value: int
+    offset_bytes: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    conjugate: bool = False
+    negative: bool = False
+
+    @property
+    def end_bytes(self) -> int:
+        """One past the last byte that the view reaches, counted from the Value's base."""
+        return self.offset_bytes + span_bytes(self.shape, self.strides, self.dtype)
+
+    def __str__(self) -> str:
+        at = f"+{self.offset_bytes}" if self.offset_bytes else ""
+        bits = "*" * self.conjugate + "-" * self.negative
+        return f"{bits}%{self.value}{at}:{self.dtype}{list(self.shape)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Value:
+    """A static-shape tensor of the program: a range of bytes that belong together, no address.
+
+    Attributes:
+        index: its position in `Program.values`.
+        role: what it is to the caller.
+        shape, strides, dtype: those of its first tensor (it may be viewed otherwise).
+        size_bytes: the bytes that it spans.
+        name: for people: a parameter's name, an argument's place, the operator that made it.
+    """
+
+    index: int
+    role: Role
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    name: str
+
+
+Argument = TensorView | Symbol | None | bool | int | float | complex | str | tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launch:
+    """One operator launch.
+
+    Attributes:
+        index: its position in `Program.launches`.
+        operator: the qualified overload, such as `aten::add.Tensor` or `aten::mm`.
+        arguments: in schema order, defaults filled in; tensor lists as tuples.
+        results: for each tensor that the operator returns, in order, the view of the Value that
+            it makes, or None where it returns an argument, a view of one, or nothing.
+        reads, writes: the Values that it was observed to read and to write.
+        random: it draws from a generator, so it is never removed, even if nobody reads it.
+        guard: of a host read, the value that was read, which each execution must find again.
+        guards_shape: its results' shapes depend on data and must come out as recorded.
+        source: the user's `file:line`.
+    """
+
+    index: int
+    operator: str
+    arguments: tuple[Argument, ...]
+    results: tuple[TensorView | None, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    random: bool
+    guard: bool | int | float | complex | None
+    guards_shape: bool
+    source: str
+
+    def views(self) -> Iterator[TensorView]:
+        """Every tensor argument, those in lists included."""
+        for argument in self.arguments:
+            if isinstance(argument, TensorView):
+                yield argument
+            elif isinstance(argument, tuple):
+                yield from (item for item in argument if isinstance(item, TensorView))
+
+    def made(self) -> Iterator[TensorView]:
+        """The results that are new Values."""
+        return (result for result in self.results if result is not None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """A tensor of the model's result.
+
+    Attributes:
+        view: where it lies.
+        input_leaf: the input whose own tensor object is returned, or -1.
+    """
+
+    view: TensorView
+    input_leaf: int = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two inputs that shared memory while one of them was written: they must do so again.
+
+    `distance_bytes` is the second input's address minus the first's.
+    """
+
+    first: int
+    second: int
+    distance_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Launches over Values in recorded order, for the device type that they were recorded on.
+
+    Attributes:
+        device: the device type, such as `cpu`.
+        inputs: for each input tensor, in the order of `arguments_structure`, its whole view.
+        results: the tensors of the result, in the order of `result_structure`.
+        overlaps: which inputs must overlap as they did, because one of them is written.
+        weights: for each Value of role weight the tensors that hold it (several when parameters
+            share a storage); by reference, never a copy.
+        generators: the generators that random launches draw from, the default one first.
+        parameter_names: names of the callable's positional parameters, to accept keywords.
+        host_reads: where the model would have read a tensor on the host: notes for people.
+        versions: of the libraries that recorded it.
+    """
+
+    device: str
+    values: tuple[Value, ...]
+    launches: tuple[Launch, ...]
+    inputs: tuple[TensorView, ...]
+    results: tuple[Result, ...]
+    arguments_structure: Structure
+    result_structure: Structure
+    overlaps: tuple[Overlap, ...] = ()
+    weights: Mapping[int, tuple[torch.Tensor, ...]] = dataclasses.field(default_factory=dict)
+    generators: tuple[torch.Generator, ...] = ()
+    parameter_names: tuple[str, ...] = ()
+    host_reads: tuple[str, ...] = ()
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def of_role(self, role: Role) -> tuple[Value, ...]:
+        """The Values of one role, in order."""
+        return tuple(value for value in self.values if value.role is role)
+
+    def __str__(self) -> str:
+        lines = [
+            f"program on {self.device}: {len(self.launches)} launches, {len(self.values)} values"
+        ]
+        lines += [
+            f"  {value.role:<10} %{value.index} {value.dtype}{list(value.shape)} "
+            f"{value.size_bytes} B  {value.name}"
+            for value in self.values
+            if value.role is not Role.ACTIVATION
+        ]
+        lines += [f"  {_launch_line(launch)}" for launch in self.launches]
+        returned = ", ".join(str(result.view) for result in self.results)
+        return "\n".join([*lines, f"  return {returned}"])
+
+
+def _launch_line(launch: Launch) -> str:
+    made = ", ".join(str(view) for view in launch.made())
+    written = set(launch.writes) - {view.value for view in launch.made()}
+    left = made or ", ".join(f"write %{index}" for index in sorted(written)) or "-"
+    arguments = ", ".join(_argument_text(argument) for argument in launch.arguments)
+    guard = f"  guard {launch.guard!r}" if launch.guard is not None else ""
+    return f"{launch.index:>4}: {left} = {launch.operator}({arguments}){guard}  # {launch.source}"
+
+
+def _argument_text(argument: Argument) -> str:
+    if isinstance(argument, tuple):
+        return "[" + ", ".join(_argument_text(item) for item in argument) + "]"
+    return str(argument)
+
+
+ITEM_BYTES: Mapping[str, int] = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
+    "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+    "complex32": 4, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+}  # fmt: skip
+
+
+def span_bytes(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> int:
+    """Bytes from the first element of a strided tensor to one past its last."""
+    if math.prod(shape) == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return (last + 1) * ITEM_BYTES[dtype]

@@ -1,0 +1,89 @@
+"""The two modes that watch a call, and the state of torch that a recording needs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from offload.errors import CaptureError
+from offload.record import host_reads
+from offload.record.operators import user_location
+
+
+class Watcher(Protocol):
+    """Who is told of what the modes see."""
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator and record it."""
+
+    def guard_content(self, tensor: torch.Tensor, what: str) -> None:
+        """Record a read of a tensor's values on the host, or refuse it."""
+
+
+class DispatchMode(TorchDispatchMode):
+    """Sees every operator below autograd; composite ones are decomposed first."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watcher = watcher
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            raise CaptureError(f"{user_location()}: {func} is a higher-order operator: refused")
+        if func._can_decompose():
+            with self:
+                outcome = func.decompose(*args, **kwargs)
+            if outcome is not NotImplemented:
+                return outcome
+        return self._watcher.dispatch(func, args, kwargs)
+
+
+class FunctionMode(TorchFunctionMode):
+    """Sees what never reaches the dispatcher: reads by `tolist`, `numpy` and their like."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__()
+        self._watcher = watcher
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in host_reads.REFUSED:
+            raise CaptureError(f"{user_location()}: Tensor.{name}: {host_reads.REFUSED[name]}")
+        for tensor in host_reads.tensors_read(name, args, kwargs):
+            self._watcher.guard_content(tensor, f"torch.{name}")
+        outcome = func(*args, **kwargs)
+        return host_reads.without_write_access(name, outcome)
+
+
+@contextlib.contextmanager
+def reads_avoided(avoid: bool) -> Iterator[None]:
+    """Tell model code that it is being compiled, so that it keeps its values on the device."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = avoid or before
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def autocast_cache_off() -> Iterator[None]:
+    """Casts cached by autocast outside the call would be taken for constants."""
+    before = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

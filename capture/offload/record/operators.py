@@ -1,0 +1,117 @@
+"""What a dispatched operator is: its name, arguments in schema order, tensors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from offload.errors import CaptureError
+from offload.program import Argument, Symbol
+from offload.torch_names import dtype_name
+
+# Operators that only reserve memory: their Value starts without content and no launch is kept.
+RESERVE_OPERATORS = frozenset(
+    {
+        "aten::empty.memory_format",
+        "aten::empty_strided",
+        "aten::empty_like",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::empty_permuted",
+    }
+)
+
+_SKIPPED_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+
+
+def is_tensor(thing: Any) -> bool:
+    """Whether a leaf of a Structure."""
+    return isinstance(thing, torch.Tensor)
+
+
+def user_location() -> str:
+    """`file:line` of the innermost frame outside torch and offload."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not filename.startswith(_SKIPPED_FOLDERS) and not filename.startswith("<"):
+            return f"{filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown"
+
+
+def flat(outcome: Any) -> Iterator[Any]:
+    """What an operator takes or returns, lists opened."""
+    if isinstance(outcome, (list, tuple)):
+        for item in outcome:
+            yield from flat(item)
+    else:
+        yield outcome
+
+
+def tensors_in(argument: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an argument, those in lists included."""
+    return (item for item in flat(argument) if isinstance(item, torch.Tensor))
+
+
+def operator_name(func: Any) -> str:
+    """`aten::add.Tensor`; the default overload has no suffix."""
+    overload = func._overloadname
+    base: str = func._schema.name
+    return base if overload in ("", "default") else f"{base}.{overload}"
+
+
+def arguments_in_order(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """All arguments in schema order, defaults filled in."""
+    ordered = list(args)
+    for schema in func._schema.arguments[len(args) :]:
+        ordered.append(kwargs.get(schema.name, schema.default_value))
+    return ordered
+
+
+def check_plain(tensor: torch.Tensor, where: str) -> None:
+    """Refuse tensors that are not a strided view of plain memory.
+
+    Raises:
+        CaptureError: a subclass with behaviour of its own, or a sparse, nested, quantised or
+            zero-tensor layout.
+    """
+    plain = (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not tensor._is_zerotensor()
+    )
+    if not plain and not isinstance(tensor, torch.nn.Parameter):
+        raise CaptureError(
+            f"{user_location()}: {where} uses a {type(tensor).__qualname__} of layout "
+            f"{tensor.layout}: only plain strided tensors can be recorded"
+        )
+
+
+def argument_data(argument: Any) -> Argument:
+    """An operator argument that is neither tensor, list nor generator, as a Program holds it.
+
+    Raises:
+        CaptureError: a Program cannot hold it.
+    """
+    if isinstance(argument, torch.dtype):
+        return Symbol("dtype", dtype_name(argument))
+    if isinstance(argument, torch.device):
+        return Symbol("device", argument.type)
+    if isinstance(argument, torch.layout):
+        return Symbol("layout", str(argument).removeprefix("torch."))
+    if isinstance(argument, torch.memory_format):
+        return Symbol("memory_format", str(argument).removeprefix("torch."))
+    if argument is None or isinstance(argument, (bool, int, float, complex, str)):
+        return argument
+    raise CaptureError(
+        f"{user_location()}: an operator takes a {type(argument).__qualname__}, which a program "
+        "cannot hold"
+    )

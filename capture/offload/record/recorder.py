@@ -1,0 +1,258 @@
+"""The Recorder: watches one call through torch's dispatch and function modes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from offload.errors import CaptureError
+from offload.program import Overlap, Program, Result, Role, TensorView
+from offload.record.launches import LaunchRecorder
+from offload.record.modes import DispatchMode, FunctionMode, autocast_cache_off, reads_avoided
+from offload.record.operators import check_plain, is_tensor
+from offload.record.storages import StorageTable, TrackedStorage, separate_inputs
+from offload.structure import (
+    CyclicStructure,
+    Structure,
+    StructureMismatch,
+    flatten,
+    leaf_paths,
+    match,
+    unflatten,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recording:
+    """A recorded call: the Program, and what is needed to check it once.
+
+    Attributes:
+        program: all launches, dead ones included.
+        before: for each written storage of an input or weight, by identity, its bytes before the
+            call.
+        after: for the same storages their bytes after it.
+        results: the tensors that the model returned.
+        generator_states: for each generator (the default one first) its state before the call.
+        has_unwritten: some Value began without content, so reads of it must be ruled out.
+    """
+
+    program: Program
+    before: Mapping[int, torch.Tensor]
+    after: Mapping[int, torch.Tensor]
+    results: tuple[torch.Tensor, ...]
+    input_tensors: tuple[torch.Tensor, ...]
+    generator_states: tuple[tuple[torch.Generator, torch.Tensor], ...]
+    has_unwritten: bool
+
+
+class Recorder:
+    """Records exactly one call, between `begin` and `finish` (or `abandon`).
+
+    Owner: one with-block. Thread: the one that calls the model; other threads' work is not seen,
+    and what depends on it is refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        host_reads: str,
+        known: Mapping[int, tuple[str, tuple[torch.Tensor, ...]]],
+        parameter_names: tuple[str, ...],
+        device: str,
+    ) -> None:
+        self.table = StorageTable(known, device)
+        self._avoids_reads = host_reads == "avoid"
+        self._log = LaunchRecorder(self.table, guards_reads=not self._avoids_reads)
+        self._parameter_names = parameter_names
+        self._device = device
+        self._context = contextlib.ExitStack()
+        self._inputs: list[torch.Tensor] = []
+        self._originals: list[torch.Tensor] = []
+        self._arguments = Structure("constant")
+        self._call: tuple[Any, Any] = ((), {})
+
+    # ---- the call ----------------------------------------------------------------------------
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Start recording a call with these arguments.
+
+        Returns:
+            The arguments to call with: the same ones, but for aliases of tensors that share memory.
+
+        Raises:
+            CaptureError: an argument cannot be recorded.
+        """
+        try:
+            tensors, self._arguments = flatten((args, kwargs), is_tensor, share_same=False)
+        except CyclicStructure as error:
+            raise CaptureError(f"an argument cannot be flattened: {error}") from error
+        for tensor in tensors:
+            check_plain(tensor, "an argument")
+        self._originals = tensors
+        self._inputs, replaced = separate_inputs(tensors, self.table.knows)
+        names = leaf_paths(self._arguments, "input")
+        with torch.no_grad():
+            for leaf, tensor in enumerate(self._inputs):
+                self.table.add_input(tensor, _argument_name(names[leaf]))
+        self._log.note_generator(torch.default_generator)
+        if replaced:
+            args, kwargs = unflatten(self._arguments, self._inputs)
+        self._call = (args, kwargs)
+        self._enter()
+        return args, kwargs
+
+    def _enter(self) -> None:
+        enter = self._context.enter_context
+        enter(reads_avoided(self._avoids_reads))
+        enter(torch.no_grad())
+        enter(autocast_cache_off())
+        enter(self._log.allocations)
+        enter(FunctionMode(self._log))
+        enter(DispatchMode(self._log))
+
+    def abandon(self) -> None:
+        """Stop without a Program: the call raised."""
+        self._context.close()
+
+    def finish(self, result: Any) -> tuple[Any, Recording]:
+        """End the recording with what the call returned.
+
+        Returns:
+            The result to hand to the caller, with the caller's own tensors in the place of
+            aliases, and the Recording.
+
+        Raises:
+            CaptureError: the result, or a change that the call made, cannot be replayed.
+        """
+        self._context.close()
+        with torch.no_grad():
+            self._check_arguments_unchanged()
+            try:
+                tensors, structure = flatten(result, is_tensor, share_same=True)
+            except CyclicStructure as error:
+                raise CaptureError(f"the result cannot be flattened: {error}") from error
+            results = tuple(self._result(tensor) for tensor in tensors)
+            for tracked in self.table:
+                if tracked.changed_unseen():
+                    raise CaptureError(
+                        f"{tracked.value.name} was changed by work that the recorder cannot see "
+                        "(a custom kernel, another thread, or an operator that does not declare "
+                        "it): express the change with torch operators on the calling thread"
+                    )
+            recording = self._recording(tuple(tensors), results, structure)
+        handed_out = [
+            self._originals[one.input_leaf] if one.input_leaf >= 0 else tensor
+            for one, tensor in zip(results, tensors, strict=True)
+        ]
+        same = all(one is other for one, other in zip(handed_out, tensors, strict=True))
+        return (result if same else unflatten(structure, handed_out)), recording
+
+    def _check_arguments_unchanged(self) -> None:
+        """Refuse what the call did to its arguments in Python: a replay would not do it again."""
+        advice = (
+            "return new tensors instead, or pass a cache of fixed size that is written in place"
+        )
+        try:
+            tensors = match(self._arguments, self._call, is_tensor, "arguments")
+        except StructureMismatch as error:
+            raise CaptureError(f"the call changed its arguments: {error}; {advice}") from None
+        names = leaf_paths(self._arguments, "input")
+        for leaf, (tensor, given) in enumerate(zip(tensors, self._inputs, strict=True)):
+            tracked = self.table.find(given)
+            same = tracked is not None and (
+                tensor is given
+                and tuple(given.shape) == tracked.value.shape
+                and given.stride() == tracked.value.strides
+            )
+            if not same:
+                raise CaptureError(
+                    f"the call replaced {_argument_name(names[leaf])}, or changed its storage or "
+                    f"shape in place (resize_, set_, transpose_ and the like): {advice}"
+                )
+
+    def _result(self, tensor: torch.Tensor) -> Result:
+        check_plain(tensor, "a result")
+        for leaf, given in enumerate(self._inputs):
+            if tensor is given:
+                tracked = self.table.find(tensor)
+                assert tracked is not None
+                return Result(self.table.view(tensor, tracked), leaf)
+        return Result(self.table.view(tensor, self._log.track(tensor, "the result")))
+
+    def _recording(
+        self, tensors: tuple[torch.Tensor, ...], results: tuple[Result, ...], structure: Structure
+    ) -> Recording:
+        returned = {result.view.value for result in results}
+        values, weights = [], {}
+        for tracked in sorted(self.table, key=lambda one: one.value.index):
+            value = tracked.value
+            if value.role is Role.ACTIVATION and value.index in returned:
+                value = dataclasses.replace(value, role=Role.OUTPUT)
+            if value.role is Role.WEIGHT:
+                weights[value.index] = tracked.holders
+            values.append(value)
+        inputs = tuple(self._input_view(tensor) for tensor in self._inputs)
+        program = Program(
+            device=self._device,
+            values=tuple(values),
+            launches=tuple(self._log.launches),
+            inputs=inputs,
+            results=results,
+            arguments_structure=self._arguments,
+            result_structure=structure,
+            overlaps=self._overlaps(),
+            weights=weights,
+            generators=tuple(generator for generator, _ in self._log.generators),
+            parameter_names=self._parameter_names,
+            host_reads=tuple(self._log.host_reads),
+            versions={"torch": torch.__version__},
+        )
+        written = [one for one in self.table if one.written and one.is_state]
+        return Recording(
+            program,
+            before={one.storage._cdata: _kept(one) for one in written},
+            after={one.storage._cdata: one.content().clone() for one in written},
+            results=tensors,
+            input_tensors=tuple(self._inputs),
+            generator_states=tuple(self._log.generators),
+            has_unwritten=any(one.unwritten_at_birth for one in self.table),
+        )
+
+    def _input_view(self, tensor: torch.Tensor) -> TensorView:
+        tracked = self.table.find(tensor)
+        assert tracked is not None
+        return self.table.view(tensor, tracked)
+
+    def _overlaps(self) -> tuple[Overlap, ...]:
+        """Pairs of inputs on common bytes of which at least one is written."""
+        found = []
+        spans = []
+        for leaf, tensor in enumerate(self._inputs):
+            tracked = self.table.find(tensor)
+            assert tracked is not None
+            spans.append((leaf, tensor.data_ptr(), tracked.value.size_bytes, tracked.written))
+        for position, (first, start, size, written) in enumerate(spans):
+            for second, other, other_size, other_written in spans[position + 1 :]:
+                common = start < other + other_size and other < start + size
+                if common and (written or other_written):
+                    found.append(Overlap(first, second, other - start))
+        return tuple(found)
+
+
+def _kept(tracked: TrackedStorage) -> torch.Tensor:
+    if tracked.before is None:
+        raise CaptureError(
+            f"{tracked.value.name} was written by an operator that does not declare it, and is too "
+            "large to have been watched: write it with torch operators"
+        )
+    return tracked.before
+
+
+def _argument_name(path: str) -> str:
+    """`input[0][1]` becomes `args[1]`, and `input[1]['mask']` becomes `kwargs['mask']`."""
+    kind = "args" if path.startswith("input[0]") else "kwargs"
+    return kind + path[len("input[0]") :]

@@ -1,0 +1,256 @@
+"""Which storage is which Value: aliasing and writes as observed while a call is recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from offload.errors import CaptureError
+from offload.program import ITEM_BYTES, Role, TensorView, Value, span_bytes
+from offload.torch_names import dtype_name
+
+# Storages up to this size are compared after every launch, so that a write that no schema declares
+# is seen and can be undone; larger ones are summed once before and once after the call.
+WATCHED_BYTES = 64 * 1024
+
+
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """The storage as a uint8 tensor on the same memory."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _sum_of(content: torch.Tensor) -> int:
+    words = content.numel() // 8
+    return int(content[: words * 8].view(torch.int64).sum()) + int(content[words * 8 :].sum())
+
+
+@dataclasses.dataclass(slots=True)
+class TrackedStorage:
+    """A storage met while recording, and the Value that it is.
+
+    Attributes:
+        storage: kept alive, so that its identity stays its own.
+        base_bytes: where the Value begins in the storage.
+        before: the storage's bytes before the call, once they had to be kept.
+        latest: of a watched storage, its bytes after the last launch that read it.
+        checksum: of a large weight or input, the sum of its words before the call.
+        holders: of a weight, the tensors that hold the storage.
+        written: some launch wrote it.
+        nbytes_at_birth: the storage's size when it was met.
+        unwritten_at_birth: made without content (`torch.empty`).
+    """
+
+    value: Value
+    storage: torch.UntypedStorage
+    base_bytes: int
+    before: torch.Tensor | None = None
+    latest: torch.Tensor | None = None
+    checksum: int | None = None
+    holders: tuple[torch.Tensor, ...] = ()
+    written: bool = False
+    unwritten_at_birth: bool = False
+    nbytes_at_birth: int = 0
+
+    def __post_init__(self) -> None:
+        self.nbytes_at_birth = self.storage.nbytes()
+
+    @property
+    def is_state(self) -> bool:
+        """Whether the caller can see it: an input or a weight."""
+        return self.value.role in (Role.INPUT, Role.WEIGHT)
+
+    def content(self) -> torch.Tensor:
+        """The storage's bytes now."""
+        return bytes_of(self.storage)
+
+    def watch(self) -> None:
+        """Keep what is needed to notice a write."""
+        if self.storage.nbytes() <= WATCHED_BYTES:
+            self.before = self.latest = self.content().clone()
+        else:
+            self.checksum = _sum_of(self.content())
+
+    def keep_before(self) -> None:
+        """Keep the bytes from before the call, ahead of the first write."""
+        if self.before is None and self.is_state:
+            self.before = self.content().clone()
+
+    def changed_since_latest(self) -> bool:
+        """Whether a watched storage was written since the last look; looks again."""
+        if self.latest is None:
+            return False
+        now = self.content()
+        if torch.equal(now, self.latest):
+            return False
+        self.latest = now.clone()
+        return True
+
+    def changed_unseen(self) -> bool:
+        """Whether a large storage that no launch wrote differs from before the call."""
+        return (
+            self.checksum is not None
+            and not self.written
+            and _sum_of(self.content()) != self.checksum
+        )
+
+
+class StorageTable:
+    """All storages met in one recording.
+
+    Owner: one Recorder. Not thread-safe: recording happens on one thread.
+    """
+
+    def __init__(self, known: Mapping[int, tuple[str, tuple[torch.Tensor, ...]]], device: str):
+        self._by_identity: dict[int, TrackedStorage] = {}
+        self._retired: list[TrackedStorage] = []
+        self._known = known
+        self._device = device
+
+    def __iter__(self) -> Iterator[TrackedStorage]:
+        yield from self._retired
+        yield from self._by_identity.values()
+
+    def __len__(self) -> int:
+        return len(self._retired) + len(self._by_identity)
+
+    def knows(self, identity: int) -> bool:
+        """Whether a storage belongs to the model's parameters and buffers."""
+        return identity in self._known
+
+    def find(self, tensor: torch.Tensor) -> TrackedStorage | None:
+        """The storage that `tensor` views, if it was met before."""
+        return self._by_identity.get(tensor.untyped_storage()._cdata)
+
+    def add_input(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
+        """Track an argument; its Value is the bytes that the tensor spans."""
+        shape, strides, dtype = tuple(tensor.shape), tensor.stride(), dtype_name(tensor.dtype)
+        value = Value(
+            len(self), Role.INPUT, shape, strides, dtype, span_bytes(shape, strides, dtype), name
+        )
+        offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
+        return self._add(TrackedStorage(value, tensor.untyped_storage(), offset_bytes))
+
+    def add_weight(self, tensor: torch.Tensor) -> TrackedStorage:
+        """Track a tensor that the model holds; its Value is the whole storage."""
+        storage = tensor.untyped_storage()
+        name, holders = self._known.get(storage._cdata, ("constant", (tensor,)))
+        first = holders[0]
+        value = Value(
+            len(self),
+            Role.WEIGHT,
+            tuple(first.shape),
+            first.stride(),
+            dtype_name(first.dtype),
+            storage.nbytes(),
+            name,
+        )
+        return self._add(TrackedStorage(value, storage, 0, holders=holders))
+
+    def add_made(self, tensor: torch.Tensor, name: str, *, unwritten: bool) -> TrackedStorage:
+        """Track a storage that a launch made."""
+        storage = tensor.untyped_storage()
+        value = Value(
+            len(self),
+            Role.ACTIVATION,
+            tuple(tensor.shape),
+            tensor.stride(),
+            dtype_name(tensor.dtype),
+            storage.nbytes(),
+            name,
+        )
+        return self._add(TrackedStorage(value, storage, 0, unwritten_at_birth=unwritten))
+
+    def _add(self, tracked: TrackedStorage) -> TrackedStorage:
+        if tracked.storage.device.type != self._device:
+            raise CaptureError(
+                f"{tracked.value.name} is on {tracked.storage.device}, but the recording is on "
+                f"{self._device}: move all tensors of the model to one device type"
+            )
+        self._by_identity[tracked.storage._cdata] = tracked
+        if tracked.is_state:
+            tracked.watch()
+        return tracked
+
+    def replace_grown(self, tracked: TrackedStorage, tensor: torch.Tensor) -> TrackedStorage:
+        """Track anew an empty storage that an operator resized (`out=torch.empty(0)`)."""
+        del self._by_identity[tracked.storage._cdata]
+        self._retired.append(tracked)
+        return self.add_made(tensor, tracked.value.name, unwritten=True)
+
+    def view(self, tensor: torch.Tensor, tracked: TrackedStorage) -> TensorView:
+        """Describe `tensor` as a view of its Value.
+
+        Raises:
+            CaptureError: it reaches outside the Value (an as_strided beyond an input's own bytes).
+        """
+        dtype = dtype_name(tensor.dtype)
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        offset_bytes = int(tensor.storage_offset()) * ITEM_BYTES[dtype] - tracked.base_bytes
+        if 0 in shape:
+            offset_bytes = 0
+        view = TensorView(
+            tracked.value.index,
+            offset_bytes,
+            shape,
+            strides,
+            dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+        if offset_bytes < 0 or view.end_bytes > tracked.value.size_bytes:
+            raise CaptureError(
+                f"a view of {tracked.value.name} covers bytes {offset_bytes} to {view.end_bytes}, "
+                f"outside its own 0 to {tracked.value.size_bytes}: pass the whole tensor as input"
+            )
+        return view
+
+
+def separate_inputs(
+    tensors: Sequence[torch.Tensor], taken: Callable[[int], bool]
+) -> tuple[list[torch.Tensor], bool]:
+    """Give every input a storage identity of its own, over the same memory.
+
+    Two arguments may share a storage with each other or with a weight; which of them a view in the
+    forward comes from could then not be told, and Python's `is` would decide for later calls.
+
+    Returns:
+        The tensors, aliases where they shared, and whether any is an alias.
+    """
+    seen: set[int] = set()
+    separated: list[torch.Tensor] = []
+    for tensor in tensors:
+        identity = tensor.untyped_storage()._cdata
+        if identity in seen or taken(identity):
+            separated.append(_alias(tensor))
+        else:
+            separated.append(tensor)
+            seen.add(identity)
+    return separated, any(one is not other for one, other in zip(separated, tensors, strict=True))
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the same memory with a storage object of its own."""
+    plain = tensor.detach()
+    conjugate, negative = plain.is_conj(), plain.is_neg()
+    if conjugate:
+        plain = torch._conj(plain)
+    if negative:
+        plain = torch._neg_view(plain)
+    as_integers = (
+        plain.view(_INTEGER_OF_SIZE[plain.element_size()]) if _needs_cast(plain) else plain
+    )
+    alias = torch.utils.dlpack.from_dlpack(as_integers).view(plain.dtype)
+    alias = alias.as_strided(plain.shape, plain.stride(), alias.storage_offset())
+    if conjugate:
+        alias = torch._conj(alias)
+    return torch._neg_view(alias) if negative else alias
+
+
+_INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _needs_cast(tensor: torch.Tensor) -> bool:
+    """DLPack has no name for some dtypes; integers of their size carry them."""
+    return tensor.dtype.is_floating_point and tensor.element_size() == 1

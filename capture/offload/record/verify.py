@@ -1,0 +1,227 @@
+"""The check of a fresh Program: run it once on the recorded inputs, all state as it was before."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from offload.errors import CaptureError
+from offload.program import Argument, Launch, Program, Role, Symbol, TensorView, Value
+from offload.record.operators import flat
+from offload.record.recorder import Recording
+from offload.record.storages import bytes_of
+from offload.torch_names import find_dtype, find_overload, symbol_object
+
+# Two fills that agree in no byte: what depends on memory that nobody wrote comes out differently.
+_FILLS = (0xFF, 0x01)
+
+
+def verify(recording: Recording, program: Program) -> None:
+    """Run `program` on the recorded call's inputs and compare with what the model returned.
+
+    Inputs, weights and generators are left as they are: what the program writes is a copy.
+
+    Raises:
+        CaptureError: a result or a changed input, buffer or parameter differs from the recorded
+            call, or depends on memory that no launch wrote.
+    """
+    with _generators_restored(recording), torch.no_grad(), torch._C._DisableAutocast():
+        first = _Run(recording, program, _FILLS[0]).outcome()
+        _compare_with_model(recording, first)
+        if recording.has_unwritten:
+            _restore_generators(recording)
+            second = _Run(recording, program, _FILLS[1]).outcome()
+            _compare_fills(first, second)
+
+
+def _restore_generators(recording: Recording) -> None:
+    for generator, state in recording.generator_states:
+        generator.set_state(state)
+
+
+@contextmanager
+def _generators_restored(recording: Recording) -> Iterator[None]:
+    now = [generator.get_state() for generator, _ in recording.generator_states]
+    _restore_generators(recording)
+    try:
+        yield
+    finally:
+        for (generator, _), state in zip(recording.generator_states, now, strict=True):
+            generator.set_state(state)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What one run left: the result tensors, and by storage each written Value with its bytes."""
+
+    results: list[torch.Tensor]
+    state: dict[int, tuple[Value, torch.Tensor]]
+
+
+class _Run:
+    """One execution of a Program by plain torch calls, on private copies of what it writes."""
+
+    def __init__(self, recording: Recording, program: Program, fill: int) -> None:
+        self._program = program
+        self._fill = fill
+        self._bases: dict[int, tuple[torch.UntypedStorage, int]] = {}
+        self._identities: dict[int, int] = {}
+        self._place_inputs(recording)
+        for index, holders in program.weights.items():
+            storage = holders[0].untyped_storage()
+            before = recording.before.get(storage._cdata)
+            self._identities[index] = storage._cdata
+            self._bases[index] = ((storage if before is None else _copy(before)), 0)
+
+    def _place_inputs(self, recording: Recording) -> None:
+        for view, tensor in zip(self._program.inputs, recording.input_tensors, strict=True):
+            offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
+            storage = tensor.untyped_storage()
+            before = recording.before.get(storage._cdata)
+            self._identities[view.value] = storage._cdata
+            self._bases[view.value] = (storage if before is None else _copy(before), offset_bytes)
+        for overlap in self._program.overlaps:
+            self._join(recording, overlap.first, overlap.second, overlap.distance_bytes)
+
+    def _join(self, recording: Recording, first: int, second: int, distance_bytes: int) -> None:
+        """Let two inputs that overlap, one of them written, overlap in the private copy too."""
+        views = self._program.inputs
+        one, other = views[first].value, views[second].value
+        low = min(0, distance_bytes)
+        sizes = [self._program.values[index].size_bytes for index in (one, other)]
+        high = max(sizes[0], distance_bytes + sizes[1])
+        joined = torch.UntypedStorage(high - low)
+        content = bytes_of(joined)
+        for index, start, size in ((one, -low, sizes[0]), (other, distance_bytes - low, sizes[1])):
+            storage, offset = self._bases[index]
+            content[start : start + size] = bytes_of(storage)[offset : offset + size]
+            self._bases[index] = (joined, start)
+
+    def outcome(self) -> _Outcome:
+        """Run all launches; the result tensors, and the bytes of every written input or weight."""
+        for launch in self._program.launches:
+            try:
+                self._run(launch)
+            except CaptureError:
+                raise
+            except Exception as error:
+                raise CaptureError(
+                    f"{launch.source}: {launch.operator} failed when the recorded program was run "
+                    f"again on the same inputs: {error}"
+                ) from error
+        results = [self._tensor(result.view) for result in self._program.results]
+        written = {index for launch in self._program.launches for index in launch.writes}
+        state = {
+            self._identities[value.index]: (value, bytes_of(self._bases[value.index][0]))
+            for value in self._program.values
+            if value.role in (Role.INPUT, Role.WEIGHT) and value.index in written
+        }
+        return _Outcome(results, state)
+
+    def _run(self, launch: Launch) -> None:
+        func = find_overload(launch.operator)
+        positional, named = [], {}
+        for schema, argument in zip(func._schema.arguments, launch.arguments, strict=True):
+            if schema.kwarg_only:
+                named[schema.name] = self._argument(argument)
+            else:
+                positional.append(self._argument(argument))
+        outcome = func(*positional, **named)
+        if launch.guard is not None:
+            if outcome != launch.guard:
+                raise CaptureError(
+                    f"{launch.source}: {launch.operator} read {outcome!r} at the second run, "
+                    f"{launch.guard!r} at the first: the value does not depend on the inputs alone"
+                )
+            return
+        for result, tensor in zip(launch.results, flat(outcome), strict=bool(launch.results)):
+            if result is not None:
+                if tuple(tensor.shape) != result.shape or tensor.stride() != result.strides:
+                    raise CaptureError(
+                        f"{launch.source}: {launch.operator} returned shape {tuple(tensor.shape)} "
+                        f"at the second run, {result.shape} at the first"
+                    )
+                self._bases[result.value] = (tensor.untyped_storage(), 0)
+
+    def _argument(self, argument: Argument) -> Any:
+        if isinstance(argument, TensorView):
+            return self._tensor(argument)
+        if isinstance(argument, tuple):
+            return [self._argument(item) for item in argument]
+        if isinstance(argument, Symbol):
+            return symbol_object(argument, self._program)
+        return argument
+
+    def _tensor(self, view: TensorView) -> torch.Tensor:
+        if view.value not in self._bases:
+            storage = torch.UntypedStorage(self._program.values[view.value].size_bytes)
+            bytes_of(storage).fill_(self._fill)
+            self._bases[view.value] = (storage, 0)
+        storage, base_bytes = self._bases[view.value]
+        tensor = torch.empty(0, dtype=find_dtype(view.dtype))
+        offset = (base_bytes + view.offset_bytes) // tensor.element_size()
+        tensor.set_(storage, offset, view.shape, view.strides)
+        if view.conjugate:
+            tensor = torch._conj(tensor)
+        return torch._neg_view(tensor) if view.negative else tensor
+
+
+def _copy(content: torch.Tensor) -> torch.UntypedStorage:
+    return content.clone().untyped_storage()
+
+
+def _compare_with_model(recording: Recording, outcome: _Outcome) -> None:
+    hint = (
+        "the forward depends on something besides its arguments (Python state, time, a seed that "
+        "it sets itself) or does work that the recorder cannot see"
+    )
+    pairs = zip(outcome.results, recording.results, strict=True)
+    for position, (replayed, returned) in enumerate(pairs):
+        if not _close(replayed, returned):
+            raise CaptureError(
+                f"result {position} differs when the recorded program is run again on the same "
+                f"inputs, or reads memory that nobody wrote: {hint}"
+            )
+    for identity, (value, content) in outcome.state.items():
+        dtype = find_dtype(value.dtype)
+        if not _close(_as_dtype(content, dtype), _as_dtype(recording.after[identity], dtype)):
+            raise CaptureError(f"{value.name} is left with another content at a second run: {hint}")
+
+
+def _as_dtype(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    whole = content.numel() // dtype.itemsize * dtype.itemsize
+    return content[:whole].view(dtype)
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    one, other = one.detach().resolve_conj().resolve_neg(), other.detach().resolve_conj()
+    if one.dtype.is_floating_point and one.element_size() == 1:  # float8 cannot be compared
+        return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    try:
+        torch.testing.assert_close(one, other.resolve_neg(), equal_nan=True)
+    except AssertionError:
+        return False
+    return True
+
+
+def _compare_fills(first: _Outcome, second: _Outcome) -> None:
+    pairs = [
+        (f"result {position}", one, other)
+        for position, (one, other) in enumerate(zip(first.results, second.results, strict=True))
+    ]
+    pairs += [
+        (value.name, content, second.state[identity][1])
+        for identity, (value, content) in first.state.items()
+    ]
+    for name, one, other in pairs:
+        if not _close(one, other):
+            raise CaptureError(
+                f"{name} depends on memory that nobody wrote (torch.empty read before it is "
+                "filled): fill it first, with torch.zeros for example"
+            )

@@ -1,0 +1,264 @@
+"""The nesting of a call's arguments or result, apart from the tensors in it.
+
+`torch.utils._pytree` knows the standard containers. A Structure also takes objects that carry
+tensors as attributes (key-value caches), and can be written to a file and rebuilt, as plain
+containers, where the objects' classes do not exist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+PLAIN_TYPES = (type(None), bool, int, float, complex, str)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Structure:
+    """One node of the nesting.
+
+    Attributes:
+        kind: `tensor` (a leaf), `constant`, `list`, `tuple`, `dict`, `record` (a tuple with named
+            fields), `mapping` (a mapping class of the user's) or `object` (attributes).
+        children: the nodes below, in order; empty for leaves and constants.
+        keys: of a dict or mapping its keys, of a record or object its field names.
+        leaf: of a tensor, its position in the list of tensors.
+        constant: of a constant, its value.
+        type_name: qualified name of the container's class.
+        container: the class itself; None in a program opened from a file.
+    """
+
+    kind: str
+    children: tuple[Structure, ...] = ()
+    keys: tuple[Any, ...] = ()
+    leaf: int = -1
+    constant: Any = dataclasses.field(default=None, compare=False)
+    type_name: str = ""
+    container: type | None = dataclasses.field(default=None, compare=False)
+
+
+class StructureMismatch(Exception):
+    """A call's nesting differs from the recorded one; the message says where and how."""
+
+
+class CyclicStructure(Exception):
+    """An object contains itself, so its tensors cannot be listed."""
+
+
+def flatten(
+    tree: Any, is_tensor: Callable[[Any], bool], *, share_same: bool
+) -> tuple[list[Any], Structure]:
+    """List the tensors in `tree` and describe the nesting.
+
+    With `share_same` one object at several places is one tensor (a result keeps its identities);
+    without, every place is a tensor of its own (two arguments may be given different tensors).
+
+    Returns:
+        The tensors in order of first appearance, and the Structure whose leaves index them.
+
+    Raises:
+        CyclicStructure: a container contains itself.
+    """
+    tensors: list[Any] = []
+    positions: dict[int, int] = {}
+    open_containers: set[int] = set()
+
+    def visit(node: Any) -> Structure:
+        if is_tensor(node):
+            leaf = positions.get(id(node), len(tensors)) if share_same else len(tensors)
+            if leaf == len(tensors):
+                tensors.append(node)
+                positions[id(node)] = leaf
+            return Structure("tensor", leaf=leaf)
+        if isinstance(node, PLAIN_TYPES):
+            return Structure("constant", constant=node)
+        parts = _parts(node, is_tensor)
+        if parts is None:
+            return Structure("constant", constant=node)
+        if id(node) in open_containers:
+            raise CyclicStructure(f"{type(node).__qualname__} contains itself")
+        open_containers.add(id(node))
+        kind, keys, items = parts
+        children = tuple(visit(item) for item in items)
+        open_containers.discard(id(node))
+        cls = type(node)
+        return Structure(
+            kind, children, keys, type_name=f"{cls.__module__}.{cls.__qualname__}", container=cls
+        )
+
+    return tensors, visit(tree)
+
+
+def _parts(
+    node: Any, is_tensor: Callable[[Any], bool]
+) -> tuple[str, tuple[Any, ...], list[Any]] | None:
+    """Kind, keys and items of a container; None where `node` is a constant."""
+    kind = ""
+    keys: tuple[Any, ...] = ()
+    items: list[Any] = []
+    if isinstance(node, list):
+        kind, items = "list", list(node)
+    elif isinstance(node, tuple):
+        keys = tuple(getattr(node, "_fields", ()))
+        kind, items = ("record" if keys else "tuple"), list(node)
+    elif isinstance(node, Mapping):
+        kind = "dict" if type(node) is dict else "mapping"
+        keys, items = tuple(node), list(node.values())
+    elif not isinstance(node, type) and _holds_tensor(node, is_tensor, set()):
+        attributes = vars(node)
+        kind, keys, items = "object", tuple(attributes), list(attributes.values())
+    return (kind, keys, items) if kind else None
+
+
+def _holds_tensor(node: Any, is_tensor: Callable[[Any], bool], seen: set[int]) -> bool:
+    if is_tensor(node):
+        return True
+    if isinstance(node, (*PLAIN_TYPES, type)) or callable(node) or id(node) in seen:
+        return False
+    seen.add(id(node))
+    items: Iterator[Any]
+    if isinstance(node, Mapping):
+        items = iter(node.values())
+    elif isinstance(node, (list, tuple)):
+        items = iter(node)
+    else:
+        items = iter(getattr(node, "__dict__", {}).values())
+    return any(_holds_tensor(item, is_tensor, seen) for item in items)
+
+
+def unflatten(structure: Structure, tensors: Sequence[Any]) -> Any:
+    """Rebuild what `flatten` took apart, around other tensors.
+
+    A class that is not at hand (a program opened from a file) becomes a plain container: a record
+    a tuple, a mapping or an object a dict.
+    """
+    if structure.kind == "tensor":
+        return tensors[structure.leaf]
+    if structure.kind == "constant":
+        return structure.constant
+    items = [unflatten(child, tensors) for child in structure.children]
+    if structure.keys and structure.kind != "record":
+        return _rebuild_named(structure, dict(zip(structure.keys, items, strict=True)))
+    return _rebuild_sequence(structure, items)
+
+
+def _rebuild_sequence(structure: Structure, items: list[Any]) -> Any:
+    cls: Any = structure.container
+    if structure.kind == "list":
+        return items
+    if structure.kind == "record":
+        return tuple(items) if cls is None else cls(*items)
+    if structure.kind == "tuple":
+        # torch.return_types.* are tuples without _fields; they take one sequence.
+        return tuple(items) if cls in (None, tuple) else cls(items)
+    return _rebuild_named(structure, {})
+
+
+def _rebuild_named(structure: Structure, named: dict[Any, Any]) -> Any:
+    cls: Any = structure.container
+    if structure.kind == "dict" or cls is None:
+        return named
+    if structure.kind == "mapping":
+        by_keyword = dataclasses.is_dataclass(cls) and all(isinstance(key, str) for key in named)
+        return cls(**named) if by_keyword else cls(named)
+    rebuilt = cls.__new__(cls)
+    rebuilt.__dict__.update(named)
+    return rebuilt
+
+
+def match(
+    expected: Structure, tree: Any, is_tensor: Callable[[Any], bool], where: str
+) -> list[Any]:
+    """List the tensors of `tree`, which must be nested as `expected`; dicts in any order of keys.
+
+    Returns:
+        The tensors, one for each leaf of `expected` in order.
+
+    Raises:
+        StructureMismatch: a kind, a length, a key or a constant differs; the message names the
+            place below `where`.
+    """
+    if is_tensor(tree):
+        if expected.kind == "tensor":
+            return [tree]
+        raise StructureMismatch(f"{where}: expected {describe(expected)}, got a tensor")
+    if expected.kind == "tensor":
+        raise StructureMismatch(f"{where}: expected a tensor, got {_describe_object(tree)}")
+    if expected.kind == "constant":
+        if not _same_constant(expected.constant, tree):
+            raise StructureMismatch(
+                f"{where}: recorded with {expected.constant!r}, got {_describe_object(tree)}"
+            )
+        return []
+    parts = _parts(tree, is_tensor)
+    items = None if parts is None or parts[0] != expected.kind else _items_in_order(expected, parts)
+    if items is None:
+        raise StructureMismatch(
+            f"{where}: expected {describe(expected)}, got {_describe_object(tree)}"
+        )
+    tensors: list[Any] = []
+    for position, (child, item) in enumerate(zip(expected.children, items, strict=True)):
+        label = repr(expected.keys[position]) if expected.keys else str(position)
+        tensors += match(child, item, is_tensor, f"{where}[{label}]")
+    return tensors
+
+
+def _items_in_order(
+    expected: Structure, parts: tuple[str, tuple[Any, ...], list[Any]]
+) -> list[Any] | None:
+    """The items in the recorded order of keys; None where number or keys differ."""
+    _, keys, items = parts
+    if len(items) != len(expected.children) or set(keys) != set(expected.keys):
+        return None
+    if not keys:
+        return items
+    by_key = dict(zip(keys, items, strict=True))
+    return [by_key[key] for key in expected.keys]
+
+
+def _describe_object(tree: Any) -> str:
+    if isinstance(tree, PLAIN_TYPES):
+        return repr(tree)
+    size = f" of {len(tree)}" if isinstance(tree, (Sequence, Mapping)) else ""
+    return f"a {type(tree).__qualname__}{size}"
+
+
+def _same_constant(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float) and math.isnan(one):
+        return math.isnan(other)
+    try:
+        return bool(one == other)
+    except Exception:  # a user's __eq__ may do anything; only a clear yes counts
+        return False
+
+
+def describe(structure: Structure) -> str:
+    """Say in a few words what a node is, for error messages."""
+    if structure.kind == "tensor":
+        return "a tensor"
+    if structure.kind == "constant":
+        return f"{structure.constant!r}"
+    keys = f" with keys {list(structure.keys)}" if structure.keys else ""
+    name = structure.type_name.removeprefix("builtins.") or structure.kind
+    return f"a {name} of {len(structure.children)}{keys}"
+
+
+def leaf_paths(structure: Structure, where: str) -> dict[int, str]:
+    """Name each tensor by the first place at which it stands, such as `kwargs['mask']`."""
+    paths: dict[int, str] = {}
+
+    def visit(node: Structure, path: str) -> None:
+        if node.kind == "tensor":
+            paths.setdefault(node.leaf, path)
+        for position, child in enumerate(node.children):
+            label = repr(node.keys[position]) if node.keys else str(position)
+            visit(child, f"{path}[{label}]")
+
+    visit(structure, where)
+    return paths

@@ -1,0 +1,54 @@
+"""The torch objects that a Program names: operators, dtypes and other symbols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from offload.errors import CaptureError
+from offload.program import Program, Symbol
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype without its module: `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def find_dtype(name: str) -> torch.dtype:
+    """The dtype of a name that `dtype_name` gave."""
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise CaptureError(f"{name!r} is no dtype of torch {torch.__version__}")
+    return dtype
+
+
+def split_operator(operator: str) -> tuple[str, str]:
+    """`aten::add.Tensor` as qualified name and overload; the default overload is empty."""
+    name, _, overload = operator.partition(".")
+    return name, overload
+
+
+def find_overload(operator: str) -> Any:
+    """The torch.ops overload of an operator.
+
+    Raises:
+        CaptureError: this torch does not have it.
+    """
+    name, overload = split_operator(operator)
+    namespace, _, base = name.partition("::")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+    except AttributeError:
+        raise CaptureError(
+            f"operator {operator} does not exist in torch {torch.__version__}"
+        ) from None
+
+
+def symbol_object(symbol: Symbol, program: Program) -> Any:
+    """The torch object that a Symbol of a Program names."""
+    if symbol.kind == "device":
+        return torch.device(symbol.name)
+    if symbol.kind == "generator":
+        return program.generators[int(symbol.name)]
+    return getattr(torch, symbol.name)

@@ -1,0 +1,75 @@
+#include <pybind11/stl.h>
+
+#include "convert.hpp"
+#include "registers.hpp"
+#include "replay/call.hpp"
+
+namespace py = pybind11;
+
+namespace offload {
+namespace {
+
+WeightSpec weight_spec(std::string name, std::size_t slot, std::size_t size_bytes, bool written,
+                       const py::list& holders) {
+  WeightSpec weight;
+  weight.name = std::move(name);
+  weight.slot = slot;
+  weight.size_bytes = size_bytes;
+  weight.written = written;
+  weight.holders = to_tensors(holders);
+  for (const at::Tensor& holder : weight.holders) {
+    weight.layouts.push_back(
+        {holder.sizes().vec(), holder.strides().vec(), holder.scalar_type(), false, false});
+    weight.offsets.push_back(holder.storage_offset());
+  }
+  return weight;
+}
+
+}  // namespace
+
+void register_call(py::module_& module) {
+  py::class_<TensorLayout>(module, "TensorLayout")
+      .def(py::init([](std::vector<std::int64_t> shape, std::vector<std::int64_t> strides,
+                       py::handle dtype, bool conjugate, bool negative) {
+             return TensorLayout{std::move(shape), std::move(strides), to_dtype(dtype), conjugate,
+                                 negative};
+           }),
+           py::arg("shape"), py::arg("strides"), py::arg("dtype"), py::arg("conjugate"),
+           py::arg("negative"));
+  py::class_<InputSpec>(module, "InputSpec")
+      .def(py::init<std::string, TensorLayout, std::size_t, bool, bool>(), py::kw_only(),
+           py::arg("name"), py::arg("layout"), py::arg("slot"), py::arg("written"),
+           py::arg("returned_as_view"));
+  py::class_<OutputSpec>(module, "OutputSpec")
+      .def(py::init<std::string, std::size_t, std::size_t, bool>(), py::kw_only(), py::arg("name"),
+           py::arg("slot"), py::arg("size_bytes"), py::arg("operator_allocated"));
+  py::enum_<ResultSource>(module, "ResultSource")
+      .value("INPUT", ResultSource::kInput)
+      .value("WEIGHT", ResultSource::kWeight)
+      .value("OUTPUT", ResultSource::kOutput);
+  py::class_<ResultSpec>(module, "ResultSpec")
+      .def(py::init<ResultSource, std::size_t, std::int64_t, TensorLayout, bool, bool>(),
+           py::kw_only(), py::arg("source"), py::arg("index"), py::arg("offset_bytes"),
+           py::arg("layout"), py::arg("is_argument"), py::arg("covers_output"));
+  py::class_<WeightSpec>(module, "WeightSpec")
+      .def(py::init(&weight_spec), py::kw_only(), py::arg("name"), py::arg("slot"),
+           py::arg("size_bytes"), py::arg("written"), py::arg("holders"));
+  py::class_<OverlapSpec>(module, "OverlapSpec")
+      .def(py::init<std::size_t, std::size_t, std::int64_t>(), py::kw_only(), py::arg("first"),
+           py::arg("second"), py::arg("distance_bytes"));
+  py::class_<CallSpec>(module, "CallSpec")
+      .def(py::init([](const std::string& device, std::vector<InputSpec> inputs,
+                       std::vector<OutputSpec> outputs, std::vector<ResultSpec> results,
+                       std::vector<WeightSpec> weights, std::vector<OverlapSpec> overlaps,
+                       std::size_t feature_map_slot, std::size_t feature_map_bytes,
+                       std::size_t alignment_bytes) {
+             return CallSpec{c10::Device(device), std::move(inputs),  std::move(outputs),
+                             std::move(results),  std::move(weights), std::move(overlaps),
+                             feature_map_slot,    feature_map_bytes,  alignment_bytes};
+           }),
+           py::kw_only(), py::arg("device"), py::arg("inputs"), py::arg("outputs"),
+           py::arg("results"), py::arg("weights"), py::arg("overlaps"), py::arg("feature_map_slot"),
+           py::arg("feature_map_bytes"), py::arg("alignment_bytes"));
+}
+
+}  // namespace offload

@@ -1,0 +1,268 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "convert.hpp"
+#include "offload/errors.hpp"
+#include "registers.hpp"
+#include "replay/replay.hpp"
+
+namespace py = pybind11;
+
+namespace offload {
+namespace {
+
+// One place in a call's arguments: a tensor, or a constant that must be the same again.
+struct Place {
+  bool is_tensor = false;
+  py::object constant;
+
+  // Appends the tensor at this place; false if something else stands there.
+  bool take(PyObject* given, std::vector<at::Tensor>& tensors) const {
+    if (is_tensor) {
+      if (!THPVariable_Check(given)) return false;
+      tensors.push_back(THPVariable_Unpack(given));
+      return true;
+    }
+    if (given == constant.ptr()) return true;
+    if (Py_TYPE(given) != Py_TYPE(constant.ptr())) return false;
+    const int same = PyObject_RichCompareBool(given, constant.ptr(), Py_EQ);
+    if (same < 0) PyErr_Clear();
+    return same == 1;
+  }
+};
+
+// How the results go back to the caller.
+enum class ResultForm : std::uint8_t { kTensor, kList, kTuple, kOther };
+
+// A replay with the Python side of its calls: how arguments are found and results handed out.
+class PythonReplay {
+ public:
+  PythonReplay(std::shared_ptr<Replay> replay, const py::object& positional,
+               const py::object& keyword, py::object match, const std::string& result_form,
+               py::object build_result)
+      : replay_(std::move(replay)), match_(std::move(match)), build_(std::move(build_result)) {
+    plain_ = !positional.is_none();
+    if (plain_) {
+      for (const py::handle place : positional) positional_.push_back(to_place(place));
+      for (const auto& item : keyword.cast<py::dict>()) {
+        keyword_.emplace_back(py::reinterpret_borrow<py::object>(item.first),
+                              to_place(item.second));
+      }
+    }
+    form_ = result_form == "tensor"  ? ResultForm::kTensor
+            : result_form == "list"  ? ResultForm::kList
+            : result_form == "tuple" ? ResultForm::kTuple
+                                     : ResultForm::kOther;
+  }
+
+  Replay& replay() const { return *replay_; }
+
+  py::object call(const py::args& args, const py::kwargs& kwargs) {
+    const auto call = bound(now_ns(), tensors_of(args, kwargs), {}, at::Tensor());
+    execute(call);
+    return result(*call);
+  }
+
+  py::object execute_with(const py::tuple& args, const py::dict& kwargs, const py::object& out,
+                          const py::object& feature_map) {
+    const auto call = bound_with(args, kwargs, out, feature_map);
+    execute(call);
+    return result(*call);
+  }
+
+  std::shared_ptr<Call> bound_with(const py::tuple& args, const py::dict& kwargs,
+                                   const py::object& out, const py::object& feature_map) {
+    const std::uint64_t begin_ns = now_ns();
+    return bound(begin_ns, tensors_of(args, kwargs),
+                 out.is_none() ? std::vector<at::Tensor>() : to_tensors(out),
+                 feature_map.is_none() ? at::Tensor() : to_tensor(feature_map));
+  }
+
+  py::object result(Call& call) const {
+    std::vector<at::Tensor> tensors = results_of(replay_->spec(), call);
+    if (form_ == ResultForm::kTensor) return from_tensor(std::move(tensors[0]));
+    if (form_ == ResultForm::kTuple) {
+      py::tuple items(tensors.size());
+      for (std::size_t index = 0; index < tensors.size(); ++index) {
+        items[index] = from_tensor(std::move(tensors[index]));
+      }
+      return items;
+    }
+    py::list items;
+    for (at::Tensor& tensor : tensors) items.append(from_tensor(std::move(tensor)));
+    return form_ == ResultForm::kList ? py::object(std::move(items)) : build_(std::move(items));
+  }
+
+ private:
+  static Place to_place(py::handle place) {
+    const auto pair = py::reinterpret_borrow<py::tuple>(place);
+    return Place{pair[0].cast<bool>(), py::reinterpret_borrow<py::object>(pair[1])};
+  }
+
+  std::vector<at::Tensor> tensors_of(const py::tuple& args, const py::dict& kwargs) const {
+    std::vector<at::Tensor> tensors;
+    if (plain_ && take_plain(args, kwargs, tensors)) return tensors;
+    return to_tensors(match_(args, kwargs));
+  }
+
+  // The frequent case, without a Python frame: tensors and constants as recorded.
+  bool take_plain(const py::tuple& args, const py::dict& kwargs,
+                  std::vector<at::Tensor>& tensors) const {
+    if (args.size() != positional_.size() || kwargs.size() != keyword_.size()) return false;
+    tensors.reserve(replay_->spec().inputs.size());
+    for (std::size_t index = 0; index < positional_.size(); ++index) {
+      PyObject* const given = PyTuple_GET_ITEM(args.ptr(), static_cast<Py_ssize_t>(index));
+      if (!positional_[index].take(given, tensors)) return tensors.clear(), false;
+    }
+    for (const auto& [name, place] : keyword_) {
+      PyObject* const given = PyDict_GetItemWithError(kwargs.ptr(), name.ptr());
+      if (given == nullptr || !place.take(given, tensors)) return tensors.clear(), false;
+    }
+    return true;
+  }
+
+  std::shared_ptr<Call> bound(std::uint64_t begin_ns, std::vector<at::Tensor> tensors,
+                              std::vector<at::Tensor> out, const at::Tensor& feature_map) const {
+    if (replay_->closed()) throw ExecutionError("the executable is closed");
+    auto call = std::make_shared<Call>(
+        bind_call(replay_->spec(), std::move(tensors), std::move(out), feature_map));
+    call->convert_ns = now_ns() - begin_ns;
+    return call;
+  }
+
+  void execute(const std::shared_ptr<Call>& call) const {
+    const py::gil_scoped_release release;
+    replay_->execute(call);
+  }
+
+  std::shared_ptr<Replay> replay_;
+  bool plain_ = false;
+  std::vector<Place> positional_;
+  std::vector<std::pair<py::object, Place>> keyword_;
+  py::object match_;
+  ResultForm form_;
+  py::object build_;
+};
+
+// A submitted execution, with what its result is made of.
+class PythonTicket {
+ public:
+  PythonTicket(py::object replay, std::shared_ptr<Call> call, std::shared_ptr<Ticket> ticket)
+      : replay_(std::move(replay)), call_(std::move(call)), ticket_(std::move(ticket)) {}
+
+  bool done() const { return ticket_->done(); }
+
+  void wait() const {
+    const std::shared_ptr<Ticket> ticket = ticket_;
+    const py::gil_scoped_release release;
+    ticket->wait();
+  }
+
+  py::object result() {
+    wait();
+    if (!result_) result_ = replay_.cast<PythonReplay&>().result(*call_);
+    return result_;
+  }
+
+ private:
+  py::object replay_;
+  std::shared_ptr<Call> call_;
+  std::shared_ptr<Ticket> ticket_;
+  py::object result_;
+};
+
+// The worker may need the GIL to let go of tensors, so nobody may wait for it while holding it.
+void delete_without_gil(Replay* replay) {
+  if (PyGILState_Check() != 0) {
+    const py::gil_scoped_release release;
+    delete replay;
+  } else {
+    delete replay;
+  }
+}
+
+std::unique_ptr<PythonReplay> make_replay(CallSpec spec, std::vector<Trigger> triggers,
+                                          std::shared_ptr<Resident> resident,
+                                          const py::object& positional, const py::object& keyword,
+                                          py::object match, const std::string& result_form,
+                                          py::object build_result) {
+  std::shared_ptr<Replay> replay(
+      new Replay(std::move(spec), std::move(triggers), std::move(resident)), delete_without_gil);
+  return std::make_unique<PythonReplay>(std::move(replay), positional, keyword, std::move(match),
+                                        result_form, std::move(build_result));
+}
+
+const char* policy_name(Policy policy) {
+  switch (policy) {
+    case Policy::kNone:
+      return "none";
+    case Policy::kIo:
+      return "io";
+    case Policy::kAll:
+      return "all";
+  }
+  return "";
+}
+
+void register_last_execution(py::module_& module) {
+  py::class_<LastExecution>(module, "LastExecution")
+      .def_readonly("convert_ns", &LastExecution::convert_ns)
+      .def_readonly("policy_ns", &LastExecution::policy_ns)
+      .def_readonly("patch_ns", &LastExecution::patch_ns)
+      .def_readonly("submit_ns", &LastExecution::submit_ns)
+      .def_readonly("device_ns", &LastExecution::device_ns)
+      .def_readonly("bytes_copied", &LastExecution::bytes_copied)
+      .def_readonly("n_executions", &LastExecution::n_executions)
+      .def_property_readonly(
+          "policy", [](const LastExecution& last) { return policy_name(last.counts.policy); })
+      .def_property_readonly("slots_changed",
+                             [](const LastExecution& last) { return last.counts.slots_changed; })
+      .def_property_readonly("words_patched",
+                             [](const LastExecution& last) { return last.counts.words_patched; });
+}
+
+}  // namespace
+
+void register_replay(py::module_& module) {
+  py::enum_<Trigger>(module, "Trigger")
+      .value("IO", Trigger::kIo)
+      .value("FEATURE_MAP", Trigger::kFeatureMap)
+      .value("WEIGHT", Trigger::kWeight)
+      .value("INTERNAL", Trigger::kInternal);
+  register_last_execution(module);
+  py::class_<PythonTicket>(module, "Ticket")
+      .def("done", &PythonTicket::done)
+      .def("wait", &PythonTicket::wait)
+      .def("result", &PythonTicket::result);
+  py::class_<PythonReplay>(module, "Replay")
+      .def(py::init(&make_replay), py::kw_only(), py::arg("spec"), py::arg("triggers"),
+           py::arg("resident"), py::arg("positional"), py::arg("keyword"), py::arg("match"),
+           py::arg("result_form"), py::arg("build_result"))
+      .def("__call__", &PythonReplay::call)
+      .def("execute", &PythonReplay::execute_with, py::arg("args"), py::arg("kwargs"),
+           py::arg("out"), py::arg("feature_map"))
+      .def(
+          "submit",
+          [](py::object self, const py::tuple& args, const py::dict& kwargs, const py::object& out,
+             const py::object& feature_map) {
+            auto& replay = self.cast<PythonReplay&>();
+            auto call = replay.bound_with(args, kwargs, out, feature_map);
+            auto ticket = replay.replay().submit(call);
+            return PythonTicket(std::move(self), std::move(call), std::move(ticket));
+          },
+          py::arg("args"), py::arg("kwargs"), py::arg("out"), py::arg("feature_map"))
+      .def(
+          "rebind_weights", [](PythonReplay& self) { self.replay().rebind_weights(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "close", [](PythonReplay& self) { self.replay().close(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("closed", [](PythonReplay& self) { return self.replay().closed(); })
+      .def_property_readonly("last_execution",
+                             [](PythonReplay& self) { return self.replay().last_execution(); });
+  module.def(
+      "close_all_lanes", [] { Lane::close_all(); }, py::call_guard<py::gil_scoped_release>(),
+      "End every worker thread; called once, when the interpreter exits.");
+}
+
+}  // namespace offload

@@ -1,0 +1,136 @@
+#include <pybind11/stl.h>
+
+#include "convert.hpp"
+#include "cpu/allocations.hpp"
+#include "cpu/cpu_resident.hpp"
+#include "null/null_resident.hpp"
+#include "registers.hpp"
+
+namespace py = pybind11;
+
+namespace offload {
+namespace {
+
+// Stands in a launch's arguments for a tensor of the resident.
+struct TensorIndex {
+  std::size_t index;
+};
+
+void add_launch(CpuResident& resident, const std::string& operator_name,
+                const std::string& overload, const py::tuple& arguments,
+                std::optional<std::string> out_overload, const std::vector<std::size_t>& outputs,
+                std::vector<CpuMade> made, std::vector<std::size_t> releases, py::handle guard,
+                bool guards_shape, const std::string& source) {
+  const auto found = c10::Dispatcher::singleton().findSchema({operator_name, overload});
+  if (!found) {
+    throw std::invalid_argument("operator " + operator_name + "." + overload +
+                                " does not exist in this torch");
+  }
+  const auto& schema = found->schema();
+  if (schema.arguments().size() != arguments.size()) {
+    throw std::invalid_argument(operator_name + "." + overload + " takes " +
+                                std::to_string(schema.arguments().size()) + " arguments, got " +
+                                std::to_string(arguments.size()));
+  }
+  CpuLaunch launch;
+  launch.operator_name = operator_name;
+  launch.overload = overload;
+  launch.source = source;
+  launch.has_out = out_overload.has_value();
+  launch.out_overload = out_overload.value_or("");
+  for (std::size_t index = 0; index < arguments.size(); ++index) {
+    const c10::Argument& argument = schema.arguments()[index];
+    const auto length = argument.N();
+    launch.arguments.push_back(
+        to_ivalue(arguments[index], argument.real_type(),
+                  length ? std::optional<int>(static_cast<int>(*length)) : std::nullopt,
+                  [&](py::handle object) {
+                    return resident.tensor(object.cast<const TensorIndex&>().index);
+                  }));
+  }
+  for (const std::size_t output : outputs) launch.outputs.push_back(resident.tensor(output));
+  launch.made = std::move(made);
+  launch.releases = std::move(releases);
+  if (!guard.is_none()) {
+    launch.guard = to_number(guard);
+  }
+  launch.guards_shape = guards_shape;
+  resident.add(std::move(launch));
+}
+
+const char* mode_name(CpuMode mode) {
+  switch (mode) {
+    case CpuMode::kCall:
+      return "call";
+    case CpuMode::kThunk:
+      return "thunk";
+    case CpuMode::kOut:
+      return "out";
+    case CpuMode::kCopied:
+      return "copied";
+    case CpuMode::kUnproved:
+      return "unproved";
+  }
+  return "";
+}
+
+py::list launch_modes(const CpuResident& resident) {
+  py::list modes;
+  for (const CpuLaunch& launch : resident.launches()) {
+    modes.append(py::make_tuple(mode_name(launch.mode), launch.outside_bytes));
+  }
+  return modes;
+}
+
+}  // namespace
+
+void register_residents(py::module_& module) {
+  py::class_<Resident, std::shared_ptr<Resident>>(module, "Resident");  // NOLINT
+  py::class_<TensorIndex>(module, "TensorIndex").def(py::init<std::size_t>(), py::arg("index"));
+  py::class_<CpuSlot>(module, "CpuSlot")
+      .def(py::init<std::size_t, bool>(), py::arg("size_bytes"), py::arg("relocated"));
+  py::class_<CpuTensor>(module, "CpuTensor")
+      .def(py::init<std::size_t, std::int64_t, TensorLayout>(), py::arg("slot"),
+           py::arg("offset_bytes"), py::arg("layout"));
+  py::class_<CpuMade>(module, "CpuMade")
+      .def(py::init<std::size_t, std::size_t, std::int64_t, TensorLayout>(), py::arg("position"),
+           py::arg("slot"), py::arg("offset_bytes"), py::arg("layout"));
+  module.def(
+      "has_thunk", [](const std::string& name) { return find_thunk(name) != nullptr; },
+      py::arg("operator_name"), "Whether a typed out-variant of this operator is built in.");
+
+  py::class_<CpuResident, Resident, std::shared_ptr<CpuResident>>(module, "CpuResident")
+      .def(py::init<std::vector<CpuSlot>, const std::vector<CpuTensor>&>(), py::arg("slots"),
+           py::arg("tensors"))
+      .def("add", &add_launch, py::kw_only(), py::arg("operator_name"), py::arg("overload"),
+           py::arg("arguments"), py::arg("out_overload"), py::arg("outputs"), py::arg("made"),
+           py::arg("releases"), py::arg("guard"), py::arg("guards_shape"), py::arg("source"))
+      .def_property_readonly("launch_modes", &launch_modes);
+  py::class_<NullResident, Resident, std::shared_ptr<NullResident>>(module, "NullResident")
+      .def(py::init([](const std::vector<std::array<std::uint64_t, 3>>& relocations,
+                       std::uint64_t word_ns, std::uint64_t execution_ns) {
+             std::vector<Relocation> converted;
+             for (const auto& [word, slot, offset_bytes] : relocations) {
+               converted.push_back({static_cast<std::uint32_t>(word),
+                                    static_cast<std::uint32_t>(slot), offset_bytes});
+             }
+             return std::make_shared<NullResident>(std::move(converted), word_ns, execution_ns);
+           }),
+           py::arg("relocations"), py::arg("word_ns"), py::arg("execution_ns"))
+      .def_property_readonly("words", &NullResident::words)
+      .def_property_readonly("clock_ns", &NullResident::clock_ns);
+
+  py::class_<AllocationObserver>(module, "AllocationObserver",
+                                 "Sees what torch's CPU allocator hands out inside a with-block.")
+      .def(py::init<>())
+      .def("__enter__",
+           [](py::object self) {
+             self.cast<AllocationObserver&>().start();
+             return self;
+           })
+      .def("__exit__", [](AllocationObserver& self, const py::args&) { self.stop(); })
+      .def("contains", &AllocationObserver::contains, py::arg("address"))
+      .def_property_readonly("n_bytes", &AllocationObserver::bytes);
+}
+
+}  // namespace offload

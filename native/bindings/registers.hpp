@@ -1,0 +1,14 @@
+// One register function for each noun of the extension module.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace offload {
+
+void register_errors(pybind11::module_& module);
+void register_placement(pybind11::module_& module);
+void register_call(pybind11::module_& module);
+void register_residents(pybind11::module_& module);
+void register_replay(pybind11::module_& module);
+
+}  // namespace offload

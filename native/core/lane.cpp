@@ -1,0 +1,208 @@
+#include "offload/lane.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <vector>
+
+namespace offload {
+
+bool Ticket::done() const {
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+void Ticket::wait() {
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [this] { return done_; });
+  if (error_) std::rethrow_exception(error_);
+}
+
+void Ticket::finish(std::exception_ptr error) noexcept {
+  const std::lock_guard lock(mutex_);
+  done_ = true;
+  error_ = std::move(error);
+  ended_.notify_all();
+}
+
+struct LaneState {
+  struct Task {
+    std::function<void()> work;
+    std::shared_ptr<Ticket> ticket;
+  };
+
+  std::mutex execution;
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Task> queue;
+  std::atomic<std::size_t> n_queued = 0;
+  bool running = false;
+  bool closed = false;
+  bool has_worker = false;
+  std::thread worker;
+
+  // Fails what is queued, for tickets whose work can no longer be done. Call with the lock held.
+  void fail_queued(const char* reason) noexcept {
+    for (Task& task : queue) {
+      task.ticket->finish(std::make_exception_ptr(std::runtime_error(reason)));
+    }
+    queue.clear();
+    n_queued = 0;
+  }
+};
+
+namespace {
+
+// A hand-off to a thread that looks for work is a hundred times faster than waking one.
+constexpr auto kLookFor = std::chrono::microseconds(50);
+
+// Every live lane, so that fork and interpreter exit find them quiet.
+struct Registry {
+  std::mutex mutex;
+  std::vector<LaneState*> states;
+};
+
+Registry& registry() {
+  static auto* const instance = new Registry;  // never destroyed: lanes may outlive statics
+  return *instance;
+}
+
+// fork copies only the calling thread: every lane is held still across it, and the child's lanes
+// start workers of their own.
+void hold_all() {
+  registry().mutex.lock();
+  for (LaneState* state : registry().states) {
+    state->execution.lock();
+    state->mutex.lock();
+  }
+}
+
+void release_all() {
+  for (LaneState* state : registry().states) {
+    state->mutex.unlock();
+    state->execution.unlock();
+  }
+  registry().mutex.unlock();
+}
+
+void restart_all() {
+  for (LaneState* state : registry().states) {
+    state->fail_queued("the process was forked while this execution was queued");
+    state->running = false;
+    state->has_worker = false;
+    // The old thread and whoever waited do not exist here, so neither may be joined or notified.
+    new (&state->worker) std::thread();
+    new (&state->changed) std::condition_variable();
+  }
+  release_all();
+}
+
+void run(const std::shared_ptr<LaneState>& state) {
+  std::unique_lock lock(state->mutex);
+  while (true) {
+    if (state->queue.empty() && !state->closed) {
+      lock.unlock();
+      const auto until = std::chrono::steady_clock::now() + kLookFor;
+      while (state->n_queued == 0 && std::chrono::steady_clock::now() < until) {
+        std::this_thread::yield();
+      }
+      lock.lock();
+    }
+    state->changed.wait(lock, [&] { return !state->queue.empty() || state->closed; });
+    if (state->queue.empty()) return;
+    LaneState::Task task = std::move(state->queue.front());
+    state->queue.pop_front();
+    --state->n_queued;
+    state->running = true;
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      task.work();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    task.work = nullptr;  // what the task kept alive goes before anyone is told that it is done
+    lock.lock();
+    state->running = false;
+    state->changed.notify_all();
+    lock.unlock();
+    task.ticket->finish(error);
+    task.ticket.reset();
+    lock.lock();
+  }
+}
+
+}  // namespace
+
+Lane::Lane() : state_(std::make_shared<LaneState>()) {
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(hold_all, release_all, restart_all); });
+  const std::lock_guard lock(registry().mutex);
+  registry().states.push_back(state_.get());
+}
+
+Lane::~Lane() {
+  close();
+  const std::lock_guard lock(registry().mutex);
+  auto& states = registry().states;
+  states.erase(std::remove(states.begin(), states.end(), state_.get()), states.end());
+}
+
+void Lane::submit(std::function<void()> task, std::shared_ptr<Ticket> ticket) {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->closed) throw std::logic_error("the executable is closed");
+  state_->queue.push_back({std::move(task), std::move(ticket)});
+  ++state_->n_queued;
+  if (!state_->has_worker) {
+    state_->worker = std::thread([state = state_] { run(state); });
+    state_->has_worker = true;
+  }
+  state_->changed.notify_all();
+}
+
+std::mutex& Lane::execution_mutex() noexcept { return state_->execution; }
+
+bool Lane::idle() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->queue.empty() && !state_->running;
+}
+
+void Lane::drain() {
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [this] { return state_->queue.empty() && !state_->running; });
+}
+
+void Lane::close() noexcept {
+  std::thread worker;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->closed = true;
+    state_->changed.notify_all();
+    worker = std::move(state_->worker);
+  }
+  if (!worker.joinable()) return;
+  if (worker.get_id() == std::this_thread::get_id()) {
+    worker.detach();
+  } else {
+    worker.join();
+  }
+}
+
+void Lane::close_all() noexcept {
+  std::vector<std::thread> workers;
+  {
+    const std::lock_guard lock(registry().mutex);
+    for (LaneState* state : registry().states) {
+      const std::lock_guard state_lock(state->mutex);
+      state->closed = true;
+      state->changed.notify_all();
+      if (state->worker.joinable()) workers.push_back(std::move(state->worker));
+    }
+  }
+  for (std::thread& worker : workers) worker.join();
+}
+
+}  // namespace offload

@@ -1,0 +1,231 @@
+#include "cpu/cpu_resident.hpp"
+
+#include <ATen/ops/copy.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+
+#include "cpu/allocations.hpp"
+#include "offload/errors.hpp"
+#include "replay/kernel_scope.hpp"
+
+namespace offload {
+namespace {
+
+c10::OperatorHandle find_operator(const std::string& name, const std::string& overload) {
+  auto found = c10::Dispatcher::singleton().findSchema({name, overload});
+  if (!found) {
+    throw std::invalid_argument("operator " + name + (overload.empty() ? "" : "." + overload) +
+                                " does not exist in this torch");
+  }
+  return *found;
+}
+
+void flatten_into(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+  if (value.isTensor()) {
+    tensors.push_back(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(tensor);
+  } else {
+    tensors.emplace_back();
+  }
+}
+
+bool same_layout(const at::Tensor& tensor, const CpuMade& made) {
+  return tensor.sizes() == c10::IntArrayRef(made.layout.shape) &&
+         tensor.scalar_type() == made.layout.dtype &&
+         (tensor.numel() == 0 || tensor.strides() == c10::IntArrayRef(made.layout.strides)) &&
+         tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size()) ==
+             made.offset_bytes &&
+         tensor.is_conj() == made.layout.conjugate && tensor.is_neg() == made.layout.negative;
+}
+
+bool equals(const c10::IValue& found, const c10::IValue& recorded) {
+  if (found.isDouble() && recorded.isDouble()) {
+    const double one = found.toDouble();
+    const double other = recorded.toDouble();
+    return one == other || (one != one && other != other);
+  }
+  if (found.isInt() && recorded.isInt()) return found.toInt() == recorded.toInt();
+  if (found.isBool() && recorded.isBool()) return found.toBool() == recorded.toBool();
+  if (found.isComplexDouble() && recorded.isComplexDouble()) {
+    return found.toComplexDouble() == recorded.toComplexDouble();
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> tensors_on(const std::vector<c10::IValue>& stack) {
+  std::vector<at::Tensor> tensors;
+  for (const c10::IValue& value : stack) flatten_into(value, tensors);
+  return tensors;
+}
+
+CpuResident::CpuResident(std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors)
+    : slots_(std::move(slots)) {
+  storages_.reserve(slots_.size());
+  for (const CpuSlot& slot : slots_) {
+    storages_.emplace_back(c10::Storage::use_byte_size_t(), slot.size_bytes,
+                           c10::DataPtr(nullptr, c10::Device(c10::kCPU)), nullptr,
+                           /*resizable=*/false);
+  }
+  tensors_.reserve(tensors.size());
+  for (const CpuTensor& tensor : tensors) {
+    tensors_.push_back(tensor_on(storages_.at(tensor.slot), tensor.offset_bytes, tensor.layout,
+                                 c10::Device(c10::kCPU)));
+  }
+}
+
+void CpuResident::add(CpuLaunch launch) {
+  launch.call = find_operator(launch.operator_name, launch.overload);
+  const std::string full_name =
+      launch.operator_name + (launch.overload.empty() ? "" : "." + launch.overload);
+  if (launch.has_out) {
+    launch.thunk = find_thunk(full_name);
+    if (launch.thunk == nullptr) {
+      launch.out = find_operator(launch.operator_name, launch.out_overload);
+      launch.out_stack = launch.arguments;
+      for (const at::Tensor& output : launch.outputs) launch.out_stack.emplace_back(output);
+    }
+    launch.mode = CpuMode::kUnproved;
+  }
+  launches_.push_back(std::move(launch));
+}
+
+std::vector<Relocation> CpuResident::relocations() const {
+  std::vector<Relocation> all;
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (!slots_[slot].relocated) continue;
+    all.push_back({static_cast<std::uint32_t>(slot), static_cast<std::uint32_t>(slot), 0});
+  }
+  return all;
+}
+
+void CpuResident::patch(const std::vector<Patch>& patches) noexcept {
+  for (const Patch& patch : patches) {
+    storages_[patch.word].unsafeGetStorageImpl()->set_data_ptr_noswap(
+        c10::DataPtr(reinterpret_cast<void*>(patch.address), c10::Device(c10::kCPU)));
+  }
+}
+
+void CpuResident::execute(std::uint64_t& first_launch_ns) {
+  first_launch_ns = now_ns();
+  CpuLaunch* current = nullptr;
+  try {
+    if (proved_) {
+      for (CpuLaunch& launch : launches_) {
+        current = &launch;
+        run(launch);
+      }
+    } else {
+      for (CpuLaunch& launch : launches_) {
+        current = &launch;
+        if (launch.mode == CpuMode::kUnproved) launch.mode = prove_out_variant(launch);
+        const AllocationCount count;
+        run(launch);
+        launch.outside_bytes = count.bytes();
+      }
+      proved_ = true;
+    }
+  } catch (const BindingError&) {
+    release_all();
+    throw;
+  } catch (const std::exception& error) {
+    release_all();
+    const std::string what = error.what();
+    throw ExecutionError(current->source + ": " + current->operator_name + ": " +
+                         what.substr(0, what.find('\n')));
+  }
+}
+
+void CpuResident::run(CpuLaunch& launch) {
+  switch (launch.mode) {
+    case CpuMode::kThunk:
+      launch.thunk(launch.arguments.data(), launch.outputs.data());
+      break;
+    case CpuMode::kOut:
+      stack_.assign(launch.out_stack.begin(), launch.out_stack.end());
+      launch.out->callBoxed(&stack_);
+      stack_.clear();
+      break;
+    case CpuMode::kCall:
+    case CpuMode::kCopied:
+    case CpuMode::kUnproved:
+      call(launch);
+      break;
+  }
+  for (const std::size_t slot : launch.releases) release(slot);
+}
+
+void CpuResident::call(CpuLaunch& launch) {
+  stack_.assign(launch.arguments.begin(), launch.arguments.end());
+  launch.call->callBoxed(&stack_);
+  if (launch.guard && !equals(stack_.at(0), *launch.guard)) {
+    std::ostringstream message;
+    message << launch.source << ": " << launch.operator_name << " read " << stack_.at(0)
+            << " on the host, recorded was " << *launch.guard
+            << "; capture again for this value, or avoid the read";
+    throw BindingError(message.str());
+  }
+  if (launch.mode == CpuMode::kCopied) {
+    const std::vector<at::Tensor> results = tensors_on(stack_);
+    for (std::size_t index = 0; index < launch.outputs.size(); ++index) {
+      launch.outputs[index].copy_(results.at(index));
+    }
+  } else if (!launch.made.empty()) {
+    const std::vector<at::Tensor> results = tensors_on(stack_);
+    for (const CpuMade& made : launch.made) adopt(launch, results, made);
+  }
+  stack_.clear();
+}
+
+// Moves a result's memory into its slot, where the tensors of later launches find it.
+void CpuResident::adopt(CpuLaunch& launch, const std::vector<at::Tensor>& results,
+                        const CpuMade& made) {
+  const at::Tensor& result = results.at(made.position);
+  if (!result.defined() || !same_layout(result, made)) {
+    std::ostringstream message;
+    message << launch.source << ": " << launch.operator_name << " returned shape "
+            << (result.defined() ? result.sizes() : c10::IntArrayRef()) << ", recorded was "
+            << c10::IntArrayRef(made.layout.shape);
+    if (launch.guards_shape) throw BindingError(message.str());
+    throw ExecutionError(message.str());
+  }
+  c10::StorageImpl* const storage = result.storage().unsafeGetStorageImpl();
+  c10::StorageImpl* const slot = storages_[made.slot].unsafeGetStorageImpl();
+  std::size_t n_sharing = 0;
+  for (const at::Tensor& other : results) {
+    n_sharing += other.defined() && other.storage().unsafeGetStorageImpl() == storage;
+  }
+  if (storage->nbytes() < slots_[made.slot].size_bytes) {
+    throw ExecutionError("returned fewer bytes than recorded");
+  }
+  // One reference for each result tensor on the stack; more means that somebody else holds it.
+  if (static_cast<std::size_t>(result.storage().use_count()) <= n_sharing) {
+    slot->set_data_ptr_noswap(storage->set_data_ptr(c10::DataPtr(nullptr, result.device())));
+  } else {
+    c10::DataPtr memory = c10::GetCPUAllocator()->allocate(slots_[made.slot].size_bytes);
+    std::memcpy(memory.get(), storage->data(), slots_[made.slot].size_bytes);
+    slot->set_data_ptr_noswap(std::move(memory));
+  }
+}
+
+c10::DataPtr CpuResident::take(std::size_t slot) {
+  return storages_.at(slot).unsafeGetStorageImpl()->set_data_ptr(
+      c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+}
+
+void CpuResident::release(std::size_t slot) noexcept {
+  storages_[slot].unsafeGetStorageImpl()->set_data_ptr_noswap(
+      c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+}
+
+void CpuResident::release_all() noexcept {
+  stack_.clear();
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (!slots_[slot].relocated) release(slot);
+  }
+}
+
+}  // namespace offload

@@ -1,0 +1,112 @@
+// A program resident in the CPU's memory: its launches in order, on tensors over patched storages.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cpu/thunks.hpp"
+#include "offload/resident.hpp"
+#include "replay/call.hpp"
+
+namespace offload {
+
+// A slot's size; its address comes with the patches.
+struct CpuSlot {
+  std::size_t size_bytes = 0;
+  bool relocated = true;  // false: an operator allocates it
+};
+
+// A tensor on a slot.
+struct CpuTensor {
+  std::size_t slot = 0;
+  std::int64_t offset_bytes = 0;
+  TensorLayout layout;
+};
+
+// A result that the operator allocates, and the slot that takes its memory.
+struct CpuMade {
+  std::size_t position = 0;  // among the tensors that the operator returns
+  std::size_t slot = 0;
+  std::int64_t offset_bytes = 0;
+  TensorLayout layout;
+};
+
+// How a launch is carried out.
+enum class CpuMode : std::uint8_t {
+  kCall,      // the operator as recorded: it returns memory of its own, or writes its arguments
+  kThunk,     // a typed out-variant
+  kOut,       // the operator's out-variant, boxed
+  kCopied,    // an out-variant failed its proof: called as recorded, its result copied
+  kUnproved,  // has an out-variant, not yet executed
+};
+
+struct CpuLaunch {
+  std::string operator_name;  // aten::add
+  std::string overload;       // Tensor
+  std::string source;
+  std::string out_overload;  // empty: none
+  bool has_out = false;      // an out-variant or a thunk is to be proved and used
+  std::vector<c10::IValue> arguments;
+  std::vector<at::Tensor> outputs;    // with has_out: where the results go
+  std::vector<CpuMade> made;          // without: what it allocates
+  std::vector<std::size_t> releases;  // operator slots that nobody reads after it
+  std::optional<c10::IValue> guard;
+  bool guards_shape = false;
+
+  // Set when the resident is built and proved.
+  std::optional<c10::OperatorHandle> call;
+  std::optional<c10::OperatorHandle> out;
+  Thunk thunk = nullptr;
+  std::vector<c10::IValue> out_stack;
+  CpuMode mode = CpuMode::kCall;
+  std::uint64_t outside_bytes = 0;  // allocated outside the arena, as counted once
+};
+
+// Owner, thread, errors: as Resident. The first execution proves each out-variant before it is
+// used: run beside the functional operator on the live inputs, it must give the same bits and
+// leave guards around its results untouched.
+class CpuResident final : public Resident {
+ public:
+  CpuResident(std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors);
+
+  // The tensors that launches' arguments refer to, by their position in the constructor's list.
+  const at::Tensor& tensor(std::size_t index) const { return tensors_.at(index); }
+
+  // Adds the next launch. Throws std::invalid_argument for an operator that does not exist.
+  void add(CpuLaunch launch);
+
+  const std::vector<CpuLaunch>& launches() const { return launches_; }
+
+  std::vector<Relocation> relocations() const override;
+  void patch(const std::vector<Patch>& patches) noexcept override;
+  void execute(std::uint64_t& first_launch_ns) override;
+  c10::DataPtr take(std::size_t slot) override;
+
+ private:
+  void run(CpuLaunch& launch);
+  void call(CpuLaunch& launch);
+  void adopt(CpuLaunch& launch, const std::vector<at::Tensor>& results, const CpuMade& made);
+  void release(std::size_t slot) noexcept;
+  void release_all() noexcept;
+
+  std::vector<CpuSlot> slots_;
+  std::vector<c10::Storage> storages_;  // by slot
+  std::vector<at::Tensor> tensors_;
+  std::vector<CpuLaunch> launches_;
+  std::vector<c10::IValue> stack_;
+  bool proved_ = false;
+};
+
+// Decides how a launch with an out-variant is carried out, by running it. Called where its
+// arguments hold this execution's values; leaves them and every output slot as they are.
+CpuMode prove_out_variant(CpuLaunch& launch);
+
+// The tensors that an operator left on the stack, lists flattened; undefined ones for non-tensors.
+std::vector<at::Tensor> tensors_on(const std::vector<c10::IValue>& stack);
+
+}  // namespace offload

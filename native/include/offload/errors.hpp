@@ -1,0 +1,27 @@
+// The errors that cross into Python, where they become the classes of offload.errors.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace offload {
+
+// An argument of an execution does not fit. Raised before anything has run.
+class BindingError : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+// The device failed while executing. Raised at the wait.
+class ExecutionError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The plan or its placement cannot be made.
+class PlanError : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+}  // namespace offload

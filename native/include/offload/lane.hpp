@@ -1,0 +1,76 @@
+// Lanes and tickets: work that a thread of its own does in order, and the promise of its result.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace offload {
+
+// The state of one submitted execution.
+//
+// Owner: shared by the caller and the lane. Thread: any may wait; one finishes it. Errors: wait
+// rethrows what the work threw, at each call.
+class Ticket {
+ public:
+  // Whether the work has ended, well or not.
+  bool done() const;
+
+  // Blocks until it has ended; rethrows its error. The caller must not hold the GIL.
+  void wait();
+
+  // Marks the end, with the error if there was one. Called once, by the lane.
+  void finish(std::exception_ptr error) noexcept;
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;
+  bool done_ = false;
+  std::exception_ptr error_;
+};
+
+struct LaneState;
+
+// One worker thread with a queue. The thread starts with the first task, looks for work for a
+// while after each (a hand-off to a looking thread takes a tenth of a microsecond, to a sleeping
+// one ten), then sleeps.
+//
+// Owner: one executable. Thread: any may submit; tasks run one at a time in order of submission.
+// Errors: a task's error goes to its ticket; submit after close throws std::logic_error. The
+// destructor waits for what is queued and never throws; when the worker itself drops the last
+// reference it detaches instead of waiting for itself. After a fork the child's lane is empty and
+// usable; tickets of work that was queued fail there.
+class Lane {
+ public:
+  Lane();
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  // Queues a task; its ticket is finished after it.
+  void submit(std::function<void()> task, std::shared_ptr<Ticket> ticket);
+
+  // Held while the executable executes, on whichever thread; a fork waits for it.
+  std::mutex& execution_mutex() noexcept;
+
+  // Whether no task is queued or running.
+  bool idle() const;
+
+  // Blocks until every task submitted so far has ended. The caller must not hold the GIL.
+  void drain();
+
+  // Waits for what is queued, then ends the thread. Later submissions throw.
+  void close() noexcept;
+
+  // Closes every lane of the process: called once, before the interpreter goes away.
+  static void close_all() noexcept;
+
+ private:
+  std::shared_ptr<LaneState> state_;
+};
+
+}  // namespace offload

@@ -1,0 +1,39 @@
+// The native seam of a backend: a program resident on a device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "offload/header.hpp"
+
+namespace offload {
+
+// A program that is loaded on a device and can be executed at the addresses that its words hold.
+//
+// Owner: one Replay, which serialises all calls. Thread: any, without the GIL; torch's thread-local
+// modes are whatever the caller has, so execute must not depend on them. Errors: execute throws
+// ExecutionError for a failing launch and BindingError for a failing guard; patch never throws.
+class Resident {
+ public:
+  virtual ~Resident() = default;
+
+  // Where each relocated word gets its address from; read once, when the header is made.
+  virtual std::vector<Relocation> relocations() const = 0;
+
+  // Writes words. Called before execute, with every word that changed since the last call.
+  virtual void patch(const std::vector<Patch>& patches) noexcept = 0;
+
+  // Runs all launches; calls begin_launches just before the first.
+  virtual void execute(std::uint64_t& first_launch_ns) = 0;
+
+  // Hands over the memory of an output that its operator allocated itself.
+  virtual c10::DataPtr take(std::size_t slot) = 0;
+};
+
+// Nanoseconds of the steady clock.
+std::uint64_t now_ns() noexcept;
+
+}  // namespace offload

@@ -1,0 +1,344 @@
+#include "replay/call.hpp"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/copy.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <sstream>
+
+#include "offload/errors.hpp"
+
+namespace offload {
+namespace {
+
+std::string text(const TensorLayout& layout) {
+  std::ostringstream out;
+  out << c10::toString(layout.dtype) << c10::IntArrayRef(layout.shape);
+  return out.str();
+}
+
+std::string text(const at::Tensor& tensor) {
+  std::ostringstream out;
+  out << c10::toString(tensor.scalar_type()) << tensor.sizes();
+  return out.str();
+}
+
+[[noreturn]] void refuse(const std::string& message) { throw BindingError(message); }
+
+struct Range {
+  std::uint64_t begin;
+  std::uint64_t end;
+  bool overlaps(const Range& other) const { return begin < other.end && other.begin < end; }
+};
+
+std::size_t span_of(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  std::int64_t last = 0;
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return static_cast<std::size_t>(last + 1) * tensor.element_size();
+}
+
+Range range_of(const at::Tensor& tensor) {
+  const auto begin = reinterpret_cast<std::uint64_t>(tensor.const_data_ptr());
+  return {begin, begin + span_of(tensor)};
+}
+
+// Equal strides but for dimensions of one element, whose stride is never used.
+bool same_strides(const at::Tensor& tensor, const TensorLayout& layout) {
+  const auto strides = tensor.strides();
+  for (std::size_t dim = 0; dim < layout.shape.size(); ++dim) {
+    if (strides[dim] != layout.strides[dim] && layout.shape[dim] > 1) return false;
+  }
+  return true;
+}
+
+void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const std::string& name,
+                  c10::Device device) {
+  if (!tensor.defined()) refuse(name + ": expected " + text(layout) + ", got no tensor");
+  if (tensor.device().type() != device.type()) {
+    refuse(name + ": expected a tensor on " + device.str() + ", got one on " +
+           tensor.device().str() + "; move it with .to(\"" + device.str() + "\")");
+  }
+  if (tensor.layout() != c10::kStrided || tensor.unsafeGetTensorImpl()->is_python_dispatch()) {
+    refuse(name + ": expected a plain strided tensor, got a sparse tensor or a subclass");
+  }
+  if (tensor.scalar_type() != layout.dtype || tensor.sizes() != c10::IntArrayRef(layout.shape)) {
+    refuse(name + ": expected " + text(layout) + ", got " + text(tensor) +
+           "; a program is recorded for one shape and dtype, capture again for another");
+  }
+}
+
+bool usable_in_place(const at::Tensor& tensor, const TensorLayout& layout) {
+  return tensor.is_conj() == layout.conjugate && tensor.is_neg() == layout.negative &&
+         (tensor.numel() == 0 || same_strides(tensor, layout));
+}
+
+at::Tensor fresh(const TensorLayout& layout, c10::Device device) {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), layout.span_bytes(),
+                       c10::GetAllocator(device.type()), /*resizable=*/false);
+  return tensor_on(std::move(storage), 0, layout, device);
+}
+
+void bind_input(const CallSpec& spec, std::size_t index, Call& call) {
+  const InputSpec& input = spec.inputs[index];
+  const at::Tensor& given = call.inputs[index];
+  check_tensor(given, input.layout, input.name, spec.device);
+  if (usable_in_place(given, input.layout)) {
+    call.bound_inputs.push_back(given);
+    return;
+  }
+  if (input.returned_as_view) {
+    std::ostringstream message;
+    message << input.name << ": the result is a view of it, so it needs the recorded strides "
+            << c10::IntArrayRef(input.layout.strides) << ", got " << given.strides();
+    refuse(message.str());
+  }
+  at::Tensor copy = fresh(input.layout, spec.device);
+  call.copies_in.push_back({given, copy});
+  call.bytes_copied += given.nbytes();
+  if (input.written) {
+    call.copies_back.push_back({copy, given});
+    call.bytes_copied += given.nbytes();
+  }
+  call.bound_inputs.push_back(std::move(copy));
+}
+
+// Inputs of which one is written must overlap exactly as recorded, the others not at all.
+void check_input_overlaps(const CallSpec& spec, const Call& call) {
+  for (std::size_t first = 0; first < spec.inputs.size(); ++first) {
+    for (std::size_t second = first + 1; second < spec.inputs.size(); ++second) {
+      if (!spec.inputs[first].written && !spec.inputs[second].written) continue;
+      const Range one = range_of(call.inputs[first]);
+      const Range other = range_of(call.inputs[second]);
+      const OverlapSpec* recorded = nullptr;
+      for (const OverlapSpec& overlap : spec.overlaps) {
+        if (overlap.first == first && overlap.second == second) recorded = &overlap;
+      }
+      const std::string names = spec.inputs[first].name + " and " + spec.inputs[second].name;
+      if (recorded == nullptr) {
+        if (one.overlaps(other)) {
+          refuse(names + " overlap in memory and one of them is written: they were separate when " +
+                 "recorded, so pass separate tensors");
+        }
+      } else if (static_cast<std::int64_t>(other.begin - one.begin) != recorded->distance_bytes ||
+                 !call.bound_inputs[first].is_same(call.inputs[first]) ||
+                 !call.bound_inputs[second].is_same(call.inputs[second])) {
+        refuse(names + " shared memory when recorded, " + std::to_string(recorded->distance_bytes) +
+               " bytes apart, and one of them is written: they must do so again, with the same " +
+               "strides");
+      }
+    }
+  }
+}
+
+void check_weight_overlaps(const CallSpec& spec, const Call& call) {
+  for (const WeightSpec& weight : spec.weights) {
+    const c10::Storage& storage = weight.holders.front().storage();
+    const auto begin = reinterpret_cast<std::uint64_t>(storage.data());
+    const Range range{begin, begin + weight.size_bytes};
+    for (std::size_t index = 0; index < spec.inputs.size(); ++index) {
+      if (!weight.written && !spec.inputs[index].written) continue;
+      if (range_of(call.inputs[index]).overlaps(range)) {
+        refuse(spec.inputs[index].name + " overlaps " + weight.name +
+               " in memory and one of them is written: pass a copy");
+      }
+    }
+    for (const at::Tensor& given : call.given_results) {
+      if (given.defined() && range_of(given).overlaps(range)) {
+        refuse("out: a buffer overlaps " + weight.name + ": pass separate memory");
+      }
+    }
+  }
+}
+
+void check_given_overlaps(const CallSpec& spec, const Call& call) {
+  for (std::size_t index = 0; index < call.given_results.size(); ++index) {
+    const at::Tensor& given = call.given_results[index];
+    if (!given.defined()) continue;
+    const std::string name = "out[" + std::to_string(index) + "]";
+    for (std::size_t input = 0; input < spec.inputs.size(); ++input) {
+      if (range_of(given).overlaps(range_of(call.inputs[input]))) {
+        refuse(name + " overlaps " + spec.inputs[input].name + " in memory: pass separate memory");
+      }
+    }
+    for (std::size_t other = index + 1; other < call.given_results.size(); ++other) {
+      const at::Tensor& second = call.given_results[other];
+      if (second.defined() && range_of(given).overlaps(range_of(second))) {
+        refuse(name + " overlaps out[" + std::to_string(other) + "]: pass separate memory");
+      }
+    }
+  }
+}
+
+void check_given(const CallSpec& spec, Call& call, std::size_t index) {
+  const at::Tensor& given = call.given_results[index];
+  if (!given.defined()) return;
+  const ResultSpec& result = spec.results[index];
+  const std::string name = "out[" + std::to_string(index) + "]";
+  if (result.source != ResultSource::kOutput) {
+    const bool of_input = result.source == ResultSource::kInput;
+    refuse(name + ": the result is " +
+           (of_input ? spec.inputs[result.index].name : spec.weights[result.index].name) +
+           " itself or a view of it, so it takes no buffer; pass None");
+  }
+  check_tensor(given, result.layout, name, spec.device);
+  for (std::int64_t dim = 0; dim < given.dim(); ++dim) {
+    if (given.size(dim) > 1 && given.stride(dim) == 0) {
+      refuse(name + ": several of its elements share memory; pass a buffer without expanded " +
+             "dimensions");
+    }
+  }
+}
+
+void bind_outputs(const CallSpec& spec, Call& call) {
+  call.outputs.resize(spec.outputs.size());
+  call.output_addresses.assign(spec.outputs.size(), 0);
+  for (std::size_t index = 0; index < spec.results.size(); ++index) {
+    check_given(spec, call, index);
+    const at::Tensor& given = call.given_results[index];
+    const ResultSpec& result = spec.results[index];
+    if (!given.defined()) continue;
+    const bool in_place = result.covers_output && !spec.outputs[result.index].operator_allocated &&
+                          usable_in_place(given, result.layout);
+    if (in_place) {
+      call.outputs[result.index] = given.storage();
+      call.output_addresses[result.index] =
+          reinterpret_cast<std::uint64_t>(given.mutable_data_ptr());
+    } else {
+      call.copied_results.push_back(index);
+      call.bytes_copied += given.nbytes();
+    }
+  }
+  c10::Allocator* const allocator = c10::GetAllocator(spec.device.type());
+  for (std::size_t index = 0; index < spec.outputs.size(); ++index) {
+    const OutputSpec& output = spec.outputs[index];
+    if (output.operator_allocated || call.outputs[index]) continue;
+    c10::Storage storage(c10::Storage::use_byte_size_t(), output.size_bytes, allocator,
+                         /*resizable=*/true);
+    call.output_addresses[index] = reinterpret_cast<std::uint64_t>(storage.mutable_data());
+    call.outputs[index] = std::move(storage);
+  }
+}
+
+void check_feature_map(const CallSpec& spec, const Call& call) {
+  const at::Tensor& map = call.feature_map;
+  if (!map.defined()) return;
+  if (map.scalar_type() != c10::ScalarType::Byte || !map.is_contiguous() ||
+      map.device().type() != spec.device.type()) {
+    refuse("feature_map: expected a contiguous uint8 tensor on " + spec.device.str() + ", got " +
+           text(map) + " on " + map.device().str());
+  }
+  if (map.nbytes() < spec.feature_map_bytes) {
+    refuse("feature_map: expected at least " + std::to_string(spec.feature_map_bytes) +
+           " bytes, got " + std::to_string(map.nbytes()) +
+           "; allocate run.feature_map_bytes of them");
+  }
+  const Range range = range_of(map);
+  if (range.begin % spec.alignment_bytes != 0 && spec.feature_map_bytes > 0) {
+    refuse("feature_map: expected an address aligned to " + std::to_string(spec.alignment_bytes) +
+           " bytes; torch.empty gives one, a slice may not");
+  }
+  for (std::size_t index = 0; index < call.inputs.size(); ++index) {
+    if (range_of(call.inputs[index]).overlaps(range)) {
+      refuse("feature_map overlaps " + spec.inputs[index].name + ": pass separate memory");
+    }
+  }
+  for (const at::Tensor& given : call.given_results) {
+    if (given.defined() && range_of(given).overlaps(range)) {
+      refuse("feature_map overlaps an out= buffer: pass separate memory");
+    }
+  }
+}
+
+bool has_writes(const CallSpec& spec) {
+  for (const InputSpec& input : spec.inputs) {
+    if (input.written) return true;
+  }
+  for (const WeightSpec& weight : spec.weights) {
+    if (weight.written) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::size_t TensorLayout::span_bytes() const {
+  std::int64_t last = 0;
+  for (std::size_t dim = 0; dim < shape.size(); ++dim) {
+    if (shape[dim] == 0) return 0;
+    last += (shape[dim] - 1) * strides[dim];
+  }
+  return static_cast<std::size_t>(last + 1) * c10::elementSize(dtype);
+}
+
+at::Tensor tensor_on(c10::Storage storage, std::int64_t offset_bytes, const TensorLayout& layout,
+                     c10::Device device) {
+  const c10::DispatchKeySet keys(
+      c10::computeDispatchKey(layout.dtype, c10::Layout::Strided, device));
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), keys, c10::scalarTypeToTypeMeta(layout.dtype));
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(
+      layout.shape, layout.strides,
+      offset_bytes / static_cast<std::int64_t>(c10::elementSize(layout.dtype)));
+  if (layout.conjugate) impl->_set_conj(true);
+  if (layout.negative) impl->_set_neg(true);
+  return tensor;
+}
+
+Call bind_call(const CallSpec& spec, std::vector<at::Tensor> inputs, std::vector<at::Tensor> out,
+               const at::Tensor& feature_map) {
+  if (inputs.size() != spec.inputs.size()) {
+    refuse("expected " + std::to_string(spec.inputs.size()) + " tensors, got " +
+           std::to_string(inputs.size()));
+  }
+  const bool has_out = !out.empty();
+  if (has_out && out.size() != spec.results.size()) {
+    refuse("out: expected " + std::to_string(spec.results.size()) + " buffers or None, got " +
+           std::to_string(out.size()));
+  }
+  Call call;
+  call.inputs = std::move(inputs);
+  call.bound_inputs.reserve(call.inputs.size());
+  call.given_results = std::move(out);
+  call.given_results.resize(spec.results.size());
+  call.feature_map = feature_map;
+  for (std::size_t index = 0; index < spec.inputs.size(); ++index) bind_input(spec, index, call);
+  if (has_writes(spec)) check_input_overlaps(spec, call);
+  if (has_writes(spec) || has_out) check_weight_overlaps(spec, call);
+  bind_outputs(spec, call);
+  if (has_out) check_given_overlaps(spec, call);
+  check_feature_map(spec, call);
+  return call;
+}
+
+std::vector<at::Tensor> results_of(const CallSpec& spec, Call& call) {
+  std::vector<at::Tensor> results;
+  results.reserve(spec.results.size());
+  for (std::size_t index = 0; index < spec.results.size(); ++index) {
+    const ResultSpec& result = spec.results[index];
+    at::Tensor& given = call.given_results[index];
+    if (result.source == ResultSource::kInput) {
+      const at::Tensor& input = call.inputs[result.index];
+      const auto base = static_cast<std::int64_t>(input.storage_offset() *
+                                                  static_cast<std::int64_t>(input.element_size()));
+      results.push_back(result.is_argument ? input
+                                           : tensor_on(input.storage(), base + result.offset_bytes,
+                                                       result.layout, spec.device));
+    } else if (result.source == ResultSource::kWeight) {
+      results.push_back(tensor_on(spec.weights[result.index].holders.front().storage(),
+                                  result.offset_bytes, result.layout, spec.device));
+    } else if (given.defined()) {
+      results.push_back(given);
+    } else {
+      results.push_back(
+          tensor_on(call.outputs[result.index], result.offset_bytes, result.layout, spec.device));
+    }
+  }
+  return results;
+}
+
+}  // namespace offload

@@ -1,0 +1,117 @@
+// What a caller gives and gets: tensors against the recorded shapes, and their addresses.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace offload {
+
+// A strided tensor without memory.
+struct TensorLayout {
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  bool conjugate = false;
+  bool negative = false;
+
+  // Bytes from the first element to one past the last.
+  std::size_t span_bytes() const;
+};
+
+struct InputSpec {
+  std::string name;
+  TensorLayout layout;
+  std::size_t slot = 0;
+  bool written = false;
+  bool returned_as_view = false;  // the result aliases it, so a strided copy will not do
+};
+
+// An output's memory: allocated for each execution, or by the operator that makes it.
+struct OutputSpec {
+  std::string name;
+  std::size_t slot = 0;
+  std::size_t size_bytes = 0;
+  bool operator_allocated = false;
+};
+
+enum class ResultSource : std::uint8_t { kInput, kWeight, kOutput };
+
+// One tensor of the result: a view of an input, a weight or an output.
+struct ResultSpec {
+  ResultSource source = ResultSource::kOutput;
+  std::size_t index = 0;  // of the input, weight or output
+  std::int64_t offset_bytes = 0;
+  TensorLayout layout;
+  bool is_argument = false;  // the caller's own tensor is returned
+  bool covers_output =
+      false;  // the only result on its output, and all of it: `out=` binds in place
+};
+
+struct WeightSpec {
+  std::string name;
+  std::size_t slot = 0;
+  std::size_t size_bytes = 0;
+  bool written = false;
+  std::vector<at::Tensor> holders;
+  std::vector<TensorLayout> layouts;  // of each holder, as recorded
+  std::vector<std::int64_t> offsets;  // of each holder in the storage, in elements
+  c10::Storage storage;               // the one that is bound
+};
+
+// Inputs that must overlap as recorded, since one of them is written.
+struct OverlapSpec {
+  std::size_t first = 0;
+  std::size_t second = 0;
+  std::int64_t distance_bytes = 0;
+};
+
+struct CallSpec {
+  c10::Device device = c10::kCPU;
+  std::vector<InputSpec> inputs;
+  std::vector<OutputSpec> outputs;
+  std::vector<ResultSpec> results;
+  std::vector<WeightSpec> weights;
+  std::vector<OverlapSpec> overlaps;
+  std::size_t feature_map_slot = 0;
+  std::size_t feature_map_bytes = 0;
+  std::size_t alignment_bytes = 64;
+};
+
+// A copy that an execution makes because a tensor cannot be used where it lies.
+struct Copy {
+  at::Tensor from;
+  at::Tensor to;
+};
+
+// One execution's tensors, from the check to the result. Keeps everything bound alive.
+struct Call {
+  std::vector<at::Tensor> inputs;        // as given
+  std::vector<at::Tensor> bound_inputs;  // as used: the same, or a copy with recorded strides
+  std::vector<c10::Storage> outputs;     // memory of each output; empty until taken
+  std::vector<std::uint64_t> output_addresses;
+  std::vector<at::Tensor> given_results;    // out=, by result; undefined where fresh
+  std::vector<std::size_t> copied_results;  // of those, the ones that need a copy
+  at::Tensor feature_map;                   // undefined: the executable's own
+  std::vector<Copy> copies_in;
+  std::vector<Copy> copies_back;
+  std::uint64_t bytes_copied = 0;
+  std::uint64_t convert_ns = 0;  // from the caller's call to the end of bind_call
+};
+
+// Checks the given tensors and allocates the outputs.
+//
+// Errors: BindingError naming the tensor, what was expected and what came; nothing has run.
+Call bind_call(const CallSpec& spec, std::vector<at::Tensor> inputs, std::vector<at::Tensor> out,
+               const at::Tensor& feature_map);
+
+// The result tensors of a finished call, given ones included.
+std::vector<at::Tensor> results_of(const CallSpec& spec, Call& call);
+
+// A tensor of this layout on a storage.
+at::Tensor tensor_on(c10::Storage storage, std::int64_t offset_bytes, const TensorLayout& layout,
+                     c10::Device device);
+
+}  // namespace offload

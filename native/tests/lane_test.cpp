@@ -1,0 +1,164 @@
+#include "offload/lane.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <vector>
+
+#include "check.hpp"
+#include "offload/lease.hpp"
+
+namespace {
+
+using offload::Lane;
+using offload::Lease;
+using offload::Ticket;
+
+void pause_for(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
+
+void tasks_run_in_order() {
+  Lane lane;
+  std::vector<int> order;
+  std::vector<std::shared_ptr<Ticket>> tickets;
+  for (int task = 0; task < 1000; ++task) {
+    tickets.push_back(std::make_shared<Ticket>());
+    lane.submit([&order, task] { order.push_back(task); }, tickets.back());
+    if (task == 500) pause_for(5);  // long enough for the worker to fall asleep
+  }
+  for (const auto& ticket : tickets) ticket->wait();
+  CHECK_THAT(order.size() == 1000);
+  for (int task = 0; task < 1000; ++task) CHECK_THAT(order[static_cast<std::size_t>(task)] == task);
+  lane.drain();
+  CHECK_THAT(lane.idle());
+}
+
+void errors_go_to_their_ticket() {
+  Lane lane;
+  const auto good = std::make_shared<Ticket>();
+  const auto bad = std::make_shared<Ticket>();
+  lane.submit([] { throw std::runtime_error("broken"); }, bad);
+  lane.submit([] {}, good);
+  good->wait();
+  for (int time = 0; time < 2; ++time) {
+    bool threw = false;
+    try {
+      bad->wait();
+    } catch (const std::runtime_error&) {
+      threw = true;
+    }
+    CHECK_THAT(threw);
+  }
+  CHECK_THAT(bad->done());
+}
+
+void close_finishes_what_is_queued() {
+  Lane lane;
+  std::atomic<int> n_done = 0;
+  for (int task = 0; task < 20; ++task) {
+    lane.submit([&n_done] { pause_for(1), ++n_done; }, std::make_shared<Ticket>());
+  }
+  lane.close();
+  lane.close();
+  CHECK_THAT(n_done == 20);
+  bool threw = false;
+  try {
+    lane.submit([] {}, std::make_shared<Ticket>());
+  } catch (const std::logic_error&) {
+    threw = true;
+  }
+  CHECK_THAT(threw);
+}
+
+void many_threads_submit() {
+  Lane lane;
+  int n_done = 0;  // tasks run one at a time, so it needs no lock
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&] {
+      for (int task = 0; task < 500; ++task) {
+        const auto ticket = std::make_shared<Ticket>();
+        lane.submit([&n_done] { ++n_done; }, ticket);
+        if (task % 100 == 0) ticket->wait();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  lane.drain();
+  CHECK_THAT(n_done == 2000);
+}
+
+// The last reference may go in the worker itself, which cannot wait for itself.
+void worker_drops_the_last_reference() {
+  struct Owner {
+    Lane lane;
+  };
+  auto owner = std::make_shared<Owner>();
+  const auto ticket = std::make_shared<Ticket>();
+  owner->lane.submit([owner] { pause_for(2); }, ticket);
+  owner.reset();
+  ticket->wait();
+}
+
+void leases_exclude_overlap_only() {
+  int shared = 0;
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&shared] {
+      for (int time = 0; time < 200; ++time) {
+        const Lease lease(100, 200);
+        ++shared;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_THAT(shared == 800);
+  const Lease first(0, 100);
+  const Lease second(100, 200);  // would wait for ever if neighbours excluded each other
+  const Lease empty(50, 50);
+}
+
+#if !defined(__SANITIZE_THREAD__)  // the thread sanitizer does not follow threads made after a fork
+// In the child only the forking thread exists; its lanes must be empty and usable.
+void fork_keeps_lanes_usable() {
+  Lane lane;
+  std::atomic<int> n_done = 0;
+  std::vector<std::shared_ptr<Ticket>> tickets;
+  for (int task = 0; task < 50; ++task) {
+    tickets.push_back(std::make_shared<Ticket>());
+    lane.submit([&n_done] { ++n_done; }, tickets.back());
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto ticket = std::make_shared<Ticket>();
+    bool ran = false;
+    lane.submit([&ran] { ran = true; }, ticket);
+    ticket->wait();
+    _exit(ran ? 0 : 1);
+  }
+  int status = 1;
+  waitpid(child, &status, 0);
+  CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  for (const auto& ticket : tickets) ticket->wait();
+  CHECK_THAT(n_done == 50);
+}
+#endif
+
+}  // namespace
+
+int main() {
+  tasks_run_in_order();
+  errors_go_to_their_ticket();
+  close_finishes_what_is_queued();
+  many_threads_submit();
+  worker_drops_the_last_reference();
+  leases_exclude_overlap_only();
+#if !defined(__SANITIZE_THREAD__)
+  fork_keeps_lanes_usable();
+#endif
+  return offload::test::result();
+}

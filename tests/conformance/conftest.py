@@ -1,0 +1,41 @@
+"""The backends that the suite runs on, and how a program gets onto one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import offload
+from offload.backends import Backend, backend_names, find_backend
+
+# A test that a backend cannot pass, with the reason. An unlisted failure is a failure.
+UNSUPPORTED: dict[tuple[str, str], str] = {}
+
+Load = Callable[..., offload.Executable]
+
+
+@pytest.fixture(params=backend_names())
+def backend(request: pytest.FixtureRequest) -> Backend:
+    reason = UNSUPPORTED.get((request.param, request.node.originalname))
+    if reason is not None:
+        pytest.skip(reason)
+    found = find_backend(request.param)
+    try:
+        found.machine()
+    except offload.BackendUnavailable as error:
+        pytest.skip(str(error))
+    return found
+
+
+@pytest.fixture
+def load(backend: Backend) -> Load:
+    """Capture a function on its arguments and load it on the backend."""
+
+    def load_function(function: Callable[..., Any], *args: Any) -> offload.Executable:
+        with offload.capture(function) as captured:
+            captured(*args)
+        return captured.load(device=backend.name)
+
+    return load_function

@@ -1,0 +1,21 @@
+"""Fixtures for every test: one thread, and global state as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def global_state() -> Iterator[None]:
+    """Seed before each test; restore threads, generator, grad mode and default dtype after."""
+    threads = torch.get_num_threads()
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(grad)
+    torch.set_default_dtype(dtype)
