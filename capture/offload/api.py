@@ -8,7 +8,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -67,7 +67,7 @@ class Captured:
         """
         if self._default is not None:
             return self._default(*args, **kwargs)
-        if self._in_block and self._program is None:
+        if self._in_block:
             return self._record_call(args, kwargs)
         with self._load_lock:
             if self._default is None:
@@ -103,8 +103,13 @@ class Captured:
         try:
             args, kwargs = recorder.begin(args, kwargs)
             result = self._function(*args, **kwargs)
-        except BaseException:
+        except CaptureError:
             self._abandon(recorder)
+            raise
+        except BaseException as error:
+            refusal = self._abandon(recorder)
+            if refusal is not None:  # an interpreter on the way has wrapped it
+                raise refusal from error
             raise
         return self._finish(recorder, result)
 
@@ -117,17 +122,18 @@ class Captured:
             )
         function = self._function
         _refuse_compiled(function)
+        _refuse_hidden_reads(function)
         _recording.active = True
         return Recorder(
             host_reads=self._host_reads,
-            known=_known_tensors(function),
+            module=_module_of(function),
             parameter_names=_parameter_names(function),
             device="cpu",
         )
 
-    def _abandon(self, recorder: Recorder) -> None:
+    def _abandon(self, recorder: Recorder) -> CaptureError | None:
         _recording.active = False
-        recorder.abandon()
+        return recorder.abandon()
 
     def _finish(self, recorder: Recorder, result: Any) -> Any:
         _recording.active = False
@@ -180,14 +186,19 @@ def capture(model: Callable[..., Any], *, host_reads: str = "avoid") -> Iterator
             captured._in_block = False
             captured._function = None
     if captured._program is None:
-        how = "model(x)" if isinstance(model, torch.nn.Module) else "captured(x)"
+        how = "model(x)" if _is_watchable(model) else "captured(x)"
         raise CaptureError(f"nothing was called in the with-block: call {how} there exactly once")
+
+
+def _is_watchable(model: object) -> TypeGuard[torch.nn.Module]:
+    """Whether hooks can watch the model's own call; script modules take none before the call."""
+    return isinstance(model, torch.nn.Module) and not isinstance(model, torch.jit.ScriptModule)
 
 
 @contextlib.contextmanager
 def _watching(model: Callable[..., Any], captured: Captured) -> Iterator[None]:
     """Record the module's own call in the block, by hooks around its forward."""
-    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
+    if not _is_watchable(model):
         yield
         return
     watch = _Watch(captured)
@@ -249,29 +260,6 @@ class _Watch:
             self._recorder = None
 
 
-def _known_tensors(
-    function: Callable[..., Any] | None,
-) -> dict[int, tuple[str, tuple[torch.Tensor, ...]]]:
-    """The parameters and buffers of a module by storage, with their names."""
-    module = _module_of(function)
-    if module is None:
-        return {}
-    known: dict[int, tuple[str, tuple[torch.Tensor, ...]]] = {}
-    named = [
-        *module.named_parameters(remove_duplicate=True),
-        *module.named_buffers(remove_duplicate=True),
-    ]
-    for name, tensor in named:
-        if torch.nn.parameter.is_lazy(tensor):
-            continue
-        if tensor.layout is not torch.strided:
-            continue
-        identity = tensor.untyped_storage()._cdata
-        first, holders = known.get(identity, (name, ()))
-        known[identity] = (first, (*holders, tensor))
-    return known
-
-
 def _module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
     while isinstance(function, functools.partial):
         function = function.func
@@ -314,4 +302,19 @@ def _refuse_compiled(function: Callable[..., Any] | None) -> None:
         raise CaptureError(
             f"{', '.join(compiled)} is compiled by torch.compile, which hides its launches: "
             "capture the model before compiling it"
+        )
+
+
+def _refuse_hidden_reads(function: Callable[..., Any] | None) -> None:
+    """Refuse scripted code that reads tensors where no mode sees it.
+
+    Raises:
+        CaptureError: a scripted module or function calls `tolist`.
+    """
+    module = _module_of(function)
+    scripts: list[Any] = [function, *([] if module is None else module.modules())]
+    if any("prim::tolist" in str(getattr(script, "inlined_graph", "")) for script in scripts):
+        raise CaptureError(
+            "scripted code calls tolist(), which reads a tensor where the recorder cannot see it: "
+            "capture the Python function instead"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from offload import _native
 from offload.backends import Backend, LaunchReport, Loaded, native_layout
 from offload.errors import BindingError, CaptureError
 from offload.plan import Plan, SlotKind
-from offload.program import Program, Role
+from offload.program import ITEM_BYTES, Program, Role
 from offload.structure import Structure, StructureMismatch, match, unflatten
 
 atexit.register(_native.close_all_lanes)
@@ -404,7 +405,8 @@ def _result_specs(program: Program) -> list[_native.ResultSpec]:
     for result in program.results:
         value = program.values[result.view.value]
         source, indices = sources[value.role]
-        covers = result.view.offset_bytes == 0 and result.view.end_bytes == value.size_bytes
+        n_bytes = math.prod(result.view.shape) * ITEM_BYTES[result.view.dtype]
+        covers = result.view.offset_bytes == 0 and n_bytes == value.size_bytes
         specs.append(
             _native.ResultSpec(
                 source=source,

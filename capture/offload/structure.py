@@ -8,8 +8,9 @@ containers, where the objects' classes do not exist.
 from __future__ import annotations
 
 import dataclasses
-import math
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 PLAIN_TYPES = (type(None), bool, int, float, complex, str)
@@ -43,8 +44,8 @@ class StructureMismatch(Exception):
     """A call's nesting differs from the recorded one; the message says where and how."""
 
 
-class CyclicStructure(Exception):
-    """An object contains itself, so its tensors cannot be listed."""
+class OpaqueStructure(Exception):
+    """An object's tensors cannot be listed: it contains itself, or hides tensors."""
 
 
 def flatten(
@@ -59,7 +60,8 @@ def flatten(
         The tensors in order of first appearance, and the Structure whose leaves index them.
 
     Raises:
-        CyclicStructure: a container contains itself.
+        OpaqueStructure: a container contains itself, or is of a kind that cannot be rebuilt around
+            other tensors (a set, an iterator, an object with slots).
     """
     tensors: list[Any] = []
     positions: dict[int, int] = {}
@@ -76,9 +78,14 @@ def flatten(
             return Structure("constant", constant=node)
         parts = _parts(node, is_tensor)
         if parts is None:
+            if _hides_tensor(node, is_tensor):
+                raise OpaqueStructure(
+                    f"a {type(node).__qualname__} holds a tensor; use lists, tuples, dicts, "
+                    "dataclasses or objects with attributes"
+                )
             return Structure("constant", constant=node)
         if id(node) in open_containers:
-            raise CyclicStructure(f"{type(node).__qualname__} contains itself")
+            raise OpaqueStructure(f"{type(node).__qualname__} contains itself")
         open_containers.add(id(node))
         kind, keys, items = parts
         children = tuple(visit(item) for item in items)
@@ -113,9 +120,10 @@ def _parts(
 
 
 def _holds_tensor(node: Any, is_tensor: Callable[[Any], bool], seen: set[int]) -> bool:
+    """Whether lists, tuples, mappings and attributes below `node` hold a tensor."""
     if is_tensor(node):
         return True
-    if isinstance(node, (*PLAIN_TYPES, type)) or callable(node) or id(node) in seen:
+    if isinstance(node, (*PLAIN_TYPES, type, ModuleType)) or callable(node) or id(node) in seen:
         return False
     seen.add(id(node))
     items: Iterator[Any]
@@ -126,6 +134,30 @@ def _holds_tensor(node: Any, is_tensor: Callable[[Any], bool], seen: set[int]) -
     else:
         items = iter(getattr(node, "__dict__", {}).values())
     return any(_holds_tensor(item, is_tensor, seen) for item in items)
+
+
+# How far an object without attributes is searched for tensors.
+_SEARCH_DEPTH = 4
+
+
+def _hides_tensor(node: Any, is_tensor: Callable[[Any], bool], depth: int = _SEARCH_DEPTH) -> bool:
+    """Whether the objects that `node` refers to (set, slots, closure, iterator) hold a tensor."""
+    if isinstance(node, FunctionType):
+        cells = [cell.cell_contents for cell in node.__closure__ or () if _is_filled(cell)]
+        referents = [*cells, *(node.__defaults__ or ())]
+    elif isinstance(node, (*PLAIN_TYPES, type, ModuleType)) or depth == 0:
+        return False
+    else:
+        referents = gc.get_referents(node)
+    return any(is_tensor(one) or _hides_tensor(one, is_tensor, depth - 1) for one in referents)
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
 
 
 def unflatten(structure: Structure, tensors: Sequence[Any]) -> Any:
@@ -187,7 +219,7 @@ def match(
     if expected.kind == "tensor":
         raise StructureMismatch(f"{where}: expected a tensor, got {_describe_object(tree)}")
     if expected.kind == "constant":
-        if not _same_constant(expected.constant, tree):
+        if not same_constant(expected.constant, tree):
             raise StructureMismatch(
                 f"{where}: recorded with {expected.constant!r}, got {_describe_object(tree)}"
             )
@@ -225,13 +257,14 @@ def _describe_object(tree: Any) -> str:
     return f"a {type(tree).__qualname__}{size}"
 
 
-def _same_constant(one: Any, other: Any) -> bool:
+def same_constant(one: Any, other: Any) -> bool:
+    """Whether a replay may take one for the other: floats by their bits, others by equality."""
     if one is other:
         return True
     if type(one) is not type(other):
         return False
-    if isinstance(one, float) and math.isnan(one):
-        return math.isnan(other)
+    if isinstance(one, (float, complex)):
+        return repr(one) == repr(other)  # tells -0.0 from 0.0, and finds nan again
     try:
         return bool(one == other)
     except Exception:  # a user's __eq__ may do anything; only a clear yes counts

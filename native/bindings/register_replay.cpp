@@ -1,6 +1,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <cstring>
+
 #include "convert.hpp"
 #include "offload/errors.hpp"
 #include "registers.hpp"
@@ -25,6 +27,12 @@ struct Place {
     }
     if (given == constant.ptr()) return true;
     if (Py_TYPE(given) != Py_TYPE(constant.ptr())) return false;
+    if (PyFloat_Check(given)) {  // by bits: -0.0 is not 0.0, and a NaN is itself
+      const double one = PyFloat_AS_DOUBLE(given);
+      const double other = PyFloat_AS_DOUBLE(constant.ptr());
+      return std::memcmp(&one, &other, sizeof one) == 0;
+    }
+    if (PyComplex_Check(given)) return false;  // left to the Python side
     const int same = PyObject_RichCompareBool(given, constant.ptr(), Py_EQ);
     if (same < 0) PyErr_Clear();
     return same == 1;

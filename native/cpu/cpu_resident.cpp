@@ -4,6 +4,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <cstring>
+#include <sstream>
 
 #include "cpu/allocations.hpp"
 #include "offload/errors.hpp"
@@ -26,6 +27,10 @@ void flatten_into(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
     tensors.push_back(value.toTensor());
   } else if (value.isTensorList()) {
     for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(tensor);
+  } else if (value.isOptionalTensorList()) {
+    for (const auto& tensor : value.toOptionalTensorVector()) {
+      tensors.push_back(tensor.value_or(at::Tensor()));
+    }
   } else {
     tensors.emplace_back();
   }
@@ -44,12 +49,14 @@ bool equals(const c10::IValue& found, const c10::IValue& recorded) {
   if (found.isDouble() && recorded.isDouble()) {
     const double one = found.toDouble();
     const double other = recorded.toDouble();
-    return one == other || (one != one && other != other);
+    return std::memcmp(&one, &other, sizeof one) == 0;  // -0.0 is not 0.0, a NaN is itself
   }
   if (found.isInt() && recorded.isInt()) return found.toInt() == recorded.toInt();
   if (found.isBool() && recorded.isBool()) return found.toBool() == recorded.toBool();
   if (found.isComplexDouble() && recorded.isComplexDouble()) {
-    return found.toComplexDouble() == recorded.toComplexDouble();
+    const auto one = found.toComplexDouble();
+    const auto other = recorded.toComplexDouble();
+    return std::memcmp(&one, &other, sizeof one) == 0;
   }
   return false;
 }

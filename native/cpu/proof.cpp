@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "cpu/cpu_resident.hpp"
 
@@ -11,70 +12,151 @@ namespace {
 // Neither a likely result nor a neutral element, and a NaN in every floating-point format.
 constexpr unsigned char kFill = 0xFD;
 
-std::size_t span_of(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return 0;
-  std::int64_t last = 0;
-  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    last += (tensor.size(dim) - 1) * tensor.stride(dim);
-  }
-  return static_cast<std::size_t>(last + 1) * tensor.element_size();
+std::size_t aligned(std::size_t n_bytes) { return (n_bytes + 63) / 64 * 64; }
+
+TensorLayout layout_of(const at::Tensor& tensor) {
+  return {tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type(), tensor.is_conj(),
+          tensor.is_neg()};
 }
 
-// How far an out-variant may stray when it takes its output for scratch of its inputs' size.
+// How far an out-variant may stray when it takes its output for scratch of its inputs' size. Our
+// own thunks are known not to; a narrow guard keeps their proof cheap beside large weights.
 std::size_t reach_bytes(const CpuLaunch& launch) {
   std::size_t reach = 256;
+  if (launch.thunk != nullptr) return reach;
   for (const at::Tensor& tensor : tensors_on(launch.arguments)) {
-    if (tensor.defined()) reach += span_of(tensor);
+    if (tensor.defined()) reach += layout_of(tensor).span_bytes();
   }
-  return (reach + 63) / 64 * 64;
+  return aligned(reach);
 }
 
-// A tensor like `model` between two guards, everything filled with the pattern.
-class GuardedTensor {
+bool same_elements(const at::Tensor& one, const at::Tensor& other) {
+  if (one.sizes() != other.sizes() || one.scalar_type() != other.scalar_type() ||
+      one.is_conj() != other.is_conj() || one.is_neg() != other.is_neg()) {
+    return false;
+  }
+  const at::Tensor first = one.contiguous();
+  const at::Tensor second = other.contiguous();
+  return first.nbytes() == 0 ||
+         std::memcmp(first.const_data_ptr(), second.const_data_ptr(), first.nbytes()) == 0;
+}
+
+// Stands for one storage of the real run: the outputs that lie in it, and copies of the arguments
+// that do, since kernels ask whether two tensors share a storage. Guards lie between all of them.
+class Rehearsal {
  public:
-  GuardedTensor(const at::Tensor& model, std::size_t guard_bytes)
-      : guard_bytes_(guard_bytes), span_bytes_(span_of(model)) {
-    const std::size_t total = 2 * guard_bytes_ + span_bytes_;
-    c10::Storage storage(c10::Storage::use_byte_size_t(), total, c10::GetCPUAllocator(), false);
-    begin_ = static_cast<unsigned char*>(storage.mutable_data());
-    std::memset(begin_, kFill, total);
-    TensorLayout layout{model.sizes().vec(), model.strides().vec(), model.scalar_type(),
-                        model.is_conj(), model.is_neg()};
-    tensor_ = tensor_on(std::move(storage), static_cast<std::int64_t>(guard_bytes_), layout,
-                        model.device());
+  explicit Rehearsal(std::size_t guard_bytes) : guard_bytes_(guard_bytes) {}
+
+  // Reserves room for a tensor like this one; argument contents are copied.
+  void place(const at::Tensor& tensor, bool is_argument) {
+    const std::size_t span = layout_of(tensor).span_bytes();
+    size_bytes_ += guard_bytes_;
+    places_.push_back({tensor, size_bytes_, span, is_argument});
+    size_bytes_ += aligned(span);
   }
 
-  at::Tensor& tensor() { return tensor_; }
-
-  // Whether exactly the same bytes were written as in a functional result, and none outside. The
-  // gaps between strided elements hold the pattern, so comparing them would say nothing: elements
-  // are compared through the tensors, by bits.
-  bool equals(const at::Tensor& expected) const {
-    const auto untouched = [](unsigned char byte) { return byte == kFill; };
-    const unsigned char* const begin = begin_;
-    const unsigned char* const data = begin + guard_bytes_;
-    if (!std::all_of(begin, data, untouched) ||
-        !std::all_of(data + span_bytes_, data + span_bytes_ + guard_bytes_, untouched)) {
-      return false;
+  void build() {
+    size_bytes_ += guard_bytes_;
+    storage_ = c10::Storage(c10::Storage::use_byte_size_t(), size_bytes_, c10::GetCPUAllocator(),
+                            /*resizable=*/false);
+    auto* const begin = static_cast<unsigned char*>(storage_.mutable_data());
+    std::memset(begin, kFill, size_bytes_);
+    for (const Place& place : places_) {
+      if (place.is_argument && place.span_bytes > 0) {
+        std::memcpy(begin + place.offset_bytes, place.real.const_data_ptr(), place.span_bytes);
+      }
     }
-    return tensor_.sizes() == expected.sizes() && tensor_.scalar_type() == expected.scalar_type() &&
-           tensor_.is_conj() == expected.is_conj() && tensor_.is_neg() == expected.is_neg() &&
-           elements_equal(expected);
+  }
+
+  // The stand-in for a tensor that was placed.
+  at::Tensor stand_in(const at::Tensor& real) const {
+    for (const Place& place : places_) {
+      if (place.real.is_same(real)) {
+        return tensor_on(storage_, static_cast<std::int64_t>(place.offset_bytes), layout_of(real),
+                         real.device());
+      }
+    }
+    return real;
+  }
+
+  // Whether nothing but the outputs was written: guards hold the pattern, arguments their content.
+  bool intact() const {
+    const auto* const begin = static_cast<const unsigned char*>(storage_.data());
+    std::size_t checked = 0;
+    for (const Place& place : places_) {
+      if (!holds_fill(begin + checked, begin + place.offset_bytes)) return false;
+      if (place.is_argument && place.span_bytes > 0 &&
+          std::memcmp(begin + place.offset_bytes, place.real.const_data_ptr(), place.span_bytes)) {
+        return false;
+      }
+      checked = place.offset_bytes + place.span_bytes;
+    }
+    return holds_fill(begin + checked, begin + size_bytes_);
   }
 
  private:
-  bool elements_equal(const at::Tensor& expected) const {
-    const at::Tensor mine = tensor_.is_contiguous() ? tensor_ : tensor_.contiguous();
-    const at::Tensor other = expected.is_contiguous() ? expected : expected.contiguous();
-    return mine.nbytes() == 0 ||
-           std::memcmp(mine.const_data_ptr(), other.const_data_ptr(), mine.nbytes()) == 0;
+  struct Place {
+    at::Tensor real;
+    std::size_t offset_bytes;
+    std::size_t span_bytes;
+    bool is_argument;
+  };
+
+  static bool holds_fill(const unsigned char* begin, const unsigned char* end) {
+    return std::all_of(begin, end, [](unsigned char byte) { return byte == kFill; });
   }
 
   std::size_t guard_bytes_;
-  std::size_t span_bytes_;
-  unsigned char* begin_;
-  at::Tensor tensor_;
+  std::size_t size_bytes_ = 0;
+  std::vector<Place> places_;
+  c10::Storage storage_;
 };
+
+using Rehearsals = std::map<const c10::StorageImpl*, Rehearsal>;
+
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
+}
+
+Rehearsals make_rehearsals(const CpuLaunch& launch) {
+  const std::size_t guard_bytes = reach_bytes(launch);
+  Rehearsals rehearsals;
+  for (const at::Tensor& output : launch.outputs) {
+    rehearsals.try_emplace(storage_of(output), guard_bytes).first->second.place(output, false);
+  }
+  for (const at::Tensor& argument : tensors_on(launch.arguments)) {
+    if (!argument.defined()) continue;
+    const auto found = rehearsals.find(storage_of(argument));
+    if (found != rehearsals.end()) found->second.place(argument, true);
+  }
+  for (auto& [storage, rehearsal] : rehearsals) rehearsal.build();
+  return rehearsals;
+}
+
+at::Tensor stand_in(const Rehearsals& rehearsals, const at::Tensor& real) {
+  if (!real.defined()) return real;
+  const auto found = rehearsals.find(storage_of(real));
+  return found == rehearsals.end() ? real : found->second.stand_in(real);
+}
+
+c10::IValue stand_in(const Rehearsals& rehearsals, const c10::IValue& argument) {
+  if (argument.isTensor()) return stand_in(rehearsals, argument.toTensor());
+  if (argument.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : argument.toTensorVector()) {
+      list.push_back(stand_in(rehearsals, tensor));
+    }
+    return list;
+  }
+  if (argument.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& tensor : argument.toOptionalTensorVector()) {
+      list.push_back(tensor ? std::optional(stand_in(rehearsals, *tensor)) : std::nullopt);
+    }
+    return list;
+  }
+  return argument;
+}
 
 }  // namespace
 
@@ -83,28 +165,30 @@ CpuMode prove_out_variant(CpuLaunch& launch) {
   launch.call->callBoxed(&stack);
   const std::vector<at::Tensor> expected = tensors_on(stack);
   if (expected.size() != launch.outputs.size()) return CpuMode::kCopied;
-  const std::size_t guard_bytes = reach_bytes(launch);
-  std::vector<GuardedTensor> guarded;
-  std::vector<at::Tensor> outputs;
-  for (const at::Tensor& output : launch.outputs) {
-    guarded.emplace_back(output, guard_bytes);
-    outputs.push_back(guarded.back().tensor());
+  const Rehearsals rehearsals = make_rehearsals(launch);
+  std::vector<c10::IValue> arguments;
+  for (const c10::IValue& argument : launch.arguments) {
+    arguments.push_back(stand_in(rehearsals, argument));
   }
+  std::vector<at::Tensor> outputs;
+  for (const at::Tensor& output : launch.outputs) outputs.push_back(stand_in(rehearsals, output));
   try {
     if (launch.thunk != nullptr) {
-      launch.thunk(launch.arguments.data(), outputs.data());
+      launch.thunk(arguments.data(), outputs.data());
     } else {
-      std::vector<c10::IValue> out_stack = launch.arguments;
-      for (const at::Tensor& output : outputs) out_stack.emplace_back(output);
-      launch.out->callBoxed(&out_stack);
+      arguments.insert(arguments.end(), outputs.begin(), outputs.end());
+      launch.out->callBoxed(&arguments);
     }
   } catch (const std::exception&) {
     return CpuMode::kCopied;  // the functional operator has just worked, so it stays in use
   }
   for (std::size_t index = 0; index < outputs.size(); ++index) {
-    if (!expected[index].defined() || !guarded[index].equals(expected[index])) {
+    if (!expected[index].defined() || !same_elements(outputs[index], expected[index])) {
       return CpuMode::kCopied;
     }
+  }
+  for (const auto& [storage, rehearsal] : rehearsals) {
+    if (!rehearsal.intact()) return CpuMode::kCopied;
   }
   return launch.thunk != nullptr ? CpuMode::kThunk : CpuMode::kOut;
 }

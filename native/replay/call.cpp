@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "offload/errors.hpp"
+#include "replay/kernel_scope.hpp"
 
 namespace offload {
 namespace {
@@ -246,6 +247,12 @@ void check_feature_map(const CallSpec& spec, const Call& call) {
       refuse("feature_map overlaps " + spec.inputs[index].name + ": pass separate memory");
     }
   }
+  for (const WeightSpec& weight : spec.weights) {
+    const auto begin = reinterpret_cast<std::uint64_t>(weight.holders.front().storage().data());
+    if (range.overlaps({begin, begin + weight.size_bytes})) {
+      refuse("feature_map overlaps " + weight.name + ": pass separate memory");
+    }
+  }
   for (const at::Tensor& given : call.given_results) {
     if (given.defined() && range_of(given).overlaps(range)) {
       refuse("feature_map overlaps an out= buffer: pass separate memory");
@@ -316,6 +323,7 @@ Call bind_call(const CallSpec& spec, std::vector<at::Tensor> inputs, std::vector
 }
 
 std::vector<at::Tensor> results_of(const CallSpec& spec, Call& call) {
+  const KernelScope scope;  // the caller may be in inference mode; results are normal tensors
   std::vector<at::Tensor> results;
   results.reserve(spec.results.size());
   for (std::size_t index = 0; index < spec.results.size(); ++index) {

@@ -7,41 +7,85 @@ from typing import Any
 
 import torch
 
-# Functions that hand the memory itself to code that the recorder cannot follow.
+_MEMORY = "the memory itself was handed out, and what is done through it cannot be recorded"
+_PRINTED = "a tensor was printed, which a replay would not do: take it out of the forward"
+
+# Functions that hand the memory to code that the recorder cannot follow.
 REFUSED: Mapping[str, str] = {
-    "data_ptr": "the address was taken, and what is done through it cannot be recorded",
-    "__dlpack__": "the memory was handed out, and what is done with it cannot be recorded",
-    "__cuda_array_interface__": "the memory was handed out, which cannot be recorded",
-    "__repr__": "a tensor was printed: a replay prints nothing, so remove it from the forward",
+    "data_ptr": _MEMORY,
+    "__dlpack__": _MEMORY,
+    "__cuda_array_interface__": _MEMORY,
+    "untyped_storage": _MEMORY,
+    "storage": _MEMORY,
+    "_typed_storage": _MEMORY,
+    "__reduce_ex__": _MEMORY,
+    "__repr__": _PRINTED,
+    "__format__": _PRINTED,
 }
 
-_READ_SELF = frozenset({"tolist", "numpy", "__array__", "cpu_numpy"})
-_BUILD_FROM_DATA = frozenset({"tensor", "as_tensor", "asarray", "new_tensor"})
+_READ_SELF = frozenset({"tolist", "numpy", "__array__"})
+
+# Functions that make a tensor of Python data, and the position of the data.
+_DATA_POSITION: Mapping[str, int] = {
+    "tensor": 0,
+    "as_tensor": 0,
+    "asarray": 0,
+    "new_tensor": 1,
+    "new": 1,
+    "__setitem__": 2,
+    "__getitem__": 1,
+}
+
+# In these a tensor made from data during the call is known to hold no tensor's values.
+BUILDERS = frozenset({*_DATA_POSITION, "from_numpy", "frombuffer", "__array_wrap__"})
+
+# Recurrent layers on packed sequences read the batch sizes, their second argument.
+_PACKED = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 def tensors_read(
     name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[torch.Tensor]:
-    """The tensors whose values the function `name` takes to the host."""
+    """The tensors whose values the torch function `name` takes to the host."""
     if name in _READ_SELF:
         yield args[0]
-    elif name in _BUILD_FROM_DATA:
-        position = 1 if name == "new_tensor" else 0
+    elif name in _DATA_POSITION:
+        position = _DATA_POSITION[name]
         data = args[position] if len(args) > position else kwargs.get("data", kwargs.get("obj"))
         if isinstance(data, (list, tuple)):
-            yield from _nested_tensors(data)
+            yield from _nested_tensors(data, is_index=name == "__getitem__")
     elif name == "tensor_split":
-        indices = args[1] if len(args) > 1 else kwargs.get("tensor_indices_or_sections")
-        if isinstance(indices, torch.Tensor):
-            yield indices
+        yield from _tensors(_argument(args, kwargs, 1, "tensor_indices_or_sections"))
+    elif name == "tensordot":
+        yield from _tensors(_argument(args, kwargs, 2, "dims"))
+    elif name == "_pad_packed_sequence" or (name in _PACKED and _is_packed(args)):
+        yield args[1]
 
 
-def _nested_tensors(data: Any) -> Iterator[torch.Tensor]:
+def _is_packed(args: tuple[Any, ...]) -> bool:
+    """Whether batch sizes stand before the hidden state, so that the parameters come fourth."""
+    return len(args) > 3 and isinstance(args[3], (list, tuple))
+
+
+def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)
+
+
+def _tensors(argument: Any) -> Iterator[torch.Tensor]:
+    if isinstance(argument, torch.Tensor):
+        yield argument
+    elif isinstance(argument, (list, tuple)):
+        yield from _nested_tensors(argument, is_index=False)
+
+
+def _nested_tensors(data: Any, *, is_index: bool) -> Iterator[torch.Tensor]:
+    """The tensors inside lists. Those directly in an index are used as tensors, not read."""
     for item in data:
         if isinstance(item, torch.Tensor):
-            yield item
+            if not is_index:
+                yield item
         elif isinstance(item, (list, tuple)):
-            yield from _nested_tensors(item)
+            yield from _nested_tensors(item, is_index=False)
 
 
 def without_write_access(name: str, outcome: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,10 +12,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from offload import _native
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Role, Symbol, TensorView
+from offload.record.host_reads import BUILDERS
 from offload.record.operators import (
     RESERVE_OPERATORS,
     argument_data,
     arguments_in_order,
+    as_integers,
     check_plain,
     flat,
     operator_name,
@@ -22,6 +25,13 @@ from offload.record.operators import (
     user_location,
 )
 from offload.record.storages import StorageTable, TrackedStorage
+
+# What is made from constants alone is kept with the weights up to this size; above it, computing it
+# again takes less memory.
+FOLDED_BYTES = 1024 * 1024
+
+# A tensor that an operator is given, its storage, and whether the operator declares to write it.
+Touched = tuple[torch.Tensor, TrackedStorage, bool]
 
 
 class LaunchRecorder:
@@ -34,6 +44,8 @@ class LaunchRecorder:
         launches: the launches so far.
         host_reads: notes on reads that became guards.
         generators: those that random operators drew from, with their state before the call.
+        refusal: the first thing that was refused; the call may have swallowed the error.
+        running: the torch function that is being called, as the function mode sees it.
         allocations: tells tensors made during the call from those made before.
     """
 
@@ -43,6 +55,8 @@ class LaunchRecorder:
         self.host_reads: list[str] = []
         self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
         self.allocations = _native.AllocationObserver()
+        self.refusal: CaptureError | None = None
+        self.running = ""
         self._guards_reads = guards_reads
         self._changed_state_at = ""
 
@@ -75,24 +89,34 @@ class LaunchRecorder:
                 "the first change of an input, buffer, parameter or random generator"
             )
 
-    def _before_launch(
-        self, func: Any, name: str, arguments: list[Any]
-    ) -> list[tuple[torch.Tensor, TrackedStorage, bool]]:
+    def _before_launch(self, func: Any, name: str, arguments: list[Any]) -> list[Touched]:
         """Find the storages that the operator is given; keep what it is going to write."""
         touched = []
+        for generator in (one for one in arguments if isinstance(one, torch.Generator)):
+            self.note_generator(generator)
         for schema, argument in zip(func._schema.arguments, arguments, strict=True):
             is_write = schema.alias_info is not None and schema.alias_info.is_write
             for tensor in tensors_in(argument):
                 check_plain(tensor, name)
                 tracked = self.track(tensor, name)
                 if is_write:
-                    tracked.keep_before()
+                    self._before_write(name, tracked)
                 touched.append((tensor, tracked, is_write))
         if name == "aten::index.Tensor" and any(
             tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors_in(arguments[1])
         ):
             self._require_guard("indexing with a mask", "its result's shape depends on the data")
         return touched
+
+    def _before_write(self, name: str, tracked: TrackedStorage) -> None:
+        if tracked.exposed_at:
+            raise CaptureError(
+                f"{user_location()}: {name} writes {tracked.value.name}, whose memory was handed "
+                f"to NumPy at {tracked.exposed_at}: what is read there later cannot be guarded. Copy "
+                "the tensor before .numpy()"
+            )
+        if tracked.watch is not None:
+            tracked.watch.keep_before()
 
     def track(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
         """The storage of a tensor that `name` uses; one not met before is a weight.
@@ -106,9 +130,9 @@ class LaunchRecorder:
         identity = tensor.untyped_storage()._cdata
         unseen = (
             tensor.numel() > 0
-            and not self.table.knows(identity)
+            and not self.table.state.knows(identity)
             and name != "aten::lift_fresh"
-            and self.allocations.contains(tensor.untyped_storage().data_ptr())
+            and self._made_during_call(tensor)
         )
         if unseen:
             raise CaptureError(
@@ -117,14 +141,43 @@ class LaunchRecorder:
                 "extension that bypasses torch's dispatcher): move that work to the calling "
                 "thread, or before the capture"
             )
+        if name == "aten::lift_fresh" and self._made_during_call(tensor):
+            if self.running not in BUILDERS:
+                raise CaptureError(
+                    f"{user_location()}: a tensor was made from data by a legacy constructor "
+                    "(torch.Tensor, torch.FloatTensor, ...), whose data the recorder cannot see: "
+                    "use torch.tensor"
+                )
+            return self._track_literal(tensor)
         return self.table.add_weight(tensor)
+
+    def _track_literal(self, tensor: torch.Tensor) -> TrackedStorage:
+        """A tensor that the forward made from Python numbers: a fresh copy at each execution.
+
+        (Unless nobody writes it: then it is folded like any other constant.)
+        """
+        source = self.table.add_weight(tensor.clone())
+        made = self.table.add_made(tensor, "literal", unwritten=False)
+        source.constant = made.constant = True
+        view = self.table.view(tensor, made)
+        self._append(
+            "aten::clone",
+            (dataclasses.replace(view, value=source.value.index), None),
+            results=(view,),
+            reads=_indices((source,)),
+            writes=_indices((made,)),
+        )
+        return made
+
+    def _made_during_call(self, tensor: torch.Tensor) -> bool:
+        return self.allocations.contains(tensor.untyped_storage().data_ptr())
 
     def _after_launch(
         self,
         func: Any,
         name: str,
         arguments: list[Any],
-        touched: list[tuple[torch.Tensor, TrackedStorage, bool]],
+        touched: list[Touched],
         outcome: Any,
     ) -> None:
         if torch.Tag.inplace_view in func.tags:
@@ -133,6 +186,7 @@ class LaunchRecorder:
         writes = self._observed_writes(touched)
         outcomes = list(flat(outcome)) if func._schema.returns else []
         made, results = self._track_results(name, outcomes)
+        self._note_constants(func, touched, writes, made)
         returns_tensor = any(isinstance(one, torch.Tensor) for one in outcomes)
         reads_host = torch.Tag.data_dependent_output in func.tags and not returns_tensor
         if reads_host:
@@ -142,22 +196,66 @@ class LaunchRecorder:
         random = torch.Tag.nondeterministic_seeded in func.tags
         if (random or any(one.is_state for one in writes)) and not self._changed_state_at:
             self._changed_state_at = user_location()
+        self._append(
+            name,
+            tuple(self._argument(argument) for argument in arguments),
+            results=tuple(results),
+            reads=_indices(tracked for _, tracked, _ in touched),
+            writes=_indices((*writes, *made)),
+            random=random,
+            guard=outcomes[0] if reads_host else None,
+            guards_shape=torch.Tag.dynamic_output_shape in func.tags and self._guards_reads,
+        )
+
+    def _append(
+        self,
+        operator: str,
+        arguments: tuple[Argument, ...],
+        *,
+        results: tuple[TensorView | None, ...],
+        reads: tuple[int, ...],
+        writes: tuple[int, ...],
+        random: bool = False,
+        guard: bool | int | float | complex | None = None,
+        guards_shape: bool = False,
+    ) -> None:
         self.launches.append(
             Launch(
-                index=len(self.launches),
-                operator=name,
-                arguments=tuple(self._argument(argument) for argument in arguments),
-                results=tuple(results),
-                reads=_indices(tracked for _, tracked, _ in touched),
-                writes=tuple(sorted({*_indices(writes), *made})),
-                random=random,
-                guard=outcomes[0] if reads_host else None,
-                guards_shape=torch.Tag.dynamic_output_shape in func.tags and self._guards_reads,
-                source=user_location(),
+                len(self.launches),
+                operator,
+                arguments,
+                results,
+                reads,
+                writes,
+                random,
+                guard,
+                guards_shape,
+                user_location(),
             )
         )
 
-    def _follow_metadata(self, touched: list[tuple[torch.Tensor, TrackedStorage, bool]]) -> None:
+    def _note_constants(
+        self,
+        func: Any,
+        touched: list[Touched],
+        writes: list[TrackedStorage],
+        made: list[TrackedStorage],
+    ) -> None:
+        """Mark what is made from constants alone; what is written is none any more."""
+        for tracked in writes:
+            tracked.constant = False
+        folds = (
+            not writes
+            and func.namespace == "aten"
+            and torch.Tag.nondeterministic_seeded not in func.tags
+            and torch.Tag.dynamic_output_shape not in func.tags
+            and operator_name(func) not in RESERVE_OPERATORS
+            and all(tracked.constant for _, tracked, _ in touched)
+        )
+        for tracked in made:
+            tracked.constant = folds and tracked.value.size_bytes <= FOLDED_BYTES
+
+    def _follow_metadata(self, touched: list[Touched]) -> None:
         """After resize_, set_, transpose_ and the like: the tensor may lie elsewhere now."""
         for tensor, tracked, _ in touched:
             current = self.table.find(tensor)
@@ -168,15 +266,13 @@ class LaunchRecorder:
             ):
                 self._grown(tensor, tracked)
 
-    def _observed_writes(
-        self, touched: list[tuple[torch.Tensor, TrackedStorage, bool]]
-    ) -> list[TrackedStorage]:
+    def _observed_writes(self, touched: list[Touched]) -> list[TrackedStorage]:
         writes = []
         for tensor, tracked, is_write in touched:
             current = tracked
             if tensor.untyped_storage().nbytes() != tracked.nbytes_at_birth:
                 current = self._grown(tensor, tracked)
-            changed = current.changed_since_latest()
+            changed = current.watch is not None and current.watch.changed()
             if is_write or changed:
                 current.written = True
                 writes.append(current)
@@ -193,22 +289,20 @@ class LaunchRecorder:
 
     def _track_results(
         self, name: str, outcomes: list[Any]
-    ) -> tuple[set[int], list[TensorView | None]]:
-        made: set[int] = set()
+    ) -> tuple[list[TrackedStorage], list[TensorView | None]]:
+        """The storages that an operator made, and for each of its results the view of a new one."""
+        made: list[TrackedStorage] = []
         results: list[TensorView | None] = []
         for outcome in outcomes:
-            if not isinstance(outcome, torch.Tensor):
-                results.append(None)
-                continue
-            check_plain(outcome, name)
-            tracked = self.table.find(outcome)
-            if tracked is None:
-                label = f"{name.removeprefix('aten::').partition('.')[0]}_{len(self.launches)}"
-                tracked = self.table.add_made(outcome, label, unwritten=name in RESERVE_OPERATORS)
-                made.add(tracked.value.index)
-                results.append(self.table.view(outcome, tracked))
-            else:
-                results.append(None)
+            view = None
+            if isinstance(outcome, torch.Tensor):
+                check_plain(outcome, name)
+                if self.table.find(outcome) is None:
+                    label = f"{name.removeprefix('aten::').partition('.')[0]}_{len(self.launches)}"
+                    unwritten = name in RESERVE_OPERATORS
+                    made.append(self.table.add_made(outcome, label, unwritten=unwritten))
+                    view = self.table.view(outcome, made[-1])
+            results.append(view)
         return made, results
 
     def _note_host_read(self, name: str) -> None:
@@ -216,27 +310,30 @@ class LaunchRecorder:
         self.host_reads.append(f"guarded: {name} at {user_location()}")
 
     def guard_content(self, tensor: torch.Tensor, what: str) -> None:
-        """Record that every execution must find these bytes in `tensor` (guard mode only)."""
+        """Record that every execution must find these bytes in `tensor` (guard mode only).
+
+        Raises:
+            CaptureError: reads are to be avoided, or state has changed already.
+        """
         self._require_guard(what, "it reads a tensor's values on the host")
+        self.host_reads.append(f"guarded: {what} at {user_location()}")
         with _disable_current_modes():
             tracked = self.track(tensor, what)
-            expected = self.table.add_weight(tensor.detach().clone())
-        self.host_reads.append(f"guarded: {what} at {user_location()}")
-        view = self.table.view(tensor, tracked)
-        other = TensorView(expected.value.index, 0, view.shape, expected.value.strides, view.dtype)
-        self.launches.append(
-            Launch(
-                index=len(self.launches),
-                operator="aten::equal",
-                arguments=(view, other),
-                results=(None,),
-                reads=_indices((tracked, expected)),
-                writes=(),
-                random=False,
-                guard=True,
-                guards_shape=False,
-                source=user_location(),
+            bits = as_integers(tensor)
+            expected = self.table.add_weight(bits.clone())
+            views = (
+                self.table.view(bits, tracked),
+                self.table.view(expected.holders[0], expected),
             )
+        if what in ("torch.numpy", "torch.__array__"):
+            tracked.exposed_at = user_location()
+        self._append(
+            "aten::equal",
+            views,
+            results=(None,),
+            reads=_indices((tracked, expected)),
+            writes=(),
+            guard=True,
         )
 
     def note_generator(self, generator: torch.Generator) -> int:

@@ -16,13 +16,30 @@ from offload.record.operators import user_location
 
 
 class Watcher(Protocol):
-    """Who is told of what the modes see."""
+    """Who is told of what the modes see.
+
+    Attributes:
+        refusal: the first refusal, kept in case the call swallows it.
+        running: the torch function that is being called; empty outside.
+    """
+
+    refusal: CaptureError | None
+    running: str
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator and record it."""
 
     def guard_content(self, tensor: torch.Tensor, what: str) -> None:
         """Record a read of a tensor's values on the host, or refuse it."""
+
+
+@contextlib.contextmanager
+def _refusals_kept(watcher: Watcher) -> Iterator[None]:
+    try:
+        yield
+    except CaptureError as error:
+        watcher.refusal = watcher.refusal or error
+        raise
 
 
 class DispatchMode(TorchDispatchMode):
@@ -36,14 +53,15 @@ class DispatchMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):
-            raise CaptureError(f"{user_location()}: {func} is a higher-order operator: refused")
-        if func._can_decompose():
-            with self:
-                outcome = func.decompose(*args, **kwargs)
-            if outcome is not NotImplemented:
-                return outcome
-        return self._watcher.dispatch(func, args, kwargs)
+        with torch._C.DisableTorchFunction(), _refusals_kept(self._watcher):
+            if not isinstance(func, torch._ops.OpOverload):
+                raise CaptureError(f"{user_location()}: {func} is a higher-order operator: refused")
+            if func._can_decompose():
+                with self:
+                    outcome = func.decompose(*args, **kwargs)
+                if outcome is not NotImplemented:
+                    return outcome
+            return self._watcher.dispatch(func, args, kwargs)
 
 
 class FunctionMode(TorchFunctionMode):
@@ -57,12 +75,20 @@ class FunctionMode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name in host_reads.REFUSED:
-            raise CaptureError(f"{user_location()}: Tensor.{name}: {host_reads.REFUSED[name]}")
-        for tensor in host_reads.tensors_read(name, args, kwargs):
-            self._watcher.guard_content(tensor, f"torch.{name}")
-        outcome = func(*args, **kwargs)
+        if isinstance(func, torch._ops.OpOverload):
+            name = func._schema.name.rpartition("::")[2]
+        else:
+            name = getattr(func, "__name__", "")
+        with _refusals_kept(self._watcher):
+            if name in host_reads.REFUSED:
+                raise CaptureError(f"{user_location()}: {name}: {host_reads.REFUSED[name]}")
+            for tensor in host_reads.tensors_read(name, args, kwargs):
+                self._watcher.guard_content(tensor, f"torch.{name}")
+        outside, self._watcher.running = self._watcher.running, name
+        try:
+            outcome = func(*args, **kwargs)
+        finally:
+            self._watcher.running = outside
         return host_reads.without_write_access(name, outcome)
 
 

@@ -115,3 +115,18 @@ def argument_data(argument: Any) -> Argument:
         f"{user_location()}: an operator takes a {type(argument).__qualname__}, which a program "
         "cannot hold"
     )
+
+
+_INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers, so that equality is that of bits (NaN, -0.0)."""
+    plain = tensor.detach()
+    if plain.is_conj():
+        plain = torch._conj(plain)
+    if plain.is_neg():
+        plain = torch._neg_view(plain)
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    return plain.view(_INTEGER_OF_SIZE[plain.element_size()])

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
 
 from offload.errors import CaptureError
-from offload.program import Overlap, Program, Result, Role, TensorView
+from offload.program import Launch, Overlap, Program, Result, Role, TensorView
 from offload.record.launches import LaunchRecorder
+from offload.record.model_state import ModelState, changed_unseen_error
 from offload.record.modes import DispatchMode, FunctionMode, autocast_cache_off, reads_avoided
 from offload.record.operators import check_plain, is_tensor
 from offload.record.storages import StorageTable, TrackedStorage, separate_inputs
 from offload.structure import (
-    CyclicStructure,
+    OpaqueStructure,
     Structure,
     StructureMismatch,
     flatten,
@@ -36,7 +37,7 @@ class Recording:
             call.
         after: for the same storages their bytes after it.
         results: the tensors that the model returned.
-        generator_states: for each generator (the default one first) its state before the call.
+        generator_states: each generator (the default one first), its state before and after.
         has_unwritten: some Value began without content, so reads of it must be ruled out.
     """
 
@@ -45,7 +46,7 @@ class Recording:
     after: Mapping[int, torch.Tensor]
     results: tuple[torch.Tensor, ...]
     input_tensors: tuple[torch.Tensor, ...]
-    generator_states: tuple[tuple[torch.Generator, torch.Tensor], ...]
+    generator_states: tuple[tuple[torch.Generator, torch.Tensor, torch.Tensor], ...]
     has_unwritten: bool
 
 
@@ -60,11 +61,12 @@ class Recorder:
         self,
         *,
         host_reads: str,
-        known: Mapping[int, tuple[str, tuple[torch.Tensor, ...]]],
+        module: torch.nn.Module | None,
         parameter_names: tuple[str, ...],
         device: str,
     ) -> None:
-        self.table = StorageTable(known, device)
+        with torch.no_grad():
+            self.table = StorageTable(ModelState(module), device)
         self._avoids_reads = host_reads == "avoid"
         self._log = LaunchRecorder(self.table, guards_reads=not self._avoids_reads)
         self._parameter_names = parameter_names
@@ -88,12 +90,12 @@ class Recorder:
         """
         try:
             tensors, self._arguments = flatten((args, kwargs), is_tensor, share_same=False)
-        except CyclicStructure as error:
-            raise CaptureError(f"an argument cannot be flattened: {error}") from error
+        except OpaqueStructure as error:
+            raise CaptureError(f"an argument cannot be taken apart: {error}") from error
         for tensor in tensors:
             check_plain(tensor, "an argument")
         self._originals = tensors
-        self._inputs, replaced = separate_inputs(tensors, self.table.knows)
+        self._inputs, replaced = separate_inputs(tensors, self.table.state.knows)
         names = leaf_paths(self._arguments, "input")
         with torch.no_grad():
             for leaf, tensor in enumerate(self._inputs):
@@ -114,9 +116,14 @@ class Recorder:
         enter(FunctionMode(self._log))
         enter(DispatchMode(self._log))
 
-    def abandon(self) -> None:
-        """Stop without a Program: the call raised."""
+    def abandon(self) -> CaptureError | None:
+        """Stop without a Program: the call raised.
+
+        Returns:
+            What the recorder refused first, if the call raised because of it.
+        """
         self._context.close()
+        return self._log.refusal
 
     def finish(self, result: Any) -> tuple[Any, Recording]:
         """End the recording with what the call returned.
@@ -129,20 +136,16 @@ class Recorder:
             CaptureError: the result, or a change that the call made, cannot be replayed.
         """
         self._context.close()
+        if self._log.refusal is not None:  # the forward swallowed it and took another path
+            raise self._log.refusal
         with torch.no_grad():
             self._check_arguments_unchanged()
             try:
                 tensors, structure = flatten(result, is_tensor, share_same=True)
-            except CyclicStructure as error:
-                raise CaptureError(f"the result cannot be flattened: {error}") from error
+            except OpaqueStructure as error:
+                raise CaptureError(f"the result cannot be taken apart: {error}") from error
             results = tuple(self._result(tensor) for tensor in tensors)
-            for tracked in self.table:
-                if tracked.changed_unseen():
-                    raise CaptureError(
-                        f"{tracked.value.name} was changed by work that the recorder cannot see "
-                        "(a custom kernel, another thread, or an operator that does not declare "
-                        "it): express the change with torch operators on the calling thread"
-                    )
+            self._check_state()
             recording = self._recording(tuple(tensors), results, structure)
         handed_out = [
             self._originals[one.input_leaf] if one.input_leaf >= 0 else tensor
@@ -150,6 +153,20 @@ class Recorder:
         ]
         same = all(one is other for one, other in zip(handed_out, tensors, strict=True))
         return (result if same else unflatten(structure, handed_out)), recording
+
+    def _check_state(self) -> None:
+        """Refuse changes of inputs and weights that no launch made.
+
+        Raises:
+            CaptureError: naming the input, attribute or tensor that changed.
+        """
+        self.table.state.check({one.storage._cdata: one.written for one in self.table})
+        for tracked in self.table:
+            is_known = self.table.state.knows(tracked.storage._cdata)
+            if tracked.watch is None or tracked.written or is_known:
+                continue
+            if tracked.watch.changed_unseen():
+                raise changed_unseen_error(tracked.value.name)
 
     def _check_arguments_unchanged(self) -> None:
         """Refuse what the call did to its arguments in Python: a replay would not do it again."""
@@ -187,19 +204,24 @@ class Recorder:
         self, tensors: tuple[torch.Tensor, ...], results: tuple[Result, ...], structure: Structure
     ) -> Recording:
         returned = {result.view.value for result in results}
-        values, weights = [], {}
+        values, weights, folded = [], {}, set()
         for tracked in sorted(self.table, key=lambda one: one.value.index):
             value = tracked.value
             if value.role is Role.ACTIVATION and value.index in returned:
                 value = dataclasses.replace(value, role=Role.OUTPUT)
+            elif value.role is Role.ACTIVATION and tracked.constant:
+                value = dataclasses.replace(value, role=Role.WEIGHT)
+                folded.add(value.index)
+                tracked.holders = (tracked.content(),)
             if value.role is Role.WEIGHT:
                 weights[value.index] = tracked.holders
             values.append(value)
+        launches = [one for one in self._log.launches if not self._is_folded(one, folded)]
         inputs = tuple(self._input_view(tensor) for tensor in self._inputs)
         program = Program(
             device=self._device,
             values=tuple(values),
-            launches=tuple(self._log.launches),
+            launches=tuple(launches),
             inputs=inputs,
             results=results,
             arguments_structure=self._arguments,
@@ -218,9 +240,18 @@ class Recorder:
             after={one.storage._cdata: one.content().clone() for one in written},
             results=tensors,
             input_tensors=tuple(self._inputs),
-            generator_states=tuple(self._log.generators),
+            generator_states=tuple(
+                (generator, before, generator.get_state())
+                for generator, before in self._log.generators
+            ),
             has_unwritten=any(one.unwritten_at_birth for one in self.table),
         )
+
+    @staticmethod
+    def _is_folded(launch: Launch, folded: Set[int]) -> bool:
+        """Whether all that a launch does is to make constants, which are kept as weights."""
+        made = {view.value for view in launch.made()}
+        return bool(made) and made <= folded and set(launch.writes) == made
 
     def _input_view(self, tensor: torch.Tensor) -> TensorView:
         tracked = self.table.find(tensor)
@@ -244,12 +275,12 @@ class Recorder:
 
 
 def _kept(tracked: TrackedStorage) -> torch.Tensor:
-    if tracked.before is None:
+    if tracked.watch is None or tracked.watch.before is None:
         raise CaptureError(
             f"{tracked.value.name} was written by an operator that does not declare it, and is too "
             "large to have been watched: write it with torch operators"
         )
-    return tracked.before
+    return tracked.watch.before
 
 
 def _argument_name(path: str) -> str:

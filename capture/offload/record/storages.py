@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from offload.errors import CaptureError
 from offload.program import ITEM_BYTES, Role, TensorView, Value, span_bytes
+from offload.record.model_state import ModelState, StorageWatch, bytes_of
 from offload.torch_names import dtype_name
-
-# Storages up to this size are compared after every launch, so that a write that no schema declares
-# is seen and can be undone; larger ones are summed once before and once after the call.
-WATCHED_BYTES = 64 * 1024
-
-
-def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The storage as a uint8 tensor on the same memory."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _sum_of(content: torch.Tensor) -> int:
-    words = content.numel() // 8
-    return int(content[: words * 8].view(torch.int64).sum()) + int(content[words * 8 :].sum())
 
 
 @dataclasses.dataclass(slots=True)
@@ -33,23 +20,23 @@ class TrackedStorage:
     Attributes:
         storage: kept alive, so that its identity stays its own.
         base_bytes: where the Value begins in the storage.
-        before: the storage's bytes before the call, once they had to be kept.
-        latest: of a watched storage, its bytes after the last launch that read it.
-        checksum: of a large weight or input, the sum of its words before the call.
+        watch: of an input or weight, what notices writes.
         holders: of a weight, the tensors that hold the storage.
         written: some launch wrote it.
-        nbytes_at_birth: the storage's size when it was met.
+        constant: it depends on no input and no weight, so a replay need not compute it.
+        exposed_at: where its memory was handed to NumPy, so that later writes would be seen there.
         unwritten_at_birth: made without content (`torch.empty`).
+        nbytes_at_birth: the storage's size when it was met.
     """
 
     value: Value
     storage: torch.UntypedStorage
     base_bytes: int
-    before: torch.Tensor | None = None
-    latest: torch.Tensor | None = None
-    checksum: int | None = None
+    watch: StorageWatch | None = None
     holders: tuple[torch.Tensor, ...] = ()
     written: bool = False
+    constant: bool = False
+    exposed_at: str = ""
     unwritten_at_birth: bool = False
     nbytes_at_birth: int = 0
 
@@ -65,36 +52,6 @@ class TrackedStorage:
         """The storage's bytes now."""
         return bytes_of(self.storage)
 
-    def watch(self) -> None:
-        """Keep what is needed to notice a write."""
-        if self.storage.nbytes() <= WATCHED_BYTES:
-            self.before = self.latest = self.content().clone()
-        else:
-            self.checksum = _sum_of(self.content())
-
-    def keep_before(self) -> None:
-        """Keep the bytes from before the call, ahead of the first write."""
-        if self.before is None and self.is_state:
-            self.before = self.content().clone()
-
-    def changed_since_latest(self) -> bool:
-        """Whether a watched storage was written since the last look; looks again."""
-        if self.latest is None:
-            return False
-        now = self.content()
-        if torch.equal(now, self.latest):
-            return False
-        self.latest = now.clone()
-        return True
-
-    def changed_unseen(self) -> bool:
-        """Whether a large storage that no launch wrote differs from before the call."""
-        return (
-            self.checksum is not None
-            and not self.written
-            and _sum_of(self.content()) != self.checksum
-        )
-
 
 class StorageTable:
     """All storages met in one recording.
@@ -102,10 +59,10 @@ class StorageTable:
     Owner: one Recorder. Not thread-safe: recording happens on one thread.
     """
 
-    def __init__(self, known: Mapping[int, tuple[str, tuple[torch.Tensor, ...]]], device: str):
+    def __init__(self, state: ModelState, device: str) -> None:
         self._by_identity: dict[int, TrackedStorage] = {}
         self._retired: list[TrackedStorage] = []
-        self._known = known
+        self.state = state
         self._device = device
 
     def __iter__(self) -> Iterator[TrackedStorage]:
@@ -114,10 +71,6 @@ class StorageTable:
 
     def __len__(self) -> int:
         return len(self._retired) + len(self._by_identity)
-
-    def knows(self, identity: int) -> bool:
-        """Whether a storage belongs to the model's parameters and buffers."""
-        return identity in self._known
 
     def find(self, tensor: torch.Tensor) -> TrackedStorage | None:
         """The storage that `tensor` views, if it was met before."""
@@ -135,7 +88,7 @@ class StorageTable:
     def add_weight(self, tensor: torch.Tensor) -> TrackedStorage:
         """Track a tensor that the model holds; its Value is the whole storage."""
         storage = tensor.untyped_storage()
-        name, holders = self._known.get(storage._cdata, ("constant", (tensor,)))
+        holders = self.state.holders(storage._cdata) or (tensor,)
         first = holders[0]
         value = Value(
             len(self),
@@ -144,7 +97,7 @@ class StorageTable:
             first.stride(),
             dtype_name(first.dtype),
             storage.nbytes(),
-            name,
+            self.state.name(storage._cdata),
         )
         return self._add(TrackedStorage(value, storage, 0, holders=holders))
 
@@ -170,7 +123,7 @@ class StorageTable:
             )
         self._by_identity[tracked.storage._cdata] = tracked
         if tracked.is_state:
-            tracked.watch()
+            tracked.watch = self.state.watch(tracked.storage)
         return tracked
 
     def replace_grown(self, tracked: TrackedStorage, tensor: torch.Tensor) -> TrackedStorage:

@@ -11,9 +11,10 @@ import torch
 
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Program, Role, Symbol, TensorView, Value
+from offload.record.model_state import bytes_of
 from offload.record.operators import flat
 from offload.record.recorder import Recording
-from offload.record.storages import bytes_of
+from offload.structure import same_constant
 from offload.torch_names import find_dtype, find_overload, symbol_object
 
 # Two fills that agree in no byte: what depends on memory that nobody wrote comes out differently.
@@ -32,6 +33,13 @@ def verify(recording: Recording, program: Program) -> None:
     with _generators_restored(recording), torch.no_grad(), torch._C._DisableAutocast():
         first = _Run(recording, program, _FILLS[0]).outcome()
         _compare_with_model(recording, first)
+        for generator, _, after in recording.generator_states:
+            if not torch.equal(generator.get_state(), after):
+                raise CaptureError(
+                    "the call left a random generator in another state than its launches do: it "
+                    "seeds or restores it in Python (torch.manual_seed, torch.random.fork_rng), "
+                    "which a replay would not do again; pass a torch.Generator instead"
+                )
         if recording.has_unwritten:
             _restore_generators(recording)
             second = _Run(recording, program, _FILLS[1]).outcome()
@@ -39,19 +47,18 @@ def verify(recording: Recording, program: Program) -> None:
 
 
 def _restore_generators(recording: Recording) -> None:
-    for generator, state in recording.generator_states:
-        generator.set_state(state)
+    for generator, before, _ in recording.generator_states:
+        generator.set_state(before)
 
 
 @contextmanager
 def _generators_restored(recording: Recording) -> Iterator[None]:
-    now = [generator.get_state() for generator, _ in recording.generator_states]
     _restore_generators(recording)
     try:
         yield
     finally:
-        for (generator, _), state in zip(recording.generator_states, now, strict=True):
-            generator.set_state(state)
+        for generator, _, after in recording.generator_states:
+            generator.set_state(after)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,7 +139,7 @@ class _Run:
                 positional.append(self._argument(argument))
         outcome = func(*positional, **named)
         if launch.guard is not None:
-            if outcome != launch.guard:
+            if not same_constant(launch.guard, outcome):
                 raise CaptureError(
                     f"{launch.source}: {launch.operator} read {outcome!r} at the second run, "
                     f"{launch.guard!r} at the first: the value does not depend on the inputs alone"

@@ -1,0 +1,177 @@
+"""The tensors that a model holds: their names, and whether a call changed them unseen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from offload.errors import CaptureError
+
+# Storages up to this size are kept as they were before the call, so that a write that no schema
+# declares is seen and can be undone; larger ones are summed once before and once after.
+WATCHED_BYTES = 64 * 1024
+
+
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """The storage as a uint8 tensor on the same memory."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _sum_of(content: torch.Tensor) -> int:
+    words = content.numel() // 8
+    return int(content[: words * 8].view(torch.int64).sum()) + int(content[words * 8 :].sum())
+
+
+class StorageWatch:
+    """Notices writes to one storage, and keeps what undoes them.
+
+    Attributes:
+        before: the storage's bytes before the call, of a small storage or once they had to be kept.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._storage = storage
+        self._is_small = storage.nbytes() <= WATCHED_BYTES
+        content = bytes_of(storage)
+        self.before = content.clone() if self._is_small else None
+        self._latest = self.before
+        self._sum = 0 if self._is_small else _sum_of(content)
+
+    def keep_before(self) -> None:
+        """Keep the bytes from before the call, ahead of the first write."""
+        if self.before is None:
+            self.before = bytes_of(self._storage).clone()
+
+    def changed(self) -> bool:
+        """Whether a small storage was written since the last look; looks again."""
+        if self._latest is None:
+            return False
+        now = bytes_of(self._storage)
+        if torch.equal(now, self._latest):
+            return False
+        self._latest = now.clone()
+        return True
+
+    def changed_unseen(self) -> bool:
+        """Whether a storage that no launch wrote differs from before the call."""
+        if self._is_small:
+            return self.changed()
+        return _sum_of(bytes_of(self._storage)) != self._sum
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Held:
+    """A tensor attribute of a model as it was before the call."""
+
+    tensor: torch.Tensor
+    identity: int
+    layout: tuple[object, ...]
+
+
+def _held(tensor: torch.Tensor) -> _Held:
+    layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+    return _Held(tensor, tensor.untyped_storage()._cdata, layout)
+
+
+class ModelState:
+    """Parameters, buffers and plain tensor attributes of a module and its submodules.
+
+    Owner: one Recorder. Without a module (a plain function) it is empty.
+    """
+
+    def __init__(self, module: torch.nn.Module | None) -> None:
+        self._module = module
+        self._before = {name: _held(tensor) for name, tensor in self._tensors()}
+        self._names: dict[int, str] = {}
+        self._holders: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._watches: dict[int, StorageWatch] = {}
+        for name, held in self._before.items():
+            first = self._names.setdefault(held.identity, name)
+            if first == name:
+                self._watches[held.identity] = StorageWatch(held.tensor.untyped_storage())
+            others = self._holders.get(held.identity, ())
+            if not any(held.tensor is other for other in others):
+                self._holders[held.identity] = (*others, held.tensor)
+
+    def knows(self, identity: int) -> bool:
+        """Whether a storage is the model's."""
+        return identity in self._names
+
+    def name(self, identity: int) -> str:
+        """The name of the first attribute that holds a storage, or `constant`."""
+        return self._names.get(identity, "constant")
+
+    def holders(self, identity: int) -> tuple[torch.Tensor, ...]:
+        """The model's tensors on a storage."""
+        return self._holders.get(identity, ())
+
+    def watch(self, storage: torch.UntypedStorage) -> StorageWatch:
+        """The watch of a storage, since before the call if it is the model's."""
+        return self._watches.get(storage._cdata) or StorageWatch(storage)
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._module is None:
+            return
+        for prefix, module in self._module.named_modules():
+            for name, value in _attributes(module):
+                for suffix, tensor in _tensors_in(value):
+                    if _is_watchable(tensor):
+                        yield f"{prefix}.{name}{suffix}".removeprefix("."), tensor
+
+    def check(self, written: Mapping[int, bool]) -> None:
+        """Compare with before the call; `written` tells storages that a launch wrote.
+
+        Raises:
+            CaptureError: an attribute was assigned, added, removed, or reshaped in place; or its
+                content was changed by work that no launch did.
+        """
+        now = dict(self._tensors())
+        for name in {**self._before, **now}:
+            before, tensor = self._before.get(name), now.get(name)
+            if before is None or tensor is None or _held(tensor) != before:
+                raise CaptureError(
+                    f"the call assigned or reshaped the attribute {name!r} of the model, which a "
+                    "replay would not do again: write it in place (self.x.copy_(...)), or pass it "
+                    "as an argument and return it"
+                )
+        for identity, watch in self._watches.items():
+            if not written.get(identity, False) and watch.changed_unseen():
+                raise changed_unseen_error(self._names[identity])
+
+
+def changed_unseen_error(name: str) -> CaptureError:
+    """The error for a storage that changed without a launch."""
+    return CaptureError(
+        f"{name} was changed by work that the recorder cannot see (a custom kernel, NumPy, another "
+        "thread, or an operator that does not declare it): express the change with torch operators "
+        "on the calling thread"
+    )
+
+
+def _attributes(module: torch.nn.Module) -> Iterator[tuple[str, object]]:
+    yield from module._parameters.items()
+    yield from module._buffers.items()
+    for name, value in vars(module).items():
+        if name not in ("_parameters", "_buffers", "_modules"):
+            yield name, value
+
+
+def _tensors_in(value: object) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor, or the tensors directly inside a list, tuple or dict."""
+    if isinstance(value, torch.Tensor):
+        yield "", value
+    elif isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            if isinstance(item, torch.Tensor):
+                yield f"[{position}]", item
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(item, torch.Tensor):
+                yield f"[{key!r}]", item
+
+
+def _is_watchable(tensor: torch.Tensor) -> bool:
+    lazy = torch.nn.parameter.is_lazy(tensor)
+    return not lazy and tensor.layout is torch.strided and not tensor.is_meta

@@ -1,0 +1,65 @@
+// Static memory planning: byte offsets for values whose lifetimes are known.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace offload {
+
+// A value that exists in the steps [first, last) and then takes size_bytes. With first == last or
+// no bytes it takes nothing, conflicts with nothing and is put at offset 0.
+struct Interval {
+  std::int64_t first;
+  std::int64_t last;
+  std::int64_t size_bytes;
+};
+
+// The search that place_intervals affords by default: about a tenth of a second at the worst.
+inline constexpr std::int64_t kDefaultSearchSteps = 30'000'000;
+
+struct PlacementOptions {
+  // Offsets are multiples of it, and sizes count as rounded up to it. A power of two.
+  std::int64_t alignment_bytes = 1;
+  // An arena that is small enough; without one, as small as the lower bound.
+  std::optional<std::int64_t> capacity_bytes;
+  // Limits the search, in visits to items and sections (a visit takes two to four nanoseconds).
+  // Counted, not timed, so the same input always gives the same placement. 0 turns it off.
+  std::int64_t search_steps = kDefaultSearchSteps;
+};
+
+struct Placement {
+  std::vector<std::int64_t> offsets_bytes;
+  std::int64_t arena_bytes = 0;        // the largest offset + aligned size
+  std::int64_t lower_bound_bytes = 0;  // no placement has a smaller arena
+  std::string method;                  // what found it: "<order> first-fit", "search", ...
+  std::int64_t search_steps = 0;       // spent
+};
+
+// Gives every interval an offset so that no two overlap both in time and in bytes.
+//
+// Tries a portfolio of greedy orders and, if none meets the capacity (or the lower bound),
+// searches. An arena equal to the lower bound is optimal; so is any found for a few intervals, as
+// the search then ends with a proof. If the capacity cannot be met the result is the best placement
+// found. The result has passed check_placement.
+//
+// Thread: any; nothing is shared. Errors: PlanError if an interval has last < first or a negative
+// size, if the sizes add up to more than 2^63 - 1 bytes, or if an option is out of range.
+Placement place_intervals(const std::vector<Interval>& intervals, const PlacementOptions& options);
+
+// The bytes that are live in the fullest step, each size rounded up to the alignment.
+//
+// Thread: any. Errors: as place_intervals.
+std::int64_t lower_bound_bytes(const std::vector<Interval>& intervals,
+                               std::int64_t alignment_bytes);
+
+// Checks a placement, whoever made it, in O(n log n).
+//
+// Thread: any. Errors: PlanError if two intervals overlap both in time and in bytes (it names
+// them), if an offset is negative or ends past 2^63 - 1, or if the counts differ; and as
+// place_intervals for bad intervals.
+void check_placement(const std::vector<Interval>& intervals,
+                     const std::vector<std::int64_t>& offsets_bytes);
+
+}  // namespace offload
