@@ -1,5 +1,6 @@
 """The compiled part of offload. Contracts stand in native/**/*.hpp."""
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -190,3 +191,23 @@ class Replay:
     def last_execution(self) -> LastExecution: ...
 
 def close_all_lanes() -> None: ...
+
+# ---- placement ----------------------------------------------------------------------------------
+
+DEFAULT_SEARCH_STEPS: int
+
+def place_intervals(
+    first: array[int],
+    last: array[int],
+    size_bytes: array[int],
+    *,
+    alignment_bytes: int,
+    capacity_bytes: int | None,
+    search_steps: int,
+) -> tuple[list[int], int, int, str, int]: ...
+def check_placement(
+    first: array[int], last: array[int], size_bytes: array[int], offsets_bytes: array[int]
+) -> None: ...
+def lower_bound_bytes(
+    first: array[int], last: array[int], size_bytes: array[int], *, alignment_bytes: int
+) -> int: ...

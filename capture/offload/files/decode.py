@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 
 from offload.errors import FileError
-from offload.files.encode import FORMAT_NAME, FORMAT_VERSION, MAXIMUM_DEPTH, NAMED_CONSTANTS
+from offload.files.encode import FORMAT_NAME, FORMAT_VERSION, MAXIMUM_DEPTH
 from offload.files.reader import MAXIMUM_INTEGER, Malformed, Node
 from offload.program import (
     ITEM_BYTES,
@@ -25,8 +26,15 @@ from offload.program import (
 )
 from offload.structure import Structure
 
+_ROLES = tuple(str(role) for role in Role)
 _STRUCTURE_KINDS = ("list", "tuple", "dict", "record", "mapping", "object")
 _SYMBOL_KINDS = ("dtype", "device", "layout", "memory_format", "generator")
+# Attributes of torch are looked up by these names only: any other could import a module.
+_TORCH_NAMES: Mapping[str, Collection[str]] = {
+    "dtype": ITEM_BYTES,
+    "layout": ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"),
+    "memory_format": ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d"),
+}
 _FLOATS = ("inf", "-inf", "nan")
 
 
@@ -40,15 +48,13 @@ def decode_program(root: Node) -> tuple[Program, dict[int, tuple[TensorView, ...
         FileError: it is a program of a format that this version cannot read.
     """
     _check_format(root)
-    parts = dict(
-        zip(
-            _PARTS, root.fields("format", "version", *_PARTS)[2:], strict=True
-        )
-    )
+    parts = dict(zip(_PARTS, root.fields("format", "version", *_PARTS)[2:], strict=True))
     program = Program(
         device=parts["device"].text(),
         values=tuple(_value(index, node) for index, node in enumerate(parts["values"].items())),
-        launches=tuple(_launch(index, node) for index, node in enumerate(parts["launches"].items())),
+        launches=tuple(
+            _launch(index, node) for index, node in enumerate(parts["launches"].items())
+        ),
         inputs=parts["inputs"].each(_view),
         results=parts["results"].each(_result),
         arguments_structure=_structure(parts["arguments_structure"], 0),
@@ -103,7 +109,7 @@ def _value(index: int, node: Node) -> Value:
     )
     return Value(
         index,
-        Role(role.one_of([str(one) for one in Role], "a role")),
+        Role(role.one_of(_ROLES, "a role")),
         *_layout(shape, strides),
         _dtype(dtype),
         size_bytes.integer(),
@@ -136,12 +142,18 @@ def _layout(shape: Node, strides: Node) -> tuple[tuple[int, ...], tuple[int, ...
 
 
 def _dtype(node: Node) -> str:
-    name = node.one_of(ITEM_BYTES, "a dtype")
-    if not isinstance(getattr(torch, name, None), torch.dtype):
+    _named("dtype", node)
+    return node.text()
+
+
+def _named(kind: str, node: Node) -> Any:
+    """The dtype, layout or memory format of a name."""
+    name = node.one_of(_TORCH_NAMES[kind], f"a {kind}")
+    if not hasattr(torch, name):
         raise FileError(
-            f"{node.where}: torch {torch.__version__} has no dtype {name}: install a newer torch"
+            f"{node.where}: torch {torch.__version__} has no {kind} {name}: install a newer torch"
         )
-    return name
+    return getattr(torch, name)
 
 
 def _launch(index: int, node: Node) -> Launch:
@@ -181,15 +193,23 @@ def _argument(node: Node) -> Argument:
 
 def _item(node: Node) -> Argument:
     """An argument, or an item of a list; lists of lists do not exist."""
-    if "view" in node.keys():
-        return _view(node.fields("view")[0])
-    if "symbol" in node.keys():
-        kind, name = node.fields("symbol")[0].fields("kind", "name")
-        return Symbol(kind.one_of(_SYMBOL_KINDS, "a kind of symbol"), name.text())
+    kind = node.only_key()
+    if kind == "view":
+        return _view(node.fields(kind)[0])
+    if kind == "symbol":
+        return _symbol(node.fields(kind)[0])
     constant = decode_constant(node)
     if not isinstance(constant, (type(None), bool, int, float, complex, str)):
         node.fail("a view, a symbol, a number, a string or null")
     return constant
+
+
+def _symbol(node: Node) -> Symbol:
+    kind, name = node.fields("kind", "name")
+    symbol = Symbol(kind.one_of(_SYMBOL_KINDS, "a kind of symbol"), name.text())
+    if symbol.kind in _TORCH_NAMES:
+        _named(symbol.kind, name)
+    return symbol
 
 
 def _result(node: Node) -> Result:
@@ -199,9 +219,7 @@ def _result(node: Node) -> Result:
 
 def _overlap(node: Node) -> Overlap:
     first, second, distance_bytes = node.fields("first", "second", "distance_bytes")
-    return Overlap(
-        first.integer(), second.integer(), distance_bytes.integer(-MAXIMUM_INTEGER)
-    )
+    return Overlap(first.integer(), second.integer(), distance_bytes.integer(-MAXIMUM_INTEGER))
 
 
 def _structure(node: Node, depth: int) -> Structure:
@@ -235,41 +253,46 @@ def _check_keys(structure: Structure, node: Node) -> None:
         node.fail("names of fields")
 
 
-def decode_constant(node: Node) -> Any:
+def decode_constant(node: Node, depth: int = 0) -> Any:
     """Read what `encode_constant` wrote.
 
     Raises:
         Malformed: it wrote nothing of the kind.
+        FileError: this torch does not have the dtype, layout or memory format.
     """
     if type(node.value) is int:
         return node.integer(-MAXIMUM_INTEGER - 1)
     if node.value is None or type(node.value) in (bool, float, str):
         return node.value
-    keys = tuple(node.keys())
-    if keys == ("float",):
-        return float(node.fields("float")[0].one_of(_FLOATS, "inf, -inf or nan"))
-    if keys == ("complex",):
-        parts = node.fields("complex")[0].each(decode_constant)
-        if [type(part) for part in parts] != [float, float]:
-            node.fail("two numbers")
-        return complex(*parts)
-    if keys == ("tuple",):
-        return _tuple(node.fields("tuple")[0])
-    if len(keys) == 1 and keys[0] in NAMED_CONSTANTS:
-        return _named_constant(keys[0], node.fields(keys[0])[0])
-    return node.fail("a constant")
+    kind = node.only_key()
+    if kind == "tuple" and depth < MAXIMUM_DEPTH:
+        return node.fields(kind)[0].each(lambda item: decode_constant(item, depth + 1))
+    if kind not in _CONSTANTS:
+        node.fail("a constant")
+    return _CONSTANTS[kind](node.fields(kind)[0])
 
 
-def _tuple(node: Node) -> tuple[Any, ...]:
-    return node.each(decode_constant)
+def _float(node: Node) -> float:
+    return float(node.one_of(_FLOATS, "inf, -inf or nan"))
 
 
-def _named_constant(kind: str, node: Node) -> Any:
-    name = node.text()
+def _complex(node: Node) -> complex:
+    parts = node.each(decode_constant)
+    if [type(part) for part in parts] != [float, float]:
+        node.fail("two numbers")
+    return complex(*parts)
+
+
+def _device(node: Node) -> torch.device:
     try:
-        found = torch.device(name) if kind == "device" else getattr(torch, name, None)
+        return torch.device(node.text())
     except RuntimeError:
-        found = None
-    if not isinstance(found, NAMED_CONSTANTS[kind]):
-        node.fail(f"a {kind} of torch {torch.__version__}")
-    return found
+        node.fail("a device")
+
+
+_CONSTANTS: Mapping[str, Callable[[Node], Any]] = {
+    "float": _float,
+    "complex": _complex,
+    "device": _device,
+    **{kind: functools.partial(_named, kind) for kind in _TORCH_NAMES},
+}

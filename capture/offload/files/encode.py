@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 MAXIMUM_DEPTH = 64
 
 # Objects of torch that stand for themselves as a constant, by the key that marks them.
-NAMED_CONSTANTS: Mapping[str, type] = {
+_NAMED_CONSTANTS: Mapping[str, type] = {
     "dtype": torch.dtype,
     "device": torch.device,
     "layout": torch.layout,
@@ -27,9 +27,7 @@ NAMED_CONSTANTS: Mapping[str, type] = {
 }
 
 
-def encode_program(
-    program: Program, holders: Mapping[int, Sequence[TensorView]]
-) -> dict[str, Any]:
+def encode_program(program: Program, holders: Mapping[int, Sequence[TensorView]]) -> dict[str, Any]:
     """Everything in a Program but the bytes of its weights, as JSON data.
 
     Args:
@@ -162,7 +160,7 @@ def encode_constant(constant: Any, where: str) -> Any:
         return {"complex": [encode_constant(part, where) for part in parts]}
     if kind is tuple:
         return {"tuple": [encode_constant(item, where) for item in constant]}
-    for key, named in NAMED_CONSTANTS.items():
+    for key, named in _NAMED_CONSTANTS.items():
         if isinstance(constant, named):
             return {key: str(constant).removeprefix("torch.")}
     raise FileError(

@@ -14,7 +14,7 @@ MAXIMUM_INTEGER = 2**63 - 1
 _SHOWN = 60
 
 
-class Malformed(Exception):  # noqa: N818  (not an error of its own: open_program names the file)
+class Malformed(Exception):
     """The content is not a program; the message says where, what was expected and what came."""
 
 
@@ -72,6 +72,11 @@ class Node:
     def keys(self) -> Collection[str]:
         """The keys of an object; none for anything else."""
         return self.value.keys() if type(self.value) is dict else ()
+
+    def only_key(self) -> str:
+        """The key of an object that has just one; empty for anything else."""
+        keys = list(self.keys())
+        return keys[0] if len(keys) == 1 else ""
 
     def fields(self, *names: str) -> list[Node]:
         """The values of an object that has exactly these keys, in the order of `names`."""

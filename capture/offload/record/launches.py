@@ -21,6 +21,7 @@ from offload.record.operators import (
     check_plain,
     flat,
     operator_name,
+    shape_depends_on_data,
     tensors_in,
     user_location,
 )
@@ -63,16 +64,11 @@ class LaunchRecorder:
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator below the modes and record it."""
         name = operator_name(func)
-        self._check_operator(func, name)
         arguments = arguments_in_order(func, args, kwargs)
         touched = self._before_launch(func, name, arguments)
         outcome = func(*args, **kwargs)
         self._after_launch(func, name, arguments, touched, outcome)
         return outcome
-
-    def _check_operator(self, func: Any, name: str) -> None:
-        if torch.Tag.dynamic_output_shape in func.tags and name != "aten::index.Tensor":
-            self._require_guard(name, "its result's shape depends on the data")
 
     def _require_guard(self, what: str, reason: str) -> None:
         place = user_location()
@@ -102,10 +98,9 @@ class LaunchRecorder:
                 if is_write:
                     self._before_write(name, tracked)
                 touched.append((tensor, tracked, is_write))
-        if name == "aten::index.Tensor" and any(
-            tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors_in(arguments[1])
-        ):
-            self._require_guard("indexing with a mask", "its result's shape depends on the data")
+        from_constants = all(tracked.constant for _, tracked, _ in touched)
+        if shape_depends_on_data(func, name, arguments) and not from_constants:
+            self._require_guard(name, "its result's shape depends on the data")
         return touched
 
     def _before_write(self, name: str, tracked: TrackedStorage) -> None:
@@ -189,6 +184,8 @@ class LaunchRecorder:
         self._note_constants(func, touched, writes, made)
         returns_tensor = any(isinstance(one, torch.Tensor) for one in outcomes)
         reads_host = torch.Tag.data_dependent_output in func.tags and not returns_tensor
+        if reads_host and all(tracked.constant for _, tracked, _ in touched):
+            return  # the value can never be another
         if reads_host:
             self._note_host_read(name)
         elif name in RESERVE_OPERATORS or (func._schema.returns and not (made or writes)):
@@ -204,7 +201,7 @@ class LaunchRecorder:
             writes=_indices((*writes, *made)),
             random=random,
             guard=outcomes[0] if reads_host else None,
-            guards_shape=torch.Tag.dynamic_output_shape in func.tags and self._guards_reads,
+            guards_shape=shape_depends_on_data(func, name, arguments),
         )
 
     def _append(
@@ -248,7 +245,6 @@ class LaunchRecorder:
             not writes
             and func.namespace == "aten"
             and torch.Tag.nondeterministic_seeded not in func.tags
-            and torch.Tag.dynamic_output_shape not in func.tags
             and operator_name(func) not in RESERVE_OPERATORS
             and all(tracked.constant for _, tracked, _ in touched)
         )
@@ -315,10 +311,12 @@ class LaunchRecorder:
         Raises:
             CaptureError: reads are to be avoided, or state has changed already.
         """
-        self._require_guard(what, "it reads a tensor's values on the host")
-        self.host_reads.append(f"guarded: {what} at {user_location()}")
         with _disable_current_modes():
             tracked = self.track(tensor, what)
+            if tracked.constant:
+                return
+            self._require_guard(what, "it reads a tensor's values on the host")
+            self.host_reads.append(f"guarded: {what} at {user_location()}")
             bits = as_integers(tensor)
             expected = self.table.add_weight(bits.clone())
             views = (

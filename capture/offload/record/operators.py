@@ -95,6 +95,20 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
         )
 
 
+def shape_depends_on_data(func: Any, name: str, arguments: list[Any]) -> bool:
+    """Whether an operator's results may have other shapes for other values of its arguments.
+
+    torch's tag says so of every overload that might; three are static for these arguments.
+    """
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    if name == "aten::index.Tensor":
+        return any(one.dtype in (torch.bool, torch.uint8) for one in tensors_in(arguments[1]))
+    if name == "aten::linalg_lstsq":
+        return arguments[3] not in (None, "gelsy")  # residuals are left empty by this driver
+    return name != "aten::_ctc_loss"
+
+
 def argument_data(argument: Any) -> Argument:
     """An operator argument that is neither tensor, list nor generator, as a Program holds it.
 

