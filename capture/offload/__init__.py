@@ -6,6 +6,7 @@ y2 = captured(x2)
 """
 
 from offload.api import Captured, capture
+from offload.api import open_file as open
 from offload.errors import (
     BackendUnavailable,
     BindingError,
@@ -32,4 +33,5 @@ __all__ = [
     "PlanError",
     "Ticket",
     "capture",
+    "open",
 ]

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+torch_version: str
+
 # ---- calls --------------------------------------------------------------------------------------
 
 class TensorLayout:

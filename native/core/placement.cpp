@@ -53,9 +53,10 @@ void require_valid(const std::vector<Interval>& intervals, std::int64_t alignmen
       throw PlanError(describe(intervals, index) + " ends before it begins");
     }
     if (interval.size_bytes < 0) throw PlanError(describe(intervals, index) + " has negative size");
-    const std::int64_t padding_bytes = alignment_bytes - 1;
+    const std::int64_t excess_bytes = interval.size_bytes % alignment_bytes;
+    const std::int64_t padding_bytes = excess_bytes == 0 ? 0 : alignment_bytes - excess_bytes;
     if (interval.size_bytes > free_bytes - padding_bytes) {
-      throw PlanError("the sizes add up to more than 2^63 - 1 bytes at " +
+      throw PlanError("the aligned sizes add up to more than 2^63 - 1 bytes at " +
                       describe(intervals, index));
     }
     free_bytes -= interval.size_bytes + padding_bytes;
@@ -335,8 +336,8 @@ Solution place_greedily(const Problem& problem, std::int64_t target) {
   return best;
 }
 
-// Searches for the target with half of the steps, then halves the distance between what is
-// impossible, or seems to be, and what has been found, each time with half of what steps are left.
+// Searches for the target, then again and again for an arena halfway between what has been found
+// and what is impossible, or seems to be. Each time three quarters of the steps left may be spent.
 std::int64_t improve_by_search(const Problem& problem, std::int64_t target, std::int64_t max_steps,
                                Solution& best) {
   std::int64_t n_crossings = 0;
@@ -348,8 +349,8 @@ std::int64_t improve_by_search(const Problem& problem, std::int64_t target, std:
   std::int64_t low = target;  // nothing below will be found
   std::int64_t aim = target;
   while (low < best.arena && search.steps() < max_steps) {
-    const std::int64_t share = (max_steps - search.steps() + 1) / 2;
-    if (search.fit(aim, share) == SearchOutcome::kFound) {
+    const std::int64_t steps_left = max_steps - search.steps();
+    if (search.fit(aim, steps_left - steps_left / 4) == SearchOutcome::kFound) {
       keep_if_smaller(problem, search.offsets(), "search", best);
     } else {
       low = aim + 1;
@@ -371,8 +372,9 @@ std::vector<std::int64_t> to_offsets_bytes(const Problem& problem, const Solutio
 }  // namespace
 
 Placement place_intervals(const std::vector<Interval>& intervals, const PlacementOptions& options) {
-  if (options.capacity_bytes.value_or(0) < 0)
+  if (options.capacity_bytes.value_or(0) < 0) {
     throw PlanError("capacity_bytes must not be negative");
+  }
   if (options.search_steps < 0) throw PlanError("search_steps must not be negative");
   const Problem problem = make_problem(intervals, options.alignment_bytes);
   Placement placement;

@@ -15,18 +15,19 @@ constexpr unsigned kFailedStateBits = 17;
 
 constexpr std::int64_t kNoKey = 0;
 
-// In problems of many sections a decision looks only at so many, and only parts of at most so many
-// are remembered when they fail: a step should not cost more than it can gain.
+// A decision looks at the whole of a range of so many sections, at a window in a longer one; and
+// only so short a range is remembered when it fails. No decision should cost more than it can gain.
 constexpr std::size_t kMaxWhole = 256;
 constexpr std::size_t kWindow = 16;
 constexpr std::size_t kMaxKeyed = 1024;
 
 // The first run of a strategy may open so many frames per item, the next ones more and more. Runs
 // that find a placement find it early or hardly ever, so it pays to give up early and often.
-constexpr double kFramesPerItem = 4;
+constexpr double kFramesPerItem = 2;
 constexpr double kFramesGrowth = 1.5;
 
-// Source: S. Vigna, "splitmix64", public domain.
+// Source: the mixing step of SplitMix64; Steele, Lea and Flood, "Fast Splittable Pseudorandom
+// Number Generators", OOPSLA 2014.
 std::uint64_t scramble(std::uint64_t word) {
   word += 0x9e3779b97f4a7c15u;
   word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -95,19 +96,20 @@ PlacementSearch::PlacementSearch(const std::vector<SectionItem>& items, std::siz
 SearchOutcome PlacementSearch::fit(std::int64_t capacity, std::int64_t max_steps) {
   capacity_ = capacity;
   failed_.assign(std::size_t{1} << kFailedStateBits, 0);
-  failures_.assign(n_sections_, 1);
   const std::int64_t last_step = max_steps > kNever - steps_ ? kNever : steps_ + max_steps;
-  const std::vector<Strategy> all = strategies();
+  std::vector<Strategy> all = strategies();  // first as they are, then with varied priorities
   double n_frames = kFramesPerItem * static_cast<double>(items_.size());
   std::uint64_t n_draws = 0;
   for (double spread = 0;; spread = 1, n_frames = std::min(n_frames * kFramesGrowth, 1e15)) {
-    for (Strategy strategy : all) {
+    for (Strategy& strategy : all) {
+      const std::vector<double> priorities = strategy.priorities;
       for (double& priority : strategy.priorities) {
         priority *= 1 + spread * static_cast<double>(scramble(n_draws++) >> 11) * 0x1p-53;
       }
       const std::int64_t last_frame = n_frames_ + static_cast<std::int64_t>(n_frames);
       const SearchOutcome outcome = run(strategy, last_frame, last_step);
       if (outcome != SearchOutcome::kOutOfSteps || steps_ >= last_step) return outcome;
+      strategy.priorities = priorities;
     }
   }
 }
@@ -128,13 +130,14 @@ std::vector<PlacementSearch::Strategy> PlacementSearch::strategies() const {
     by_duration.push_back(static_cast<double>(items_[item].last - items_[item].first) + tie_break);
     by_peak.push_back(static_cast<double>(peaks[item]) + tie_break);
   }
-  return {{Choice::kFewestPerFailure, by_duration},
-          {Choice::kNearest, by_duration},
-          {Choice::kFewestBranches, by_size},
-          {Choice::kFewestPerFailure, by_peak}};
+  const std::vector<std::int64_t> failures(n_sections_, 1);
+  return {{Choice::kFewestPerFailure, by_duration, failures},
+          {Choice::kNearest, by_duration, failures},
+          {Choice::kFewestBranches, by_size, failures},
+          {Choice::kFewestPerFailure, by_peak, failures}};
 }
 
-SearchOutcome PlacementSearch::run(const Strategy& strategy, std::int64_t last_frame,
+SearchOutcome PlacementSearch::run(Strategy& strategy, std::int64_t last_frame,
                                    std::int64_t last_step) {
   reset();
   while (!ranges_.empty()) {
@@ -144,7 +147,7 @@ SearchOutcome PlacementSearch::run(const Strategy& strategy, std::int64_t last_f
     for (;; frame = frames_[frame].range.owner) {
       if (frame == kNoFrame) return SearchOutcome::kImpossible;
       if (steps_ >= last_step || n_frames_ >= last_frame) return SearchOutcome::kOutOfSteps;
-      if (next_branch(frame)) break;
+      if (next_branch(frame, strategy)) break;
     }
   }
   return SearchOutcome::kFound;
@@ -184,7 +187,7 @@ std::size_t PlacementSearch::open_frame(const Range& range, const Strategy& stra
   ++n_frames_;
   const std::int64_t key = range.last - range.first <= kMaxKeyed ? state_key(range) : kNoKey;
   if (key != kNoKey && failed_state(key) == key) return range.owner;
-  const std::size_t section = choose_section(range, strategy.choice);
+  const std::size_t section = choose_section(range, strategy);
   last_section_ = section;
   const std::int64_t floor = sections_[section].floor;
   const std::size_t first_option = options_.size();
@@ -203,8 +206,9 @@ std::size_t PlacementSearch::open_frame(const Range& range, const Strategy& stra
   return frames_.size() - 1;
 }
 
-// Takes the frame's next branch that does not fail at once. Returns false when none is left.
-bool PlacementSearch::next_branch(std::size_t index) {
+// Drops the frames above and takes the frame's next branch that does not fail at once. Returns
+// false when none is left.
+bool PlacementSearch::next_branch(std::size_t index, Strategy& strategy) {
   frames_.erase(frames_.begin() + static_cast<std::ptrdiff_t>(index) + 1, frames_.end());
   Frame& frame = frames_[index];
   for (;;) {
@@ -217,7 +221,7 @@ bool PlacementSearch::next_branch(std::size_t index) {
       frame.may_stay_empty = false;
       if (leave_empty(frame)) return true;
     } else {
-      ++failures_[frame.section];
+      ++strategy.failures[frame.section];
       failed_state(frame.key) = frame.key;
       return false;
     }
@@ -231,7 +235,7 @@ bool PlacementSearch::place_option(const Frame& frame, std::size_t option) {
     if (twin.first == item.first && twin.last == item.last && twin.size == item.size) return false;
   }
   if (!place(options_[option], frame.floor)) return false;
-  split(frame.range, item, static_cast<std::size_t>(&frame - frames_.data()));
+  split(frame.range, item, frames_.size() - 1);
   return true;
 }
 
@@ -240,8 +244,7 @@ bool PlacementSearch::leave_empty(const Frame& frame) {
   if (frame.floor + load >= capacity_) return false;
   const std::int64_t floor = next_floor(frame);
   if (floor > capacity_ - load || !raise_floor(frame.section, floor)) return false;
-  ranges_.push_back(
-      {frame.range.first, frame.range.last, static_cast<std::size_t>(&frame - frames_.data())});
+  ranges_.push_back({frame.range.first, frame.range.last, frames_.size() - 1});
   return true;
 }
 
@@ -259,30 +262,32 @@ void PlacementSearch::split(const Range& range, const SectionItem& item, std::si
   cut_before(range.last);
 }
 
-// A section in a valley: a run of sections of one floor whose neighbours' floors are higher.
-std::size_t PlacementSearch::choose_section(const Range& range, Choice choice) {
+// Chooses a section in a valley: a run of sections of one floor between higher floors.
+std::size_t PlacementSearch::choose_section(const Range& range, const Strategy& strategy) {
   const Range window = window_of(range);
   std::size_t best = window.first;
   std::int64_t best_score = kNever;
   std::int64_t best_weight = 1;
+  const auto consider = [&](std::size_t section, std::int64_t score, std::int64_t weight) {
+    if (best_score != kNever && score * best_weight >= best_score * weight) return;
+    best = section;
+    best_score = score;
+    best_weight = weight;
+  };
   for (std::size_t begin = window.first, end; begin < window.last; begin = end) {
     const std::int64_t floor = sections_[begin].floor;
     for (end = begin + 1; end < range.last && sections_[end].floor == floor;) ++end;
     if (begin > range.first && sections_[begin - 1].floor < floor) continue;
     if (end < range.last && sections_[end].floor < floor) continue;
-    for (std::size_t t = begin; t < end; ++t) {
-      if (choice == Choice::kNearest) t = std::clamp(last_section_, begin, end - 1);
-      const std::int64_t score =
-          choice == Choice::kNearest
-              ? static_cast<std::int64_t>(std::max(t, last_section_) - std::min(t, last_section_))
-              : count_branches(t);
-      const std::int64_t weight = choice == Choice::kFewestPerFailure ? failures_[t] : 1;
-      if (best_score == kNever || score * best_weight < best_score * weight) {
-        best = t;
-        best_score = score;
-        best_weight = weight;
+    if (strategy.choice == Choice::kNearest) {
+      const std::size_t t = std::clamp(last_section_, begin, end - 1);
+      const std::size_t distance = std::max(t, last_section_) - std::min(t, last_section_);
+      consider(t, static_cast<std::int64_t>(distance), 1);
+    } else {
+      const bool counts_failures = strategy.choice == Choice::kFewestPerFailure;
+      for (std::size_t t = begin; t < end; ++t) {
+        consider(t, count_branches(t), counts_failures ? strategy.failures[t] : 1);
       }
-      if (choice == Choice::kNearest) break;
     }
   }
   steps_ += static_cast<std::int64_t>(window.last - window.first);
@@ -393,7 +398,7 @@ bool PlacementSearch::place(std::uint32_t index, std::int64_t offset) {
     set(section.load, section.load - size);
     set(section.n_waiting, section.n_waiting - 1);
     if (t > first) set(section.n_across, section.n_across - 1);
-    // To undo n_waiting is enough: the item is then the list's last again.
+    // To undo n_waiting is enough: it is then the last of the list's waiting items again.
     std::uint32_t* const list = crossing_.data() + crossing_begin_[t];
     std::uint32_t* const last_waiting = list + section.n_waiting;
     std::swap(*std::find(list, last_waiting, index), *last_waiting);
@@ -402,20 +407,20 @@ bool PlacementSearch::place(std::uint32_t index, std::int64_t offset) {
   }
   bool fits = true;
   for (std::size_t t = first; t < last; ++t) fits = lift_items(t) && fits;
-  return settle() && fits;
+  return settle(fits);
 }
 
 // Leaves a section empty up to a floor. Returns false if the rest can then not be placed.
 bool PlacementSearch::raise_floor(std::size_t section, std::int64_t floor) {
   set(sections_[section].floor, floor);
   mark_stale(section);
-  const bool fits = lift_items(section);
-  return settle() && fits;
+  return settle(lift_items(section));
 }
 
-// Lifts the waiting items of a section onto its floor.
+// Lifts the waiting items of a section onto its floor. Returns false if one then ends too high.
 bool PlacementSearch::lift_items(std::size_t section) {
-  const auto [floor, top, load, n_waiting, n_across, key] = sections_[section];
+  const std::int64_t floor = sections_[section].floor;
+  const std::int64_t top = sections_[section].top;
   bool fits = true;
   for (const std::uint32_t item : waiting(section)) {
     ItemState& state = states_[item];
@@ -428,13 +433,13 @@ bool PlacementSearch::lift_items(std::size_t section) {
     set(state.floor, floor);
     steps_ += static_cast<std::int64_t>(items_[item].last - items_[item].first);
   }
-  steps_ += n_waiting;
+  steps_ += sections_[section].n_waiting;
   return fits;
 }
 
 // Raises the stale floors to the lowest of their items, which does not lift any item further.
-bool PlacementSearch::settle() {
-  bool fits = true;
+// Returns false if the rest cannot be placed, as is known already if `fits` is false.
+bool PlacementSearch::settle(bool fits) {
   for (const std::size_t t : stale_) {
     is_stale_[t] = 0;
     Section& section = sections_[t];
@@ -452,9 +457,10 @@ bool PlacementSearch::settle() {
 
 // Whether a waiting item of the section would fit under all its floors. Putting it there makes the
 // sum of offsets less, so another branch has that placement.
-bool PlacementSearch::leaves_hole(std::size_t section) const {
+bool PlacementSearch::leaves_hole(std::size_t section) {
   const std::int64_t floor = sections_[section].floor;
   if (floor == sections_[section].top) return false;
+  steps_ += sections_[section].n_waiting;
   for (const std::uint32_t item : waiting(section)) {
     const std::int64_t end = states_[item].top + items_[item].size;
     if (end > floor || states_[item].top == states_[item].floor) continue;

@@ -39,8 +39,7 @@ enum class SearchOutcome { kFound, kImpossible, kOutOfSteps };
 // holes into which a later item would fit, and the decomposition are ideas of M. D. Moffitt,
 // "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning", ASPLOS
 // 2023. To choose the section with the fewest branches per failure is due to F. Boussemart et al.,
-// "Boosting Systematic Search by Weighting Constraints", ECAI 2004. Branching on sections, the
-// memory of failed states and the restarts are ours.
+// "Boosting Systematic Search by Weighting Constraints", ECAI 2004.
 //
 // Owner: the caller. Thread: one at a time. Errors: none.
 class PlacementSearch {
@@ -64,10 +63,11 @@ class PlacementSearch {
   // How a frame's section is chosen among those in valleys.
   enum class Choice { kFewestBranches, kFewestPerFailure, kNearest };
 
-  // One way to search: how to choose the section, and which item to try first (highest priority).
+  // One way to search.
   struct Strategy {
     Choice choice;
-    std::vector<double> priorities;
+    std::vector<double> priorities;      // of the items; the highest is tried first
+    std::vector<std::int64_t> failures;  // of the sections, over all of this strategy's runs
   };
 
   // The numbers of Section and ItemState change only through `set`, which can be undone.
@@ -115,16 +115,16 @@ class PlacementSearch {
   };
 
   std::vector<Strategy> strategies() const;
-  SearchOutcome run(const Strategy& strategy, std::int64_t last_frame, std::int64_t last_step);
+  SearchOutcome run(Strategy& strategy, std::int64_t last_frame, std::int64_t last_step);
   void reset();
   Items waiting(std::size_t section) const;
 
   std::size_t open_frame(const Range& range, const Strategy& strategy);
-  bool next_branch(std::size_t frame);
+  bool next_branch(std::size_t frame, Strategy& strategy);
   bool place_option(const Frame& frame, std::size_t option);
   bool leave_empty(const Frame& frame);
   void split(const Range& range, const SectionItem& item, std::size_t owner);
-  std::size_t choose_section(const Range& range, Choice choice);
+  std::size_t choose_section(const Range& range, const Strategy& strategy);
   Range window_of(const Range& range);
   std::int64_t count_branches(std::size_t section);
   std::int64_t next_floor(const Frame& frame);
@@ -136,8 +136,8 @@ class PlacementSearch {
   bool place(std::uint32_t item, std::int64_t offset);
   bool raise_floor(std::size_t section, std::int64_t floor);
   bool lift_items(std::size_t section);
-  bool settle();
-  bool leaves_hole(std::size_t section) const;
+  bool settle(bool fits);
+  bool leaves_hole(std::size_t section);
   void mark_stale(std::size_t section);
 
   const std::vector<SectionItem> items_;
@@ -159,7 +159,6 @@ class PlacementSearch {
   std::vector<std::uint32_t> options_;
   std::vector<std::size_t> stale_;  // sections whose floor may rise
   std::vector<std::uint8_t> is_stale_;
-  std::vector<std::int64_t> failures_;  // of each section, over all runs for a capacity
   std::vector<std::int64_t> failed_;
   std::size_t last_section_ = 0;
 };

@@ -189,9 +189,7 @@ def test_two_executables_share_one_feature_map(backend, load):
     runs = [load(chain, torch.ones(512)) for _ in range(2)]
     arena = torch.empty(max(run.feature_map_bytes for run in runs), dtype=torch.uint8)
     inputs = [torch.randn(512) for _ in range(50)]
-    tickets = [
-        (x, run.submit(x, feature_map=arena)) for x in inputs for run in runs
-    ]
+    tickets = [(x, run.submit(x, feature_map=arena)) for x in inputs for run in runs]
     for x, ticket in tickets:
         assert same(backend, ticket.result(), chain(x))
 

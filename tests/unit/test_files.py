@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 
 import offload
-from offload.api import Captured
+from offload import Captured
 from offload.files import open_program, save_program
 from offload.program import Program, Role
 from offload.structure import Structure
@@ -34,8 +34,8 @@ def captured_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Ca
 
 
 def reopened(captured: Captured, path: Path) -> Captured:
-    save_program(captured.program, path)
-    return Captured(None, program=open_program(path))
+    captured.save(path)
+    return offload.open(path)
 
 
 def constants_of(structure: Structure) -> list[Any]:
@@ -230,11 +230,9 @@ def test_opens_in_a_process_without_the_model(tmp_path: Path) -> None:
     save_program(captured.program, tmp_path / "m.offload")
     safetensors.torch.save_file({"x": x}, tmp_path / "x.safetensors")
     script = (
-        "import sys, safetensors.torch as st\n"
-        "from offload.api import Captured\n"
-        "from offload.files import open_program\n"
+        "import offload, sys, safetensors.torch as st\n"
         "x = st.load_file(sys.argv[2])['x']\n"
-        "y = Captured(None, program=open_program(sys.argv[1]))(x)[0]\n"
+        "y = offload.open(sys.argv[1])(x)[0]\n"
         "st.save_file({'y': y}, sys.argv[3])\n"
     )
     files = [str(tmp_path / name) for name in ("m.offload", "x.safetensors", "y.safetensors")]
@@ -265,8 +263,8 @@ def test_opening_depends_on_no_mode_of_the_caller(tmp_path: Path) -> None:
     captured = captured_call(function, torch.ones(3))
     save_program(captured.program, tmp_path / "m.offload")
     with torch.inference_mode(), torch.device("meta"):
-        program = open_program(tmp_path / "m.offload")
-    outcome = Captured(None, program=program)(torch.ones(3))
+        opened = offload.open(tmp_path / "m.offload")
+    outcome = opened(torch.ones(3))
     assert torch.equal(outcome, torch.full((3,), 4.0))
 
 

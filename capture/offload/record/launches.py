@@ -106,9 +106,9 @@ class LaunchRecorder:
     def _before_write(self, name: str, tracked: TrackedStorage) -> None:
         if tracked.exposed_at:
             raise CaptureError(
-                f"{user_location()}: {name} writes {tracked.value.name}, whose memory was handed "
-                f"to NumPy at {tracked.exposed_at}: what is read there later cannot be guarded. Copy "
-                "the tensor before .numpy()"
+                f"{user_location()}: {name} writes {tracked.value.name}, which NumPy can see since "
+                f"{tracked.exposed_at}: what is read there later cannot be guarded. Copy the "
+                "tensor before .numpy()"
             )
         if tracked.watch is not None:
             tracked.watch.keep_before()

@@ -45,7 +45,7 @@ struct Placement {
 // found. The result has passed check_placement.
 //
 // Thread: any; nothing is shared. Errors: PlanError if an interval has last < first or a negative
-// size, if the sizes add up to more than 2^63 - 1 bytes, or if an option is out of range.
+// size, if the aligned sizes add up to more than 2^63 - 1 bytes, or if an option is out of range.
 Placement place_intervals(const std::vector<Interval>& intervals, const PlacementOptions& options);
 
 // The bytes that are live in the fullest step, each size rounded up to the alignment.

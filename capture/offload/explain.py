@@ -1,0 +1,54 @@
+"""Says about an executable what a user should know and would not see."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from offload.program import Role
+from offload.replay import Executable
+
+_MODES = {
+    "call": "run as recorded (in place, or into memory of their own)",
+    "copied": "had an out-variant that failed its proof: run as recorded, results copied",
+    "unproved": "have an out-variant that the first execution will prove",
+    "thunk": "write where the plan says (typed)",
+    "out": "write where the plan says (the operator's out-variant)",
+    "none": "compute nothing (null device)",
+}
+
+
+def explain(run: Executable) -> str:
+    """Describe how launches are carried out, what lies outside the arena, what was avoided."""
+    program, memory = run.program, run.memory_report()
+    lines = [f"{len(program.launches)} launches on {run.device}:"]
+    modes: dict[str, Counter[str]] = {}
+    for launch, report in zip(program.launches, run.launch_reports(), strict=True):
+        modes.setdefault(report.mode, Counter())[launch.operator] += 1
+    for mode, operators in sorted(modes.items()):
+        lines.append(f"  {sum(operators.values())} {_MODES[mode]}")
+        if mode in ("call", "copied"):
+            lines += [f"    {count} x {operator}" for operator, count in operators.most_common()]
+    lines.append(
+        f"feature map {memory.feature_map_bytes} bytes ({memory.unshared_bytes} without sharing, "
+        f"lower bound {memory.lower_bound_bytes})"
+    )
+    outside = memory.outside_bytes
+    lines.append(
+        "bytes outside the arena: counted at the first execution"
+        if outside is None
+        else f"bytes outside the arena at each execution: {outside}"
+    )
+    written = {index for launch in program.launches for index in launch.writes}
+    state = [
+        f"{value.role} {value.name}"
+        for value in program.values
+        if value.index in written and value.role in (Role.INPUT, Role.WEIGHT)
+    ]
+    if state:
+        lines.append("written at each execution: " + ", ".join(state))
+    if program.host_reads:
+        lines += ["host reads:", *(f"  {read}" for read in program.host_reads)]
+    last = run.last_execution
+    if last.bytes_copied:
+        lines.append(f"the last execution copied {last.bytes_copied} bytes (strides or out=)")
+    return "\n".join(lines)

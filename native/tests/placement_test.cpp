@@ -1,0 +1,221 @@
+#include "offload/placement.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.hpp"
+#include "offload/errors.hpp"
+
+namespace {
+
+using offload::check_placement;
+using offload::Interval;
+using offload::lower_bound_bytes;
+using offload::place_intervals;
+using offload::Placement;
+using offload::PlacementOptions;
+
+constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
+
+// The same numbers on every machine, which the standard's distributions do not promise.
+class Numbers {
+ public:
+  explicit Numbers(std::uint64_t seed) : state_(seed) {}
+
+  // From 0 up to and without `end`.
+  std::int64_t below(std::int64_t end) {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<std::int64_t>(state_ >> 33) % end;
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+// The error that placing gives, or nothing.
+std::string error_of(const std::vector<Interval>& intervals, const PlacementOptions& options) {
+  try {
+    place_intervals(intervals, options);
+  } catch (const offload::PlanError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string check_error_of(const std::vector<Interval>& intervals,
+                           const std::vector<std::int64_t>& offsets_bytes) {
+  try {
+    check_placement(intervals, offsets_bytes);
+  } catch (const offload::PlanError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Cuts a rectangle of n_steps by capacity_bytes into pieces, so that the pieces fit without a gap.
+std::vector<Interval> dissection(std::size_t n_pieces, std::int64_t n_steps,
+                                 std::int64_t capacity_bytes, Numbers& numbers) {
+  std::vector<Interval> pieces{{0, n_steps, capacity_bytes}};
+  for (int attempt = 0; attempt < 10'000 && pieces.size() < n_pieces; ++attempt) {
+    Interval& piece =
+        pieces[static_cast<std::size_t>(numbers.below(static_cast<std::int64_t>(pieces.size())))];
+    Interval rest = piece;
+    if (numbers.below(2) == 0 && piece.last - piece.first > 1) {
+      piece.last = rest.first = piece.first + 1 + numbers.below(piece.last - piece.first - 1);
+    } else if (piece.size_bytes > 1) {
+      piece.size_bytes = 1 + numbers.below(piece.size_bytes - 1);
+      rest.size_bytes -= piece.size_bytes;
+    } else {
+      continue;
+    }
+    pieces.push_back(rest);
+  }
+  for (std::size_t left = pieces.size(); left > 1; --left) {
+    std::swap(pieces[left - 1],
+              pieces[static_cast<std::size_t>(numbers.below(static_cast<std::int64_t>(left)))]);
+  }
+  return pieces;
+}
+
+void nothing_to_place() {
+  CHECK_THAT(place_intervals({}, {}).arena_bytes == 0);
+  const Placement placement = place_intervals({{3, 3, 100}, {0, 9, 0}}, {});
+  CHECK_THAT(placement.offsets_bytes == std::vector<std::int64_t>({0, 0}));
+  CHECK_THAT(placement.arena_bytes == 0);
+  CHECK_THAT(placement.method == "empty");
+}
+
+void values_that_never_meet_share_bytes() {
+  const Placement placement = place_intervals({{0, 2, 100}, {2, 4, 60}, {4, 5, 100}}, {});
+  CHECK_THAT(placement.offsets_bytes == std::vector<std::int64_t>({0, 0, 0}));
+  CHECK_THAT(placement.arena_bytes == 100);
+}
+
+void offsets_are_aligned() {
+  PlacementOptions options;
+  options.alignment_bytes = 64;
+  const std::vector<Interval> intervals{{0, 4, 1}, {1, 3, 65}, {2, 5, 64}, {0, 1, 7}};
+  const Placement placement = place_intervals(intervals, options);
+  for (const std::int64_t offset : placement.offsets_bytes) CHECK_THAT(offset % 64 == 0);
+  CHECK_THAT(placement.lower_bound_bytes == 64 + 128 + 64);
+  CHECK_THAT(placement.arena_bytes == placement.lower_bound_bytes);
+  CHECK_THAT(lower_bound_bytes(intervals, 64) == placement.lower_bound_bytes);
+}
+
+void dissections_are_put_together_again() {
+  Numbers numbers(1);
+  std::int64_t n_searched = 0;
+  for (int round = 0; round < 300; ++round) {
+    const std::int64_t n_steps = 10 + numbers.below(30);
+    const std::vector<Interval> pieces =
+        dissection(static_cast<std::size_t>(20 + numbers.below(40)), n_steps, 64, numbers);
+    const Placement placement = place_intervals(pieces, {});
+    CHECK_THAT(placement.arena_bytes == 64);
+    n_searched += placement.search_steps > 0 ? 1 : 0;
+  }
+  CHECK_THAT(n_searched > 50);
+}
+
+void search_ends_with_a_proof() {
+  // 14 bytes are live at once, yet they do not fit in fewer than 15.
+  const std::vector<Interval> intervals{{3, 7, 4}, {2, 6, 4}, {1, 5, 2}, {1, 2, 11},
+                                        {2, 3, 7}, {5, 6, 5}, {6, 7, 10}};
+  const Placement placement = place_intervals(intervals, {});
+  CHECK_THAT(placement.lower_bound_bytes == 14);
+  CHECK_THAT(placement.arena_bytes == 15);
+  CHECK_THAT(placement.search_steps < 10'000);
+}
+
+void capacity_ends_the_search() {
+  Numbers numbers(7);
+  const std::vector<Interval> pieces = dissection(100, 60, 1024, numbers);
+  PlacementOptions options;
+  options.search_steps = 0;
+  const Placement greedy = place_intervals(pieces, options);
+  CHECK_THAT(greedy.arena_bytes > 1024);
+  options.search_steps = offload::kDefaultSearchSteps;
+  options.capacity_bytes = greedy.arena_bytes;
+  CHECK_THAT(place_intervals(pieces, options).search_steps == 0);
+  options.capacity_bytes = (greedy.arena_bytes + 1024) / 2;
+  CHECK_THAT(place_intervals(pieces, options).arena_bytes <= *options.capacity_bytes);
+  options.capacity_bytes = 1;  // cannot be met
+  CHECK_THAT(place_intervals(pieces, options).arena_bytes <= greedy.arena_bytes);
+}
+
+void few_steps_do_no_harm() {
+  Numbers numbers(3);
+  const std::vector<Interval> pieces = dissection(200, 100, 4096, numbers);
+  PlacementOptions options;
+  options.search_steps = 0;
+  std::int64_t arena_bytes = place_intervals(pieces, options).arena_bytes;
+  for (options.search_steps = 1; options.search_steps < 10'000'000; options.search_steps *= 7) {
+    CHECK_THAT(place_intervals(pieces, options).arena_bytes <= arena_bytes);
+  }
+}
+
+void many_values() {
+  Numbers numbers(5);
+  std::vector<Interval> short_lived, long_lived;
+  for (std::int64_t step = 0; step < 5'000; ++step) {
+    const std::int64_t duration = numbers.below(50) == 0 ? 200 : 1 + numbers.below(8);
+    short_lived.push_back({step, step + duration, 64 * (1 + numbers.below(256))});
+    long_lived.push_back(
+        {numbers.below(1'000), 4'000 + numbers.below(1'000), 1 + numbers.below(4'096)});
+  }
+  for (const auto& intervals : {short_lived, long_lived}) {
+    const Placement placement = place_intervals(intervals, {});
+    CHECK_THAT(placement.arena_bytes >= placement.lower_bound_bytes);
+    CHECK_THAT(placement.arena_bytes <= placement.lower_bound_bytes / 100 * 110);
+    CHECK_THAT(place_intervals(intervals, {}).offsets_bytes == placement.offsets_bytes);
+  }
+}
+
+void bad_input_is_refused() {
+  CHECK_THAT(error_of({{0, 1, 4}, {2, 1, 4}}, {}).find("interval 1") != std::string::npos);
+  CHECK_THAT(error_of({{0, 1, -4}}, {}).find("negative") != std::string::npos);
+  CHECK_THAT(!error_of({{0, 1, kMaxBytes}, {5, 6, 1}}, {}).empty());
+  CHECK_THAT(error_of({{0, 1, kMaxBytes}}, {}).empty());
+  PlacementOptions options;
+  options.alignment_bytes = 24;
+  CHECK_THAT(!error_of({}, options).empty());
+  options.alignment_bytes = 2;
+  CHECK_THAT(!error_of({{0, 1, kMaxBytes}}, options).empty());
+  options.search_steps = -1;
+  CHECK_THAT(!error_of({}, options).empty());
+  options.search_steps = 0;
+  options.capacity_bytes = -1;
+  CHECK_THAT(!error_of({}, options).empty());
+}
+
+void checker_finds_what_overlaps() {
+  const std::vector<Interval> intervals{{0, 4, 8}, {2, 6, 8}, {4, 8, 8}, {1, 1, 8}, {0, 8, 0}};
+  CHECK_THAT(check_error_of(intervals, {0, 8, 0, 0, 0}).empty());
+  const std::string error = check_error_of(intervals, {0, 7, 0, 0, 0});
+  CHECK_THAT(error.find("interval 0") != std::string::npos);
+  CHECK_THAT(error.find("interval 1") != std::string::npos);
+  CHECK_THAT(!check_error_of(intervals, {0, 0, 8, 0, 0}).empty());
+  CHECK_THAT(!check_error_of(intervals, {0, 8, 9, 0, 0}).empty());
+  CHECK_THAT(!check_error_of(intervals, {-8, 8, 0, 0, 0}).empty());
+  CHECK_THAT(!check_error_of(intervals, {kMaxBytes, 8, 0, 0, 0}).empty());
+  CHECK_THAT(!check_error_of(intervals, {0, 8, 0}).empty());
+}
+
+}  // namespace
+
+int main() {
+  nothing_to_place();
+  values_that_never_meet_share_bytes();
+  offsets_are_aligned();
+  dissections_are_put_together_again();
+  search_ends_with_a_proof();
+  capacity_ends_the_search();
+  few_steps_do_no_harm();
+  many_values();
+  bad_input_is_refused();
+  checker_finds_what_overlaps();
+  return offload::test::result();
+}
