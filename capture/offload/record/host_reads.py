@@ -36,9 +36,6 @@ _DATA_POSITION: Mapping[str, int] = {
     "__getitem__": 1,
 }
 
-# In these a tensor made from data during the call is known to hold no tensor's values.
-BUILDERS = frozenset({*_DATA_POSITION, "from_numpy", "frombuffer", "__array_wrap__"})
-
 # Recurrent layers on packed sequences read the batch sizes, their second argument.
 _PACKED = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 

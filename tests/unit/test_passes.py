@@ -1,0 +1,173 @@
+"""Passes on hand-made programs: no device, nothing recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from offload.errors import PlanError
+from offload.machine import CostTable, Machine
+from offload.passes import place_values, remove_dead_launches, value_lifetimes
+from offload.plan import Lifetime, Place, SlotKind, check_plan
+from offload.program import Launch, Program, Result, Role, TensorView, Value, span_bytes
+from offload.structure import Structure
+
+MACHINE = Machine("test", "test", 0, 64, CostTable())
+
+
+def view(value: int, n: int = 16) -> TensorView:
+    return TensorView(value, 0, (n,), (1,), "float32")
+
+
+def value(index: int, role: Role, n: int = 16) -> Value:
+    return Value(index, role, (n,), (1,), "float32", 4 * n, f"v{index}")
+
+
+def launch(index: int, reads: list[int], makes: int, **changes: object) -> Launch:
+    made = Launch(
+        index=index,
+        operator="aten::relu",
+        arguments=tuple(view(one) for one in reads),
+        results=(view(makes),),
+        reads=tuple(reads),
+        writes=(makes,),
+        random=False,
+        guard=None,
+        guards_shape=False,
+        source="test.py:1",
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def program(roles: list[Role], launches: list[Launch], returned: int) -> Program:
+    values = tuple(value(index, role) for index, role in enumerate(roles))
+    inputs = tuple(view(one.index) for one in values if one.role is Role.INPUT)
+    return Program(
+        device="cpu",
+        values=values,
+        launches=tuple(launches),
+        inputs=inputs,
+        results=(Result(view(returned)),),
+        arguments_structure=Structure("tuple"),
+        result_structure=Structure("tensor", leaf=0),
+    )
+
+
+ACT, IN, OUT, WEIGHT = Role.ACTIVATION, Role.INPUT, Role.OUTPUT, Role.WEIGHT
+
+
+def test_dead_launch_and_its_values_go():
+    dead = program(
+        [IN, ACT, ACT, OUT], [launch(0, [0], 1), launch(1, [1], 2), launch(2, [0], 3)], 3
+    )
+    alive = remove_dead_launches(dead)
+    assert [one.operator for one in alive.launches] == ["aten::relu"]
+    assert [one.role for one in alive.values] == [IN, OUT]
+    assert alive.launches[0].writes == (1,)
+    assert alive.results[0].view.value == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"random": True},
+        {"guard": True},
+        {"guards_shape": True},
+        {"writes": (), "results": (None,)},
+        {"operator": "mine::custom"},
+    ],
+)
+def test_launches_with_effects_stay(changes):
+    kept = program([IN, ACT, OUT], [launch(0, [0], 1, **changes), launch(1, [0], 2)], 2)
+    assert len(remove_dead_launches(kept).launches) == 2
+
+
+def test_writes_to_inputs_and_weights_stay():
+    writer = launch(0, [0, 1], 1, results=(None,))
+    kept = program([IN, WEIGHT, OUT], [writer, launch(1, [0], 2)], 2)
+    assert len(remove_dead_launches(kept).launches) == 2
+
+
+def test_write_into_a_value_that_is_read_later_stays():
+    """v1 is made, written in place, then read: the write must not be dropped."""
+    write = launch(1, [1], 1, results=(None,))
+    kept = program([IN, ACT, OUT], [launch(0, [0], 1), write, launch(2, [1], 2)], 2)
+    assert len(remove_dead_launches(kept).launches) == 3
+
+
+def test_lifetimes():
+    chain = program(
+        [IN, ACT, ACT, OUT], [launch(0, [0], 1), launch(1, [1], 2), launch(2, [2], 3)], 3
+    )
+    assert value_lifetimes(chain) == (
+        Lifetime(0, 3),
+        Lifetime(0, 2),
+        Lifetime(1, 3),
+        Lifetime(0, 3),
+    )
+
+
+def test_chain_needs_two_places():
+    roles = [IN, *[ACT] * 9, OUT]
+    chain = program(roles, [launch(index, [index], index + 1) for index in range(10)], 10)
+    plan = place_values(chain, MACHINE)
+    check_plan(chain, plan)
+    assert plan.feature_map_bytes == plan.lower_bound_bytes == 128
+    assert plan.unshared_bytes == 9 * 64
+    offsets = [plan.places[index].offset_bytes for index in range(1, 10)]
+    assert all(one != other for one, other in itertools.pairwise(offsets))
+
+
+def test_operator_allocated_values_get_slots_of_their_own():
+    chain = program(
+        [IN, ACT, ACT, OUT], [launch(0, [0], 1), launch(1, [1], 2), launch(2, [2], 3)], 3
+    )
+    plan = place_values(chain, MACHINE, frozenset({1, 3}))
+    assert plan.slots[plan.places[1].slot].kind is SlotKind.OPERATOR
+    assert plan.slots[plan.places[3].slot].kind is SlotKind.OUTPUT
+    assert plan.feature_map_bytes == 64
+
+
+def test_same_program_same_plan():
+    chain = program(
+        [IN, ACT, ACT, OUT], [launch(0, [0], 1), launch(1, [1], 2), launch(2, [2], 3)], 3
+    )
+    assert place_values(chain, MACHINE) == place_values(chain, MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("index", "place", "message"),
+    [
+        (1, None, "has no place"),
+        (1, Place(1, 1 << 20), "covers bytes"),
+        (1, Place(2, 4), "not aligned"),
+        (0, Place(2, 0), "in the feature map"),
+    ],
+)
+def test_checker_refuses_a_broken_plan(index, place, message):
+    chain = program(
+        [IN, ACT, ACT, OUT], [launch(0, [0], 1), launch(1, [1], 2), launch(2, [2], 3)], 3
+    )
+    plan = place_values(chain, MACHINE)
+    assert plan.slots[2].kind is SlotKind.FEATURE_MAP
+    places = list(plan.places)
+    places[index] = place
+    with pytest.raises(PlanError, match=message):
+        check_plan(chain, dataclasses.replace(plan, places=tuple(places)))
+
+
+def test_program_prints_itself():
+    chain = program([IN, ACT, OUT], [launch(0, [0], 1), launch(1, [1], 2)], 2)
+    text = str(chain)
+    assert "2 launches" in text
+    assert "%1:float32[16] = aten::relu(%0:float32[16])  # test.py:1" in text
+    assert text.endswith("return %2:float32[16]")
+
+
+def test_span_bytes():
+    assert span_bytes((2, 3), (3, 1), "float32") == 24
+    assert span_bytes((2, 3), (8, 1), "float16") == 22
+    assert span_bytes((0, 3), (3, 1), "float32") == 0
+    assert span_bytes((), (), "complex128") == 16
