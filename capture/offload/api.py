@@ -146,13 +146,14 @@ class Captured:
         function = self._function
         _refuse_compiled(function)
         _refuse_hidden_reads(function)
-        _recording.active = True
-        return Recorder(
+        recorder = Recorder(
             host_reads=self._host_reads,
             module=_module_of(function),
             parameter_names=_parameter_names(function),
             device="cpu",
         )
+        _recording.active = True
+        return recorder
 
     def _abandon(self, recorder: Recorder) -> CaptureError | None:
         _recording.active = False

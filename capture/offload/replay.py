@@ -142,6 +142,7 @@ class Executable:
         """
         if out is None and feature_map is None:
             return self._native(*args, **kwargs)
+        _check_feature_map(feature_map)
         return self._native.execute(args, kwargs, self._buffers(out), feature_map)
 
     def submit(
@@ -155,6 +156,7 @@ class Executable:
             BindingError: an argument does not fit.
             ExecutionError: the executable is closed.
         """
+        _check_feature_map(feature_map)
         return Ticket(self._native.submit(args, kwargs, self._buffers(out), feature_map))
 
     def _buffers(self, out: Any) -> list[torch.Tensor | None] | None:
@@ -219,6 +221,13 @@ class Executable:
             unshared_bytes=self.plan.unshared_bytes,
             outside_bytes=outside if counted else None,
             weight_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.WEIGHT)),
+        )
+
+
+def _check_feature_map(feature_map: object) -> None:
+    if feature_map is not None and not isinstance(feature_map, torch.Tensor):
+        raise BindingError(
+            f"feature_map: expected a uint8 tensor, got a {type(feature_map).__qualname__}"
         )
 
 

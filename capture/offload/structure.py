@@ -84,6 +84,8 @@ def flatten(
                     "dataclasses or objects with attributes"
                 )
             return Structure("constant", constant=node)
+        if any(is_tensor(key) or _hides_tensor(key, is_tensor) for key in parts[1]):
+            raise OpaqueStructure("a tensor is the key of a mapping; use it as a value")
         if id(node) in open_containers:
             raise OpaqueStructure(f"{type(node).__qualname__} contains itself")
         open_containers.add(id(node))
@@ -225,7 +227,7 @@ def match(
             )
         return []
     parts = _parts(tree, is_tensor)
-    items = None if parts is None or parts[0] != expected.kind else _items_in_order(expected, parts)
+    items = None if parts is None else _items_in_order(expected, parts)
     if items is None:
         raise StructureMismatch(
             f"{where}: expected {describe(expected)}, got {_describe_object(tree)}"
@@ -237,15 +239,22 @@ def match(
     return tensors
 
 
+# What may stand for a container whose class a file does not hold: what `unflatten` makes of it.
+_PLAIN_KINDS = {"record": "tuple", "mapping": "dict", "object": "dict"}
+
+
 def _items_in_order(
     expected: Structure, parts: tuple[str, tuple[Any, ...], list[Any]]
 ) -> list[Any] | None:
-    """The items in the recorded order of keys; None where number or keys differ."""
-    _, keys, items = parts
-    if len(items) != len(expected.children) or set(keys) != set(expected.keys):
+    """The items in the recorded order of keys; None where kind, number or keys differ."""
+    kind, keys, items = parts
+    plain = expected.container is None and kind == _PLAIN_KINDS.get(expected.kind)
+    if (kind != expected.kind and not plain) or len(items) != len(expected.children):
         return None
-    if not keys:
+    if kind in ("list", "tuple"):
         return items
+    if set(keys) != set(expected.keys):
+        return None
     by_key = dict(zip(keys, items, strict=True))
     return [by_key[key] for key in expected.keys]
 

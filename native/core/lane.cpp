@@ -28,27 +28,35 @@ void Ticket::finish(std::exception_ptr error) noexcept {
   ended_.notify_all();
 }
 
+void Ticket::abandon(const char* reason) noexcept {
+  new (&mutex_) std::mutex();
+  new (&ended_) std::condition_variable();
+  if (!done_) finish(std::make_exception_ptr(std::runtime_error(reason)));
+}
+
 struct LaneState {
   struct Task {
     std::function<void()> work;
     std::shared_ptr<Ticket> ticket;
   };
 
-  std::mutex execution;
+  std::recursive_mutex execution;
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::deque<Task> queue;
+  std::shared_ptr<Ticket> current;  // of the task that the worker has taken
   std::atomic<std::size_t> n_queued = 0;
   bool running = false;
   bool closed = false;
   bool has_worker = false;
   std::thread worker;
 
-  // Fails what is queued, for tickets whose work can no longer be done. Call with the lock held.
-  void fail_queued(const char* reason) noexcept {
-    for (Task& task : queue) {
-      task.ticket->finish(std::make_exception_ptr(std::runtime_error(reason)));
-    }
+  // In the child of a fork: fails the work whose thread does not exist there.
+  void abandon_work() noexcept {
+    constexpr const char* kReason = "the process was forked while this execution was under way";
+    if (current) current->abandon(kReason);
+    for (Task& task : queue) task.ticket->abandon(kReason);
+    current.reset();
     queue.clear();
     n_queued = 0;
   }
@@ -72,12 +80,17 @@ Registry& registry() {
 
 // fork copies only the calling thread: every lane is held still across it, and the child's lanes
 // start workers of their own.
+void* (*release_before_wait)() = nullptr;
+void (*acquire_after_wait)(void*) = nullptr;
+
 void hold_all() {
+  void* const released = release_before_wait != nullptr ? release_before_wait() : nullptr;
   registry().mutex.lock();
   for (LaneState* state : registry().states) {
     state->execution.lock();
     state->mutex.lock();
   }
+  if (acquire_after_wait != nullptr) acquire_after_wait(released);
 }
 
 void release_all() {
@@ -90,7 +103,7 @@ void release_all() {
 
 void restart_all() {
   for (LaneState* state : registry().states) {
-    state->fail_queued("the process was forked while this execution was queued");
+    state->abandon_work();
     state->running = false;
     state->has_worker = false;
     // The old thread and whoever waited do not exist here, so neither may be joined or notified.
@@ -117,6 +130,7 @@ void run(const std::shared_ptr<LaneState>& state) {
     state->queue.pop_front();
     --state->n_queued;
     state->running = true;
+    state->current = task.ticket;
     lock.unlock();
     std::exception_ptr error;
     try {
@@ -128,10 +142,9 @@ void run(const std::shared_ptr<LaneState>& state) {
     lock.lock();
     state->running = false;
     state->changed.notify_all();
-    lock.unlock();
-    task.ticket->finish(error);
+    task.ticket->finish(error);  // under the lock, so that a fork finds it finished or current
     task.ticket.reset();
-    lock.lock();
+    state->current.reset();
   }
 }
 
@@ -163,7 +176,7 @@ void Lane::submit(std::function<void()> task, std::shared_ptr<Ticket> ticket) {
   state_->changed.notify_all();
 }
 
-std::mutex& Lane::execution_mutex() noexcept { return state_->execution; }
+std::recursive_mutex& Lane::execution_mutex() noexcept { return state_->execution; }
 
 bool Lane::idle() const {
   const std::lock_guard lock(state_->mutex);
@@ -189,6 +202,11 @@ void Lane::close() noexcept {
   } else {
     worker.join();
   }
+}
+
+void Lane::set_fork_hooks(void* (*release)(), void (*acquire)(void*)) noexcept {
+  release_before_wait = release;
+  acquire_after_wait = acquire;
 }
 
 void Lane::close_all() noexcept {

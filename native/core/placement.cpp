@@ -327,11 +327,11 @@ Solution place_greedily(const Problem& problem, std::int64_t target) {
   Solution best;
   std::vector<double> keys(problem.items.size());
   for (const auto& [method, key, fit] : portfolio) {
-    if (best.arena <= target || placer.visits() > kGreedyVisits) break;
     for (std::size_t item = 0; item < keys.size(); ++item) {
       keys[item] = key(problem.items[item], double(peaks[item]));
     }
     keep_if_smaller(problem, placer.place(order_by(problem, keys), fit), method, best);
+    if (best.arena <= target || placer.visits() > kGreedyVisits) break;
   }
   return best;
 }

@@ -115,7 +115,8 @@ SearchOutcome PlacementSearch::fit(std::int64_t capacity, std::int64_t max_steps
 }
 
 // Chosen by experiment on the instances of tests/data/minimalloc and on random dissections of a
-// rectangle: each soon finds what others miss.
+// rectangle: each soon finds what others miss. In a long problem a run is dear, and the second is
+// the likeliest to be the last.
 std::vector<PlacementSearch::Strategy> PlacementSearch::strategies() const {
   const std::vector<std::int64_t> loads = section_loads(items_, n_sections_);
   const std::vector<std::int64_t> peaks = peak_loads(items_, loads);
@@ -131,10 +132,12 @@ std::vector<PlacementSearch::Strategy> PlacementSearch::strategies() const {
     by_peak.push_back(static_cast<double>(peaks[item]) + tie_break);
   }
   const std::vector<std::int64_t> failures(n_sections_, 1);
-  return {{Choice::kFewestPerFailure, by_duration, failures},
-          {Choice::kNearest, by_duration, failures},
-          {Choice::kFewestBranches, by_size, failures},
-          {Choice::kFewestPerFailure, by_peak, failures}};
+  std::vector<Strategy> all{{Choice::kFewestPerFailure, by_duration, failures},
+                            {Choice::kNearest, by_duration, failures},
+                            {Choice::kFewestBranches, by_size, failures},
+                            {Choice::kFewestPerFailure, by_peak, failures}};
+  if (n_sections_ > kMaxWhole) std::swap(all[0], all[1]);
+  return all;
 }
 
 SearchOutcome PlacementSearch::run(Strategy& strategy, std::int64_t last_frame,

@@ -1,5 +1,6 @@
 #include "cpu/allocations.hpp"
 
+#include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -21,6 +22,8 @@ struct AllocationCount::Reporter final : c10::MemoryReportingInfoBase {
 struct AllocationCount::Guard {
   explicit Guard(std::shared_ptr<c10::DebugInfoBase> info)
       : guard(c10::DebugInfoKind::PROFILER_STATE, std::move(info)) {}
+  // An active profiler would take our info for its own: its callbacks rest as long as it is there.
+  at::DisableRecordFunctionGuard no_callbacks;
   c10::DebugInfoGuard guard;
 };
 

@@ -94,6 +94,10 @@ void CpuResident::add(CpuLaunch launch) {
       launch.out = find_operator(launch.operator_name, launch.out_overload);
       launch.out_stack = launch.arguments;
       for (const at::Tensor& output : launch.outputs) launch.out_stack.emplace_back(output);
+      if (launch.out->schema().arguments().size() != launch.out_stack.size()) {
+        throw std::invalid_argument(full_name + " and its out-variant " + launch.out_overload +
+                                    " take different arguments");
+      }
     }
     launch.mode = CpuMode::kUnproved;
   }

@@ -56,20 +56,45 @@ bool same_strides(const at::Tensor& tensor, const TensorLayout& layout) {
   return true;
 }
 
+// Whether a tensor is a strided view of memory of its own, without behaviour of its own.
+bool is_plain(const at::Tensor& tensor) {
+  const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  constexpr c10::DispatchKeySet wrapped({c10::DispatchKey::FuncTorchBatched,
+                                         c10::DispatchKey::FuncTorchGradWrapper,
+                                         c10::DispatchKey::NestedTensor});
+  return tensor.layout() == c10::kStrided && !impl->is_python_dispatch() && impl->has_storage() &&
+         !tensor._is_zerotensor() && !impl->key_set().has_any(wrapped);
+}
+
 void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const std::string& name,
                   c10::Device device) {
   if (!tensor.defined()) refuse(name + ": expected " + text(layout) + ", got no tensor");
+  if (!is_plain(tensor)) {
+    refuse(name + ": expected a plain strided tensor, got a sparse, nested or zero tensor, a " +
+           "subclass, or one inside a functional transform");
+  }
   if (tensor.device().type() != device.type()) {
     refuse(name + ": expected a tensor on " + device.str() + ", got one on " +
            tensor.device().str() + "; move it with .to(\"" + device.str() + "\")");
-  }
-  if (tensor.layout() != c10::kStrided || tensor.unsafeGetTensorImpl()->is_python_dispatch()) {
-    refuse(name + ": expected a plain strided tensor, got a sparse tensor or a subclass");
   }
   if (tensor.scalar_type() != layout.dtype || tensor.sizes() != c10::IntArrayRef(layout.shape)) {
     refuse(name + ": expected " + text(layout) + ", got " + text(tensor) +
            "; a program is recorded for one shape and dtype, capture again for another");
   }
+  const std::size_t begin =
+      static_cast<std::size_t>(tensor.storage_offset()) * tensor.element_size();
+  if (tensor.numel() > 0 && begin + span_of(tensor) > tensor.storage().nbytes()) {
+    refuse(name + ": the tensor's memory was freed or shrunk (its storage has " +
+           std::to_string(tensor.storage().nbytes()) + " bytes); give it memory again");
+  }
+}
+
+// Whether several elements of a tensor lie at one address, as after expand.
+bool repeats_elements(const at::Tensor& tensor) {
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) > 1 && tensor.stride(dim) == 0) return true;
+  }
+  return false;
 }
 
 bool usable_in_place(const at::Tensor& tensor, const TensorLayout& layout) {
@@ -87,6 +112,10 @@ void bind_input(const CallSpec& spec, std::size_t index, Call& call) {
   const InputSpec& input = spec.inputs[index];
   const at::Tensor& given = call.inputs[index];
   check_tensor(given, input.layout, input.name, spec.device);
+  if (input.written && repeats_elements(given)) {
+    refuse(input.name + ": it is written, but several of its elements share memory; pass a " +
+           ".clone() of it");
+  }
   if (usable_in_place(given, input.layout)) {
     call.bound_inputs.push_back(given);
     return;
@@ -186,11 +215,9 @@ void check_given(const CallSpec& spec, Call& call, std::size_t index) {
            " itself or a view of it, so it takes no buffer; pass None");
   }
   check_tensor(given, result.layout, name, spec.device);
-  for (std::int64_t dim = 0; dim < given.dim(); ++dim) {
-    if (given.size(dim) > 1 && given.stride(dim) == 0) {
-      refuse(name + ": several of its elements share memory; pass a buffer without expanded " +
-             "dimensions");
-    }
+  if (repeats_elements(given)) {
+    refuse(name + ": several of its elements share memory; pass a buffer without expanded " +
+           "dimensions");
   }
 }
 
@@ -217,7 +244,8 @@ void bind_outputs(const CallSpec& spec, Call& call) {
   for (std::size_t index = 0; index < spec.outputs.size(); ++index) {
     const OutputSpec& output = spec.outputs[index];
     if (output.operator_allocated || call.outputs[index]) continue;
-    c10::Storage storage(c10::Storage::use_byte_size_t(), output.size_bytes, allocator,
+    c10::Storage storage(c10::Storage::use_byte_size_t(), output.size_bytes,
+                         allocate(spec.device, output.size_bytes, output.name), allocator,
                          /*resizable=*/true);
     call.output_addresses[index] = reinterpret_cast<std::uint64_t>(storage.mutable_data());
     call.outputs[index] = std::move(storage);
@@ -271,6 +299,15 @@ bool has_writes(const CallSpec& spec) {
 }
 
 }  // namespace
+
+c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string& what) {
+  try {
+    return c10::GetAllocator(device.type())->allocate(n_bytes);
+  } catch (const std::exception&) {
+    throw ExecutionError("out of memory: " + std::to_string(n_bytes) + " bytes for " + what +
+                         " cannot be allocated on " + device.str());
+  }
+}
 
 std::size_t TensorLayout::span_bytes() const {
   std::int64_t last = 0;

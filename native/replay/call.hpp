@@ -103,12 +103,16 @@ struct Call {
 
 // Checks the given tensors and allocates the outputs.
 //
-// Errors: BindingError naming the tensor, what was expected and what came; nothing has run.
+// Errors: BindingError naming the tensor, what was expected and what came, and ExecutionError when
+// memory runs out; nothing has run.
 Call bind_call(const CallSpec& spec, std::vector<at::Tensor> inputs, std::vector<at::Tensor> out,
                const at::Tensor& feature_map);
 
 // The result tensors of a finished call, given ones included.
 std::vector<at::Tensor> results_of(const CallSpec& spec, Call& call);
+
+// Memory of a device. Throws ExecutionError, naming what it is for, if there is not enough.
+c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string& what);
 
 // A tensor of this layout on a storage.
 at::Tensor tensor_on(c10::Storage storage, std::int64_t offset_bytes, const TensorLayout& layout,

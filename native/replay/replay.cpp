@@ -22,6 +22,18 @@ std::uint64_t address_of(const at::Tensor& tensor) {
   return reinterpret_cast<std::uint64_t>(tensor.const_data_ptr());
 }
 
+// True while it lives: a launch may run Python, which may call back.
+class Running {
+ public:
+  explicit Running(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Running() { flag_ = false; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  bool& flag_;
+};
+
 void bump_version(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
@@ -46,7 +58,11 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
 std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
   if (closed_) throw ExecutionError("the executable is closed");
   auto ticket = std::make_shared<Ticket>();
-  lane_.submit([self = shared_from_this(), call] { self->run(*call); }, ticket);
+  try {
+    lane_.submit([self = shared_from_this(), call] { self->run(*call); }, ticket);
+  } catch (const std::logic_error&) {
+    throw ExecutionError("the executable is closed, or the interpreter is exiting");
+  }
   return ticket;
 }
 
@@ -93,7 +109,7 @@ void Replay::rebind_weights() {
 std::uint64_t Replay::feature_map_address(const Call& call) {
   if (spec_.feature_map_bytes == 0) return 0;
   if (call.feature_map.defined()) return address_of(call.feature_map);
-  if (!arena_) arena_ = c10::GetAllocator(spec_.device.type())->allocate(spec_.feature_map_bytes);
+  if (!arena_) arena_ = allocate(spec_.device, spec_.feature_map_bytes, "the feature map");
   return reinterpret_cast<std::uint64_t>(arena_.get());
 }
 
@@ -114,6 +130,8 @@ void Replay::bind(const Call& call) {
 
 void Replay::run(Call& call) {
   const std::lock_guard lock(lane_.execution_mutex());
+  if (running_) throw ExecutionError("a launch of this executable executes the executable itself");
+  const Running running(running_);
   if (released_) throw ExecutionError("the executable is closed");
   check_weights();
   const KernelScope scope;
@@ -173,6 +191,7 @@ LastExecution Replay::last_execution() const {
 }
 
 void Replay::close() noexcept {
+  const std::lock_guard close_lock(close_mutex_);  // a second caller waits as the first does
   closed_ = true;
   lane_.close();
   const std::lock_guard lock(lane_.execution_mutex());

@@ -64,7 +64,9 @@ class Replay : public std::enable_shared_from_this<Replay> {
   Header header_;
   c10::DataPtr arena_;
   std::atomic<bool> closed_ = false;  // nothing new is taken
+  bool running_ = false;              // under the execution mutex
   bool released_ = false;             // and nothing taken before is left
+  std::mutex close_mutex_;
   mutable std::mutex last_mutex_;
   LastExecution last_;
   Lane lane_;  // last, so that its thread ends before anything that it uses

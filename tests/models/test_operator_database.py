@@ -222,7 +222,7 @@ class Operands:
         return args, kwargs, tensors
 
 
-# ---- comparison ------------------------------------------------------------------------------------
+# ---- comparison ----------------------------------------------------------------------------------
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -271,7 +271,7 @@ def differences(got: Any, expected: Any, rounded: bool) -> list[str]:
     return [what for what in (difference(*pair, rounded) for pair in pairs) if what]
 
 
-# ---- one sample ------------------------------------------------------------------------------------
+# ---- one sample ----------------------------------------------------------------------------------
 
 
 def replayed_wrong(

@@ -77,7 +77,7 @@ def _out_overload(operator: str) -> str | None:
         candidate = getattr(packet, overload)
         arguments = candidate._schema.arguments
         outputs = [one for one in arguments if one.kwarg_only and _is_written(one)]
-        rest = [(one.name, str(one.type)) for one in arguments if not _is_written(one)]
+        rest = [(one.name, str(one.type)) for one in arguments if one not in outputs]
         fits = rest == wanted and len(outputs) == len(base._schema.returns)
         if fits and torch.Tag.generated not in candidate.tags:
             return str(overload)

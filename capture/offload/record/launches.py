@@ -109,6 +109,11 @@ class LaunchRecorder:
                 f"{tracked.exposed_at}: what is read there later cannot be guarded. Copy the "
                 "tensor before .numpy()"
             )
+        if tracked.foreign:
+            raise CaptureError(
+                f"{user_location()}: {name} writes a tensor that the call made over NumPy's "
+                "memory, which a replay would not make again: write a .clone() of it"
+            )
         if tracked.watch is not None:
             tracked.watch.keep_before()
 
@@ -143,7 +148,9 @@ class LaunchRecorder:
                     "use torch.tensor"
                 )
             return self._track_literal(tensor)
-        return self.table.add_weight(tensor)
+        tracked = self.table.add_weight(tensor)
+        tracked.foreign = name == "aten::lift_fresh" and not self.table.state.knows(identity)
+        return tracked
 
     def _track_literal(self, tensor: torch.Tensor) -> TrackedStorage:
         """A tensor that the forward made from Python numbers: a fresh copy at each execution.

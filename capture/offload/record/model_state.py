@@ -69,6 +69,11 @@ class _Held:
     identity: int
     layout: tuple[object, ...]
 
+    def same(self, tensor: torch.Tensor) -> bool:
+        """Whether the attribute is still this tensor, on the same storage and shaped alike."""
+        now = _held(tensor)
+        return tensor is self.tensor and (now.identity, now.layout) == (self.identity, self.layout)
+
 
 def _held(tensor: torch.Tensor) -> _Held:
     layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
@@ -130,7 +135,7 @@ class ModelState:
         now = dict(self._tensors())
         for name in {**self._before, **now}:
             before, tensor = self._before.get(name), now.get(name)
-            if before is None or tensor is None or _held(tensor) != before:
+            if before is None or tensor is None or not before.same(tensor):
                 raise CaptureError(
                     f"the call assigned or reshaped the attribute {name!r} of the model, which a "
                     "replay would not do again: write it in place (self.x.copy_(...)), or pass it "
@@ -173,5 +178,10 @@ def _tensors_in(value: object) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _is_watchable(tensor: torch.Tensor) -> bool:
-    lazy = torch.nn.parameter.is_lazy(tensor)
-    return not lazy and tensor.layout is torch.strided and not tensor.is_meta
+    return (
+        not torch.nn.parameter.is_lazy(tensor)
+        and not tensor.is_nested
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+        and torch._C._has_storage(tensor)
+    )

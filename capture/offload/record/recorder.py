@@ -13,9 +13,14 @@ from offload.errors import CaptureError
 from offload.program import Launch, Overlap, Program, Result, Role, TensorView
 from offload.record.launches import LaunchRecorder
 from offload.record.model_state import ModelState, changed_unseen_error
-from offload.record.modes import DispatchMode, FunctionMode, autocast_cache_off, reads_avoided
+from offload.record.modes import (
+    DispatchMode,
+    FunctionMode,
+    autocast_cache_off,
+    reads_avoided,
+)
 from offload.record.operators import check_plain, is_tensor
-from offload.record.storages import StorageTable, TrackedStorage, separate_inputs
+from offload.record.storages import StorageTable, TrackedStorage, alias
 from offload.structure import (
     OpaqueStructure,
     Structure,
@@ -35,7 +40,7 @@ class Recording:
         program: all launches, dead ones included.
         before: for each written storage of an input or weight, by identity, its bytes before the
             call.
-        after: for the same storages their bytes after it.
+        after: for the same storages the bytes of their Value after it.
         results: the tensors that the model returned.
         generator_states: each generator (the default one first), its state before and after.
         has_unwritten: some Value began without content, so reads of it must be ruled out.
@@ -83,7 +88,7 @@ class Recorder:
         """Start recording a call with these arguments.
 
         Returns:
-            The arguments to call with: the same ones, but for aliases of tensors that share memory.
+            The arguments to call with: aliases of the tensors, nested alike.
 
         Raises:
             CaptureError: an argument cannot be recorded.
@@ -95,17 +100,15 @@ class Recorder:
         for tensor in tensors:
             check_plain(tensor, "an argument")
         self._originals = tensors
-        self._inputs, replaced = separate_inputs(tensors, self.table.state.knows)
         names = leaf_paths(self._arguments, "input")
         with torch.no_grad():
+            self._inputs = [alias(tensor) for tensor in tensors]
             for leaf, tensor in enumerate(self._inputs):
                 self.table.add_input(tensor, _argument_name(names[leaf]))
         self._log.note_generator(torch.default_generator)
-        if replaced:
-            args, kwargs = unflatten(self._arguments, self._inputs)
-        self._call = (args, kwargs)
+        self._call = unflatten(self._arguments, self._inputs)
         self._enter()
-        return args, kwargs
+        return self._call
 
     def _enter(self) -> None:
         enter = self._context.enter_context
@@ -161,7 +164,11 @@ class Recorder:
             CaptureError: naming the input, attribute or tensor that changed.
         """
         self.table.state.check({one.storage._cdata: one.written for one in self.table})
+        overlapping = {leaf for one in self._overlaps() for leaf in (one.first, one.second)}
+        expected = {self._inputs[leaf].untyped_storage()._cdata for leaf in overlapping}
         for tracked in self.table:
+            if tracked.storage._cdata in expected:
+                continue
             is_known = self.table.state.knows(tracked.storage._cdata)
             if tracked.watch is None or tracked.written or is_known:
                 continue
@@ -237,7 +244,7 @@ class Recorder:
         return Recording(
             program,
             before={one.storage._cdata: _kept(one) for one in written},
-            after={one.storage._cdata: one.content().clone() for one in written},
+            after={one.storage._cdata: one.own_content().clone() for one in written},
             results=tensors,
             input_tensors=tuple(self._inputs),
             generator_states=tuple(

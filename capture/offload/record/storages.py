@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
@@ -24,6 +24,7 @@ class TrackedStorage:
         holders: of a weight, the tensors that hold the storage.
         written: some launch wrote it.
         constant: it depends on no input and no weight, so a replay need not compute it.
+        foreign: a tensor that the call made over memory that is not torch's (NumPy's).
         exposed_at: where its memory was handed to NumPy, so that later writes would be seen there.
         unwritten_at_birth: made without content (`torch.empty`).
         nbytes_at_birth: the storage's size when it was met.
@@ -36,6 +37,7 @@ class TrackedStorage:
     holders: tuple[torch.Tensor, ...] = ()
     written: bool = False
     constant: bool = False
+    foreign: bool = False
     exposed_at: str = ""
     unwritten_at_birth: bool = False
     nbytes_at_birth: int = 0
@@ -51,6 +53,10 @@ class TrackedStorage:
     def content(self) -> torch.Tensor:
         """The storage's bytes now."""
         return bytes_of(self.storage)
+
+    def own_content(self) -> torch.Tensor:
+        """The bytes of the Value now."""
+        return self.content()[self.base_bytes : self.base_bytes + self.value.size_bytes]
 
 
 class StorageTable:
@@ -152,6 +158,11 @@ class StorageTable:
             tensor.is_conj(),
             tensor.is_neg(),
         )
+        if offset_bytes % ITEM_BYTES[dtype]:
+            raise CaptureError(
+                f"a view of {tracked.value.name} as {dtype} begins at byte {offset_bytes} of it, "
+                "not at a multiple of its item size: pass the argument as that dtype, or clone it"
+            )
         if offset_bytes < 0 or view.end_bytes > tracked.value.size_bytes:
             raise CaptureError(
                 f"a view of {tracked.value.name} covers bytes {offset_bytes} to {view.end_bytes}, "
@@ -160,50 +171,25 @@ class StorageTable:
         return view
 
 
-def separate_inputs(
-    tensors: Sequence[torch.Tensor], taken: Callable[[int], bool]
-) -> tuple[list[torch.Tensor], bool]:
-    """Give every input a storage identity of its own, over the same memory.
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the same memory with a storage object of its own.
 
-    Two arguments may share a storage with each other or with a weight; which of them a view in the
+    Two arguments may share a storage with each other or with a weight. Which of them a view in the
     forward comes from could then not be told, and Python's `is` would decide for later calls.
-
-    Returns:
-        The tensors, aliases where they shared, and whether any is an alias.
     """
-    seen: set[int] = set()
-    separated: list[torch.Tensor] = []
-    for tensor in tensors:
-        identity = tensor.untyped_storage()._cdata
-        if identity in seen or taken(identity):
-            separated.append(_alias(tensor))
-        else:
-            separated.append(tensor)
-            seen.add(identity)
-    return separated, any(one is not other for one, other in zip(separated, tensors, strict=True))
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the same memory with a storage object of its own."""
     plain = tensor.detach()
     conjugate, negative = plain.is_conj(), plain.is_neg()
     if conjugate:
         plain = torch._conj(plain)
     if negative:
         plain = torch._neg_view(plain)
-    as_integers = (
-        plain.view(_INTEGER_OF_SIZE[plain.element_size()]) if _needs_cast(plain) else plain
-    )
-    alias = torch.utils.dlpack.from_dlpack(as_integers).view(plain.dtype)
-    alias = alias.as_strided(plain.shape, plain.stride(), alias.storage_offset())
+    # DLPack has no name for some dtypes; integers of their size carry all but the largest.
+    carrier = plain.view(_INTEGER_OF_SIZE.get(plain.element_size(), plain.dtype))
+    other = torch.utils.dlpack.from_dlpack(carrier).view(plain.dtype)
+    other = other.as_strided(plain.shape, plain.stride(), other.storage_offset())
     if conjugate:
-        alias = torch._conj(alias)
-    return torch._neg_view(alias) if negative else alias
+        other = torch._conj(other)
+    return torch._neg_view(other) if negative else other
 
 
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _needs_cast(tensor: torch.Tensor) -> bool:
-    """DLPack has no name for some dtypes; integers of their size carry them."""
-    return tensor.dtype.is_floating_point and tensor.element_size() == 1

@@ -123,11 +123,15 @@ class _Run:
         results = [self._tensor(result.view) for result in self._program.results]
         written = {index for launch in self._program.launches for index in launch.writes}
         state = {
-            self._identities[value.index]: (value, bytes_of(self._bases[value.index][0]))
+            self._identities[value.index]: (value, self._content(value))
             for value in self._program.values
             if value.role in (Role.INPUT, Role.WEIGHT) and value.index in written
         }
         return _Outcome(results, state)
+
+    def _content(self, value: Value) -> torch.Tensor:
+        storage, base_bytes = self._bases[value.index]
+        return bytes_of(storage)[base_bytes : base_bytes + value.size_bytes]
 
     def _run(self, launch: Launch) -> None:
         func = find_overload(launch.operator)
@@ -201,7 +205,7 @@ def _compare_with_model(recording: Recording, outcome: _Outcome) -> None:
 
 def _as_dtype(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     whole = content.numel() // dtype.itemsize * dtype.itemsize
-    return content[:whole].view(dtype)
+    return content[:whole].clone().view(dtype)  # a copy is aligned, a slice may not be
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -26,6 +26,10 @@ class Ticket {
   // Marks the end, with the error if there was one. Called once, by the lane.
   void finish(std::exception_ptr error) noexcept;
 
+  // In the child of a fork, for work whose thread does not exist there: ends it with an error,
+  // whatever that thread held.
+  void abandon(const char* reason) noexcept;
+
  private:
   mutable std::mutex mutex_;
   std::condition_variable ended_;
@@ -54,8 +58,9 @@ class Lane {
   // Queues a task; its ticket is finished after it.
   void submit(std::function<void()> task, std::shared_ptr<Ticket> ticket);
 
-  // Held while the executable executes, on whichever thread; a fork waits for it.
-  std::mutex& execution_mutex() noexcept;
+  // Held while the executable executes, on whichever thread; a fork waits for it. Recursive, so
+  // that a launch may fork.
+  std::recursive_mutex& execution_mutex() noexcept;
 
   // Whether no task is queued or running.
   bool idle() const;
@@ -65,6 +70,10 @@ class Lane {
 
   // Waits for what is queued, then ends the thread. Later submissions throw.
   void close() noexcept;
+
+  // What to do around a wait inside fork, since a launch may need what the forking thread holds
+  // (Python's GIL): `release` before it, `acquire` after it with what `release` returned.
+  static void set_fork_hooks(void* (*release)(), void (*acquire)(void*)) noexcept;
 
   // Closes every lane of the process: called once, before the interpreter goes away.
   static void close_all() noexcept;
