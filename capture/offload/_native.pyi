@@ -50,7 +50,15 @@ class ResultSpec:
 
 class WeightSpec:
     def __init__(
-        self, *, name: str, slot: int, size_bytes: int, written: bool, holders: list[torch.Tensor]
+        self,
+        *,
+        name: str,
+        slot: int,
+        size_bytes: int,
+        written: bool,
+        holders: list[torch.Tensor],
+        layouts: Sequence[TensorLayout],
+        offsets: Sequence[int],
     ) -> None: ...
 
 class OverlapSpec:

@@ -80,7 +80,16 @@ class Captured:
                 self._default = self.load()
             return self._default
 
-    def load(self, device: str | None = None) -> Executable:
+    def rebind_weights(self) -> None:
+        """Use the storages that the parameters have now, in calls of this object.
+
+        Raises:
+            BindingError: a new storage is laid out otherwise than the recorded one.
+        """
+        if self._default is not None:
+            self._default.rebind_weights()
+
+    def load(self, device: str | torch.device | None = None) -> Executable:
         """Make the Program resident on a device.
 
         Args:
@@ -88,10 +97,15 @@ class Captured:
 
         Raises:
             BackendUnavailable: there is no such device here, or it cannot run this Program.
+            BindingError: a weight has another shape, dtype or layout than when it was recorded.
             PlanError: the Program cannot be placed.
         """
         program = self.program
-        backend = find_backend(device or program.device)
+        backend = find_backend(
+            torch.device(device).type
+            if isinstance(device, torch.device)
+            else (device or program.device)
+        )
         if backend.records() != program.device:
             raise BackendUnavailable(
                 f"the program was recorded on {program.device}, and device {backend.name!r} runs "
@@ -204,10 +218,9 @@ def capture(model: Callable[..., Any], *, host_reads: str = "avoid") -> Iterator
     Raises:
         CaptureError: no call, two calls, a capture inside a captured call, or a call that cannot
             be recorded.
-        ValueError: `host_reads` is neither of the two.
     """
     if host_reads not in HOST_READS:
-        raise ValueError(f"host_reads: expected one of {HOST_READS}, got {host_reads!r}")
+        raise CaptureError(f"host_reads: expected one of {HOST_READS}, got {host_reads!r}")
     if not callable(model):
         raise CaptureError(f"expected a module or a function, got a {type(model).__qualname__}")
     _refuse_nested()
@@ -304,16 +317,20 @@ def _module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
 
 
 def _parameter_names(function: Callable[..., Any] | None) -> tuple[str, ...]:
-    """The names that positional arguments may be given by."""
+    """The names that positional arguments may be given by; empty where only the position counts."""
     target: Any = function.forward if isinstance(function, torch.nn.Module) else function
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
         return ()
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
     return tuple(
-        parameter.name
+        "" if parameter.kind is inspect.Parameter.POSITIONAL_ONLY else parameter.name
         for parameter in parameters
-        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        if parameter.kind in positional
     )
 
 

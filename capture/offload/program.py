@@ -165,6 +165,7 @@ class Program:
         overlaps: which inputs must overlap as they did, because one of them is written.
         weights: for each Value of role weight the tensors that hold it (several when parameters
             share a storage); by reference, never a copy.
+        weight_views: how each of those tensors viewed the Value when it was recorded.
         generators: the generators that random launches draw from, the default one first.
         parameter_names: names of the callable's positional parameters, to accept keywords.
         host_reads: where the model would have read a tensor on the host: notes for people.
@@ -180,6 +181,7 @@ class Program:
     result_structure: Structure
     overlaps: tuple[Overlap, ...] = ()
     weights: Mapping[int, tuple[torch.Tensor, ...]] = dataclasses.field(default_factory=dict)
+    weight_views: Mapping[int, tuple[TensorView, ...]] = dataclasses.field(default_factory=dict)
     generators: tuple[torch.Generator, ...] = ()
     parameter_names: tuple[str, ...] = ()
     host_reads: tuple[str, ...] = ()

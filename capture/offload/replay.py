@@ -15,7 +15,7 @@ from offload.backends import Backend, LaunchReport, Loaded, native_layout
 from offload.errors import BindingError, CaptureError
 from offload.plan import Plan, SlotKind
 from offload.program import ITEM_BYTES, Program, Role
-from offload.structure import Structure, StructureMismatch, match, unflatten
+from offload.structure import Structure, StructureMismatch, is_immutable, match, unflatten
 
 atexit.register(_native.close_all_lanes)
 
@@ -306,9 +306,10 @@ def _result_form(structure: Structure, n_results: int) -> str:
 
 
 def _plain_places(structure: Structure) -> tuple[Any, Any]:
-    """The arguments as (is_tensor, constant) pairs; None where any is nested."""
+    """The arguments as (is_tensor, constant) pairs; None where any is nested or may change."""
     positional, keyword = structure.children
-    if any(child.children for child in (*positional.children, *keyword.children)):
+    parts = (*positional.children, *keyword.children)
+    if any(part.children or not is_immutable(part.constant) for part in parts):
         return None, None
     places = [(child.kind == "tensor", child.constant) for child in positional.children]
     named = {
@@ -326,11 +327,16 @@ def _matcher(program: Program) -> Callable[[tuple[Any, ...], dict[str, Any]], li
 
     def tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         kwargs = dict(kwargs)
-        for position in range(len(args), min(n_positional, len(names))):
-            if names[position] in kwargs:
-                args = (*args, kwargs.pop(names[position]))
-        for position in range(n_positional, min(len(args), len(names))):
-            kwargs[names[position]] = args[position]
+        for name in names[: len(args)]:
+            if name and name in kwargs:
+                raise BindingError(f"{name} was given both by position and by keyword")
+        for name in names[len(args) : n_positional]:
+            if name not in kwargs:
+                break
+            args = (*args, kwargs.pop(name))
+        for name, given in zip(names[n_positional:], args[n_positional:], strict=False):
+            if name:
+                kwargs[name] = given
         if len(names) >= len(args):
             args = args[:n_positional]
         try:
@@ -391,6 +397,11 @@ def _call_spec(
                 size_bytes=value.size_bytes,
                 written=value.index in written,
                 holders=list(program.weights[value.index]),
+                layouts=[native_layout(view) for view in program.weight_views[value.index]],
+                offsets=[
+                    view.offset_bytes // ITEM_BYTES[view.dtype]
+                    for view in program.weight_views[value.index]
+                ],
             )
             for value in weights
         ],

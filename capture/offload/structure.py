@@ -8,7 +8,9 @@ containers, where the objects' classes do not exist.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import gc
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CellType, FunctionType, ModuleType
 from typing import Any
@@ -266,8 +268,47 @@ def _describe_object(tree: Any) -> str:
     return f"a {type(tree).__qualname__}{size}"
 
 
+# Of these, identity is proof of being the same; another object may have been changed since.
+_IMMUTABLE_TYPES = (*PLAIN_TYPES, bytes, range, type, enum.Enum, FunctionType, ModuleType)
+
+
+def is_immutable(node: Any) -> bool:
+    """Whether an object cannot change; torch's dtypes, devices and the like are told by module."""
+    return isinstance(node, _IMMUTABLE_TYPES) or type(node).__module__ == "torch"
+
+
+def frozen(structure: Structure) -> Structure:
+    """The structure with the content that changeable constants have now, to compare with later."""
+    constant = structure.constant
+    if not is_immutable(constant):
+        constant = _Content(type(constant), _content(constant))
+    children = tuple(frozen(child) for child in structure.children)
+    return dataclasses.replace(structure, children=children, constant=constant)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Content:
+    """A changeable object's class and content; None where it cannot be told."""
+
+    cls: type
+    digest: bytes | None
+
+    def __repr__(self) -> str:
+        return f"the recorded content of a {self.cls.__qualname__}"
+
+
+def _content(node: Any) -> bytes | None:
+    """An object's content as bytes to compare; they are never read back."""
+    try:
+        return pickle.dumps(node, protocol=5)
+    except Exception:  # an object may forbid it in any way; then it is equal to nothing
+        return None
+
+
 def same_constant(one: Any, other: Any) -> bool:
-    """Whether a replay may take one for the other: floats by their bits, others by equality."""
+    """Whether a replay may take `other` for the recorded `one`: floats by their bits."""
+    if isinstance(one, _Content):
+        return type(other) is one.cls and one.digest is not None and _content(other) == one.digest
     if one is other:
         return True
     if type(one) is not type(other):

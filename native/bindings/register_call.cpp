@@ -10,18 +10,16 @@ namespace offload {
 namespace {
 
 WeightSpec weight_spec(std::string name, std::size_t slot, std::size_t size_bytes, bool written,
-                       const py::list& holders) {
+                       const py::list& holders, std::vector<TensorLayout> layouts,
+                       std::vector<std::int64_t> offsets) {
   WeightSpec weight;
   weight.name = std::move(name);
   weight.slot = slot;
   weight.size_bytes = size_bytes;
   weight.written = written;
   weight.holders = to_tensors(holders);
-  for (const at::Tensor& holder : weight.holders) {
-    weight.layouts.push_back(
-        {holder.sizes().vec(), holder.strides().vec(), holder.scalar_type(), false, false});
-    weight.offsets.push_back(holder.storage_offset());
-  }
+  weight.layouts = std::move(layouts);
+  weight.offsets = std::move(offsets);
   return weight;
 }
 
@@ -53,7 +51,8 @@ void register_call(py::module_& module) {
            py::arg("layout"), py::arg("is_argument"), py::arg("covers_output"));
   py::class_<WeightSpec>(module, "WeightSpec")
       .def(py::init(&weight_spec), py::kw_only(), py::arg("name"), py::arg("slot"),
-           py::arg("size_bytes"), py::arg("written"), py::arg("holders"));
+           py::arg("size_bytes"), py::arg("written"), py::arg("holders"), py::arg("layouts"),
+           py::arg("offsets"));
   py::class_<OverlapSpec>(module, "OverlapSpec")
       .def(py::init<std::size_t, std::size_t, std::int64_t>(), py::kw_only(), py::arg("first"),
            py::arg("second"), py::arg("distance_bytes"));

@@ -168,7 +168,10 @@ class PythonTicket {
 
   py::object result() {
     wait();
-    if (!result_) result_ = replay_.cast<PythonReplay&>().result(*call_);
+    if (!result_) {
+      py::object built = replay_.cast<PythonReplay&>().result(*call_);
+      if (!result_) result_ = std::move(built);  // another thread may have come first
+    }
     return result_;
   }
 

@@ -66,14 +66,4 @@ const std::vector<Patch>& Header::refresh(HeaderCounts& counts) noexcept {
   return patches_;
 }
 
-void Header::forget() noexcept {
-  for (std::size_t slot = 0; slot < base_.size(); ++slot) {
-    last_base_[slot] = kUnbound;
-    if (base_[slot] != kUnbound && !marked_[slot]) {
-      marked_[slot] = 1;
-      changed_.push_back(static_cast<std::uint32_t>(slot));
-    }
-  }
-}
-
 }  // namespace offload

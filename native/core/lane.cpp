@@ -102,15 +102,18 @@ void release_all() {
 }
 
 void restart_all() {
+  // Threads that do not exist here may be neither joined nor notified, and a mutex knows its owner
+  // by a thread's number, which is another in the child: all of them start anew.
   for (LaneState* state : registry().states) {
     state->abandon_work();
     state->running = false;
     state->has_worker = false;
-    // The old thread and whoever waited do not exist here, so neither may be joined or notified.
     new (&state->worker) std::thread();
     new (&state->changed) std::condition_variable();
+    new (&state->mutex) std::mutex();
+    new (&state->execution) std::recursive_mutex();
   }
-  release_all();
+  new (&registry().mutex) std::mutex();
 }
 
 void run(const std::shared_ptr<LaneState>& state) {
@@ -167,12 +170,12 @@ Lane::~Lane() {
 void Lane::submit(std::function<void()> task, std::shared_ptr<Ticket> ticket) {
   const std::lock_guard lock(state_->mutex);
   if (state_->closed) throw std::logic_error("the executable is closed");
-  state_->queue.push_back({std::move(task), std::move(ticket)});
-  ++state_->n_queued;
-  if (!state_->has_worker) {
+  if (!state_->has_worker) {  // first, since it may fail
     state_->worker = std::thread([state = state_] { run(state); });
     state_->has_worker = true;
   }
+  state_->queue.push_back({std::move(task), std::move(ticket)});
+  ++state_->n_queued;
   state_->changed.notify_all();
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty_strided.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "offload/errors.hpp"
@@ -89,10 +90,18 @@ void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const st
   }
 }
 
-// Whether several elements of a tensor lie at one address, as after expand.
+// Whether elements of a tensor may lie at one address, as after expand: from the smallest stride
+// up, each dimension must step over all that the smaller ones reach.
 bool repeats_elements(const at::Tensor& tensor) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> steps;
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    if (tensor.size(dim) > 1 && tensor.stride(dim) == 0) return true;
+    if (tensor.size(dim) > 1) steps.emplace_back(tensor.stride(dim), tensor.size(dim));
+  }
+  std::sort(steps.begin(), steps.end());
+  std::int64_t reached = 0;
+  for (const auto& [stride, size] : steps) {
+    if (stride <= reached) return tensor.numel() > 0;
+    reached += stride * (size - 1);
   }
   return false;
 }

@@ -44,7 +44,7 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
     : spec_(std::move(spec)),
       resident_(std::move(resident)),
       header_(std::move(triggers), resident_->relocations()) {
-  for (WeightSpec& weight : spec_.weights) weight.storage = weight.holders.front().storage();
+  rebind_weights();
 }
 
 void Replay::execute(const std::shared_ptr<Call>& call) {
@@ -91,9 +91,10 @@ void Replay::rebind_weights() {
           holder.strides() != c10::IntArrayRef(layout.strides) ||
           holder.storage_offset() != weight.offsets[index] ||
           holder.storage().nbytes() < weight.size_bytes) {
-        throw BindingError(weight.name +
-                           ": the new storage has another shape, dtype, strides or offset than the "
-                           "recorded one; give it a tensor laid out alike, or capture again");
+        throw BindingError(
+            weight.name +
+            ": it has another shape, dtype, strides, offset or size than when it was "
+            "recorded; give it a tensor laid out alike, or capture again");
       }
       if (holder.storage().unsafeGetStorageImpl() !=
           weight.holders.front().storage().unsafeGetStorageImpl()) {
@@ -135,8 +136,8 @@ void Replay::run(Call& call) {
   if (released_) throw ExecutionError("the executable is closed");
   check_weights();
   const KernelScope scope;
-  for (const Copy& copy : call.copies_in) const_cast<at::Tensor&>(copy.to).copy_(copy.from);
   const std::uint64_t begin_ns = now_ns();
+  for (const Copy& copy : call.copies_in) const_cast<at::Tensor&>(copy.to).copy_(copy.from);
   bind(call);
   const std::uint64_t bound_ns = now_ns();
   const Policy policy = header_.policy();

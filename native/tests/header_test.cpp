@@ -79,16 +79,6 @@ void moved_away_and_back_is_unchanged() {
   CHECK_THAT(header.refresh(counts).size() == 3);
 }
 
-void forget_patches_all_again() {
-  Header header = make_header();
-  bind_all(header, 10000);
-  HeaderCounts counts;
-  header.refresh(counts);
-  header.forget();
-  CHECK_THAT(header.refresh(counts).size() == 7);
-  CHECK_THAT(header.refresh(counts).empty());
-}
-
 void refuses_a_relocation_without_a_slot() {
   bool threw = false;
   try {
@@ -106,7 +96,6 @@ int main() {
   nothing_changed_patches_nothing();
   policies_follow_what_moved();
   moved_away_and_back_is_unchanged();
-  forget_patches_all_again();
   refuses_a_relocation_without_a_slot();
   return offload::test::result();
 }

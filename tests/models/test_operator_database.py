@@ -99,6 +99,20 @@ UNCHECKED_INTEGERS = {
     "nn_functional_embedding_bag": "offsets must ascend",
 }
 
+# In-place variants that change an operand's shape, which is the caller's tensor.
+CHANGES_SHAPE = "changed its storage or shape in place"
+REFUSED_IN_PLACE = {
+    "as_strided": CHANGES_SHAPE,
+    "as_strided_partial_views": CHANGES_SHAPE,
+    "resize_": CHANGES_SHAPE,
+    "resize_as_": CHANGES_SHAPE,
+    "squeeze": CHANGES_SHAPE,
+    "squeeze_multiple": CHANGES_SHAPE,
+    "t": CHANGES_SHAPE,
+    "transpose": CHANGES_SHAPE,
+    "unsqueeze": CHANGES_SHAPE,
+}
+
 DTYPES_OTHERWISE = (torch.complex64, torch.int64, torch.bool, torch.float8_e4m3fn)
 N_BETWEEN_ACTIVATIONS = 6
 N_IN_PLACE = 3
@@ -169,8 +183,12 @@ def each_element_once(tensor: torch.Tensor) -> torch.Tensor:
 
 def permute(tensor: torch.Tensor, generator: torch.Generator) -> None:
     elements = each_element_once(tensor)
-    order = torch.randperm(elements.numel(), generator=generator)
-    elements.copy_(elements.reshape(-1)[order].reshape(elements.shape))
+    flat = elements.reshape(-1)
+    if flat.numel() > 4096:  # cheaper, and as different
+        flat = flat.flip(0)
+    else:
+        flat = flat[torch.randperm(flat.numel(), generator=generator)]
+    elements.copy_(flat.reshape(elements.shape))
 
 
 def scale(tensor: torch.Tensor, generator: torch.Generator) -> None:
@@ -226,8 +244,8 @@ class Operands:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 def used_strides(tensor: torch.Tensor) -> list[int]:
@@ -354,6 +372,7 @@ def run_samples(
     function: Callable[..., Any],
     samples: list[SampleInput],
     *replays: tuple[tuple[Change, Change], ...],
+    refused: dict[str, str] = REFUSED,
 ) -> list[str]:
     """Run the samples; the messages of those refused. Fails where one is wrong."""
     name = operator.formatted_name
@@ -370,7 +389,7 @@ def run_samples(
             if found:
                 wrong.append((position, found))
     assert not wrong, f"{name}: {len(wrong)} of {len(samples)} samples wrong, first {wrong[0]}"
-    unexpected = [one for one in refusals if REFUSED.get(name, "nothing is expected") not in one]
+    unexpected = [one for one in refusals if refused.get(name, "nothing is expected") not in one]
     assert not unexpected, f"{name}: {len(unexpected)} samples refused: {unexpected[0]}"
     return refusals
 
@@ -408,8 +427,11 @@ def test_in_place(operator: OpInfo):
     function = operator.inplace_variant
     if function is None:
         pytest.skip("the operator has no in-place variant")
+    if operator.name == "float_power":
+        pytest.skip("in place it takes float64 only")
     samples = [one for one in samples_of(operator) if not one.broadcasts_input]
-    run_samples(operator, function, spread(samples, N_IN_PLACE), FIRST_REPLAY)
+    refused = {**REFUSED, **REFUSED_IN_PLACE}
+    run_samples(operator, function, spread(samples, N_IN_PLACE), FIRST_REPLAY, refused=refused)
 
 
 def test_few_operators_are_refused():
@@ -423,5 +445,5 @@ def test_few_operators_are_refused():
 
 def test_tables_name_operators():
     names = {one.formatted_name for one in op_db}
-    for table in (REFUSED, NOT_ON_CPU, ROUNDED, UNCHECKED_INTEGERS):
+    for table in (REFUSED, REFUSED_IN_PLACE, NOT_ON_CPU, ROUNDED, UNCHECKED_INTEGERS):
         assert set(table) <= names

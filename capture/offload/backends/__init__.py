@@ -21,7 +21,7 @@ def find_backend(device: str) -> Backend:
     Raises:
         BackendUnavailable: there is none of this name; the message lists those there are.
     """
-    if device not in _BACKENDS:
+    if not isinstance(device, str) or device not in _BACKENDS:
         raise BackendUnavailable(
             f"no backend for device {device!r}; this version has {', '.join(_BACKENDS)}"
         )

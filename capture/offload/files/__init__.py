@@ -21,8 +21,8 @@ from offload.files.check import check_program
 from offload.files.decode import decode_program
 from offload.files.encode import encode_program
 from offload.files.reader import Malformed, parse
-from offload.program import ITEM_BYTES, Program, TensorView
-from offload.torch_names import dtype_name, find_dtype
+from offload.program import Program, TensorView
+from offload.torch_names import find_dtype
 
 __all__ = ["open_program", "save_program"]
 
@@ -44,11 +44,7 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
             index: _common_storage(program, index, tensors)
             for index, tensors in program.weights.items()
         }
-        holders = {
-            index: tuple(_view_of(tensor, index) for tensor in tensors)
-            for index, tensors in program.weights.items()
-        }
-        data = encode_program(program, holders)
+        data = encode_program(program, program.weight_views)
         text = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
         _read_program(text)  # what could not be opened again is not written
         write_archive(path, text, storages)
@@ -92,7 +88,7 @@ def open_program(path: str | os.PathLike[str]) -> Program:
             index: tuple(_tensor_on(storages[index], view) for view in views)
             for index, views in holders.items()
         }
-    return dataclasses.replace(program, weights=weights)
+    return dataclasses.replace(program, weights=weights, weight_views=holders)
 
 
 def _read_program(text: bytes) -> tuple[Program, Mapping[int, tuple[TensorView, ...]]]:
@@ -119,19 +115,6 @@ def _common_storage(
             "that share it: capture the model again"
         )
     return storages[0]
-
-
-def _view_of(tensor: torch.Tensor, index: int) -> TensorView:
-    dtype = dtype_name(tensor.dtype)
-    return TensorView(
-        index,
-        int(tensor.storage_offset()) * ITEM_BYTES[dtype],
-        tuple(tensor.shape),
-        tensor.stride(),
-        dtype,
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
 
 
 def _tensor_on(storage: torch.UntypedStorage, view: TensorView) -> torch.Tensor:

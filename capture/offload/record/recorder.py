@@ -26,6 +26,7 @@ from offload.structure import (
     Structure,
     StructureMismatch,
     flatten,
+    frozen,
     leaf_paths,
     match,
     unflatten,
@@ -94,20 +95,25 @@ class Recorder:
             CaptureError: an argument cannot be recorded.
         """
         try:
-            tensors, self._arguments = flatten((args, kwargs), is_tensor, share_same=False)
+            tensors, structure = flatten((args, kwargs), is_tensor, share_same=False)
         except OpaqueStructure as error:
             raise CaptureError(f"an argument cannot be taken apart: {error}") from error
         for tensor in tensors:
             check_plain(tensor, "an argument")
         self._originals = tensors
-        names = leaf_paths(self._arguments, "input")
+        self._arguments = frozen(structure)
+        names = leaf_paths(structure, "input")
         with torch.no_grad():
             self._inputs = [alias(tensor) for tensor in tensors]
             for leaf, tensor in enumerate(self._inputs):
                 self.table.add_input(tensor, _argument_name(names[leaf]))
         self._log.note_generator(torch.default_generator)
-        self._call = unflatten(self._arguments, self._inputs)
-        self._enter()
+        self._call = unflatten(structure, self._inputs)
+        try:
+            self._enter()
+        except BaseException:
+            self._context.close()
+            raise
         return self._call
 
     def _enter(self) -> None:
@@ -115,7 +121,12 @@ class Recorder:
         enter(reads_avoided(self._avoids_reads))
         enter(torch.no_grad())
         enter(autocast_cache_off())
-        enter(self._log.allocations)
+        try:
+            enter(self._log.allocations)
+        except RuntimeError:
+            raise CaptureError(
+                "another thread is recording a call: one call of a process is recorded at a time"
+            ) from None
         enter(FunctionMode(self._log))
         enter(DispatchMode(self._log))
 
@@ -211,7 +222,7 @@ class Recorder:
         self, tensors: tuple[torch.Tensor, ...], results: tuple[Result, ...], structure: Structure
     ) -> Recording:
         returned = {result.view.value for result in results}
-        values, weights, folded = [], {}, set()
+        values, weights, weight_views, folded = [], {}, {}, set()
         for tracked in sorted(self.table, key=lambda one: one.value.index):
             value = tracked.value
             if value.role is Role.ACTIVATION and value.index in returned:
@@ -222,6 +233,9 @@ class Recorder:
                 tracked.holders = (tracked.content(),)
             if value.role is Role.WEIGHT:
                 weights[value.index] = tracked.holders
+                weight_views[value.index] = tuple(
+                    self.table.view(holder, tracked) for holder in tracked.holders
+                )
             values.append(value)
         launches = [one for one in self._log.launches if not self._is_folded(one, folded)]
         inputs = tuple(self._input_view(tensor) for tensor in self._inputs)
@@ -235,6 +249,7 @@ class Recorder:
             result_structure=structure,
             overlaps=self._overlaps(),
             weights=weights,
+            weight_views=weight_views,
             generators=tuple(generator for generator, _ in self._log.generators),
             parameter_names=self._parameter_names,
             host_reads=tuple(self._log.host_reads),

@@ -64,13 +64,6 @@ class Header {
   // before those of the feature map, and marks them as done. Valid until the next call.
   const std::vector<Patch>& refresh(HeaderCounts& counts) noexcept;
 
-  // Makes the next execution patch every bound word: the resident object may be out of step.
-  void forget() noexcept;
-
-  std::uint64_t base(std::size_t slot) const noexcept { return base_[slot]; }
-  std::size_t n_slots() const noexcept { return base_.size(); }
-  std::size_t n_words() const noexcept { return relocations_.size(); }
-
   // An address that no slot has.
   static constexpr std::uint64_t kUnbound = std::numeric_limits<std::uint64_t>::max();
 

@@ -26,7 +26,7 @@ class Resident {
   // Writes words. Called before execute, with every word that changed since the last call.
   virtual void patch(const std::vector<Patch>& patches) noexcept = 0;
 
-  // Runs all launches; calls begin_launches just before the first.
+  // Runs all launches, and sets the time at which the first one begins.
   virtual void execute(std::uint64_t& first_launch_ns) = 0;
 
   // Hands over the memory of an output that its operator allocated itself.
