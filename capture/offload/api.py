@@ -44,6 +44,7 @@ class Captured:
         self._host_reads = host_reads
         self._program = program
         self._in_block = False
+        self._refused: Exception | None = None
         self._default: Executable | None = None
         self._load_lock = threading.Lock()
 
@@ -140,13 +141,10 @@ class Captured:
         try:
             args, kwargs = recorder.begin(args, kwargs)
             result = self._function(*args, **kwargs)
-        except CaptureError:
-            self._abandon(recorder)
-            raise
         except BaseException as error:
             refusal = self._abandon(recorder)
-            if refusal is not None:  # an interpreter on the way has wrapped it
-                raise refusal from error
+            if refusal is not None and refusal is not error:
+                raise refusal from error  # an interpreter on the way has wrapped it
             raise
         return self._finish(recorder, result)
 
@@ -171,7 +169,9 @@ class Captured:
 
     def _abandon(self, recorder: Recorder) -> CaptureError | None:
         _recording.active = False
-        return recorder.abandon()
+        refusal = recorder.abandon()
+        self._refused = refusal or CaptureError("the call in the with-block raised an error")
+        return refusal
 
     def _finish(self, recorder: Recorder, result: Any) -> Any:
         _recording.active = False
@@ -232,6 +232,8 @@ def capture(model: Callable[..., Any], *, host_reads: str = "avoid") -> Iterator
         finally:
             captured._in_block = False
             captured._function = None
+    if captured._program is None and captured._refused is not None:
+        raise captured._refused
     if captured._program is None:
         how = "model(x)" if _is_watchable(model) else "captured(x)"
         raise CaptureError(f"nothing was called in the with-block: call {how} there exactly once")

@@ -281,20 +281,20 @@ def frozen(structure: Structure) -> Structure:
     """The structure with the content that changeable constants have now, to compare with later."""
     constant = structure.constant
     if not is_immutable(constant):
-        constant = _Content(type(constant), _content(constant))
+        constant = Content(type(constant), _content(constant))
     children = tuple(frozen(child) for child in structure.children)
     return dataclasses.replace(structure, children=children, constant=constant)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Content:
+class Content:
     """A changeable object's class and content; None where it cannot be told."""
 
     cls: type
     digest: bytes | None
 
     def __repr__(self) -> str:
-        return f"the recorded content of a {self.cls.__qualname__}"
+        return f"the content of a {self.cls.__qualname__}"
 
 
 def _content(node: Any) -> bytes | None:
@@ -307,7 +307,7 @@ def _content(node: Any) -> bytes | None:
 
 def same_constant(one: Any, other: Any) -> bool:
     """Whether a replay may take `other` for the recorded `one`: floats by their bits."""
-    if isinstance(one, _Content):
+    if isinstance(one, Content):
         return type(other) is one.cls and one.digest is not None and _content(other) == one.digest
     if one is other:
         return True

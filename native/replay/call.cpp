@@ -34,6 +34,7 @@ struct Range {
   bool overlaps(const Range& other) const { return begin < other.end && other.begin < end; }
 };
 
+// As TensorLayout::span_bytes, without copying the layout.
 std::size_t span_of(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return 0;
   std::int64_t last = 0;
@@ -185,9 +186,11 @@ void check_weight_overlaps(const CallSpec& spec, const Call& call) {
                " in memory and one of them is written: pass a copy");
       }
     }
-    for (const at::Tensor& given : call.given_results) {
+    for (std::size_t index = 0; index < call.given_results.size(); ++index) {
+      const at::Tensor& given = call.given_results[index];
       if (given.defined() && range_of(given).overlaps(range)) {
-        refuse("out: a buffer overlaps " + weight.name + ": pass separate memory");
+        refuse("out[" + std::to_string(index) + "] overlaps " + weight.name +
+               " in memory: pass separate memory");
       }
     }
   }

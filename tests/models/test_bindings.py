@@ -168,38 +168,30 @@ def test_keyword_inputs_are_named(model, run):
     assert_still_works(model, run)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda args, kwargs: ((), kwargs),
-        lambda args, kwargs: (args[:1], kwargs),
-        lambda args, kwargs: ((*args, torch.zeros(1)), kwargs),
-        lambda args, kwargs: ((*args, None), kwargs),
-        lambda args, kwargs: (args, {}),
-        lambda args, kwargs: (args, {**kwargs, "other": torch.zeros(1)}),
-        lambda args, kwargs: (args, {**kwargs, "x": args[0]}),
+OTHER_ARGUMENTS: dict[str, tuple[Callable[..., Any], str]] = {
+    "none": (lambda args, kwargs: ((), kwargs), "argument"),
+    "one of two": (lambda args, kwargs: (args[:1], kwargs), "argument"),
+    "one more": (lambda args, kwargs: ((*args, torch.zeros(1)), kwargs), "argument"),
+    "one more that is None": (lambda args, kwargs: ((*args, None), kwargs), "argument"),
+    "no keyword": (lambda args, kwargs: (args, {}), "argument"),
+    "unknown keyword": (lambda args, kwargs: (args, {**kwargs, "other": args[0]}), "argument"),
+    "misspelt keyword": (lambda args, kwargs: (args, {"masks": kwargs["mask"]}), "argument"),
+    "nested": (lambda args, kwargs: ([args], kwargs), "argument"),
+    "given twice": (lambda args, kwargs: (args, {**kwargs, "x": args[0]}), "x was given"),
+    "given twice, one missing": (
         lambda args, kwargs: (args[:1], {**kwargs, "x": args[0]}),
-        lambda args, kwargs: ([args], kwargs),
-        lambda args, kwargs: (args, {"masks": kwargs["mask"]}),
-    ],
-    ids=[
-        "none",
-        "one of two",
-        "one more",
-        "one more that is None",
-        "no keyword",
-        "unknown keyword",
-        "given twice",
-        "given twice, one missing",
-        "nested",
-        "misspelt keyword",
-    ],
-)
-def test_number_and_structure_of_arguments(model, run, change):
+        "x was given",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_ARGUMENTS)
+def test_number_and_structure_of_arguments(model, run, kind):
+    change, part = OTHER_ARGUMENTS[kind]
     for call in calls_of(run):
         args, kwargs = good()
         bad_args, bad_kwargs = change(args, kwargs)
-        with refused(run, everything(args, kwargs), "argument"):
+        with refused(run, everything(args, kwargs), part):
             call(*bad_args, **bad_kwargs)
     assert_still_works(model, run)
 
@@ -211,9 +203,9 @@ def test_argument_given_by_position_and_keyword():
     run = captured.load()
     a, b = torch.randn(2), torch.randn(2)
     assert torch.equal(run(a, b), a * 2 + b)
-    with refused(run, [a, b], "argument"):
+    with refused(run, [a, b], "a was given"):
         run(a, b, a=a)
-    with refused(run, [a, b], "argument"):
+    with refused(run, [a, b], "a was given"):
         run(a, a=b, b=b)
 
 

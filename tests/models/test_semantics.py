@@ -318,52 +318,18 @@ OPAQUE = {
 
 
 @pytest.mark.parametrize("kind", OPAQUE)
-def test_tensors_in_opaque_results(kind):
-    """A result that hides tensors is refused, or rebuilt around the replay's own tensors."""
-    refused_or_fresh(lambda x: OPAQUE[kind](x * 2))
-
-
-def refused_or_fresh(function):
-    x = torch.ones(2)
-    try:
-        captured = capture(function, x)
-    except offload.CaptureError:
-        return
-    got = list(reachable_tensors(captured(torch.full((2,), 5.0))))
-    assert got
-    assert all(torch.equal(one, torch.full((2,), 10.0)) for one in got)
-
-
-def reachable_tensors(thing: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    if isinstance(thing, torch.Tensor):
-        yield thing
-    elif depth and not isinstance(thing, (type, type(math))):
-        for one in gc.get_referents(thing):
-            if not (isinstance(one, dict) and "__builtins__" in one):
-                yield from reachable_tensors(one, depth - 1)
+def test_tensors_hidden_in_results(kind):
+    """A replay could only return the recorded tensor again."""
+    message = refusal(lambda x: OPAQUE[kind](x * 2), torch.ones(2))
+    assert "tensor" in message
+    assert "result" in message
 
 
 @pytest.mark.parametrize("kind", ["deque", "slots"])
-def test_tensors_in_opaque_arguments(kind):
-    """Refused, or read anew: the same object may hold another tensor at the next call."""
-
-    def function(x, holder):
-        return x + (holder[0] if kind == "deque" else holder.tensor)
-
-    holder = OPAQUE[kind](torch.ones(2))
-    try:
-        captured = capture(function, torch.zeros(2), holder)
-    except offload.CaptureError:
-        return
-    if kind == "deque":
-        holder[0] = torch.full((2,), 7.0)
-    else:
-        holder.tensor = torch.full((2,), 7.0)
-    try:
-        got = captured(torch.zeros(2), holder)
-    except offload.BindingError:
-        return
-    assert torch.equal(got, torch.full((2,), 7.0))
+def test_tensors_hidden_in_arguments(kind):
+    """The same object may hold another tensor at the next call."""
+    message = refusal(lambda x, holder: x * 2, torch.ones(2), OPAQUE[kind](torch.ones(2)))
+    assert "holds a tensor" in message
 
 
 def mutate_list(x, items):
@@ -1038,25 +1004,27 @@ def test_constants(make):
     check(lambda x: x * make() + make(), *normals(3, 3))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.tensor([0.0, 0.0]),
-        lambda: torch.zeros(2),
-        lambda: torch.as_tensor(np.zeros(2, dtype=np.float32)),
-        lambda: torch.tensor(np.zeros(2, dtype=np.float32)),
-    ],
-    ids=["tensor", "zeros", "as_tensor", "from numpy"],
-)
-def test_constants_that_are_written(make):
-    """Each execution makes its own: nothing accumulates."""
+CONSTANTS_TO_WRITE = {
+    "tensor": lambda: torch.tensor([0.0, 0.0]),
+    "zeros": lambda: torch.zeros(2),
+    "tensor from NumPy": lambda: torch.tensor(np.zeros(2, dtype=np.float32)),
+    "on NumPy's memory": lambda: torch.as_tensor(np.zeros(2, dtype=np.float32)),
+}
+
+
+@pytest.mark.parametrize("kind", CONSTANTS_TO_WRITE)
+def test_constants_that_are_written(kind):
+    """Each execution makes its own: nothing accumulates. NumPy's memory cannot be made again."""
 
     def function(x):
-        constant = make()
+        constant = CONSTANTS_TO_WRITE[kind]()
         constant.add_(x)
         return constant, constant * 2
 
-    check(function, *normals(4, 2))
+    if kind == "on NumPy's memory":
+        assert "NumPy" in refusal(function, normal(2))
+    else:
+        check(function, *normals(4, 2))
 
 
 def test_constants_that_are_returned():
@@ -1166,10 +1134,35 @@ def own_seeded_generator(x):
     return x + torch.randn(2, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("function", [seeded_in_the_forward, drawn_in_a_fork, own_seeded_generator])
+UNSEEN = pytest.mark.xfail(
+    reason="a stated limit: nothing tells the recorder (README)", strict=True
+)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        seeded_in_the_forward,
+        drawn_in_a_fork,
+        pytest.param(own_seeded_generator, marks=UNSEEN),
+    ],
+)
 def test_generators_moved_by_hand(function):
-    """A forward that seeds or restores a generator itself: refused, or as eager leaves it."""
-    refused_or_right(function, *normals(3, 2))
+    """A forward that seeds or restores a generator itself."""
+    assert "generator" in refusal(function, normal(2))
+
+
+def test_own_generator_drawn_from_twice():
+    generator = torch.Generator()
+
+    def function(x):
+        return x + torch.randn(2, generator=generator) - torch.rand(2, generator=generator)
+
+    captured = capture(function, torch.zeros(2))
+    generator.manual_seed(5)
+    got = captured(torch.zeros(2))
+    generator.manual_seed(5)
+    assert torch.equal(got, function(torch.zeros(2)))
 
 
 def test_dropout_module_in_training():
@@ -1262,68 +1255,59 @@ def save_and_load(x: torch.Tensor) -> torch.Tensor:
     return torch.load(buffer)
 
 
-def assert_says_where(error: Exception) -> None:
-    assert HERE in str(error), str(error)
-
-
 def read_arguments(scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor([0.5, 1.5, 2.5, 3.5]) * scale, torch.tensor(n)
 
 
+# Reads of which no guard can be made, because nobody sees which values they take.
+UNGUARDED = {"Tensor", "FloatTensor", "format", "storage", "typed storage", "storage bytes"}
+UNGUARDED |= {"pickle", "save and load"}
+
+
+@pytest.fixture
+def no_warnings() -> Iterator[None]:
+    """Some of the calls below are deprecated or discouraged, and say so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.usefixtures("no_warnings")
 @pytest.mark.parametrize("kind", [*READS, *SHAPES])
 def test_host_reads_are_refused(kind):
-    """By default, with the user's file and line; whatever is not refused must be right."""
+    """By default, with the user's file and line."""
     read = {**READS, **SHAPES}[kind]
-    function = functools.partial(read)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            captured = capture(function, *read_arguments())
-    except offload.CaptureError as error:
-        assert_says_where(error)
-        return
-    for x, k in [
-        (torch.tensor([-0.5, 0.5, 1.0, 1.5]), torch.tensor(n)),
-        (torch.tensor([0.25, 0.125, -1.0, 1.5]), torch.tensor(1)),
-        (torch.tensor([0.5, 1.5, 2.5, -3.5]), torch.tensor(1)),
-    ]:
-        try:
-            expected = read(x.clone(), k.clone())
-        except Exception:
-            continue
-        with contextlib.suppress(offload.OffloadError):
-            assert_same(captured(x, k), expected, kind)
+    assert HERE in refusal(read, *read_arguments())
 
 
-@pytest.mark.parametrize("kind", READS)
+@pytest.mark.usefixtures("no_warnings")
+@pytest.mark.parametrize("kind", UNGUARDED)
+def test_reads_that_cannot_be_guarded(kind):
+    assert HERE in refusal(READS[kind], *read_arguments(), host_reads="guard")
+
+
+@pytest.mark.usefixtures("no_warnings")
+@pytest.mark.parametrize("kind", [kind for kind in READS if kind not in UNGUARDED])
 def test_guarded_reads(kind):
     """A guarded read holds for the recorded value and refuses others before anything changes."""
     read = READS[kind]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), offload.capture(read, host_reads="guard") as captured:
+        captured(*read_arguments())
+    assert_same(captured(*read_arguments()), read(*read_arguments()), kind)
+    n_refused = 0
+    for x, k in [
+        (torch.tensor([-0.5, 0.5, 1.0, 1.5]), torch.tensor(n)),
+        (torch.tensor([0.5, 0.75, 1.0, 1.5]), torch.tensor(n)),
+        (torch.tensor([0.5, 1.5, 2.5, -3.5]), torch.tensor(1)),
+        (torch.tensor([2e9, 1.5, 2.5, -3e9]), torch.tensor(3)),
+    ]:
         try:
-            with torch.no_grad(), offload.capture(read, host_reads="guard") as captured:
-                captured(*read_arguments())
-        except offload.CaptureError as error:
-            assert_says_where(error)
-            return
-        assert_same(captured(*read_arguments()), read(*read_arguments()), kind)
-        for x, k in [
-            (torch.tensor([-0.5, 0.5, 1.0, 1.5]), torch.tensor(n)),
-            (torch.tensor([0.5, 0.75, 1.0, 1.5]), torch.tensor(n)),
-            (torch.tensor([0.5, 1.5, 2.5, 3.5]), torch.tensor(1)),
-            (torch.tensor([0.5, 1.5, 2.5, -3.5]), torch.tensor(1)),
-        ]:
-            try:
-                expected = read(x.clone(), k.clone())
-            except Exception:
-                continue
-            try:
-                got = captured(x, k)
-            except offload.BindingError as error:
-                assert_says_where(error)
-            else:
-                assert_same(got, expected, f"{kind} with {x}, {k}")
+            got = captured(x, k)
+        except offload.BindingError as error:
+            n_refused += HERE in str(error)
+        else:
+            assert_same(got, read(x.clone(), k.clone()), f"{kind} with {x}, {k}")
+    assert n_refused or kind in ("equal", "allclose")  # these compare x with itself
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -1447,9 +1431,9 @@ def test_reads_of_constants_need_no_guard():
 
     def function(x):
         steps = torch.arange(4)
-        return x * steps[steps > 1].sum()
+        return x * steps[steps > 1].sum() * steps[2].item()
 
-    refused_or_right(function, *normals(2, 3))
+    check(function, *normals(2, 3))
 
 
 class PackedLSTM(nn.Module):
@@ -1462,21 +1446,19 @@ class PackedLSTM(nn.Module):
         return self.lstm(packed)[0].data
 
 
-@pytest.mark.parametrize("host_reads", ["avoid", "guard"])
-def test_packed_sequences(host_reads):
+def test_packed_sequences():
     """The kernels read the lengths themselves: lengths of the same shapes must not be mixed up."""
     model = PackedLSTM().eval()
     x = normal(3, 4, 3)
-    try:
-        with torch.no_grad(), offload.capture(model, host_reads=host_reads) as captured:
-            model(x, torch.tensor([4, 2, 2]))
-    except offload.CaptureError:
-        return
-    for lengths in ([4, 2, 2], [4, 3, 1]):
-        with torch.no_grad():
-            expected = model(x, torch.tensor(lengths))
-        with contextlib.suppress(offload.BindingError):
-            assert_same(captured(x, torch.tensor(lengths)), expected, tolerance=1e-6)
+    assert "host" in refusal(model, x, torch.tensor([4, 2, 2]))
+    with torch.no_grad(), offload.capture(model, host_reads="guard") as captured:
+        model(x, torch.tensor([4, 2, 2]))
+    y = normal(3, 4, 3)
+    with torch.no_grad():
+        expected = model(y, torch.tensor([4, 2, 2]))
+    assert_same(captured(y, torch.tensor([4, 2, 2])), expected, tolerance=1e-6)
+    with pytest.raises(offload.BindingError):
+        captured(y, torch.tensor([4, 3, 1]))
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
@@ -1490,14 +1472,7 @@ def test_packed_kernels(kind):
         call = getattr(torch._VF, kind)
         return call(data, sizes, hidden, weights, True, 1, 0.0, False, False)[0]
 
-    data = normal(4, 3)
-    try:
-        captured = capture(function, data, torch.tensor([2, 1, 1]))
-    except offload.CaptureError:
-        return
-    expected = function(data, torch.tensor([2, 2, 0]))
-    with contextlib.suppress(offload.BindingError):
-        assert_same(captured(data, torch.tensor([2, 2, 0])), expected, tolerance=1e-6)
+    assert "host" in refusal(function, normal(4, 3), torch.tensor([2, 1, 1]))
 
 
 def test_compiling_flag_is_set_while_recording():
@@ -1515,7 +1490,10 @@ def test_compiling_flag_is_set_while_recording():
 
 
 def test_unknown_host_reads_option():
-    with pytest.raises(ValueError, match="avoid"), offload.capture(torch.sin, host_reads="never"):
+    with (
+        pytest.raises(offload.CaptureError, match="avoid"),
+        offload.capture(torch.sin, host_reads="never"),
+    ):
         pass
 
 
@@ -1554,7 +1532,35 @@ def write_input(model, x):
 
 @pytest.mark.parametrize("work", [write_buffer, write_attribute, replace_buffer, write_input])
 def test_work_on_another_thread(work):
-    refused_or_right(InThread(work), *normals(3, 2))
+    refusal(InThread(work), normal(2))
+
+
+closed_over = torch.zeros(2)
+
+
+@pytest.mark.parametrize("where", ["closure", "global", "default"])
+def test_work_on_another_thread_on_tensors_of_a_function(where):
+    """Written before the recorder meets them."""
+    target = closed_over if where == "global" else torch.zeros(2)
+
+    def in_thread(work):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    def with_closure(x):
+        in_thread(lambda: target.copy_(x))
+        return x + target
+
+    def with_global(x):
+        in_thread(lambda: closed_over.copy_(x))
+        return x + closed_over
+
+    def with_default(x, kept=target):
+        in_thread(lambda: kept.copy_(x))
+        return x + kept
+
+    refusal(locals()[f"with_{where}"], normal(2))
 
 
 def test_tensor_made_on_another_thread():
@@ -1616,7 +1622,10 @@ HANDED_OUT = {
 }
 
 
-@pytest.mark.parametrize("kind", HANDED_OUT)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[UNSEEN] if kind == "to_dlpack" else []) for kind in HANDED_OUT],
+)
 def test_memory_handed_out_and_printing(kind, capsys):
     def function(x):
         HANDED_OUT[kind](x * 2)
@@ -1728,7 +1737,7 @@ class ReplacesParameter(nn.Module):
 )
 def test_state_replaced_in_the_forward(kind):
     """The next eager call would use other tensors, which a replay does not know."""
-    refused_or_right(kind(), *normals(4, 2))
+    assert "attribute" in refusal(kind(), normal(2))
 
 
 class Scales(nn.Module):
@@ -1785,8 +1794,8 @@ def test_compiled_functions_inside_are_never_wrong():
     inner = torch.compile(lambda x: x * 2 + 1, backend="eager")
     module = compiled_module()
     inner(normal(2))
-    refused_or_right(lambda x: inner(x) + 1, *normals(2, 2))
-    refused_or_right(lambda x: module(x) + 1, *normals(2, 1, 2), tolerance=1e-6)
+    check(lambda x: inner(x) + 1, *normals(2, 2))
+    check(lambda x: module(x) + 1, *normals(2, 1, 2), tolerance=1e-6)
 
 
 class Branches(nn.Module):
@@ -1844,7 +1853,7 @@ def test_script_function_that_lists():
         values: list[float] = x.tolist()
         return x * values[0]
 
-    refused_or_right(function, *normals(2, 2))
+    assert "tolist" in refusal(function, normal(2))
 
 
 @pytest.mark.usefixtures("quiet_scripting")
@@ -1874,7 +1883,7 @@ def test_functional_transforms():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own decompositions are scripted
         for function in (gradient, mapped, jacobian, backward):
-            refused_or_right(function, *normals(3, 4), tolerance=1e-6)
+            check(function, *normals(3, 4), tolerance=1e-6)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -2211,7 +2220,16 @@ def test_capture_inside_a_captured_call():
 def test_executing_another_program_inside_a_captured_call():
     """The inner launches are invisible to the recorder."""
     inner = capture(lambda x: x.sin() * 2, normal(3))
-    refused_or_right(lambda x: inner(x) + 1, *normals(3, 3))
+    refusal(lambda x: inner(x) + 1, normal(3))
+    run, target = inner.load(), torch.zeros(3)
+    refusal(lambda x: run(x, out=target) + 1, normal(3))
+
+    def into_closure(x):
+        run(x, out=target)
+        return target + 1
+
+    refusal(into_closure, normal(3))
+    refusal(lambda x: inner.load().submit(x).result() + 1, normal(3))
 
 
 def test_not_callable():

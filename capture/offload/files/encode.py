@@ -10,7 +10,7 @@ import torch
 
 from offload.errors import FileError
 from offload.program import Argument, Launch, Program, Symbol, TensorView, Value
-from offload.structure import Structure
+from offload.structure import Content, Structure
 
 FORMAT_NAME = "offload program"
 FORMAT_VERSION = 1
@@ -163,6 +163,8 @@ def encode_constant(constant: Any, where: str) -> Any:
     for key, named in _NAMED_CONSTANTS.items():
         if isinstance(constant, named):
             return {key: str(constant).removeprefix("torch.")}
+    if isinstance(constant, Content):
+        kind = constant.cls
     raise FileError(
         f"{where} is a {kind.__module__}.{kind.__qualname__}, which a file cannot hold: capture "
         "the model with tensors, numbers, strings and None there, for example by closing over the "

@@ -343,7 +343,7 @@ class LaunchRecorder:
     def note_generator(self, generator: torch.Generator) -> int:
         """The position of a generator among those used, its state kept at first sight."""
         for position, (known, _) in enumerate(self.generators):
-            if known is generator:
+            if _identity(known) == _identity(generator):
                 return position
         self.generators.append((generator, generator.get_state()))
         return len(self.generators) - 1
@@ -362,3 +362,9 @@ class LaunchRecorder:
 
 def _indices(tracked: Iterable[TrackedStorage]) -> tuple[int, ...]:
     return tuple(sorted({one.value.index for one in tracked}))
+
+
+def _identity(generator: torch.Generator) -> int:
+    """What stays the same while each operator is given another Python object."""
+    identity: int = generator._cdata  # type: ignore[attr-defined]
+    return identity

@@ -100,6 +100,11 @@ class Recorder:
             raise CaptureError(f"an argument cannot be taken apart: {error}") from error
         for tensor in tensors:
             check_plain(tensor, "an argument")
+            if tensor.device.type != self._device:
+                raise CaptureError(
+                    f"an argument is on {tensor.device}, but programs are recorded on "
+                    f"{self._device}: move the model and its inputs there"
+                )
         self._originals = tensors
         self._arguments = frozen(structure)
         names = leaf_paths(structure, "input")
