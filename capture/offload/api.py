@@ -160,7 +160,7 @@ class Captured:
         _refuse_hidden_reads(function)
         recorder = Recorder(
             host_reads=self._host_reads,
-            module=_module_of(function),
+            function=function,
             parameter_names=_parameter_names(function),
             device="cpu",
         )

@@ -19,6 +19,8 @@ void register_errors(py::module_&) {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const BindingError& error) {
       raise_as("BindingError", error.what());
+    } catch (const CaptureError& error) {
+      raise_as("CaptureError", error.what());
     } catch (const PlanError& error) {
       raise_as("PlanError", error.what());
     } catch (const ExecutionError& error) {

@@ -13,6 +13,9 @@ namespace py = pybind11;
 namespace offload {
 namespace {
 
+// Whether this thread is recording a call: executions inside it cannot be seen.
+thread_local bool recording = false;
+
 // One place in a call's arguments: a tensor, or a constant that must be the same again.
 struct Place {
   bool is_tensor = false;
@@ -131,6 +134,12 @@ class PythonReplay {
 
   std::shared_ptr<Call> bound(std::uint64_t begin_ns, std::vector<at::Tensor> tensors,
                               std::vector<at::Tensor> out, const at::Tensor& feature_map) const {
+    if (recording) {
+      throw CaptureError(
+          "a captured program was executed inside a call that is being recorded, where its "
+          "launches "
+          "cannot be seen: call the model itself there");
+    }
     if (replay_->closed()) throw ExecutionError("the executable is closed");
     auto call = std::make_shared<Call>(
         bind_call(replay_->spec(), std::move(tensors), std::move(out), feature_map));
@@ -271,6 +280,17 @@ void register_replay(py::module_& module) {
       .def_property_readonly("closed", [](PythonReplay& self) { return self.replay().closed(); })
       .def_property_readonly("last_execution",
                              [](PythonReplay& self) { return self.replay().last_execution(); });
+  module.def(
+      "set_recording", [](bool value) { recording = value; }, py::arg("recording"),
+      "Refuse executions on this thread while it records a call.");
+  // A launch may need the GIL to end, and fork waits for launches.
+  Lane::set_fork_hooks(
+      []() -> void* {
+        return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
+      },
+      [](void* state) {
+        if (state != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+      });
   module.def(
       "close_all_lanes", [] { Lane::close_all(); }, py::call_guard<py::gil_scoped_release>(),
       "End every worker thread; called once, when the interpreter exits.");

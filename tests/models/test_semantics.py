@@ -554,6 +554,25 @@ def test_views(kind):
     check(through_input, *calls)
 
 
+def test_storage_offsets_are_the_callers():
+    """as_strided counts from the beginning of the storage, wherever the input lies in it."""
+
+    def function(x):
+        return x.as_strided((2, 2), (2, 1), 6) * 2, torch.ones(3) * x.storage_offset()
+
+    def call():
+        return Call(normal(20)[5:15])
+
+    check(function, call(), call())
+
+
+def test_views_beyond_the_input_are_refused():
+    """A replay's input may have nothing there."""
+    base = normal(20)
+    assert HERE in refusal(lambda x: x.as_strided((2,), (1,), 2) * 2, base[5:15])
+    assert HERE in refusal(lambda x: x.as_strided((2,), (1,), 14) * 2, base[5:15])
+
+
 def test_in_place_changes_of_shape():
     def function(x):
         y = (x * 2).t_()
@@ -910,7 +929,12 @@ def test_written_inputs_overlap_as_recorded():
         base = normal(8)
         return Call(base, base[2:5])
 
+    def large_call():
+        base = normal(40000)
+        return Call(base, base[100:])
+
     check(function, call(), call())
+    check(function, large_call(), large_call())
     captured = capture(function, *call().args)
     base = normal(8)
     overlapping = (base, base[3:6])
@@ -1884,6 +1908,50 @@ def test_functional_transforms():
         warnings.simplefilter("ignore")  # torch's own decompositions are scripted
         for function in (gradient, mapped, jacobian, backward):
             check(function, *normals(3, 4), tolerance=1e-6)
+
+
+def test_higher_order_operators_are_refused():
+    def function(x):
+        return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y * 3, (x,))
+
+    refusal(function, normal(3))
+
+
+def test_module_without_parameters_yet():
+    """A lazy module makes its parameters in its first call."""
+    message = refusal(nn.LazyLinear(3), normal(2, 4))
+    assert "before" in message
+
+
+@torch.library.custom_op("offload_tests::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("offload_tests::bump", mutates_args={"x"})
+def bump(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+def test_custom_operators():
+    """Operators of a library written in Python run as one launch."""
+
+    def function(x):
+        y = x * 1
+        torch.ops.offload_tests.bump(y)
+        torch.ops.offload_tests.bump(x)
+        return torch.ops.offload_tests.twice(y)
+
+    run = check(function, *normals(3, 4))
+    assert "offload_tests::twice" in str(run.program)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_parametrizations(kind, training):
+    """Weights computed at each call; spectral_norm in training writes its vectors."""
+    parametrize = getattr(nn.utils.parametrizations, kind)
+    check(parametrize(nn.Linear(3, 3)).train(training), *normals(3, 2, 3), tolerance=1e-6)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

@@ -21,6 +21,7 @@ from offload.record.operators import (
     flat,
     operator_name,
     shape_depends_on_data,
+    shape_sources,
     tensors_in,
     user_location,
 )
@@ -97,7 +98,8 @@ class LaunchRecorder:
                 if is_write:
                     self._before_write(name, tracked)
                 touched.append((tensor, tracked, is_write))
-        from_constants = all(tracked.constant for _, tracked, _ in touched)
+        sources = [self.track(tensor, name) for tensor in shape_sources(name, arguments)]
+        from_constants = all(tracked.constant for tracked in sources)
         if shape_depends_on_data(func, name, arguments) and not from_constants:
             self._require_guard(name, "its result's shape depends on the data")
         return touched
@@ -114,8 +116,7 @@ class LaunchRecorder:
                 f"{user_location()}: {name} writes a tensor that the call made over NumPy's "
                 "memory, which a replay would not make again: write a .clone() of it"
             )
-        if tracked.watch is not None:
-            tracked.watch.keep_before()
+        tracked.keep_before()
 
     def track(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
         """The storage of a tensor that `name` uses; one not met before is a weight.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
+from types import FunctionType, MethodType
 
 import torch
 
@@ -81,13 +83,16 @@ def _held(tensor: torch.Tensor) -> _Held:
 
 
 class ModelState:
-    """Parameters, buffers and plain tensor attributes of a module and its submodules.
+    """The tensors of what is captured.
 
-    Owner: one Recorder. Without a module (a plain function) it is empty.
+    Of a module: parameters, buffers and plain tensor attributes, submodules' included. Of a
+    function: the tensors and modules that it closes over, has as defaults, or names as globals.
+
+    Owner: one Recorder.
     """
 
-    def __init__(self, module: torch.nn.Module | None) -> None:
-        self._module = module
+    def __init__(self, function: object) -> None:
+        self._function = function
         self._before = {name: _held(tensor) for name, tensor in self._tensors()}
         self._names: dict[int, str] = {}
         self._holders: dict[int, tuple[torch.Tensor, ...]] = {}
@@ -117,13 +122,8 @@ class ModelState:
         return self._watches.get(storage._cdata) or StorageWatch(storage)
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        if self._module is None:
-            return
-        for prefix, module in self._module.named_modules():
-            for name, value in _attributes(module):
-                for suffix, tensor in _tensors_in(value):
-                    if _is_watchable(tensor):
-                        yield f"{prefix}.{name}{suffix}".removeprefix("."), tensor
+        found = _tensors_of(self._function, _FUNCTION_DEPTH)
+        return ((name, tensor) for name, tensor in found if _is_watchable(tensor))
 
     def check(self, written: Mapping[int, bool]) -> None:
         """Compare with before the call; `written` tells storages that a launch wrote.
@@ -137,9 +137,9 @@ class ModelState:
             before, tensor = self._before.get(name), now.get(name)
             if before is None or tensor is None or not before.same(tensor):
                 raise CaptureError(
-                    f"the call assigned or reshaped the attribute {name!r} of the model, which a "
-                    "replay would not do again: write it in place (self.x.copy_(...)), or pass it "
-                    "as an argument and return it"
+                    f"the call assigned or reshaped the attribute or variable {name!r}, which a "
+                    "replay would not do again: write it in place (self.x.copy_(...)), or pass it as an "
+                    "argument and return it"
                 )
         for identity, watch in self._watches.items():
             if not written.get(identity, False) and watch.changed_unseen():
@@ -153,6 +153,44 @@ def changed_unseen_error(name: str) -> CaptureError:
         "thread, or an operator that does not declare it): express the change with torch operators "
         "on the calling thread"
     )
+
+
+# How far functions that a function names are followed.
+_FUNCTION_DEPTH = 2
+
+
+def _tensors_of(thing: object, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a module, a function, or a container, with their names."""
+    if isinstance(thing, torch.nn.Module):
+        for prefix, module in thing.named_modules():
+            for name, value in _attributes(module):
+                for suffix, tensor in _tensors_in(value):
+                    yield f"{prefix}.{name}{suffix}".removeprefix("."), tensor
+    elif isinstance(thing, functools.partial):
+        yield from _tensors_of(thing.func, depth)
+    elif isinstance(thing, MethodType):
+        yield from _tensors_of(thing.__self__, depth)
+    elif isinstance(thing, FunctionType) and depth > 0:
+        for name, value in _names_of(thing):
+            for suffix, tensor in _tensors_in(value):
+                yield f"{name}{suffix}", tensor
+            for inner, tensor in _tensors_of(value, depth - 1):
+                yield f"{name}.{inner}", tensor
+
+
+def _names_of(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """What a function can reach by name: closed-over variables, defaults, globals in its code."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for position, value in enumerate(function.__defaults__ or ()):
+        yield f"default {position}", value
+    yield from (function.__kwdefaults__ or {}).items()
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
 
 
 def _attributes(module: torch.nn.Module) -> Iterator[tuple[str, object]]:

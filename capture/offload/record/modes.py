@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from offload import _native
 from offload.errors import CaptureError
 from offload.record import host_reads
 from offload.record.operators import user_location
@@ -44,6 +45,8 @@ def _refusals_kept(watcher: Watcher) -> Iterator[None]:
 
 class DispatchMode(TorchDispatchMode):
     """Sees every operator below autograd; composite ones are decomposed first."""
+
+    supports_higher_order_operators = True  # so that they come here, and are refused
 
     def __init__(self, watcher: Watcher) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -113,3 +116,13 @@ def autocast_cache_off() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+@contextlib.contextmanager
+def executions_refused() -> Iterator[None]:
+    """Refuse executions of captured programs on this thread: their launches cannot be seen."""
+    _native.set_recording(True)
+    try:
+        yield
+    finally:
+        _native.set_recording(False)

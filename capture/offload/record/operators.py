@@ -81,6 +81,11 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
         CaptureError: a subclass with behaviour of its own, or a sparse, nested, quantised or
             zero-tensor layout.
     """
+    if torch.nn.parameter.is_lazy(tensor):
+        raise CaptureError(
+            f"{user_location()}: {where} uses a parameter that has no shape yet: call the model "
+            "once before capturing it"
+        )
     plain = (
         type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         and tensor.layout is torch.strided
@@ -98,7 +103,7 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
 def shape_depends_on_data(func: Any, name: str, arguments: list[Any]) -> bool:
     """Whether an operator's results may have other shapes for other values of its arguments.
 
-    torch's tag says so of every overload that might; three are static for these arguments.
+    torch's tag says so of every overload that might; some are static for these arguments.
     """
     if torch.Tag.dynamic_output_shape not in func.tags:
         return False
@@ -106,7 +111,13 @@ def shape_depends_on_data(func: Any, name: str, arguments: list[Any]) -> bool:
         return any(one.dtype in (torch.bool, torch.uint8) for one in tensors_in(arguments[1]))
     if name == "aten::linalg_lstsq":
         return arguments[3] not in (None, "gelsy")  # residuals are left empty by this driver
-    return name != "aten::_ctc_loss"
+    # Of ctc_loss only the second result varies, with lengths that every execution compares.
+    return name not in ("aten::_ctc_loss", "aten::_ctc_loss.Tensor")
+
+
+def shape_sources(name: str, arguments: list[Any]) -> Iterator[torch.Tensor]:
+    """The tensors on whose values an operator's result shapes may depend."""
+    return tensors_in(arguments[1] if name == "aten::masked_select" else arguments)
 
 
 def argument_data(argument: Any) -> Argument:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from offload.record.modes import (
     DispatchMode,
     FunctionMode,
     autocast_cache_off,
+    executions_refused,
     reads_avoided,
 )
 from offload.record.operators import check_plain, is_tensor
@@ -67,12 +68,12 @@ class Recorder:
         self,
         *,
         host_reads: str,
-        module: torch.nn.Module | None,
+        function: object,
         parameter_names: tuple[str, ...],
         device: str,
     ) -> None:
         with torch.no_grad():
-            self.table = StorageTable(ModelState(module), device)
+            self.table = StorageTable(ModelState(function), device)
         self._avoids_reads = host_reads == "avoid"
         self._log = LaunchRecorder(self.table, guards_reads=not self._avoids_reads)
         self._parameter_names = parameter_names
@@ -112,6 +113,9 @@ class Recorder:
             self._inputs = [alias(tensor) for tensor in tensors]
             for leaf, tensor in enumerate(self._inputs):
                 self.table.add_input(tensor, _argument_name(names[leaf]))
+        for first, second, _ in self._common_memory():
+            for leaf in (first, second):  # if one is written, both may change
+                self._tracked_input(leaf).keep_before()
         self._log.note_generator(torch.default_generator)
         self._call = unflatten(structure, self._inputs)
         try:
@@ -132,6 +136,7 @@ class Recorder:
             raise CaptureError(
                 "another thread is recording a call: one call of a process is recorded at a time"
             ) from None
+        enter(executions_refused())
         enter(FunctionMode(self._log))
         enter(DispatchMode(self._log))
 
@@ -260,7 +265,14 @@ class Recorder:
             host_reads=tuple(self._log.host_reads),
             versions={"torch": torch.__version__},
         )
-        written = [one for one in self.table if one.written and one.is_state]
+        overlaps = self._overlaps()
+        overlapping = {leaf for one in overlaps for leaf in (one.first, one.second)}
+        touched = {self._tracked_input(leaf).value.index for leaf in overlapping}
+        written = [
+            one
+            for one in self.table
+            if one.is_state and (one.written or one.value.index in touched)
+        ]
         return Recording(
             program,
             before={one.storage._cdata: _kept(one) for one in written},
@@ -285,20 +297,29 @@ class Recorder:
         assert tracked is not None
         return self.table.view(tensor, tracked)
 
+    def _tracked_input(self, leaf: int) -> TrackedStorage:
+        tracked = self.table.find(self._inputs[leaf])
+        assert tracked is not None
+        return tracked
+
+    def _common_memory(self) -> Iterator[tuple[int, int, int]]:
+        """Pairs of inputs on common bytes, with the distance of their addresses."""
+        spans = [
+            (leaf, tensor.data_ptr(), self._tracked_input(leaf).value.size_bytes)
+            for leaf, tensor in enumerate(self._inputs)
+        ]
+        for position, (first, start, size) in enumerate(spans):
+            for second, other, other_size in spans[position + 1 :]:
+                if start < other + other_size and other < start + size:
+                    yield first, second, other - start
+
     def _overlaps(self) -> tuple[Overlap, ...]:
         """Pairs of inputs on common bytes of which at least one is written."""
-        found = []
-        spans = []
-        for leaf, tensor in enumerate(self._inputs):
-            tracked = self.table.find(tensor)
-            assert tracked is not None
-            spans.append((leaf, tensor.data_ptr(), tracked.value.size_bytes, tracked.written))
-        for position, (first, start, size, written) in enumerate(spans):
-            for second, other, other_size, other_written in spans[position + 1 :]:
-                common = start < other + other_size and other < start + size
-                if common and (written or other_written):
-                    found.append(Overlap(first, second, other - start))
-        return tuple(found)
+        return tuple(
+            Overlap(first, second, distance_bytes)
+            for first, second, distance_bytes in self._common_memory()
+            if self._tracked_input(first).written or self._tracked_input(second).written
+        )
 
 
 def _kept(tracked: TrackedStorage) -> torch.Tensor:

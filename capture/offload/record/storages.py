@@ -10,6 +10,7 @@ import torch
 from offload.errors import CaptureError
 from offload.program import ITEM_BYTES, Role, TensorView, Value, span_bytes
 from offload.record.model_state import ModelState, StorageWatch, bytes_of
+from offload.record.operators import user_location
 from offload.torch_names import dtype_name
 
 
@@ -53,6 +54,11 @@ class TrackedStorage:
     def content(self) -> torch.Tensor:
         """The storage's bytes now."""
         return bytes_of(self.storage)
+
+    def keep_before(self) -> None:
+        """Keep the bytes from before the call, ahead of the first write."""
+        if self.watch is not None:
+            self.watch.keep_before()
 
     def own_content(self) -> torch.Tensor:
         """The bytes of the Value now."""
@@ -158,15 +164,18 @@ class StorageTable:
             tensor.is_conj(),
             tensor.is_neg(),
         )
+        name, size_bytes = tracked.value.name, tracked.value.size_bytes
         if offset_bytes % ITEM_BYTES[dtype]:
             raise CaptureError(
-                f"a view of {tracked.value.name} as {dtype} begins at byte {offset_bytes} of it, "
-                "not at a multiple of its item size: pass the argument as that dtype, or clone it"
+                f"{user_location()}: a view of {name} as {dtype} begins at byte {offset_bytes} of "
+                "it, not at a multiple of its item size: pass the argument as that dtype, or "
+                "clone it"
             )
-        if offset_bytes < 0 or view.end_bytes > tracked.value.size_bytes:
+        if offset_bytes < 0 or view.end_bytes > size_bytes:
             raise CaptureError(
-                f"a view of {tracked.value.name} covers bytes {offset_bytes} to {view.end_bytes}, "
-                f"outside its own 0 to {tracked.value.size_bytes}: pass the whole tensor as input"
+                f"{user_location()}: a view of {name} covers bytes {offset_bytes} to "
+                f"{view.end_bytes}, outside its own 0 to {size_bytes}: pass the whole tensor as "
+                "input"
             )
         return view
 
@@ -177,19 +186,11 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     Two arguments may share a storage with each other or with a weight. Which of them a view in the
     forward comes from could then not be told, and Python's `is` would decide for later calls.
     """
-    plain = tensor.detach()
-    conjugate, negative = plain.is_conj(), plain.is_neg()
-    if conjugate:
-        plain = torch._conj(plain)
-    if negative:
-        plain = torch._neg_view(plain)
-    # DLPack has no name for some dtypes; integers of their size carry all but the largest.
-    carrier = plain.view(_INTEGER_OF_SIZE.get(plain.element_size(), plain.dtype))
-    other = torch.utils.dlpack.from_dlpack(carrier).view(plain.dtype)
-    other = other.as_strided(plain.shape, plain.stride(), other.storage_offset())
-    if conjugate:
-        other = torch._conj(other)
-    return torch._neg_view(other) if negative else other
-
-
-_INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    content = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    content.set_(tensor.untyped_storage())
+    other = torch.utils.dlpack.from_dlpack(content).untyped_storage()
+    twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    twin.set_(other, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+    if tensor.is_conj():
+        twin = torch._conj(twin)
+    return torch._neg_view(twin) if tensor.is_neg() else twin

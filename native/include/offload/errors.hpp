@@ -6,6 +6,12 @@
 
 namespace offload {
 
+// The call cannot be recorded.
+class CaptureError : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
 // An argument of an execution does not fit. Raised before anything has run.
 class BindingError : public std::invalid_argument {
  public:
