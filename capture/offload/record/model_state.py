@@ -138,8 +138,8 @@ class ModelState:
             if before is None or tensor is None or not before.same(tensor):
                 raise CaptureError(
                     f"the call assigned or reshaped the attribute or variable {name!r}, which a "
-                    "replay would not do again: write it in place (self.x.copy_(...)), or pass it as an "
-                    "argument and return it"
+                    "replay would not do again: write it in place (self.x.copy_(...)), or pass it "
+                    "as an argument and return it"
                 )
         for identity, watch in self._watches.items():
             if not written.get(identity, False) and watch.changed_unseen():
