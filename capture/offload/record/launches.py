@@ -99,7 +99,7 @@ class LaunchRecorder:
                     self._before_write(name, tracked)
                 touched.append((tensor, tracked, is_write))
         sources = [self.track(tensor, name) for tensor in shape_sources(name, arguments)]
-        from_constants = all(tracked.constant for tracked in sources)
+        from_constants = all(tracked.known for tracked in sources)
         if shape_depends_on_data(func, name, arguments) and not from_constants:
             self._require_guard(name, "its result's shape depends on the data")
         return touched
@@ -160,7 +160,7 @@ class LaunchRecorder:
         """
         source = self.table.add_weight(tensor.clone())
         made = self.table.add_made(tensor, "literal", unwritten=False)
-        source.constant = made.constant = True
+        source.constant = made.constant = source.known = made.known = True
         view = self.table.view(tensor, made)
         self._append(
             "aten::clone",
@@ -191,7 +191,7 @@ class LaunchRecorder:
         self._note_constants(func, touched, writes, made)
         returns_tensor = any(isinstance(one, torch.Tensor) for one in outcomes)
         reads_host = torch.Tag.data_dependent_output in func.tags and not returns_tensor
-        if reads_host and all(tracked.constant for _, tracked, _ in touched):
+        if reads_host and all(tracked.known for _, tracked, _ in touched):
             return  # the value can never be another
         if reads_host:
             self._note_host_read(name)
@@ -245,17 +245,18 @@ class LaunchRecorder:
         writes: list[TrackedStorage],
         made: list[TrackedStorage],
     ) -> None:
-        """Mark what is made from constants alone; what is written is none any more."""
+        """Mark what depends on constants alone, and of that what nobody has written since."""
+        deterministic = (
+            func.namespace == "aten" and torch.Tag.nondeterministic_seeded not in func.tags
+        )
+        reserves = operator_name(func) in RESERVE_OPERATORS
+        known = deterministic and not reserves and all(one.known for _, one, _ in touched)
+        folds = known and not writes and all(one.constant for _, one, _ in touched)
         for tracked in writes:
             tracked.constant = False
-        folds = (
-            not writes
-            and func.namespace == "aten"
-            and torch.Tag.nondeterministic_seeded not in func.tags
-            and operator_name(func) not in RESERVE_OPERATORS
-            and all(tracked.constant for _, tracked, _ in touched)
-        )
+            tracked.known = tracked.known and known
         for tracked in made:
+            tracked.known = known
             tracked.constant = folds and tracked.value.size_bytes <= FOLDED_BYTES
 
     def _follow_metadata(self, touched: list[Touched]) -> None:
@@ -320,7 +321,7 @@ class LaunchRecorder:
         """
         with _disable_current_modes():
             tracked = self.track(tensor, what)
-            if tracked.constant:
+            if tracked.known:
                 return
             self._require_guard(what, "it reads a tensor's values on the host")
             self.host_reads.append(f"guarded: {what} at {user_location()}")

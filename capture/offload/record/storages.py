@@ -24,7 +24,8 @@ class TrackedStorage:
         watch: of an input or weight, what notices writes.
         holders: of a weight, the tensors that hold the storage.
         written: some launch wrote it.
-        constant: it depends on no input and no weight, so a replay need not compute it.
+        known: its content depends on no input, weight or generator.
+        constant: known, and not written since it was made, so a replay need not compute it.
         foreign: a tensor that the call made over memory that is not torch's (NumPy's).
         exposed_at: where its memory was handed to NumPy, so that later writes would be seen there.
         unwritten_at_birth: made without content (`torch.empty`).
@@ -37,6 +38,7 @@ class TrackedStorage:
     watch: StorageWatch | None = None
     holders: tuple[torch.Tensor, ...] = ()
     written: bool = False
+    known: bool = False
     constant: bool = False
     foreign: bool = False
     exposed_at: str = ""
