@@ -274,7 +274,9 @@ _IMMUTABLE_TYPES = (*PLAIN_TYPES, bytes, range, type, enum.Enum, FunctionType, M
 
 def is_immutable(node: Any) -> bool:
     """Whether an object cannot change; torch's dtypes, devices and the like are told by module."""
-    return isinstance(node, _IMMUTABLE_TYPES) or type(node).__module__ == "torch"
+    if isinstance(node, _IMMUTABLE_TYPES) or type(node).__module__ == "torch":
+        return True
+    return hasattr(type(node), "__members__") and hasattr(node, "__int__")  # pybind11's enum_
 
 
 def frozen(structure: Structure) -> Structure:
