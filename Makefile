@@ -47,8 +47,9 @@ format: $(VENV)/installed ## rewrite the sources in the project's style
 	$(BIN)/ruff format .
 	git ls-files '*.cpp' '*.hpp' | xargs $(BIN)/clang-format -i
 
-bench: $(VENV)/installed ## measure against the peers on this machine
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest bench --benchmark-enable --benchmark-only
+bench: $(VENV)/installed ## measure against the peers on this machine, into docs/measurements/cpu.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest bench --benchmark-enable --benchmark-only \
+		--benchmark-json=docs/measurements/cpu.json
 
 clean: ## remove the environment and every build product
 	rm -rf $(VENV) build

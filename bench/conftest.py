@@ -56,11 +56,23 @@ def compare(benchmark: Any) -> Callable[..., dict[str, float]]:
     return run
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Peers may warn: torch.compile imports deprecated parts of torch."""
+    item.add_marker(pytest.mark.filterwarnings("default"))
+
+
 def pytest_benchmark_update_machine_info(config: Any, machine_info: dict[str, Any]) -> None:
     machine_info["torch"] = torch.__version__
     machine_info["cores"] = os.cpu_count()
     machine_info["platform"] = platform.platform()
     machine_info.pop("node", None)
+
+
+def pytest_benchmark_update_json(config: Any, benchmarks: Any, output_json: Any) -> None:
+    """Leave single times out of reports, and where they were taken but for the machine's kind."""
+    output_json.pop("commit_info", None)
+    for one in output_json["benchmarks"]:
+        one["stats"].pop("data", None)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:

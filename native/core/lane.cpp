@@ -186,11 +186,6 @@ bool Lane::idle() const {
   return state_->queue.empty() && !state_->running;
 }
 
-void Lane::drain() {
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [this] { return state_->queue.empty() && !state_->running; });
-}
-
 void Lane::close() noexcept {
   std::thread worker;
   {

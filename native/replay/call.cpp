@@ -34,14 +34,18 @@ struct Range {
   bool overlaps(const Range& other) const { return begin < other.end && other.begin < end; }
 };
 
-// As TensorLayout::span_bytes, without copying the layout.
-std::size_t span_of(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return 0;
+// Bytes from the first element to one past the last.
+std::size_t span(c10::IntArrayRef shape, c10::IntArrayRef strides, std::size_t item_bytes) {
   std::int64_t last = 0;
-  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  for (std::size_t dim = 0; dim < shape.size(); ++dim) {
+    if (shape[dim] == 0) return 0;
+    last += (shape[dim] - 1) * strides[dim];
   }
-  return static_cast<std::size_t>(last + 1) * tensor.element_size();
+  return static_cast<std::size_t>(last + 1) * item_bytes;
+}
+
+std::size_t span_of(const at::Tensor& tensor) {
+  return span(tensor.sizes(), tensor.strides(), tensor.element_size());
 }
 
 Range range_of(const at::Tensor& tensor) {
@@ -227,6 +231,10 @@ void check_given(const CallSpec& spec, Call& call, std::size_t index) {
            " itself or a view of it, so it takes no buffer; pass None");
   }
   check_tensor(given, result.layout, name, spec.device);
+  if (given.requires_grad()) {
+    refuse(name + ": an execution records no gradients, but the buffer requires them; pass a " +
+           "buffer made by torch.empty, or its .detach()");
+  }
   if (repeats_elements(given)) {
     refuse(name + ": several of its elements share memory; pass a buffer without expanded " +
            "dimensions");
@@ -322,12 +330,7 @@ c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string
 }
 
 std::size_t TensorLayout::span_bytes() const {
-  std::int64_t last = 0;
-  for (std::size_t dim = 0; dim < shape.size(); ++dim) {
-    if (shape[dim] == 0) return 0;
-    last += (shape[dim] - 1) * strides[dim];
-  }
-  return static_cast<std::size_t>(last + 1) * c10::elementSize(dtype);
+  return span(shape, strides, c10::elementSize(dtype));
 }
 
 at::Tensor tensor_on(c10::Storage storage, std::int64_t offset_bytes, const TensorLayout& layout,

@@ -29,7 +29,7 @@ struct LastExecution {
 //
 // Owner: shared by the caller and every execution in flight. Thread: any may call; executions run
 // one at a time, submitted ones in order and before later synchronous ones. No method needs or
-// takes the GIL; callers release it around execute, wait, drain and close. Errors: as Resident;
+// takes the GIL; callers release it around execute, wait and close. Errors: as Resident;
 // BindingError for weights whose storage was swapped; ExecutionError after close.
 class Replay : public std::enable_shared_from_this<Replay> {
  public:

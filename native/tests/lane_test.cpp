@@ -33,7 +33,7 @@ void tasks_run_in_order() {
   for (const auto& ticket : tickets) ticket->wait();
   CHECK_THAT(order.size() == 1000);
   for (int task = 0; task < 1000; ++task) CHECK_THAT(order[static_cast<std::size_t>(task)] == task);
-  lane.drain();
+  lane.close();
   CHECK_THAT(lane.idle());
 }
 
@@ -88,7 +88,7 @@ void many_threads_submit() {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  lane.drain();
+  lane.close();
   CHECK_THAT(n_done == 2000);
 }
 

@@ -44,6 +44,9 @@ def _renumbered(program: Program, launches: list[Launch]) -> Program:
         used.update(launch.reads, launch.writes)
     kept = [value for value in program.values if value.index in used]
     new = {value.index: position for position, value in enumerate(kept)}
+    in_order = all(launch.index == position for position, launch in enumerate(launches))
+    if in_order and len(launches) == len(program.launches) and len(kept) == len(program.values):
+        return program
 
     def view(old: TensorView) -> TensorView:
         return dataclasses.replace(old, value=new[old.value])

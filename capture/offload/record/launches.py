@@ -13,13 +13,12 @@ from offload import _native
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Role, Symbol, TensorView
 from offload.record.operators import (
-    RESERVE_OPERATORS,
+    Operator,
     argument_data,
-    arguments_in_order,
     as_integers,
     check_plain,
     flat,
-    operator_name,
+    operator_of,
     shape_depends_on_data,
     shape_sources,
     tensors_in,
@@ -63,11 +62,11 @@ class LaunchRecorder:
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator below the modes and record it."""
-        name = operator_name(func)
-        arguments = arguments_in_order(func, args, kwargs)
-        touched = self._before_launch(func, name, arguments)
+        operator = operator_of(func)
+        arguments = operator.in_order(args, kwargs)
+        touched = self._before_launch(operator, arguments)
         outcome = func(*args, **kwargs)
-        self._after_launch(func, name, arguments, touched, outcome)
+        self._after_launch(operator, arguments, touched, outcome)
         return outcome
 
     def _require_guard(self, what: str, reason: str) -> None:
@@ -85,23 +84,23 @@ class LaunchRecorder:
                 "the first change of an input, buffer, parameter or random generator"
             )
 
-    def _before_launch(self, func: Any, name: str, arguments: list[Any]) -> list[Touched]:
+    def _before_launch(self, operator: Operator, arguments: list[Any]) -> list[Touched]:
         """Find the storages that the operator is given; keep what it is going to write."""
         touched = []
-        for generator in (one for one in arguments if isinstance(one, torch.Generator)):
-            self.note_generator(generator)
-        for schema, argument in zip(func._schema.arguments, arguments, strict=True):
-            is_write = schema.alias_info is not None and schema.alias_info.is_write
+        name = operator.name
+        for is_write, argument in zip(operator.declares_write, arguments, strict=True):
+            if isinstance(argument, torch.Generator):
+                self.note_generator(argument)
             for tensor in tensors_in(argument):
                 check_plain(tensor, name)
                 tracked = self.track(tensor, name)
                 if is_write:
                     self._before_write(name, tracked)
                 touched.append((tensor, tracked, is_write))
-        sources = [self.track(tensor, name) for tensor in shape_sources(name, arguments)]
-        from_constants = all(tracked.known for tracked in sources)
-        if shape_depends_on_data(func, name, arguments) and not from_constants:
-            self._require_guard(name, "its result's shape depends on the data")
+        if shape_depends_on_data(operator, arguments):
+            sources = [self.track(tensor, name) for tensor in shape_sources(name, arguments)]
+            if not all(tracked.known for tracked in sources):
+                self._require_guard(name, "its result's shape depends on the data")
         return touched
 
     def _before_write(self, name: str, tracked: TrackedStorage) -> None:
@@ -176,39 +175,37 @@ class LaunchRecorder:
 
     def _after_launch(
         self,
-        func: Any,
-        name: str,
+        operator: Operator,
         arguments: list[Any],
         touched: list[Touched],
         outcome: Any,
     ) -> None:
-        if torch.Tag.inplace_view in func.tags:
+        if operator.moves_metadata:
             self._follow_metadata(touched)
             return
         writes = self._observed_writes(touched)
-        outcomes = list(flat(outcome)) if func._schema.returns else []
-        made, results = self._track_results(name, outcomes)
-        self._note_constants(func, touched, writes, made)
+        outcomes = flat(outcome) if operator.returns else []
+        made, results = self._track_results(operator, outcomes)
+        self._note_constants(operator, touched, writes, made)
         returns_tensor = any(isinstance(one, torch.Tensor) for one in outcomes)
-        reads_host = torch.Tag.data_dependent_output in func.tags and not returns_tensor
+        reads_host = operator.reads_host and not returns_tensor
         if reads_host and all(tracked.known for _, tracked, _ in touched):
             return  # the value can never be another
         if reads_host:
-            self._note_host_read(name)
-        elif name in RESERVE_OPERATORS or (func._schema.returns and not (made or writes)):
+            self._note_host_read(operator.name)
+        elif operator.reserves or (operator.returns and not (made or writes)):
             return  # it reserves memory, makes views, or answers from shapes alone
-        random = torch.Tag.nondeterministic_seeded in func.tags
-        if (random or any(one.is_state for one in writes)) and not self._changed_state_at:
+        if (operator.random or any(one.is_state for one in writes)) and not self._changed_state_at:
             self._changed_state_at = user_location()
         self._append(
-            name,
+            operator.name,
             tuple(self._argument(argument) for argument in arguments),
             results=tuple(results),
             reads=_indices(tracked for _, tracked, _ in touched),
             writes=_indices((*writes, *made)),
-            random=random,
+            random=operator.random,
             guard=outcomes[0] if reads_host else None,
-            guards_shape=shape_depends_on_data(func, name, arguments),
+            guards_shape=shape_depends_on_data(operator, arguments),
         )
 
     def _append(
@@ -240,17 +237,14 @@ class LaunchRecorder:
 
     def _note_constants(
         self,
-        func: Any,
+        operator: Operator,
         touched: list[Touched],
         writes: list[TrackedStorage],
         made: list[TrackedStorage],
     ) -> None:
         """Mark what depends on constants alone, and of that what nobody has written since."""
-        deterministic = (
-            func.namespace == "aten" and torch.Tag.nondeterministic_seeded not in func.tags
-        )
-        reserves = operator_name(func) in RESERVE_OPERATORS
-        known = deterministic and not reserves and all(one.known for _, one, _ in touched)
+        pure = operator.is_aten and not operator.random and not operator.reserves
+        known = pure and all(one.known for _, one, _ in touched)
         folds = known and not writes and all(one.constant for _, one, _ in touched)
         for tracked in writes:
             tracked.constant = False
@@ -292,7 +286,7 @@ class LaunchRecorder:
         return self.table.replace_grown(tracked, tensor)
 
     def _track_results(
-        self, name: str, outcomes: list[Any]
+        self, operator: Operator, outcomes: list[Any]
     ) -> tuple[list[TrackedStorage], list[TensorView | None]]:
         """The storages that an operator made, and for each of its results the view of a new one."""
         made: list[TrackedStorage] = []
@@ -300,11 +294,11 @@ class LaunchRecorder:
         for outcome in outcomes:
             view = None
             if isinstance(outcome, torch.Tensor):
-                check_plain(outcome, name)
+                check_plain(outcome, operator.name)
                 if self.table.find(outcome) is None:
-                    label = f"{name.removeprefix('aten::').partition('.')[0]}_{len(self.launches)}"
-                    unwritten = name in RESERVE_OPERATORS
-                    made.append(self.table.add_made(outcome, label, unwritten=unwritten))
+                    short_name = operator.name.removeprefix("aten::").partition(".")[0]
+                    label = f"{short_name}_{len(self.launches)}"
+                    made.append(self.table.add_made(outcome, label, unwritten=operator.reserves))
                     view = self.table.view(outcome, made[-1])
             results.append(view)
         return made, results

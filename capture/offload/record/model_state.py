@@ -34,33 +34,31 @@ class StorageWatch:
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._storage = storage
         self._is_small = storage.nbytes() <= WATCHED_BYTES
-        content = bytes_of(storage)
-        self.before = content.clone() if self._is_small else None
+        self._content = bytes_of(storage)
+        self.before = self._content.clone() if self._is_small else None
         self._latest = self.before
-        self._sum = 0 if self._is_small else _sum_of(content)
+        self._sum = 0 if self._is_small else _sum_of(self._content)
 
     def keep_before(self) -> None:
         """Keep the bytes from before the call, ahead of the first write."""
         if self.before is None:
-            self.before = bytes_of(self._storage).clone()
+            self.before = self._content.clone()
 
     def changed(self) -> bool:
         """Whether a small storage was written since the last look; looks again."""
         if self._latest is None:
             return False
-        now = bytes_of(self._storage)
-        if torch.equal(now, self._latest):
+        if torch.equal(self._content, self._latest):
             return False
-        self._latest = now.clone()
+        self._latest = self._content.clone()
         return True
 
     def changed_unseen(self) -> bool:
         """Whether a storage that no launch wrote differs from before the call."""
         if self._is_small:
             return self.changed()
-        return _sum_of(bytes_of(self._storage)) != self._sum
+        return _sum_of(self._content) != self._sum
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

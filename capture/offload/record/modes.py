@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -48,6 +49,11 @@ class DispatchMode(TorchDispatchMode):
 
     supports_higher_order_operators = True  # so that they come here, and are refused
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch's compiler is kept out, for which torch imports it: that takes 2 s."""
+        return False
+
     def __init__(self, watcher: Watcher) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watcher = watcher
@@ -65,6 +71,22 @@ class DispatchMode(TorchDispatchMode):
                 if outcome is not NotImplemented:
                     return outcome
             return self._watcher.dispatch(func, args, kwargs)
+
+
+class _UncompiledDispatchMode(DispatchMode):
+    """Inside a function that torch compiles, the mode itself must not be compiled."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    __torch_dispatch__ = DispatchMode.__torch_dispatch__
+
+
+def dispatch_mode(watcher: Watcher) -> DispatchMode:
+    """The mode for one recording: only who has loaded torch's compiler pays for keeping it out."""
+    is_loaded = "torch._dynamo" in sys.modules
+    return _UncompiledDispatchMode(watcher) if is_loaded else DispatchMode(watcher)
 
 
 class FunctionMode(TorchFunctionMode):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,7 +16,7 @@ from offload.program import Argument, Symbol
 from offload.torch_names import dtype_name
 
 # Operators that only reserve memory: their Value starts without content and no launch is kept.
-RESERVE_OPERATORS = frozenset(
+_RESERVE_OPERATORS = frozenset(
     {
         "aten::empty.memory_format",
         "aten::empty_strided",
@@ -45,33 +46,71 @@ def user_location() -> str:
     return "unknown"
 
 
-def flat(outcome: Any) -> Iterator[Any]:
+def flat(outcome: Any) -> list[Any]:
     """What an operator takes or returns, lists opened."""
     if isinstance(outcome, (list, tuple)):
-        for item in outcome:
-            yield from flat(item)
-    else:
-        yield outcome
+        return [leaf for item in outcome for leaf in flat(item)]
+    return [outcome]
 
 
-def tensors_in(argument: Any) -> Iterator[torch.Tensor]:
+def tensors_in(argument: Any) -> list[torch.Tensor]:
     """The tensors of an argument, those in lists included."""
-    return (item for item in flat(argument) if isinstance(item, torch.Tensor))
+    return [item for item in flat(argument) if isinstance(item, torch.Tensor)]
 
 
-def operator_name(func: Any) -> str:
-    """`aten::add.Tensor`; the default overload has no suffix."""
-    overload = func._overloadname
-    base: str = func._schema.name
-    return base if overload in ("", "default") else f"{base}.{overload}"
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operator:
+    """What torch says of an operator overload, read once: its schema is slow to read.
+
+    Attributes:
+        name: `aten::add.Tensor`; the default overload has no suffix.
+        parameters: names and defaults, in schema order.
+        declares_write: for each parameter, whether the schema says that it is written.
+        returns: it returns something.
+        reserves: it makes memory without content.
+        random: it draws from a generator.
+        reads_host: it may return a number that depends on a tensor's content.
+        moves_metadata: it changes where or how its argument lies (`resize_`, `set_`, `t_`).
+        dynamic_shape: torch says that its results' shapes may depend on content.
+        is_aten: it is torch's own.
+    """
+
+    name: str
+    parameters: tuple[tuple[str, Any], ...]
+    declares_write: tuple[bool, ...]
+    returns: bool
+    reserves: bool
+    random: bool
+    reads_host: bool
+    moves_metadata: bool
+    dynamic_shape: bool
+    is_aten: bool
+
+    def in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """All arguments in schema order, defaults filled in."""
+        rest = self.parameters[len(args) :]
+        return [*args, *(kwargs.get(name, default) for name, default in rest)]
 
 
-def arguments_in_order(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """All arguments in schema order, defaults filled in."""
-    ordered = list(args)
-    for schema in func._schema.arguments[len(args) :]:
-        ordered.append(kwargs.get(schema.name, schema.default_value))
-    return ordered
+@functools.cache
+def operator_of(func: Any) -> Operator:
+    """The Operator of an `OpOverload`."""
+    schema = func._schema
+    overload = "" if func._overloadname == "default" else func._overloadname
+    name = f"{schema.name}.{overload}" if overload else schema.name
+    writes = (one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
+    return Operator(
+        name,
+        tuple((one.name, one.default_value) for one in schema.arguments),
+        tuple(writes),
+        returns=bool(schema.returns),
+        reserves=name in _RESERVE_OPERATORS,
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        reads_host=torch.Tag.data_dependent_output in func.tags,
+        moves_metadata=torch.Tag.inplace_view in func.tags,
+        dynamic_shape=torch.Tag.dynamic_output_shape in func.tags,
+        is_aten=func.namespace == "aten",
+    )
 
 
 def check_plain(tensor: torch.Tensor, where: str) -> None:
@@ -81,11 +120,6 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
         CaptureError: a subclass with behaviour of its own, or a sparse, nested, quantised or
             zero-tensor layout.
     """
-    if torch.nn.parameter.is_lazy(tensor):
-        raise CaptureError(
-            f"{user_location()}: {where} uses a parameter that has no shape yet: call the model "
-            "once before capturing it"
-        )
     plain = (
         type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         and tensor.layout is torch.strided
@@ -93,20 +127,28 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
         and not tensor.is_nested
         and not tensor._is_zerotensor()
     )
-    if not plain and not isinstance(tensor, torch.nn.Parameter):
+    if plain:
+        return
+    if torch.nn.parameter.is_lazy(tensor):
+        raise CaptureError(
+            f"{user_location()}: {where} uses a parameter that has no shape yet: call the model "
+            "once before capturing it"
+        )
+    if not isinstance(tensor, torch.nn.Parameter):
         raise CaptureError(
             f"{user_location()}: {where} uses a {type(tensor).__qualname__} of layout "
             f"{tensor.layout}: only plain strided tensors can be recorded"
         )
 
 
-def shape_depends_on_data(func: Any, name: str, arguments: list[Any]) -> bool:
+def shape_depends_on_data(operator: Operator, arguments: list[Any]) -> bool:
     """Whether an operator's results may have other shapes for other values of its arguments.
 
     torch's tag says so of every overload that might; some are static for these arguments.
     """
-    if torch.Tag.dynamic_output_shape not in func.tags:
+    if not operator.dynamic_shape:
         return False
+    name = operator.name
     if name == "aten::index.Tensor":
         return any(one.dtype in (torch.bool, torch.uint8) for one in tensors_in(arguments[1]))
     if name == "aten::linalg_lstsq":
@@ -115,7 +157,7 @@ def shape_depends_on_data(func: Any, name: str, arguments: list[Any]) -> bool:
     return name not in ("aten::_ctc_loss", "aten::_ctc_loss.Tensor")
 
 
-def shape_sources(name: str, arguments: list[Any]) -> Iterator[torch.Tensor]:
+def shape_sources(name: str, arguments: list[Any]) -> list[torch.Tensor]:
     """The tensors on whose values an operator's result shapes may depend."""
     return tensors_in(arguments[1] if name == "aten::masked_select" else arguments)
 

@@ -14,9 +14,9 @@ from offload.program import Launch, Overlap, Program, Result, Role, TensorView
 from offload.record.launches import LaunchRecorder
 from offload.record.model_state import ModelState, changed_unseen_error
 from offload.record.modes import (
-    DispatchMode,
     FunctionMode,
     autocast_cache_off,
+    dispatch_mode,
     executions_refused,
     reads_avoided,
 )
@@ -138,7 +138,7 @@ class Recorder:
             ) from None
         enter(executions_refused())
         enter(FunctionMode(self._log))
-        enter(DispatchMode(self._log))
+        enter(dispatch_mode(self._log))
 
     def abandon(self) -> CaptureError | None:
         """Stop without a Program: the call raised.

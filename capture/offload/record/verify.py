@@ -12,7 +12,7 @@ import torch
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Program, Role, Symbol, TensorView, Value
 from offload.record.model_state import bytes_of
-from offload.record.operators import flat
+from offload.record.operators import as_integers, flat
 from offload.record.recorder import Recording
 from offload.structure import same_constant
 from offload.torch_names import find_dtype, find_overload, symbol_object
@@ -211,11 +211,13 @@ def _as_dtype(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    one, other = one.detach().resolve_conj().resolve_neg(), other.detach().resolve_conj()
-    if one.dtype.is_floating_point and one.element_size() == 1:  # float8 cannot be compared
-        return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    one, other = (tensor.detach().resolve_conj().resolve_neg() for tensor in (one, other))
+    if torch.equal(as_integers(one), as_integers(other)):
+        return True
+    if one.dtype.is_floating_point and one.element_size() == 1:  # float8 has no tolerance
+        return False
     try:
-        torch.testing.assert_close(one, other.resolve_neg(), equal_nan=True)
+        torch.testing.assert_close(one, other, equal_nan=True)
     except AssertionError:
         return False
     return True

@@ -65,9 +65,6 @@ class Lane {
   // Whether no task is queued or running.
   bool idle() const;
 
-  // Blocks until every task submitted so far has ended. The caller must not hold the GIL.
-  void drain();
-
   // Waits for what is queued, then ends the thread. Later submissions throw.
   void close() noexcept;
 

@@ -1,0 +1,188 @@
+"""Arguments of a captured call: by position or keyword, nested, constant, changed in Python."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+
+import pytest
+import torch
+from checks import Call, Point, assert_same, capture, check, normal, refusal
+from torch import nn
+
+import offload
+
+
+def weighted(a, b, scale=2.0, *, bias=None):
+    result = a * scale - b
+    return result if bias is None else result + bias
+
+
+@pytest.mark.parametrize("recorded", ["positional", "mixed", "keyword"])
+@pytest.mark.parametrize("replayed", ["positional", "mixed", "keyword"])
+def test_positional_and_keyword_arguments(recorded, replayed):
+    forms = {
+        "positional": lambda a, b, c: Call(a, b, 3.0, bias=c),
+        "mixed": lambda a, b, c: Call(a, scale=3.0, bias=c, b=b),
+        "keyword": lambda a, b, c: Call(bias=c, b=b, a=a, scale=3.0),
+    }
+    tensors = [normal(3) for _ in range(6)]
+    run = check(weighted, forms[recorded](*tensors[:3]))
+    call = forms[replayed](*tensors[3:])
+    assert_same(call.on(run), call.on(weighted))
+
+
+class Optional(nn.Module):
+    def forward(self, x, mask=None, flags=(1, "two", None)):
+        assert flags == (1, "two", None)
+        return x if mask is None else x * mask
+
+
+def test_none_and_scalar_arguments():
+    check(Optional(), Call(normal(3), None), Call(normal(3), None))
+    check(Optional(), Call(normal(3), mask=normal(3)), Call(normal(3), mask=normal(3)))
+    check(Optional(), Call(normal(3), None, flags=(1, "two", None)))
+
+
+def test_nested_arguments():
+    def function(batch, *rest, options):
+        images, (first, second) = batch["images"], batch["pair"]
+        return images[0] + images[1] * first - second + rest[0][0] * options["gain"]["value"]
+
+    def call():
+        batch = {"images": [normal(2), normal(2)], "pair": (normal(2), normal(2)), "none": None}
+        return Call(batch, [normal(2)], options={"gain": {"value": normal(2)}, "depth": 3})
+
+    check(function, call(), call())
+
+
+def test_dict_in_another_order():
+    def function(batch):
+        return batch["a"] - batch["b"]
+
+    captured = capture(function, {"a": normal(2), "b": normal(2)})
+    a, b = normal(2), normal(2)
+    assert torch.equal(captured({"b": b, "a": a}), a - b)
+
+
+@dataclasses.dataclass
+class Batch:
+    data: torch.Tensor
+    label: str = "train"
+
+
+def test_records_and_objects_as_arguments():
+    def function(point, batch):
+        return point.x * batch.data + point.y
+
+    check(
+        function,
+        Call(Point(normal(2), normal(2)), Batch(normal(2))),
+        Call(Point(normal(2), normal(2)), Batch(normal(2))),
+    )
+
+
+def test_input_requires_grad():
+    captured = capture(lambda x: (x * 2, x), normal(3).requires_grad_())
+    x = normal(3).requires_grad_()
+    doubled, same = captured(x)
+    assert torch.equal(doubled, x.detach() * 2)
+    assert not doubled.requires_grad
+    assert same is x
+
+
+@pytest.mark.parametrize(
+    ("recorded", "other"),
+    [
+        (2.0, 3.0),
+        (1, True),
+        (0.0, -0.0),
+        ("a", "b"),
+        (None, 1.0),
+        ([1, 2], [1, 3]),
+        ([0.0], [-0.0]),
+    ],
+    ids=str,
+)
+def test_another_constant_is_refused(recorded, other):
+    def function(x, constant):
+        return x
+
+    captured = capture(function, normal(2), recorded)
+    captured(normal(2), recorded)
+    with pytest.raises(offload.BindingError):
+        captured(normal(2), other)
+
+
+def test_nan_is_the_same_constant():
+    captured = capture(lambda x, pad: x, normal(2), math.nan)
+    captured(normal(2), float("nan"))
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    tensor: torch.Tensor
+
+
+OPAQUE = {
+    "deque": lambda x: collections.deque([x]),
+    "set": lambda x: {x},
+    "slots": Slotted,
+    "iterator": lambda x: iter([x]),
+    "closure": lambda x: lambda: x,
+    "partial": lambda x: functools.partial(torch.add, x),
+    "dict key": lambda x: {x: 1},
+}
+
+
+@pytest.mark.parametrize("kind", OPAQUE)
+def test_tensors_hidden_in_results(kind):
+    """A replay could only return the recorded tensor again."""
+    message = refusal(lambda x: OPAQUE[kind](x * 2), torch.ones(2))
+    assert "tensor" in message
+    assert "result" in message
+
+
+@pytest.mark.parametrize("kind", ["deque", "slots"])
+def test_tensors_hidden_in_arguments(kind):
+    """The same object may hold another tensor at the next call."""
+    message = refusal(lambda x, holder: x * 2, torch.ones(2), OPAQUE[kind](torch.ones(2)))
+    assert "holds a tensor" in message
+
+
+def mutate_list(x, items):
+    items.append(x * 2)
+    return x
+
+
+def mutate_dict(x, items):
+    items["new"] = x * 2
+    return x
+
+
+def replace_in_dict(x, items):
+    items["old"] = x * 2
+    return x
+
+
+def replace_attribute(x, batch):
+    batch.data = batch.data + x
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "container"),
+    [
+        (mutate_list, list),
+        (mutate_dict, dict),
+        (replace_in_dict, lambda: {"old": torch.ones(2)}),
+        (replace_attribute, lambda: Batch(torch.ones(2))),
+    ],
+)
+def test_changed_containers_are_refused(function, container):
+    """Python-side changes of an argument would not happen at a replay."""
+    assert "argument" in refusal(function, normal(2), container()) or "args" in refusal(
+        function, normal(2), container()
+    )

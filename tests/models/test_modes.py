@@ -1,0 +1,152 @@
+"""The caller's modes: recording follows them, replays do not, and both leave them as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checks import assert_same, capture, normal, state_of, tensors_in
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import offload
+
+
+class Doubling(TorchFunctionMode):
+    """A caller's function mode that changes results."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if isinstance(result, torch.Tensor) and func is torch.sin else result
+
+
+class Counting(TorchDispatchMode):
+    """A caller's dispatch mode."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "none": contextlib.nullcontext,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "enable_grad": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "double": lambda: default_dtype(torch.float64),
+    "meta device": lambda: torch.device("meta"),
+    "dispatch mode": Counting,
+    "function mode": Doubling,
+    "deterministic": deterministic,
+}
+
+
+class Modal(nn.Module):
+    """Operators whose result depends on the caller's modes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(4))
+
+    def forward(self, x, k):
+        hidden = torch.sin(self.linear(x) @ self.linear(x).t())
+        self.count.add_(1)
+        steps = torch.arange(4) / 3 + torch.zeros(4) + k / 2 + torch.tensor([0.5])
+        return hidden, steps * self.count, x.mul_(2), F.softmax(hidden, -1), k.sum(), k.sqrt()
+
+
+def modal_arguments(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.empty(4, 4, dtype=torch.float32).normal_(generator=generator)
+    return x, torch.arange(4) + seed
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load_under_mode", [False, True])
+def test_replay_does_not_depend_on_modes(mode, load_under_mode):
+    model = Modal()
+    twin = copy.deepcopy(model)
+    with torch.no_grad(), offload.capture(model) as captured:
+        model(*modal_arguments(0))
+        twin(*modal_arguments(0))
+    run = None if load_under_mode else captured.load()
+    for seed in (1, 2):
+        own, theirs = modal_arguments(seed), modal_arguments(seed)
+        with torch.no_grad():
+            expected = twin(*theirs)
+        with MODES[mode]():
+            run = run or captured.load()
+            got = run(*own)
+            assert not torch.is_inference_mode_enabled() or mode == "inference"
+        assert_same(list(got), list(expected))
+        assert_same(list(own), list(theirs))
+        assert_same(state_of(model), state_of(twin))
+        assert not any(one.is_inference() or one.requires_grad for one in tensors_in(list(got)))
+
+
+@pytest.mark.parametrize("mode", ["autocast", "enable_grad", "no_grad", "inference", "double"])
+def test_recording_follows_the_callers_modes(mode):
+    model = Modal()
+    twin = copy.deepcopy(model)
+    with MODES[mode]():
+        with offload.capture(model) as captured:
+            recorded = model(*modal_arguments(0))
+        with torch.no_grad():
+            assert_same(list(recorded), list(twin(*modal_arguments(0))), tolerance=1e-6)
+            theirs = modal_arguments(1)
+            expected = twin(*theirs)
+    own = modal_arguments(1)
+    assert_same(list(captured(*own)), list(expected), tolerance=1e-6)
+    assert_same(list(own), list(theirs))
+    assert_same(state_of(model), state_of(twin))
+
+
+def test_modes_are_as_before_after_recording():
+    def modes():
+        return (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.is_autocast_cache_enabled(),
+            torch.compiler._is_compiling_flag,
+            torch._C._len_torch_function_stack(),
+            torch._C._len_torch_dispatch_stack(),
+        )
+
+    before = modes()
+    capture(torch.sin, normal(2))
+    assert modes() == before
+    with pytest.raises(offload.CaptureError):
+        capture(lambda x: x.item(), normal(1))
+    assert modes() == before
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = modes()
+        capture(nn.Linear(2, 2), normal(1, 2))
+        assert modes() == inside
+    assert modes() == before

@@ -1,0 +1,131 @@
+"""Random operators: a replay draws the numbers that eager would, and leaves generators alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checks import UNSEEN, assert_same, capture, check, normal, normals, refusal
+from torch import nn
+
+two_layers = nn.LSTM(1, 2, 2, dropout=0.5).train()
+
+RANDOM = {
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, True),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "bernoulli_": lambda x: x.clone().bernoulli_(0.5),
+    "binomial": lambda x: torch.binomial(torch.full((16,), 5.0), x.sigmoid()),
+    "cauchy_": lambda x: x.clone().cauchy_(),
+    "dirichlet": lambda x: torch._sample_dirichlet(x.abs()),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "dropout of nothing": lambda x: F.dropout(x[:0], 0.5),
+    "dropout2d": lambda x: F.dropout2d(x.view(1, 4, 2, 2), 0.5),
+    "exponential_": lambda x: x.clone().exponential_(),
+    "fractional_max_pool": lambda x: F.fractional_max_pool2d(
+        x.view(1, 1, 4, 4), 2, output_size=(2, 2)
+    ),
+    "gamma": lambda x: torch._standard_gamma(x.abs()),
+    "geometric_": lambda x: x.clone().geometric_(0.5),
+    "gumbel_softmax": F.gumbel_softmax,
+    "log_normal_": lambda x: x.clone().log_normal_(),
+    "lstm": lambda x: two_layers(x.view(-1, 1, 1))[0],
+    "multinomial": lambda x: torch.multinomial(x.abs(), 5),
+    "normal": lambda x: torch.normal(x, 1.0),
+    "normal_": lambda x: torch.empty(16).normal_(),
+    "poisson": lambda x: torch.poisson(x.abs()),
+    "rand": lambda x: torch.rand(5),
+    "rand out": lambda x: torch.rand(5, out=torch.empty(5)),
+    "rand_like": torch.rand_like,
+    "randint": lambda x: torch.randint(0, 9, (5,)),
+    "randint_like": lambda x: torch.randint_like(x, 9),
+    "randn": lambda x: torch.randn(64),
+    "randn bfloat16": lambda x: torch.randn(5, dtype=torch.bfloat16),
+    "randn complex": lambda x: torch.randn(5, dtype=torch.complex64),
+    "randperm": lambda x: torch.randperm(7),
+    "random_": lambda x: x.clone().random_(),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "scaled_dot_product_attention": lambda x: F.scaled_dot_product_attention(
+        x.view(1, 1, 4, 4), x.view(1, 1, 4, 4), x.view(1, 1, 4, 4), dropout_p=0.5
+    ),
+    "svd_lowrank": lambda x: torch.svd_lowrank(x.view(4, 4), q=2)[1],
+    "uniform_": lambda x: x.clone().uniform_(),
+    "xavier": lambda x: nn.init.xavier_uniform_(torch.empty(3, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_random_operators(kind):
+    """From the same seed the numbers that eager draws, also after a launch whose result is dead."""
+    draw = RANDOM[kind]
+    check(lambda x: (draw(x), torch.rand(2)), *normals(2, 16))
+
+    def dead(x):
+        draw(x)
+        return torch.rand(2)
+
+    check(dead, *normals(2, 16))
+
+
+def test_fresh_numbers_at_every_replay():
+    captured = capture(lambda x: x + torch.randn(8), torch.zeros(8))
+    first, second = captured(torch.zeros(8)), captured(torch.zeros(8))
+    assert not torch.equal(first, second)
+
+
+def test_own_generator():
+    generator = torch.Generator()
+
+    def function(x):
+        return x + torch.randn(4, generator=generator)
+
+    captured = capture(function, torch.zeros(4))
+    generator.manual_seed(5)
+    replayed = [captured(torch.zeros(4)) for _ in range(2)]
+    generator.manual_seed(5)
+    expected = [function(torch.zeros(4)) for _ in range(2)]
+    assert_same(replayed, expected)
+
+
+def test_own_generator_drawn_from_twice():
+    generator = torch.Generator()
+
+    def function(x):
+        return x + torch.randn(2, generator=generator) - torch.rand(2, generator=generator)
+
+    captured = capture(function, torch.zeros(2))
+    generator.manual_seed(5)
+    got = captured(torch.zeros(2))
+    generator.manual_seed(5)
+    assert torch.equal(got, function(torch.zeros(2)))
+
+
+def seeded_in_the_forward(x):
+    torch.manual_seed(3)
+    return x + 1
+
+
+def drawn_in_a_fork(x):
+    with torch.random.fork_rng():
+        return x + torch.randn(2)
+
+
+def own_seeded_generator(x):
+    return x + torch.randn(2, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        seeded_in_the_forward,
+        drawn_in_a_fork,
+        pytest.param(own_seeded_generator, marks=UNSEEN),
+    ],
+)
+def test_generators_moved_by_hand(function):
+    """A forward that seeds or restores a generator itself."""
+    assert "generator" in refusal(function, normal(2))
+
+
+def test_dropout_module_in_training():
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.1, True))
+    check(model, *normals(3, 4, 8), tolerance=1e-6)
