@@ -1,0 +1,105 @@
+"""What executions did and when: spans on lanes, measured, and predicted where costs are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+HOST_LANE = "host"
+"""The lane of the thread that called: header stages, and the launches that it issues."""
+
+
+class SpanKind(enum.StrEnum):
+    """What a span is of."""
+
+    STAGE = "stage"
+    """A stage of the header: convert, policy, patch or submit."""
+    ISSUE = "issue"
+    """The host delivers one launch (host scheduling only)."""
+    LAUNCH = "launch"
+    """The device runs one launch."""
+    TRANSFER = "transfer"
+    """Bytes are copied: an input or result that could not be used where it lay."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Span:
+    """Something with a begin and an end on a lane.
+
+    Attributes:
+        kind: what it is of.
+        name: the stage, the operator, or the direction of a transfer (`copy in`, `copy out`).
+        lane: `host`, or the device's lane.
+        begin_ns, end_ns: since the beginning of the timeline; end_ns >= begin_ns.
+        launch: the index of the launch in the program, of an issue or launch; -1 otherwise.
+        size_bytes: of a transfer.
+    """
+
+    kind: SpanKind
+    name: str
+    lane: str
+    begin_ns: int
+    end_ns: int
+    launch: int = -1
+    size_bytes: int = 0
+
+    @property
+    def duration_ns(self) -> int:
+        """From begin to end."""
+        return self.end_ns - self.begin_ns
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExecutionTimeline:
+    """One execution.
+
+    Attributes:
+        number: how many executions of the executable there were, this one included.
+        scheduling: `offload` (the program is one task) or `host` (launch by launch).
+        spans: as measured, by begin.
+        predicted: the same as predicted, beginning where the measured ones begin; empty without a
+            cost model.
+        policy: `none`, `io` or `all`.
+        slots_changed, words_patched: how much of the header changed.
+        bytes_copied: because a tensor could not be used where it lay.
+    """
+
+    number: int
+    scheduling: str
+    spans: tuple[Span, ...]
+    predicted: tuple[Span, ...]
+    policy: str
+    slots_changed: int
+    words_patched: int
+    bytes_copied: int
+
+    def of_kind(self, kind: SpanKind) -> tuple[Span, ...]:
+        """The measured spans of one kind."""
+        return tuple(span for span in self.spans if span.kind is kind)
+
+    @property
+    def begin_ns(self) -> int:
+        """When the caller's call began."""
+        return min((span.begin_ns for span in self.spans), default=0)
+
+    @property
+    def end_ns(self) -> int:
+        """When the last launch or transfer ended."""
+        return max((span.end_ns for span in self.spans), default=0)
+
+    @property
+    def m_l_t_ns(self) -> int:
+        """The header's duration: the sum of its stages."""
+        return sum(span.duration_ns for span in self.of_kind(SpanKind.STAGE))
+
+    @property
+    def predicted_m_l_t_ns(self) -> int | None:
+        """The header's duration as predicted; None without a cost model."""
+        if not self.predicted:
+            return None
+        return sum(one.duration_ns for one in self.predicted if one.kind is SpanKind.STAGE)
+
+    @property
+    def device_busy_ns(self) -> int:
+        """The sum of the launches' durations."""
+        return sum(span.duration_ns for span in self.of_kind(SpanKind.LAUNCH))
