@@ -118,7 +118,11 @@ class CpuResident(Resident):
 
 class NullResident(Resident):
     def __init__(
-        self, relocations: Sequence[tuple[int, int, int]], word_ns: int, execution_ns: int
+        self,
+        relocations: Sequence[tuple[int, int, int]],
+        word_ns: int,
+        submit_ns: int,
+        launch_ns: Sequence[int],
     ) -> None: ...
     @property
     def words(self) -> list[int]: ...
@@ -149,6 +153,14 @@ class Trigger:
     INTERNAL: Trigger
 
 class LastExecution:
+    call_ns: int
+    checked_ns: int
+    begin_ns: int
+    bound_ns: int
+    decided_ns: int
+    patched_ns: int
+    first_launch_ns: int
+    end_ns: int
     convert_ns: int
     policy_ns: int
     patch_ns: int
@@ -159,6 +171,24 @@ class LastExecution:
     words_patched: int
     bytes_copied: int
     n_executions: int
+
+class Transfer:
+    begin_ns: int
+    end_ns: int
+    size_bytes: int
+    inbound: bool
+
+class LaunchTimes:
+    begin_ns: list[int]
+    end_ns: list[int]
+
+class ExecutionTrace:
+    execution: LastExecution
+    launches: LaunchTimes
+    issues: LaunchTimes
+    transfers: list[Transfer]
+
+def clock_read_ns(n_reads: int) -> float: ...
 
 class Ticket:
     def done(self) -> bool: ...
@@ -172,6 +202,7 @@ class Replay:
         spec: CallSpec,
         triggers: Sequence[Trigger],
         resident: Resident,
+        host_scheduled: bool,
         positional: Sequence[tuple[bool, Any]] | None,
         keyword: Mapping[str, tuple[bool, Any]] | None,
         match: Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]],
@@ -199,6 +230,10 @@ class Replay:
     def closed(self) -> bool: ...
     @property
     def last_execution(self) -> LastExecution: ...
+    def start_trace(self) -> None: ...
+    def stop_trace(self) -> list[ExecutionTrace]: ...
+    @property
+    def trace_clock_reads(self) -> int: ...
 
 def close_all_lanes() -> None: ...
 def set_recording(recording: bool) -> None: ...

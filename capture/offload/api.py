@@ -15,12 +15,13 @@ import torch
 
 from offload import passes
 from offload.backends import find_backend
-from offload.errors import BackendUnavailable, CaptureError
+from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.explain import explain
 from offload.files import open_program, save_program
 from offload.program import Program
 from offload.record import Recorder, verify
 from offload.replay import Executable
+from offload.timeline import Scheduling
 
 HOST_READS = ("avoid", "guard")
 
@@ -90,15 +91,23 @@ class Captured:
         if self._default is not None:
             self._default.rebind_weights()
 
-    def load(self, device: str | torch.device | None = None) -> Executable:
+    def load(
+        self,
+        device: str | torch.device | None = None,
+        *,
+        scheduling: str = Scheduling.OFFLOAD,
+    ) -> Executable:
         """Make the Program resident on a device.
 
         Args:
             device: device type; by default the one that the Program was recorded on.
+            scheduling: `offload` delivers the program as one task; `host` launch by launch, the
+                baseline that it is compared with.
 
         Raises:
             BackendUnavailable: there is no such device here, or it cannot run this Program.
-            BindingError: a weight has another shape, dtype or layout than when it was recorded.
+            BindingError: there is no such scheduling; or a weight has another shape, dtype or
+                layout than when it was recorded.
             PlanError: the Program cannot be placed.
         """
         program = self.program
@@ -113,7 +122,7 @@ class Captured:
                 f"programs recorded on {backend.records()}: capture the model there"
             )
         plan = passes.place_values(program, backend.machine(), backend.operator_allocated(program))
-        return Executable(program, plan, backend)
+        return Executable(program, plan, backend, _scheduling(scheduling))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the Program and its weights to one file; `offload.open` reads it without pickle.
@@ -180,6 +189,14 @@ class Captured:
         verify(recording, program)
         self._program = program
         return handed_out
+
+
+def _scheduling(name: str) -> Scheduling:
+    try:
+        return Scheduling(name)
+    except ValueError:
+        expected = [one.value for one in Scheduling]
+        raise BindingError(f"scheduling: expected one of {expected}, got {name!r}") from None
 
 
 def _refuse_nested() -> None:

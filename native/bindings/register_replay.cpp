@@ -137,13 +137,13 @@ class PythonReplay {
     if (recording) {
       throw CaptureError(
           "a captured program was executed inside a call that is being recorded, where its "
-          "launches "
-          "cannot be seen: call the model itself there");
+          "launches cannot be seen: call the model itself there");
     }
     if (replay_->closed()) throw ExecutionError("the executable is closed");
     auto call = std::make_shared<Call>(
         bind_call(replay_->spec(), std::move(tensors), std::move(out), feature_map));
-    call->convert_ns = now_ns() - begin_ns;
+    call->call_ns = begin_ns;
+    call->checked_ns = now_ns();
     return call;
   }
 
@@ -202,43 +202,15 @@ void delete_without_gil(Replay* replay) {
 }
 
 std::unique_ptr<PythonReplay> make_replay(CallSpec spec, std::vector<Trigger> triggers,
-                                          std::shared_ptr<Resident> resident,
+                                          std::shared_ptr<Resident> resident, bool host_scheduled,
                                           const py::object& positional, const py::object& keyword,
                                           py::object match, const std::string& result_form,
                                           py::object build_result) {
   std::shared_ptr<Replay> replay(
-      new Replay(std::move(spec), std::move(triggers), std::move(resident)), delete_without_gil);
+      new Replay(std::move(spec), std::move(triggers), std::move(resident), host_scheduled),
+      delete_without_gil);
   return std::make_unique<PythonReplay>(std::move(replay), positional, keyword, std::move(match),
                                         result_form, std::move(build_result));
-}
-
-const char* policy_name(Policy policy) {
-  switch (policy) {
-    case Policy::kNone:
-      return "none";
-    case Policy::kIo:
-      return "io";
-    case Policy::kAll:
-      return "all";
-  }
-  return "";
-}
-
-void register_last_execution(py::module_& module) {
-  py::class_<LastExecution>(module, "LastExecution")
-      .def_readonly("convert_ns", &LastExecution::convert_ns)
-      .def_readonly("policy_ns", &LastExecution::policy_ns)
-      .def_readonly("patch_ns", &LastExecution::patch_ns)
-      .def_readonly("submit_ns", &LastExecution::submit_ns)
-      .def_readonly("device_ns", &LastExecution::device_ns)
-      .def_readonly("bytes_copied", &LastExecution::bytes_copied)
-      .def_readonly("n_executions", &LastExecution::n_executions)
-      .def_property_readonly(
-          "policy", [](const LastExecution& last) { return policy_name(last.counts.policy); })
-      .def_property_readonly("slots_changed",
-                             [](const LastExecution& last) { return last.counts.slots_changed; })
-      .def_property_readonly("words_patched",
-                             [](const LastExecution& last) { return last.counts.words_patched; });
 }
 
 }  // namespace
@@ -249,15 +221,14 @@ void register_replay(py::module_& module) {
       .value("FEATURE_MAP", Trigger::kFeatureMap)
       .value("WEIGHT", Trigger::kWeight)
       .value("INTERNAL", Trigger::kInternal);
-  register_last_execution(module);
   py::class_<PythonTicket>(module, "Ticket")
       .def("done", &PythonTicket::done)
       .def("wait", &PythonTicket::wait)
       .def("result", &PythonTicket::result);
   py::class_<PythonReplay>(module, "Replay")
       .def(py::init(&make_replay), py::kw_only(), py::arg("spec"), py::arg("triggers"),
-           py::arg("resident"), py::arg("positional"), py::arg("keyword"), py::arg("match"),
-           py::arg("result_form"), py::arg("build_result"))
+           py::arg("resident"), py::arg("host_scheduled"), py::arg("positional"),
+           py::arg("keyword"), py::arg("match"), py::arg("result_form"), py::arg("build_result"))
       .def("__call__", &PythonReplay::call)
       .def("execute", &PythonReplay::execute_with, py::arg("args"), py::arg("kwargs"),
            py::arg("out"), py::arg("feature_map"))
@@ -279,7 +250,11 @@ void register_replay(py::module_& module) {
           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("closed", [](PythonReplay& self) { return self.replay().closed(); })
       .def_property_readonly("last_execution",
-                             [](PythonReplay& self) { return self.replay().last_execution(); });
+                             [](PythonReplay& self) { return self.replay().last_execution(); })
+      .def("start_trace", [](PythonReplay& self) { self.replay().start_trace(); })
+      .def("stop_trace", [](PythonReplay& self) { return self.replay().stop_trace(); })
+      .def_property_readonly("trace_clock_reads",
+                             [](PythonReplay& self) { return self.replay().trace_clock_reads(); });
   module.def(
       "set_recording", [](bool value) { recording = value; }, py::arg("recording"),
       "Refuse executions on this thread while it records a call.");

@@ -108,15 +108,17 @@ void register_residents(py::module_& module) {
       .def_property_readonly("launch_modes", &launch_modes);
   py::class_<NullResident, Resident, std::shared_ptr<NullResident>>(module, "NullResident")
       .def(py::init([](const std::vector<std::array<std::uint64_t, 3>>& relocations,
-                       std::uint64_t word_ns, std::uint64_t execution_ns) {
+                       std::uint64_t word_ns, std::uint64_t submit_ns,
+                       std::vector<std::uint64_t> launch_ns) {
              std::vector<Relocation> converted;
              for (const auto& [word, slot, offset_bytes] : relocations) {
                converted.push_back({static_cast<std::uint32_t>(word),
                                     static_cast<std::uint32_t>(slot), offset_bytes});
              }
-             return std::make_shared<NullResident>(std::move(converted), word_ns, execution_ns);
+             return std::make_shared<NullResident>(std::move(converted), word_ns, submit_ns,
+                                                   std::move(launch_ns));
            }),
-           py::arg("relocations"), py::arg("word_ns"), py::arg("execution_ns"))
+           py::arg("relocations"), py::arg("word_ns"), py::arg("submit_ns"), py::arg("launch_ns"))
       .def_property_readonly("words", &NullResident::words)
       .def_property_readonly("clock_ns", &NullResident::clock_ns);
 

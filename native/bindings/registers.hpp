@@ -9,6 +9,7 @@ void register_errors(pybind11::module_& module);
 void register_placement(pybind11::module_& module);
 void register_call(pybind11::module_& module);
 void register_residents(pybind11::module_& module);
+void register_execution(pybind11::module_& module);
 void register_replay(pybind11::module_& module);
 
 }  // namespace offload

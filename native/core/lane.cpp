@@ -55,7 +55,9 @@ struct LaneState {
   void abandon_work() noexcept {
     constexpr const char* kReason = "the process was forked while this execution was under way";
     if (current) current->abandon(kReason);
-    for (Task& task : queue) task.ticket->abandon(kReason);
+    for (Task& task : queue) {
+      if (task.ticket) task.ticket->abandon(kReason);
+    }
     current.reset();
     queue.clear();
     n_queued = 0;
@@ -145,7 +147,8 @@ void run(const std::shared_ptr<LaneState>& state) {
     lock.lock();
     state->running = false;
     state->changed.notify_all();
-    task.ticket->finish(error);  // under the lock, so that a fork finds it finished or current
+    // Under the lock, so that a fork finds it finished or current.
+    if (task.ticket) task.ticket->finish(error);
     task.ticket.reset();
     state->current.reset();
   }
@@ -180,6 +183,11 @@ void Lane::submit(std::function<void()> task, std::shared_ptr<Ticket> ticket) {
 }
 
 std::recursive_mutex& Lane::execution_mutex() noexcept { return state_->execution; }
+
+bool Lane::is_current_thread() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->worker.get_id() == std::this_thread::get_id();
+}
 
 bool Lane::idle() const {
   const std::lock_guard lock(state_->mutex);

@@ -120,32 +120,59 @@ void CpuResident::patch(const std::vector<Patch>& patches) noexcept {
   }
 }
 
-void CpuResident::execute(std::uint64_t& first_launch_ns) {
+void CpuResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
   first_launch_ns = now_ns();
-  CpuLaunch* current = nullptr;
+  std::uint64_t begin_ns = first_launch_ns;
+  std::size_t current = 0;
+  try {
+    for (; current < launches_.size(); ++current) {
+      if (proved_) {
+        run(launches_[current]);
+      } else {
+        prove_and_run(launches_[current]);
+      }
+      if (times == nullptr) continue;
+      times->begin_ns[current] = begin_ns;
+      begin_ns = now_ns();
+      times->end_ns[current] = begin_ns;
+      ++times->clock_reads;
+    }
+  } catch (...) {
+    fail(launches_[current]);
+  }
+  proved_ = true;
+}
+
+void CpuResident::issue(std::size_t launch) {
   try {
     if (proved_) {
-      for (CpuLaunch& launch : launches_) {
-        current = &launch;
-        run(launch);
-      }
+      run(launches_.at(launch));
     } else {
-      for (CpuLaunch& launch : launches_) {
-        current = &launch;
-        if (launch.mode == CpuMode::kUnproved) launch.mode = prove_out_variant(launch);
-        const AllocationCount count;
-        run(launch);
-        launch.outside_bytes = count.bytes();
-      }
-      proved_ = true;
+      prove_and_run(launches_.at(launch));
     }
+  } catch (...) {
+    fail(launches_[launch]);
+  }
+  if (launch + 1 == launches_.size()) proved_ = true;
+}
+
+void CpuResident::prove_and_run(CpuLaunch& launch) {
+  if (launch.mode == CpuMode::kUnproved) launch.mode = prove_out_variant(launch);
+  const AllocationCount count;
+  run(launch);
+  launch.outside_bytes = count.bytes();
+}
+
+// Called where a launch's error is being handled: says which one it was.
+void CpuResident::fail(const CpuLaunch& launch) {
+  release_all();
+  try {
+    throw;
   } catch (const BindingError&) {
-    release_all();
     throw;
   } catch (const std::exception& error) {
-    release_all();
     const std::string what = error.what();
-    throw ExecutionError(current->source + ": " + current->operator_name + ": " +
+    throw ExecutionError(launch.source + ": " + launch.operator_name + ": " +
                          what.substr(0, what.find('\n')));
   }
 }

@@ -84,11 +84,15 @@ class CpuResident final : public Resident {
 
   std::vector<Relocation> relocations() const override;
   void patch(const std::vector<Patch>& patches) noexcept override;
-  void execute(std::uint64_t& first_launch_ns) override;
+  std::size_t n_launches() const override { return launches_.size(); }
+  void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
+  void issue(std::size_t launch) override;
   c10::DataPtr take(std::size_t slot) override;
 
  private:
+  void prove_and_run(CpuLaunch& launch);
   void run(CpuLaunch& launch);
+  [[noreturn]] void fail(const CpuLaunch& launch);
   void call(CpuLaunch& launch);
   void adopt(CpuLaunch& launch, const std::vector<at::Tensor>& results, const CpuMade& made);
   void release(std::size_t slot) noexcept;

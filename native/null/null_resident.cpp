@@ -7,8 +7,11 @@
 namespace offload {
 
 NullResident::NullResident(std::vector<Relocation> relocations, std::uint64_t word_ns,
-                           std::uint64_t execution_ns)
-    : relocations_(std::move(relocations)), word_ns_(word_ns), execution_ns_(execution_ns) {
+                           std::uint64_t submit_ns, std::vector<std::uint64_t> launch_ns)
+    : relocations_(std::move(relocations)),
+      word_ns_(word_ns),
+      submit_ns_(submit_ns),
+      launch_ns_(std::move(launch_ns)) {
   std::size_t n_words = 0;
   for (const Relocation& relocation : relocations_) {
     n_words = std::max<std::size_t>(n_words, relocation.word + std::size_t{1});
@@ -21,10 +24,21 @@ void NullResident::patch(const std::vector<Patch>& patches) noexcept {
   clock_ns_ += word_ns_ * patches.size();
 }
 
-void NullResident::execute(std::uint64_t& first_launch_ns) {
+// The times of launches are virtual: one after the other from the moment of the call.
+void NullResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
   first_launch_ns = now_ns();
-  clock_ns_ += execution_ns_;
+  std::uint64_t at_ns = first_launch_ns;
+  clock_ns_ += submit_ns_;
+  for (std::size_t launch = 0; launch < launch_ns_.size(); ++launch) {
+    clock_ns_ += launch_ns_[launch];
+    if (times == nullptr) continue;
+    times->begin_ns[launch] = at_ns;
+    at_ns += launch_ns_[launch];
+    times->end_ns[launch] = at_ns;
+  }
 }
+
+void NullResident::issue(std::size_t launch) { clock_ns_ += launch_ns_.at(launch); }
 
 c10::DataPtr NullResident::take(std::size_t) {
   throw ExecutionError("the null device has no operator that allocates memory");

@@ -12,13 +12,16 @@ namespace offload {
 // Owner, thread, errors: as Resident.
 class NullResident final : public Resident {
  public:
-  // `relocations` as a device would have them; `word_ns` and `execution_ns` advance the clock.
-  NullResident(std::vector<Relocation> relocations, std::uint64_t word_ns,
-               std::uint64_t execution_ns);
+  // `relocations` as a device would have them; the clock advances by `word_ns` for each word, by
+  // `submit_ns` for each execution and by `launch_ns` for each launch.
+  NullResident(std::vector<Relocation> relocations, std::uint64_t word_ns, std::uint64_t submit_ns,
+               std::vector<std::uint64_t> launch_ns);
 
   std::vector<Relocation> relocations() const override { return relocations_; }
   void patch(const std::vector<Patch>& patches) noexcept override;
-  void execute(std::uint64_t& first_launch_ns) override;
+  std::size_t n_launches() const override { return launch_ns_.size(); }
+  void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
+  void issue(std::size_t launch) override;
   c10::DataPtr take(std::size_t slot) override;
 
   const std::vector<std::uint64_t>& words() const { return words_; }
@@ -28,7 +31,8 @@ class NullResident final : public Resident {
   std::vector<Relocation> relocations_;
   std::vector<std::uint64_t> words_;
   std::uint64_t word_ns_;
-  std::uint64_t execution_ns_;
+  std::uint64_t submit_ns_;
+  std::vector<std::uint64_t> launch_ns_;
   std::uint64_t clock_ns_ = 0;
 };
 

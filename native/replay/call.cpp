@@ -1,9 +1,6 @@
 #include "replay/call.hpp"
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy.h>
-#include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
 #include <sstream>
@@ -97,15 +94,16 @@ void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const st
 
 // Whether elements of a tensor may lie at one address, as after expand: from the smallest stride
 // up, each dimension must step over all that the smaller ones reach.
-bool repeats_elements(const at::Tensor& tensor) {
+bool repeats_elements(c10::IntArrayRef shape, c10::IntArrayRef strides) {
   std::vector<std::pair<std::int64_t, std::int64_t>> steps;
-  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    if (tensor.size(dim) > 1) steps.emplace_back(tensor.stride(dim), tensor.size(dim));
+  for (std::size_t dim = 0; dim < shape.size(); ++dim) {
+    if (shape[dim] == 0) return false;
+    if (shape[dim] > 1) steps.emplace_back(strides[dim], shape[dim]);
   }
   std::sort(steps.begin(), steps.end());
   std::int64_t reached = 0;
   for (const auto& [stride, size] : steps) {
-    if (stride <= reached) return tensor.numel() > 0;
+    if (stride <= reached) return true;
     reached += stride * (size - 1);
   }
   return false;
@@ -126,13 +124,20 @@ void bind_input(const CallSpec& spec, std::size_t index, Call& call) {
   const InputSpec& input = spec.inputs[index];
   const at::Tensor& given = call.inputs[index];
   check_tensor(given, input.layout, input.name, spec.device);
-  if (input.written && repeats_elements(given)) {
+  if (input.written && repeats_elements(given.sizes(), given.strides())) {
     refuse(input.name + ": it is written, but several of its elements share memory; pass a " +
            ".clone() of it");
   }
   if (usable_in_place(given, input.layout)) {
     call.bound_inputs.push_back(given);
     return;
+  }
+  if (repeats_elements(input.layout.shape, input.layout.strides)) {
+    std::ostringstream message;
+    message << input.name << ": recorded with strides " << c10::IntArrayRef(input.layout.strides)
+            << ", by which elements share memory (expand, unfold), got " << given.strides()
+            << "; pass one with these strides, or capture with a .contiguous() one";
+    refuse(message.str());
   }
   if (input.returned_as_view) {
     std::ostringstream message;
@@ -235,7 +240,7 @@ void check_given(const CallSpec& spec, Call& call, std::size_t index) {
     refuse(name + ": an execution records no gradients, but the buffer requires them; pass a " +
            "buffer made by torch.empty, or its .detach()");
   }
-  if (repeats_elements(given)) {
+  if (repeats_elements(given.sizes(), given.strides())) {
     refuse(name + ": several of its elements share memory; pass a buffer without expanded " +
            "dimensions");
   }

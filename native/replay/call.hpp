@@ -98,7 +98,8 @@ struct Call {
   std::vector<Copy> copies_in;
   std::vector<Copy> copies_back;
   std::uint64_t bytes_copied = 0;
-  std::uint64_t convert_ns = 0;  // from the caller's call to the end of bind_call
+  std::uint64_t call_ns = 0;     // when the caller called
+  std::uint64_t checked_ns = 0;  // when bind_call ended
 };
 
 // Checks the given tensors and allocates the outputs.

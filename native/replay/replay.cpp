@@ -18,6 +18,8 @@ std::uint64_t now_ns() noexcept {
 
 namespace {
 
+constexpr const char* kCalledItself = "a launch of this executable executes the executable itself";
+
 std::uint64_t address_of(const at::Tensor& tensor) {
   return reinterpret_cast<std::uint64_t>(tensor.const_data_ptr());
 }
@@ -38,16 +40,47 @@ void bump_version(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
+constexpr const char* kLaidOutAnew =
+    ": it has another shape, dtype, strides, offset or size than when it was recorded; give it a "
+    "tensor laid out alike, or capture again";
+
+bool is_laid_out_as_recorded(const WeightSpec& weight, std::size_t index) {
+  const at::Tensor& holder = weight.holders[index];
+  const TensorLayout& layout = weight.layouts[index];
+  return holder.scalar_type() == layout.dtype && holder.sizes() == c10::IntArrayRef(layout.shape) &&
+         holder.strides() == c10::IntArrayRef(layout.strides) &&
+         holder.storage_offset() == weight.offsets[index];
+}
+
+// Makes a copy; its times are kept where a timeline asks.
+void carry_out(const Copy& copy, bool inbound, ExecutionTrace* trace) {
+  const std::uint64_t begin_ns = trace == nullptr ? 0 : now_ns();
+  const_cast<at::Tensor&>(copy.to).copy_(copy.from);
+  if (trace != nullptr) {
+    trace->transfers.push_back({begin_ns, now_ns(), copy.from.nbytes(), inbound});
+  }
+}
+
 }  // namespace
 
-Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident)
+Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident,
+               bool host_scheduled)
     : spec_(std::move(spec)),
       resident_(std::move(resident)),
       header_(std::move(triggers), resident_->relocations()) {
+  if (host_scheduled) host_scheduler_.emplace(*resident_);
   rebind_weights();
 }
 
+// A launch may run Python, which may call back: on these threads waiting would never end.
+void Replay::refuse_inside_launch() const {
+  if (lane_.is_current_thread() || (host_scheduler_ && host_scheduler_->is_device_thread())) {
+    throw ExecutionError(kCalledItself);
+  }
+}
+
 void Replay::execute(const std::shared_ptr<Call>& call) {
+  refuse_inside_launch();
   if (lane_.idle()) {
     run(*call);
   } else {
@@ -56,6 +89,7 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
 }
 
 std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
+  refuse_inside_launch();
   if (closed_) throw ExecutionError("the executable is closed");
   auto ticket = std::make_shared<Ticket>();
   try {
@@ -68,7 +102,8 @@ std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
 
 void Replay::check_weights() const {
   for (const WeightSpec& weight : spec_.weights) {
-    for (const at::Tensor& holder : weight.holders) {
+    for (std::size_t index = 0; index < weight.holders.size(); ++index) {
+      const at::Tensor& holder = weight.holders[index];
       if (holder.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() !=
               weight.storage.unsafeGetStorageImpl() ||
           weight.storage.nbytes() < weight.size_bytes) {
@@ -76,6 +111,7 @@ void Replay::check_weights() const {
                            ": its storage was swapped since it was bound (param.data = ...); call "
                            "run.rebind_weights() to use the new one");
       }
+      if (!is_laid_out_as_recorded(weight, index)) throw BindingError(weight.name + kLaidOutAnew);
     }
   }
 }
@@ -85,16 +121,9 @@ void Replay::rebind_weights() {
   for (const WeightSpec& weight : spec_.weights) {
     for (std::size_t index = 0; index < weight.holders.size(); ++index) {
       const at::Tensor& holder = weight.holders[index];
-      const TensorLayout& layout = weight.layouts[index];
-      if (holder.scalar_type() != layout.dtype ||
-          holder.sizes() != c10::IntArrayRef(layout.shape) ||
-          holder.strides() != c10::IntArrayRef(layout.strides) ||
-          holder.storage_offset() != weight.offsets[index] ||
+      if (!is_laid_out_as_recorded(weight, index) ||
           holder.storage().nbytes() < weight.size_bytes) {
-        throw BindingError(
-            weight.name +
-            ": it has another shape, dtype, strides, offset or size than when it was "
-            "recorded; give it a tensor laid out alike, or capture again");
+        throw BindingError(weight.name + kLaidOutAnew);
       }
       if (holder.storage().unsafeGetStorageImpl() !=
           weight.holders.front().storage().unsafeGetStorageImpl()) {
@@ -129,29 +158,57 @@ void Replay::bind(const Call& call) {
   header_.bind(spec_.feature_map_slot, feature_map_address(call));
 }
 
+void Replay::refuse_run() const {
+  if (running_) throw ExecutionError(kCalledItself);
+  if (released_) throw ExecutionError("the executable is closed");
+}
+
 void Replay::run(Call& call) {
   const std::lock_guard lock(lane_.execution_mutex());
-  if (running_) throw ExecutionError("a launch of this executable executes the executable itself");
+  refuse_run();
   const Running running(running_);
-  if (released_) throw ExecutionError("the executable is closed");
+  std::optional<ExecutionTrace> trace;
+  {
+    const std::lock_guard last_lock(last_mutex_);
+    if (traces_) trace.emplace(resident_->n_launches());
+  }
+  ExecutionTrace* const traced = trace ? &*trace : nullptr;
+  LastExecution execution;
+  execution.call_ns = call.call_ns;
+  execution.checked_ns = call.checked_ns;
+  execution.begin_ns = now_ns();
   check_weights();
   const KernelScope scope;
-  const std::uint64_t begin_ns = now_ns();
-  for (const Copy& copy : call.copies_in) const_cast<at::Tensor&>(copy.to).copy_(copy.from);
+  for (const Copy& copy : call.copies_in) carry_out(copy, /*inbound=*/true, traced);
   bind(call);
-  const std::uint64_t bound_ns = now_ns();
-  const Policy policy = header_.policy();
-  const std::uint64_t decided_ns = now_ns();
-  LastExecution execution;
-  if (policy != Policy::kNone) resident_->patch(header_.refresh(execution.counts));
-  const std::uint64_t patched_ns = now_ns();
-  std::uint64_t first_launch_ns = patched_ns;
-  {
-    const std::uint64_t shared = call.feature_map.defined() ? address_of(call.feature_map) : 0;
-    const Lease lease(shared, shared == 0 ? 0 : shared + spec_.feature_map_bytes);
-    resident_->execute(first_launch_ns);
+  execution.bound_ns = now_ns();
+  execution.counts.policy = header_.policy();
+  execution.decided_ns = now_ns();
+  if (execution.counts.policy != Policy::kNone) {
+    resident_->patch(header_.refresh(execution.counts));
   }
-  const std::uint64_t end_ns = now_ns();
+  execution.patched_ns = now_ns();
+  execute_launches(call, execution, traced);
+  execution.end_ns = now_ns();
+  hand_out(call, traced);
+  execution.bytes_copied = call.bytes_copied;
+  keep(execution, std::move(trace));
+}
+
+void Replay::execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace) {
+  const std::uint64_t shared = call.feature_map.defined() ? address_of(call.feature_map) : 0;
+  const Lease lease(shared, shared == 0 ? 0 : shared + spec_.feature_map_bytes);
+  LaunchTimes* const launches = trace == nullptr ? nullptr : &trace->launches;
+  if (host_scheduler_) {
+    host_scheduler_->execute(execution.first_launch_ns, launches,
+                             trace == nullptr ? nullptr : &trace->issues);
+  } else {
+    resident_->execute(execution.first_launch_ns, launches);
+  }
+}
+
+// What a finished program leaves: outputs, copies to where the caller wants them, versions.
+void Replay::hand_out(Call& call, ExecutionTrace* trace) {
   for (std::size_t index = 0; index < spec_.outputs.size(); ++index) {
     const OutputSpec& output = spec_.outputs[index];
     if (!output.operator_allocated) continue;
@@ -161,10 +218,11 @@ void Replay::run(Call& call) {
   }
   for (const std::size_t index : call.copied_results) {
     const ResultSpec& result = spec_.results[index];
-    call.given_results[index].copy_(
-        tensor_on(call.outputs[result.index], result.offset_bytes, result.layout, spec_.device));
+    const at::Tensor from =
+        tensor_on(call.outputs[result.index], result.offset_bytes, result.layout, spec_.device);
+    carry_out({from, call.given_results[index]}, /*inbound=*/false, trace);
   }
-  for (const Copy& copy : call.copies_back) const_cast<at::Tensor&>(copy.to).copy_(copy.from);
+  for (const Copy& copy : call.copies_back) carry_out(copy, /*inbound=*/false, trace);
   for (std::size_t index = 0; index < spec_.inputs.size(); ++index) {
     if (spec_.inputs[index].written) bump_version(call.inputs[index]);
   }
@@ -174,16 +232,31 @@ void Replay::run(Call& call) {
   for (const at::Tensor& given : call.given_results) {
     if (given.defined()) bump_version(given);
   }
-  execution.convert_ns = call.convert_ns + bound_ns - begin_ns;
-  execution.policy_ns = decided_ns - bound_ns;
-  execution.patch_ns = patched_ns - decided_ns;
-  execution.submit_ns = first_launch_ns - patched_ns;
-  execution.device_ns = end_ns - first_launch_ns;
-  execution.counts.policy = policy;
-  execution.bytes_copied = call.bytes_copied;
-  const std::lock_guard last_lock(last_mutex_);
-  execution.n_executions = last_.n_executions + 1;
+}
+
+void Replay::keep(const LastExecution& execution, std::optional<ExecutionTrace> trace) {
+  const std::lock_guard lock(last_mutex_);
+  const std::uint64_t n_executions = last_.n_executions + 1;
   last_ = execution;
+  last_.n_executions = n_executions;
+  if (!trace || !traces_) return;
+  trace->execution = last_;
+  trace_clock_reads_ +=
+      trace->launches.clock_reads + trace->issues.clock_reads + 2 * trace->transfers.size();
+  traces_->push_back(std::move(*trace));
+}
+
+void Replay::start_trace() {
+  const std::lock_guard lock(last_mutex_);
+  if (traces_) throw ExecutionError("a timeline of this executable is being recorded already");
+  traces_.emplace();
+}
+
+std::vector<ExecutionTrace> Replay::stop_trace() {
+  const std::lock_guard lock(last_mutex_);
+  std::vector<ExecutionTrace> traces = std::move(*traces_);
+  traces_.reset();
+  return traces;
 }
 
 LastExecution Replay::last_execution() const {
@@ -195,6 +268,7 @@ void Replay::close() noexcept {
   const std::lock_guard close_lock(close_mutex_);  // a second caller waits as the first does
   closed_ = true;
   lane_.close();
+  if (host_scheduler_) host_scheduler_->close();
   const std::lock_guard lock(lane_.execution_mutex());
   released_ = true;
   arena_.clear();

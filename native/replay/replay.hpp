@@ -4,26 +4,17 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "offload/header.hpp"
 #include "offload/lane.hpp"
 #include "offload/resident.hpp"
 #include "replay/call.hpp"
+#include "replay/execution.hpp"
+#include "replay/host_scheduler.hpp"
 
 namespace offload {
-
-// What one execution did. Times in ns; m_l_t is the sum of the first four.
-struct LastExecution {
-  std::uint64_t convert_ns = 0;  // arguments checked, outputs allocated, addresses bound
-  std::uint64_t policy_ns = 0;   // what changed
-  std::uint64_t patch_ns = 0;    // words written
-  std::uint64_t submit_ns = 0;   // until the first launch begins
-  std::uint64_t device_ns = 0;   // the launches
-  HeaderCounts counts;
-  std::uint64_t bytes_copied = 0;
-  std::uint64_t n_executions = 0;  // of this executable so far, this one included
-};
 
 // One executable: its resident program, header, arena and lane.
 //
@@ -33,7 +24,9 @@ struct LastExecution {
 // BindingError for weights whose storage was swapped; ExecutionError after close.
 class Replay : public std::enable_shared_from_this<Replay> {
  public:
-  Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident);
+  // `host_scheduled`: deliver the program launch by launch instead of as one task.
+  Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident,
+         bool host_scheduled);
 
   const CallSpec& spec() const { return spec_; }
   Resident& resident() { return *resident_; }
@@ -49,12 +42,25 @@ class Replay : public std::enable_shared_from_this<Replay> {
 
   LastExecution last_execution() const;
 
+  // Records the executions that end between the two calls. Throws ExecutionError if recording is
+  // on already.
+  void start_trace();
+  std::vector<ExecutionTrace> stop_trace();
+
+  // How often recording has read the clock.
+  std::uint64_t trace_clock_reads() const { return trace_clock_reads_; }
+
   // Waits for what is in flight; later executions fail.
   void close() noexcept;
   bool closed() const { return closed_; }
 
  private:
   void run(Call& call);
+  void refuse_inside_launch() const;
+  void refuse_run() const;
+  void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);
+  void hand_out(Call& call, ExecutionTrace* trace);
+  void keep(const LastExecution& execution, std::optional<ExecutionTrace> trace);
   void check_weights() const;
   void bind(const Call& call);
   std::uint64_t feature_map_address(const Call& call);
@@ -69,7 +75,10 @@ class Replay : public std::enable_shared_from_this<Replay> {
   std::mutex close_mutex_;
   mutable std::mutex last_mutex_;
   LastExecution last_;
-  Lane lane_;  // last, so that its thread ends before anything that it uses
+  std::optional<std::vector<ExecutionTrace>> traces_;  // while recording; under last_mutex_
+  std::atomic<std::uint64_t> trace_clock_reads_ = 0;
+  Lane lane_;  // after what it uses, so that its thread ends first
+  std::optional<HostScheduler> host_scheduler_;
 };
 
 }  // namespace offload

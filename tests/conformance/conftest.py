@@ -9,6 +9,7 @@ import pytest
 
 import offload
 from offload.backends import Backend, backend_names, find_backend
+from offload.timeline import Scheduling
 
 # A test that a backend cannot pass, with the reason. An unlisted failure is a failure.
 UNSUPPORTED: dict[tuple[str, str], str] = {}
@@ -29,13 +30,18 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return found
 
 
+@pytest.fixture(params=list(Scheduling))
+def scheduling(request: pytest.FixtureRequest) -> Scheduling:
+    return request.param
+
+
 @pytest.fixture
-def load(backend: Backend) -> Load:
+def load(backend: Backend, scheduling: Scheduling) -> Load:
     """Capture a function on its arguments and load it on the backend."""
 
     def load_function(function: Callable[..., Any], *args: Any) -> offload.Executable:
         with offload.capture(function) as captured:
             captured(*args)
-        return captured.load(device=backend.name)
+        return captured.load(device=backend.name, scheduling=scheduling)
 
     return load_function

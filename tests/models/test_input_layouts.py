@@ -104,6 +104,19 @@ def test_expanded_input_is_copied():
     assert run.last_execution.bytes_copied == 4 * 6 * 4
 
 
+@pytest.mark.parametrize(
+    "recorded", [torch.arange(6.0).unfold(0, 3, 1), torch.ones(3).expand(4, 3)]
+)
+def test_recorded_elements_that_share_memory_must_share_it_again(recorded):
+    with offload.capture(lambda x: x * 2) as captured:
+        captured(recorded)
+    run = captured.load()
+    again = torch.randn(6).as_strided(recorded.shape, recorded.stride())
+    assert torch.equal(run(again), again * 2)
+    with binding_refused(run, [x := torch.randn(4, 3)], "args[0]", "share memory"):
+        run(x)
+
+
 def test_expanded_input_that_is_written_is_refused():
     """Its elements share memory, so the copy cannot go back to where it came from."""
     with offload.capture(lambda x: x.add_(torch.arange(4.0))) as captured:

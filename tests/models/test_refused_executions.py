@@ -167,3 +167,23 @@ def test_unknown_device():
         captured(torch.randn(2))
     with pytest.raises(offload.BackendUnavailable, match="toaster"):
         captured.load(device="toaster")
+
+
+@pytest.mark.parametrize("scheduling", ["offload", "host"])
+def test_a_launch_may_not_execute_its_own_executable(scheduling):
+    """Neither called nor submitted: the lane would wait for itself."""
+    runs: list[offload.Executable] = []
+
+    @torch.library.custom_op(f"offload_tests::calls_back_{scheduling}", mutates_args=())
+    def calls_back(x: torch.Tensor) -> torch.Tensor:
+        return runs[0](x) if runs else x.clone()
+
+    with offload.capture(lambda x: calls_back(x) + 1) as captured:
+        captured(torch.zeros(3))
+    run = captured.load(scheduling=scheduling)
+    runs.append(run)
+    for call in (run, lambda x: run.submit(x).result()):
+        with pytest.raises(offload.ExecutionError, match="executes the executable itself"):
+            call(torch.zeros(3))
+    runs.clear()
+    assert torch.equal(run(torch.zeros(3)), torch.ones(3))

@@ -48,6 +48,25 @@ def test_swapped_storage_is_refused_until_rebound():
         run.rebind_weights()
 
 
+def test_a_weight_laid_out_anew_on_its_own_storage_is_refused():
+    model = nn.Linear(2, 2, bias=False)
+    captured = capture(model, normal(1, 2))
+    captured(normal(1, 2))
+    model.weight.data = model.weight.data.t()
+    with pytest.raises(offload.BindingError, match=r"weight.*strides"):
+        captured(normal(1, 2))
+    both = normal(8)
+    module = nn.Module()
+    module.register_buffer("part", both[:4])
+    with offload.capture(lambda x: x + module.part) as captured:
+        captured(normal(4))
+    run = captured.load()
+    run(normal(4))
+    module.part.data = both[4:]
+    with pytest.raises(offload.BindingError, match=r"part.*offset"):
+        run(normal(4))
+
+
 def test_swapped_between_capture_and_load():
     """The program holds what was recorded: refused, or the new storage, never a mixture."""
     model = nn.Linear(3, 2)

@@ -40,14 +40,14 @@ class NullBackend:
         check_plan(program, plan)
         costs = self.machine().costs
         relocations: list[tuple[int, int, int]] = []
-        duration_ns = costs.submit_ns
+        launch_ns: list[int] = []
         for launch in program.launches:
             for view in (*launch.views(), *launch.made()):
                 place = plan.places[view.value]
                 if place is not None:
                     offset_bytes = place.offset_bytes + view.offset_bytes
                     relocations.append((len(relocations), place.slot, offset_bytes))
-            duration_ns += costs.operator_ns.get(launch.operator, costs.launch_ns)
-        resident = _native.NullResident(relocations, costs.word_ns, duration_ns)
+            launch_ns.append(costs.operator_ns.get(launch.operator, costs.launch_ns))
+        resident = _native.NullResident(relocations, costs.word_ns, costs.submit_ns, launch_ns)
         reports = tuple(LaunchReport("none", 0) for _ in program.launches)
         return Loaded(resident, frozenset(), lambda: reports)

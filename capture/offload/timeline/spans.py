@@ -9,6 +9,15 @@ HOST_LANE = "host"
 """The lane of the thread that called: header stages, and the launches that it issues."""
 
 
+class Scheduling(enum.StrEnum):
+    """How a program reaches the device."""
+
+    OFFLOAD = "offload"
+    """As one task."""
+    HOST = "host"
+    """Launch by launch, by the host: the baseline, on the same device."""
+
+
 class SpanKind(enum.StrEnum):
     """What a span is of."""
 
@@ -55,7 +64,7 @@ class ExecutionTimeline:
 
     Attributes:
         number: how many executions of the executable there were, this one included.
-        scheduling: `offload` (the program is one task) or `host` (launch by launch).
+        scheduling: how the program reached the device.
         spans: as measured, by begin.
         predicted: the same as predicted, beginning where the measured ones begin; empty without a
             cost model.
@@ -65,7 +74,7 @@ class ExecutionTimeline:
     """
 
     number: int
-    scheduling: str
+    scheduling: Scheduling
     spans: tuple[Span, ...]
     predicted: tuple[Span, ...]
     policy: str

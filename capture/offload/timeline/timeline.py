@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-
 from offload.timeline.spans import ExecutionTimeline
 
 

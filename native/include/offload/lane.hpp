@@ -55,12 +55,15 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
-  // Queues a task; its ticket is finished after it.
+  // Queues a task; its ticket is finished after it. Without a ticket its error is lost.
   void submit(std::function<void()> task, std::shared_ptr<Ticket> ticket);
 
   // Held while the executable executes, on whichever thread; a fork waits for it. Recursive, so
   // that a launch may fork.
   std::recursive_mutex& execution_mutex() noexcept;
+
+  // Whether the calling thread is this lane's own, so that waiting for the lane would never end.
+  bool is_current_thread() const;
 
   // Whether no task is queued or running.
   bool idle() const;

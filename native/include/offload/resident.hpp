@@ -11,6 +11,15 @@
 
 namespace offload {
 
+// When each launch of an execution began and ended; kept only where a timeline asks.
+struct LaunchTimes {
+  explicit LaunchTimes(std::size_t n_launches) : begin_ns(n_launches), end_ns(n_launches) {}
+
+  std::vector<std::uint64_t> begin_ns;
+  std::vector<std::uint64_t> end_ns;
+  std::uint64_t clock_reads = 0;  // made for these times alone
+};
+
 // A program that is loaded on a device and can be executed at the addresses that its words hold.
 //
 // Owner: one Replay, which serialises all calls. Thread: any, without the GIL; torch's thread-local
@@ -26,8 +35,14 @@ class Resident {
   // Writes words. Called before execute, with every word that changed since the last call.
   virtual void patch(const std::vector<Patch>& patches) noexcept = 0;
 
-  // Runs all launches, and sets the time at which the first one begins.
-  virtual void execute(std::uint64_t& first_launch_ns) = 0;
+  virtual std::size_t n_launches() const = 0;
+
+  // Runs all launches, and sets the time at which the first one begins. `times` may be null: then
+  // no other clock is read.
+  virtual void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) = 0;
+
+  // Runs one launch: what a host does that schedules launch by launch, in program order.
+  virtual void issue(std::size_t launch) = 0;
 
   // Hands over the memory of an output that its operator allocated itself.
   virtual c10::DataPtr take(std::size_t slot) = 0;

@@ -1,0 +1,217 @@
+"""Executables: a Program resident on a device, executed at new addresses."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from offload import _native
+from offload.backends import Backend, LaunchReport
+from offload.errors import BindingError
+from offload.plan import Plan, SlotKind
+from offload.program import Program
+from offload.replay.buffers import take_buffers
+from offload.replay.native_replay import native_replay
+from offload.replay.recorded_timeline import execution_timeline
+from offload.replay.reports import LastExecution, MemoryReport
+from offload.timeline import Scheduling, Timeline
+
+atexit.register(_native.close_all_lanes)
+
+# Over so many reads the clock's cost is known to a tenth of a nanosecond.
+_CLOCK_READS = 10_000
+
+
+class Ticket:
+    """An execution that was submitted. Dropping it does not stop the execution."""
+
+    def __init__(self, native: _native.Ticket) -> None:
+        self._native = native
+
+    def done(self) -> bool:
+        """Whether the execution has ended, well or not."""
+        return self._native.done()
+
+    def wait(self) -> None:
+        """Block until the execution has ended.
+
+        Raises:
+            ExecutionError: a launch failed.
+            BindingError: a guard found another value than the recorded one.
+        """
+        self._native.wait()
+
+    def result(self) -> Any:
+        """Wait, and return what the model returns; the same objects at each call.
+
+        Raises:
+            ExecutionError, BindingError: as `wait`.
+        """
+        return self._native.result()
+
+
+class Executable:
+    """A Program resident on a device: loaded, executed, closed.
+
+    Owner of the arena. Calls from several threads are safe and run one at a time; tickets run in
+    the order of submission. Made by `Captured.load`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        plan: Plan,
+        backend: Backend,
+        scheduling: Scheduling = Scheduling.OFFLOAD,
+    ) -> None:
+        self.program = program
+        self.plan = plan
+        self.scheduling = scheduling
+        self._backend = backend
+        self._loaded = backend.instantiate(program, plan)
+        self._native = native_replay(
+            program, plan, self._loaded, host_scheduled=scheduling is Scheduling.HOST
+        )
+
+    def __call__(
+        self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        """Execute the program and return what the model returns.
+
+        Args:
+            *args: what the model takes; **kwargs likewise.
+            out: buffers for the results, nested like them; None entries are allocated.
+            feature_map: uint8 memory of at least `feature_map_bytes` for the activations.
+            **kwargs: see *args.
+
+        Raises:
+            BindingError: an argument does not fit; nothing has run. Or a guard found another
+                value than the recorded one; no input, weight or generator has changed.
+            ExecutionError: a launch failed, or the executable is closed.
+        """
+        if out is None and feature_map is None:
+            return self._native(*args, **kwargs)
+        _check_feature_map(feature_map)
+        return self._native.execute(args, kwargs, self._buffers(out), feature_map)
+
+    def submit(
+        self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
+    ) -> Ticket:
+        """Queue an execution and return at once; arguments as in a call.
+
+        Inputs and buffers must not be written until the ticket is done; they are kept alive.
+
+        Raises:
+            BindingError: an argument does not fit.
+            ExecutionError: the executable is closed.
+        """
+        _check_feature_map(feature_map)
+        return Ticket(self._native.submit(args, kwargs, self._buffers(out), feature_map))
+
+    def _buffers(self, out: Any) -> list[torch.Tensor | None] | None:
+        if out is None:
+            return None
+        buffers: list[torch.Tensor | None] = [None] * len(self.program.results)
+        take_buffers(self.program.result_structure, out, "out", buffers)
+        return buffers
+
+    def rebind_weights(self) -> None:
+        """Use the storages that the parameters have now, after `param.data = ...`.
+
+        Raises:
+            BindingError: a new storage is laid out otherwise than the recorded one.
+        """
+        self._native.rebind_weights()
+
+    def close(self) -> None:
+        """Wait for what is in flight and give the arena back. Closing twice is fine."""
+        self._native.close()
+
+    def __enter__(self) -> Executable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._native.closed
+
+    @property
+    def device(self) -> str:
+        """The backend's name."""
+        return self._backend.name
+
+    @property
+    def feature_map_bytes(self) -> int:
+        """The bytes that a `feature_map=` tensor must have."""
+        return self.plan.feature_map_bytes
+
+    @property
+    def last_execution(self) -> LastExecution:
+        """What the latest finished execution did; all zero before the first."""
+        last = self._native.last_execution
+        return LastExecution(
+            **{field.name: getattr(last, field.name) for field in dataclasses.fields(LastExecution)}
+        )
+
+    @contextlib.contextmanager
+    def timeline(self) -> Iterator[Timeline]:
+        """Record the executions that end inside a with-block.
+
+        Yields:
+            A Timeline, filled when the block ends.
+
+        Raises:
+            ExecutionError: another timeline of this executable is being recorded.
+        """
+        machine = self._backend.machine()
+        timeline = Timeline(machine.device, machine.name, {"torch": torch.__version__})
+        reads = self._native.trace_clock_reads
+        self._native.start_trace()
+        try:
+            yield timeline
+        finally:
+            traces = self._native.stop_trace()
+            origin_ns = min((trace.execution.call_ns for trace in traces), default=0)
+            timeline.executions = tuple(
+                execution_timeline(
+                    trace,
+                    self.program,
+                    device_lane=f"{machine.device} device",
+                    scheduling=self.scheduling,
+                    origin_ns=origin_ns,
+                )
+                for trace in traces
+            )
+            timeline.clock_reads = self._native.trace_clock_reads - reads
+            timeline.clock_read_ns = _native.clock_read_ns(_CLOCK_READS)
+
+    def launch_reports(self) -> tuple[LaunchReport, ...]:
+        """How each launch is carried out, in program order."""
+        return self._loaded.launch_reports()
+
+    def memory_report(self) -> MemoryReport:
+        """The executable's memory by kind."""
+        counted = self.last_execution.n_executions > 0
+        outside = sum(report.outside_bytes for report in self.launch_reports())
+        return MemoryReport(
+            feature_map_bytes=self.plan.feature_map_bytes,
+            lower_bound_bytes=self.plan.lower_bound_bytes,
+            unshared_bytes=self.plan.unshared_bytes,
+            outside_bytes=outside if counted else None,
+            weight_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.WEIGHT)),
+        )
+
+
+def _check_feature_map(feature_map: object) -> None:
+    if feature_map is not None and not isinstance(feature_map, torch.Tensor):
+        raise BindingError(
+            f"feature_map: expected a uint8 tensor, got a {type(feature_map).__qualname__}"
+        )

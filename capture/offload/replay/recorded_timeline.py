@@ -1,0 +1,88 @@
+"""Timelines from what the native side recorded of each execution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from offload import _native
+from offload.program import Program
+from offload.timeline import HOST_LANE, ExecutionTimeline, Scheduling, Span, SpanKind
+
+COPY_LANE = "copies"
+
+
+def execution_timeline(
+    trace: _native.ExecutionTrace,
+    program: Program,
+    *,
+    device_lane: str,
+    scheduling: Scheduling,
+    origin_ns: int,
+) -> ExecutionTimeline:
+    """One execution's spans, in ns since `origin_ns` of the native clock."""
+    spans = [
+        *_stages(trace.execution),
+        *_transfers(trace),
+        *_launches(trace.launches, SpanKind.LAUNCH, device_lane, program),
+    ]
+    if scheduling is Scheduling.HOST:
+        spans += _launches(trace.issues, SpanKind.ISSUE, HOST_LANE, program)
+    return ExecutionTimeline(
+        number=trace.execution.n_executions,
+        scheduling=scheduling,
+        spans=tuple(sorted((_since(origin_ns, span) for span in spans), key=_by_begin)),
+        predicted=(),
+        policy=trace.execution.policy,
+        slots_changed=trace.execution.slots_changed,
+        words_patched=trace.execution.words_patched,
+        bytes_copied=trace.execution.bytes_copied,
+    )
+
+
+def _stages(one: _native.LastExecution) -> Iterator[Span]:
+    """The header: convert is in two parts, on the caller's thread and where the execution runs."""
+    for name, begin_ns, end_ns in (
+        ("convert", one.call_ns, one.checked_ns),
+        ("convert", one.begin_ns, one.bound_ns),
+        ("policy", one.bound_ns, one.decided_ns),
+        ("patch", one.decided_ns, one.patched_ns),
+        ("submit", one.patched_ns, one.first_launch_ns),
+    ):
+        yield Span(SpanKind.STAGE, name, HOST_LANE, begin_ns, end_ns)
+
+
+def _transfers(trace: _native.ExecutionTrace) -> Iterator[Span]:
+    for one in trace.transfers:
+        name = "copy in" if one.inbound else "copy out"
+        yield Span(
+            SpanKind.TRANSFER,
+            name,
+            COPY_LANE,
+            one.begin_ns,
+            one.end_ns,
+            size_bytes=one.size_bytes,
+        )
+
+
+def _launches(
+    times: _native.LaunchTimes, kind: SpanKind, lane: str, program: Program
+) -> Iterator[Span]:
+    pairs = zip(program.launches, times.begin_ns, times.end_ns, strict=True)
+    for launch, begin_ns, end_ns in pairs:
+        yield Span(kind, launch.operator, lane, begin_ns, end_ns, launch.index)
+
+
+def _since(origin_ns: int, span: Span) -> Span:
+    return Span(
+        span.kind,
+        span.name,
+        span.lane,
+        span.begin_ns - origin_ns,
+        span.end_ns - origin_ns,
+        span.launch,
+        span.size_bytes,
+    )
+
+
+def _by_begin(span: Span) -> int:
+    return span.begin_ns

@@ -1,0 +1,67 @@
+"""What an executable says of itself: its latest execution and its memory."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LastExecution:
+    """What one execution did.
+
+    Attributes:
+        convert_ns: arguments checked, outputs allocated, addresses bound.
+        policy_ns: deciding what changed.
+        patch_ns: writing the words that depend on it.
+        submit_ns: until the first launch began.
+        device_ns: the launches.
+        policy: `none`, `io` (inputs or outputs moved) or `all` (feature map or weights too).
+        slots_changed, words_patched: how much of the header changed.
+        bytes_copied: because a tensor could not be used where it lay.
+        n_executions: of this executable, this one included.
+    """
+
+    convert_ns: int
+    policy_ns: int
+    patch_ns: int
+    submit_ns: int
+    device_ns: int
+    policy: str
+    slots_changed: int
+    words_patched: int
+    bytes_copied: int
+    n_executions: int
+
+    @property
+    def m_l_t_ns(self) -> int:
+        """The header's duration: convert, policy, patch and submit."""
+        return self.convert_ns + self.policy_ns + self.patch_ns + self.submit_ns
+
+    def __str__(self) -> str:
+        return (
+            f"m_l_t {self.m_l_t_ns / 1e3:.2f} us = convert {self.convert_ns / 1e3:.2f} + policy "
+            f"{self.policy_ns / 1e3:.2f} + patch {self.patch_ns / 1e3:.2f} + submit "
+            f"{self.submit_ns / 1e3:.2f}; device {self.device_ns / 1e3:.2f} us; policy "
+            f"{self.policy}: {self.slots_changed} slots changed, {self.words_patched} words "
+            f"patched, {self.bytes_copied} bytes copied"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """The memory of an executable, in bytes.
+
+    Attributes:
+        feature_map_bytes: the arena.
+        lower_bound_bytes: no arena for these activations can be smaller.
+        unshared_bytes: what they would take without sharing.
+        outside_bytes: allocated by operators at each execution, outside the arena, results
+            included; None before the first execution counted it.
+        weight_bytes: the weights, held by reference.
+    """
+
+    feature_map_bytes: int
+    lower_bound_bytes: int
+    unshared_bytes: int
+    outside_bytes: int | None
+    weight_bytes: int

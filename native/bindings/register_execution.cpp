@@ -1,0 +1,72 @@
+#include <pybind11/stl.h>
+
+#include "registers.hpp"
+#include "replay/execution.hpp"
+
+namespace py = pybind11;
+
+namespace offload {
+namespace {
+
+const char* policy_name(Policy policy) {
+  switch (policy) {
+    case Policy::kNone:
+      return "none";
+    case Policy::kIo:
+      return "io";
+    case Policy::kAll:
+      return "all";
+  }
+  return "";
+}
+
+}  // namespace
+
+void register_execution(py::module_& module) {
+  py::class_<LastExecution>(module, "LastExecution")
+      .def_readonly("call_ns", &LastExecution::call_ns)
+      .def_readonly("checked_ns", &LastExecution::checked_ns)
+      .def_readonly("begin_ns", &LastExecution::begin_ns)
+      .def_readonly("bound_ns", &LastExecution::bound_ns)
+      .def_readonly("decided_ns", &LastExecution::decided_ns)
+      .def_readonly("patched_ns", &LastExecution::patched_ns)
+      .def_readonly("first_launch_ns", &LastExecution::first_launch_ns)
+      .def_readonly("end_ns", &LastExecution::end_ns)
+      .def_property_readonly("convert_ns", &LastExecution::convert_ns)
+      .def_property_readonly("policy_ns", &LastExecution::policy_ns)
+      .def_property_readonly("patch_ns", &LastExecution::patch_ns)
+      .def_property_readonly("submit_ns", &LastExecution::submit_ns)
+      .def_property_readonly("device_ns", &LastExecution::device_ns)
+      .def_readonly("bytes_copied", &LastExecution::bytes_copied)
+      .def_readonly("n_executions", &LastExecution::n_executions)
+      .def_property_readonly(
+          "policy", [](const LastExecution& last) { return policy_name(last.counts.policy); })
+      .def_property_readonly("slots_changed",
+                             [](const LastExecution& last) { return last.counts.slots_changed; })
+      .def_property_readonly("words_patched",
+                             [](const LastExecution& last) { return last.counts.words_patched; });
+  py::class_<Transfer>(module, "Transfer")
+      .def_readonly("begin_ns", &Transfer::begin_ns)
+      .def_readonly("end_ns", &Transfer::end_ns)
+      .def_readonly("size_bytes", &Transfer::size_bytes)
+      .def_readonly("inbound", &Transfer::inbound);
+  py::class_<LaunchTimes>(module, "LaunchTimes")
+      .def_readonly("begin_ns", &LaunchTimes::begin_ns)
+      .def_readonly("end_ns", &LaunchTimes::end_ns);
+  py::class_<ExecutionTrace>(module, "ExecutionTrace")
+      .def_readonly("execution", &ExecutionTrace::execution)
+      .def_readonly("launches", &ExecutionTrace::launches)
+      .def_readonly("issues", &ExecutionTrace::issues)
+      .def_readonly("transfers", &ExecutionTrace::transfers);
+  module.def(
+      "clock_read_ns",
+      [](std::uint64_t n_reads) {
+        const std::uint64_t begin_ns = now_ns();
+        std::uint64_t end_ns = begin_ns;
+        for (std::uint64_t read = 0; read < n_reads; ++read) end_ns = now_ns();
+        return static_cast<double>(end_ns - begin_ns) / static_cast<double>(n_reads);
+      },
+      py::arg("n_reads"), "What one read of the clock costs, in ns, over so many of them.");
+}
+
+}  // namespace offload

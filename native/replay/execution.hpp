@@ -1,0 +1,53 @@
+// What one execution did and when.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "offload/header.hpp"
+#include "offload/resident.hpp"
+
+namespace offload {
+
+// What one execution did, and the moments that m_l_t is made of, in ns of the steady clock.
+struct LastExecution {
+  std::uint64_t call_ns = 0;          // the caller's call
+  std::uint64_t checked_ns = 0;       // its arguments checked, outputs allocated
+  std::uint64_t begin_ns = 0;         // on the thread that executes
+  std::uint64_t bound_ns = 0;         // addresses bound
+  std::uint64_t decided_ns = 0;       // what moved is known
+  std::uint64_t patched_ns = 0;       // words written
+  std::uint64_t first_launch_ns = 0;  // the first launch begins
+  std::uint64_t end_ns = 0;           // the last launch has ended
+  HeaderCounts counts;
+  std::uint64_t bytes_copied = 0;
+  std::uint64_t n_executions = 0;  // of this executable so far, this one included
+
+  // The stages of m_l_t, and the launches after it.
+  std::uint64_t convert_ns() const { return checked_ns - call_ns + bound_ns - begin_ns; }
+  std::uint64_t policy_ns() const { return decided_ns - bound_ns; }
+  std::uint64_t patch_ns() const { return patched_ns - decided_ns; }
+  std::uint64_t submit_ns() const { return first_launch_ns - patched_ns; }
+  std::uint64_t device_ns() const { return end_ns - first_launch_ns; }
+};
+
+// A copy that was made because a tensor could not be used where it lay.
+struct Transfer {
+  std::uint64_t begin_ns;
+  std::uint64_t end_ns;
+  std::uint64_t size_bytes;
+  bool inbound;
+};
+
+// All of one execution, as a timeline records it.
+struct ExecutionTrace {
+  explicit ExecutionTrace(std::size_t n_launches) : launches(n_launches), issues(n_launches) {}
+
+  LastExecution execution;
+  LaunchTimes launches;
+  LaunchTimes issues;  // host scheduling only
+  std::vector<Transfer> transfers;
+};
+
+}  // namespace offload
