@@ -40,18 +40,6 @@ void bump_version(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-constexpr const char* kLaidOutAnew =
-    ": it has another shape, dtype, strides, offset or size than when it was recorded; give it a "
-    "tensor laid out alike, or capture again";
-
-bool is_laid_out_as_recorded(const WeightSpec& weight, std::size_t index) {
-  const at::Tensor& holder = weight.holders[index];
-  const TensorLayout& layout = weight.layouts[index];
-  return holder.scalar_type() == layout.dtype && holder.sizes() == c10::IntArrayRef(layout.shape) &&
-         holder.strides() == c10::IntArrayRef(layout.strides) &&
-         holder.storage_offset() == weight.offsets[index];
-}
-
 // Makes a copy; its times are kept where a timeline asks.
 void carry_out(const Copy& copy, bool inbound, ExecutionTrace* trace) {
   const std::uint64_t begin_ns = trace == nullptr ? 0 : now_ns();
@@ -67,7 +55,8 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
                bool host_scheduled)
     : spec_(std::move(spec)),
       resident_(std::move(resident)),
-      header_(std::move(triggers), resident_->relocations()) {
+      header_(std::move(triggers), resident_->relocations()),
+      weights_(spec_.weights) {
   if (host_scheduled) host_scheduler_.emplace(*resident_);
   rebind_weights();
 }
@@ -100,40 +89,9 @@ std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
   return ticket;
 }
 
-void Replay::check_weights() const {
-  for (const WeightSpec& weight : spec_.weights) {
-    for (std::size_t index = 0; index < weight.holders.size(); ++index) {
-      const at::Tensor& holder = weight.holders[index];
-      if (holder.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() !=
-              weight.storage.unsafeGetStorageImpl() ||
-          weight.storage.nbytes() < weight.size_bytes) {
-        throw BindingError(weight.name +
-                           ": its storage was swapped since it was bound (param.data = ...); call "
-                           "run.rebind_weights() to use the new one");
-      }
-      if (!is_laid_out_as_recorded(weight, index)) throw BindingError(weight.name + kLaidOutAnew);
-    }
-  }
-}
-
 void Replay::rebind_weights() {
   const std::lock_guard lock(lane_.execution_mutex());
-  for (const WeightSpec& weight : spec_.weights) {
-    for (std::size_t index = 0; index < weight.holders.size(); ++index) {
-      const at::Tensor& holder = weight.holders[index];
-      if (!is_laid_out_as_recorded(weight, index) ||
-          holder.storage().nbytes() < weight.size_bytes) {
-        throw BindingError(weight.name + kLaidOutAnew);
-      }
-      if (holder.storage().unsafeGetStorageImpl() !=
-          weight.holders.front().storage().unsafeGetStorageImpl()) {
-        throw BindingError(weight.name +
-                           ": several tensors shared its storage when recorded and no longer do; "
-                           "tie them again, or capture again");
-      }
-    }
-  }
-  for (WeightSpec& weight : spec_.weights) weight.storage = weight.holders.front().storage();
+  weights_.rebind();
 }
 
 std::uint64_t Replay::feature_map_address(const Call& call) {
@@ -177,7 +135,7 @@ void Replay::run(Call& call) {
   execution.call_ns = call.call_ns;
   execution.checked_ns = call.checked_ns;
   execution.begin_ns = now_ns();
-  check_weights();
+  weights_.check();
   const KernelScope scope;
   for (const Copy& copy : call.copies_in) carry_out(copy, /*inbound=*/true, traced);
   bind(call);

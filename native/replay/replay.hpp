@@ -13,6 +13,7 @@
 #include "replay/call.hpp"
 #include "replay/execution.hpp"
 #include "replay/host_scheduler.hpp"
+#include "replay/weights.hpp"
 
 namespace offload {
 
@@ -61,13 +62,13 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);
   void hand_out(Call& call, ExecutionTrace* trace);
   void keep(const LastExecution& execution, std::optional<ExecutionTrace> trace);
-  void check_weights() const;
   void bind(const Call& call);
   std::uint64_t feature_map_address(const Call& call);
 
   CallSpec spec_;
   std::shared_ptr<Resident> resident_;
   Header header_;
+  Weights weights_;
   c10::DataPtr arena_;
   std::atomic<bool> closed_ = false;  // nothing new is taken
   bool running_ = false;              // under the execution mutex

@@ -1,0 +1,45 @@
+// The weights of an executable, held by reference, and whether they still are what was bound.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "replay/call.hpp"
+
+namespace offload {
+
+// Owner: one Replay. Thread: callers serialise. Errors: BindingError naming the weight.
+class Weights {
+ public:
+  // `specs` must outlive this, and not move.
+  explicit Weights(std::vector<WeightSpec>& specs) : specs_(specs) {}
+
+  // Takes the storages that the weights' tensors have now.
+  void rebind();
+
+  // Refuses tensors that lie elsewhere, or are laid out anew, since they were bound. Done at each
+  // execution, when their memory has left the caches: all of it is asked for at once.
+  void check() const;
+
+ private:
+  // What check compares, side by side in memory.
+  struct Holder {
+    c10::TensorImpl* tensor;
+    c10::StorageImpl* storage;
+    std::size_t size_bytes;
+    caffe2::TypeMeta dtype;
+    std::size_t weight;
+    std::size_t n_dims;
+    std::size_t first_number;  // in numbers_: sizes, strides, offset
+  };
+
+  bool is_as_bound(const Holder& holder) const;
+  void flatten();
+
+  std::vector<WeightSpec>& specs_;
+  std::vector<Holder> holders_;
+  std::vector<std::int64_t> numbers_;
+};
+
+}  // namespace offload
