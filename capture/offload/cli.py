@@ -30,7 +30,7 @@ from offload.passes import Interval, Placement, place_intervals
 from offload.passes.memory import THOROUGH_SEARCH_STEPS
 from offload.plan import Plan, SlotKind
 from offload.program import Program
-from offload.report import microseconds, report_table
+from offload.report import microseconds, printable, report_table
 from offload.structure import flatten, unflatten
 from offload.tensor_files import inputs_of, load_tensors, save_tensors
 
@@ -46,20 +46,13 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except OffloadError as error:
-            raise click.ClickException(_printable(" ".join(str(error).split()))) from error
+            raise click.ClickException(printable(" ".join(str(error).split()))) from error
 
 
 @click.group(cls=_Group)
 @click.version_option(offload.__version__, prog_name="offload")
 def main() -> None:
     """Record a model's operator launches once, and replay them as one task at new addresses."""
-
-
-def _printable(text: str) -> str:
-    """Text from a file without control characters, which could steer a terminal."""
-    return "".join(
-        one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in text
-    )
 
 
 # ---- demo ---------------------------------------------------------------------------------------
@@ -126,7 +119,7 @@ def inspect(file: Path) -> None:
     program = captured.program
     with captured.load() as executable:
         plan = executable.plan
-    click.echo(_printable(str(program)))
+    click.echo(printable(str(program)))
     Console().print(_memory_map(program, plan))
     weights_bytes = sum(slot.size_bytes for slot in plan.of_kind(SlotKind.WEIGHT))
     n_operator = sum(1 for _ in plan.of_kind(SlotKind.OPERATOR))
@@ -150,7 +143,7 @@ def _memory_map(program: Program, plan: Plan) -> Table:
     ]
     for offset_bytes, first, value in sorted(placed, key=lambda one: one[:2]):
         table.add_row(
-            escape(_printable(f"%{value.index} {value.name}")),
+            escape(printable(f"%{value.index} {value.name}")),
             f"{first} - {plan.lifetimes[value.index].last}",
             str(offset_bytes),
             str(value.size_bytes),

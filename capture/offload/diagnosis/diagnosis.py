@@ -12,6 +12,7 @@ from offload.diagnosis.kineto import ProfiledOperator
 from offload.diagnosis.operators import OperatorCosts
 from offload.diagnosis.show import diagnosis_tables
 from offload.diagnosis.stopwatch import Timing
+from offload.report import printable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Diagnosis:
     def show(self, console: Console | None = None) -> None:
         """Print the verdict, the evidence, the operators that cost most, and the gain."""
         target = console or Console()
-        target.print(str(self), markup=False, highlight=False, soft_wrap=True)
+        target.print(printable(str(self)), markup=False, highlight=False, soft_wrap=True)
         for one in diagnosis_tables(self):
-            target.print(one)
+            target.print(one, highlight=False)
         target.print(f"\n{self.gain}", markup=False, highlight=False, soft_wrap=True)

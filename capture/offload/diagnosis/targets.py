@@ -39,7 +39,7 @@ def diagnose_target(target: str, input_file: Path | None = None) -> Diagnosis:
         BindingError: the inputs do not fit the saved program.
     """
     path = Path(target)
-    if path.is_file() and zipfile.is_zipfile(path):
+    if path.is_file() and (path.suffix == ".offload" or zipfile.is_zipfile(path)):
         return _diagnose_file(path, input_file)
     if input_file is not None:
         raise DiagnosisError(f"{target}: inputs can be given for a saved program only")
