@@ -39,7 +39,7 @@ class Effort:
     """
 
     turns: int = 40
-    sample_ns: int = 500_000
+    sample_ns: int = 2_000_000
     budget_ns: int = 3_000_000_000
     least_turns: int = 5
 
