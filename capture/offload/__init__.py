@@ -7,10 +7,12 @@ y2 = captured(x2)
 
 from offload.api import Captured, capture
 from offload.api import open_file as open
+from offload.diagnosis import Diagnosis, diagnose
 from offload.errors import (
     BackendUnavailable,
     BindingError,
     CaptureError,
+    DiagnosisError,
     ExecutionError,
     FileError,
     OffloadError,
@@ -25,6 +27,8 @@ __all__ = [
     "BindingError",
     "CaptureError",
     "Captured",
+    "Diagnosis",
+    "DiagnosisError",
     "Executable",
     "ExecutionError",
     "FileError",
@@ -33,5 +37,6 @@ __all__ = [
     "PlanError",
     "Ticket",
     "capture",
+    "diagnose",
     "open",
 ]

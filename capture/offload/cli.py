@@ -1,4 +1,4 @@
-"""The command line: `offload demo | inspect | run | plan-memory | doctor`."""
+"""The command line: `offload demo | inspect | run | diagnose | plan-memory | doctor`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import safetensors
-import safetensors.torch
 import torch
 from rich.console import Console
 from rich.markup import escape
@@ -26,13 +24,15 @@ from offload import _native
 from offload.api import open_file
 from offload.backends import backend_names, find_backend
 from offload.demo import QUERIES, Ranking, Search, load_encoder, read_page, search_page
+from offload.diagnosis.targets import diagnose_target
 from offload.errors import BackendUnavailable, FileError, OffloadError
 from offload.passes import Interval, Placement, place_intervals
 from offload.passes.memory import THOROUGH_SEARCH_STEPS
 from offload.plan import Plan, SlotKind
 from offload.program import Program
-from offload.report import microseconds, report_table
+from offload.report import microseconds, printable, report_table
 from offload.structure import flatten, unflatten
+from offload.tensor_files import inputs_of, load_tensors, save_tensors
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
@@ -46,20 +46,13 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except OffloadError as error:
-            raise click.ClickException(_printable(" ".join(str(error).split()))) from error
+            raise click.ClickException(printable(" ".join(str(error).split()))) from error
 
 
 @click.group(cls=_Group)
 @click.version_option(offload.__version__, prog_name="offload")
 def main() -> None:
     """Record a model's operator launches once, and replay them as one task at new addresses."""
-
-
-def _printable(text: str) -> str:
-    """Text from a file without control characters, which could steer a terminal."""
-    return "".join(
-        one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in text
-    )
 
 
 # ---- demo ---------------------------------------------------------------------------------------
@@ -126,7 +119,7 @@ def inspect(file: Path) -> None:
     program = captured.program
     with captured.load() as executable:
         plan = executable.plan
-    click.echo(_printable(str(program)))
+    click.echo(printable(str(program)))
     Console().print(_memory_map(program, plan))
     weights_bytes = sum(slot.size_bytes for slot in plan.of_kind(SlotKind.WEIGHT))
     n_operator = sum(1 for _ in plan.of_kind(SlotKind.OPERATOR))
@@ -150,7 +143,7 @@ def _memory_map(program: Program, plan: Plan) -> Table:
     ]
     for offset_bytes, first, value in sorted(placed, key=lambda one: one[:2]):
         table.add_row(
-            escape(_printable(f"%{value.index} {value.name}")),
+            escape(printable(f"%{value.index} {value.name}")),
             f"{first} - {plan.lifetimes[value.index].last}",
             str(offset_bytes),
             str(value.size_bytes),
@@ -175,7 +168,7 @@ def run(file: Path, input_file: Path | None, output_file: Path | None, device: s
     """
     captured = open_file(file)
     program = captured.program
-    tensors = _inputs_of(program, {} if input_file is None else _load_tensors(input_file))
+    tensors = inputs_of(program, {} if input_file is None else load_tensors(input_file))
     args, kwargs = unflatten(program.arguments_structure, tensors)
     with captured.load(device) as executable:
         outcome = executable(*args, **kwargs)
@@ -186,56 +179,29 @@ def run(file: Path, input_file: Path | None, output_file: Path | None, device: s
         click.echo(f"{name}: {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
     click.echo(last)
     if output_file is not None:
-        _save_tensors(results, output_file)
+        save_tensors(results, output_file)
 
 
-def _input_names(program: Program) -> list[str]:
-    """What people call the inputs: the parameter's name, or the place in the arguments."""
-    names = [program.values[view.value].name for view in program.inputs]
-    positional, keyword = program.arguments_structure.children
-    for child, name in zip(positional.children, program.parameter_names, strict=False):
-        if child.kind == "tensor":
-            names[child.leaf] = name
-    for child, key in zip(keyword.children, keyword.keys, strict=True):
-        if child.kind == "tensor":
-            names[child.leaf] = key
-    return names
+# ---- diagnose -----------------------------------------------------------------------------------
 
 
-def _inputs_of(program: Program, given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    names = _input_names(program)
-    in_order = [f"input{index}" for index in range(len(names))]
-    for candidates in (names, in_order):
-        if set(given) == set(candidates) and len(given) == len(names):
-            return [given[name] for name in candidates]
-    expected = [
-        f"{name} (or {fallback}) {view.dtype}{list(view.shape)}"
-        for name, fallback, view in zip(names, in_order, program.inputs, strict=True)
-    ]
-    raise FileError(
-        f"expected as inputs {', '.join(expected) or 'no tensors'}; "
-        f"got {', '.join(sorted(given)) or 'no tensors'}"
-    )
+@main.command()
+@click.argument("target")
+@click.option(
+    "--input", "input_file", type=_FILE, help="safetensors file with a saved program's inputs."
+)
+def diagnose(target: str, input_file: Path | None) -> None:
+    """Tell whether a model is bound by the host or the device, and what capture would gain.
 
-
-def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        return safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise FileError(f"{path}: cannot be read as safetensors: {error}") from error
-
-
-def _save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    # safetensors refuses tensors that share memory or have gaps.
-    plain = {name: one.contiguous().clone().resolve_conj() for name, one in tensors.items()}
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        safetensors.torch.save_file(plain, temporary)
-        temporary.replace(path)
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-        raise FileError(f"{path}: the results cannot be written: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    TARGET is one of three. A trace file of torch.profiler (JSON, also compressed by gzip): idle
+    time is split into waiting for the host, for kernels, and other. A saved program, with --input
+    as for `offload run`: what executing it and calling its operators takes. Or package.module:name
+    of a function without parameters that returns (model, args) or (model, args, kwargs), looked
+    for in the current directory too: the model is timed eagerly and captured, without gradients.
+    """
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    diagnose_target(target, input_file).show(Console())
 
 
 # ---- plan-memory --------------------------------------------------------------------------------

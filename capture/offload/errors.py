@@ -22,8 +22,12 @@ class ExecutionError(OffloadError):
 
 
 class FileError(OffloadError):
-    """A saved program cannot be written or opened."""
+    """A file (a saved program, a trace, inputs) cannot be written, or read as what it should be."""
 
 
 class BackendUnavailable(OffloadError):
     """A device cannot be used; the message names the missing library, device or version."""
+
+
+class DiagnosisError(OffloadError):
+    """What was given cannot be diagnosed; the message says what can."""

@@ -81,3 +81,10 @@ def report_table(report: Report) -> Table:
 def microseconds(duration_ns: int) -> str:
     """A duration for people: `12.34 us`."""
     return f"{duration_ns / 1e3:,.2f} us"
+
+
+def printable(text: str) -> str:
+    """Text from a file without control characters, which could steer a terminal."""
+    return "".join(
+        one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in text
+    )

@@ -62,8 +62,10 @@ def test_help_names_every_argument(command: list[str]) -> None:
     assert result.exit_code == 0
     shown = cli.main.commands[command[0]] if command else cli.main
     for parameter in shown.params:
-        assert (parameter.opts[0] if parameter.opts[0].startswith("-") else "FILE") in result.output
-        assert getattr(parameter, "help", "") or parameter.opts == ["file"]
+        is_argument = parameter.param_type_name == "argument"
+        name = parameter.opts[0]
+        assert (name.upper() if is_argument else name) in result.output
+        assert is_argument or parameter.help
 
 
 def test_version() -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from offload.errors import CaptureError
-from offload.program import Argument, Launch, Program, Role, Symbol, TensorView, Value
+from offload.program import Launch, Program, Role, Value
+from offload.record.eager_run import EagerRun
 from offload.record.model_state import bytes_of
-from offload.record.operators import as_integers, flat
+from offload.record.operators import as_integers
 from offload.record.recorder import Recording
 from offload.structure import same_constant
-from offload.torch_names import find_dtype, find_overload, symbol_object
+from offload.torch_names import find_dtype
 
 # Two fills that agree in no byte: what depends on memory that nobody wrote comes out differently.
 _FILLS = (0xFF, 0x01)
@@ -74,7 +74,6 @@ class _Run:
 
     def __init__(self, recording: Recording, program: Program, fill: int) -> None:
         self._program = program
-        self._fill = fill
         self._bases: dict[int, tuple[torch.UntypedStorage, int]] = {}
         self._identities: dict[int, int] = {}
         self._place_inputs(recording)
@@ -83,6 +82,7 @@ class _Run:
             before = recording.before.get(storage._cdata)
             self._identities[index] = storage._cdata
             self._bases[index] = ((storage if before is None else _copy(before)), 0)
+        self._eager = EagerRun(program, self._bases, fill)
 
     def _place_inputs(self, recording: Recording) -> None:
         for view, tensor in zip(self._program.inputs, recording.input_tensors, strict=True):
@@ -120,7 +120,7 @@ class _Run:
                     f"{launch.source}: {launch.operator} failed when the recorded program was run "
                     f"again on the same inputs: {error}"
                 ) from error
-        results = [self._tensor(result.view) for result in self._program.results]
+        results = [self._eager.tensor(result.view) for result in self._program.results]
         written = {index for launch in self._program.launches for index in launch.writes}
         state = {
             self._identities[value.index]: (value, self._content(value))
@@ -134,51 +134,14 @@ class _Run:
         return bytes_of(storage)[base_bytes : base_bytes + value.size_bytes]
 
     def _run(self, launch: Launch) -> None:
-        func = find_overload(launch.operator)
-        positional, named = [], {}
-        for schema, argument in zip(func._schema.arguments, launch.arguments, strict=True):
-            if schema.kwarg_only:
-                named[schema.name] = self._argument(argument)
-            else:
-                positional.append(self._argument(argument))
-        outcome = func(*positional, **named)
-        if launch.guard is not None:
-            if not same_constant(launch.guard, outcome):
-                raise CaptureError(
-                    f"{launch.source}: {launch.operator} read {outcome!r} at the second run, "
-                    f"{launch.guard!r} at the first: the value does not depend on the inputs alone"
-                )
-            return
-        for result, tensor in zip(launch.results, flat(outcome), strict=bool(launch.results)):
-            if result is not None:
-                if tuple(tensor.shape) != result.shape or tensor.stride() != result.strides:
-                    raise CaptureError(
-                        f"{launch.source}: {launch.operator} returned shape {tuple(tensor.shape)} "
-                        f"at the second run, {result.shape} at the first"
-                    )
-                self._bases[result.value] = (tensor.untyped_storage(), 0)
-
-    def _argument(self, argument: Argument) -> Any:
-        if isinstance(argument, TensorView):
-            return self._tensor(argument)
-        if isinstance(argument, tuple):
-            return [self._argument(item) for item in argument]
-        if isinstance(argument, Symbol):
-            return symbol_object(argument, self._program)
-        return argument
-
-    def _tensor(self, view: TensorView) -> torch.Tensor:
-        if view.value not in self._bases:
-            storage = torch.UntypedStorage(self._program.values[view.value].size_bytes)
-            bytes_of(storage).fill_(self._fill)
-            self._bases[view.value] = (storage, 0)
-        storage, base_bytes = self._bases[view.value]
-        tensor = torch.empty(0, dtype=find_dtype(view.dtype))
-        offset = (base_bytes + view.offset_bytes) // tensor.element_size()
-        tensor.set_(storage, offset, view.shape, view.strides)
-        if view.conjugate:
-            tensor = torch._conj(tensor)
-        return torch._neg_view(tensor) if view.negative else tensor
+        outcome = self._eager.call(launch)()
+        if launch.guard is None:
+            self._eager.keep(launch, outcome)
+        elif not same_constant(launch.guard, outcome):
+            raise CaptureError(
+                f"{launch.source}: {launch.operator} read {outcome!r} at the second run, "
+                f"{launch.guard!r} at the first: the value does not depend on the inputs alone"
+            )
 
 
 def _copy(content: torch.Tensor) -> torch.UntypedStorage:

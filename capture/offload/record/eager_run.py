@@ -1,0 +1,91 @@
+"""A Program run launch by launch by plain torch calls: what the check and the diagnosis compare."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from offload.errors import CaptureError
+from offload.program import Argument, Launch, Program, Symbol, TensorView
+from offload.record.model_state import bytes_of
+from offload.record.operators import flat
+from offload.torch_names import find_dtype, find_overload, symbol_object
+
+
+class EagerRun:
+    """One execution of a Program by plain torch calls, on storages that the caller chooses.
+
+    Attributes:
+        bases: for each Value that has memory, its storage and the byte at which it begins there.
+    """
+
+    def __init__(
+        self, program: Program, bases: dict[int, tuple[torch.UntypedStorage, int]], fill: int
+    ) -> None:
+        """Begin before the first launch.
+
+        Args:
+            program: what to run.
+            bases: the memory of inputs and weights; launches write there.
+            fill: the byte that fills Values which begin without content.
+        """
+        self.bases = bases
+        self._program = program
+        self._fill = fill
+
+    def operands(self, launch: Launch) -> tuple[list[Any], dict[str, Any]]:
+        """The positional and the keyword-only arguments of a launch, on the present memory."""
+        positional, named = [], {}
+        schema = find_overload(launch.operator)._schema
+        for one, argument in zip(schema.arguments, launch.arguments, strict=True):
+            if one.kwarg_only:
+                named[one.name] = self._argument(argument)
+            else:
+                positional.append(self._argument(argument))
+        return positional, named
+
+    def call(self, launch: Launch) -> Callable[[], Any]:
+        """The launch as a function of no arguments; it may be called more than once."""
+        positional, named = self.operands(launch)
+        return functools.partial(find_overload(launch.operator), *positional, **named)
+
+    def keep(self, launch: Launch, outcome: Any) -> None:
+        """Let the Values that a launch makes lie where its outcome lies.
+
+        Raises:
+            CaptureError: a result has another shape or other strides than the recorded one.
+        """
+        for result, tensor in zip(launch.results, flat(outcome), strict=bool(launch.results)):
+            if result is not None:
+                if tuple(tensor.shape) != result.shape or tensor.stride() != result.strides:
+                    raise CaptureError(
+                        f"{launch.source}: {launch.operator} returned shape {tuple(tensor.shape)} "
+                        f"at the second run, {result.shape} at the first"
+                    )
+                self.bases[result.value] = (tensor.untyped_storage(), 0)
+
+    def tensor(self, view: TensorView) -> torch.Tensor:
+        """A view of a Value, which gets filled memory if it has none."""
+        if view.value not in self.bases:
+            storage = torch.UntypedStorage(self._program.values[view.value].size_bytes)
+            bytes_of(storage).fill_(self._fill)
+            self.bases[view.value] = (storage, 0)
+        storage, base_bytes = self.bases[view.value]
+        tensor = torch.empty(0, dtype=find_dtype(view.dtype))
+        offset = (base_bytes + view.offset_bytes) // tensor.element_size()
+        tensor.set_(storage, offset, view.shape, view.strides)
+        if view.conjugate:
+            tensor = torch._conj(tensor)
+        return torch._neg_view(tensor) if view.negative else tensor
+
+    def _argument(self, argument: Argument) -> Any:
+        if isinstance(argument, TensorView):
+            return self.tensor(argument)
+        if isinstance(argument, tuple):
+            return [self._argument(item) for item in argument]
+        if isinstance(argument, Symbol):
+            return symbol_object(argument, self._program)
+        return argument
