@@ -7,11 +7,14 @@ y2 = captured(x2)
 
 from offload.api import Captured, capture
 from offload.api import open_file as open
+from offload.calibration import calibrate
+from offload.costs import CostModel
 from offload.diagnosis import Diagnosis, diagnose
 from offload.errors import (
     BackendUnavailable,
     BindingError,
     CaptureError,
+    CostModelError,
     DiagnosisError,
     ExecutionError,
     FileError,
@@ -19,6 +22,7 @@ from offload.errors import (
     PlanError,
 )
 from offload.replay import Executable, LastExecution, Ticket
+from offload.timeline import Timeline
 
 __version__ = "0.1.0"
 
@@ -27,6 +31,8 @@ __all__ = [
     "BindingError",
     "CaptureError",
     "Captured",
+    "CostModel",
+    "CostModelError",
     "Diagnosis",
     "DiagnosisError",
     "Executable",
@@ -36,6 +42,8 @@ __all__ = [
     "OffloadError",
     "PlanError",
     "Ticket",
+    "Timeline",
+    "calibrate",
     "capture",
     "diagnose",
     "open",

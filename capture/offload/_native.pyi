@@ -170,6 +170,7 @@ class LastExecution:
     slots_changed: int
     words_patched: int
     bytes_copied: int
+    outputs_allocated: int
     n_executions: int
 
 class Transfer:

@@ -31,3 +31,7 @@ class BackendUnavailable(OffloadError):
 
 class DiagnosisError(OffloadError):
     """What was given cannot be diagnosed; the message says what can."""
+
+
+class CostModelError(OffloadError):
+    """Costs cannot be fitted, found or predicted; the message says what has to be measured."""

@@ -38,6 +38,7 @@ void register_execution(py::module_& module) {
       .def_property_readonly("submit_ns", &LastExecution::submit_ns)
       .def_property_readonly("device_ns", &LastExecution::device_ns)
       .def_readonly("bytes_copied", &LastExecution::bytes_copied)
+      .def_readonly("outputs_allocated", &LastExecution::outputs_allocated)
       .def_readonly("n_executions", &LastExecution::n_executions)
       .def_property_readonly(
           "policy", [](const LastExecution& last) { return policy_name(last.counts.policy); })

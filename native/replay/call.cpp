@@ -274,6 +274,7 @@ void bind_outputs(const CallSpec& spec, Call& call) {
                          /*resizable=*/true);
     call.output_addresses[index] = reinterpret_cast<std::uint64_t>(storage.mutable_data());
     call.outputs[index] = std::move(storage);
+    ++call.outputs_allocated;
   }
 }
 

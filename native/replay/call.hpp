@@ -98,6 +98,7 @@ struct Call {
   std::vector<Copy> copies_in;
   std::vector<Copy> copies_back;
   std::uint64_t bytes_copied = 0;
+  std::uint32_t outputs_allocated = 0;
   std::uint64_t call_ns = 0;     // when the caller called
   std::uint64_t checked_ns = 0;  // when bind_call ended
 };

@@ -22,6 +22,7 @@ struct LastExecution {
   std::uint64_t end_ns = 0;           // the last launch has ended
   HeaderCounts counts;
   std::uint64_t bytes_copied = 0;
+  std::uint32_t outputs_allocated = 0;
   std::uint64_t n_executions = 0;  // of this executable so far, this one included
 
   // The stages of m_l_t, and the launches after it.

@@ -150,6 +150,7 @@ void Replay::run(Call& call) {
   execution.end_ns = now_ns();
   hand_out(call, traced);
   execution.bytes_copied = call.bytes_copied;
+  execution.outputs_allocated = call.outputs_allocated;
   keep(execution, std::move(trace));
 }
 

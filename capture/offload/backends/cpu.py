@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -21,6 +22,16 @@ from offload.torch_names import find_overload, split_operator, symbol_object
 ALIGNMENT_BYTES = 64
 
 
+@functools.cache
+def _processor_name() -> str:
+    """As the kernel knows it, or as Python does where it does not say."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
 class CpuBackend:
     """The embedded default: every machine that runs torch has it."""
 
@@ -30,8 +41,7 @@ class CpuBackend:
     def machine(self) -> Machine:
         """This computer."""
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        name = platform.processor() or platform.machine()
-        return Machine("cpu", name, memory_bytes, ALIGNMENT_BYTES, CostTable())
+        return Machine("cpu", _processor_name(), memory_bytes, ALIGNMENT_BYTES, CostTable())
 
     def records(self) -> str:
         """Programs recorded on the CPU."""

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from offload.costs import signature_of
 from offload.diagnosis.stopwatch import Clock, Effort, time_in_turns
-from offload.program import Argument, Launch, Program, TensorView
+from offload.program import Launch, Program
 from offload.record import EagerRun
 from offload.timeline import ExecutionTimeline, SpanKind
 from offload.torch_names import split_operator
@@ -63,25 +64,6 @@ class OperatorCosts:
     operators: tuple[OperatorCost, ...]
     n_signatures: int
     untimed: tuple[str, ...] = ()
-
-
-def signature_of(launch: Launch) -> str:
-    """The operator with what its time depends on: dtypes, shapes, strides, other arguments."""
-    return f"{launch.operator}({', '.join(_describe(one) for one in launch.arguments)})"
-
-
-def _describe(argument: Argument) -> str:
-    if isinstance(argument, tuple):
-        return "[" + ", ".join(_describe(item) for item in argument) + "]"
-    if not isinstance(argument, TensorView):
-        return str(argument)
-    text = f"{argument.dtype}{list(argument.shape)}"
-    expected = 1
-    for size, stride in zip(reversed(argument.shape), reversed(argument.strides), strict=True):
-        if size != 1 and stride != expected:
-            return f"{text} strides {list(argument.strides)}"
-        expected *= size
-    return text
 
 
 def device_ns_by_launch(executions: Sequence[ExecutionTimeline]) -> dict[int, float]:

@@ -12,11 +12,13 @@ import torch
 
 from offload import _native
 from offload.backends import Backend, LaunchReport
+from offload.costs import CostModel, HeaderShape, signature_of
 from offload.errors import BindingError
 from offload.plan import Plan, SlotKind
-from offload.program import Program
+from offload.program import Program, Role
 from offload.replay.buffers import take_buffers
 from offload.replay.native_replay import native_replay
+from offload.replay.predicted_timeline import with_prediction
 from offload.replay.recorded_timeline import execution_timeline
 from offload.replay.reports import LastExecution, MemoryReport
 from offload.timeline import Scheduling, Timeline
@@ -162,8 +164,13 @@ class Executable:
         )
 
     @contextlib.contextmanager
-    def timeline(self) -> Iterator[Timeline]:
+    def timeline(self, costs: CostModel | None = None) -> Iterator[Timeline]:
         """Record the executions that end inside a with-block.
+
+        Args:
+            costs: of this machine (`offload.calibrate`); with them the timeline holds what they
+                predict beside what was measured, launches never measured before taken from this
+                very timeline.
 
         Yields:
             A Timeline, filled when the block ends.
@@ -184,14 +191,52 @@ class Executable:
                 execution_timeline(
                     trace,
                     self.program,
-                    device_lane=f"{machine.device} device",
+                    device_lane=self._device_lane,
                     scheduling=self.scheduling,
                     origin_ns=origin_ns,
                 )
                 for trace in traces
             )
+            if costs is not None:
+                self._predict(timeline, costs)
             timeline.clock_reads = self._native.trace_clock_reads - reads
             timeline.clock_read_ns = _native.clock_read_ns(_CLOCK_READS)
+
+    def _predict(self, timeline: Timeline, costs: CostModel) -> None:
+        unknown = {signature_of(launch) for launch in self.program.launches} - set(costs.launch_ns)
+        if unknown:
+            costs = costs.learned(self.program, timeline.executions).keeping(costs.launch_ns)
+        timeline.executions = tuple(
+            with_prediction(
+                one,
+                self.program,
+                self.header_shape(one.outputs_allocated, one.slots_changed, one.words_patched),
+                costs,
+                self._device_lane,
+            )
+            for one in timeline.executions
+        )
+
+    def header_shape(
+        self, outputs_allocated: int, slots_changed: int, words_patched: int
+    ) -> HeaderShape:
+        """What the header of an execution with these counts has to do."""
+        n_outputs = sum(
+            value.index not in self._loaded.operator_allocated
+            for value in self.program.of_role(Role.OUTPUT)
+        )
+        return HeaderShape(
+            n_inputs=len(self.program.inputs),
+            outputs_allocated=outputs_allocated,
+            outputs_given=max(0, n_outputs - outputs_allocated),
+            n_weights=len(self.program.weights),
+            slots_changed=slots_changed,
+            words_patched=words_patched,
+        )
+
+    @property
+    def _device_lane(self) -> str:
+        return f"{self.device} device"
 
     def launch_reports(self) -> tuple[LaunchReport, ...]:
         """How each launch is carried out, in program order."""

@@ -36,6 +36,7 @@ def execution_timeline(
         slots_changed=trace.execution.slots_changed,
         words_patched=trace.execution.words_patched,
         bytes_copied=trace.execution.bytes_copied,
+        outputs_allocated=trace.execution.outputs_allocated,
     )
 
 

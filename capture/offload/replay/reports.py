@@ -18,6 +18,7 @@ class LastExecution:
         policy: `none`, `io` (inputs or outputs moved) or `all` (feature map or weights too).
         slots_changed, words_patched: how much of the header changed.
         bytes_copied: because a tensor could not be used where it lay.
+        outputs_allocated: results for which no buffer was given.
         n_executions: of this executable, this one included.
     """
 
@@ -30,6 +31,7 @@ class LastExecution:
     slots_changed: int
     words_patched: int
     bytes_copied: int
+    outputs_allocated: int
     n_executions: int
 
     @property

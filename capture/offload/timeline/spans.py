@@ -71,6 +71,7 @@ class ExecutionTimeline:
         policy: `none`, `io` or `all`.
         slots_changed, words_patched: how much of the header changed.
         bytes_copied: because a tensor could not be used where it lay.
+        outputs_allocated: results for which no buffer was given.
     """
 
     number: int
@@ -81,6 +82,7 @@ class ExecutionTimeline:
     slots_changed: int
     words_patched: int
     bytes_copied: int
+    outputs_allocated: int = 0
 
     def of_kind(self, kind: SpanKind) -> tuple[Span, ...]:
         """The measured spans of one kind."""

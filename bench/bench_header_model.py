@@ -1,0 +1,48 @@
+"""Claim: m_l_t of programs that the model never saw is predicted within 20 % on the CPU."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import models
+import offload
+from offload.calibration import observe
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> offload.CostModel:
+    folder: Path = tmp_path_factory.mktemp("costs")
+    return offload.calibrate(folder=folder)
+
+
+def several(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x + y, (y * z).relu(), (x - z).sin()
+
+
+HELD_BACK: dict[str, Callable[[], tuple[Any, tuple[torch.Tensor, ...]]]] = {
+    "mlp16": lambda: (models.mlp16()[0], (torch.randn(1, 64),)),
+    "elementwise100": lambda: (models.elementwise100()[0], (torch.randn(64),)),
+    "gpt_stack": lambda: (models.gpt_stack()[0], (torch.randn(1, 16, 64),)),
+    "three in, three out": lambda: (several, tuple(torch.randn(3, 128))),
+}
+
+
+@pytest.mark.parametrize("name", HELD_BACK)
+def test_held_back(benchmark: Any, costs: offload.CostModel, name: str) -> None:
+    function, inputs = HELD_BACK[name]()
+    with offload.capture(function) as captured:
+        captured(*inputs)
+    run = captured.load()
+    others = tuple(torch.randn_like(one) for one in inputs)
+    found = list(observe(run, [(inputs, None), (others, None)], 400))
+    measured_ns = statistics.median(one.m_l_t_ns for one in found)
+    predicted_ns = statistics.median(costs.header.m_l_t_ns(one.shape) for one in found)
+    benchmark.extra_info["m_l_t_ns"] = {"measured": measured_ns, "predicted": predicted_ns}
+    benchmark.extra_info["predicted_over_measured"] = predicted_ns / measured_ns
+    benchmark(lambda: run(*inputs))

@@ -1,0 +1,27 @@
+"""Costs: what a header, a launch and its delivery take on a machine, fitted and predicted."""
+
+from offload.costs.cost_model import CostModel, Prediction, delivery_costs_ns
+from offload.costs.header_model import (
+    STAGES,
+    Coefficient,
+    HeaderModel,
+    HeaderShape,
+    Observation,
+)
+from offload.costs.signature import signature_of
+from offload.costs.store import CostKey, load_cost_model, save_cost_model
+
+__all__ = [
+    "STAGES",
+    "Coefficient",
+    "CostKey",
+    "CostModel",
+    "HeaderModel",
+    "HeaderShape",
+    "Observation",
+    "Prediction",
+    "delivery_costs_ns",
+    "load_cost_model",
+    "save_cost_model",
+    "signature_of",
+]

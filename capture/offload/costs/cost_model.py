@@ -1,0 +1,169 @@
+"""What executions will take: header, launches and their delivery, on one machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from offload.costs.header_model import HeaderModel, HeaderShape
+from offload.costs.signature import signature_of
+from offload.errors import CostModelError
+from offload.program import Program
+from offload.timeline import ExecutionTimeline, Scheduling, SpanKind
+
+_MOST_LAUNCHES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CostModel:
+    """The costs of one machine, device and version.
+
+    Attributes:
+        header: of m_l_t.
+        issue_ns: the host delivers one launch (host scheduling).
+        handoff_ns: from the delivery of a launch to its begin on an idle device.
+        launch_ns: device time of a launch, by signature.
+    """
+
+    header: HeaderModel
+    issue_ns: float
+    handoff_ns: float
+    launch_ns: Mapping[str, float]
+
+    def learned(self, program: Program, executions: Iterable[ExecutionTimeline]) -> CostModel:
+        """This model with the launches of a program as a timeline of it measured them."""
+        durations: dict[str, list[int]] = {}
+        for execution in executions:
+            for span in execution.of_kind(SpanKind.LAUNCH):
+                signature = signature_of(program.launches[span.launch])
+                durations.setdefault(signature, []).append(span.duration_ns)
+        known = {signature: statistics.median(found) for signature, found in durations.items()}
+        return dataclasses.replace(self, launch_ns={**self.launch_ns, **known})
+
+    def keeping(self, launch_ns: Mapping[str, float]) -> CostModel:
+        """This model with these launches as they are."""
+        return dataclasses.replace(self, launch_ns={**self.launch_ns, **launch_ns})
+
+    def durations_ns(self, program: Program) -> list[float]:
+        """The predicted device time of each launch.
+
+        Raises:
+            CostModelError: a launch of this signature was never measured on this machine.
+        """
+        durations = []
+        for launch in program.launches:
+            signature = signature_of(launch)
+            if signature not in self.launch_ns:
+                raise CostModelError(
+                    f"{signature} was never measured on this machine: record a timeline of the "
+                    "program and learn from it (model.learned(program, timeline.executions))"
+                )
+            durations.append(self.launch_ns[signature])
+        return durations
+
+    def predict(self, program: Program, shape: HeaderShape, scheduling: Scheduling) -> Prediction:
+        """Predict one execution.
+
+        Raises:
+            CostModelError: a launch of the program was never measured on this machine.
+        """
+        return self.predict_launches(self.durations_ns(program), shape, scheduling)
+
+    def predict_launches(
+        self, durations_ns: Sequence[float], shape: HeaderShape, scheduling: Scheduling
+    ) -> Prediction:
+        """As `predict`, for launches of these device times."""
+        stages_ns = self.header.stages_ns(shape)
+        if scheduling is Scheduling.OFFLOAD:
+            return Prediction(stages_ns, (), _in_a_row(durations_ns, sum(stages_ns.values())))
+        # The first launch begins when it was delivered: that wait is the submit stage.
+        stages_ns["submit"] = self.issue_ns + self.handoff_ns
+        at_ns = sum(stages_ns.values()) - stages_ns["submit"]
+        issues, launches, free_ns = [], [], 0.0
+        for duration_ns in durations_ns:
+            issues.append((at_ns, at_ns + self.issue_ns))
+            at_ns += self.issue_ns
+            begin_ns = free_ns if free_ns > at_ns else at_ns + self.handoff_ns
+            free_ns = begin_ns + duration_ns
+            launches.append((begin_ns, free_ns))
+        return Prediction(stages_ns, tuple(issues), tuple(launches))
+
+    def break_even_launches(self, launch_ns: float, shape: HeaderShape) -> int | None:
+        """From how many launches of this device time on offload is not slower than the host.
+
+        None if it never is, up to 2^20 launches.
+        """
+
+        def gain_ns(n_launches: int) -> float:
+            times = [launch_ns] * n_launches
+            offload, host = (
+                self.predict_launches(times, shape, one).total_ns
+                for one in (Scheduling.OFFLOAD, Scheduling.HOST)
+            )
+            return host - offload
+
+        high = 1
+        while gain_ns(high) < 0:
+            high *= 2
+            if high > _MOST_LAUNCHES:
+                return None
+        low = high // 2
+        while high - low > 1:  # the gain grows with every launch
+            middle = (low + high) // 2
+            low, high = (low, middle) if gain_ns(middle) >= 0 else (middle, high)
+        return high
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prediction:
+    """A predicted execution, in ns since the caller's call.
+
+    Attributes:
+        stages_ns: the header's stages by name.
+        issues, launches: begin and end of each, in order; no issues under offload.
+    """
+
+    stages_ns: Mapping[str, float]
+    issues: tuple[tuple[float, float], ...]
+    launches: tuple[tuple[float, float], ...]
+
+    @property
+    def m_l_t_ns(self) -> float:
+        """The header's duration."""
+        return sum(self.stages_ns.values())
+
+    @property
+    def total_ns(self) -> float:
+        """T_offload or T_host: until the last launch has ended."""
+        return self.launches[-1][1] if self.launches else self.m_l_t_ns
+
+
+def _in_a_row(durations_ns: Sequence[float], begin_ns: float) -> tuple[tuple[float, float], ...]:
+    spans = []
+    for duration_ns in durations_ns:
+        spans.append((begin_ns, begin_ns + duration_ns))
+        begin_ns += duration_ns
+    return tuple(spans)
+
+
+def delivery_costs_ns(executions: Iterable[ExecutionTimeline]) -> tuple[float, float]:
+    """What host-scheduled executions tell of delivering a launch: the issue, and the hand-off.
+
+    Raises:
+        CostModelError: no launch was delivered by the host.
+    """
+    issues, handoffs = [], []
+    for execution in executions:
+        launches = {span.launch: span for span in execution.of_kind(SpanKind.LAUNCH)}
+        free_ns = 0
+        for issue in execution.of_kind(SpanKind.ISSUE):
+            launch = launches[issue.launch]
+            issues.append(issue.duration_ns)
+            if free_ns < issue.end_ns:  # the device was idle, so it began as soon as it could
+                handoffs.append(launch.begin_ns - issue.end_ns)
+            free_ns = launch.end_ns
+    if not issues:
+        raise CostModelError("no launch was delivered by the host: load with scheduling='host'")
+    handoff_ns = statistics.median(handoffs) if handoffs else 0.0
+    return statistics.median(issues), max(0.0, handoff_ns)

@@ -1,0 +1,88 @@
+"""Fitting a header model. Needs NumPy and SciPy, which nothing else of this package does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+from offload.costs.header_model import (
+    STAGES,
+    Coefficient,
+    HeaderModel,
+    HeaderShape,
+    Observation,
+    observations_by_shape,
+)
+from offload.errors import CostModelError
+
+
+def fit_header_model(
+    observations: Sequence[Observation], *, n_resamples: int = 100, seed: int = 0
+) -> HeaderModel:
+    """Fit a model to executions of programs that differ in every term.
+
+    For each shape the median counts, so that single slow executions do not; over shapes the
+    relative error is minimised under a loss that grows linearly (`soft_l1` of
+    `scipy.optimize.least_squares`), with coefficients that are not negative. Intervals are
+    percentiles over resamples of the executions of each shape (bootstrap).
+
+    Args:
+        observations: at least two shapes, and several executions of each.
+        n_resamples: for the intervals.
+        seed: of the resamples; the same observations give the same model.
+
+    Raises:
+        CostModelError: there are fewer than two shapes.
+    """
+    groups = list(observations_by_shape(observations).items())
+    if len(groups) < 2:
+        raise CostModelError(
+            f"a header model needs executions of at least two shapes, got {len(groups)}"
+        )
+    generator = np.random.default_rng(seed)
+    coefficients = {stage: _fit_stage(stage, groups, n_resamples, generator) for stage in STAGES}
+    return HeaderModel(coefficients, len(observations))
+
+
+def _fit_stage(
+    stage: str,
+    groups: Sequence[tuple[HeaderShape, Sequence[Observation]]],
+    n_resamples: int,
+    generator: np.random.Generator,
+) -> dict[str, Coefficient]:
+    terms = list(groups[0][0].terms(stage))
+    counts = np.array([[shape.terms(stage)[term] for term in terms] for shape, _ in groups])
+    times = [np.array([one.stages_ns[stage] for one in group]) for _, group in groups]
+    fitted = _solve(counts, np.array([np.median(one) for one in times]))
+    resampled = np.array(
+        [
+            _solve(
+                counts,
+                np.array([np.median(generator.choice(one, len(one))) for one in times]),
+            )
+            for _ in range(n_resamples)
+        ]
+    ).reshape(n_resamples, len(terms))
+    low, high = np.percentile(resampled, [2.5, 97.5], axis=0) if n_resamples else (fitted, fitted)
+    return {
+        term: Coefficient(float(fitted[index]), float(low[index]), float(high[index]))
+        for index, term in enumerate(terms)
+    }
+
+
+def _solve(counts: NDArray[np.float64], times_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Coefficients that are not negative, that keep the relative errors small, outliers aside."""
+    scale = np.maximum(times_ns, 1.0)  # a stage of nothing takes nothing; ns are the finest
+    first, _ = optimize.nnls(counts / scale[:, None], times_ns / scale)
+    found = optimize.least_squares(
+        lambda coefficients: (counts @ coefficients - times_ns) / scale,
+        np.maximum(first, 1e-9),
+        bounds=(0, np.inf),
+        loss="soft_l1",
+        f_scale=0.05,
+    )
+    solution: NDArray[np.float64] = found.x
+    return solution

@@ -1,0 +1,128 @@
+"""The header-overhead model: m_l_t from what an execution binds, moves and patches."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping
+
+from offload.errors import CostModelError
+
+STAGES = ("convert", "policy", "patch", "submit")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HeaderShape:
+    """What the header of one execution has to do; all that m_l_t depends on.
+
+    Attributes:
+        n_inputs: tensors given.
+        outputs_allocated: results for which no buffer was given.
+        outputs_given: results for which one was.
+        n_weights: weight storages, which are compared with those bound.
+        slots_changed: slots whose address moved.
+        words_patched: words that depend on them.
+    """
+
+    n_inputs: int
+    outputs_allocated: int
+    outputs_given: int
+    n_weights: int
+    slots_changed: int
+    words_patched: int
+
+    @property
+    def range_comparisons(self) -> int:
+        """How often two ranges of memory are compared: each buffer with all else."""
+        others = self.n_inputs + self.n_weights
+        return self.outputs_given * others + self.outputs_given * (self.outputs_given - 1) // 2
+
+    def terms(self, stage: str) -> dict[str, float]:
+        """What a stage's duration is linear in, by name."""
+        if stage == "convert":
+            return {
+                "execution": 1,
+                "input": self.n_inputs,
+                "output allocated": self.outputs_allocated,
+                "output given": self.outputs_given,
+                "range comparison": self.range_comparisons,
+                "weight": self.n_weights,
+            }
+        if stage == "policy":
+            return {"execution": 1, "slot changed": self.slots_changed}
+        if stage == "patch":
+            return {"patched at all": float(self.words_patched > 0), "word": self.words_patched}
+        return {"execution": 1}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Observation:
+    """One execution's header, measured: its shape, and each stage's ns by name."""
+
+    shape: HeaderShape
+    stages_ns: Mapping[str, float]
+
+    @property
+    def m_l_t_ns(self) -> float:
+        """The sum of the stages."""
+        return sum(self.stages_ns.values())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Coefficient:
+    """What one of something costs, in ns, with the interval that holds it with 95 % confidence."""
+
+    value_ns: float
+    low_ns: float
+    high_ns: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HeaderModel:
+    """m_l_t = convert + policy + patch + submit, each linear in what an execution does.
+
+    Attributes:
+        coefficients: by stage and term.
+        n_observations: executions that it was fitted to.
+    """
+
+    coefficients: Mapping[str, Mapping[str, Coefficient]]
+    n_observations: int
+
+    def stage_ns(self, stage: str, shape: HeaderShape) -> float:
+        """The predicted duration of one stage."""
+        known = self.coefficients[stage]
+        return sum(known[term].value_ns * count for term, count in shape.terms(stage).items())
+
+    def stages_ns(self, shape: HeaderShape) -> dict[str, float]:
+        """The predicted duration of each stage."""
+        return {stage: self.stage_ns(stage, shape) for stage in STAGES}
+
+    def m_l_t_ns(self, shape: HeaderShape) -> float:
+        """The predicted header duration."""
+        return sum(self.stages_ns(shape).values())
+
+    def error(self, observations: Iterable[Observation]) -> float:
+        """How far off it is: the median over shapes of |predicted / median observed - 1|.
+
+        Raises:
+            CostModelError: there is no observation.
+        """
+        by_shape = observations_by_shape(observations)
+        if not by_shape:
+            raise CostModelError("no executions were observed: execute the program first")
+        errors = []
+        for shape, group in by_shape.items():
+            observed = statistics.median(one.m_l_t_ns for one in group)
+            errors.append(abs(self.m_l_t_ns(shape) / observed - 1))
+        return statistics.median(errors)
+
+
+def observations_by_shape(
+    observations: Iterable[Observation],
+) -> dict[HeaderShape, list[Observation]]:
+    """Observations grouped by what the header had to do."""
+    groups: dict[HeaderShape, list[Observation]] = {}
+    for one in observations:
+        groups.setdefault(one.shape, []).append(one)
+    return groups

@@ -1,0 +1,24 @@
+"""Signatures: launches with one signature take alike long on one machine."""
+
+from __future__ import annotations
+
+from offload.program import Argument, Launch, TensorView
+
+
+def signature_of(launch: Launch) -> str:
+    """The operator with what its time depends on: dtypes, shapes, strides, other arguments."""
+    return f"{launch.operator}({', '.join(_describe(one) for one in launch.arguments)})"
+
+
+def _describe(argument: Argument) -> str:
+    if isinstance(argument, tuple):
+        return "[" + ", ".join(_describe(item) for item in argument) + "]"
+    if not isinstance(argument, TensorView):
+        return str(argument)
+    text = f"{argument.dtype}{list(argument.shape)}"
+    expected = 1
+    for size, stride in zip(reversed(argument.shape), reversed(argument.strides), strict=True):
+        if size != 1 and stride != expected:
+            return f"{text} strides {list(argument.strides)}"
+        expected *= size
+    return text
