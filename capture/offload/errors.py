@@ -27,3 +27,7 @@ class FileError(OffloadError):
 
 class BackendUnavailable(OffloadError):
     """A device cannot be used; the message names the missing library, device or version."""
+
+
+class TimelineError(OffloadError):
+    """A timeline cannot be written or drawn; the message says what is missing or not supported."""
