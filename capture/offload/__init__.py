@@ -15,6 +15,7 @@ from offload.errors import (
     FileError,
     OffloadError,
     PlanError,
+    TimelineError,
 )
 from offload.replay import Executable, LastExecution, Ticket
 
@@ -32,6 +33,7 @@ __all__ = [
     "OffloadError",
     "PlanError",
     "Ticket",
+    "TimelineError",
     "capture",
     "open",
 ]

@@ -45,7 +45,7 @@ _KIND_NAMES = {
 
 _LEFT, _RIGHT = 84.0, 18.0
 _HEADING, _TITLE, _TICKS, _LEGEND = 30.0, 20.0, 28.0, 22.0
-_DIMENSION, _NO_DIMENSION = 24.0, 4.0
+_DIMENSION, _NO_DIMENSION = 26.0, 4.0
 _BAR, _BELOW_BAR, _LABEL_ROW = 24.0, 12.0, 11.0
 _BEHIND_TEXT = 1.5
 
@@ -110,7 +110,7 @@ class _ChartBox:
             end = (self._scale.place(end_ns), self._tops[lane_index])
             _draw_arrow(axes, begin, end, "-|>")
         for dimension in self.chart.above:
-            self._draw_dimension(axes, dimension, _DIMENSION - 7, _DIMENSION - 17)
+            self._draw_dimension(axes, dimension, _DIMENSION - 7, _DIMENSION - 19)
             if dimension.header:
                 x, bottom = self._scale.place(dimension.end_ns), self._tops[-1]
                 axes.plot(

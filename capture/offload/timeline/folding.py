@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from offload.timeline.spans import Span
 
-BLOCKS_PER_LANE = 24
+BLOCKS_PER_LANE = 20
 """A folded block is at least this part of the drawn time wide, if there is enough to fold."""
 
 FEW_SPANS = 12
@@ -39,7 +39,7 @@ def fold(spans: Sequence[Span], drawn_ns: int) -> tuple[Block, ...]:
     """The spans of one lane as blocks, by begin.
 
     A span of at least 1/`BLOCKS_PER_LANE` of the drawn time stands alone. Shorter neighbours are
-    folded until the block is that wide, and less than half of that at the end joins the block
+    folded until the block is that wide, and less than 3/4 of that at the end joins the block
     before. A gap that wide ends a block too, so large gaps stay visible. Hence at most
     2 * `BLOCKS_PER_LANE` + 1 blocks. Up to `FEW_SPANS` are not folded.
 
@@ -65,7 +65,7 @@ def fold(spans: Sequence[Span], drawn_ns: int) -> tuple[Block, ...]:
         else:
             blocks.append([span])
     # What is left over at the end may be too narrow for its count.
-    narrow = len(blocks) > 1 and not is_wide(2 * _width_ns(blocks[-1]))
+    narrow = len(blocks) > 1 and not is_wide(_width_ns(blocks[-1]) * 4 // 3)
     if narrow and joins(blocks[-1][0], blocks[-2], wide=False):
         blocks[-2:] = [blocks[-2] + blocks[-1]]
     return tuple(map(_block, blocks))

@@ -127,7 +127,7 @@ def quantities_of(executions: Sequence[ExecutionTimeline]) -> tuple[Quantity, ..
     """m_l_t, its stages, issues, launches, transfers, and end to end; of several, the medians.
 
     What only some executions have counts as 0 in the others. A median of predictions is given
-    only if every execution has one. At least one execution.
+    only if it was predicted for every execution. At least one execution.
     """
     spans = [span for one in executions for span in (*one.spans, *one.predicted)]
     stages = dict.fromkeys(span.name for span in spans if span.kind is SpanKind.STAGE)
@@ -224,7 +224,7 @@ def heading(timeline: Timeline) -> str:
 
 
 def _section(execution: ExecutionTimeline) -> Section:
-    only = "" if execution.spans else ", only predicted"
+    only = ", only predicted" if execution.predicted and not execution.spans else ""
     return Section(
         f"execution {execution.number:,}, {execution.scheduling} scheduling{only}",
         f"policy {execution.policy}: {execution.slots_changed:,} slots, "
@@ -239,19 +239,19 @@ def _quantity(
     kind: SpanKind,
     span_name: str | None = None,
 ) -> Quantity:
-    def total_ns(spans: Sequence[Span]) -> int | None:
-        if not spans:
-            return None
-        return sum(
+    def durations_ns(spans: Sequence[Span]) -> list[int]:
+        return [
             span.duration_ns
             for span in spans
             if span.kind is kind and span_name in (None, span.name)
-        )
+        ]
 
+    # A prediction that has nothing of the kind is none of it: a cost model may leave copies out.
+    predicted = [durations_ns(one.predicted) for one in executions]
     return Quantity(
         name,
-        _median([total_ns(one.spans) for one in executions]),
-        _median([total_ns(one.predicted) for one in executions]),
+        _median([sum(durations_ns(one.spans)) if one.spans else None for one in executions]),
+        _median([sum(durations) if durations else None for durations in predicted]),
     )
 
 
