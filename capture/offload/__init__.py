@@ -20,6 +20,7 @@ from offload.errors import (
     FileError,
     OffloadError,
     PlanError,
+    TimelineError,
 )
 from offload.replay import Executable, LastExecution, Ticket
 from offload.timeline import Timeline
@@ -43,6 +44,7 @@ __all__ = [
     "PlanError",
     "Ticket",
     "Timeline",
+    "TimelineError",
     "calibrate",
     "capture",
     "diagnose",

@@ -30,9 +30,10 @@ from offload.passes import Interval, Placement, place_intervals
 from offload.passes.memory import THOROUGH_SEARCH_STEPS
 from offload.plan import Plan, SlotKind
 from offload.program import Program
-from offload.report import microseconds, printable, report_table
+from offload.report import printable, report_table
 from offload.structure import flatten, unflatten
 from offload.tensor_files import inputs_of, load_tensors, save_tensors
+from offload.timeline.summary import microseconds
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)

@@ -35,3 +35,7 @@ class DiagnosisError(OffloadError):
 
 class CostModelError(OffloadError):
     """Costs cannot be fitted, found or predicted; the message says what has to be measured."""
+
+
+class TimelineError(OffloadError):
+    """A timeline cannot be written or drawn; the message says what is missing or not supported."""

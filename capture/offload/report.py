@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 
 from offload.replay import Executable, LastExecution, MemoryReport
+from offload.timeline.summary import microseconds
 
 _STAGES = ("convert", "policy", "patch", "submit")
 
@@ -76,11 +77,6 @@ def report_table(report: Report) -> Table:
     for name, figure in rows:
         table.add_row(name, figure)
     return table
-
-
-def microseconds(duration_ns: int) -> str:
-    """A duration for people: `12.34 us`."""
-    return f"{duration_ns / 1e3:,.2f} us"
 
 
 def printable(text: str) -> str:

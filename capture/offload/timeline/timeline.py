@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from offload.errors import TimelineError
 from offload.timeline.spans import ExecutionTimeline
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PICTURES = "python -m pip install 'offload[pictures]'"
 
 
 class Timeline:
@@ -31,3 +41,69 @@ class Timeline:
     def recording_cost_ns(self) -> int:
         """What recording has added to all executions together."""
         return round(self.clock_reads * self.clock_read_ns)
+
+    def show(self, console: Console | None = None) -> None:
+        """Print tables: m_l_t by stage, launches and transfers, predicted beside measured.
+
+        Args:
+            console: of rich; the terminal if not given.
+        """
+        table, terminal = _module("offload.timeline.table"), _module("rich.console")
+        (console or terminal.Console()).print(table.timeline_tables(self))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a Chrome trace for Perfetto, chrome://tracing and Holistic Trace Analysis.
+
+        Args:
+            path: ends in `.json`, or in `.json.gz` to be compressed.
+
+        Raises:
+            TimelineError: the path ends otherwise, or there are no executions.
+        """
+        self._check_not_empty()
+        _module("offload.timeline.trace").save_trace(self, path)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw host-bound scheduling against model offload, and one execution with m_l_t marked.
+
+        The first needs both schedulings, measured or predicted; without, only the second is drawn.
+
+        Args:
+            path: ends in `.svg`, `.pdf` or `.png`.
+
+        Raises:
+            TimelineError: the path ends otherwise, there are no executions, or matplotlib is not
+                installed.
+        """
+        self._check_not_empty()
+        _module("offload.timeline.figures").save_figures(self, path)
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write one page with the figures, the tables and the trace; it refers to no other file.
+
+        Raises:
+            TimelineError: there are no executions, or matplotlib or jinja2 is not installed.
+        """
+        self._check_not_empty()
+        _module("offload.timeline.page").save_page(self, path)
+
+    def _check_not_empty(self) -> None:
+        if not any(one.spans or one.predicted for one in self.executions):
+            raise TimelineError(
+                "the timeline is empty: execute the model inside the with-block of timeline(), and "
+                "use the timeline after the block"
+            )
+
+
+def _module(name: str) -> Any:
+    """Import what only people who look at timelines need: drawing takes a second to import.
+
+    Raises:
+        TimelineError: a package of the optional dependencies is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("matplotlib", "jinja2"):
+            raise
+        raise TimelineError(f"this needs {error.name}, which is missing: {_PICTURES}") from error

@@ -1,0 +1,296 @@
+"""What a timeline's spans add up to: the figures that the table, the page and the picture show."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from offload.timeline.spans import ExecutionTimeline, Span, SpanKind
+
+if TYPE_CHECKING:
+    from offload.timeline.timeline import Timeline
+
+SHOWN_EXECUTIONS = 4
+"""Up to this many executions are shown one by one; more are summed up by medians."""
+
+SHOWN_LAUNCHES = 10
+"""Up to this many launches are listed one by one; more are summed up by operator."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Quantity:
+    """A duration, measured and predicted.
+
+    Attributes:
+        name: what it is of; a stage of the header is indented under `m_l_t`.
+        measured_ns, predicted_ns: None where there is none.
+        count: of launches, issues or transfers; None where counting means nothing.
+        size_bytes: of transfers.
+    """
+
+    name: str
+    measured_ns: float | None
+    predicted_ns: float | None
+    count: int | None = None
+    size_bytes: int = 0
+
+    @property
+    def error_percent(self) -> float | None:
+        """By how much the prediction is above the measurement."""
+        if not self.measured_ns or self.predicted_ns is None:
+            return None
+        return 100 * (self.predicted_ns - self.measured_ns) / self.measured_ns
+
+    @property
+    def label(self) -> str:
+        """The name, and of transfers their size."""
+        return f"{self.name}, {self.size_bytes:,} bytes" if self.size_bytes else self.name
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """Measured, predicted and the error, for people; a dash where there is none."""
+        error = self.error_percent
+        return (
+            "-" if self.measured_ns is None else microseconds(self.measured_ns),
+            "-" if self.predicted_ns is None else microseconds(self.predicted_ns),
+            "-" if error is None else f"{error:+.1f} %",
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Section:
+    """The quantities of one execution, or the medians of several.
+
+    Attributes:
+        title: which execution or executions.
+        header: what its header changed; empty for several.
+        quantities: in the order in which they are shown.
+    """
+
+    title: str
+    header: str
+    quantities: tuple[Quantity, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LaunchGroup:
+    """Launches summed up over the measured executions.
+
+    Attributes:
+        total: by operator, or with `#` and the launch's index before it where launches are listed;
+            predicted only if every execution has a prediction.
+        longest_ns: the longest of them.
+        share: of the time that all launches take.
+    """
+
+    total: Quantity
+    longest_ns: int
+    share: float
+
+
+def microseconds(duration_ns: float) -> str:
+    """A duration for people: `12.34 us`."""
+    return f"{duration_ns / 1e3:,.2f} us"
+
+
+def extent_ns(spans: Sequence[Span]) -> int:
+    """From the first begin to the last end; 0 without spans."""
+    if not spans:
+        return 0
+    return max(span.end_ns for span in spans) - min(span.begin_ns for span in spans)
+
+
+def shown_spans(execution: ExecutionTimeline) -> tuple[Span, ...]:
+    """The measured spans, or the predicted ones of an execution that was only predicted."""
+    return execution.spans or execution.predicted
+
+
+def representative(
+    executions: Sequence[ExecutionTimeline], scheduling: str
+) -> ExecutionTimeline | None:
+    """The execution of a scheduling with the (lower) median end-to-end time.
+
+    Measured executions come first; one that was only predicted is taken if there are none.
+    None if nothing was measured or predicted of this scheduling.
+    """
+    ours = [one for one in executions if one.scheduling == scheduling and shown_spans(one)]
+    candidates = [one for one in ours if one.spans] or ours
+    if not candidates:
+        return None
+    ordered = sorted(candidates, key=lambda one: extent_ns(shown_spans(one)))
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def quantities_of(executions: Sequence[ExecutionTimeline]) -> tuple[Quantity, ...]:
+    """m_l_t, its stages, issues, launches, transfers, and end to end; of several, the medians.
+
+    What only some executions have counts as 0 in the others. A median of predictions is given
+    only if it was predicted for every execution. At least one execution.
+    """
+    spans = [span for one in executions for span in (*one.spans, *one.predicted)]
+    stages = dict.fromkeys(span.name for span in spans if span.kind is SpanKind.STAGE)
+    kinds = {span.kind for span in spans}
+    rows = []
+    if stages:
+        rows.append(_quantity("m_l_t", executions, SpanKind.STAGE))
+        rows += [_quantity(f"  {name}", executions, SpanKind.STAGE, name) for name in stages]
+    rows += [
+        _counted(name, executions, kind)
+        for name, kind in (
+            ("issues", SpanKind.ISSUE),
+            ("launches", SpanKind.LAUNCH),
+            ("transfers", SpanKind.TRANSFER),
+        )
+        if kind in kinds
+    ]
+    measured = _median([extent_ns(one.spans) if one.spans else None for one in executions])
+    predicted = _median([extent_ns(one.predicted) if one.predicted else None for one in executions])
+    return (*rows, Quantity("end to end", measured, predicted))
+
+
+def sections_of(executions: Sequence[ExecutionTimeline]) -> tuple[Section, ...]:
+    """Every execution, or of many the medians of each scheduling, the first and the last."""
+    if len(executions) <= SHOWN_EXECUTIONS:
+        return tuple(_section(one) for one in executions)
+    groups: dict[str, list[ExecutionTimeline]] = {}
+    for one in executions:
+        if one.spans:
+            groups.setdefault(one.scheduling, []).append(one)
+    medians = [
+        Section(
+            f"{scheduling} scheduling, medians of {len(group):,} executions",
+            "",
+            quantities_of(group),
+        )
+        for scheduling, group in groups.items()
+    ]
+    return (*medians, _section(executions[0]), _section(executions[-1]))
+
+
+def launch_groups(executions: Sequence[ExecutionTimeline]) -> tuple[LaunchGroup, ...]:
+    """The measured launches, one by one if few, else by operator; the longest together first.
+
+    Beyond `SHOWN_LAUNCHES` groups, the last one sums up the rest.
+    """
+    pairs = [
+        (one.of_kind(SpanKind.LAUNCH), _launches(one.predicted)) for one in executions if one.spans
+    ]
+    one_by_one = max((len(launches) for launches, _ in pairs), default=0) <= SHOWN_LAUNCHES
+    predicted_all = all(predicted for _, predicted in pairs)
+    durations: dict[str, list[int]] = {}
+    predictions: dict[str, int] = {}
+    for launches, predicted in pairs:
+        for span in launches:
+            durations.setdefault(_launch_name(span, one_by_one), []).append(span.duration_ns)
+        for span in predicted:
+            name = _launch_name(span, one_by_one)
+            predictions[name] = predictions.get(name, 0) + span.duration_ns
+    total_ns = sum(map(sum, durations.values())) or 1
+    groups = [
+        LaunchGroup(
+            Quantity(
+                name, sum(times), predictions.get(name, 0) if predicted_all else None, len(times)
+            ),
+            max(times),
+            sum(times) / total_ns,
+        )
+        for name, times in durations.items()
+    ]
+    if one_by_one:
+        return tuple(groups)
+    return _fold_rest(sorted(groups, key=lambda group: -(group.total.measured_ns or 0)))
+
+
+def cost_sentence(timeline: Timeline) -> str:
+    """What recording has added."""
+    executions_ns = sum(extent_ns(one.spans) for one in timeline.executions)
+    cost_ns = timeline.recording_cost_ns
+    share = f", {100 * cost_ns / executions_ns:.1f} % of their time" if executions_ns else ""
+    return (
+        f"Recording read the clock {timeline.clock_reads:,} times at {timeline.clock_read_ns:.1f} "
+        f"ns each and so added {microseconds(cost_ns)} to the executions{share}."
+    )
+
+
+def heading(timeline: Timeline) -> str:
+    """How many executions, where, and with which versions."""
+    n = len(timeline.executions)
+    versions = "".join(f", {name} {version}" for name, version in timeline.versions.items())
+    return (
+        f"{n:,} execution{'s' * (n != 1)} on {timeline.device} ({timeline.machine_name}){versions}"
+    )
+
+
+def _section(execution: ExecutionTimeline) -> Section:
+    only = ", only predicted" if execution.predicted and not execution.spans else ""
+    return Section(
+        f"execution {execution.number:,}, {execution.scheduling} scheduling{only}",
+        f"policy {execution.policy}: {execution.slots_changed:,} slots, "
+        f"{execution.words_patched:,} words, {execution.bytes_copied:,} bytes copied",
+        quantities_of([execution]),
+    )
+
+
+def _quantity(
+    name: str,
+    executions: Sequence[ExecutionTimeline],
+    kind: SpanKind,
+    span_name: str | None = None,
+) -> Quantity:
+    def durations_ns(spans: Sequence[Span]) -> list[int]:
+        return [
+            span.duration_ns
+            for span in spans
+            if span.kind is kind and span_name in (None, span.name)
+        ]
+
+    # A prediction that has nothing of the kind is none of it: a cost model may leave copies out.
+    predicted = [durations_ns(one.predicted) for one in executions]
+    return Quantity(
+        name,
+        _median([sum(durations_ns(one.spans)) if one.spans else None for one in executions]),
+        _median([sum(durations) if durations else None for durations in predicted]),
+    )
+
+
+def _counted(name: str, executions: Sequence[ExecutionTimeline], kind: SpanKind) -> Quantity:
+    spans = [[span for span in shown_spans(one) if span.kind is kind] for one in executions]
+    return dataclasses.replace(
+        _quantity(name, executions, kind),
+        count=round(statistics.median(map(len, spans))),
+        size_bytes=round(statistics.median(sum(one.size_bytes for one in of) for of in spans)),
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if len(known) == len(values) else None
+
+
+def _launches(spans: Sequence[Span]) -> tuple[Span, ...]:
+    return tuple(span for span in spans if span.kind is SpanKind.LAUNCH)
+
+
+def _launch_name(span: Span, one_by_one: bool) -> str:
+    return f"#{span.launch} {span.name}" if one_by_one else span.name
+
+
+def _fold_rest(groups: list[LaunchGroup]) -> tuple[LaunchGroup, ...]:
+    """The first groups, and the others as one."""
+    shown, rest = groups[:SHOWN_LAUNCHES], groups[SHOWN_LAUNCHES:]
+    if not rest:
+        return tuple(shown)
+    totals = [group.total for group in rest]
+    predictions = [one.predicted_ns for one in totals if one.predicted_ns is not None]
+    total = Quantity(
+        f"{len(rest):,} other operators",
+        sum(one.measured_ns or 0 for one in totals),
+        sum(predictions) if len(predictions) == len(totals) else None,
+        sum(one.count or 0 for one in totals),
+    )
+    return (
+        *shown,
+        LaunchGroup(total, max(one.longest_ns for one in rest), sum(one.share for one in rest)),
+    )
