@@ -1,6 +1,17 @@
 """Recording: a model's call becomes a Program. The only user of torch's dispatch internals."""
 
+from offload.record.callables import parameter_names, refuse_compiled, refuse_hidden_reads
+from offload.record.operators import is_user_file, located_at
 from offload.record.recorder import Recorder, Recording
 from offload.record.verify import verify
 
-__all__ = ["Recorder", "Recording", "verify"]
+__all__ = [
+    "Recorder",
+    "Recording",
+    "is_user_file",
+    "located_at",
+    "parameter_names",
+    "refuse_compiled",
+    "refuse_hidden_reads",
+    "verify",
+]

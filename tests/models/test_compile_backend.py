@@ -1,0 +1,492 @@
+"""`torch.compile(model, backend="offload")` against eager, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from checks import Weights, assert_same, normal, sharing
+from checks import Call as Arguments
+from torch import nn
+
+import offload
+from offload.torch_compile import CAPTURE_LIMIT, backend
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """What one test compiled is no other test's."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that are compiled from now on."""
+    made: list[Any] = []
+    build = offload.torch_compile.CompiledGraph.__init__
+
+    def noted(graph: Any, *args: Any) -> None:
+        build(graph, *args)
+        made.append(graph)
+
+    monkeypatch.setattr(offload.torch_compile.CompiledGraph, "__init__", noted)
+    return made
+
+
+def n_captures(graphs: list[Any]) -> list[int]:
+    return [len(graph._captures) for graph in graphs]
+
+
+def n_executions(graphs: list[Any]) -> int:
+    loaded = (one._default for graph in graphs for one in graph._captures.values())
+    return sum(run.last_execution.n_executions for run in loaded if run is not None)
+
+
+def compiled(model: Callable[..., Any], **options: Any) -> Any:
+    return torch.compile(model, backend="offload", **options)
+
+
+def assert_as_eager(model: Callable[..., Any], *calls: Arguments, **options: Any) -> None:
+    """Results, arguments, state, aliasing and generator after each call, replays included."""
+    twin = copy.deepcopy(model)
+    run = compiled(model, **options)
+    for turn, call in enumerate(calls):
+        own, theirs = call.copy(), call.copy()
+        with torch.no_grad():
+            torch.manual_seed(turn)
+            expected, generator = theirs.on(twin), torch.get_rng_state()
+            torch.manual_seed(turn)
+            got = own.on(run)
+        assert_same(got, expected, f"call {turn}")
+        assert_same(own.args, theirs.args, f"arguments of call {turn}")
+        assert torch.equal(torch.get_rng_state(), generator)
+        if isinstance(model, nn.Module):
+            assert_same(dict(model.state_dict()), dict(twin.state_dict()), f"state, {turn}")
+        if turn:  # the recorded call works on aliases of its arguments
+            assert sharing(own, got) == sharing(theirs, expected)
+
+
+# ---- how torch finds it -------------------------------------------------------------------------
+
+
+def test_registered_by_entry_point():
+    (entry,) = importlib.metadata.entry_points(group="torch_dynamo_backends", name="offload")
+    assert entry.load() is backend
+    assert "offload" in torch.compiler.list_backends()
+
+
+def test_importing_offload_does_not_import_torchs_compiler():
+    code = "import sys, offload; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- results ------------------------------------------------------------------------------------
+
+
+def test_recorded_once_then_executed(graphs):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    run = compiled(model)
+    results = []
+    with torch.no_grad():
+        for _ in range(4):
+            x = normal(3, 4)
+            results.append(run(x))
+            assert torch.equal(results[-1], model(x))
+    assert n_captures(graphs) == [1]
+    assert n_executions(graphs) == 3
+    assert len({one.data_ptr() for one in results}) == 4
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_transformer(training):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(training)
+    assert_as_eager(model, *(Arguments(normal(2, 5, 8)) for _ in range(3)))
+
+
+def test_decoder_of_transformers(graphs):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, use_cache=False,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    run = compiled(model)
+    with torch.no_grad():
+        for _ in range(3):
+            tokens = torch.randint(64, (2, 6))
+            assert torch.equal(run(tokens).logits, model(tokens).logits)
+    assert n_captures(graphs) == [1]
+    assert n_executions(graphs) == 2
+
+
+def test_training_mode_buffers_and_random_numbers():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    assert_as_eager(model, *(Arguments(normal(8, 4)) for _ in range(3)))
+
+
+def test_inputs_written_and_returned():
+    def function(x, history):
+        history.add_(x)
+        history[0] = 5
+        return history, x * 2, history[1:], x
+
+    assert_as_eager(function, *(Arguments(normal(3), normal(3)) for _ in range(3)))
+
+
+def test_recorded_call_returns_memory_of_its_arguments():
+    x = normal(4)
+    with torch.no_grad():
+        view, same = compiled(lambda x: (x.view(2, 2), x))(x)
+    assert same is x
+    assert view.data_ptr() == x.data_ptr()
+
+
+def test_one_tensor_given_twice(graphs):
+    def function(x, y):
+        x.add_(1)
+        return x * y
+
+    run = compiled(function)
+    with torch.no_grad():
+        for _ in range(2):
+            one, two = normal(3), normal(3)
+            expected = (one + 1) * (one + 1)
+            assert torch.equal(run(one, one), expected)
+            expected = (one + 1) * two
+            assert torch.equal(run(one, two), expected)
+    assert n_captures(graphs) == [1, 1]
+
+
+def test_weights_and_views_of_them():
+    assert_as_eager(Weights(), *(Arguments(normal(2)) for _ in range(3)))
+
+
+def test_graph_breaks(graphs):
+    def function(x):
+        y = x * 2
+        if y.sum() > 0:
+            return y.relu()
+        return y.exp()
+
+    run = compiled(function)
+    with torch.no_grad():
+        for x in (torch.ones(3), -torch.ones(3), torch.full((3,), 2.0), torch.full((3,), -2.0)):
+            assert torch.equal(run(x), function(x))
+    assert n_captures(graphs) == [1, 1, 1]
+    assert n_executions(graphs) == 3 + 1 + 1
+
+
+def test_autocast_inside_and_around():
+    def inside(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ x
+
+    assert_as_eager(inside, *(Arguments(normal(3, 3)) for _ in range(2)))
+    run = compiled(lambda x: x @ x)
+    for _ in range(2):
+        x = normal(3, 3)
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(run(x), x @ x)
+        with torch.no_grad():
+            assert torch.equal(run(x), x @ x)
+
+
+def test_inference_mode():
+    model = nn.Linear(3, 2)
+    run = compiled(model)
+    for _ in range(3):
+        with torch.inference_mode():
+            x = normal(2, 3)
+            assert torch.equal(run(x), model(x))
+
+
+# ---- weights that change ------------------------------------------------------------------------
+
+
+def change_in_place(model: nn.Linear) -> None:
+    with torch.no_grad():
+        model.weight.add_(1)
+
+
+def change_data(model: nn.Linear) -> None:
+    model.weight.data = normal(2, 3)
+
+
+def change_parameter(model: nn.Linear) -> None:
+    model.weight = nn.Parameter(normal(2, 3))
+
+
+@pytest.mark.parametrize("change", [change_in_place, change_data, change_parameter])
+def test_changed_weights_of_a_compiled_model(change):
+    model = nn.Linear(3, 2)
+    run, x = compiled(model), normal(4, 3)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(run(x), model(x))
+            change(model)
+
+
+@pytest.mark.parametrize("change", [change_in_place, change_data])
+def test_changed_weights_held_by_the_graph(change):
+    """Older versions of torch leave modules in the graph; so do graphs that are traced by hand."""
+    model = nn.Sequential(nn.Linear(3, 2))
+    x = normal(4, 3)
+    run = backend(torch.fx.symbolic_trace(model), [x])
+    with torch.no_grad():
+        for _ in range(4):
+            assert torch.equal(run(x), model(x))
+            change(model[0])
+
+
+# ---- sizes and numbers --------------------------------------------------------------------------
+
+
+def test_dynamic_sizes(graphs):
+    model = nn.Linear(4, 3)
+    calls = [Arguments(normal(size, 4)) for size in (2, 3, 5, 3, 5, 2)]
+    assert_as_eager(model, *calls)
+    assert n_captures(graphs) == [1, 3]  # the first graph is static; the second takes any size
+    assert n_executions(graphs) == 2
+
+
+def test_sizes_as_results():
+    def function(x):
+        return x.sum(0), x.shape[0] * 2, x.new_ones(x.shape[0])
+
+    calls = [Arguments(normal(size, 2)) for size in (3, 4, 4, 3)]
+    assert_as_eager(function, *calls, dynamic=True)
+
+
+def test_layouts_of_dynamic_sizes():
+    calls = [Arguments(x) for x in (normal(3, 4), normal(4, 3).t(), normal(4, 5).t(), normal(5, 4))]
+    assert_as_eager(lambda x: x + 1, *calls, *calls, dynamic=True)
+
+
+def test_numbers(graphs):
+    def function(x, by):
+        return (x * by).relu()
+
+    values = (0.5, 0.25, 0.25, -0.0, 0.0, 3, 4, 3, True, False)
+    x = normal(3)
+    for dynamic in (None, True):
+        assert_as_eager(function, *(Arguments(x, by) for by in values), dynamic=dynamic)
+    assert n_executions(graphs) > 0
+
+
+def test_not_a_number(graphs):
+    run = compiled(lambda x, by: x + by, dynamic=True)
+    with torch.no_grad():
+        for _ in range(3):
+            assert run(normal(2), float("nan")).isnan().all()
+    assert max(n_captures(graphs)) == 1
+
+
+def test_limit_of_captures(graphs):
+    run = compiled(lambda x: x + 1, dynamic=True)
+    with torch.no_grad():
+        for size in range(2, 2 + CAPTURE_LIMIT):
+            run(normal(size))
+        with pytest.raises(offload.CaptureError, match=r"16 combinations.*\(40,\).*: 32"):
+            run(normal(40))
+        x = normal(2)
+        assert torch.equal(run(x), x + 1)
+    assert n_captures(graphs) == [CAPTURE_LIMIT]
+
+
+def test_limit_by_option(graphs):
+    run = compiled(lambda x: x + 1, dynamic=True, options={"capture_limit": 1})
+    with torch.no_grad():
+        run(normal(2))
+        with pytest.raises(offload.CaptureError, match="captured for 1 combination"):
+            run(normal(3))
+
+
+# ---- gradients ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [(nn.Linear(2, 2), normal(1, 2)), (torch.sin, normal(2).requires_grad_())],
+    ids=["parameter", "input"],
+)
+def test_gradients_are_refused(model, x):
+    run = compiled(model)
+    with pytest.raises(offload.CaptureError, match=r"torch\.no_grad"):
+        run(x)
+    with torch.no_grad():
+        assert torch.equal(run(x), model(x))
+        assert torch.equal(run(x), model(x))
+    with pytest.raises(offload.CaptureError, match=r"torch\.no_grad"):
+        run(x)
+
+
+def test_gradients_held_by_the_graph_are_refused():
+    model, x = nn.Linear(2, 2), normal(1, 2)
+    run = backend(torch.fx.symbolic_trace(model), [x])
+    with torch.no_grad():
+        run(x)
+    with pytest.raises(offload.CaptureError, match=r"torch\.no_grad"):
+        run(x)
+
+
+def test_nothing_requires_gradients():
+    run, x = compiled(torch.sin), normal(2)
+    for _ in range(2):
+        assert torch.equal(run(x), x.sin())
+
+
+def test_no_grad_inside():
+    model, x = nn.Linear(2, 2), normal(1, 2)
+    run = compiled(torch.no_grad()(model.forward))
+    for _ in range(2):
+        assert torch.equal(run(x), model(x))
+        assert not run(x).requires_grad
+    assert torch.is_grad_enabled()
+
+
+def test_enable_grad_inside():
+    def function(x):
+        with torch.enable_grad():
+            return x * 2
+
+    with torch.no_grad():
+        with pytest.raises(offload.CaptureError, match=r"torch\.enable_grad"):
+            compiled(function)(normal(2).requires_grad_())
+        x = normal(2)
+        assert torch.equal(compiled(function)(x), x * 2)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_switching_gradients_for_good_is_refused(enabled):
+    def function(x):
+        torch.set_grad_enabled(enabled)
+        return x + 1
+
+    with (
+        torch.set_grad_enabled(not enabled),
+        pytest.raises(offload.CaptureError, match=f"switched {'on' if enabled else 'off'}"),
+    ):
+        compiled(function)(normal(2))
+
+
+# ---- refusals reach the user as they are --------------------------------------------------------
+
+
+@pytest.mark.parametrize("suppress", [False, True])
+def test_refusal_names_operator_and_line(suppress):
+    """Even where torch would run in eager what a backend cannot compile."""
+
+    def function(x):
+        return (x * 2).nonzero()
+
+    with (
+        torch._dynamo.config.patch(
+            capture_dynamic_output_shape_ops=True, suppress_errors=suppress
+        ),
+        torch.no_grad(),
+        pytest.raises(
+            offload.CaptureError, match=rf"test_compile_backend\.py:{line_of(function) + 1}: .*zero"
+        ),
+    ):
+        compiled(function)(normal(3))
+
+
+def line_of(function: Callable[..., Any]) -> int:
+    return function.__code__.co_firstlineno
+
+
+def test_launches_know_the_users_line(graphs):
+    def function(x):
+        y = x + 1
+        return y.exp()
+
+    with torch.no_grad():
+        compiled(function)(normal(2))
+    (captured,) = graphs[0]._captures.values()
+    begin = line_of(function)
+    sources = [launch.source for launch in captured.program.launches]
+    assert sources == [f"{__file__}:{begin + 1}", f"{__file__}:{begin + 2}"]
+
+
+def test_higher_order_operators_are_refused():
+    def function(x):
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    with torch.no_grad(), pytest.raises(offload.CaptureError, match="higher-order"):
+        compiled(function)(normal(3))
+
+
+def test_errors_of_operators_are_their_own():
+    def function(x, index):
+        return x.index_select(0, index)
+
+    run, x = compiled(function), normal(3)
+    with torch.no_grad():
+        for _ in range(2):
+            with pytest.raises(IndexError, match=r"^index out of range"):
+                run(x, torch.tensor([7]))
+        assert torch.equal(run(x, torch.tensor([1])), x[1:2])
+        with pytest.raises(offload.ExecutionError, match="index out of range"):
+            run(x, torch.tensor([7]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"mode": "reduce-overhead"}, "reduce-overhead"),
+        ({"options": {"limit": 3}}, "limit"),
+        ({"options": {"capture_limit": 0}}, "1 or more"),
+        ({"options": {"capture_limit": "9"}}, "'9'"),
+    ],
+)
+def test_unknown_settings_are_refused(settings, part):
+    with torch.no_grad(), pytest.raises(offload.CaptureError, match=part):
+        compiled(torch.sin, **settings)(normal(2))
+
+
+def test_compiled_call_inside_a_captured_call():
+    """torch compiles nothing under the recorder's modes, so its launches are recorded."""
+    run = compiled(torch.sin)
+    with torch.no_grad():
+        run(normal(2))
+        captured = offload.capture(lambda x: run(x) + 1, normal(2))
+        x = normal(2)
+        assert torch.equal(captured(x), x.sin() + 1)
+    assert len(captured.program.launches) == 2
+    with pytest.raises(offload.CaptureError, match="compiled"):
+        offload.capture(compiled(nn.Linear(2, 2)), normal(1, 2))
+
+
+# ---- threads ------------------------------------------------------------------------------------
+
+
+def test_first_calls_from_several_threads(graphs):
+    run = compiled(lambda x: (x + 1).exp())
+    inputs = [normal(3) for _ in range(4)]
+    results: dict[int, torch.Tensor] = {}
+    begin = threading.Barrier(4)
+
+    def call(turn: int) -> None:
+        begin.wait()
+        with torch.no_grad():
+            for _ in range(3):
+                results[turn] = run(inputs[turn])
+
+    threads = [threading.Thread(target=call, args=(turn,)) for turn in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    for turn, x in enumerate(inputs):
+        assert torch.equal(results[turn], (x + 1).exp())
+    assert sum(n_captures(graphs)) + n_executions(graphs) == 12
