@@ -167,6 +167,21 @@ def test_one_tensor_given_twice(graphs):
     assert n_captures(graphs) == [1, 1]
 
 
+def test_inputs_that_overlap_otherwise_are_refused():
+    """torch guards no overlap, and what was recorded apart would give other results together."""
+
+    def function(x, y):
+        x.add_(1)
+        return x * y
+
+    run, memory = compiled(function), torch.zeros(5)
+    with torch.no_grad():
+        run(normal(4), normal(4))
+        with pytest.raises(offload.BindingError, match="overlap"):
+            run(memory[:4], memory[1:])
+    assert torch.equal(memory, torch.zeros(5))
+
+
 def test_weights_and_views_of_them():
     assert_as_eager(Weights(), *(Arguments(normal(2)) for _ in range(3)))
 
@@ -390,9 +405,7 @@ def test_refusal_names_operator_and_line(suppress):
         return (x * 2).nonzero()
 
     with (
-        torch._dynamo.config.patch(
-            capture_dynamic_output_shape_ops=True, suppress_errors=suppress
-        ),
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, suppress_errors=suppress),
         torch.no_grad(),
         pytest.raises(
             offload.CaptureError, match=rf"test_compile_backend\.py:{line_of(function) + 1}: .*zero"
