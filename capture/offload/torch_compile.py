@@ -43,7 +43,8 @@ def backend(
     Args:
         graph_module: what torch traced, or any GraphModule of torch operators.
         example_inputs: inputs like those of the call; tensors may be fake and sizes symbolic.
-        options: `capture_limit`, the number of combinations of sizes, by default CAPTURE_LIMIT.
+        options: `capture_limit`, the number of combinations of sizes, by default CAPTURE_LIMIT; and
+            `host_reads`, as for `offload.capture`.
         mode: refused, for offload has none.
 
     Returns:
@@ -69,6 +70,7 @@ class CompiledGraph:
     ) -> None:
         self._refusal = _refused_settings(options, mode)
         self._capture_limit = options.get("capture_limit", CAPTURE_LIMIT)
+        self._host_reads = options.get("host_reads", "avoid")
         self._numbers = _take_numbers(graph_module)
         self._graph = _LocatedGraph(graph_module)
         self._state = [*graph_module.parameters(), *graph_module.buffers()]
@@ -135,7 +137,7 @@ class CompiledGraph:
                     "inputs to fewer sizes, pass numbers as tensors, or compile with "
                     f'options={{"capture_limit": {2 * self._capture_limit}}}'
                 )
-            with capture(self._graph) as captured:
+            with capture(self._graph, host_reads=self._host_reads) as captured:
                 result = captured(*args)
             self._captures[key] = captured
             return result
@@ -150,8 +152,8 @@ def _refused_settings(options: Mapping[str, Any], mode: str | None) -> str | Non
         return (
             f"torch.compile's mode {mode!r} is not one of offload's, which has none: leave it out"
         )
-    if unknown := sorted(set(options) - {"capture_limit"}):
-        return f"expected no option but capture_limit, got {unknown}"
+    if unknown := sorted(set(options) - {"capture_limit", "host_reads"}):
+        return f"expected no options but capture_limit and host_reads, got {unknown}"
     limit = options.get("capture_limit", CAPTURE_LIMIT)
     if not isinstance(limit, int) or limit < 1:
         return f"capture_limit: expected a number of captures, 1 or more, got {limit!r}"

@@ -1,78 +1,23 @@
-"""`torch.compile(model, backend="offload")` against eager, and what it refuses."""
+"""`torch.compile(model, backend="offload")` against eager: results, state, weights and sizes."""
 
 from __future__ import annotations
 
-import copy
 import importlib.metadata
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
-from checks import Weights, assert_same, normal, sharing
 from checks import Call as Arguments
+from checks import Weights, normal
+from compiling import assert_as_eager, compiled, n_captures, n_executions
 from torch import nn
 
 import offload
 from offload.torch_compile import CAPTURE_LIMIT, backend
 
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """What one test compiled is no other test's."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The graphs that are compiled from now on."""
-    made: list[Any] = []
-    build = offload.torch_compile.CompiledGraph.__init__
-
-    def noted(graph: Any, *args: Any) -> None:
-        build(graph, *args)
-        made.append(graph)
-
-    monkeypatch.setattr(offload.torch_compile.CompiledGraph, "__init__", noted)
-    return made
-
-
-def n_captures(graphs: list[Any]) -> list[int]:
-    return [len(graph._captures) for graph in graphs]
-
-
-def n_executions(graphs: list[Any]) -> int:
-    loaded = (one._default for graph in graphs for one in graph._captures.values())
-    return sum(run.last_execution.n_executions for run in loaded if run is not None)
-
-
-def compiled(model: Callable[..., Any], **options: Any) -> Any:
-    return torch.compile(model, backend="offload", **options)
-
-
-def assert_as_eager(model: Callable[..., Any], *calls: Arguments, **options: Any) -> None:
-    """Results, arguments, state, aliasing and generator after each call, replays included."""
-    twin = copy.deepcopy(model)
-    run = compiled(model, **options)
-    for turn, call in enumerate(calls):
-        own, theirs = call.copy(), call.copy()
-        with torch.no_grad():
-            torch.manual_seed(turn)
-            expected, generator = theirs.on(twin), torch.get_rng_state()
-            torch.manual_seed(turn)
-            got = own.on(run)
-        assert_same(got, expected, f"call {turn}")
-        assert_same(own.args, theirs.args, f"arguments of call {turn}")
-        assert torch.equal(torch.get_rng_state(), generator)
-        if isinstance(model, nn.Module):
-            assert_same(dict(model.state_dict()), dict(twin.state_dict()), f"state, {turn}")
-        if turn:  # the recorded call works on aliases of its arguments
-            assert sharing(own, got) == sharing(theirs, expected)
+pytestmark = pytest.mark.usefixtures("compiler_reset")
 
 
 # ---- how torch finds it -------------------------------------------------------------------------
@@ -324,160 +269,6 @@ def test_limit_by_option(graphs):
         run(normal(2))
         with pytest.raises(offload.CaptureError, match="captured for 1 combination"):
             run(normal(3))
-
-
-# ---- gradients ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model", "x"),
-    [(nn.Linear(2, 2), normal(1, 2)), (torch.sin, normal(2).requires_grad_())],
-    ids=["parameter", "input"],
-)
-def test_gradients_are_refused(model, x):
-    run = compiled(model)
-    with pytest.raises(offload.CaptureError, match=r"torch\.no_grad"):
-        run(x)
-    with torch.no_grad():
-        assert torch.equal(run(x), model(x))
-        assert torch.equal(run(x), model(x))
-    with pytest.raises(offload.CaptureError, match=r"torch\.no_grad"):
-        run(x)
-
-
-def test_gradients_held_by_the_graph_are_refused():
-    model, x = nn.Linear(2, 2), normal(1, 2)
-    run = backend(torch.fx.symbolic_trace(model), [x])
-    with torch.no_grad():
-        run(x)
-    with pytest.raises(offload.CaptureError, match=r"torch\.no_grad"):
-        run(x)
-
-
-def test_nothing_requires_gradients():
-    run, x = compiled(torch.sin), normal(2)
-    for _ in range(2):
-        assert torch.equal(run(x), x.sin())
-
-
-def test_no_grad_inside():
-    model, x = nn.Linear(2, 2), normal(1, 2)
-    run = compiled(torch.no_grad()(model.forward))
-    for _ in range(2):
-        assert torch.equal(run(x), model(x))
-        assert not run(x).requires_grad
-    assert torch.is_grad_enabled()
-
-
-def test_enable_grad_inside():
-    def function(x):
-        with torch.enable_grad():
-            return x * 2
-
-    with torch.no_grad():
-        with pytest.raises(offload.CaptureError, match=r"torch\.enable_grad"):
-            compiled(function)(normal(2).requires_grad_())
-        x = normal(2)
-        assert torch.equal(compiled(function)(x), x * 2)
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_switching_gradients_for_good_is_refused(enabled):
-    def function(x):
-        torch.set_grad_enabled(enabled)
-        return x + 1
-
-    with (
-        torch.set_grad_enabled(not enabled),
-        pytest.raises(offload.CaptureError, match=f"switched {'on' if enabled else 'off'}"),
-    ):
-        compiled(function)(normal(2))
-
-
-# ---- refusals reach the user as they are --------------------------------------------------------
-
-
-@pytest.mark.parametrize("suppress", [False, True])
-def test_refusal_names_operator_and_line(suppress):
-    """Even where torch would run in eager what a backend cannot compile."""
-
-    def function(x):
-        return (x * 2).nonzero()
-
-    with (
-        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, suppress_errors=suppress),
-        torch.no_grad(),
-        pytest.raises(
-            offload.CaptureError, match=rf"test_compile_backend\.py:{line_of(function) + 1}: .*zero"
-        ),
-    ):
-        compiled(function)(normal(3))
-
-
-def line_of(function: Callable[..., Any]) -> int:
-    return function.__code__.co_firstlineno
-
-
-def test_launches_know_the_users_line(graphs):
-    def function(x):
-        y = x + 1
-        return y.exp()
-
-    with torch.no_grad():
-        compiled(function)(normal(2))
-    (captured,) = graphs[0]._captures.values()
-    begin = line_of(function)
-    sources = [launch.source for launch in captured.program.launches]
-    assert sources == [f"{__file__}:{begin + 1}", f"{__file__}:{begin + 2}"]
-
-
-def test_higher_order_operators_are_refused():
-    def function(x):
-        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-
-    with torch.no_grad(), pytest.raises(offload.CaptureError, match="higher-order"):
-        compiled(function)(normal(3))
-
-
-def test_errors_of_operators_are_their_own():
-    def function(x, index):
-        return x.index_select(0, index)
-
-    run, x = compiled(function), normal(3)
-    with torch.no_grad():
-        for _ in range(2):
-            with pytest.raises(IndexError, match=r"^index out of range"):
-                run(x, torch.tensor([7]))
-        assert torch.equal(run(x, torch.tensor([1])), x[1:2])
-        with pytest.raises(offload.ExecutionError, match="index out of range"):
-            run(x, torch.tensor([7]))
-
-
-@pytest.mark.parametrize(
-    ("settings", "part"),
-    [
-        ({"mode": "reduce-overhead"}, "reduce-overhead"),
-        ({"options": {"limit": 3}}, "limit"),
-        ({"options": {"capture_limit": 0}}, "1 or more"),
-        ({"options": {"capture_limit": "9"}}, "'9'"),
-    ],
-)
-def test_unknown_settings_are_refused(settings, part):
-    with torch.no_grad(), pytest.raises(offload.CaptureError, match=part):
-        compiled(torch.sin, **settings)(normal(2))
-
-
-def test_compiled_call_inside_a_captured_call():
-    """torch compiles nothing under the recorder's modes, so its launches are recorded."""
-    run = compiled(torch.sin)
-    with torch.no_grad():
-        run(normal(2))
-        captured = offload.capture(lambda x: run(x) + 1, normal(2))
-        x = normal(2)
-        assert torch.equal(captured(x), x.sin() + 1)
-    assert len(captured.program.launches) == 2
-    with pytest.raises(offload.CaptureError, match="compiled"):
-        offload.capture(compiled(nn.Linear(2, 2)), normal(1, 2))
 
 
 # ---- threads ------------------------------------------------------------------------------------
