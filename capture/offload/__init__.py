@@ -3,6 +3,8 @@
 with offload.capture(model) as captured:
 model(x)
 y2 = captured(x2)
+
+Or, for one call in a script: `captured = offload.capture(model, x)`.
 """
 
 from offload.api import Captured, capture

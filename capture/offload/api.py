@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, overload
 
 import torch
 
@@ -19,7 +17,13 @@ from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.explain import explain
 from offload.files import open_program, save_program
 from offload.program import Program
-from offload.record import Recorder, verify
+from offload.record import (
+    Recorder,
+    parameter_names,
+    refuse_compiled,
+    refuse_hidden_reads,
+    verify,
+)
 from offload.replay import Executable
 from offload.timeline import Scheduling
 
@@ -46,6 +50,7 @@ class Captured:
         self._program = program
         self._in_block = False
         self._refused: Exception | None = None
+        self._recorded_result: tuple[Any] | None = None
         self._default: Executable | None = None
         self._load_lock = threading.Lock()
 
@@ -59,6 +64,21 @@ class Captured:
         if self._program is None:
             raise CaptureError("nothing is recorded yet: call the model once inside the with-block")
         return self._program
+
+    @property
+    def recorded_result(self) -> Any:
+        """What the recorded call returned; kept alive by this object.
+
+        Raises:
+            CaptureError: the call was made in a with-block, which returned its result there, or
+                the Program was opened from a file.
+        """
+        if self._recorded_result is None:
+            raise CaptureError(
+                "only capture(model, *args) keeps the recorded call's result: in a with-block, "
+                "keep what the call returns"
+            )
+        return self._recorded_result[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute with new tensors; in the with-block, call the model and record it.
@@ -165,12 +185,12 @@ class Captured:
                 "leave the block after the first, and call the captured model instead"
             )
         function = self._function
-        _refuse_compiled(function)
-        _refuse_hidden_reads(function)
+        refuse_compiled(function)
+        refuse_hidden_reads(function)
         recorder = Recorder(
             host_reads=self._host_reads,
             function=function,
-            parameter_names=_parameter_names(function),
+            parameter_names=parameter_names(function),
             device="cpu",
         )
         _recording.active = True
@@ -216,26 +236,68 @@ def open_file(path: str | os.PathLike[str]) -> Captured:
     return Captured(None, program=open_program(path))
 
 
-@contextlib.contextmanager
-def capture(model: Callable[..., Any], *, host_reads: str = "avoid") -> Iterator[Captured]:
-    """Record one call of `model` made inside the with-block.
+class CaptureBlock(contextlib.AbstractContextManager[Captured]):
+    """The with-block of `capture`: gives the Captured, and checks that one call was recorded."""
 
-    A module's own call is recorded. A plain function cannot be watched, so it is called through
-    the handle (`captured(x)` in the block), which works for modules too.
+    def __init__(self, model: Callable[..., Any], host_reads: str) -> None:
+        self._block = _recording_block(model, host_reads)
+
+    def __enter__(self) -> Captured:
+        return self._block.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._block.__exit__(*error)
+
+
+@overload
+def capture(model: Callable[..., Any], /, *, host_reads: str = ...) -> CaptureBlock: ...
+
+
+@overload
+def capture(
+    model: Callable[..., Any], /, *args: Any, host_reads: str = ..., **kwargs: Any
+) -> Captured: ...
+
+
+def capture(
+    model: Callable[..., Any], /, *args: Any, host_reads: str = "avoid", **kwargs: Any
+) -> CaptureBlock | Captured:
+    """Record one call of `model`: this one, or without arguments the one made in the with-block.
+
+    `captured = capture(model, x)` calls `model(x)` and records it; the call's result is
+    `captured.recorded_result`.
+
+    `with capture(model) as captured: y = model(x)` records a module's own call. A plain function
+    cannot be watched, so it is called through the handle (`captured(x)` in the block), which works
+    for modules too. The block is also the way for a model that takes no arguments, or one with a
+    parameter named `host_reads`.
 
     Args:
         model: an nn.Module, or any callable on tensors.
+        *args: what to call it with; **kwargs likewise.
         host_reads: `avoid` tells model code that it is being compiled, so that it reads no tensor
             on the host, and refuses what still does; `guard` records the value that was read and
             checks it at each execution, before any state changes.
+        **kwargs: see *args.
 
-    Yields:
-        A Captured, to be called with new tensors after the block.
+    Returns:
+        With arguments the Captured, to be called with new tensors. Without, a context manager that
+        gives it.
 
     Raises:
-        CaptureError: no call, two calls, a capture inside a captured call, or a call that cannot
-            be recorded.
+        CaptureError: the call cannot be recorded; a capture inside a captured call; or, at the
+            block's end, that it made no call or two.
     """
+    block = CaptureBlock(model, host_reads)
+    if not (args or kwargs):
+        return block
+    with block as captured:
+        captured._recorded_result = (captured(*args, **kwargs),)
+    return captured
+
+
+@contextlib.contextmanager
+def _recording_block(model: Callable[..., Any], host_reads: str) -> Iterator[Captured]:
     if host_reads not in HOST_READS:
         raise CaptureError(f"host_reads: expected one of {HOST_READS}, got {host_reads!r}")
     if not callable(model):
@@ -324,67 +386,3 @@ class _Watch:
         if self._recorder is not None:
             self._captured._abandon(self._recorder)
             self._recorder = None
-
-
-def _module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
-    while isinstance(function, functools.partial):
-        function = function.func
-    if isinstance(function, torch.nn.Module):
-        return function
-    owner = getattr(function, "__self__", None)
-    return owner if isinstance(owner, torch.nn.Module) else None
-
-
-def _parameter_names(function: Callable[..., Any] | None) -> tuple[str, ...]:
-    """The names that positional arguments may be given by; empty where only the position counts."""
-    target: Any = function.forward if isinstance(function, torch.nn.Module) else function
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    positional = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    )
-    return tuple(
-        "" if parameter.kind is inspect.Parameter.POSITIONAL_ONLY else parameter.name
-        for parameter in parameters
-        if parameter.kind in positional
-    )
-
-
-def _refuse_compiled(function: Callable[..., Any] | None) -> None:
-    """Refuse what torch.compile has wrapped: under the recorder's modes it would run eagerly.
-
-    Raises:
-        CaptureError: the callable, or a module inside it, is compiled.
-    """
-    module = _module_of(function)
-    modules = [] if module is None else list(module.named_modules())
-    compiled = [
-        name or "the model"
-        for name, one in modules
-        if one._compiled_call_impl is not None or hasattr(one, "_orig_mod")
-    ]
-    if hasattr(function, "_torchdynamo_orig_callable"):
-        compiled.append("the function")
-    if compiled:
-        raise CaptureError(
-            f"{', '.join(compiled)} is compiled by torch.compile, which hides its launches: "
-            "capture the model before compiling it"
-        )
-
-
-def _refuse_hidden_reads(function: Callable[..., Any] | None) -> None:
-    """Refuse scripted code that reads tensors where no mode sees it.
-
-    Raises:
-        CaptureError: a scripted module or function calls `tolist`.
-    """
-    module = _module_of(function)
-    scripts: list[Any] = [function, *([] if module is None else module.modules())]
-    if any("prim::tolist" in str(getattr(script, "inlined_graph", "")) for script in scripts):
-        raise CaptureError(
-            "scripted code calls tolist(), which reads a tensor where the recorder cannot see it: "
-            "capture the Python function instead"
-        )

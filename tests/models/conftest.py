@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 import offload
 
-pytest.register_assert_rewrite("checks", "families")
+pytest.register_assert_rewrite("checks", "compiling", "families")
 
 
 class Layers(nn.Module):
@@ -56,3 +57,27 @@ def two_results() -> offload.Executable:
     with offload.capture(lambda a, b: (a + b, (a * b).sin())) as captured:
         captured(torch.randn(4), torch.randn(4))
     return captured.load()
+
+
+@pytest.fixture
+def compiler_reset() -> Iterator[None]:
+    """What one test compiled with torch.compile is no other test's."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def graphs(compiler_reset: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that torch.compile hands to offload from now on."""
+    from offload.torch_compile import CompiledGraph
+
+    made: list[Any] = []
+    build = CompiledGraph.__init__
+
+    def noted(graph: CompiledGraph, *args: Any) -> None:
+        build(graph, *args)
+        made.append(graph)
+
+    monkeypatch.setattr(CompiledGraph, "__init__", noted)
+    return made

@@ -93,6 +93,18 @@ def test_input_requires_grad():
     assert same is x
 
 
+def test_operators_are_chosen_as_for_the_argument_itself():
+    """`matmul` folds a batch, or not, by whether an operand requires gradients."""
+    x, weight = normal(5, 2, 8).transpose(0, 1), normal(8, 8)
+    check(nn.functional.linear, Call(x, weight, normal(8)))
+    check(nn.functional.linear, Call(x, weight.requires_grad_(), normal(8)))
+    lean, folded = (
+        [launch.operator for launch in capture(nn.functional.linear, x, one).program.launches]
+        for one in (weight.detach(), weight)
+    )
+    assert lean != folded
+
+
 @pytest.mark.parametrize(
     ("recorded", "other"),
     [

@@ -21,4 +21,8 @@ def test_example_runs(tmp_path, monkeypatch, capsys):
     assert "words patched" in printed
     again, x = names["again"], names["x"]
     assert isinstance(again, offload.Captured)
-    assert again(x).equal(names["captured"](x))
+    captured = names["captured"]
+    assert isinstance(captured, offload.Captured)
+    assert again(x).equal(captured(x))
+    assert captured.recorded_result.equal(names["y"])
+    assert captured(x).equal(names["y4"])

@@ -13,7 +13,8 @@ from offload.diagnosis.evidence import Finding
 from offload.diagnosis.idle import LaneIdle
 from offload.diagnosis.operators import OperatorCosts
 from offload.diagnosis.stopwatch import Timing, quartiles
-from offload.report import microseconds, printable
+from offload.report import printable
+from offload.timeline.summary import microseconds
 
 if TYPE_CHECKING:
     from offload.diagnosis.diagnosis import Diagnosis, TraceFigures

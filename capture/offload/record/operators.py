@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,13 +38,32 @@ def is_tensor(thing: Any) -> bool:
     return isinstance(thing, torch.Tensor)
 
 
+_traced_location = contextvars.ContextVar("traced_location", default="")
+
+
+@contextlib.contextmanager
+def located_at(location: str) -> Iterator[None]:
+    """Let `user_location` answer this, if not empty: a traced graph runs, not the user's code."""
+    token = _traced_location.set(location)
+    try:
+        yield
+    finally:
+        _traced_location.reset(token)
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether code of this file is neither torch's nor offload's, nor generated."""
+    return not filename.startswith((*_SKIPPED_FOLDERS, "<"))
+
+
 def user_location() -> str:
     """`file:line` of the innermost frame outside torch and offload."""
+    if traced := _traced_location.get():
+        return traced
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith(_SKIPPED_FOLDERS) and not filename.startswith("<"):
-            return f"{filename}:{frame.f_lineno}"
+        if is_user_file(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown"
 

@@ -186,7 +186,8 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor on the same memory with a storage object of its own.
 
     Two arguments may share a storage with each other or with a weight. Which of them a view in the
-    forward comes from could then not be told, and Python's `is` would decide for later calls.
+    forward comes from could then not be told, and Python's `is` would decide for later calls. It
+    requires gradients if the tensor does: `matmul` and others choose their launches by that.
     """
     content = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     content.set_(tensor.untyped_storage())
@@ -195,4 +196,6 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     twin.set_(other, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
     if tensor.is_conj():
         twin = torch._conj(twin)
-    return torch._neg_view(twin) if tensor.is_neg() else twin
+    if tensor.is_neg():
+        twin = torch._neg_view(twin)
+    return twin.requires_grad_(tensor.requires_grad)

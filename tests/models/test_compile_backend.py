@@ -1,0 +1,296 @@
+"""`torch.compile(model, backend="offload")` against eager: results, state, weights and sizes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from checks import Call as Arguments
+from checks import Weights, normal
+from compiling import assert_as_eager, compiled, n_captures, n_executions
+from torch import nn
+
+import offload
+from offload.torch_compile import CAPTURE_LIMIT, backend
+
+pytestmark = pytest.mark.usefixtures("compiler_reset")
+
+
+# ---- how torch finds it -------------------------------------------------------------------------
+
+
+def test_registered_by_entry_point():
+    (entry,) = importlib.metadata.entry_points(group="torch_dynamo_backends", name="offload")
+    assert entry.load() is backend
+    assert "offload" in torch.compiler.list_backends()
+
+
+def test_importing_offload_does_not_import_torchs_compiler():
+    code = "import sys, offload; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- results ------------------------------------------------------------------------------------
+
+
+def test_recorded_once_then_executed(graphs):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    run = compiled(model)
+    results = []
+    with torch.no_grad():
+        for _ in range(4):
+            x = normal(3, 4)
+            results.append(run(x))
+            assert torch.equal(results[-1], model(x))
+    assert n_captures(graphs) == [1]
+    assert n_executions(graphs) == 3
+    assert len({one.data_ptr() for one in results}) == 4
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_transformer(training):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(training)
+    assert_as_eager(model, *(Arguments(normal(2, 5, 8)) for _ in range(3)))
+
+
+def test_decoder_of_transformers(graphs):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, use_cache=False,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    run = compiled(model)
+    with torch.no_grad():
+        for _ in range(3):
+            tokens = torch.randint(64, (2, 6))
+            assert torch.equal(run(tokens).logits, model(tokens).logits)
+    assert n_captures(graphs) == [1]
+    assert n_executions(graphs) == 2
+
+
+def test_training_mode_buffers_and_random_numbers():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    assert_as_eager(model, *(Arguments(normal(8, 4)) for _ in range(3)))
+
+
+def test_inputs_written_and_returned():
+    def function(x, history):
+        history.add_(x)
+        history[0] = 5
+        return history, x * 2, history[1:], x
+
+    assert_as_eager(function, *(Arguments(normal(3), normal(3)) for _ in range(3)))
+
+
+def test_recorded_call_returns_memory_of_its_arguments():
+    x = normal(4)
+    with torch.no_grad():
+        view, same = compiled(lambda x: (x.view(2, 2), x))(x)
+    assert same is x
+    assert view.data_ptr() == x.data_ptr()
+
+
+def test_one_tensor_given_twice(graphs):
+    def function(x, y):
+        x.add_(1)
+        return x * y
+
+    run = compiled(function)
+    with torch.no_grad():
+        for _ in range(2):
+            one, two = normal(3), normal(3)
+            expected = (one + 1) * (one + 1)
+            assert torch.equal(run(one, one), expected)
+            expected = (one + 1) * two
+            assert torch.equal(run(one, two), expected)
+    assert n_captures(graphs) == [1, 1]
+
+
+def test_inputs_that_overlap_otherwise_are_refused():
+    """torch guards no overlap, and what was recorded apart would give other results together."""
+
+    def function(x, y):
+        x.add_(1)
+        return x * y
+
+    run, memory = compiled(function), torch.zeros(5)
+    with torch.no_grad():
+        run(normal(4), normal(4))
+        with pytest.raises(offload.BindingError, match="overlap"):
+            run(memory[:4], memory[1:])
+    assert torch.equal(memory, torch.zeros(5))
+
+
+def test_weights_and_views_of_them():
+    assert_as_eager(Weights(), *(Arguments(normal(2)) for _ in range(3)))
+
+
+def test_graph_breaks(graphs):
+    def function(x):
+        y = x * 2
+        if y.sum() > 0:
+            return y.relu()
+        return y.exp()
+
+    run = compiled(function)
+    with torch.no_grad():
+        for x in (torch.ones(3), -torch.ones(3), torch.full((3,), 2.0), torch.full((3,), -2.0)):
+            assert torch.equal(run(x), function(x))
+    assert n_captures(graphs) == [1, 1, 1]
+    assert n_executions(graphs) == 3 + 1 + 1
+
+
+def test_autocast_inside_and_around():
+    def inside(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ x
+
+    assert_as_eager(inside, *(Arguments(normal(3, 3)) for _ in range(2)))
+    run = compiled(lambda x: x @ x)
+    for _ in range(2):
+        x = normal(3, 3)
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(run(x), x @ x)
+        with torch.no_grad():
+            assert torch.equal(run(x), x @ x)
+
+
+def test_inference_mode():
+    model = nn.Linear(3, 2)
+    run = compiled(model)
+    for _ in range(3):
+        with torch.inference_mode():
+            x = normal(2, 3)
+            assert torch.equal(run(x), model(x))
+
+
+# ---- weights that change ------------------------------------------------------------------------
+
+
+def change_in_place(model: nn.Linear) -> None:
+    with torch.no_grad():
+        model.weight.add_(1)
+
+
+def change_data(model: nn.Linear) -> None:
+    model.weight.data = normal(2, 3)
+
+
+def change_parameter(model: nn.Linear) -> None:
+    model.weight = nn.Parameter(normal(2, 3))
+
+
+@pytest.mark.parametrize("change", [change_in_place, change_data, change_parameter])
+def test_changed_weights_of_a_compiled_model(change):
+    model = nn.Linear(3, 2)
+    run, x = compiled(model), normal(4, 3)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(run(x), model(x))
+            change(model)
+
+
+@pytest.mark.parametrize("change", [change_in_place, change_data])
+def test_changed_weights_held_by_the_graph(change):
+    """Older versions of torch leave modules in the graph; so do graphs that are traced by hand."""
+    model = nn.Sequential(nn.Linear(3, 2))
+    x = normal(4, 3)
+    run = backend(torch.fx.symbolic_trace(model), [x])
+    with torch.no_grad():
+        for _ in range(4):
+            assert torch.equal(run(x), model(x))
+            change(model[0])
+
+
+# ---- sizes and numbers --------------------------------------------------------------------------
+
+
+def test_dynamic_sizes(graphs):
+    model = nn.Linear(4, 3)
+    calls = [Arguments(normal(size, 4)) for size in (2, 3, 5, 3, 5, 2)]
+    assert_as_eager(model, *calls)
+    assert n_captures(graphs) == [1, 3]  # the first graph is static; the second takes any size
+    assert n_executions(graphs) == 2
+
+
+def test_sizes_as_results():
+    def function(x):
+        return x.sum(0), x.shape[0] * 2, x.new_ones(x.shape[0])
+
+    calls = [Arguments(normal(size, 2)) for size in (3, 4, 4, 3)]
+    assert_as_eager(function, *calls, dynamic=True)
+
+
+def test_layouts_of_dynamic_sizes():
+    calls = [Arguments(x) for x in (normal(3, 4), normal(4, 3).t(), normal(4, 5).t(), normal(5, 4))]
+    assert_as_eager(lambda x: x + 1, *calls, *calls, dynamic=True)
+
+
+def test_numbers(graphs):
+    def function(x, by):
+        return (x * by).relu()
+
+    values = (0.5, 0.25, 0.25, -0.0, 0.0, 3, 4, 3, True, False)
+    x = normal(3)
+    for dynamic in (None, True):
+        assert_as_eager(function, *(Arguments(x, by) for by in values), dynamic=dynamic)
+    assert n_executions(graphs) > 0
+
+
+def test_not_a_number(graphs):
+    run = compiled(lambda x, by: x + by, dynamic=True)
+    with torch.no_grad():
+        for _ in range(3):
+            assert run(normal(2), float("nan")).isnan().all()
+    assert max(n_captures(graphs)) == 1
+
+
+def test_limit_of_captures(graphs):
+    run = compiled(lambda x: x + 1, dynamic=True)
+    with torch.no_grad():
+        for size in range(2, 2 + CAPTURE_LIMIT):
+            run(normal(size))
+        with pytest.raises(offload.CaptureError, match=r"16 combinations.*\(40,\).*: 32"):
+            run(normal(40))
+        x = normal(2)
+        assert torch.equal(run(x), x + 1)
+    assert n_captures(graphs) == [CAPTURE_LIMIT]
+
+
+def test_limit_by_option(graphs):
+    run = compiled(lambda x: x + 1, dynamic=True, options={"capture_limit": 1})
+    with torch.no_grad():
+        run(normal(2))
+        with pytest.raises(offload.CaptureError, match="captured for 1 combination"):
+            run(normal(3))
+
+
+# ---- threads ------------------------------------------------------------------------------------
+
+
+def test_first_calls_from_several_threads(graphs):
+    run = compiled(lambda x: (x + 1).exp())
+    inputs = [normal(3) for _ in range(4)]
+    results: dict[int, torch.Tensor] = {}
+    begin = threading.Barrier(4)
+
+    def call(turn: int) -> None:
+        begin.wait()
+        with torch.no_grad():
+            for _ in range(3):
+                results[turn] = run(inputs[turn])
+
+    threads = [threading.Thread(target=call, args=(turn,)) for turn in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    for turn, x in enumerate(inputs):
+        assert torch.equal(results[turn], (x + 1).exp())
+    assert sum(n_captures(graphs)) + n_executions(graphs) == 12
