@@ -132,3 +132,23 @@ def test_an_error_in_the_block_keeps_what_was_recorded(load):
         block(run.timeline())
     (timeline,) = timelines
     assert len(timeline.executions) == 1
+
+
+def test_timelines_of_two_executables_on_one_axis(backend):
+    with offload.capture(chain) as captured:
+        captured(torch.ones(8))
+    recorded = []
+    for one in Scheduling:
+        run = captured.load(device=backend.name, scheduling=one)
+        with run.timeline() as timeline:
+            run(torch.ones(8))
+        recorded.append(timeline)
+    both = recorded[1].together(recorded[0])
+    assert [one.scheduling for one in both.executions] == list(Scheduling)
+    first, second = both.executions
+    assert first.begin_ns == 0
+    assert second.begin_ns == recorded[1].origin_ns - recorded[0].origin_ns >= first.end_ns
+    assert second.m_l_t_ns == recorded[1].executions[0].m_l_t_ns
+    assert both.clock_reads == sum(one.clock_reads for one in recorded)
+    with pytest.raises(offload.TimelineError, match="one device"):
+        both.together(offload.Timeline("another", "machine", {}))

@@ -25,10 +25,6 @@ from offload.timeline import ExecutionTimeline, Span, SpanKind
 
 SHORT = Effort(turns=4, sample_ns=1, budget_ns=0, least_turns=3)
 
-needs_timeline = pytest.mark.skipif(
-    not hasattr(offload.Executable, "timeline"), reason="executables record no timeline yet"
-)
-
 
 class ManyTiny(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -172,7 +168,6 @@ def test_host_time_is_eager_less_device() -> None:
     assert totals == sorted(totals, reverse=True)
 
 
-@needs_timeline
 def test_a_timeline_gives_the_device_its_part() -> None:
     found = diagnose(ManyTiny(), torch.randn(16))
     assert found.operators is not None

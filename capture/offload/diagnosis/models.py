@@ -33,9 +33,9 @@ from offload.replay import Executable
 from offload.structure import OpaqueStructure, flatten
 
 _TIMELINE_EXECUTIONS = 20
-_NO_TIMELINE = (
-    "this version's executables record no timeline: operators are ranked by their eager time, of "
-    "which the device's part is not known"
+_HOST_TIME_NOTE = (
+    "an operator's host time is one eager call by itself less its launch in a replay with a "
+    "timeline; views, modules and Python between operators are not in it"
 )
 
 
@@ -260,19 +260,12 @@ def _operators(
     clock: Clock,
 ) -> tuple[OperatorCosts | None, tuple[str, ...]]:
     """The operators' costs, and what is to be said of them."""
-    device_ns, notes = None, (_NO_TIMELINE,)
-    record = getattr(run, "timeline", None)
-    if record is not None:
-        with record() as timeline:
-            for _ in range(_TIMELINE_EXECUTIONS):
-                run(*args, **kwargs)
-        device_ns = device_ns_by_launch(timeline.executions)
-        notes = (
-            "an operator's host time is one eager call by itself less its launch in a replay with "
-            "a timeline; views, modules and Python between operators are not in it",
-        )
+    with run.timeline() as timeline:
+        for _ in range(_TIMELINE_EXECUTIONS):
+            run(*args, **kwargs)
+    device_ns = device_ns_by_launch(timeline.executions)
     try:
-        return operator_costs(run.program, tensors, clock, device_ns), notes
+        return operator_costs(run.program, tensors, clock, device_ns), (_HOST_TIME_NOTE,)
     except (CaptureError, RuntimeError, IndexError, ValueError) as error:
         return None, (f"operators could not be timed one by one: {error}",)
 

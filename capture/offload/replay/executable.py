@@ -187,6 +187,7 @@ class Executable:
         finally:
             traces = self._native.stop_trace()
             origin_ns = min((trace.execution.call_ns for trace in traces), default=0)
+            timeline.origin_ns = origin_ns
             timeline.executions = tuple(
                 execution_timeline(
                     trace,

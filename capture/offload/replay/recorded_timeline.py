@@ -30,7 +30,7 @@ def execution_timeline(
     return ExecutionTimeline(
         number=trace.execution.n_executions,
         scheduling=scheduling,
-        spans=tuple(sorted((_since(origin_ns, span) for span in spans), key=_by_begin)),
+        spans=tuple(sorted((span.later(-origin_ns) for span in spans), key=_by_begin)),
         predicted=(),
         policy=trace.execution.policy,
         slots_changed=trace.execution.slots_changed,
@@ -71,18 +71,6 @@ def _launches(
     pairs = zip(program.launches, times.begin_ns, times.end_ns, strict=True)
     for launch, begin_ns, end_ns in pairs:
         yield Span(kind, launch.operator, lane, begin_ns, end_ns, launch.index)
-
-
-def _since(origin_ns: int, span: Span) -> Span:
-    return Span(
-        span.kind,
-        span.name,
-        span.lane,
-        span.begin_ns - origin_ns,
-        span.end_ns - origin_ns,
-        span.launch,
-        span.size_bytes,
-    )
 
 
 def _by_begin(span: Span) -> int:

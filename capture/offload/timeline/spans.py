@@ -57,6 +57,11 @@ class Span:
         """From begin to end."""
         return self.end_ns - self.begin_ns
 
+    def later(self, shift_ns: int) -> Span:
+        """The same span, so much later."""
+        begin_ns, end_ns = self.begin_ns + shift_ns, self.end_ns + shift_ns
+        return dataclasses.replace(self, begin_ns=begin_ns, end_ns=end_ns)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExecutionTimeline:
@@ -87,6 +92,14 @@ class ExecutionTimeline:
     def of_kind(self, kind: SpanKind) -> tuple[Span, ...]:
         """The measured spans of one kind."""
         return tuple(span for span in self.spans if span.kind is kind)
+
+    def later(self, shift_ns: int) -> ExecutionTimeline:
+        """The same execution, so much later."""
+        return dataclasses.replace(
+            self,
+            spans=tuple(span.later(shift_ns) for span in self.spans),
+            predicted=tuple(span.later(shift_ns) for span in self.predicted),
+        )
 
     @property
     def begin_ns(self) -> int:

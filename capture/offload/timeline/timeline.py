@@ -25,6 +25,7 @@ class Timeline:
         machine_name: the processor's own name.
         versions: of what ran, by name, such as `torch`.
         executions: in order.
+        origin_ns: the moment, of the executing clock, that spans count from.
         clock_reads: how often recording read the clock; executions outside a block read it never.
         clock_read_ns: the cost of one read, measured when the block ended.
     """
@@ -34,6 +35,7 @@ class Timeline:
         self.machine_name = machine_name
         self.versions = versions
         self.executions: tuple[ExecutionTimeline, ...] = ()
+        self.origin_ns = 0
         self.clock_reads = 0
         self.clock_read_ns = 0.0
 
@@ -41,6 +43,33 @@ class Timeline:
     def recording_cost_ns(self) -> int:
         """What recording has added to all executions together."""
         return round(self.clock_reads * self.clock_read_ns)
+
+    def together(self, other: Timeline) -> Timeline:
+        """This timeline's executions and another's on one axis: to compare schedulings.
+
+        Raises:
+            TimelineError: they are of different devices.
+        """
+        if (self.device, self.machine_name) != (other.device, other.machine_name):
+            raise TimelineError(
+                f"expected timelines of one device, got {self.device} on {self.machine_name} and "
+                f"{other.device} on {other.machine_name}"
+            )
+        both = Timeline(self.device, self.machine_name, {**self.versions, **other.versions})
+        both.origin_ns = min(self.origin_ns, other.origin_ns)
+        both.executions = tuple(
+            sorted(
+                (
+                    one.later(timeline.origin_ns - both.origin_ns)
+                    for timeline in (self, other)
+                    for one in timeline.executions
+                ),
+                key=lambda one: one.begin_ns,
+            )
+        )
+        both.clock_reads = self.clock_reads + other.clock_reads
+        both.clock_read_ns = max(self.clock_read_ns, other.clock_read_ns)
+        return both
 
     def show(self, console: Console | None = None) -> None:
         """Print tables: m_l_t by stage, launches and transfers, predicted beside measured.
