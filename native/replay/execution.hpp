@@ -14,11 +14,11 @@ namespace offload {
 struct LastExecution {
   std::uint64_t call_ns = 0;          // the caller's call
   std::uint64_t checked_ns = 0;       // its arguments checked, outputs allocated
-  std::uint64_t begin_ns = 0;         // on the thread that executes
+  std::uint64_t begin_ns = 0;         // the same where nothing was waited for; else the wait's end
   std::uint64_t bound_ns = 0;         // addresses bound
   std::uint64_t decided_ns = 0;       // what moved is known
   std::uint64_t patched_ns = 0;       // words written
-  std::uint64_t first_launch_ns = 0;  // the first launch begins
+  std::uint64_t first_launch_ns = 0;  // the first launch begins, or the host delivers it
   std::uint64_t end_ns = 0;           // the last launch has ended
   HeaderCounts counts;
   std::uint64_t bytes_copied = 0;

@@ -10,7 +10,6 @@ namespace offload {
 
 void HostScheduler::run(std::size_t launch) noexcept {
   if (error_) return;
-  if (launch == 0) first_launch_ns_ = now_ns();
   if (launches_ != nullptr) launches_->begin_ns[launch] = now_ns();
   try {
     const KernelScope scope;
@@ -28,7 +27,7 @@ void HostScheduler::execute(std::uint64_t& first_launch_ns, LaunchTimes* launche
                             LaunchTimes* issues) {
   launches_ = launches;
   error_ = nullptr;
-  first_launch_ns_ = now_ns();
+  first_launch_ns = now_ns();
   const std::size_t n_launches = resident_.n_launches();
   const auto last = std::make_shared<Ticket>();
   try {
@@ -44,7 +43,6 @@ void HostScheduler::execute(std::uint64_t& first_launch_ns, LaunchTimes* launche
     throw ExecutionError("the executable is closed, or the interpreter is exiting");
   }
   if (n_launches > 0) last->wait();
-  first_launch_ns = first_launch_ns_;
   if (error_) std::rethrow_exception(error_);
 }
 

@@ -19,8 +19,8 @@ class HostScheduler {
  public:
   explicit HostScheduler(Resident& resident) : resident_(resident) {}
 
-  // Runs all launches, and sets the time at which the first one begins. With `launches` and
-  // `issues` (both or neither) also when each ran, and when the host delivered it.
+  // Runs all launches, and sets the time at which the host begins to deliver the first one. With
+  // `launches` and `issues` (both or neither) also when each ran, and when it was delivered.
   void execute(std::uint64_t& first_launch_ns, LaunchTimes* launches, LaunchTimes* issues);
 
   bool is_device_thread() const { return device_.is_current_thread(); }
@@ -32,7 +32,6 @@ class HostScheduler {
 
   Resident& resident_;
   LaunchTimes* launches_ = nullptr;
-  std::uint64_t first_launch_ns_ = 0;
   std::exception_ptr error_;  // of the first launch that failed
   Lane device_;               // last, so that its thread ends before what it uses
 };

@@ -71,7 +71,7 @@ void Replay::refuse_inside_launch() const {
 void Replay::execute(const std::shared_ptr<Call>& call) {
   refuse_inside_launch();
   if (lane_.idle()) {
-    run(*call);
+    run(*call, /*queued=*/false);
   } else {
     submit(call)->wait();
   }
@@ -82,7 +82,7 @@ std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
   if (closed_) throw ExecutionError("the executable is closed");
   auto ticket = std::make_shared<Ticket>();
   try {
-    lane_.submit([self = shared_from_this(), call] { self->run(*call); }, ticket);
+    lane_.submit([self = shared_from_this(), call] { self->run(*call, /*queued=*/true); }, ticket);
   } catch (const std::logic_error&) {
     throw ExecutionError("the executable is closed, or the interpreter is exiting");
   }
@@ -121,8 +121,10 @@ void Replay::refuse_run() const {
   if (released_) throw ExecutionError("the executable is closed");
 }
 
-void Replay::run(Call& call) {
-  const std::lock_guard lock(lane_.execution_mutex());
+void Replay::run(Call& call, bool queued) {
+  std::unique_lock lock(lane_.execution_mutex(), std::try_to_lock);
+  const bool waited = queued || !lock.owns_lock();
+  if (!lock.owns_lock()) lock.lock();
   refuse_run();
   const Running running(running_);
   std::optional<ExecutionTrace> trace;
@@ -134,7 +136,7 @@ void Replay::run(Call& call) {
   LastExecution execution;
   execution.call_ns = call.call_ns;
   execution.checked_ns = call.checked_ns;
-  execution.begin_ns = now_ns();
+  execution.begin_ns = waited ? now_ns() : call.checked_ns;
   weights_.check();
   const KernelScope scope;
   for (const Copy& copy : call.copies_in) carry_out(copy, /*inbound=*/true, traced);

@@ -56,7 +56,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   bool closed() const { return closed_; }
 
  private:
-  void run(Call& call);
+  void run(Call& call, bool queued);
   void refuse_inside_launch() const;
   void refuse_run() const;
   void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);

@@ -77,9 +77,8 @@ class CostModel:
         stages_ns = self.header.stages_ns(shape)
         if scheduling is Scheduling.OFFLOAD:
             return Prediction(stages_ns, (), _in_a_row(durations_ns, sum(stages_ns.values())))
-        # The first launch begins when it was delivered: that wait is the submit stage.
-        stages_ns["submit"] = self.issue_ns + self.handoff_ns
-        at_ns = sum(stages_ns.values()) - stages_ns["submit"]
+        stages_ns["submit"] = 0.0  # each launch is submitted by itself: its issue
+        at_ns = sum(stages_ns.values())
         issues, launches, free_ns = [], [], 0.0
         for duration_ns in durations_ns:
             issues.append((at_ns, at_ns + self.issue_ns))

@@ -192,7 +192,7 @@ class Executable:
                 execution_timeline(
                     trace,
                     self.program,
-                    device_lane=self._device_lane,
+                    device_lane=self.device,
                     scheduling=self.scheduling,
                     origin_ns=origin_ns,
                 )
@@ -213,7 +213,7 @@ class Executable:
                 self.program,
                 self.header_shape(one.outputs_allocated, one.slots_changed, one.words_patched),
                 costs,
-                self._device_lane,
+                self.device,
             )
             for one in timeline.executions
         )
@@ -234,10 +234,6 @@ class Executable:
             slots_changed=slots_changed,
             words_patched=words_patched,
         )
-
-    @property
-    def _device_lane(self) -> str:
-        return f"{self.device} device"
 
     def launch_reports(self) -> tuple[LaunchReport, ...]:
         """How each launch is carried out, in program order."""

@@ -13,8 +13,8 @@ class LastExecution:
         convert_ns: arguments checked, outputs allocated, addresses bound.
         policy_ns: deciding what changed.
         patch_ns: writing the words that depend on it.
-        submit_ns: until the first launch began.
-        device_ns: the launches.
+        submit_ns: until the first launch began; by host scheduling, until its delivery began.
+        device_ns: the launches, by host scheduling with their delivery.
         policy: `none`, `io` (inputs or outputs moved) or `all` (feature map or weights too).
         slots_changed, words_patched: how much of the header changed.
         bytes_copied: because a tensor could not be used where it lay.
