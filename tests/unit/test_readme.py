@@ -1,4 +1,4 @@
-"""The README's example runs as it stands."""
+"""The README's examples run as they stand."""
 
 from __future__ import annotations
 
@@ -10,12 +10,29 @@ import offload
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_example_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 1
+def run_example(title: str) -> dict[str, object]:
+    """Run the example of a section; its names."""
+    section = README.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     names: dict[str, object] = {}
-    exec(compile(blocks[0], str(README), "exec"), names)
+    exec(compile(block, str(README), "exec"), names)
+    return names
+
+
+def test_where_the_time_goes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    names = run_example("Where the time goes")
+    assert "predicted" in capsys.readouterr().out
+    assert [one.scheduling for one in names["both"].executions] == ["host", "offload"]
+    for name in ("timeline.json", "timeline.svg", "timeline.html"):
+        assert (tmp_path / name).stat().st_size > 1000
+    assert list((tmp_path / "offload").glob("costs-cpu-*.json"))
+
+
+def test_five_minutes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_example("Five minutes")
     printed = capsys.readouterr().out
     assert "aten::addmm" in printed
     assert "words patched" in printed
