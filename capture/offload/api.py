@@ -19,7 +19,7 @@ from offload.errors import BackendUnavailable, CaptureError
 from offload.explain import explain
 from offload.files import open_program, save_program
 from offload.program import Program
-from offload.record import Recorder, verify
+from offload.record import Parameters, Recorder, verify
 from offload.replay import Executable
 
 HOST_READS = ("avoid", "guard")
@@ -161,7 +161,7 @@ class Captured:
         recorder = Recorder(
             host_reads=self._host_reads,
             function=function,
-            parameter_names=_parameter_names(function),
+            parameters=_parameters(function),
             device="cpu",
         )
         _recording.active = True
@@ -318,21 +318,20 @@ def _module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
     return owner if isinstance(owner, torch.nn.Module) else None
 
 
-def _parameter_names(function: Callable[..., Any] | None) -> tuple[str, ...]:
-    """The names that positional arguments may be given by; empty where only the position counts."""
+def _parameters(function: Callable[..., Any] | None) -> Parameters:
+    """The names by which arguments may be given."""
     target: Any = function.forward if isinstance(function, torch.nn.Module) else function
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
-        return ()
-    positional = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    )
-    return tuple(
-        "" if parameter.kind is inspect.Parameter.POSITIONAL_ONLY else parameter.name
-        for parameter in parameters
-        if parameter.kind in positional
+        return Parameters()
+    only, either = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    return Parameters(
+        tuple(
+            "" if one.kind is only else one.name for one in parameters if one.kind in (only, either)
+        ),
+        tuple(one.name for one in parameters if one.kind is keyword_only),
     )
 
 
