@@ -17,8 +17,10 @@ from offload.record.modes import (
     FunctionMode,
     autocast_cache_off,
     dispatch_mode,
+    eager_paths_taken,
     executions_refused,
     reads_avoided,
+    seeding_refused,
 )
 from offload.record.operators import check_plain, is_tensor
 from offload.record.storages import StorageTable, TrackedStorage, alias
@@ -150,6 +152,8 @@ class Recorder:
                 "another thread is recording a call: one call of a process is recorded at a time"
             ) from None
         enter(executions_refused())
+        enter(seeding_refused(self._log))
+        enter(eager_paths_taken())
         enter(FunctionMode(self._log))
         enter(dispatch_mode(self._log))
 
