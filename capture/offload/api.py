@@ -19,7 +19,7 @@ from offload.files import open_program, save_program
 from offload.program import Program
 from offload.record import (
     Recorder,
-    parameter_names,
+    parameters_of,
     refuse_compiled,
     refuse_hidden_reads,
     verify,
@@ -190,7 +190,7 @@ class Captured:
         recorder = Recorder(
             host_reads=self._host_reads,
             function=function,
-            parameter_names=parameter_names(function),
+            parameters=parameters_of(function),
             device="cpu",
         )
         _recording.active = True

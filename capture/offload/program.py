@@ -167,7 +167,10 @@ class Program:
             share a storage); by reference, never a copy.
         weight_views: how each of those tensors viewed the Value when it was recorded.
         generators: the generators that random launches draw from, the default one first.
-        parameter_names: names of the callable's positional parameters, to accept keywords.
+        parameter_names: names of the callable's positional parameters, to accept keywords; empty
+            for those that can be given by position only.
+        keyword_only_names: names of its other parameters. A keyword that is neither went into
+            the callable's own **kwargs.
         host_reads: where the model would have read a tensor on the host: notes for people.
         versions: of the libraries that recorded it.
     """
@@ -184,6 +187,7 @@ class Program:
     weight_views: Mapping[int, tuple[TensorView, ...]] = dataclasses.field(default_factory=dict)
     generators: tuple[torch.Generator, ...] = ()
     parameter_names: tuple[str, ...] = ()
+    keyword_only_names: tuple[str, ...] = ()
     host_reads: tuple[str, ...] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import gc
+import operator
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CellType, FunctionType, ModuleType
@@ -63,7 +64,8 @@ def flatten(
 
     Raises:
         OpaqueStructure: a container contains itself, or is of a kind that cannot be rebuilt around
-            other tensors (a set, an iterator, an object with slots).
+            other tensors (a set, an iterator, an object with slots, a class whose constructor
+            takes something else than the items).
     """
     tensors: list[Any] = []
     positions: dict[int, int] = {}
@@ -95,11 +97,61 @@ def flatten(
         children = tuple(visit(item) for item in items)
         open_containers.discard(id(node))
         cls = type(node)
-        return Structure(
-            kind, children, keys, type_name=f"{cls.__module__}.{cls.__qualname__}", container=cls
-        )
+        structure = Structure(kind, children, keys, type_name=_name_of(cls), container=cls)
+        _check_rebuilds(structure, node, items, is_tensor)
+        return structure
 
     return tensors, visit(tree)
+
+
+def _name_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _check_rebuilds(
+    structure: Structure, node: Any, items: list[Any], is_tensor: Callable[[Any], bool]
+) -> None:
+    """Make sure that a container of a class of its own comes back as it is.
+
+    Raises:
+        OpaqueStructure: its class cannot be called with the items, or it has attributes besides.
+    """
+    cls = type(node)
+    if cls in (list, tuple, dict):
+        return
+    name, advice = _name_of(cls), "use a plain list, tuple or dict"
+    if structure.kind != "object":
+        attributes = getattr(node, "__dict__", {})
+        extra = [one for one in attributes if one not in structure.keys]
+        # A mapping may keep its items, or fields that are None, as attributes.
+        if any(attributes[one] is not None for one in extra) and isinstance(
+            node, (list, tuple, dict)
+        ):
+            raise OpaqueStructure(
+                f"a {name} has the attributes {extra} besides its items; {advice}"
+            )
+    try:
+        rebuilt = _rebuild(structure, items)
+        same = type(rebuilt) is cls and _same_parts(_parts(rebuilt, is_tensor), structure, items)
+    except Exception as error:  # a constructor of the user's may raise anything
+        raise OpaqueStructure(
+            f"a {name} cannot be built again around other tensors ({error}); {advice}"
+        ) from error
+    if not same:
+        raise OpaqueStructure(f"a {name} built again from its items is not the same; {advice}")
+
+
+def _same_parts(
+    parts: tuple[str, tuple[Any, ...], list[Any]] | None, structure: Structure, items: list[Any]
+) -> bool:
+    # An object in which no tensor is left has no parts: nothing of it can be lost.
+    if parts is None:
+        return structure.kind == "object"
+    return (
+        parts[:2] == (structure.kind, structure.keys)
+        and len(parts[2]) == len(items)
+        and all(map(operator.is_, parts[2], items))
+    )
 
 
 def _parts(
@@ -174,7 +226,10 @@ def unflatten(structure: Structure, tensors: Sequence[Any]) -> Any:
         return tensors[structure.leaf]
     if structure.kind == "constant":
         return structure.constant
-    items = [unflatten(child, tensors) for child in structure.children]
+    return _rebuild(structure, [unflatten(child, tensors) for child in structure.children])
+
+
+def _rebuild(structure: Structure, items: list[Any]) -> Any:
     if structure.keys and structure.kind != "record":
         return _rebuild_named(structure, dict(zip(structure.keys, items, strict=True)))
     return _rebuild_sequence(structure, items)
@@ -183,7 +238,7 @@ def unflatten(structure: Structure, tensors: Sequence[Any]) -> Any:
 def _rebuild_sequence(structure: Structure, items: list[Any]) -> Any:
     cls: Any = structure.container
     if structure.kind == "list":
-        return items
+        return items if cls in (None, list) else cls(items)
     if structure.kind == "record":
         return tuple(items) if cls is None else cls(*items)
     if structure.kind == "tuple":
@@ -207,14 +262,17 @@ def _rebuild_named(structure: Structure, named: dict[Any, Any]) -> Any:
 def match(
     expected: Structure, tree: Any, is_tensor: Callable[[Any], bool], where: str
 ) -> list[Any]:
-    """List the tensors of `tree`, which must be nested as `expected`; dicts in any order of keys.
+    """List the tensors of `tree`, which must be nested as `expected`.
+
+    Containers must be of the recorded classes (where these are known), and mappings in the
+    recorded order of keys: Python code can tell classes and orders apart.
 
     Returns:
         The tensors, one for each leaf of `expected` in order.
 
     Raises:
-        StructureMismatch: a kind, a length, a key or a constant differs; the message names the
-            place below `where`.
+        StructureMismatch: a kind, a class, a length, a key, their order or a constant differs; the
+            message names the place below `where`.
     """
     if is_tensor(tree):
         if expected.kind == "tensor":
@@ -228,13 +286,8 @@ def match(
                 f"{where}: recorded with {expected.constant!r}, got {_describe_object(tree)}"
             )
         return []
-    parts = _parts(tree, is_tensor)
-    items = None if parts is None else _items_in_order(expected, parts)
-    if items is None:
-        raise StructureMismatch(
-            f"{where}: expected {describe(expected)}, got {_describe_object(tree)}"
-        )
     tensors: list[Any] = []
+    items = _matching_items(expected, tree, is_tensor, where)
     for position, (child, item) in enumerate(zip(expected.children, items, strict=True)):
         label = repr(expected.keys[position]) if expected.keys else str(position)
         tensors += match(child, item, is_tensor, f"{where}[{label}]")
@@ -245,27 +298,40 @@ def match(
 _PLAIN_KINDS = {"record": "tuple", "mapping": "dict", "object": "dict"}
 
 
-def _items_in_order(
-    expected: Structure, parts: tuple[str, tuple[Any, ...], list[Any]]
-) -> list[Any] | None:
-    """The items in the recorded order of keys; None where kind, number or keys differ."""
-    kind, keys, items = parts
-    plain = expected.container is None and kind == _PLAIN_KINDS.get(expected.kind)
-    if (kind != expected.kind and not plain) or len(items) != len(expected.children):
-        return None
-    if kind in ("list", "tuple"):
-        return items
-    if set(keys) != set(expected.keys):
-        return None
-    by_key = dict(zip(keys, items, strict=True))
-    return [by_key[key] for key in expected.keys]
+def _matching_items(
+    expected: Structure, tree: Any, is_tensor: Callable[[Any], bool], where: str
+) -> list[Any]:
+    """The items of a container that fits `expected`."""
+    parts = _parts(tree, is_tensor)
+    kind, keys, items = parts or ("", (), [])
+    if expected.container is None:
+        fits = kind == expected.kind or kind == _PLAIN_KINDS.get(expected.kind)
+    else:
+        fits = kind == expected.kind and type(tree) is expected.container
+    named = kind not in ("list", "tuple")
+    fits = fits and len(items) == len(expected.children)
+    if not fits or (named and set(keys) != set(expected.keys)):
+        raise StructureMismatch(
+            f"{where}: expected {describe(expected)}, got {_describe_object(tree)}"
+        )
+    if named and not all(map(_same_key, keys, expected.keys)):
+        raise StructureMismatch(
+            f"{where}: expected the keys in the recorded order {list(expected.keys)}, got "
+            f"{list(keys)}: code that iterates over them would do something else"
+        )
+    return items
+
+
+def _same_key(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
 
 
 def _describe_object(tree: Any) -> str:
     if isinstance(tree, PLAIN_TYPES):
         return repr(tree)
+    keys = f" with keys {list(tree)}" if isinstance(tree, Mapping) else ""
     size = f" of {len(tree)}" if isinstance(tree, (Sequence, Mapping)) else ""
-    return f"a {type(tree).__qualname__}{size}"
+    return f"a {_name_of(type(tree)).removeprefix('builtins.')}{size}{keys}"
 
 
 # Of these, identity is proof of being the same; another object may have been changed since.

@@ -59,12 +59,81 @@ def test_nested_arguments():
 
 
 def test_dict_in_another_order():
+    """The model may iterate over it."""
+
     def function(batch):
-        return batch["a"] - batch["b"]
+        return torch.cat(list(batch.values()))
 
     captured = capture(function, {"a": normal(2), "b": normal(2)})
     a, b = normal(2), normal(2)
-    assert torch.equal(captured({"b": b, "a": a}), a - b)
+    assert torch.equal(captured({"a": a, "b": b}), torch.cat([a, b]))
+    with pytest.raises(offload.BindingError, match="order"):
+        captured({"b": b, "a": a})
+
+
+def reads_in_order(first, *, scale, **rest):
+    return torch.cat([first * scale, *rest.values()])
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_own_keywords_keep_their_order(saved, tmp_path):
+    """The model's own **kwargs show their order to it; parameters with names do not."""
+    captured = capture(reads_in_order, normal(2), scale=normal(2), a=normal(2), b=normal(2))
+    if saved:
+        captured.save(tmp_path / "own.offload")
+        captured = offload.open(tmp_path / "own.offload")
+    tensors = {"first": normal(2), "scale": normal(2), "a": normal(2), "b": normal(2)}
+    expected = reads_in_order(**tensors)
+    for order in (["first", "scale", "a", "b"], ["a", "scale", "b", "first"]):
+        assert torch.equal(captured(**{name: tensors[name] for name in order}), expected)
+    with pytest.raises(offload.BindingError, match=r"\['a', 'b'\]"):
+        captured(**{name: tensors[name] for name in ("first", "scale", "b", "a")})
+
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+
+class Shift(Scale):
+    pass
+
+
+def test_another_class_of_argument():
+    def function(x, change):
+        return x + change.factor if isinstance(change, Shift) else x * change.factor
+
+    captured = capture(function, normal(2), Scale(normal(2)))
+    with pytest.raises(offload.BindingError, match=r"args\[1\]: .*Scale.* got .*Shift"):
+        captured(normal(2), Shift(normal(2)))
+
+
+class Items(list):
+    pass
+
+
+def test_a_list_class_in_the_result():
+    captured = capture(lambda x: Items([x * 2]), normal(2))
+    assert type(captured(normal(2))) is Items
+
+
+def test_an_argument_that_was_left_at_its_default():
+    def function(x, scale=2.0, *, mask=None):
+        return x * scale
+
+    run = capture(function, normal(2))
+    for call, name in (
+        (Call(normal(2), 2.0), "scale"),
+        (Call(normal(2), scale=2.0), "scale"),
+        (Call(normal(2), mask=None), "mask"),
+    ):
+        with pytest.raises(offload.BindingError, match=f"{name}: .*leave it out"):
+            call.on(run)
+    run = capture(function, normal(2), 2.0, mask=None)
+    with pytest.raises(offload.BindingError, match=r"mask is missing.*pass it"):
+        run(normal(2), 2.0)
+    with pytest.raises(offload.BindingError, match="scale is missing"):
+        run(normal(2), mask=None)
 
 
 @dataclasses.dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import math
 import pickle
@@ -16,6 +17,38 @@ from torch import nn
 import offload
 
 HERE = "test_host_reads.py:"
+
+
+class Sequence:
+    """What torch takes for a sequence: a length and items."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+@torch.library.custom_op("offload_tests::largest_index", mutates_args=())
+def largest_index(x: torch.Tensor) -> int:
+    """An operator of a user's that answers with a number, and has no tag."""
+    return int(x.detach().numpy().argmax())
+
+
+def seen_by(call):
+    """The last element that a function is shown by apply_ and its like."""
+    seen = []
+
+    def note(value):
+        seen.append(value)
+        return value
+
+    call(note)
+    return seen[-1]
+
 
 n = 2  # what the integer argument of the reads below holds when recorded
 
@@ -40,6 +73,18 @@ READS = {
     "tensor of elements": lambda x, k: torch.tensor([x[0], x[1]]) * x[:2],
     "tensor of nested elements": lambda x, k: torch.tensor([[x[0]], [x[1]]]) * x[0],
     "tensor by keyword": lambda x, k: torch.tensor(data=[x[0], x[1]]) * x[:2],
+    "tensor of a deque": lambda x, k: torch.tensor(collections.deque([x[0], x[1]])) * x[:2],
+    "tensor of a sequence": lambda x, k: torch.tensor(Sequence([x[0], x[1]])) * x[:2],
+    "as_tensor of a deque": lambda x, k: torch.as_tensor(collections.deque([x[0]])) * x[:2],
+    "untagged operator": lambda x, k: (
+        x if torch._nested_tensor_from_mask_left_aligned(x.view(1, 4, 1), x.view(1, 4) < 3) else -x
+    ),
+    "custom operator": lambda x, k: x * largest_index(x),
+    "apply_": lambda x, k: x * seen_by(lambda note: x.clone().apply_(note)),
+    "map_": lambda x, k: x * seen_by(lambda note: x.clone().map_(x, lambda one, _: note(one))),
+    "map2_": lambda x, k: (
+        x * seen_by(lambda note: x.clone().map2_(x, x, lambda one, *_: note(one)))
+    ),
     "as_tensor": lambda x, k: torch.as_tensor([x[0], x[1]]) * x[:2],
     "asarray of torch": lambda x, k: torch.asarray([x[0], x[1]]) * x[:2],
     "new_tensor": lambda x, k: x.new_tensor([x[0], x[1]]) * x[:2],
@@ -89,6 +134,12 @@ SHAPES = {
     "where": lambda x, k: torch.where(x > -10)[0],
     "argwhere": lambda x, k: torch.argwhere(x),
     "unique": lambda x, k: x.unique(),
+    "packed sequence": lambda x, k: torch._pack_padded_sequence(
+        x.view(2, 2), torch.stack([k, k - 1 + (x[1] > 1).long()]), True
+    )[0],
+    "padded to jagged": lambda x, k: torch.ops.aten._padded_dense_to_jagged_forward(
+        x.view(1, 4, 1), [torch.stack([k - k, k])]
+    ),
     "unique_consecutive": lambda x, k: torch.unique_consecutive(x),
 }
 
@@ -106,7 +157,7 @@ def read_arguments(scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
 
 # Reads of which no guard can be made, because nobody sees which values they take.
 UNGUARDED = {"Tensor", "FloatTensor", "format", "storage", "typed storage", "storage bytes"}
-UNGUARDED |= {"pickle", "save and load"}
+UNGUARDED |= {"pickle", "save and load", "apply_", "map_", "map2_"}
 
 
 @pytest.mark.filterwarnings("ignore")

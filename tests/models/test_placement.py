@@ -13,7 +13,8 @@ from offload.passes import place_values
 
 
 def encoder() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    # With an odd number of heads torch does not take one operator for a whole layer.
+    layer = nn.TransformerEncoderLayer(60, 3, 128, batch_first=True)
     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
 
 
@@ -26,7 +27,7 @@ def captured(model: nn.Module, x: torch.Tensor) -> offload.Captured:
 
 @pytest.mark.parametrize("net", [ResNet18, GoogLeNet, UNet, encoder])
 def test_feature_map_is_at_the_lower_bound(net):
-    x = torch.randn(1, 16, 64) if net is encoder else images(0)["x"]
+    x = torch.randn(1, 16, 60) if net is encoder else images(0)["x"]
     program = captured(net(), x).program
     # Of the null backend every activation lies in the feature map, what convolutions return too.
     everything = place_values(program, NullBackend().machine())

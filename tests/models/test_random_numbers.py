@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
 from checks import UNSEEN, assert_same, capture, check, normal, normals, refusal
-from torch import nn
+from torch import manual_seed, nn
 
 two_layers = nn.LSTM(1, 2, 2, dropout=0.5).train()
 
@@ -107,6 +109,50 @@ def seeded_in_the_forward(x):
 def drawn_in_a_fork(x):
     with torch.random.fork_rng():
         return x + torch.randn(2)
+
+
+def reseeded(x):
+    torch.seed()
+    return x + torch.randn(2)
+
+
+def restored(x):
+    torch.set_rng_state(torch.get_rng_state())
+    return x + torch.randn(2)
+
+
+def seeded_by_an_imported_name(x):
+    manual_seed(0)
+    return x + torch.randn(2)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [seeded_in_the_forward, drawn_in_a_fork, reseeded, restored, seeded_by_an_imported_name],
+)
+def test_seeding_is_refused_where_it_stands(function):
+    """Also if the generator happens to be in that state already."""
+    for seed in (0, 3):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        message = refusal(function, normal(2))
+        assert "test_random_numbers.py:" in message
+        assert "seeds or restores" in message
+        torch.manual_seed(seed)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_other_threads_may_seed():
+    def function(x):
+        thread = threading.Thread(target=torch.manual_seed, args=(7,))
+        thread.start()
+        thread.join()
+        return x * 2
+
+    generator, x = torch.random.default_generator, normal(2)
+    torch.manual_seed(7)  # so that the state is the same before and after
+    capture(function, x)
+    assert torch.random.default_generator is generator
 
 
 def own_seeded_generator(x):

@@ -124,6 +124,8 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
         "nobody's to see|not the input",
     ),
     "keyword that is no string": (edit("arguments_structure.children.1.kind", "list"), "tuple of"),
+    "parameter named twice": (edit("keyword_only_names", ["x"]), "each parameter once"),
+    "parameter without a name": (edit("keyword_only_names", [""]), "each parameter once"),
     "leaf out of range": (
         edit("arguments_structure.children.0.children.0.leaf", 9),
         "each input once",

@@ -188,9 +188,97 @@ def test_the_same_container_twice_is_no_cycle() -> None:
 # ---- match --------------------------------------------------------------------------------------
 
 
-def test_keys_in_any_order() -> None:
-    _, structure = taken_apart({"x": A, "y": B})
-    assert matched(structure, {"y": C, "x": A}) == [A, C]
+@pytest.mark.parametrize("forget", [lambda structure: structure, without_classes])
+@pytest.mark.parametrize("make", [dict, Output, types.SimpleNamespace])
+def test_keys_in_another_order(
+    make: Callable[..., Any], forget: Callable[[Structure], Structure]
+) -> None:
+    """Code that iterates over them would do something else."""
+    _, structure = taken_apart(make(x=A, y=B))
+    assert matched(forget(structure), make(x=C, y=A)) == [C, A]
+    with pytest.raises(StructureMismatch, match=r"order \['x', 'y'\], got \['y', 'x'\]"):
+        matched(forget(structure), make(y=C, x=A))
+
+
+OtherPair = collections.namedtuple("OtherPair", Pair._fields)
+
+
+@dataclasses.dataclass
+class OtherCache:
+    keys: Any
+    size: int = 0
+
+
+class Items(list[Any]):
+    """A list class of a user's."""
+
+
+class Couple(tuple[Any, ...]):
+    """A tuple class of a user's."""
+
+
+CLASSES = [
+    (Pair(A, 1), OtherPair(A, 1)),
+    (Cache(A), OtherCache(A)),
+    (Output(x=A), collections.OrderedDict(x=A)),
+    ({"x": A}, Output(x=A)),
+    ([A], Items([A])),
+    ((A,), Couple([A])),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), [*CLASSES, *(pair[::-1] for pair in CLASSES)])
+def test_another_class(one: Any, other: Any) -> None:
+    """Code that asks for the class would do something else; a file does not hold it."""
+    _, structure = taken_apart(one)
+    with pytest.raises(StructureMismatch) as caught:
+        matched(structure, other)
+    expected, _, got = str(caught.value).partition("got")
+    assert type(one).__qualname__ in expected
+    assert type(other).__qualname__ in got
+
+
+def test_subclasses_are_rebuilt() -> None:
+    for tree in (Items([A, 1]), Couple([A, 1])):
+        found, structure = taken_apart(tree)
+        rebuilt = unflatten(structure, found)
+        assert type(rebuilt) is type(tree)
+        assert rebuilt == tree
+        assert type(unflatten(without_classes(structure), found)) in (list, tuple)
+
+
+class Numbered(list[Any]):
+    def __init__(self, number: int, items: list[Any]) -> None:
+        super().__init__(items)
+
+
+class Named(tuple[Any, ...]):
+    """Its instances have attributes."""
+
+
+class Doubled(list[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        super().__init__([*items, *items])
+
+
+def named_tuple_with_attribute() -> Any:
+    named = Named([A])
+    named.label = "left"
+    return named
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Numbered(3, [A]),
+        lambda: Doubled([A]),
+        named_tuple_with_attribute,
+        lambda: collections.defaultdict(list, x=A),
+    ],
+)
+def test_classes_that_cannot_be_rebuilt(make: Callable[[], Any]) -> None:
+    with pytest.raises(OpaqueStructure, match="plain"):
+        taken_apart([make()])
 
 
 @pytest.mark.parametrize(
@@ -201,7 +289,7 @@ def test_keys_in_any_order() -> None:
         ([A], A, r"expected a list of 1, got a tensor"),
         ([A, B], [A], r"^arguments: expected a list of 2, got a list of 1$"),
         ([A], (A,), r"expected a list of 1, got a tuple of 1"),
-        ({"x": A}, {"y": A}, r"expected a dict of 1 with keys \['x'\], got a dict of 1"),
+        ({"x": A}, {"y": A}, r"expected a dict of 1 with keys \['x'\], got a dict of 1 with"),
         ({"x": [A, 1]}, {"x": [A, 2]}, r"^arguments\['x'\]\[1\]: recorded with 1, got 2$"),
         ([A, True], [A, 1], r"recorded with True, got 1"),
         ([A, 1], [A, 1.0], r"recorded with 1, got 1.0"),

@@ -86,6 +86,9 @@ def _check_inputs(program: Program) -> None:
         raise Malformed("arguments_structure has a keyword that is no string")
     if list(_leaves(structure)) != list(range(len(program.inputs))):
         raise Malformed("arguments_structure does not hold each input once, in order")
+    names = [name for name in (*program.parameter_names, *program.keyword_only_names) if name]
+    if len(set(names)) != len(names) or "" in program.keyword_only_names:
+        raise Malformed("parameter_names and keyword_only_names do not name each parameter once")
 
 
 def _check_roles(program: Program, role: Role, found: Sequence[int], what: str) -> None:

@@ -63,6 +63,7 @@ def decode_program(root: Node) -> tuple[Program, dict[int, tuple[TensorView, ...
         # torch's default generator is the only one that a file may draw from.
         generators=(torch.default_generator,),
         parameter_names=parts["parameter_names"].texts(),
+        keyword_only_names=parts["keyword_only_names"].texts(),
         host_reads=parts["host_reads"].texts(),
         versions={name: node.text() for name, node in parts["versions"].mapping().items()},
     )
@@ -87,6 +88,7 @@ _PARTS = (
     "overlaps",
     "weights",
     "parameter_names",
+    "keyword_only_names",
     "host_reads",
 )
 

@@ -65,6 +65,7 @@ def encode_program(program: Program, holders: Mapping[int, Sequence[TensorView]]
             for index, views in holders.items()
         ],
         "parameter_names": list(program.parameter_names),
+        "keyword_only_names": list(program.keyword_only_names),
         "host_reads": list(program.host_reads),
     }
 

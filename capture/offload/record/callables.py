@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -10,6 +11,19 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parameters:
+    """The names of a callable's parameters; none where they cannot be told.
+
+    Attributes:
+        positional: those that can be given by position; empty where only by position.
+        keyword_only: the others, without the callable's own **kwargs.
+    """
+
+    positional: tuple[str, ...] = ()
+    keyword_only: tuple[str, ...] = ()
 
 
 def _module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
@@ -21,21 +35,20 @@ def _module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
     return owner if isinstance(owner, torch.nn.Module) else None
 
 
-def parameter_names(function: Callable[..., Any] | None) -> tuple[str, ...]:
-    """The names that positional arguments may be given by; empty where only the position counts."""
+def parameters_of(function: Callable[..., Any] | None) -> Parameters:
+    """The names by which arguments may be given."""
     target: Any = function.forward if isinstance(function, torch.nn.Module) else function
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
-        return ()
-    positional = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    )
-    return tuple(
-        "" if parameter.kind is inspect.Parameter.POSITIONAL_ONLY else parameter.name
-        for parameter in parameters
-        if parameter.kind in positional
+        return Parameters()
+    only, either = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    return Parameters(
+        tuple(
+            "" if one.kind is only else one.name for one in parameters if one.kind in (only, either)
+        ),
+        tuple(one.name for one in parameters if one.kind is keyword_only),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 _MEMORY = "the memory itself was handed out, and what is done through it cannot be recorded"
 _PRINTED = "a tensor was printed, which a replay would not do: take it out of the forward"
 
-# Functions that hand the memory to code that the recorder cannot follow.
+_ELEMENTWISE = "it calls a Python function on each element, which a replay would not do again"
+
+# Functions that hand the memory or its content to code that the recorder cannot follow.
 REFUSED: Mapping[str, str] = {
     "data_ptr": _MEMORY,
     "__dlpack__": _MEMORY,
@@ -21,6 +24,9 @@ REFUSED: Mapping[str, str] = {
     "__reduce_ex__": _MEMORY,
     "__repr__": _PRINTED,
     "__format__": _PRINTED,
+    "apply_": _ELEMENTWISE,
+    "map_": _ELEMENTWISE,
+    "map2_": _ELEMENTWISE,
 }
 
 _READ_SELF = frozenset({"tolist", "numpy", "__array__"})
@@ -49,7 +55,7 @@ def tensors_read(
     elif name in _DATA_POSITION:
         position = _DATA_POSITION[name]
         data = args[position] if len(args) > position else kwargs.get("data", kwargs.get("obj"))
-        if isinstance(data, (list, tuple)):
+        if _is_sequence(data):
             yield from _nested_tensors(data, is_index=name == "__getitem__")
     elif name == "tensor_split":
         yield from _tensors(_argument(args, kwargs, 1, "tensor_indices_or_sections"))
@@ -71,17 +77,28 @@ def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, n
 def _tensors(argument: Any) -> Iterator[torch.Tensor]:
     if isinstance(argument, torch.Tensor):
         yield argument
-    elif isinstance(argument, (list, tuple)):
+    elif _is_sequence(argument):
         yield from _nested_tensors(argument, is_index=False)
+
+
+def _is_sequence(thing: Any) -> bool:
+    """Whether torch takes it for a sequence of numbers: anything with a length and items."""
+    if isinstance(thing, (list, tuple)):
+        return True
+    other = (torch.Tensor, str, bytes, bytearray, memoryview, range, dict)
+    methods = ("__len__", "__getitem__")
+    return not isinstance(thing, other) and (
+        all(hasattr(type(thing), name) for name in methods) and not hasattr(thing, "__array__")
+    )
 
 
 def _nested_tensors(data: Any, *, is_index: bool) -> Iterator[torch.Tensor]:
     """The tensors inside lists. Those directly in an index are used as tensors, not read."""
-    for item in data:
+    for item in itertools.islice(iter(data), len(data)):
         if isinstance(item, torch.Tensor):
             if not is_index:
                 yield item
-        elif isinstance(item, (list, tuple)):
+        elif _is_sequence(item):
             yield from _nested_tensors(item, is_index=False)
 
 

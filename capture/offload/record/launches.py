@@ -13,6 +13,7 @@ from offload import _native
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Role, Symbol, TensorView
 from offload.record.operators import (
+    NO_NESTED_ENCODER,
     Operator,
     argument_data,
     as_integers,
@@ -189,10 +190,10 @@ class LaunchRecorder:
         self._note_constants(operator, touched, writes, made)
         returns_tensor = any(isinstance(one, torch.Tensor) for one in outcomes)
         reads_host = operator.reads_host and not returns_tensor
-        if reads_host and all(tracked.known for _, tracked, _ in touched):
+        if reads_host and operator.is_aten and all(tracked.known for _, tracked, _ in touched):
             return  # the value can never be another
         if reads_host:
-            self._note_host_read(operator.name)
+            self._note_host_read(operator.name, outcomes)
         elif operator.reserves or (operator.returns and not (made or writes)):
             return  # it reserves memory, makes views, or answers from shapes alone
         if (operator.random or any(one.is_state for one in writes)) and not self._changed_state_at:
@@ -303,8 +304,16 @@ class LaunchRecorder:
             results.append(view)
         return made, results
 
-    def _note_host_read(self, name: str) -> None:
-        self._require_guard(name, "it reads a tensor's value on the host")
+    def _note_host_read(self, name: str, outcomes: list[Any]) -> None:
+        reason = "it reads a tensor's value on the host"
+        if name == "aten::_nested_tensor_from_mask_left_aligned":
+            reason += f" ({NO_NESTED_ENCODER} to do without)"
+        self._require_guard(name, reason)
+        if len(outcomes) != 1 or not isinstance(outcomes[0], (bool, int, float, complex)):
+            raise CaptureError(
+                f"{user_location()}: {name} reads tensors on the host and returns something else "
+                "than one number, which cannot be guarded: call it outside the model"
+            )
         self.host_reads.append(f"guarded: {name} at {user_location()}")
 
     def guard_content(self, tensor: torch.Tensor, what: str) -> None:

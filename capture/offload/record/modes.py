@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -126,6 +127,83 @@ def reads_avoided(avoid: bool) -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def eager_paths_taken() -> Iterator[None]:
+    """Let torch's own layers choose the path that they take when nobody watches.
+
+    nn.TransformerEncoder, its layers and nn.MultiheadAttention leave their fast path, which gives
+    other values at padded places, where a function mode is active or the compiling flag is set.
+    They look both up at each call; torch's functions, by which the function mode is told, do not.
+    """
+    has_torch_function, is_compiling = (
+        torch.overrides.has_torch_function,
+        torch.compiler.is_compiling,
+    )
+    thread = threading.get_ident()
+
+    def has_other_torch_function(args: Iterable[Any]) -> bool:
+        if threading.get_ident() != thread:
+            return bool(has_torch_function(args))
+        modes = torch.overrides._get_current_function_mode_stack()
+        is_own = all(isinstance(mode, FunctionMode) for mode in modes)
+        return not is_own or any(map(_has_own_torch_function, args))
+
+    def is_compiling_elsewhere() -> bool:
+        caller = sys._getframe(1).f_globals.get("__name__")
+        return caller != torch.nn.modules.transformer.__name__ and is_compiling()
+
+    torch.overrides.has_torch_function = has_other_torch_function
+    torch.compiler.is_compiling = is_compiling_elsewhere
+    try:
+        yield
+    finally:
+        torch.overrides.has_torch_function = has_torch_function
+        torch.compiler.is_compiling = is_compiling
+
+
+def _has_own_torch_function(thing: Any) -> bool:
+    none = torch._C._disabled_torch_function_impl
+    return type(thing) is not torch.Tensor and (
+        getattr(type(thing), "__torch_function__", none) is not none
+    )
+
+
+class _UnseededGenerator:
+    """Stands for torch's default generator where torch's seeding functions look it up."""
+
+    def __init__(self, generator: torch.Generator, watcher: Watcher) -> None:
+        self._generator = generator
+        self._watcher = watcher
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("manual_seed", "seed", "set_state") and threading.get_ident() == self._thread:
+            with _refusals_kept(self._watcher):
+                raise CaptureError(
+                    f"{user_location()}: the call seeds or restores torch's random generator "
+                    "(torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.fork_rng), "
+                    "which a replay would not do again: do it before the call, or draw from a "
+                    "torch.Generator that is passed as an argument"
+                )
+        return getattr(self._generator, name)
+
+
+@contextlib.contextmanager
+def seeding_refused(watcher: Watcher) -> Iterator[None]:
+    """Refuse what sets the state of the default generator, on this thread.
+
+    By comparing states before and after it would go unseen where the seed happens to be the one
+    that was set before the call.
+    """
+    functions: Any = torch.random
+    generator = functions.default_generator
+    functions.default_generator = _UnseededGenerator(generator, watcher)
+    try:
+        yield
+    finally:
+        functions.default_generator = generator
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,41 @@ _RESERVE_OPERATORS = frozenset(
     }
 )
 
-_SKIPPED_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+# Operators that take tensors and answer with numbers from metadata alone: shapes, strides, dtypes,
+# flags, addresses. torch tags some of those that read the content, not all, so any that is not
+# listed here is taken to read it: an operator that is new or not torch's own is refused or guarded
+# rather than frozen. (The choices of a CTC kernel look at lengths on CUDA only.)
+_METADATA_OPERATORS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_debug_has_internal_overlap", "_fused_sdp_choice", "_has_compatible_shallow_copy_type",
+        "_has_same_storage_numel", "_is_zerotensor", "_use_cudnn_ctc_loss",
+        "_use_cudnn_ctc_loss.Tensor", "_use_miopen_ctc_loss", "_use_miopen_ctc_loss.Tensor",
+        "_version", "cudnn_is_acceptable", "dim", "get_device", "is_coalesced", "is_complex",
+        "is_conj", "is_contiguous", "is_contiguous.memory_format", "is_distributed",
+        "is_floating_point", "is_inference", "is_leaf", "is_neg", "is_pinned", "is_same_size",
+        "is_set_to", "is_signed", "numel", "output_nr", "result_type.Scalar",
+        "result_type.Scalar_Tensor", "result_type.Tensor", "retains_grad", "size", "size.int",
+        "storage_offset", "stride", "stride.int", "sym_is_contiguous", "sym_numel", "sym_size",
+        "sym_size.int", "sym_storage_offset", "sym_stride", "sym_stride.int",
+    )
+)  # fmt: skip
+
+# Operators whose results' shapes depend on the content of just the argument at this position, and
+# those of them that torch's tag does not name (found by torch's rules for fake tensors).
+_SHAPE_SOURCES = {
+    "aten::masked_select": 1,
+    "aten::_pack_padded_sequence": 1,
+    "aten::_padded_dense_to_jagged_forward": 1,
+}
+_UNTAGGED_SHAPES = frozenset(_SHAPE_SOURCES) - {"aten::masked_select"}
+
+# Where the user's code is not: torch, offload, and what stands between a `with` and its exit.
+_SKIPPED = (
+    str(Path(torch.__file__).parent) + os.sep,
+    str(Path(__file__).parent.parent) + os.sep,
+    contextlib.__file__,
+)
 
 
 def is_tensor(thing: Any) -> bool:
@@ -53,7 +88,7 @@ def located_at(location: str) -> Iterator[None]:
 
 def is_user_file(filename: str) -> bool:
     """Whether code of this file is neither torch's nor offload's, nor generated."""
-    return not filename.startswith((*_SKIPPED_FOLDERS, "<"))
+    return not filename.startswith((*_SKIPPED, "<"))
 
 
 def user_location() -> str:
@@ -93,7 +128,7 @@ class Operator:
         random: it draws from a generator.
         reads_host: it may return a number that depends on a tensor's content.
         moves_metadata: it changes where or how its argument lies (`resize_`, `set_`, `t_`).
-        dynamic_shape: torch says that its results' shapes may depend on content.
+        dynamic_shape: its results' shapes may depend on content.
         is_aten: it is torch's own.
     """
 
@@ -114,6 +149,9 @@ class Operator:
         return [*args, *(kwargs.get(name, default) for name, default in rest)]
 
 
+NO_NESTED_ENCODER = "build nn.TransformerEncoder with enable_nested_tensor=False"
+
+
 @functools.cache
 def operator_of(func: Any) -> Operator:
     """The Operator of an `OpOverload`."""
@@ -128,11 +166,30 @@ def operator_of(func: Any) -> Operator:
         returns=bool(schema.returns),
         reserves=name in _RESERVE_OPERATORS,
         random=torch.Tag.nondeterministic_seeded in func.tags,
-        reads_host=torch.Tag.data_dependent_output in func.tags,
+        reads_host=torch.Tag.data_dependent_output in func.tags
+        or _answers_in_numbers(name, schema),
         moves_metadata=torch.Tag.inplace_view in func.tags,
-        dynamic_shape=torch.Tag.dynamic_output_shape in func.tags,
+        dynamic_shape=name in _UNTAGGED_SHAPES or _tagged_dynamic(func),
         is_aten=func.namespace == "aten",
     )
+
+
+def _answers_in_numbers(name: str, schema: Any) -> bool:
+    """Whether it is given tensors, returns none, and is not known to look at metadata alone."""
+    takes, returns = (
+        any("Tensor" in str(one.type) for one in side)
+        for side in (schema.arguments, schema.returns)
+    )
+    return takes and bool(schema.returns) and not returns and name not in _METADATA_OPERATORS
+
+
+def _tagged_dynamic(func: Any) -> bool:
+    """Whether torch says that shapes depend on content; of an out-variant its operator tells."""
+    variants = [func]
+    if func._overloadname.endswith("out"):
+        packet = func.overloadpacket
+        variants += [getattr(packet, name) for name in packet.overloads() if name != "hacked_twin"]
+    return any(torch.Tag.dynamic_output_shape in one.tags for one in variants)
 
 
 def check_plain(tensor: torch.Tensor, where: str) -> None:
@@ -156,6 +213,11 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
             f"{user_location()}: {where} uses a parameter that has no shape yet: call the model "
             "once before capturing it"
         )
+    if tensor.is_nested:
+        raise CaptureError(
+            f"{user_location()}: {where} uses a nested tensor: only plain strided tensors can be "
+            f"recorded; use padded ones ({NO_NESTED_ENCODER})"
+        )
     if not isinstance(tensor, torch.nn.Parameter):
         raise CaptureError(
             f"{user_location()}: {where} uses a {type(tensor).__qualname__} of layout "
@@ -171,17 +233,20 @@ def shape_depends_on_data(operator: Operator, arguments: list[Any]) -> bool:
     if not operator.dynamic_shape:
         return False
     name = operator.name
-    if name == "aten::index.Tensor":
+    if name.startswith("aten::index.Tensor"):
         return any(one.dtype in (torch.bool, torch.uint8) for one in tensors_in(arguments[1]))
-    if name == "aten::linalg_lstsq":
+    if name.startswith("aten::linalg_lstsq"):
         return arguments[3] not in (None, "gelsy")  # residuals are left empty by this driver
+    if name == "aten::_padded_dense_to_jagged_forward":
+        return arguments[2] is None  # the total length was not given
     # Of ctc_loss only the second result varies, with lengths that every execution compares.
-    return name not in ("aten::_ctc_loss", "aten::_ctc_loss.Tensor")
+    return not name.startswith("aten::_ctc_loss")
 
 
 def shape_sources(name: str, arguments: list[Any]) -> list[torch.Tensor]:
     """The tensors on whose values an operator's result shapes may depend."""
-    return tensors_in(arguments[1] if name == "aten::masked_select" else arguments)
+    position = _SHAPE_SOURCES.get(name)
+    return tensors_in(arguments if position is None else arguments[position])
 
 
 def argument_data(argument: Any) -> Argument:

@@ -10,15 +10,18 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
-from offload.program import Launch, Overlap, Program, Result, Role, TensorView
+from offload.program import Launch, Overlap, Program, Result, Role, TensorView, Value
+from offload.record.callables import Parameters
 from offload.record.launches import LaunchRecorder
 from offload.record.model_state import ModelState, changed_unseen_error
 from offload.record.modes import (
     FunctionMode,
     autocast_cache_off,
     dispatch_mode,
+    eager_paths_taken,
     executions_refused,
     reads_avoided,
+    seeding_refused,
 )
 from offload.record.operators import check_plain, is_tensor
 from offload.record.storages import StorageTable, TrackedStorage, alias
@@ -69,14 +72,14 @@ class Recorder:
         *,
         host_reads: str,
         function: object,
-        parameter_names: tuple[str, ...],
+        parameters: Parameters,
         device: str,
     ) -> None:
         with torch.no_grad():
             self.table = StorageTable(ModelState(function), device)
         self._avoids_reads = host_reads == "avoid"
         self._log = LaunchRecorder(self.table, guards_reads=not self._avoids_reads)
-        self._parameter_names = parameter_names
+        self._parameters = parameters
         self._device = device
         self._context = contextlib.ExitStack()
         self._inputs: list[torch.Tensor] = []
@@ -137,6 +140,8 @@ class Recorder:
                 "another thread is recording a call: one call of a process is recorded at a time"
             ) from None
         enter(executions_refused())
+        enter(seeding_refused(self._log))
+        enter(eager_paths_taken())
         enter(FunctionMode(self._log))
         enter(dispatch_mode(self._log))
 
@@ -169,8 +174,12 @@ class Recorder:
             except OpaqueStructure as error:
                 raise CaptureError(f"the result cannot be taken apart: {error}") from error
             results = tuple(self._result(tensor) for tensor in tensors)
-            self._check_state()
-            recording = self._recording(tuple(tensors), results, structure)
+            overlaps = self._overlaps()
+            leaves = {leaf for one in overlaps for leaf in (one.first, one.second)}
+            overlapping = {self._tracked_input(leaf).storage._cdata for leaf in leaves}
+            self._check_state(overlapping)
+            program = self._program(results, structure, overlaps)
+            recording = self._recording(program, tuple(tensors), overlapping)
         handed_out = [
             self._originals[one.input_leaf] if one.input_leaf >= 0 else tensor
             for one, tensor in zip(results, tensors, strict=True)
@@ -178,17 +187,18 @@ class Recorder:
         same = all(one is other for one, other in zip(handed_out, tensors, strict=True))
         return (result if same else unflatten(structure, handed_out)), recording
 
-    def _check_state(self) -> None:
+    def _check_state(self, overlapping: Set[int]) -> None:
         """Refuse changes of inputs and weights that no launch made.
+
+        Args:
+            overlapping: storages of inputs that a launch wrote through another input.
 
         Raises:
             CaptureError: naming the input, attribute or tensor that changed.
         """
         self.table.state.check({one.storage._cdata: one.written for one in self.table})
-        overlapping = {leaf for one in self._overlaps() for leaf in (one.first, one.second)}
-        expected = {self._inputs[leaf].untyped_storage()._cdata for leaf in overlapping}
         for tracked in self.table:
-            if tracked.storage._cdata in expected:
+            if tracked.storage._cdata in overlapping:
                 continue
             is_known = self.table.state.knows(tracked.storage._cdata)
             if tracked.watch is None or tracked.written or is_known:
@@ -202,7 +212,13 @@ class Recorder:
             "return new tensors instead, or pass a cache of fixed size that is written in place"
         )
         try:
-            tensors = match(self._arguments, self._call, is_tensor, "arguments")
+            tensors = [
+                tensor
+                for expected, given, where in zip(
+                    self._arguments.children, self._call, ("args", "kwargs"), strict=True
+                )
+                for tensor in match(expected, given, is_tensor, where)
+            ]
         except StructureMismatch as error:
             raise CaptureError(f"the call changed its arguments: {error}; {advice}") from None
         names = leaf_paths(self._arguments, "input")
@@ -228,11 +244,39 @@ class Recorder:
                 return Result(self.table.view(tensor, tracked), leaf)
         return Result(self.table.view(tensor, self._log.track(tensor, "the result")))
 
-    def _recording(
-        self, tensors: tuple[torch.Tensor, ...], results: tuple[Result, ...], structure: Structure
-    ) -> Recording:
-        returned = {result.view.value for result in results}
-        values, weights, weight_views, folded = [], {}, {}, set()
+    def _program(
+        self, results: tuple[Result, ...], structure: Structure, overlaps: tuple[Overlap, ...]
+    ) -> Program:
+        values, folded = self._final_values({result.view.value for result in results})
+        holders = {
+            one.value.index: (one, one.holders or (one.content(),))
+            for one in self.table
+            if values[one.value.index].role is Role.WEIGHT
+        }
+        return Program(
+            device=self._device,
+            values=values,
+            launches=tuple(one for one in self._log.launches if not self._is_folded(one, folded)),
+            inputs=tuple(self._input_view(tensor) for tensor in self._inputs),
+            results=results,
+            arguments_structure=self._arguments,
+            result_structure=structure,
+            overlaps=overlaps,
+            weights={index: tensors for index, (_, tensors) in holders.items()},
+            weight_views={
+                index: tuple(self.table.view(tensor, tracked) for tensor in tensors)
+                for index, (tracked, tensors) in holders.items()
+            },
+            generators=tuple(generator for generator, _ in self._log.generators),
+            parameter_names=self._parameters.positional,
+            keyword_only_names=self._parameters.keyword_only,
+            host_reads=tuple(self._log.host_reads),
+            versions={"torch": torch.__version__},
+        )
+
+    def _final_values(self, returned: Set[int]) -> tuple[tuple[Value, ...], Set[int]]:
+        """All Values with the roles that the whole call gives them, and which were folded."""
+        values, folded = [], set()
         for tracked in sorted(self.table, key=lambda one: one.value.index):
             value = tracked.value
             if value.role is Role.ACTIVATION and value.index in returned:
@@ -240,44 +284,22 @@ class Recorder:
             elif value.role is Role.ACTIVATION and tracked.constant:
                 value = dataclasses.replace(value, role=Role.WEIGHT)
                 folded.add(value.index)
-                tracked.holders = (tracked.content(),)
-            if value.role is Role.WEIGHT:
-                weights[value.index] = tracked.holders
-                weight_views[value.index] = tuple(
-                    self.table.view(holder, tracked) for holder in tracked.holders
-                )
             values.append(value)
-        launches = [one for one in self._log.launches if not self._is_folded(one, folded)]
-        inputs = tuple(self._input_view(tensor) for tensor in self._inputs)
-        program = Program(
-            device=self._device,
-            values=tuple(values),
-            launches=tuple(launches),
-            inputs=inputs,
-            results=results,
-            arguments_structure=self._arguments,
-            result_structure=structure,
-            overlaps=self._overlaps(),
-            weights=weights,
-            weight_views=weight_views,
-            generators=tuple(generator for generator, _ in self._log.generators),
-            parameter_names=self._parameter_names,
-            host_reads=tuple(self._log.host_reads),
-            versions={"torch": torch.__version__},
-        )
-        overlaps = self._overlaps()
-        overlapping = {leaf for one in overlaps for leaf in (one.first, one.second)}
-        touched = {self._tracked_input(leaf).value.index for leaf in overlapping}
+        return tuple(values), folded
+
+    def _recording(
+        self, program: Program, results: tuple[torch.Tensor, ...], overlapping: Set[int]
+    ) -> Recording:
         written = [
             one
             for one in self.table
-            if one.is_state and (one.written or one.value.index in touched)
+            if one.is_state and (one.written or one.storage._cdata in overlapping)
         ]
         return Recording(
             program,
             before={one.storage._cdata: _kept(one) for one in written},
             after={one.storage._cdata: one.own_content().clone() for one in written},
-            results=tensors,
+            results=results,
             input_tensors=tuple(self._inputs),
             generator_states=tuple(
                 (generator, before, generator.get_state())

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
-from typing import Any
-
-import torch
 
 from offload import _native
+from offload.arguments import plain_places, tensors_of_call
 from offload.backends import Loaded, native_layout
-from offload.errors import BindingError, CaptureError
+from offload.errors import CaptureError
 from offload.plan import Plan, SlotKind
 from offload.program import ITEM_BYTES, Program, Role
-from offload.structure import Structure, StructureMismatch, is_immutable, match, unflatten
+from offload.structure import Structure, unflatten
 
 _TRIGGERS = {
     SlotKind.INPUT: _native.Trigger.IO,
@@ -28,7 +26,7 @@ def native_replay(
     program: Program, plan: Plan, loaded: Loaded, *, host_scheduled: bool
 ) -> _native.Replay:
     """The native object that executes a loaded Program."""
-    positional, keyword = _plain_places(program.arguments_structure)
+    positional, keyword = plain_places(program)
     structure = program.result_structure
     return _native.Replay(
         spec=_call_spec(program, plan, loaded.operator_allocated),
@@ -37,7 +35,7 @@ def native_replay(
         host_scheduled=host_scheduled,
         positional=positional,
         keyword=keyword,
-        match=_matcher(program),
+        match=functools.partial(tensors_of_call, program),
         result_form=_result_form(structure, len(program.results)),
         build_result=lambda tensors: unflatten(structure, tensors),
     )
@@ -52,55 +50,6 @@ def _result_form(structure: Structure, n_results: int) -> str:
     if plain and structure.container in (list, tuple, None):
         return structure.kind
     return "other"
-
-
-def _plain_places(structure: Structure) -> tuple[Any, Any]:
-    """The arguments as (is_tensor, constant) pairs; None where any is nested or may change."""
-    positional, keyword = structure.children
-    parts = (*positional.children, *keyword.children)
-    if any(part.children or not is_immutable(part.constant) for part in parts):
-        return None, None
-    places = [(child.kind == "tensor", child.constant) for child in positional.children]
-    named = {
-        key: (child.kind == "tensor", child.constant)
-        for key, child in zip(keyword.keys, keyword.children, strict=True)
-    }
-    return places, named
-
-
-def _matcher(program: Program) -> Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]]:
-    """Lists the tensors of a call, however nested; positional and keyword are interchangeable."""
-    structure = program.arguments_structure
-    n_positional = len(structure.children[0].children)
-    names = program.parameter_names
-
-    def tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        kwargs = dict(kwargs)
-        for name in names[: len(args)]:
-            if name and name in kwargs:
-                raise BindingError(f"{name} was given both by position and by keyword")
-        for name in names[len(args) : n_positional]:
-            if name not in kwargs:
-                break
-            args = (*args, kwargs.pop(name))
-        for name, given in zip(names[n_positional:], args[n_positional:], strict=False):
-            if name:
-                kwargs[name] = given
-        if len(names) >= len(args):
-            args = args[:n_positional]
-        try:
-            return match(structure, (args, kwargs), _is_tensor, "arguments")
-        except StructureMismatch as error:
-            raise BindingError(
-                f"{error}; a program is recorded for one structure of arguments, capture again "
-                "for another"
-            ) from None
-
-    return tensors
-
-
-def _is_tensor(thing: Any) -> bool:
-    return isinstance(thing, torch.Tensor)
 
 
 def _call_spec(

@@ -1,0 +1,114 @@
+"""The arguments of a call, matched with those of the recorded one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from offload.errors import BindingError
+from offload.program import Program
+from offload.structure import StructureMismatch, is_immutable, match
+
+_AGAIN = "a program is recorded for one structure of arguments, capture again for another"
+
+
+def plain_places(program: Program) -> tuple[Any, Any]:
+    """The recorded arguments as (is_tensor, constant) pairs, for the native side to compare.
+
+    Returns:
+        A list of the positional ones and a dict of the keyword ones; None for both where only
+        `tensors_of_call` can compare: some argument is nested or may change, or the order of
+        keywords matters.
+    """
+    positional, keyword = program.arguments_structure.children
+    parts = (*positional.children, *keyword.children)
+    if any(part.children or not is_immutable(part.constant) for part in parts):
+        return None, None
+    if len(_variadic(program, dict.fromkeys(keyword.keys))) > 1:
+        return None, None
+    places = [(child.kind == "tensor", child.constant) for child in positional.children]
+    named = {
+        key: (child.kind == "tensor", child.constant)
+        for key, child in zip(keyword.keys, keyword.children, strict=True)
+    }
+    return places, named
+
+
+def tensors_of_call(
+    program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[torch.Tensor]:
+    """List the tensors of a call, however nested, in the order of the program's inputs.
+
+    A parameter may be given by position or by keyword, whichever way it was recorded.
+
+    Raises:
+        BindingError: an argument is missing, was not there when the call was recorded, or is
+            nested otherwise than it was.
+    """
+    args, kwargs = _as_recorded(program, args, kwargs)
+    positional, keyword = program.arguments_structure.children
+    try:
+        return [
+            *match(positional, args, _is_tensor, "args"),
+            *match(keyword, kwargs, _is_tensor, "kwargs"),
+        ]
+    except StructureMismatch as error:
+        raise BindingError(f"{error}; {_AGAIN}") from None
+
+
+def _as_recorded(
+    program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments by position or keyword as they were recorded, keywords in that order."""
+    positional, keyword = program.arguments_structure.children
+    names, n_positional = program.parameter_names, len(positional.children)
+    kwargs = dict(kwargs)
+    for name in names[: len(args)]:
+        if name and name in kwargs:
+            raise BindingError(
+                f"argument {name} was given both by position and by keyword: give it once"
+            )
+    for name in names[len(args) : n_positional]:
+        if name not in kwargs:
+            raise BindingError(f"argument {name or len(args)} is missing: {_MISSING}")
+        args = (*args, kwargs.pop(name))
+    for name, given in zip(names[n_positional:], args[n_positional:], strict=False):
+        if name:
+            kwargs[name] = given
+    if len(names) >= len(args):
+        args = args[:n_positional]
+    _check_keywords(program, kwargs)
+    return args, {name: kwargs[name] for name in keyword.keys}
+
+
+_MISSING = "the recorded call was given it, so pass it too, or capture again without it"
+_EXTRA = "the recorded call was not given it, so leave it out, or capture again with it"
+
+
+def _check_keywords(program: Program, kwargs: Mapping[str, Any]) -> None:
+    recorded = dict.fromkeys(program.arguments_structure.children[1].keys)
+    for name in recorded:
+        if name not in kwargs:
+            raise BindingError(f"argument {name} is missing: {_MISSING}")
+    for name, given in kwargs.items():
+        if name not in recorded:
+            what = "a tensor" if _is_tensor(given) else repr(given)
+            raise BindingError(f"argument {name}: got {what}, but {_EXTRA}")
+    expected, got = _variadic(program, recorded), _variadic(program, kwargs)
+    if expected != got:
+        raise BindingError(
+            f"the keyword arguments {got} go into the model's own **kwargs, which shows it their "
+            f"order: pass them as recorded, in the order {expected}, or capture again"
+        )
+
+
+def _variadic(program: Program, keywords: Mapping[str, Any]) -> list[str]:
+    """The keywords that are no parameter's name, in order."""
+    names = {*program.parameter_names, *program.keyword_only_names}
+    return [name for name in keywords if name not in names]
+
+
+def _is_tensor(thing: Any) -> bool:
+    return isinstance(thing, torch.Tensor)
