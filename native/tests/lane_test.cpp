@@ -92,6 +92,28 @@ void many_threads_submit() {
   CHECK_THAT(n_done == 2000);
 }
 
+void tasks_without_tickets() {
+  Lane lane;
+  std::vector<int> order;
+  const auto last = std::make_shared<Ticket>();
+  for (int task = 0; task < 100; ++task) {
+    lane.submit([&order, task] { order.push_back(task); }, task == 99 ? last : nullptr);
+  }
+  last->wait();
+  CHECK_THAT(order.size() == 100);
+}
+
+void a_lane_knows_its_own_thread() {
+  Lane lane;
+  CHECK_THAT(!lane.is_current_thread());
+  bool inside = false;
+  const auto ticket = std::make_shared<Ticket>();
+  lane.submit([&] { inside = lane.is_current_thread(); }, ticket);
+  ticket->wait();
+  CHECK_THAT(inside);
+  CHECK_THAT(!lane.is_current_thread());
+}
+
 // The last reference may go in the worker itself, which cannot wait for itself.
 void worker_drops_the_last_reference() {
   struct Owner {
@@ -155,6 +177,8 @@ int main() {
   errors_go_to_their_ticket();
   close_finishes_what_is_queued();
   many_threads_submit();
+  tasks_without_tickets();
+  a_lane_knows_its_own_thread();
   worker_drops_the_last_reference();
   leases_exclude_overlap_only();
 #if !defined(__SANITIZE_THREAD__)
