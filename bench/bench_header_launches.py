@@ -1,4 +1,4 @@
-"""Claim: m_l_t does not grow with the number of launches.
+"""Claim: the number of launches lengthens m_l_t only by what colder caches cost.
 
 Patching is one word per slot, however many launches read it. But a long program leaves less of the
 header in the processor's caches, and a cold header is slower. So the peer is the header of a short
@@ -20,7 +20,7 @@ from measurements import Case, Curve, figure_of, ratio_of
 LAUNCHES = (4, 16, 64, 256, 1024, 4096)
 STAY, IO, ALL = "nothing moves", "4 tensors move", "and the feature map"
 SLOTS = {STAY: 0, IO: 4, ALL: 5}
-SHORT = f"{LAUNCHES[0]} launches, as cold"
+SHORT = f"{LAUNCHES[0]} launches, after so many of another"
 
 
 def chain(n_launches: int) -> Callable[..., torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from measurements import Case, Claim, Curve
 
@@ -28,7 +28,7 @@ _ROW_INCHES, _HEAD_INCHES = 0.25, 0.45
 
 
 def plot_claim(claim: Claim, path: Path) -> None:
-    """Draw a claim as SVG.
+    """Draw a claim as SVG: its curves if it has any, else its ratios of what it promises about.
 
     Raises:
         ValueError: its cases have neither ratios nor curves.
@@ -37,19 +37,36 @@ def plot_claim(claim: Claim, path: Path) -> None:
         if any(case.curves for case in claim.cases):
             picture = _curves([case for case in claim.cases if case.curves])
         else:
-            picture = _ratios([case for case in claim.cases if case.ratios])
+            picture = _ratios(_promised_about(claim))
         picture.suptitle(claim.text, x=0.01, ha="left", fontsize=11, fontweight="bold", wrap=True)
         picture.savefig(path, metadata={"Date": None})
 
 
+def _promised_about(claim: Claim) -> list[Case]:
+    """The cases, with ratios of time or bytes alone if the claim promises something of it."""
+    ratios = [ratio for case in claim.cases for ratio in case.ratios.values()]
+    kinds = {one.of for one in ratios if one.at_least is not None} or {one.of for one in ratios}
+    cases = [
+        Case(case.title, {name: one for name, one in case.ratios.items() if one.of in kinds})
+        for case in claim.cases
+    ]
+    return [case for case in cases if case.ratios]
+
+
 def _plain(number: float, _position: int = 0) -> str:
-    return f"{number:,.6g}"
+    return f"{number:,.0f}" if number >= 1_000 else f"{number:g}"
 
 
-def _log_axis(axis: mpl.axis.Axis) -> None:
-    axis.set_major_locator(LogLocator(subs=(1,), numticks=12))
+def _log_axis(axis: mpl.axis.Axis, low: float, high: float, ticks: Sequence[float] = ()) -> None:
+    """A logarithmic axis: ticks as given, else at the decades, and between if these are few."""
+    subs: Sequence[float] = (1, 2, 5)
+    if high / low > 300:
+        subs = (1,)
+    elif high / low < 4:
+        subs = range(1, 10)
+    axis.set_major_locator(FixedLocator(ticks) if ticks else LogLocator(subs=subs, numticks=16))
     axis.set_major_formatter(FuncFormatter(_plain))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 # ---- ratios -------------------------------------------------------------------------------------
@@ -68,12 +85,7 @@ def _ratios(cases: Sequence[Case]) -> Picture:
     high = max(ratio.high for case in cases for ratio in case.ratios.values())
     panels[0].set_xscale("log")
     panels[0].set_xlim(min(low, 1) / 1.25, max(high, 1) * 1.9)  # room for the figures beside
-    if max(high, 1) / min(low, 1) < 20:
-        ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if low / 2 < tick < high * 2]
-        panels[-1].set_xticks(ticks, [_plain(tick) for tick in ticks])
-        panels[-1].xaxis.set_minor_formatter(NullFormatter())
-    else:
-        _log_axis(panels[-1].xaxis)
+    _log_axis(panels[-1].xaxis, min(low, 1), max(high, 1))
     of = {ratio.of for case in cases for ratio in case.ratios.values()}
     word = {"time": "fast", "bytes": "small"}
     words = " or ".join(word[one] for one in sorted(of, reverse=True))
@@ -98,7 +110,12 @@ def _ratio_panel(panel: Axes, case: Case) -> None:
             markersize=5,
         )
         panel.annotate(
-            f"{ratio.value:.3g}", (ratio.high, row), (7, 0), textcoords="offset points", va="center"
+            f"{ratio.value:.3g}",
+            (ratio.high, row),
+            (7, 0),
+            textcoords="offset points",
+            va="center",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )
     panel.set_yticks(rows, list(case.ratios))
     panel.set_ylim(len(case.ratios) - 0.4, -0.6)
@@ -117,15 +134,15 @@ def _curves(cases: Sequence[Case]) -> Picture:
         for index, (name, curve) in enumerate(case.curves.items()):
             _line(panel, name, curve, index)
         x_names = {curve.x_name for curve in case.curves.values()}
-        units = {figure.unit for curve in case.curves.values() for figure in curve.figures}
+        figures = [figure for curve in case.curves.values() for figure in curve.figures]
+        units = {figure.unit for figure in figures}
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_xlabel(", ".join(sorted(x_names)))
         panel.set_ylabel(f"{', '.join(sorted(units))} (band: quartiles)")
         ticks = sorted({x for curve in case.curves.values() for x in curve.x})
-        panel.set_xticks(ticks, [_plain(tick) for tick in ticks])
-        panel.xaxis.set_minor_formatter(NullFormatter())
-        _log_axis(panel.yaxis)
+        _log_axis(panel.xaxis, ticks[0], ticks[-1], ticks)
+        _log_axis(panel.yaxis, min(one.low for one in figures), max(one.high for one in figures))
         panel.grid(color="0.92")
         panel.legend(frameon=False, loc="upper left")
     return picture

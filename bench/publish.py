@@ -75,7 +75,8 @@ def _cell(ratio: Ratio | None) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.3g}"
+    """Two digits below one, one after the point below 100."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:#.2g}"
 
 
 def _range(ratio: Ratio) -> str:
@@ -98,7 +99,7 @@ def claims_table(report: Report, folder: str, stem: str) -> str:
             case, name, ratio = worst
             counted = ratio.low == ratio.high
             figure = _number(ratio.value) if counted else _cell(ratio)
-            found = f"{figure} against {name} ({case.title}), promised {ratio.at_least:g}"
+            found = f"{figure}, promised {ratio.at_least:g}: {case.title}; {name}"
         link = f"[plot]({folder}/{stem}_{claim.name}.svg)"
         lines.append(f"| {claim.text} {link} | {found} | {_VERDICTS[claim.met]} |")
     return "\n".join(lines)
@@ -140,16 +141,20 @@ def print_report(console: Console, report: Report) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("met")
     for claim in report.claims:
-        table.add_section()
         for case in claim.cases:
-            for name, ratio in case.ratios.items():
-                promised = "" if ratio.at_least is None else f"{ratio.at_least:g}"
-                met = _VERDICTS[ratio.met].strip("*") if promised else ""
-                figures = _number(ratio.value), _range(ratio), promised, met
-                table.add_row(claim.name, case.title, name, *figures)
-            for name, why in case.absent.items():
-                table.add_row(claim.name, case.title, name, "absent", "", "", why)
+            table.add_section()
+            for row in _rows(case):
+                table.add_row(claim.name, case.title, *row)
     console.print(table)
+
+
+def _rows(case: Case) -> Iterator[tuple[str, ...]]:
+    for name, ratio in case.ratios.items():
+        promised = "" if ratio.at_least is None else f"{ratio.at_least:g}"
+        met = _VERDICTS[ratio.met].strip("*") if promised else ""
+        yield name, _number(ratio.value), _range(ratio), promised, met
+    for name, why in case.absent.items():
+        yield name, "absent", "", "", why
 
 
 @click.command(help=__doc__)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import compare
 import measurements
 
-N_PAIRS = 40
+N_PAIRS = 20
 
 
 def verdicts(true_old, true_new, seed, **noise):
