@@ -21,7 +21,7 @@ from measurements import Case, counted_ratio, figure_of, ratio_of
 from models import MODELS
 from offload.passes import Interval, check_placement, place_intervals
 from offload.passes.memory import lower_bound_bytes
-from turns import take_single_turns
+from turns import take_turns
 
 INSTANCES = Path(__file__).parents[1] / "tests" / "data" / "minimalloc"
 
@@ -77,13 +77,14 @@ def test_placement(benchmark: Any, record: Callable[[Case], None], name: str) ->
     greedy, placement = place(0), place()
     for one in (greedy, placement):
         check_placement(intervals, one.offsets_bytes)
-    times = take_single_turns(
+    times = take_turns(
         {
             "bound": lambda: lower_bound_bytes(intervals, alignment_bytes),
             "greedy": lambda: place(0),
             "planner": place,
         },
         rounds=7,
+        round_ns=5_000_000,
     )
     record(
         Case(
