@@ -75,7 +75,8 @@ def test_from_the_model(
         folder = tmp_path / peer.replace(" ", "_")
         prepare = functools.partial(tried[peer], model, inputs, folder)
         contenders[peer] = cold(prepare) if peer in COMPILED else prepare
-    times = take_single_turns(contenders, rounds=3)
+    few_rounds = dict.fromkeys(set(contenders) - {OURS, "StaticModule"}, 3)  # seconds each
+    times = take_single_turns(contenders, rounds=12, few_rounds=few_rounds)
     record(case_of(f"{title}: from the model", times, absent, promised=True))
     benchmark.pedantic(capture_and_load, rounds=5)
 
@@ -107,6 +108,6 @@ def test_from_a_file(
         "OpenVINO": lambda: peers.open_openvino(tmp_path / "OpenVINO" / "model.onnx", inputs),
     }
     contenders = {OURS: open_and_load, **{peer: openers[peer] for peer in present}}
-    times = take_single_turns(contenders, rounds=9)
+    times = take_single_turns(contenders, rounds=12)
     record(case_of(f"{title}: from a file", times, absent, promised=False))
     benchmark.pedantic(open_and_load, rounds=5)

@@ -83,7 +83,7 @@ def test_placement(benchmark: Any, record: Callable[[Case], None], name: str) ->
             "greedy": lambda: place(0),
             "planner": place,
         },
-        rounds=7,
+        rounds=9,
         round_ns=5_000_000,
     )
     record(

@@ -35,13 +35,21 @@ def take_turns(
 
 
 def take_single_turns(
-    contenders: Mapping[str, Callable[[], Any]], *, rounds: int
+    contenders: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int,
+    few_rounds: Mapping[str, int] | None = None,
 ) -> dict[str, list[float]]:
-    """As `take_turns`, for what takes long: a turn is one call, and the caller has called each."""
+    """As `take_turns`, for what takes long: a turn is one call, and the caller has called each.
+
+    Those in `few_rounds` take part in so many rounds only, the first.
+    """
+    few_rounds = few_rounds or {}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     draw = random.Random(0)
-    for _ in range(rounds):
-        for name in draw.sample(sorted(contenders), len(contenders)):
+    for step in range(rounds):
+        present = sorted(name for name in contenders if step < few_rounds.get(name, rounds))
+        for name in draw.sample(present, len(present)):
             begin = time.perf_counter_ns()
             contenders[name]()
             times[name].append(float(time.perf_counter_ns() - begin))

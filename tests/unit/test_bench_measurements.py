@@ -15,9 +15,10 @@ def test_what_slows_a_whole_round_cancels():
     assert (ratio.value, ratio.low, ratio.high) == (3, 3, 3)
 
 
-def test_intervals_hold_the_true_median():
+@pytest.mark.parametrize("rounds", [3, 5, 9, 60])
+def test_intervals_hold_the_true_median(rounds):
     rng = np.random.default_rng(1)
-    ratios = [reports.timed(2, rng) for _ in range(100)]
+    ratios = [reports.timed(2, rng, rounds=rounds) for _ in range(100)]
     assert sum(one.low <= 2 <= one.high for one in ratios) >= 95
     assert all(one.low <= one.value <= one.high for one in ratios)
 
@@ -32,6 +33,13 @@ def test_too_few_rounds_are_refused():
         measurements.ratio_of([1, 2], [1, 2])
     with pytest.raises(ValueError, match="shorter"):
         measurements.ratio_of([1, 2, 3, 4], [1, 2, 3])
+    with pytest.raises(ValueError, match="positive"):
+        measurements.median_interval([0, 1, 2])
+
+
+def test_peers_may_take_part_in_the_first_rounds_alone():
+    ratio = measurements.ratio_of([2, 4, 6], [1, 2, 3, 100, 100])
+    assert ratio.value == 2
 
 
 def test_figures_have_quartiles():
@@ -48,7 +56,7 @@ def test_promises(low, high, met):
 
 
 def test_reports_come_back_as_written(tmp_path):
-    figure = measurements.figure_of([1, 2, 3], "ns")
+    figure = measurements.Figure(2.0, 1.5, 2.5, 1.0, 3.0, 9, "ns")
     case = reports.case(
         ratios={"eager": measurements.Ratio(2, 1.5, 2.5, "time", 1)},
         figures={"offload": figure},

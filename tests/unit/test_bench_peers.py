@@ -44,6 +44,14 @@ def test_contenders_take_turns():
     assert {name: len(values) for name, values in times.items()} == {"a": 4, "b": 4, "c": 4}
 
 
+def test_contenders_may_take_part_in_the_first_rounds_alone():
+    calls = []
+    contenders = {name: lambda name=name: calls.append(name) for name in "ab"}
+    times = turns.take_single_turns(contenders, rounds=4, few_rounds={"a": 1})
+    assert (len(times["a"]), len(times["b"])) == (1, 4)
+    assert "a" in calls[:2]
+
+
 def test_each_turn_begins_with_a_call_that_is_not_timed():
     n_calls = 0
 
