@@ -47,9 +47,15 @@ format: $(VENV)/installed ## rewrite the sources in the project's style
 	$(BIN)/ruff format .
 	git ls-files '*.cpp' '*.hpp' | xargs $(BIN)/clang-format -i
 
-bench: $(VENV)/installed ## measure against the peers on this machine, into docs/measurements/cpu.json
+$(VENV)/bench: $(VENV)/installed
+	@echo "== the engines that offload is measured against"
+	$(PIP) -c $(CONSTRAINTS) --no-build-isolation -e '.[bench]'
+	touch $@
+
+bench: $(VENV)/bench ## measure against the peers on this machine; writes docs/measurements and the README's tables
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest bench --benchmark-enable --benchmark-only \
 		--benchmark-json=docs/measurements/cpu.json
+	$(BIN)/python bench/publish.py docs/measurements/cpu.json
 
 clean: ## remove the environment and every build product
 	rm -rf $(VENV) build

@@ -1,59 +1,47 @@
-"""One thread, and one way to compare: peers take turns, so that noise meets all of them."""
+"""One thread, and one way to record what was measured."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from measurements import Case, as_json
+
+_PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "openvino", "transformers")
+_CPU_FACTS = ("arch", "brand_raw", "hz_advertised_friendly", "l2_cache_size", "l3_cache_size")
+_CPU_FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
+    """One thread, no gradients, and the same numbers in every run."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     with torch.no_grad():
         yield
     torch.set_num_threads(threads)
 
 
-def medians_ns(
-    contenders: Mapping[str, Callable[[], Any]], *, rounds: int = 60, calls: int = 20
-) -> dict[str, float]:
-    """Median time of one call of each contender, in ns, measured in turns."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for function in contenders.values():
-        for _ in range(calls):
-            function()
-    for _ in range(rounds):
-        for name, function in contenders.items():
-            begin = time.perf_counter_ns()
-            for _ in range(calls):
-                function()
-            times[name].append((time.perf_counter_ns() - begin) / calls)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 @pytest.fixture
-def compare(benchmark: Any) -> Callable[..., dict[str, float]]:
-    """Time contenders in turns; the first is ours, and its own run is pytest-benchmark's."""
+def record(benchmark: Any, request: pytest.FixtureRequest) -> Callable[[Case], None]:
+    """Store a case in the report, with the claim: the first line of the file's docstring."""
+    first, _, _ = (request.module.__doc__ or "").partition("\n")
+    marker, _, claim = first.partition("Claim: ")
+    if marker or not claim:
+        raise pytest.UsageError(f"{request.path.name}: its docstring must begin with 'Claim: '")
+    name = request.path.stem.removeprefix("bench_")
 
-    def run(contenders: Mapping[str, Callable[[], Any]], **options: int) -> dict[str, float]:
-        medians = medians_ns(contenders, **options)
-        ours = next(iter(contenders))
-        benchmark.extra_info["median_ns"] = medians
-        benchmark.extra_info["times_as_fast_as"] = {
-            name: value / medians[ours] for name, value in medians.items() if name != ours
-        }
-        benchmark.pedantic(contenders[ours], rounds=20, iterations=10, warmup_rounds=2)
-        return medians
+    def store(case: Case) -> None:
+        benchmark.extra_info["measurements"] = as_json(name, claim, case)
 
-    return run
+    return store
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -62,10 +50,26 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_benchmark_update_machine_info(config: Any, machine_info: dict[str, Any]) -> None:
-    machine_info["torch"] = torch.__version__
-    machine_info["cores"] = os.cpu_count()
-    machine_info["platform"] = platform.platform()
-    machine_info.pop("node", None)
+    """Say what the times depend on, and nothing that tells whose machine it is."""
+    cpu = machine_info.get("cpu", {})
+    facts = {name: cpu[name] for name in _CPU_FACTS if name in cpu}
+    facts["features"] = [name for name in _CPU_FEATURES if name in cpu.get("flags", ())]
+    machine_info.clear()
+    machine_info.update(
+        system=platform.system(),
+        python_version=platform.python_version(),
+        cores=os.cpu_count(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        cpu=facts,
+        packages={name: found for name in _PACKAGES if (found := _version(name))},
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def pytest_benchmark_update_json(config: Any, benchmarks: Any, output_json: Any) -> None:
@@ -76,7 +80,12 @@ def pytest_benchmark_update_json(config: Any, benchmarks: Any, output_json: Any)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
+    """Show the ratios, and which peers are absent and why."""
     session = getattr(config, "_benchmarksession", None)
     for one in getattr(session, "benchmarks", []):
-        for name, value in one.extra_info.items():
-            terminalreporter.write_line(f"{one.name}: {name}: {value}")
+        case = one.extra_info.get("measurements", {}).get("case", {})
+        for name, ratio in case.get("ratios", {}).items():
+            interval = f"({ratio['low']:.3g} to {ratio['high']:.3g})"
+            terminalreporter.write_line(f"{one.name}: {name}: {ratio['value']:.3g} {interval}")
+        for name, why in case.get("absent", {}).items():
+            terminalreporter.write_line(f"{one.name}: {name}: absent: {why}")

@@ -1,16 +1,20 @@
-"""The models of the benchmarks."""
+"""The models of the benchmarks: each makes a module and the inputs of one call."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+Tensors = tuple[torch.Tensor, ...]
 
-def mlp16() -> tuple[nn.Module, torch.Tensor]:
+
+def mlp16() -> tuple[nn.Module, Tensors]:
     """16 x (Linear 64 to 64, ReLU), batch 1: 32 launches."""
     layers = [layer for _ in range(16) for layer in (nn.Linear(64, 64), nn.ReLU())]
-    return nn.Sequential(*layers).eval(), torch.randn(1, 64)
+    return nn.Sequential(*layers).eval(), (torch.randn(1, 64),)
 
 
 class Elementwise100(nn.Module):
@@ -23,9 +27,9 @@ class Elementwise100(nn.Module):
         return x
 
 
-def elementwise100() -> tuple[nn.Module, torch.Tensor]:
+def elementwise100() -> tuple[nn.Module, Tensors]:
     """Elementwise100 and its input."""
-    return Elementwise100().eval(), torch.randn(64)
+    return Elementwise100().eval(), (torch.randn(64),)
 
 
 class Block(nn.Module):
@@ -50,6 +54,53 @@ class Block(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm_2(x))))
 
 
-def gpt_stack() -> tuple[nn.Module, torch.Tensor]:
-    """6 GPT-style blocks of width 64 on 16 tokens."""
-    return nn.Sequential(*(Block(64, 4) for _ in range(6))).eval(), torch.randn(1, 16, 64)
+def gpt_stack(width: int = 64, tokens: int = 16) -> tuple[nn.Module, Tensors]:
+    """6 GPT-style blocks."""
+    blocks = nn.Sequential(*(Block(width, 4) for _ in range(6))).eval()
+    return blocks, (torch.randn(1, tokens, width),)
+
+
+def wide_inputs() -> Tensors:
+    """The inputs of wide_gpt_stack."""
+    generator = torch.Generator().manual_seed(1)
+    return (torch.randn(1, 512, 256, generator=generator),)
+
+
+def wide_gpt_stack() -> tuple[nn.Module, Tensors]:
+    """6 GPT-style blocks of width 256 on 512 tokens, the same each time."""
+    torch.manual_seed(0)
+    return gpt_stack(256)[0], wide_inputs()
+
+
+class Encoder(nn.Module):
+    """A sentence encoder whose inputs are positional and whose result is one tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
+        """Shapes: ids, mask and types [batch, tokens]; the result [batch, tokens, width]."""
+        result = self.model(input_ids=ids, attention_mask=mask, token_type_ids=types)[0]
+        assert isinstance(result, torch.Tensor)
+        return result
+
+
+def minilm() -> tuple[nn.Module, Tensors]:
+    """MiniLM on a sentence of 9 tokens."""
+    from offload.demo.search import load_encoder
+
+    encoder = load_encoder()
+    inputs = encoder.tokenizer("the quick brown fox jumps over it", return_tensors="pt")
+    ids, mask, types = (inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids"))
+    assert ids.shape == (1, 9)
+    return Encoder(encoder.model).eval(), (ids, mask, types)
+
+
+MODELS: Mapping[str, tuple[str, Callable[[], tuple[nn.Module, Tensors]]]] = {
+    "mlp16": ("16 × (Linear 64, ReLU), batch 1", mlp16),
+    "elementwise100": ("50 × (sigmoid, relu), 64 floats", elementwise100),
+    "gpt_stack": ("6 GPT blocks, width 64, 16 tokens", gpt_stack),
+    "minilm": ("MiniLM, 9 tokens", minilm),
+}
+"""By name: the title in tables, and what makes it."""

@@ -1,14 +1,26 @@
-"""The engines that we are measured against, each as a function of no arguments."""
+"""The engines that we are measured against, each as a function of no arguments.
+
+All run on one thread. What an engine needs before a call is done outside of it: ONNX Runtime and
+OpenVINO keep their inputs and outputs at the addresses that were bound once, which spares them what
+a replay at new addresses does at each execution.
+"""
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import cpp_extension
+
+from measurements import reason
+
+Tensors = tuple[torch.Tensor, ...]
+Peer = Callable[[torch.nn.Module, Tensors, Path], Callable[[], Any]]
 
 LOOP_SOURCE = """
 #include <torch/extension.h>
@@ -27,32 +39,167 @@ at::Tensor loop(const at::Tensor& x, at::Tensor a, at::Tensor b) {
 """
 
 
-def torch_compile(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], Any]:
-    """torch.compile with its defaults, warmed up."""
+def eager(model: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable[[], Any]:
+    """The model's own call."""
+    return lambda: model(*inputs)
+
+
+def torch_compile(model: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable[[], Any]:
+    """torch.compile with its defaults, compiled."""
+    torch.compiler.reset()
     compiled = torch.compile(model)
-    compiled(x)
-    return lambda: compiled(x)
+    compiled(*inputs)
+    return lambda: compiled(*inputs)
 
 
-def aot_inductor(model: torch.nn.Module, x: torch.Tensor, folder: Path) -> Callable[[], Any]:
+def aot_inductor(model: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable[[], Any]:
     """An AOTInductor package, loaded."""
-    program = torch.export.export(model, (x,))
-    path = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "m.pt2"))
-    loaded = torch._inductor.aoti_load_package(path)
-    return lambda: loaded(x)
+    program = torch.export.export(model, inputs)
+    path = folder / "model.pt2"
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    return open_aot_inductor(path, inputs)
 
 
-def static_module(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], Any]:
+def open_aot_inductor(path: Path, inputs: Tensors) -> Callable[[], Any]:
+    """An AOTInductor package from its file."""
+    loaded = torch._inductor.aoti_load_package(str(path))
+    return lambda: loaded(*inputs)
+
+
+def static_module(model: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable[[], Any]:
     """Torch's StaticModule, over a frozen trace."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        traced = torch.jit.freeze(torch.jit.trace(model, x))
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, and says so at each step
+        traced = torch.jit.freeze(torch.jit.trace(model, inputs))
         static = torch._C._jit_to_static_module(traced._c)
-    return lambda: static(x)
+    return lambda: static(*inputs)
 
 
-def elementwise_loop(x: torch.Tensor) -> Callable[[], Any]:
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Without its remarks on torchvision, which no model here uses."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def export_onnx(model: torch.nn.Module, inputs: Tensors, folder: Path) -> Path:
+    """The model as an ONNX file, by torch's exporter."""
+    path = folder / "model.onnx"
+    with _quiet_exporter():
+        program = torch.onnx.export(model, inputs, dynamo=True, verbose=False)
+    assert program is not None
+    program.save(str(path))
+    return path
+
+
+def onnx_runtime(model: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable[[], Any]:
+    """ONNX Runtime with io-binding."""
+    return open_onnx_runtime(export_onnx(model, inputs, folder), inputs)
+
+
+def open_onnx_runtime(path: Path, inputs: Tensors) -> Callable[[], Any]:
+    """ONNX Runtime with io-binding, from a file: inputs are bound where they lie, once."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    for declared, tensor in zip(session.get_inputs(), inputs, strict=True):
+        array = tensor.numpy()
+        binding.bind_input(declared.name, "cpu", 0, array.dtype, array.shape, tensor.data_ptr())
+    binding.bind_output(session.get_outputs()[0].name, "cpu")
+
+    def call() -> Any:
+        session.run_with_iobinding(binding)
+        return binding
+
+    return call
+
+
+def openvino(model: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable[[], Any]:
+    """OpenVINO."""
+    return open_openvino(export_onnx(model, inputs, folder), inputs)
+
+
+def open_openvino(path: Path, inputs: Tensors) -> Callable[[], Any]:
+    """OpenVINO from an ONNX file, in float32: inputs are bound where they lie, once."""
+    import openvino as ov
+
+    core = ov.Core()
+    options = {
+        "INFERENCE_NUM_THREADS": 1,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    request = core.compile_model(core.read_model(str(path)), "CPU", options).create_infer_request()
+    for index, tensor in enumerate(inputs):
+        request.set_input_tensor(index, ov.Tensor(tensor.numpy(), shared_memory=True))
+
+    def call() -> Any:
+        request.infer()
+        return request
+
+    return call
+
+
+def elementwise_loop(model: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable[[], Any]:
     """A C++ loop over the out-variants of Elementwise100."""
     module = cpp_extension.load_inline("elementwise_loop", LOOP_SOURCE, functions=["loop"])
+    (x,) = inputs
     a, b = torch.empty_like(x), torch.empty_like(x)
     return lambda: module.loop(x, a, b)
+
+
+PEERS: Mapping[str, Peer] = {
+    "eager": eager,
+    "torch.compile": torch_compile,
+    "AOTInductor": aot_inductor,
+    "StaticModule": static_module,
+    "ONNX Runtime": onnx_runtime,
+    "OpenVINO": openvino,
+}
+
+
+def result_of(call: Callable[[], Any]) -> torch.Tensor:
+    """The first result of a call, as a tensor."""
+    result = call()
+    if isinstance(result, torch.Tensor):
+        return result
+    if isinstance(result, (list, tuple)):
+        return result[0]
+    if hasattr(result, "copy_outputs_to_cpu"):
+        return torch.from_numpy(result.copy_outputs_to_cpu()[0])
+    return torch.from_numpy(result.get_output_tensor(0).data).clone()
+
+
+def prepare(
+    peers: Mapping[str, Peer],
+    model: torch.nn.Module,
+    inputs: Tensors,
+    expected: torch.Tensor,
+    folder: Path,
+) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
+    """Prepare peers, each in a folder of its own, and check what they return.
+
+    Returns:
+        The peers that return what is expected; and the others, with the reason.
+    """
+    present, absent = {}, {}
+    for name, peer in peers.items():
+        home = folder / name.replace(" ", "_")
+        home.mkdir(exist_ok=True)
+        try:
+            call = peer(model, inputs, home)
+            torch.testing.assert_close(result_of(call), expected, rtol=1e-4, atol=1e-4)
+        except Exception as error:  # whatever a peer raises, it cannot run this model: that is told
+            absent[name] = reason(error)
+        else:
+            present[name] = call
+    return present, absent

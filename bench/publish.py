@@ -1,0 +1,193 @@
+"""Makes the plots of a report, and the README's tables from it.
+
+The tables are written between two marker lines, and the plots beside the report, named after it and
+the claim. The same report gives the same files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from measurements import Case, Claim, Ratio, Report, ReportError, read_report
+from plots import plot_claim
+
+BEGIN = "<!-- measurements: begin, written by bench/publish.py -->"
+END = "<!-- measurements: end -->"
+ROOT = Path(__file__).parents[1]
+MAIN_CLAIM = "replay"
+_VERDICTS = {True: "yes", False: "**no**", None: "not decided"}
+
+
+class MarkersMissing(ValueError):
+    """A page has not exactly one begin marker, followed by one end marker."""
+
+
+def insert(page: str, text: str) -> str:
+    """The page with `text` between its markers.
+
+    Raises:
+        MarkersMissing: the markers are not there, or not once each in order.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in rest or END in before + after:
+        raise MarkersMissing(f"expected once each, in this order:\n{BEGIN}\n{END}")
+    return f"{before}{BEGIN}\n{text.strip()}\n{END}{after}"
+
+
+def machine_line(machine: dict[str, Any]) -> str:
+    """The machine and what ran, in a sentence."""
+    cpu = machine.get("cpu", {}).get("brand_raw", "an unnamed processor")
+    packages = machine.get("packages", {})
+    named = {"torch": "torch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+    versions = [f"{text} {packages[name]}" for name, text in named.items() if name in packages]
+    return (
+        f"One thread of a {machine.get('cores')}-core machine, {cpu}; "
+        f"Python {machine.get('python_version')}, {', '.join(versions)}."
+    )
+
+
+def peers_table(claim: Claim) -> str:
+    """Models by peers: how many times as fast a replay is."""
+    tried = [{**case.ratios, **case.absent} for case in claim.cases]
+    peers = dict.fromkeys(peer for one in tried for peer in one)
+    shown = [peer for peer in peers if all(peer in one for one in tried)]
+    lines = ["| model | " + " | ".join(shown) + " |", "|---" * (len(shown) + 1) + "|"]
+    for case in claim.cases:
+        cells = [_cell(case.ratios.get(peer)) for peer in shown]
+        lines.append(f"| {case.title} | " + " | ".join(cells) + " |")
+    lines.append("")
+    for case in claim.cases:
+        others = [peer for peer in case.ratios if peer not in shown]
+        lines += [f"{case.title}, {peer}: {_cell(case.ratios[peer])}." for peer in others]
+    lines += [f"Absent: {one}." for one in _absences(claim)]
+    return "\n".join(lines).strip()
+
+
+def _cell(ratio: Ratio | None) -> str:
+    return "–" if ratio is None else f"{_number(ratio.value)} ({_range(ratio)})"
+
+
+def _number(value: float) -> str:
+    """Two digits below one, one after the point below 100."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:#.2g}"
+
+
+def _range(ratio: Ratio) -> str:
+    return f"{_number(ratio.low)}–{_number(ratio.high)}"
+
+
+def _absences(claim: Claim) -> Iterator[str]:
+    for case in claim.cases:
+        for peer, why in case.absent.items():
+            yield f"{peer} for {case.title}: {why}"
+
+
+def claims_table(report: Report, folder: str, stem: str) -> str:
+    """Claims: the promised ratio that came out worst, and whether all promises are kept."""
+    lines = ["| claim | worst promised ratio | met |", "|---|---|---|"]
+    for claim in report.claims:
+        worst = worst_promise(claim)
+        found = "–"
+        if worst is not None:
+            case, name, ratio = worst
+            counted = ratio.low == ratio.high
+            figure = _number(ratio.value) if counted else _cell(ratio)
+            found = f"{figure}, promised {ratio.at_least:g}: {case.title}; {name}"
+        link = f"[plot]({folder}/{stem}_{claim.name}.svg)"
+        lines.append(f"| {claim.text} {link} | {found} | {_VERDICTS[claim.met]} |")
+    return "\n".join(lines)
+
+
+def worst_promise(claim: Claim) -> tuple[Case, str, Ratio] | None:
+    """Of the promised ratios the one that is nearest to its promise, or farthest below."""
+    promised = [
+        (ratio.value / ratio.at_least, case, name, ratio)
+        for case in claim.cases
+        for name, ratio in case.ratios.items()
+        if ratio.at_least is not None
+    ]
+    if not promised:
+        return None
+    _, case, name, ratio = min(promised, key=lambda one: one[0])
+    return case, name, ratio
+
+
+def readme_text(report: Report, folder: str, stem: str) -> str:
+    """All that stands between the markers."""
+    main_claim = next((one for one in report.claims if one.name == MAIN_CLAIM), None)
+    parts = [
+        f"{machine_line(dict(report.machine))} How many times as fast as each peer a replay is, "
+        f"with the 99 % interval ([all figures]({folder}/{stem}.json)):"
+    ]
+    if main_claim is not None:
+        parts.append(peers_table(main_claim))
+    parts += ["What is claimed, one benchmark file each:", claims_table(report, folder, stem)]
+    return "\n\n".join(parts)
+
+
+def print_report(console: Console, report: Report) -> None:
+    """Every ratio, for the terminal."""
+    table = Table(title="times as fast or small as", title_justify="left")
+    for heading in ("claim", "case", "against"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("ratio", "99 % interval", "promised"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("met")
+    for claim in report.claims:
+        for case in claim.cases:
+            table.add_section()
+            for row in _rows(case):
+                table.add_row(claim.name, case.title, *row)
+    console.print(table)
+
+
+def _rows(case: Case) -> Iterator[tuple[str, ...]]:
+    for name, ratio in case.ratios.items():
+        promised = "" if ratio.at_least is None else f"{ratio.at_least:g}"
+        met = _VERDICTS[ratio.met].strip("*") if promised else ""
+        yield name, _number(ratio.value), _range(ratio), promised, met
+    for name, why in case.absent.items():
+        yield name, "absent", "", "", why
+
+
+@click.command(help=__doc__)
+@click.argument(
+    "report_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=ROOT / "docs" / "measurements" / "cpu.json",
+)
+@click.option(
+    "--readme",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=ROOT / "README.md",
+    help="The page with the markers.",
+)
+def main(report_file: Path, readme: Path) -> None:
+    """Plots beside the report, tables into the README, all ratios on the terminal."""
+    try:
+        report = read_report(report_file)
+        folder = report_file.resolve().parent.relative_to(readme.resolve().parent).as_posix()
+        page = insert(
+            readme.read_text(encoding="utf-8"), readme_text(report, folder, report_file.stem)
+        )
+    except (ReportError, MarkersMissing) as error:
+        raise click.ClickException(str(error)) from error
+    console = Console()
+    print_report(console, report)
+    for claim in report.claims:
+        path = report_file.with_name(f"{report_file.stem}_{claim.name}.svg")
+        plot_claim(claim, path)
+        console.print(f"wrote {path.name}")
+    readme.write_text(page, encoding="utf-8")
+    console.print(f"wrote {readme.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Times contenders in turns, so that what disturbs the machine meets all of them alike."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def take_turns(
+    contenders: Mapping[str, Callable[[], Any]], *, rounds: int = 60, round_ns: int = 2_000_000
+) -> dict[str, list[float]]:
+    """Time calls of each contender.
+
+    In each round all contenders have their turn, in an order that is drawn anew. A turn is one call
+    that is not timed, which finds the caches as the others left them, and then as many calls as
+    take about `round_ns`.
+
+    Returns:
+        By contender, for each round the time of one call in ns.
+    """
+    calls = {name: _calls_for(function, round_ns) for name, function in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    draw = random.Random(0)
+    for _ in range(rounds):
+        for name in draw.sample(sorted(contenders), len(contenders)):
+            function, n_calls = contenders[name], calls[name]
+            function()
+            begin = time.perf_counter_ns()
+            for _ in range(n_calls):
+                function()
+            times[name].append((time.perf_counter_ns() - begin) / n_calls)
+    return times
+
+
+def take_single_turns(
+    contenders: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int,
+    few_rounds: Mapping[str, int] | None = None,
+) -> dict[str, list[float]]:
+    """As `take_turns`, for what takes long: a turn is one call, and the caller has called each.
+
+    Those in `few_rounds` take part in so many rounds only, the first.
+    """
+    few_rounds = few_rounds or {}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    draw = random.Random(0)
+    for step in range(rounds):
+        present = sorted(name for name in contenders if step < few_rounds.get(name, rounds))
+        for name in draw.sample(present, len(present)):
+            begin = time.perf_counter_ns()
+            contenders[name]()
+            times[name].append(float(time.perf_counter_ns() - begin))
+    return times
+
+
+def _calls_for(function: Callable[[], Any], round_ns: int) -> int:
+    """How many calls take about `round_ns`, from the quickest of five."""
+    quickest = round_ns
+    for _ in range(5):
+        begin = time.perf_counter_ns()
+        function()
+        quickest = min(quickest, time.perf_counter_ns() - begin)
+    return max(1, round_ns // max(quickest, 1))
