@@ -10,12 +10,13 @@ import torch
 
 import models
 import offload
+from measurements import Case, Ratio
 from offload.diagnosis import Diagnosis, MeasuredGain, Verdict
 
 
 def tiny_operators() -> Diagnosis:
-    model, x = models.elementwise100()
-    return offload.diagnose(model, x)
+    model, inputs = models.elementwise100()
+    return offload.diagnose(model, *inputs)
 
 
 def large_matmul() -> Diagnosis:
@@ -26,14 +27,14 @@ def large_matmul() -> Diagnosis:
     ("diagnose", "verdict"),
     [(tiny_operators, Verdict.HOST_BOUND), (large_matmul, Verdict.DEVICE_BOUND)],
 )
-def test_verdict(benchmark: Any, diagnose: Callable[[], Diagnosis], verdict: Verdict) -> None:
+def test_verdict(
+    benchmark: Any,
+    record: Callable[[Case], None],
+    diagnose: Callable[[], Diagnosis],
+    verdict: Verdict,
+) -> None:
     found = benchmark.pedantic(diagnose, rounds=1)
-    (finding,) = found.findings
     assert isinstance(found.gain, MeasuredGain)
-    benchmark.extra_info["diagnosis"] = {
-        "verdict": str(found.verdict),
-        "confidence": str(found.confidence),
-        "1 - t_replay / t_eager": [finding.lower, finding.fraction, finding.upper],
-        "t_eager / t_replay": [found.gain.lower, found.gain.speedup, found.gain.upper],
-    }
+    gain = Ratio(found.gain.speedup, found.gain.lower, found.gain.upper)
+    record(Case(f"{found.subject}: {found.verdict}, {found.confidence}", ratios={"eager": gain}))
     assert found.verdict is verdict

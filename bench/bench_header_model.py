@@ -12,7 +12,10 @@ import torch
 
 import models
 import offload
+from measurements import Case, figure_of, ratio_of
 from offload.calibration import observe
+
+ROUNDS, EXECUTIONS = 20, 100
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +37,31 @@ HELD_BACK: dict[str, Callable[[], tuple[Any, tuple[torch.Tensor, ...]]]] = {
 
 
 @pytest.mark.parametrize("name", HELD_BACK)
-def test_held_back(benchmark: Any, costs: offload.CostModel, name: str) -> None:
+def test_held_back(
+    benchmark: Any, record: Callable[[Case], None], costs: offload.CostModel, name: str
+) -> None:
     function, inputs = HELD_BACK[name]()
     with offload.capture(function) as captured:
         captured(*inputs)
     run = captured.load()
-    others = tuple(torch.randn_like(one) for one in inputs)
-    found = list(observe(run, [(inputs, None), (others, None)], 400))
-    measured_ns = statistics.median(one.m_l_t_ns for one in found)
-    predicted_ns = statistics.median(costs.header.m_l_t_ns(one.shape) for one in found)
-    benchmark.extra_info["m_l_t_ns"] = {"measured": measured_ns, "predicted": predicted_ns}
-    benchmark.extra_info["predicted_over_measured"] = predicted_ns / measured_ns
-    benchmark(lambda: run(*inputs))
+    sets = [(inputs, None), (tuple(torch.randn_like(one) for one in inputs), None)]
+    measured, predicted = [], []
+    for _ in range(ROUNDS):
+        found = list(observe(run, sets, EXECUTIONS))
+        measured.append(statistics.median(one.m_l_t_ns for one in found))
+        predicted.append(statistics.median(costs.header.m_l_t_ns(one.shape) for one in found))
+    pairs = list(zip(measured, predicted, strict=True))
+    closeness = [min(pair) / max(pair) for pair in pairs]
+    record(
+        Case(
+            name,
+            ratios={
+                "the measured m_l_t (1: exact)": ratio_of(closeness, [1.0] * ROUNDS, at_least=0.8)
+            },
+            figures={
+                "measured": figure_of(measured, "ns"),
+                "predicted": figure_of(predicted, "ns"),
+            },
+        )
+    )
+    benchmark.pedantic(lambda: run(*inputs), rounds=20)

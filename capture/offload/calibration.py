@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from offload.timeline import Scheduling
 # Beyond this error of m_l_t a kept model is fitted anew.
 DRIFT = 0.2
 
-_N_EXECUTIONS = 300
+_N_EXECUTIONS = 130
 _N_WARM_UP = 30
 _N_CHECKS = 100
 _ITEMS = 8
@@ -39,6 +40,8 @@ _FITTED = (
     (4, 4, 16), (8, 2, 32),
 )  # fmt: skip
 _CHECKED = ((3, 2, 8), (6, 3, 24))
+# Programs touch about so many bytes: within the first cache, the second, and beyond.
+_TOUCHED_BYTES = (0, 256 * 1024, 1024 * 1024, 4 * 1024 * 1024)
 _DELIVERED_LAUNCHES = 200
 
 
@@ -66,7 +69,12 @@ def calibrate(device: str = "cpu", *, folder: Path | None = None, refit: bool = 
         raise CostModelError(
             f"fitting costs needs SciPy ({error}): `pip install 'offload[costs]'`"
         ) from error
-    header = fit_header_model(list(_observe(_FITTED, device, _N_EXECUTIONS)))
+    observations = [
+        dataclasses.replace(one, shape=dataclasses.replace(one.shape, touched_bytes=touched_bytes))
+        for touched_bytes in _TOUCHED_BYTES
+        for one in _observe(_FITTED, device, _N_EXECUTIONS, touched_bytes)
+    ]
+    header = fit_header_model(observations)
     issue_ns, handoff_ns = _delivery(device)
     model = CostModel(header, issue_ns, handoff_ns, {} if kept is None else kept.launch_ns)
     save_cost_model(model, key, folder)
@@ -115,12 +123,21 @@ def header_shape(run: Executable) -> HeaderShape:
     return run.header_shape(last.outputs_allocated, last.slots_changed, last.words_patched)
 
 
-def _program(n_inputs: int, n_outputs: int, n_weights: int) -> Callable[..., list[torch.Tensor]]:
-    weights = [torch.zeros(_ITEMS) for _ in range(n_weights)]
+def _program(
+    n_inputs: int, n_outputs: int, n_weights: int, touched_bytes: int
+) -> Callable[..., list[torch.Tensor]]:
+    """A program of tiny launches, and one for each weight that reads its share of the bytes."""
+    items = max(_ITEMS, touched_bytes // 4 // max(1, n_weights))
+    weights = [torch.zeros(items) for _ in range(n_weights)]
+    memory = torch.zeros(0 if n_weights else touched_bytes // 4)
 
     def function(*inputs: torch.Tensor) -> list[torch.Tensor]:
         total = inputs[0]
-        for one in (*inputs[1:], *weights):
+        if memory.numel():
+            total = total + memory.sum()
+        for weight in weights:
+            total = total + weight.sum()
+        for one in inputs[1:]:
             total = total + one
         return [total + float(output) for output in range(n_outputs)]
 
@@ -128,7 +145,10 @@ def _program(n_inputs: int, n_outputs: int, n_weights: int) -> Callable[..., lis
 
 
 def _observe(
-    programs: Sequence[tuple[int, int, int]], device: str, n_executions: int
+    programs: Sequence[tuple[int, int, int]],
+    device: str,
+    n_executions: int,
+    touched_bytes: int = 0,
 ) -> Iterator[Observation]:
     """Executions of each program: nothing moved, everything moved, and fresh outputs."""
     for n_inputs, n_outputs, n_weights in programs:
@@ -139,7 +159,7 @@ def _observe(
             )
             for _ in range(2)
         ]
-        captured = _captured(_program(n_inputs, n_outputs, n_weights), *sets[0][0])
+        captured = _captured(_program(n_inputs, n_outputs, n_weights, touched_bytes), *sets[0][0])
         with captured.load(device) as run:
             fresh = [(inputs, None) for inputs, _ in sets]
             for arguments in (sets[:1], sets, fresh[:1], fresh):

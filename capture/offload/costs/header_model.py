@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 
@@ -22,6 +23,8 @@ class HeaderShape:
         n_weights: weight storages, which are compared with those bound.
         slots_changed: slots whose address moved.
         words_patched: words that depend on them.
+        touched_bytes: memory that the launches use. Between two headers it displaces from the
+            processor's caches what they need.
     """
 
     n_inputs: int
@@ -30,6 +33,7 @@ class HeaderShape:
     n_weights: int
     slots_changed: int
     words_patched: int
+    touched_bytes: int = 0
 
     @property
     def range_comparisons(self) -> int:
@@ -82,16 +86,29 @@ class HeaderModel:
     """m_l_t = convert + policy + patch + submit, each linear in what an execution does.
 
     Attributes:
-        coefficients: by stage and term.
+        levels: for some numbers of bytes that launches touch, the coefficients by stage and term.
+            Between two of them durations are interpolated over the logarithm of the bytes; beyond
+            them they stay.
         n_observations: executions that it was fitted to.
     """
 
-    coefficients: Mapping[str, Mapping[str, Coefficient]]
+    levels: Mapping[int, Mapping[str, Mapping[str, Coefficient]]]
     n_observations: int
 
     def stage_ns(self, stage: str, shape: HeaderShape) -> float:
         """The predicted duration of one stage."""
-        known = self.coefficients[stage]
+        known = sorted(self.levels)
+        below = max((one for one in known if one <= shape.touched_bytes), default=known[0])
+        above = min((one for one in known if one >= shape.touched_bytes), default=known[-1])
+        times_ns = [self._stage_at(one, stage, shape) for one in (below, above)]
+        if below == above:
+            return times_ns[0]
+        position, low, high = (math.log2(1 + one) for one in (shape.touched_bytes, below, above))
+        share = (position - low) / (high - low)
+        return times_ns[0] + share * (times_ns[1] - times_ns[0])
+
+    def _stage_at(self, level_bytes: int, stage: str, shape: HeaderShape) -> float:
+        known = self.levels[level_bytes][stage]
         return sum(known[term].value_ns * count for term, count in shape.terms(stage).items())
 
     def stages_ns(self, shape: HeaderShape) -> dict[str, float]:

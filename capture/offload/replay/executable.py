@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -233,7 +234,15 @@ class Executable:
             n_weights=len(self.program.weights),
             slots_changed=slots_changed,
             words_patched=words_patched,
+            touched_bytes=self._touched_bytes,
         )
+
+    @functools.cached_property
+    def _touched_bytes(self) -> int:
+        used = {
+            value for launch in self.program.launches for value in (*launch.reads, *launch.writes)
+        }
+        return sum(self.program.values[value].size_bytes for value in used)
 
     def launch_reports(self) -> tuple[LaunchReport, ...]:
         """How each launch is carried out, in program order."""
