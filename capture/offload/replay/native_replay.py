@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Set
 
 from offload import _native
 from offload.arguments import plain_places, tensors_of_call
 from offload.backends import Loaded, native_layout
 from offload.errors import CaptureError
 from offload.plan import Plan, SlotKind
-from offload.program import ITEM_BYTES, Program, Role
+from offload.program import ITEM_BYTES, Program, Role, Value
 from offload.structure import Structure, unflatten
 
 _TRIGGERS = {
@@ -56,52 +57,22 @@ def _call_spec(
     program: Program, plan: Plan, operator_allocated: frozenset[int]
 ) -> _native.CallSpec:
     written = {index for launch in program.launches for index in launch.writes}
-    aliased = {result.view.value for result in program.results if result.input_leaf < 0}
-
-    def slot_of(value: int) -> int:
-        place = plan.places[value]
-        if place is None:
-            raise CaptureError(f"%{value} has no slot")
-        return place.slot
-
-    outputs = program.of_role(Role.OUTPUT)
-    weights = program.of_role(Role.WEIGHT)
     return _native.CallSpec(
-        device="cpu" if program.device == "cpu" else program.device,
-        inputs=[
-            _native.InputSpec(
-                name=program.values[view.value].name,
-                layout=native_layout(view),
-                slot=slot_of(view.value),
-                written=view.value in written,
-                returned_as_view=view.value in aliased,
-            )
-            for view in program.inputs
-        ],
+        device=program.device,
+        inputs=_input_specs(program, plan, written),
         outputs=[
             _native.OutputSpec(
                 name=value.name,
-                slot=slot_of(value.index),
+                slot=_slot_of(plan, value.index),
                 size_bytes=value.size_bytes,
                 operator_allocated=value.index in operator_allocated,
             )
-            for value in outputs
+            for value in program.of_role(Role.OUTPUT)
         ],
         results=_result_specs(program),
         weights=[
-            _native.WeightSpec(
-                name=value.name,
-                slot=slot_of(value.index),
-                size_bytes=value.size_bytes,
-                written=value.index in written,
-                holders=list(program.weights[value.index]),
-                layouts=[native_layout(view) for view in program.weight_views[value.index]],
-                offsets=[
-                    view.offset_bytes // ITEM_BYTES[view.dtype]
-                    for view in program.weight_views[value.index]
-                ],
-            )
-            for value in weights
+            _weight_spec(program, plan, value, value.index in written)
+            for value in program.of_role(Role.WEIGHT)
         ],
         overlaps=[
             _native.OverlapSpec(
@@ -112,6 +83,42 @@ def _call_spec(
         feature_map_slot=plan.feature_map.index,
         feature_map_bytes=plan.feature_map_bytes,
         alignment_bytes=plan.alignment_bytes,
+    )
+
+
+def _slot_of(plan: Plan, value: int) -> int:
+    place = plan.places[value]
+    if place is None:
+        raise CaptureError(f"%{value} has no slot")
+    return place.slot
+
+
+def _input_specs(program: Program, plan: Plan, written: Set[int]) -> list[_native.InputSpec]:
+    aliased = {result.view.value for result in program.results if result.input_leaf < 0}
+    return [
+        _native.InputSpec(
+            name=program.values[view.value].name,
+            layout=native_layout(view),
+            slot=_slot_of(plan, view.value),
+            written=view.value in written,
+            returned_as_view=view.value in aliased,
+        )
+        for view in program.inputs
+    ]
+
+
+def _weight_spec(
+    program: Program, plan: Plan, value: Value, is_written: bool
+) -> _native.WeightSpec:
+    views = program.weight_views[value.index]
+    return _native.WeightSpec(
+        name=value.name,
+        slot=_slot_of(plan, value.index),
+        size_bytes=value.size_bytes,
+        written=is_written,
+        holders=list(program.weights[value.index]),
+        layouts=[native_layout(view) for view in views],
+        offsets=[view.offset_bytes // ITEM_BYTES[view.dtype] for view in views],
     )
 
 
