@@ -15,8 +15,10 @@ the rounds of its own run. The rule:
 * Otherwise it is within noise: nothing is said of changes smaller than the tolerance.
 
 A folder may hold several runs. A ratio that was measured in more than one counts with the median of
-its medians, and with the interval from the lowest to the highest bound: several runs on each side,
-in turns, allow a smaller tolerance.
+its medians, and with the interval from the lowest to the highest bound. Between single runs of one
+version, on a machine whose other work came and went, up to 2 of 81 ratios were told as slower
+(files that are loaded, copies of many MiB): take two runs or more of each side, in turns, before
+you believe one.
 
 A ratio is how many times as fast, or as small, we are, so that less is worse. Ratios that only one
 report has are listed, with the reason if a peer was absent, and decide nothing.
