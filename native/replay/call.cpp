@@ -3,6 +3,7 @@
 #include <ATen/ops/copy.h>
 
 #include <algorithm>
+#include <iterator>
 #include <sstream>
 
 #include "offload/errors.hpp"
@@ -183,45 +184,69 @@ void check_input_overlaps(const CallSpec& spec, const Call& call) {
   }
 }
 
+Range range_of(const WeightSpec& weight) {
+  const auto begin = reinterpret_cast<std::uint64_t>(weight.holders.front().storage().data());
+  return {begin, begin + weight.size_bytes};
+}
+
+// Inputs and weights of which one is written must not overlap.
 void check_weight_overlaps(const CallSpec& spec, const Call& call) {
   for (const WeightSpec& weight : spec.weights) {
-    const c10::Storage& storage = weight.holders.front().storage();
-    const auto begin = reinterpret_cast<std::uint64_t>(storage.data());
-    const Range range{begin, begin + weight.size_bytes};
     for (std::size_t index = 0; index < spec.inputs.size(); ++index) {
       if (!weight.written && !spec.inputs[index].written) continue;
-      if (range_of(call.inputs[index]).overlaps(range)) {
+      if (range_of(call.inputs[index]).overlaps(range_of(weight))) {
         refuse(spec.inputs[index].name + " overlaps " + weight.name +
                " in memory and one of them is written: pass a copy");
-      }
-    }
-    for (std::size_t index = 0; index < call.given_results.size(); ++index) {
-      const at::Tensor& given = call.given_results[index];
-      if (given.defined() && range_of(given).overlaps(range)) {
-        refuse("out[" + std::to_string(index) + "] overlaps " + weight.name +
-               " in memory: pass separate memory");
       }
     }
   }
 }
 
-void check_given_overlaps(const CallSpec& spec, const Call& call) {
-  for (std::size_t index = 0; index < call.given_results.size(); ++index) {
-    const at::Tensor& given = call.given_results[index];
-    if (!given.defined()) continue;
-    const std::string name = "out[" + std::to_string(index) + "]";
-    for (std::size_t input = 0; input < spec.inputs.size(); ++input) {
-      if (range_of(given).overlaps(range_of(call.inputs[input]))) {
-        refuse(name + " overlaps " + spec.inputs[input].name + " in memory: pass separate memory");
-      }
+std::string buffer_name(std::size_t index) { return "out[" + std::to_string(index) + "]"; }
+
+// The memory of the given buffers, sorted, so that each other range is found among them quickly.
+class GivenRanges {
+ public:
+  explicit GivenRanges(const std::vector<at::Tensor>& given) {
+    for (std::size_t index = 0; index < given.size(); ++index) {
+      if (!given[index].defined() || given[index].numel() == 0) continue;
+      ranges_.push_back({range_of(given[index]), index});
     }
-    for (std::size_t other = index + 1; other < call.given_results.size(); ++other) {
-      const at::Tensor& second = call.given_results[other];
-      if (second.defined() && range_of(given).overlaps(range_of(second))) {
-        refuse(name + " overlaps out[" + std::to_string(other) + "]: pass separate memory");
-      }
+    std::sort(ranges_.begin(), ranges_.end(), [](const Given& one, const Given& other) {
+      return one.range.begin < other.range.begin;
+    });
+    for (std::size_t at = 1; at < ranges_.size(); ++at) {
+      if (!ranges_[at - 1].range.overlaps(ranges_[at].range)) continue;
+      const auto [first, second] = std::minmax(ranges_[at - 1].index, ranges_[at].index);
+      refuse(buffer_name(first) + " overlaps " + buffer_name(second) + ": pass separate memory");
     }
   }
+
+  // Refuses a buffer that overlaps `range`, which is that of `name`.
+  void refuse_overlap(const Range& range, const std::string& name) const {
+    if (range.begin == range.end) return;
+    const auto after =
+        std::lower_bound(ranges_.begin(), ranges_.end(), range.end,
+                         [](const Given& one, std::uint64_t end) { return one.range.begin < end; });
+    if (after == ranges_.begin() || !std::prev(after)->range.overlaps(range)) return;
+    refuse(buffer_name(std::prev(after)->index) + " overlaps " + name +
+           " in memory: pass separate memory");
+  }
+
+ private:
+  struct Given {
+    Range range;
+    std::size_t index;
+  };
+  std::vector<Given> ranges_;
+};
+
+void check_given_overlaps(const CallSpec& spec, const Call& call) {
+  const GivenRanges given(call.given_results);
+  for (std::size_t index = 0; index < spec.inputs.size(); ++index) {
+    given.refuse_overlap(range_of(call.inputs[index]), spec.inputs[index].name);
+  }
+  for (const WeightSpec& weight : spec.weights) given.refuse_overlap(range_of(weight), weight.name);
 }
 
 void check_given(const CallSpec& spec, Call& call, std::size_t index) {
@@ -373,7 +398,7 @@ Call bind_call(const CallSpec& spec, std::vector<at::Tensor> inputs, std::vector
   call.feature_map = feature_map;
   for (std::size_t index = 0; index < spec.inputs.size(); ++index) bind_input(spec, index, call);
   if (has_writes(spec)) check_input_overlaps(spec, call);
-  if (has_writes(spec) || has_out) check_weight_overlaps(spec, call);
+  if (has_writes(spec)) check_weight_overlaps(spec, call);
   bind_outputs(spec, call);
   if (has_out) check_given_overlaps(spec, call);
   check_feature_map(spec, call);

@@ -32,7 +32,7 @@ TRUTH_NS = {
         "input": 55.0,
         "output allocated": 140.0,
         "output given": 390.0,
-        "range comparison": 18.0,
+        "range looked up": 18.0,
         "weight": 24.0,
     },
     "policy": {"execution": 46.0, "slot changed": 3.0},

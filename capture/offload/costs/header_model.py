@@ -36,10 +36,9 @@ class HeaderShape:
     touched_bytes: int = 0
 
     @property
-    def range_comparisons(self) -> int:
-        """How often two ranges of memory are compared: each buffer with all else."""
-        others = self.n_inputs + self.n_weights
-        return self.outputs_given * others + self.outputs_given * (self.outputs_given - 1) // 2
+    def ranges_looked_up(self) -> int:
+        """How many ranges of memory are looked up among the buffers given for results."""
+        return self.n_inputs + self.n_weights if self.outputs_given else 0
 
     def terms(self, stage: str) -> dict[str, float]:
         """What a stage's duration is linear in, by name."""
@@ -49,7 +48,7 @@ class HeaderShape:
                 "input": self.n_inputs,
                 "output allocated": self.outputs_allocated,
                 "output given": self.outputs_given,
-                "range comparison": self.range_comparisons,
+                "range looked up": self.ranges_looked_up,
                 "weight": self.n_weights,
             }
         if stage == "policy":
