@@ -131,7 +131,8 @@ class Recorder:
         for first, second, _ in self._common_memory():
             for leaf in (first, second):  # if one is written, both may change
                 self._tracked_input(leaf).keep_before()
-        self._log.note_generator(torch.default_generator)
+        for generator in (torch.default_generator, *self.table.state.generators):
+            self._log.note_generator(generator)
         self._call = unflatten(structure, self._inputs)
         try:
             self._enter()
