@@ -169,8 +169,9 @@ def _memory_map(program: Program, plan: Plan) -> Table:
 def run(file: Path, input_file: Path | None, output_file: Path | None, device: str | None) -> None:
     """Execute a program once.
 
-    Takes the tensors of --input by the names of the program's inputs, or by input0, input1 and so
-    on in their order. Writes the results to --output as result0, result1 and so on. Without
+    Takes the tensors of --input by the names of the model's parameters, by the places that
+    `offload inspect` shows (args[0], kwargs['mask']), or by input0, input1 and so on in their
+    order. Writes the results to --output as result0, result1 and so on. Without
     --input the program must take no tensors.
     """
     captured = open_file(file)
@@ -204,8 +205,9 @@ def _input_names(program: Program) -> list[str]:
 
 def _inputs_of(program: Program, given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     names = _input_names(program)
+    places = [program.values[view.value].name for view in program.inputs]
     in_order = [f"input{index}" for index in range(len(names))]
-    for candidates in (names, in_order):
+    for candidates in (names, places, in_order):
         if set(given) == set(candidates) and len(given) == len(names):
             return [given[name] for name in candidates]
     expected = [

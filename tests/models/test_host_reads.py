@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import io
 import math
+import pathlib
 import pickle
 
 import numpy as np
@@ -209,6 +210,18 @@ def test_guarded_shapes(kind):
     if read(short, torch.tensor(n)).shape != read(other, torch.tensor(n)).shape:
         with pytest.raises(offload.BindingError):
             captured(short, torch.tensor(n))
+
+
+@pytest.mark.parametrize("package", ["torchvision", "offload_models"])
+def test_lines_of_packages_whose_names_begin_alike(package):
+    """Installed beside torch, or named after offload, a package is still the user's code."""
+    beside = pathlib.Path(
+        (torch if package.startswith("torch") else offload).__file__
+    ).parent.parent
+    place = str(beside / package / "model.py")
+    names = {}
+    exec(compile("def function(x):\n    return x * x.sum().item()\n", place, "exec"), names)
+    assert f"{place}:2:" in refusal(names["function"], normal(2))
 
 
 def test_guards_come_before_any_change():
