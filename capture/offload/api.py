@@ -168,7 +168,7 @@ class Captured:
         assert self._function is not None
         recorder = self._start()
         try:
-            args, kwargs = recorder.begin(args, kwargs)
+            args, kwargs = _begin(recorder, self._function, args, kwargs)
             result = self._function(*args, **kwargs)
         except BaseException as error:
             refusal = self._abandon(recorder)
@@ -361,7 +361,7 @@ class _Watch:
         recorder = self._captured._start()
         self._handled = sys.exc_info()[1]
         try:
-            arguments = recorder.begin(args, kwargs)
+            arguments = _begin(recorder, module, args, kwargs)
         except BaseException:
             self._captured._abandon(recorder)
             raise
@@ -386,3 +386,25 @@ class _Watch:
         if self._recorder is not None:
             self._captured._abandon(self._recorder)
             self._recorder = None
+
+
+# What a call of an executable takes for itself.
+_RESERVED = ("out", "feature_map")
+
+
+def _begin(
+    recorder: Recorder, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Begin the recording, unless the call gives a name that executions take for themselves.
+
+    Raises:
+        CaptureError: it does; or an argument cannot be recorded.
+    """
+    for name in (*parameters_of(function).positional[: len(args)], *kwargs):
+        if name in _RESERVED:
+            raise CaptureError(
+                f"the call gives the model's parameter {name!r}, a keyword by which an execution "
+                "takes buffers of its own: rename the parameter, or capture a function that calls "
+                "the model and names it otherwise"
+            )
+    return recorder.begin(args, kwargs)

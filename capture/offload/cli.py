@@ -163,8 +163,9 @@ def _memory_map(program: Program, plan: Plan) -> Table:
 def run(file: Path, input_file: Path | None, output_file: Path | None, device: str | None) -> None:
     """Execute a program once.
 
-    Takes the tensors of --input by the names of the program's inputs, or by input0, input1 and so
-    on in their order. Writes the results to --output as result0, result1 and so on. Without
+    Takes the tensors of --input by the names of the model's parameters, by the places that
+    `offload inspect` shows (args[0], kwargs['mask']), or by input0, input1 and so on in their
+    order. Writes the results to --output as result0, result1 and so on. Without
     --input the program must take no tensors.
     """
     captured = open_file(file)

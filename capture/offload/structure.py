@@ -282,6 +282,11 @@ def match(
         raise StructureMismatch(f"{where}: expected a tensor, got {_describe_object(tree)}")
     if expected.kind == "constant":
         if not same_constant(expected.constant, tree):
+            if _is_generator(expected.constant) and _is_generator(tree):
+                raise StructureMismatch(
+                    f"{where}: a program draws from the generator that it was recorded with, got "
+                    "another: pass that one, seeded or with its state set as you need"
+                )
             raise StructureMismatch(
                 f"{where}: recorded with {expected.constant!r}, got {_describe_object(tree)}"
             )
@@ -339,10 +344,20 @@ _IMMUTABLE_TYPES = (*PLAIN_TYPES, bytes, range, type, enum.Enum, FunctionType, M
 
 
 def is_immutable(node: Any) -> bool:
-    """Whether an object cannot change; torch's dtypes, devices and the like are told by module."""
+    """Whether an object stays itself as long as it is the same object.
+
+    It cannot change (torch's dtypes, devices and the like are told by their module), or it is a
+    random generator, which executions follow.
+    """
     if isinstance(node, _IMMUTABLE_TYPES) or type(node).__module__ == "torch":
         return True
+    if _is_generator(node):
+        return True
     return hasattr(type(node), "__members__") and hasattr(node, "__int__")  # pybind11's enum_
+
+
+def _is_generator(node: Any) -> bool:
+    return (type(node).__module__, type(node).__name__) == ("torch._C", "Generator")
 
 
 def frozen(structure: Structure) -> Structure:
@@ -387,6 +402,14 @@ def same_constant(one: Any, other: Any) -> bool:
         return bool(one == other)
     except Exception:  # a user's __eq__ may do anything; only a clear yes counts
         return False
+
+
+def constants(structure: Structure) -> Iterator[Any]:
+    """The constants of a nesting, in order."""
+    if structure.kind == "constant":
+        yield structure.constant
+    for child in structure.children:
+        yield from constants(child)
 
 
 def describe(structure: Structure) -> str:

@@ -28,14 +28,16 @@ def _input_names(program: Program) -> list[str]:
 def inputs_of(program: Program, given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """Pick a program's inputs from named tensors, in the program's order.
 
-    The names are those of the program's inputs, or input0, input1 and so on in their order.
+    The names are those of the parameters, or of the program's inputs as reports and errors show
+    them (`args[0]`), or input0, input1 and so on in their order.
 
     Raises:
-        FileError: the names are neither; the message lists them.
+        FileError: the names are none of these; the message lists them.
     """
     names = _input_names(program)
+    places = [program.values[view.value].name for view in program.inputs]
     in_order = [f"input{index}" for index in range(len(names))]
-    for candidates in (names, in_order):
+    for candidates in (names, places, in_order):
         if set(given) == set(candidates) and len(given) == len(names):
             return [given[name] for name in candidates]
     expected = [

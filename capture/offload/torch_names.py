@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from offload.errors import CaptureError
 from offload.program import Program, Symbol
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """The dtype without its module: `float32`."""
     return str(dtype).removeprefix("torch.")

@@ -174,6 +174,62 @@ def test_operators_are_chosen_as_for_the_argument_itself():
     assert lean != folded
 
 
+KINDS = {
+    "requires_grad": (lambda x: x.requires_grad, lambda: normal(3).requires_grad_()),
+    "leaf": (lambda x: x.is_leaf, lambda: normal(3).requires_grad_()),
+    "Parameter": (lambda x: isinstance(x, nn.Parameter), lambda: nn.Parameter(normal(3))),
+    "frozen": (lambda x: x.requires_grad, lambda: nn.Parameter(normal(3), False)),
+    "Buffer": (lambda x: isinstance(x, nn.Buffer), lambda: nn.Buffer(normal(3))),
+    "plain": (lambda x: isinstance(x, nn.Parameter) or x.requires_grad, lambda: normal(3)),
+    "integers": (lambda x: x.requires_grad, lambda: torch.arange(3)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_branches_on_what_an_argument_is(kind):
+    """The recorded call takes the branch that eager takes."""
+    is_kind, make = KINDS[kind]
+
+    def function(x):
+        return x * 2 if is_kind(x) else x * 3
+
+    x = make()
+    with torch.no_grad(), offload.capture(function) as captured:
+        recorded = captured(x)
+        assert_same(recorded, function(x))
+    assert_same(captured(x), recorded)
+
+
+@pytest.mark.parametrize(
+    "make", [normal, lambda n: normal(n).requires_grad_(), lambda n: nn.Parameter(normal(n))]
+)
+def test_arguments_written_in_place_through_views(make):
+    def function(x):
+        return x[1:].mul_(2), x.data, x
+
+    x, y = make(3), make(3)
+    doubled = [one.detach() * torch.tensor([1.0, 2.0, 2.0]) for one in (x, y)]
+    with torch.no_grad(), offload.capture(function) as captured:
+        recorded = captured(x)
+    for given, got, expected in ((x, recorded, doubled[0]), (y, captured(y), doubled[1])):
+        assert torch.equal(got[0], expected[1:])
+        assert torch.equal(got[1], expected)
+        assert got[2] is given
+        assert torch.equal(given.detach(), expected)
+        assert all(one.grad_fn is None and not one.requires_grad for one in got[:2])
+        assert got[0].data_ptr() == given[1:].data_ptr()
+
+
+def test_attributes_on_tensors():
+    """A twin would not have them, and the next tensor may have others."""
+    x = normal(2)
+    x.scale = 5.0
+    message = refusal(lambda x: x * getattr(x, "scale", 1.0), x)
+    assert "args[0]" in message
+    assert "scale" in message
+    capture(lambda x: x * 2, x.detach())
+
+
 @pytest.mark.parametrize(
     ("recorded", "other"),
     [

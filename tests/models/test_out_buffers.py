@@ -200,3 +200,32 @@ def test_out_that_overlaps_a_weight(model, run):
     out = (None, model.first.bias.detach()[:2], None)
     with binding_refused(run, [args, kwargs], "out[1]", "first.bias"):
         run(*args, **kwargs, out=out)
+
+
+class Writes(torch.nn.Module):
+    """Names its parameters as a call of an executable does."""
+
+    def forward(self, x, out=None, *, feature_map=None):
+        return x + (0 if out is None else out) + (0 if feature_map is None else feature_map)
+
+
+@pytest.mark.parametrize("name", ["out", "feature_map"])
+@pytest.mark.parametrize("model", [Writes(), Writes().forward, lambda x, **rest: rest.popitem()[1]])
+def test_parameters_that_an_execution_would_take_for_itself(model, name):
+    x = torch.ones(2)
+    with (
+        pytest.raises(offload.CaptureError, match=f"'{name}'.*rename"),
+        offload.capture(model) as captured,
+    ):
+        captured(x, **{name: torch.ones(2)})
+
+
+def test_such_a_parameter_by_position_or_left_out():
+    x = torch.ones(2)
+    with pytest.raises(offload.CaptureError, match="'out'"), offload.capture(Writes()) as captured:
+        captured(x, torch.ones(2))
+    with offload.capture(Writes()) as captured:
+        captured(x)
+    buffer = torch.empty(2)
+    assert captured(x * 2, out=buffer) is buffer
+    assert torch.equal(buffer, x * 2)

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from checks import UNSEEN, assert_same, capture, check, normal, normals, refusal
 from torch import manual_seed, nn
 
+import offload
+
 two_layers = nn.LSTM(1, 2, 2, dropout=0.5).train()
 
 RANDOM = {
@@ -99,6 +101,52 @@ def test_own_generator_drawn_from_twice():
     got = captured(torch.zeros(2))
     generator.manual_seed(5)
     assert torch.equal(got, function(torch.zeros(2)))
+
+
+def draws_from(x, generator):
+    return x + torch.rand(2, generator=generator)
+
+
+@pytest.mark.parametrize("how", ["position", "keyword", "object"])
+def test_generator_as_an_argument(how):
+    """Executions draw from the one that was recorded, wherever it stands then."""
+    generator, other = torch.Generator(), torch.Generator()
+
+    def call(function, one):
+        if how == "object":
+            return function(torch.zeros(2), {"generator": one})
+        if how == "keyword":
+            return function(torch.zeros(2), generator=one)
+        return function(torch.zeros(2), one)
+
+    def function(x, generator):
+        return draws_from(x, generator["generator"] if how == "object" else generator)
+
+    with torch.no_grad(), offload.capture(function) as captured:
+        call(captured, generator)
+    generator.manual_seed(5)
+    got = [call(captured, generator) for _ in range(2)]
+    generator.manual_seed(5)
+    assert_same(got, [call(function, generator) for _ in range(2)])
+    other.manual_seed(5)
+    before = other.get_state(), generator.get_state()
+    with pytest.raises(offload.BindingError, match="pass that one"):
+        call(captured, other)
+    assert_same((other.get_state(), generator.get_state()), before)
+
+
+def test_generator_as_an_argument_in_a_file(tmp_path):
+    captured = capture(draws_from, torch.zeros(2), torch.Generator())
+    with pytest.raises(offload.FileError, match="generator of its own"):
+        captured.save(tmp_path / "m.offload")
+
+
+def test_generator_as_an_argument_that_the_forward_seeds():
+    def function(x, generator):
+        generator.manual_seed(3)
+        return draws_from(x, generator)
+
+    assert "generator" in refusal(function, normal(2), torch.Generator())
 
 
 def seeded_in_the_forward(x):

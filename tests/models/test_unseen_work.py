@@ -123,6 +123,49 @@ def test_writes_through_other_names_of_the_memory(way, when):
     assert "count" in message or "differs" in message
 
 
+class Shuffled(nn.Module):
+    """Reverses a large buffer through NumPy: the same bytes in another order."""
+
+    def __init__(self, n_elements, change):
+        super().__init__()
+        self.register_buffer("order", torch.arange(n_elements))
+        self.array = self.order.numpy()
+        self.change = change
+
+    def forward(self, x):
+        self.change(self.array)
+        return x + self.order[:2]
+
+
+def reverse(array):
+    array[:] = array[::-1].copy()
+
+
+def swap_ends(array):
+    array[0], array[-1] = array[-1], array[0]
+
+
+def swap_rows(array):
+    array[:2048], array[2048:4096] = array[2048:4096].copy(), array[:2048].copy()
+
+
+@pytest.mark.parametrize("n_elements", [20_000, 2048**2 + 2048 + 3])
+@pytest.mark.parametrize("change", [reverse, swap_ends, swap_rows])
+def test_large_buffers_permuted_by_numpy(n_elements, change):
+    assert "order" in refusal(Shuffled(n_elements, change), torch.ones(2))
+
+
+def test_large_buffers_of_odd_sizes():
+    def last_byte(array):
+        array[-1] += 1
+
+    for n_bytes in (65_537, 65_543, 3 * 65_536 + 1):
+        model = Shuffled(8, last_byte)
+        model.order = torch.zeros(n_bytes, dtype=torch.uint8)
+        model.array = model.order.numpy()
+        assert "order" in refusal(model, torch.ones(2))
+
+
 HANDED_OUT = {
     "print": print,
     "str": str,

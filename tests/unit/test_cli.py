@@ -115,7 +115,9 @@ def test_inspect_shows_no_control_characters(tmp_path: Path) -> None:
 # ---- run ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [("x", "mask"), ("input0", "input1")])
+@pytest.mark.parametrize(
+    "names", [("x", "mask"), ("args[0]", "kwargs['mask']"), ("input0", "input1")]
+)
 def test_run_by_name_and_by_position(
     saved: tuple[Scorer, Path], tmp_path: Path, names: tuple[str, str]
 ) -> None:

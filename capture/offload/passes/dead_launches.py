@@ -49,7 +49,18 @@ def _renumbered(program: Program, launches: list[Launch]) -> Program:
         return program
 
     def view(old: TensorView) -> TensorView:
-        return dataclasses.replace(old, value=new[old.value])
+        value = new[old.value]
+        if value == old.value:
+            return old
+        return TensorView(
+            value,
+            old.offset_bytes,
+            old.shape,
+            old.strides,
+            old.dtype,
+            old.conjugate,
+            old.negative,
+        )
 
     def argument(old: Any) -> Any:
         if isinstance(old, TensorView):

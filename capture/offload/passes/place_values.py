@@ -6,7 +6,7 @@ from collections.abc import Set
 
 from offload.machine import Machine
 from offload.passes.lifetimes import value_lifetimes
-from offload.passes.memory import Interval, place_intervals
+from offload.passes.memory import Interval, Placement, place_intervals
 from offload.plan import Lifetime, Place, Plan, Slot, SlotKind
 from offload.program import Program, Role, Value
 
@@ -44,6 +44,23 @@ def place_values(
         [_interval(value, lifetimes[value.index]) for value in shared],
         alignment_bytes=machine.alignment_bytes,
     )
+    slots, places = _slots_and_places(program, shared, placement, operator_allocated)
+    return Plan(
+        slots=slots,
+        places=places,
+        lifetimes=lifetimes,
+        alignment_bytes=machine.alignment_bytes,
+        feature_map_bytes=placement.arena_bytes,
+        lower_bound_bytes=placement.lower_bound_bytes,
+        unshared_bytes=sum(_aligned(value.size_bytes, machine) for value in shared),
+        method=placement.method,
+    )
+
+
+def _slots_and_places(
+    program: Program, shared: list[Value], placement: Placement, operator_allocated: Set[int]
+) -> tuple[tuple[Slot, ...], tuple[Place | None, ...]]:
+    """A slot for each input, output, weight and operator's own Value, and one feature map."""
     slots: list[Slot] = []
     places: list[Place | None] = [None] * len(program.values)
 
@@ -61,16 +78,7 @@ def place_values(
         value = program.values[index]
         if value.role is Role.ACTIVATION:
             places[index] = Place(add_slot(SlotKind.OPERATOR, value.size_bytes, value.name), 0)
-    return Plan(
-        slots=tuple(slots),
-        places=tuple(places),
-        lifetimes=lifetimes,
-        alignment_bytes=machine.alignment_bytes,
-        feature_map_bytes=placement.arena_bytes,
-        lower_bound_bytes=placement.lower_bound_bytes,
-        unshared_bytes=sum(_aligned(value.size_bytes, machine) for value in shared),
-        method=placement.method,
-    )
+    return tuple(slots), tuple(places)
 
 
 def _interval(value: Value, lifetime: Lifetime) -> Interval:

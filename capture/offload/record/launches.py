@@ -90,7 +90,7 @@ class LaunchRecorder:
         touched = []
         name = operator.name
         for is_write, argument in zip(operator.declares_write, arguments, strict=True):
-            if isinstance(argument, torch.Generator):
+            if type(argument) is torch.Generator:
                 self.note_generator(argument)
             for tensor in tensors_in(argument):
                 check_plain(tensor, name)
@@ -360,7 +360,7 @@ class LaunchRecorder:
             return self.table.view(argument, tracked)
         if isinstance(argument, (list, tuple)):
             return tuple(self._argument(item) for item in argument)
-        if isinstance(argument, torch.Generator):
+        if type(argument) is torch.Generator:
             return Symbol("generator", str(self.note_generator(argument)))
         return argument_data(argument)
 

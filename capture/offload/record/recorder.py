@@ -29,6 +29,7 @@ from offload.structure import (
     OpaqueStructure,
     Structure,
     StructureMismatch,
+    constants,
     flatten,
     frozen,
     leaf_paths,
@@ -58,6 +59,10 @@ class Recording:
     input_tensors: tuple[torch.Tensor, ...]
     generator_states: tuple[tuple[torch.Generator, torch.Tensor, torch.Tensor], ...]
     has_unwritten: bool
+
+
+# What tells torch.nn.Buffer from another tensor.
+_BUFFER_ATTRIBUTES = frozenset({"_is_buffer", "persistent"})
 
 
 class Recorder:
@@ -102,24 +107,33 @@ class Recorder:
             tensors, structure = flatten((args, kwargs), is_tensor, share_same=False)
         except OpaqueStructure as error:
             raise CaptureError(f"an argument cannot be taken apart: {error}") from error
-        for tensor in tensors:
-            check_plain(tensor, "an argument")
+        names = [_argument_name(path) for _, path in sorted(leaf_paths(structure, "input").items())]
+        for tensor, name in zip(tensors, names, strict=True):
+            check_plain(tensor, name)
+            attributes = sorted(set(vars(tensor)) - _BUFFER_ATTRIBUTES)
+            if attributes:
+                raise CaptureError(
+                    f"{name} carries the attributes {attributes}, which the next tensor "
+                    "given there may not have: pass what they hold as arguments of their own, and "
+                    "the tensor's .detach()"
+                )
             if tensor.device.type != self._device:
                 raise CaptureError(
-                    f"an argument is on {tensor.device}, but programs are recorded on "
+                    f"{name} is on {tensor.device}, but programs are recorded on "
                     f"{self._device}: move the model and its inputs there"
                 )
         self._originals = tensors
         self._arguments = frozen(structure)
-        names = leaf_paths(structure, "input")
         with torch.no_grad():
             self._inputs = [alias(tensor) for tensor in tensors]
-            for leaf, tensor in enumerate(self._inputs):
-                self.table.add_input(tensor, _argument_name(names[leaf]))
+            for tensor, name in zip(self._inputs, names, strict=True):
+                self.table.add_input(tensor, name)
         for first, second, _ in self._common_memory():
             for leaf in (first, second):  # if one is written, both may change
                 self._tracked_input(leaf).keep_before()
-        self._log.note_generator(torch.default_generator)
+        own = [one for one in constants(structure) if type(one) is torch.Generator]
+        for generator in (torch.default_generator, *own, *self.table.state.generators):
+            self._log.note_generator(generator)
         self._call = unflatten(structure, self._inputs)
         try:
             self._enter()
@@ -180,12 +194,19 @@ class Recorder:
             self._check_state(overlapping)
             program = self._program(results, structure, overlaps)
             recording = self._recording(program, tuple(tensors), overlapping)
-        handed_out = [
-            self._originals[one.input_leaf] if one.input_leaf >= 0 else tensor
-            for one, tensor in zip(results, tensors, strict=True)
-        ]
+            handed_out = [
+                self._handed_out(one, tensor, program)
+                for one, tensor in zip(results, tensors, strict=True)
+            ]
         same = all(one is other for one, other in zip(handed_out, tensors, strict=True))
         return (result if same else unflatten(structure, handed_out)), recording
+
+    def _handed_out(self, result: Result, tensor: torch.Tensor, program: Program) -> torch.Tensor:
+        """The caller's own tensor, or one on its memory that knows nothing of its twin."""
+        if result.input_leaf >= 0:
+            return self._originals[result.input_leaf]
+        is_view = program.values[result.view.value].role is Role.INPUT
+        return tensor.detach() if is_view else tensor
 
     def _check_state(self, overlapping: Set[int]) -> None:
         """Refuse changes of inputs and weights that no launch made.

@@ -183,7 +183,7 @@ class StorageTable:
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the same memory with a storage object of its own.
+    """A tensor like this one on the same memory with a storage object of its own.
 
     Two arguments may share a storage with each other or with a weight. Which of them a view in the
     forward comes from could then not be told, and Python's `is` would decide for later calls. It
@@ -198,4 +198,8 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
         twin = torch._conj(twin)
     if tensor.is_neg():
         twin = torch._neg_view(twin)
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
+    if isinstance(tensor, torch.nn.Buffer):
+        twin = torch.nn.Buffer(twin, persistent=tensor.persistent)
     return twin.requires_grad_(tensor.requires_grad)

@@ -32,7 +32,6 @@ def verify(recording: Recording, program: Program) -> None:
     """
     with _generators_restored(recording), torch.no_grad(), torch._C._DisableAutocast():
         first = _Run(recording, program, _FILLS[0]).outcome()
-        _compare_with_model(recording, first)
         for generator, _, after in recording.generator_states:
             if not torch.equal(generator.get_state(), after):
                 raise CaptureError(
@@ -40,6 +39,7 @@ def verify(recording: Recording, program: Program) -> None:
                     "seeds or restores it in Python (torch.manual_seed, torch.random.fork_rng), "
                     "which a replay would not do again; pass a torch.Generator instead"
                 )
+        _compare_with_model(recording, first)
         if recording.has_unwritten:
             _restore_generators(recording)
             second = _Run(recording, program, _FILLS[1]).outcome()

@@ -1,0 +1,302 @@
+"""The Python state that a captured callable can reach, and whether a call changed it.
+
+A replay runs no Python, so what the call assigned to attributes, variables or containers would not
+happen again. The state is what a module, a function or a callable object refers to: attributes,
+closed-over variables, defaults, the globals and methods that its code names, and what these hold in
+turn.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import operator
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from offload.errors import CaptureError
+from offload.structure import PLAIN_TYPES, same_constant
+
+# How many containers and objects deep below a module or a variable, and how many functions deep
+# below the one that is called, state is followed. Submodules count as their module.
+_DEPTH = 6
+_FUNCTION_DEPTH = 3
+
+_PLAIN = frozenset({*PLAIN_TYPES, bytes, torch.dtype, torch.device})
+
+# Attributes that every module has are torch's own bookkeeping, but for one; transformers notes at
+# the first call that it has hung its hooks on the modules, which changes no result.
+_BOOKKEEPING = frozenset(vars(torch.nn.Module())) - {"training"} | {
+    "_output_capturing_hooks_installed"
+}
+
+# Packages whose objects and functions are not looked into: their state is their own affair.
+_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "offload"})
+_PLAIN_OBJECTS = (types.SimpleNamespace, collections.UserDict, collections.UserList)
+
+# What stands in a class besides its state.
+_METHODS = (FunctionType, classmethod, staticmethod, property, functools.cached_property)
+
+Contents = tuple[Sequence[Any], tuple[Any, ...]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """Something that holds state, how it is reached, and what it held before the call."""
+
+    path: str
+    owner: Any
+    before: Contents
+
+    def of(self, key: Any) -> str:
+        """How the item of a key is reached."""
+        if isinstance(self.owner, (dict, list, tuple, collections.deque, set, frozenset)):
+            return f"{self.path}[{key!r}]"
+        return f"{self.path}.{key}" if self.path else str(key)
+
+    def change(self) -> str:
+        """What has changed since, in words; empty if nothing has."""
+        keys, values = self.before
+        keys_now, values_now = _contents(self.owner) or ((), ())
+        same = len(values) == len(values_now) and all(map(operator.is_, values, values_now))
+        if same and keys == keys_now:
+            return ""
+        if isinstance(keys, range) and len(values) != len(values_now):
+            return f"{self.path}: {len(values)} items became {len(values_now)}"
+        before = dict(zip(keys, values, strict=True))
+        now = dict(zip(keys_now, values_now, strict=True))
+        changes = (self._item(key, before, now) for key in {**before, **now})
+        is_ordered = isinstance(self.owner, dict) and keys != keys_now
+        return next(filter(None, changes), f"{self.path}: its keys changed order" * is_ordered)
+
+    def _item(self, key: Any, before: dict[Any, Any], now: dict[Any, Any]) -> str:
+        if key not in before:
+            declared = getattr(type(self.owner), str(key), None)
+            is_cached = isinstance(declared, functools.cached_property)
+            return "" if is_cached else f"{self.of(key)} was added"
+        if key not in now:
+            return f"{self.of(key)} was removed"
+        return _change(self.of(key), before[key], now[key])
+
+
+class PythonState:
+    """What a callable can reach, as it is now.
+
+    Owner: one Recorder.
+
+    Attributes:
+        tensors: every tensor, by the path on which it was first met and by each other attribute
+            that holds it.
+        generators: every random generator.
+    """
+
+    def __init__(self, function: object) -> None:
+        self.tensors: list[tuple[str, torch.Tensor]] = []
+        self.generators: list[torch.Generator] = []
+        self._places: list[_Place] = []
+        self._seen: set[int] = set()
+        self._classes: set[type] = set()
+        self._pending: collections.deque[tuple[str, Any, int, int]] = collections.deque()
+        self._enter("", function, _DEPTH, _FUNCTION_DEPTH)
+        while self._pending:
+            self._enter(*self._pending.popleft())
+
+    def check(self) -> None:
+        """Compare with now.
+
+        Raises:
+            CaptureError: something was assigned, added or removed; the message says what.
+        """
+        for place in self._places:
+            change = place.change()
+            if change:
+                raise CaptureError(
+                    f"the call changed an attribute or variable ({change}), which a replay would "
+                    "not do again: keep state in tensors that are written in place "
+                    "(self.x.copy_(...)), or pass it as an argument and return it; what only the "
+                    "first call sets, let a call before the capture set"
+                )
+
+    def _enter(self, path: str, thing: Any, depth: int, function_depth: int) -> None:
+        """Note what `thing` holds, and put what is below it on the list."""
+        if isinstance(thing, torch.Tensor):
+            self.tensors.append((path, thing))
+            return
+        if type(thing) is torch.Generator:
+            self.generators.append(thing)
+        if isinstance(thing, (MethodType, functools.partial)):
+            for part_path, part in _parts_called(path, thing):
+                self._pending.append((part_path, part, depth, function_depth))
+            return
+        is_function = isinstance(thing, FunctionType)
+        if id(thing) in self._seen or (function_depth if is_function else depth) == 0:
+            return
+        contents = _contents(thing)
+        if contents is None:
+            return
+        self._seen.add(id(thing))
+        is_module = isinstance(thing, torch.nn.Module)
+        place = _Place(path or ("" if is_function else "self"), thing, contents)
+        self._places.append(place)
+        for key, item in zip(*contents, strict=True):
+            if type(item) in _PLAIN:
+                continue
+            if isinstance(item, torch.Tensor) or (is_module and isinstance(item, torch.nn.Module)):
+                self._enter(place.of(key), item, depth, function_depth)
+            else:
+                below = (depth, function_depth - 1) if is_function else (depth - 1, function_depth)
+                self._pending.append((place.of(key), item, *below))
+        if not is_function:
+            self._enter_class(type(thing), depth, function_depth)
+
+    def _enter_class(self, cls: type, depth: int, function_depth: int) -> None:
+        """The class's own attributes, and the functions that a call of an instance runs."""
+        if cls in self._classes or _is_foreign(cls.__module__):
+            return
+        self._classes.add(cls)
+        for base in cls.__mro__:
+            if not _is_foreign(base.__module__):
+                self._pending.append((base.__qualname__, base, depth - 1, function_depth))
+        for function in _methods_run(cls):
+            self._pending.append(("", function, depth, function_depth))
+
+
+def _contents(thing: Any) -> Contents | None:
+    """Keys and values of what holds state; None for anything else, which counts by identity."""
+    if isinstance(thing, torch.nn.Module):
+        named: dict[Any, Any] = dict(thing._parameters.items())
+        named.update(thing._buffers.items())
+        named.update(
+            (name, value) for name, value in vars(thing).items() if name not in _BOOKKEEPING
+        )
+        named.update(thing._modules.items())
+    elif isinstance(thing, (list, tuple, collections.deque)):
+        return range(len(thing)), tuple(thing)
+    elif isinstance(thing, dict):
+        named = thing
+    elif isinstance(thing, (set, frozenset)):
+        named = dict.fromkeys(thing)
+    elif isinstance(thing, FunctionType):
+        if _is_foreign(thing.__globals__.get("__name__", "")):
+            return None
+        named = dict(_names_of(thing))
+    elif isinstance(thing, type):
+        if _is_foreign(thing.__module__):
+            return None
+        named = {
+            name: value
+            for name, value in vars(thing).items()
+            if not name.startswith("__") and not isinstance(value, _METHODS)
+        }
+    elif isinstance(thing, _PLAIN_OBJECTS) or not (
+        isinstance(thing, ModuleType) or _is_foreign(type(thing).__module__)
+    ):
+        named = dict(_attributes(thing))
+    else:
+        return None
+    return tuple(named), tuple(named.values())
+
+
+def _parts_called(
+    path: str, thing: MethodType | functools.partial[Any]
+) -> Iterator[tuple[str, Any]]:
+    """What stands behind a bound method or a partial; these themselves cannot change."""
+    if isinstance(thing, MethodType):
+        yield path, thing.__self__
+        yield "", thing.__func__
+    else:
+        yield path, thing.func
+        yield f"{path or 'partial'}.args", thing.args
+        yield f"{path or 'partial'}.keywords", thing.keywords
+
+
+def _is_foreign(module_name: str) -> bool:
+    return module_name.partition(".")[0] in _FOREIGN
+
+
+def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(thing, "__dict__", {}).items()
+    for cls in type(thing).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name != "__dict__" and hasattr(thing, name):
+                yield name, getattr(thing, name)
+
+
+def _names_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function can reach by name: closed-over variables, defaults, globals, attributes."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for position, value in enumerate(function.__defaults__ or ()):
+        yield f"default {position}", value
+    yield from (function.__kwdefaults__ or {}).items()
+    for name, value in vars(function).items():
+        yield f"{function.__name__}.{name}", value
+    for name in set(_code_names(function.__code__)).difference(function.__code__.co_freevars):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+def _code_names(code: CodeType) -> Iterator[str]:
+    """The names of globals and attributes in a function's code and in the functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code_names(constant)
+
+
+def _methods_run(cls: type) -> Iterator[FunctionType]:
+    """The methods that calling an instance runs: `forward` or `__call__`, and what these name."""
+    names = collections.deque(["forward" if issubclass(cls, torch.nn.Module) else "__call__"])
+    seen = set(names)
+    while names:
+        method = getattr(cls, names.popleft(), None)
+        if not isinstance(method, FunctionType) or _is_foreign(method.__globals__["__name__"]):
+            continue
+        yield method
+        fresh = set(_code_names(method.__code__)) - seen
+        seen |= fresh
+        names.extend(sorted(fresh))
+
+
+# ---- comparing -----------------------------------------------------------------------------------
+
+
+def _change(path: str, before: Any, now: Any) -> str:
+    if _same(before, now):
+        return ""
+    one, other = _text(before), _text(now)
+    return f"{path}: {one} became {'another' if other == one else other}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether it is the same object, or plain data that is equal."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if type(one) in _PLAIN:
+        return same_constant(one, other)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(map(_same, one.values(), other.values()))
+    return isinstance(one, (set, frozenset)) and one == other
+
+
+_SHOWN = 60
+
+
+def _text(value: Any) -> str:
+    if type(value) in _PLAIN and len(repr(value)) <= _SHOWN:
+        return repr(value)
+    return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__qualname__}"
