@@ -61,8 +61,9 @@ class Recording:
     has_unwritten: bool
 
 
-# What tells torch.nn.Buffer from another tensor.
-_BUFFER_ATTRIBUTES = frozenset({"_is_buffer", "persistent"})
+# What torch keeps on an nn.Buffer. Names that begin with an underscore are bookkeeping of libraries:
+# torch marks what it compiled for, transformers what it initialised.
+_BUFFER_ATTRIBUTES = frozenset({"persistent"})
 
 
 class Recorder:
@@ -110,7 +111,11 @@ class Recorder:
         names = [_argument_name(path) for _, path in sorted(leaf_paths(structure, "input").items())]
         for tensor, name in zip(tensors, names, strict=True):
             check_plain(tensor, name)
-            attributes = sorted(set(vars(tensor)) - _BUFFER_ATTRIBUTES)
+            attributes = sorted(
+                one
+                for one in vars(tensor)
+                if one not in _BUFFER_ATTRIBUTES and not one.startswith("_")
+            )
             if attributes:
                 raise CaptureError(
                     f"{name} carries the attributes {attributes}, which the next tensor "
