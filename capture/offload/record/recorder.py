@@ -61,7 +61,7 @@ class Recording:
     has_unwritten: bool
 
 
-# What torch keeps on an nn.Buffer. Names that begin with an underscore are bookkeeping of libraries:
+# What torch keeps on an nn.Buffer. Names that begin with an underscore are what libraries note:
 # torch marks what it compiled for, transformers what it initialised.
 _BUFFER_ATTRIBUTES = frozenset({"persistent"})
 
