@@ -73,8 +73,8 @@ class Recording:
     has_unwritten: bool
 
 
-# What tells torch.nn.Buffer from another tensor.
-_BUFFER_ATTRIBUTES = frozenset({"_is_buffer", "persistent"})
+# Attributes by which torch tells a Buffer from another tensor, and its compiler what is static.
+_OWN_ATTRIBUTES = ("_is_buffer", "persistent", "_dynamo_")
 
 
 class Recorder:
@@ -122,7 +122,7 @@ class Recorder:
         names = [_argument_name(path) for _, path in sorted(leaf_paths(structure, "input").items())]
         for tensor, name in zip(tensors, names, strict=True):
             check_plain(tensor, name)
-            attributes = sorted(set(vars(tensor)) - _BUFFER_ATTRIBUTES)
+            attributes = [one for one in vars(tensor) if not one.startswith(_OWN_ATTRIBUTES)]
             if attributes:
                 raise CaptureError(
                     f"{name} carries the attributes {attributes}, which the next tensor "

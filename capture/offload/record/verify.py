@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from offload.constants import same_constant
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Program, Role, Symbol, TensorView, Value
 from offload.record.model_state import bytes_of
 from offload.record.operators import as_integers, flat
 from offload.record.recorder import Recording
-from offload.structure import same_constant
 from offload.torch_names import find_dtype, find_overload, symbol_object
 
 # Two fills that agree in no byte: what depends on memory that nobody wrote comes out differently.
