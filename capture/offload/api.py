@@ -319,8 +319,13 @@ def _recording_block(model: Callable[..., Any], host_reads: str) -> Iterator[Cap
 
 
 def _is_watchable(model: object) -> TypeGuard[torch.nn.Module]:
-    """Whether hooks can watch the model's own call; script modules take none before the call."""
-    return isinstance(model, torch.nn.Module) and not isinstance(model, torch.jit.ScriptModule)
+    """Whether hooks can watch the model's own call.
+
+    Script modules take none before the call; and a TransformerEncoderLayer that has any leaves its
+    fast path, which gives other values for a row that is padded altogether.
+    """
+    unwatchable = (torch.jit.ScriptModule, torch.nn.TransformerEncoderLayer)
+    return isinstance(model, torch.nn.Module) and not isinstance(model, unwatchable)
 
 
 @contextlib.contextmanager

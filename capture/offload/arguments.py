@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from offload.constants import is_immutable
 from offload.errors import BindingError
 from offload.program import Program
-from offload.structure import StructureMismatch, is_immutable, match
+from offload.structure import StructureMismatch, match
 
 _AGAIN = "a program is recorded for one structure of arguments, capture again for another"
 

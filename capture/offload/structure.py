@@ -8,15 +8,19 @@ containers, where the objects' classes do not exist.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import gc
 import operator
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
-PLAIN_TYPES = (type(None), bool, int, float, complex, str)
+from offload.constants import (
+    PLAIN_TYPES,
+    content_of,
+    is_generator,
+    is_immutable,
+    same_constant,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,11 +77,10 @@ def flatten(
 
     def visit(node: Any) -> Structure:
         if is_tensor(node):
-            leaf = positions.get(id(node), len(tensors)) if share_same else len(tensors)
-            if leaf == len(tensors):
+            if not share_same or id(node) not in positions:
+                positions[id(node)] = len(tensors)
                 tensors.append(node)
-                positions[id(node)] = leaf
-            return Structure("tensor", leaf=leaf)
+            return Structure("tensor", leaf=positions[id(node)])
         if isinstance(node, PLAIN_TYPES):
             return Structure("constant", constant=node)
         parts = _parts(node, is_tensor)
@@ -282,7 +285,7 @@ def match(
         raise StructureMismatch(f"{where}: expected a tensor, got {_describe_object(tree)}")
     if expected.kind == "constant":
         if not same_constant(expected.constant, tree):
-            if _is_generator(expected.constant) and _is_generator(tree):
+            if is_generator(expected.constant) and is_generator(tree):
                 raise StructureMismatch(
                     f"{where}: a program draws from the generator that it was recorded with, got "
                     "another: pass that one, seeded or with its state set as you need"
@@ -339,69 +342,13 @@ def _describe_object(tree: Any) -> str:
     return f"a {_name_of(type(tree)).removeprefix('builtins.')}{size}{keys}"
 
 
-# Of these, identity is proof of being the same; another object may have been changed since.
-_IMMUTABLE_TYPES = (*PLAIN_TYPES, bytes, range, type, enum.Enum, FunctionType, ModuleType)
-
-
-def is_immutable(node: Any) -> bool:
-    """Whether an object stays itself as long as it is the same object.
-
-    It cannot change (torch's dtypes, devices and the like are told by their module), or it is a
-    random generator, which executions follow.
-    """
-    if isinstance(node, _IMMUTABLE_TYPES) or type(node).__module__ == "torch":
-        return True
-    if _is_generator(node):
-        return True
-    return hasattr(type(node), "__members__") and hasattr(node, "__int__")  # pybind11's enum_
-
-
-def _is_generator(node: Any) -> bool:
-    return (type(node).__module__, type(node).__name__) == ("torch._C", "Generator")
-
-
 def frozen(structure: Structure) -> Structure:
     """The structure with the content that changeable constants have now, to compare with later."""
     constant = structure.constant
     if not is_immutable(constant):
-        constant = Content(type(constant), _content(constant))
+        constant = content_of(constant)
     children = tuple(frozen(child) for child in structure.children)
     return dataclasses.replace(structure, children=children, constant=constant)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Content:
-    """A changeable object's class and content; None where it cannot be told."""
-
-    cls: type
-    digest: bytes | None
-
-    def __repr__(self) -> str:
-        return f"the content of a {self.cls.__qualname__}"
-
-
-def _content(node: Any) -> bytes | None:
-    """An object's content as bytes to compare; they are never read back."""
-    try:
-        return pickle.dumps(node, protocol=5)
-    except Exception:  # an object may forbid it in any way; then it is equal to nothing
-        return None
-
-
-def same_constant(one: Any, other: Any) -> bool:
-    """Whether a replay may take `other` for the recorded `one`: floats by their bits."""
-    if isinstance(one, Content):
-        return type(other) is one.cls and one.digest is not None and _content(other) == one.digest
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (float, complex)):
-        return repr(one) == repr(other)  # tells -0.0 from 0.0, and finds nan again
-    try:
-        return bool(one == other)
-    except Exception:  # a user's __eq__ may do anything; only a clear yes counts
-        return False
 
 
 def constants(structure: Structure) -> Iterator[Any]:

@@ -89,6 +89,18 @@ def test_self_attention(need_weights, masked):
     assert "aten::_native_multi_head_attention" in names
 
 
+def test_layer_through_the_handle():
+    """A hook, as it would need to be watched, keeps it from the path that eager takes."""
+    layer = encoder().layers[0]
+    everything = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 0, 0, 1]], dtype=torch.bool)
+    for mask in (padding("inside"), everything):
+        calls = [Call(normal(2, 5, 12), src_key_padding_mask=mask) for _ in range(2)]
+        run = check(layer, *calls)
+        assert run.program.launches[-1].operator == "aten::_transformer_encoder_layer_fwd"
+    with pytest.raises(offload.CaptureError, match=r"captured\(x\)"), offload.capture(layer):
+        layer(normal(2, 5, 12))
+
+
 def test_training_takes_the_long_path():
     run = check(encoder().train(), *(Call(normal(2, 5, 12)) for _ in range(2)), tolerance=1e-5)
     assert len(run.program.launches) > 20

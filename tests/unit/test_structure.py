@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offload.constants import same_constant
 from offload.structure import (
     OpaqueStructure,
     Structure,
@@ -21,7 +22,6 @@ from offload.structure import (
     flatten,
     leaf_paths,
     match,
-    same_constant,
     unflatten,
 )
 

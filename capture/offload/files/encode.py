@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from offload.constants import Content
 from offload.errors import FileError
 from offload.program import Argument, Launch, Program, Symbol, TensorView, Value
-from offload.structure import Content, Structure
+from offload.structure import Structure
 
 FORMAT_NAME = "offload program"
 FORMAT_VERSION = 1

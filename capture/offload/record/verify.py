@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import torch
 
+from offload.constants import same_constant
 from offload.errors import CaptureError
 from offload.program import Launch, Program, Role, Value
 from offload.record.eager_run import EagerRun
 from offload.record.model_state import bytes_of
 from offload.record.operators import as_integers
 from offload.record.recorder import Recording
-from offload.structure import same_constant
 from offload.torch_names import find_dtype
 
 # Two fills that agree in no byte: what depends on memory that nobody wrote comes out differently.
