@@ -32,8 +32,8 @@ def _checksum(content: torch.Tensor) -> tuple[int, ...]:
     """Numbers that tell a change of the bytes, or of their order.
 
     Each 64-bit word is weighed by the product of two odd numbers, one for its row and one for its
-    column in a block, modulo 2**64: no change of one word goes unseen. That takes 1.5 times as
-    long as a plain sum, and a third of a CRC.
+    column in a block, modulo 2**64: no change of one word goes unseen. That takes 1.7 times as
+    long as a plain sum, and less than half as long as a CRC.
     """
     n_words = content.numel() // 8
     ramp = _ramp(content.device)
