@@ -39,13 +39,10 @@ def _checksum(content: torch.Tensor) -> tuple[int, ...]:
     ramp = _ramp(content.device)
     sums = []
     for block in content[: n_words * 8].view(torch.int64).split(len(ramp) ** 2):
-        n_rows = len(block) // len(ramp)
-        rows, rest = (
-            block[: n_rows * len(ramp)].view(n_rows, len(ramp)),
-            block[n_rows * len(ramp) :],
-        )
+        n_rows, n_rest = divmod(len(block), len(ramp))
+        rows = block[: n_rows * len(ramp)].view(n_rows, len(ramp))
         sums.append(torch.dot(torch.mv(rows.t(), ramp[:n_rows]), ramp))
-        sums.append(torch.dot(rest, ramp[: len(rest)]))
+        sums.append(torch.dot(block[len(block) - n_rest :], ramp[:n_rest]))
     return (*map(int, sums), *content[n_words * 8 :].tolist())
 
 
