@@ -32,20 +32,17 @@ def _checksum(content: torch.Tensor) -> tuple[int, ...]:
     """Numbers that tell a change of the bytes, or of their order.
 
     Each 64-bit word is weighed by the product of two odd numbers, one for its row and one for its
-    column in a block, modulo 2**64: no change of one word goes unseen. That takes 1.5 times as
-    long as a plain sum, and a third of a CRC.
+    column in a block, modulo 2**64: no change of one word goes unseen. That takes 1.7 times as
+    long as a plain sum, and less than half as long as a CRC.
     """
     n_words = content.numel() // 8
     ramp = _ramp(content.device)
     sums = []
     for block in content[: n_words * 8].view(torch.int64).split(len(ramp) ** 2):
-        n_rows = len(block) // len(ramp)
-        rows, rest = (
-            block[: n_rows * len(ramp)].view(n_rows, len(ramp)),
-            block[n_rows * len(ramp) :],
-        )
+        n_rows, n_rest = divmod(len(block), len(ramp))
+        rows = block[: n_rows * len(ramp)].view(n_rows, len(ramp))
         sums.append(torch.dot(torch.mv(rows.t(), ramp[:n_rows]), ramp))
-        sums.append(torch.dot(rest, ramp[: len(rest)]))
+        sums.append(torch.dot(block[len(block) - n_rest :], ramp[:n_rest]))
     return (*map(int, sums), *content[n_words * 8 :].tolist())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -45,6 +46,11 @@ def _refusals_kept(watcher: Watcher) -> Iterator[None]:
         raise
 
 
+@functools.cache
+def _is_composite(func: torch._ops.OpOverload[..., Any]) -> bool:
+    return func._can_decompose()
+
+
 class DispatchMode(TorchDispatchMode):
     """Sees every operator below autograd; composite ones are decomposed first."""
 
@@ -66,7 +72,7 @@ class DispatchMode(TorchDispatchMode):
         with torch._C.DisableTorchFunction(), _refusals_kept(self._watcher):
             if not isinstance(func, torch._ops.OpOverload):
                 raise CaptureError(f"{user_location()}: {func} is a higher-order operator: refused")
-            if func._can_decompose():
+            if _is_composite(func):
                 with self:
                     outcome = func.decompose(*args, **kwargs)
                 if outcome is not NotImplemented:

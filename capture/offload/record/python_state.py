@@ -178,8 +178,8 @@ def _contents(thing: Any) -> Contents | None:
         named.update(thing._modules.items())
     elif isinstance(thing, (list, tuple, collections.deque)):
         return range(len(thing)), tuple(thing)
-    elif isinstance(thing, dict):
-        named = thing
+    elif isinstance(thing, dict):  # past methods of a subclass, which might load what is lazy
+        return tuple(dict.keys(thing)), tuple(dict.values(thing))
     elif isinstance(thing, (set, frozenset)):
         named = dict.fromkeys(thing)
     elif isinstance(thing, FunctionType):

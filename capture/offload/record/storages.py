@@ -166,7 +166,14 @@ class StorageTable:
             tensor.is_conj(),
             tensor.is_neg(),
         )
-        name, size_bytes = tracked.value.name, tracked.value.size_bytes
+        value = tracked.value
+        if not offset_bytes and (shape, strides, dtype) == (
+            value.shape,
+            value.strides,
+            value.dtype,
+        ):
+            return view
+        name, size_bytes = value.name, value.size_bytes
         if offset_bytes % ITEM_BYTES[dtype]:
             raise CaptureError(
                 f"{user_location()}: a view of {name} as {dtype} begins at byte {offset_bytes} of "
