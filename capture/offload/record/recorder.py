@@ -149,15 +149,15 @@ class Recorder:
 
     def _enter(self) -> None:
         enter = self._context.enter_context
-        enter(reads_avoided(self._avoids_reads))
-        enter(torch.no_grad())
-        enter(autocast_cache_off())
         try:
-            enter(self._log.allocations)
+            enter(self._log.allocations)  # first: the rest replaces what all threads share
         except RuntimeError:
             raise CaptureError(
                 "another thread is recording a call: one call of a process is recorded at a time"
             ) from None
+        enter(reads_avoided(self._avoids_reads))
+        enter(torch.no_grad())
+        enter(autocast_cache_off())
         enter(executions_refused())
         enter(seeding_refused(self._log))
         enter(eager_paths_taken())
