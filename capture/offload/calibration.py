@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from offload.api import capture
+from offload.api import Captured, capture
 from offload.backends import find_backend
 from offload.costs import (
     CostKey,
@@ -40,8 +42,28 @@ _FITTED = (
     (4, 4, 16), (8, 2, 32),
 )  # fmt: skip
 _CHECKED = ((3, 2, 8), (6, 3, 24))
-# Programs touch about so many bytes: within the first cache, the second, and beyond.
-_TOUCHED_BYTES = (0, 256 * 1024, 1024 * 1024, 4 * 1024 * 1024)
+# Operators that may displace headers from the caches: what each does to `rows`, of this shape.
+_ROWS, _COLUMNS = 16, 64
+_INDICES, _FILTER = torch.arange(_ROWS), torch.ones(1, 1, 1, 1)
+_PROBES: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
+    lambda rows, square: functional.gelu(rows),
+    lambda rows, square: functional.silu(rows),
+    lambda rows, square: rows.sigmoid(),
+    lambda rows, square: rows.tanh(),
+    lambda rows, square: rows.exp(),
+    lambda rows, square: rows.mul(rows),
+    lambda rows, square: rows.softmax(1),
+    lambda rows, square: rows.mean(1, keepdim=True),
+    lambda rows, square: rows.mm(square),
+    lambda rows, square: torch.addmm(rows, rows, square),
+    lambda rows, square: torch.bmm(rows[None], square[None])[0],
+    lambda rows, square: torch.cat([rows, rows])[:_ROWS],
+    lambda rows, square: rows.t().contiguous().t(),
+    lambda rows, square: functional.embedding(_INDICES, rows),
+    lambda rows, square: functional.conv2d(rows[None, None], _FILTER)[0, 0],
+    lambda rows, square: _attend(rows.view(1, 4, _ROWS, 16)).reshape(_ROWS, _COLUMNS),
+)
+_PROBE_ROUNDS, _PROBE_LAUNCHES = 5, 6
 _DELIVERED_LAUNCHES = 200
 
 
@@ -69,12 +91,10 @@ def calibrate(device: str = "cpu", *, folder: Path | None = None, refit: bool = 
         raise CostModelError(
             f"fitting costs needs SciPy ({error}): `pip install 'offload[costs]'`"
         ) from error
-    observations = [
-        dataclasses.replace(one, shape=dataclasses.replace(one.shape, touched_bytes=touched_bytes))
-        for touched_bytes in _TOUCHED_BYTES
-        for one in _observe(_FITTED, device, _N_EXECUTIONS, touched_bytes)
-    ]
-    header = fit_header_model(observations)
+    header = dataclasses.replace(
+        fit_header_model(list(_observe(_FITTED, device, _N_EXECUTIONS))),
+        displaced_ns=_displacements(device),
+    )
     issue_ns, handoff_ns = _delivery(device)
     model = CostModel(header, issue_ns, handoff_ns, {} if kept is None else kept.launch_ns)
     save_cost_model(model, key, folder)
@@ -123,32 +143,68 @@ def header_shape(run: Executable) -> HeaderShape:
     return run.header_shape(last.outputs_allocated, last.slots_changed, last.words_patched)
 
 
-def _program(
-    n_inputs: int, n_outputs: int, n_weights: int, touched_bytes: int
-) -> Callable[..., list[torch.Tensor]]:
-    """A program of tiny launches, and one for each weight that reads its share of the bytes."""
-    items = max(_ITEMS, touched_bytes // 4 // max(1, n_weights))
-    weights = [torch.zeros(items) for _ in range(n_weights)]
-    memory = torch.zeros(0 if n_weights else touched_bytes // 4)
+def _program(n_inputs: int, n_outputs: int, n_weights: int) -> Callable[..., list[torch.Tensor]]:
+    """A program of additions, which displace next to nothing."""
+    weights = [torch.zeros(_ITEMS) for _ in range(n_weights)]
 
     def function(*inputs: torch.Tensor) -> list[torch.Tensor]:
         total = inputs[0]
-        if memory.numel():
-            total = total + memory.sum()
-        for weight in weights:
-            total = total + weight.sum()
-        for one in inputs[1:]:
+        for one in (*inputs[1:], *weights):
             total = total + one
         return [total + float(output) for output in range(n_outputs)]
 
     return function
 
 
+def _attend(heads: torch.Tensor) -> torch.Tensor:
+    return functional.scaled_dot_product_attention(heads, heads, heads)
+
+
+def _displacements(device: str) -> dict[str, float]:
+    """By operator, how much longer the header of a mixed program takes if it runs that too."""
+    displaced = {}
+    base = _probe_program(lambda rows, square: rows)
+    operators = {launch.operator for launch in base.program.launches}
+    with base.load(device) as base_run:
+        for probe in _PROBES:
+            captured = _probe_program(probe)
+            added = [
+                launch.operator
+                for launch in captured.program.launches
+                if launch.operator not in operators
+            ]
+            with captured.load(device) as run:
+                times_ns = [
+                    [_m_l_t_ns(one, _N_CHECKS) for one in (run, base_run)]
+                    for _ in range(_PROBE_ROUNDS)
+                ]
+            difference = statistics.median(with_it - without for with_it, without in times_ns)
+            displaced[added[0]] = max(0.0, difference)
+    return displaced
+
+
+def _probe_program(probe: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Captured:
+    """A program that runs what many models do, and between it the probe."""
+    weights, square = torch.rand(_PROBE_LAUNCHES, 2, _COLUMNS), torch.eye(_COLUMNS)
+
+    def function(rows: torch.Tensor) -> torch.Tensor:
+        for scale, shift in weights.unbind():
+            normal = functional.layer_norm(torch.relu(rows + shift), (_COLUMNS,), scale, shift)
+            rows = normal + probe(normal, square)
+        return rows
+
+    return _captured(function, torch.rand(_ROWS, _COLUMNS))
+
+
+def _m_l_t_ns(run: Executable, n_executions: int) -> float:
+    sets = [([torch.rand(_ROWS, _COLUMNS)], None) for _ in range(2)]
+    return statistics.median(one.m_l_t_ns for one in observe(run, sets, n_executions))
+
+
 def _observe(
     programs: Sequence[tuple[int, int, int]],
     device: str,
     n_executions: int,
-    touched_bytes: int = 0,
 ) -> Iterator[Observation]:
     """Executions of each program: nothing moved, everything moved, and fresh outputs."""
     for n_inputs, n_outputs, n_weights in programs:
@@ -159,14 +215,14 @@ def _observe(
             )
             for _ in range(2)
         ]
-        captured = _captured(_program(n_inputs, n_outputs, n_weights, touched_bytes), *sets[0][0])
+        captured = _captured(_program(n_inputs, n_outputs, n_weights), *sets[0][0])
         with captured.load(device) as run:
             fresh = [(inputs, None) for inputs, _ in sets]
             for arguments in (sets[:1], sets, fresh[:1], fresh):
                 yield from observe(run, arguments, n_executions)
 
 
-def _captured(function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
+def _captured(function: Callable[..., Any], *inputs: torch.Tensor) -> Captured:
     with capture(function) as captured:
         captured(*inputs)
     return captured

@@ -17,7 +17,7 @@ from offload.timeline import Scheduling, SpanKind
 def few_executions(monkeypatch):
     monkeypatch.setattr(calibration, "_N_EXECUTIONS", 60)
     monkeypatch.setattr(calibration, "_N_CHECKS", 60)
-    monkeypatch.setattr(calibration, "_TOUCHED_BYTES", (0, 4096))
+    monkeypatch.setattr(calibration, "_PROBES", calibration._PROBES[:2])
 
 
 @pytest.fixture

@@ -30,28 +30,21 @@ def fit_header_model(
     percentiles over resamples of the executions of each shape (bootstrap).
 
     Args:
-        observations: at least two shapes for each number of bytes touched, and several
-            executions of each.
+        observations: of at least two shapes, and several executions of each, of programs whose
+            operators displace nothing.
         n_resamples: for the intervals.
         seed: of the resamples; the same observations give the same model.
 
     Raises:
-        CostModelError: for some number of bytes touched there are fewer than two shapes.
+        CostModelError: there are fewer than two shapes.
     """
-    levels: dict[int, list[tuple[HeaderShape, Sequence[Observation]]]] = {}
-    for shape, group in observations_by_shape(observations).items():
-        levels.setdefault(shape.touched_bytes, []).append((shape, group))
-    for level_bytes, groups in levels.items():
-        if len(groups) < 2:
-            raise CostModelError(
-                "a header model needs executions of at least two shapes that touch alike many "
-                f"bytes, got {len(groups)} of {level_bytes} bytes"
-            )
+    groups = list(observations_by_shape(observations).items())
+    if len(groups) < 2:
+        raise CostModelError(
+            f"a header model needs executions of at least two shapes, got {len(groups)}"
+        )
     generator = np.random.default_rng(seed)
-    coefficients = {
-        level_bytes: {stage: _fit_stage(stage, groups, n_resamples, generator) for stage in STAGES}
-        for level_bytes, groups in levels.items()
-    }
+    coefficients = {stage: _fit_stage(stage, groups, n_resamples, generator) for stage in STAGES}
     return HeaderModel(coefficients, len(observations))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from collections.abc import Iterable, Mapping
 
@@ -23,8 +22,8 @@ class HeaderShape:
         n_weights: weight storages, which are compared with those bound.
         slots_changed: slots whose address moved.
         words_patched: words that depend on them.
-        touched_bytes: memory that the launches use. Between two headers it displaces from the
-            processor's caches what they need.
+        operators: of the launches, by name. Between two headers their code and data displace from
+            the processor's caches what headers need.
     """
 
     n_inputs: int
@@ -33,7 +32,7 @@ class HeaderShape:
     n_weights: int
     slots_changed: int
     words_patched: int
-    touched_bytes: int = 0
+    operators: frozenset[str] = frozenset()
 
     @property
     def ranges_looked_up(self) -> int:
@@ -47,6 +46,7 @@ class HeaderShape:
                 "execution": 1,
                 "input": self.n_inputs,
                 "output allocated": self.outputs_allocated,
+                "outputs given at all": float(self.outputs_given > 0),
                 "output given": self.outputs_given,
                 "range looked up": self.ranges_looked_up,
                 "weight": self.n_weights,
@@ -85,30 +85,23 @@ class HeaderModel:
     """m_l_t = convert + policy + patch + submit, each linear in what an execution does.
 
     Attributes:
-        levels: for some numbers of bytes that launches touch, the coefficients by stage and term.
-            Between two of them durations are interpolated over the logarithm of the bytes; beyond
-            them they stay.
-        n_observations: executions that it was fitted to.
+        coefficients: by stage and term.
+        n_observations: executions that they were fitted to.
+        displaced_ns: by operator, how much longer a header takes (in `convert`, where it begins)
+            when launches of it ran since the one before. Operators that are not here add nothing.
     """
 
-    levels: Mapping[int, Mapping[str, Mapping[str, Coefficient]]]
+    coefficients: Mapping[str, Mapping[str, Coefficient]]
     n_observations: int
+    displaced_ns: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def stage_ns(self, stage: str, shape: HeaderShape) -> float:
         """The predicted duration of one stage."""
-        known = sorted(self.levels)
-        below = max((one for one in known if one <= shape.touched_bytes), default=known[0])
-        above = min((one for one in known if one >= shape.touched_bytes), default=known[-1])
-        times_ns = [self._stage_at(one, stage, shape) for one in (below, above)]
-        if below == above:
-            return times_ns[0]
-        position, low, high = (math.log2(1 + one) for one in (shape.touched_bytes, below, above))
-        share = (position - low) / (high - low)
-        return times_ns[0] + share * (times_ns[1] - times_ns[0])
-
-    def _stage_at(self, level_bytes: int, stage: str, shape: HeaderShape) -> float:
-        known = self.levels[level_bytes][stage]
-        return sum(known[term].value_ns * count for term, count in shape.terms(stage).items())
+        known = self.coefficients[stage]
+        linear = sum(known[term].value_ns * count for term, count in shape.terms(stage).items())
+        if stage != "convert":
+            return linear
+        return linear + sum(self.displaced_ns.get(one, 0.0) for one in shape.operators)
 
     def stages_ns(self, shape: HeaderShape) -> dict[str, float]:
         """The predicted duration of each stage."""

@@ -97,20 +97,19 @@ def _decode(document: dict[str, Any]) -> CostModel:
     if document["format"] != FORMAT:
         raise ValueError(f"format {document['format']}, expected {FORMAT}")
     header = document["header"]
-    levels = {
-        int(level_bytes): {
-            stage: {
-                term: Coefficient(*(float(one[name]) for name in ("value_ns", "low_ns", "high_ns")))
-                for term, one in terms.items()
-            }
-            for stage, terms in stages.items()
+    coefficients = {
+        stage: {
+            term: Coefficient(*(float(one[name]) for name in ("value_ns", "low_ns", "high_ns")))
+            for term, one in terms.items()
         }
-        for level_bytes, stages in header["levels"].items()
+        for stage, terms in header["coefficients"].items()
     }
-    if not levels:
-        raise ValueError("no coefficients")
     return CostModel(
-        header=HeaderModel(levels, int(header["n_observations"])),
+        header=HeaderModel(
+            coefficients,
+            int(header["n_observations"]),
+            {str(name): float(time) for name, time in header["displaced_ns"].items()},
+        ),
         issue_ns=float(document["issue_ns"]),
         handoff_ns=float(document["handoff_ns"]),
         launch_ns={str(name): float(time) for name, time in document["launch_ns"].items()},

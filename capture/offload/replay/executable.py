@@ -234,15 +234,12 @@ class Executable:
             n_weights=len(self.program.weights),
             slots_changed=slots_changed,
             words_patched=words_patched,
-            touched_bytes=self._touched_bytes,
+            operators=self._operators,
         )
 
     @functools.cached_property
-    def _touched_bytes(self) -> int:
-        used = {
-            value for launch in self.program.launches for value in (*launch.reads, *launch.writes)
-        }
-        return sum(self.program.values[value].size_bytes for value in used)
+    def _operators(self) -> frozenset[str]:
+        return frozenset(launch.operator for launch in self.program.launches)
 
     def launch_reports(self) -> tuple[LaunchReport, ...]:
         """How each launch is carried out, in program order."""
