@@ -35,6 +35,14 @@ def test_verdict(
 ) -> None:
     found = benchmark.pedantic(diagnose, rounds=1)
     assert isinstance(found.gain, MeasuredGain)
-    gain = Ratio(found.gain.speedup, found.gain.lower, found.gain.upper)
-    record(Case(f"{found.subject}: {found.verdict}, {found.confidence}", ratios={"eager": gain}))
+    gain = found.gain
+    if verdict is Verdict.HOST_BOUND:
+        ratios = {"eager": Ratio(gain.speedup, gain.lower, gain.upper, at_least=2)}
+    else:
+        ratios = {
+            "the other way round": Ratio(
+                1 / gain.speedup, 1 / gain.upper, 1 / gain.lower, at_least=0.9
+            )
+        }
+    record(Case(f"{found.subject}: {found.verdict}, {found.confidence}", ratios=ratios))
     assert found.verdict is verdict

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from offload.diagnosis.evidence import Confidence, Finding, NotApplied, Verdict
 from offload.diagnosis.idle import DeviceIdle
 from offload.diagnosis.kineto import ProfiledOperator
 from offload.diagnosis.operators import OperatorCosts
-from offload.diagnosis.show import diagnosis_tables
 from offload.diagnosis.stopwatch import Timing
-from offload.report import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,6 +131,12 @@ class Diagnosis:
 
     def show(self, console: Console | None = None) -> None:
         """Print the verdict, the evidence, the operators that cost most, and the gain."""
+        # Only who prints pays for the library that draws tables: 4 MiB of memory.
+        from rich.console import Console  # noqa: PLC0415
+
+        from offload.diagnosis.show import diagnosis_tables  # noqa: PLC0415
+        from offload.report import printable  # noqa: PLC0415
+
         target = console or Console()
         target.print(printable(str(self)), markup=False, highlight=False, soft_wrap=True)
         for one in diagnosis_tables(self):
