@@ -23,12 +23,26 @@ class TensorLayout:
 
 class InputSpec:
     def __init__(
-        self, *, name: str, layout: TensorLayout, slot: int, written: bool, returned_as_view: bool
+        self,
+        *,
+        name: str,
+        layout: TensorLayout,
+        slot: int,
+        written: bool,
+        returned_as_view: bool,
+        alignment_bytes: int = 1,
+        copied: bool = False,
     ) -> None: ...
 
 class OutputSpec:
     def __init__(
-        self, *, name: str, slot: int, size_bytes: int, operator_allocated: bool
+        self,
+        *,
+        name: str,
+        slot: int,
+        size_bytes: int,
+        operator_allocated: bool,
+        alignment_bytes: int = 1,
     ) -> None: ...
 
 class ResultSource:
@@ -238,6 +252,7 @@ class Replay:
         match: Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]],
         result_form: str,
         build_result: Callable[[list[torch.Tensor]], Any],
+        current_stream: Callable[[int], int] | None = None,
     ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def execute(
