@@ -98,6 +98,12 @@ void CudaResident::make_nodes(const CudaProgram& program) {
     }
     if (word.part == 0 && word.offset_bytes == 0) source_is_word[word.node] = true;
   }
+  std::size_t n_nodes = 0;
+  driver_.check(driver_.graph_get_nodes(clone_, nullptr, &n_nodes), "counting the graph's nodes");
+  if (n_nodes != program.nodes.size()) {
+    throw std::invalid_argument("the graph has " + std::to_string(n_nodes) + " nodes, got " +
+                                std::to_string(program.nodes.size()));
+  }
   for (std::size_t index = 0; index < program.nodes.size(); ++index) {
     GraphNode node = nullptr;
     driver_.check(driver_.graph_node_find_in_clone(&node, program.nodes[index], clone_),
@@ -112,18 +118,24 @@ void CudaResident::make_nodes(const CudaProgram& program) {
 }
 
 void CudaResident::make_words(const CudaProgram& program) {
-  std::vector<std::uint8_t> n_relocations(program.words.size());
-  for (const Relocation& relocation : relocations_) ++n_relocations.at(relocation.word);
+  std::vector<std::uint32_t> n_relocations(program.words.size());
+  for (const Relocation& relocation : relocations_) {
+    if (relocation.word >= program.words.size()) {
+      throw std::invalid_argument("a relocation names a word that does not exist");
+    }
+    ++n_relocations[relocation.word];
+  }
   std::vector<bool> has_words(nodes_.size());
   for (std::size_t index = 0; index < program.words.size(); ++index) {
     const NodeWord& word = program.words[index];
     unsigned char* const bytes =
         nodes_[word.node].parameters->word_at(word.part, word.offset_bytes);
     if (bytes == nullptr || n_relocations[index] != 1) {
-      throw std::invalid_argument(
-          "word " + std::to_string(index) + " (" + node_name(word.node) + ", part " +
-          std::to_string(word.part) + ", byte " + std::to_string(word.offset_bytes) +
-          (bytes == nullptr ? ") lies outside the node's bytes" : ") needs exactly one relocation"));
+      throw std::invalid_argument("word " + std::to_string(index) + " (" + node_name(word.node) +
+                                  ", part " + std::to_string(word.part) + ", byte " +
+                                  std::to_string(word.offset_bytes) +
+                                  (bytes == nullptr ? ") lies outside the node's bytes"
+                                                    : ") needs exactly one relocation"));
     }
     words_.push_back({bytes, word.node, word.part == 1, false, false});
     has_words[word.node] = true;
@@ -208,8 +220,7 @@ void CudaResident::prepare() {
   if (clone_ == nullptr) throw ExecutionError("the program was closed");
   refuse_capturing(driver_, stream_);
   if (n_never_patched_ > 0) {
-    throw ExecutionError(std::to_string(n_never_patched_) + " of " +
-                         std::to_string(words_.size()) +
+    throw ExecutionError(std::to_string(n_never_patched_) + " of " + std::to_string(words_.size()) +
                          " address words were never patched: every slot must be bound first");
   }
   write_tables();
@@ -232,11 +243,11 @@ void CudaResident::load_in_context() {
   }
   GraphExec exec = nullptr;
   driver_.check(driver_.graph_instantiate(&exec, clone_, kUseNodePriority),
-                "instantiating a graph of " + std::to_string(nodes_.size()) + " nodes");
+                "instantiating the graph");
   const Result result = driver_.graph_upload(exec, stream_);
   if (result != kSuccess) {
     driver_.graph_exec_destroy(exec);
-    driver_.fail(result, "uploading a graph of " + std::to_string(nodes_.size()) + " nodes");
+    driver_.fail(result, "uploading the graph");
   }
   exec_ = exec;
   for (const std::uint32_t node : marked_) {
@@ -259,11 +270,11 @@ void CudaResident::set_node(std::uint32_t node) {
 
 // Marks stay until all is done: after an error the nodes that were set are found unchanged.
 void CudaResident::set_changed() {
-  for (const std::uint32_t node : marked_) {
-    if (nodes_[node].parameters->is_changed()) set_node(node);
-  }
   for (const std::uint32_t node : keep_allocations_) {
     if (nodes_[node].n_outside > 0) set_node(node);
+  }
+  for (const std::uint32_t node : marked_) {
+    if (nodes_[node].parameters->is_changed()) set_node(node);
   }
   for (const std::uint32_t node : marked_) nodes_[node].is_marked = false;
   marked_.clear();
@@ -299,8 +310,8 @@ void CudaResident::issue(std::size_t launch) {
   for (const std::uint32_t node : launch_nodes_.at(launch)) {
     const Result result = nodes_[node].parameters->issue(stream_);
     if (result != kSuccess) {
-      driver_.fail(result, "launching " + node_name(node) + ", a " +
-                               nodes_[node].parameters->describe());
+      driver_.fail(result,
+                   "launching " + node_name(node) + ", a " + nodes_[node].parameters->describe());
     }
     note_enqueued();
   }

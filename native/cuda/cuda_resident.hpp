@@ -117,7 +117,7 @@ class CudaResident final : public Resident {
   std::vector<Node> nodes_;
   std::vector<Word> words_;
   std::size_t n_never_patched_ = 0;
-  std::vector<std::uint32_t> marked_;           // nodes with words patched since they were set
+  std::vector<std::uint32_t> marked_;            // nodes with words patched since they were set
   std::vector<std::uint32_t> keep_allocations_;  // copies and memsets with words
   std::vector<std::uint32_t> with_table_;
   std::vector<std::vector<std::uint32_t>> launch_nodes_;  // in an order that the edges allow
