@@ -70,12 +70,14 @@ class Loaded:
         operator_allocated: the Values that operators allocate themselves.
         launch_reports: asks the resident how each launch is carried out, in program order.
         input_alignment_bytes: an input whose address is no multiple of it is copied.
+        keep: what has to live as long as the resident.
     """
 
     resident: _native.Resident
     operator_allocated: frozenset[int]
     launch_reports: Callable[[], tuple[LaunchReport, ...]]
     input_alignment_bytes: int = 1
+    keep: Any = None
 
 
 def native_layout(view: TensorView) -> _native.TensorLayout:
