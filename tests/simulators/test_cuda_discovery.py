@@ -11,10 +11,10 @@ from offload.program import Role
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
 
-from small_graphs import StepCapturer, current_context, floats, make_program, words
+from small_graphs import StepCapturer, current_context, make_program, words
 
 from offload.backends.cuda import CudaBackend, NodeKind, OwnedRange
-from offload.backends.cuda.graph import call
+from offload.backends.cuda.graph import call, driver_bindings
 from offload.backends.cuda.touches import node_graph
 
 IN, ACT, OUT, WEIGHT = Role.INPUT, Role.ACTIVATION, Role.OUTPUT, Role.WEIGHT
@@ -151,6 +151,20 @@ def test_kernels_launched_by_their_library_handle(device, pointers):
     assert len(words_of(found)) == 4
 
 
+def test_arguments_given_as_one_buffer(pointers):
+    def packed(at):
+        content = ctypes.create_string_buffer(words(at.at[0], at.at[1], 5), 24)
+        size = ctypes.c_size_t(24)
+        extra = (ctypes.c_uint64 * 5)(1, ctypes.addressof(content), 2, ctypes.addressof(size), 0)
+        call(
+            "cuLaunchKernel", pointers, 1, 1, 1, 32, 1, 1, 0, at.stream, 0,
+            ctypes.addressof(extra),
+        )  # fmt: skip
+
+    found, _ = prepared([packed, packed])
+    assert len(words_of(found)) == 4
+
+
 def test_a_forked_graph_keeps_its_edges(device, pointers):
     def fork(at):
         event = call("cuEventCreate", 2)
@@ -190,7 +204,7 @@ def test_an_address_of_an_earlier_capture_is_refused(pointers):
         kept = cache[0] if cache else at.at[0]
         at.launch(pointers, words(at.at[1]), words(kept), words(1))
 
-    with pytest.raises(CaptureError, match="parameter 1 is always .* something keeps that address"):
+    with pytest.raises(CaptureError, match=r"parameter 1 is always .* keeps that address"):
         prepared([step, step])
 
 
@@ -244,7 +258,18 @@ def test_other_launch_dimensions_are_another_kernel(pointers):
         prepared([step, step])
 
 
-def test_copies_to_the_host_and_host_functions_are_refused(device):
+def test_host_functions_are_refused(device):
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
+
+    def step(at):
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        call("cuLaunchHostFunc", at.stream, driver_bindings().CUhostFn(address), 0)
+
+    with pytest.raises(CaptureError, match="has a host function, which cannot be executed"):
+        prepared([step, step])
+
+
+def test_copies_to_the_host_are_refused(device):
     host = ctypes.create_string_buffer(64)
 
     def read_back(at):

@@ -16,7 +16,9 @@ already, from the addresses that they were captured at, where nothing is mapped 
 
 Inputs are made up: floating-point numbers are drawn from [0, 1), truth values likewise, and
 integers are 0, which is an index into anything. Where that leaves no second input to tell apart,
-the memory of step 2 is filled with zeros. What launches write is a copy, so no state changes.
+the memory of step 2 is filled with zeros. Integers at old addresses become 1, which is an index
+into nearly anything, and is only read if the proof fails. What launches write is a copy, so no
+state changes.
 """
 
 from __future__ import annotations
@@ -117,6 +119,7 @@ def prove(program: Program, loaded: Placed, unshared: Placed, memory: Memory) ->
     old.execute(loaded)
     if first == second:
         old.clear()
+    old.write_inputs(_inputs(program, 1, integer=1))
     before = old.content()
     new = _Bases(program, loaded.plan, memory, first)
     new.take_feature_map(old)
@@ -183,7 +186,13 @@ class _Bases:
                 place = self._plan.places[self._value(leaf)]
                 assert place is not None  # check_plan has seen to it
                 self._bases[place.slot] = block + offset - lowest
-                self._memory.write(block + offset - lowest, inputs[leaf])
+        self.write_inputs(inputs)
+
+    def write_inputs(self, inputs: Sequence[bytes]) -> None:
+        for view, content in zip(self._program.inputs, inputs, strict=True):
+            place = self._plan.places[view.value]
+            assert place is not None  # check_plan has seen to it
+            self._memory.write(self._bases[place.slot], content)
 
     def _value(self, leaf: int) -> int:
         return self._program.inputs[leaf].value
@@ -237,16 +246,18 @@ def _overlapping(program: Program) -> list[list[tuple[int, int]]]:
     return list({id(group): group for group in groups.values()}.values())
 
 
-def _inputs(program: Program, variant: int) -> list[bytes]:
+def _inputs(program: Program, variant: int, integer: int = 0) -> list[bytes]:
     """Bytes for each input that are valid for any model; variants differ where they can."""
     generator = torch.Generator().manual_seed(variant)
     return [
-        _valid_bytes(program.values[view.value].dtype, view.end_bytes, generator)
+        _valid_bytes(program.values[view.value].dtype, view.end_bytes, generator, integer)
         for view in program.inputs
     ]
 
 
-def _valid_bytes(dtype_name: str, size_bytes: int, generator: torch.Generator) -> bytes:
+def _valid_bytes(
+    dtype_name: str, size_bytes: int, generator: torch.Generator, integer: int
+) -> bytes:
     dtype, n_items = find_dtype(dtype_name), size_bytes // ITEM_BYTES[dtype_name]
     if dtype.is_complex:
         numbers = torch.rand(n_items, 2, generator=generator)
@@ -256,5 +267,5 @@ def _valid_bytes(dtype_name: str, size_bytes: int, generator: torch.Generator) -
     elif dtype.is_floating_point:
         content = torch.rand(n_items, generator=generator).to(dtype)
     else:
-        return bytes(size_bytes)
+        return integer.to_bytes(ITEM_BYTES[dtype_name], "little") * n_items
     return content.view(torch.uint8).numpy().tobytes() if n_items else b""
