@@ -17,7 +17,7 @@ from offload.backends.cuda.graph import driver_bindings, is_device_address
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
 from offload.backends.cuda.touches import node_graph, with_scratch
-from offload.errors import BackendUnavailable, CaptureError
+from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, check_plan
 from offload.program import Launch, Program, Symbol
@@ -124,9 +124,11 @@ class CudaBackend:
 
         Raises:
             PlanError: the Plan does not fit the Program.
+            BindingError: a weight's memory is not aligned.
             ExecutionError: the driver failed; memory that ran out is said in bytes.
         """
         check_plan(prepared.program, plan)
+        _check_weights(prepared.program)
         captured: _Captured = prepared.state
         arena = _arena(captured.device)
         resident = _resident(captured, prepared.program, plan, arena, plan.feature_map_bytes)
@@ -135,9 +137,20 @@ class CudaBackend:
             resident,
             frozenset(),
             lambda: reports,
-            input_alignment_bytes=ALIGNMENT_BYTES,
+            device=self.tensor_device(captured.device),
+            alignment_bytes=ALIGNMENT_BYTES,
+            current_stream=self.current_stream,
             keep=(arena, captured),
         )
+
+    def tensor_device(self, index: int) -> torch.device:
+        """The torch device of the tensors that executions take."""
+        return torch.device("cuda", index)
+
+    def current_stream(self, index: int) -> int:
+        """The driver's handle of the caller's current stream."""
+        handle: int = torch._C._cuda_getCurrentRawStream(index)
+        return handle
 
     def prove(self, prepared: Prepared, plan: Plan, loaded: Loaded) -> None:
         """Execute the graph in three placements, old memory holding other data: see `proof`.
@@ -185,6 +198,21 @@ def _refuse(launch: Launch) -> None:
             raise CaptureError(
                 f"{launch.source}: {launch.operator} makes a tensor on {argument}, which a graph "
                 "on a GPU cannot"
+            )
+
+
+def _check_weights(program: Program) -> None:
+    """Refuse weights that are less aligned than they were captured.
+
+    Raises:
+        BindingError: a storage's address is no multiple of the alignment.
+    """
+    for index, holders in program.weights.items():
+        address = holders[0].untyped_storage().data_ptr()
+        if address % ALIGNMENT_BYTES:
+            raise BindingError(
+                f"{program.values[index].name}: its memory begins at 0x{address:x}, and kernels "
+                f"are chosen for multiples of {ALIGNMENT_BYTES} bytes: give it a clone()"
             )
 
 
