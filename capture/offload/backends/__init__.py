@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from offload.backends.base import Backend, Capabilities, LaunchReport, Loaded, native_layout
+from offload.backends.base import (
+    Backend,
+    Capabilities,
+    LaunchReport,
+    Loaded,
+    Prepared,
+    native_layout,
+)
 from offload.backends.cpu import CpuBackend
 from offload.backends.null import NullBackend
 from offload.errors import BackendUnavailable
@@ -35,6 +42,7 @@ __all__ = [
     "LaunchReport",
     "Loaded",
     "NullBackend",
+    "Prepared",
     "backend_names",
     "find_backend",
     "native_layout",
