@@ -70,11 +70,12 @@ class EagerRun:
     def tensor(self, view: TensorView) -> torch.Tensor:
         """A view of a Value, which gets filled memory if it has none."""
         if view.value not in self.bases:
-            storage = torch.UntypedStorage(self._program.values[view.value].size_bytes)
+            size_bytes = self._program.values[view.value].size_bytes
+            storage = torch.UntypedStorage(size_bytes, device=self._program.device)
             bytes_of(storage).fill_(self._fill)
             self.bases[view.value] = (storage, 0)
         storage, base_bytes = self.bases[view.value]
-        tensor = torch.empty(0, dtype=find_dtype(view.dtype))
+        tensor = torch.empty(0, dtype=find_dtype(view.dtype), device=storage.device)
         offset = (base_bytes + view.offset_bytes) // tensor.element_size()
         tensor.set_(storage, offset, view.shape, view.strides)
         if view.conjugate:

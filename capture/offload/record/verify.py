@@ -101,7 +101,7 @@ class _Run:
         low = min(0, distance_bytes)
         sizes = [self._program.values[index].size_bytes for index in (one, other)]
         high = max(sizes[0], distance_bytes + sizes[1])
-        joined = torch.UntypedStorage(high - low)
+        joined = torch.UntypedStorage(high - low, device=self._program.device)
         content = bytes_of(joined)
         for index, start, size in ((one, -low, sizes[0]), (other, distance_bytes - low, sizes[1])):
             storage, offset = self._bases[index]

@@ -1,0 +1,95 @@
+// The simulated CUDA driver: every function of driver_abi.hpp by the name that it has there, on
+// one simulated device.
+#pragma once
+
+#include <cstdint>
+
+#include "../device/device.hpp"
+#include "cuda/driver_abi.hpp"
+
+namespace simulated_cuda {
+
+using namespace offload::cuda;
+
+// Codes that only the simulator gives, by their documented values.
+inline constexpr Result kIllegalState = static_cast<Result>(401);
+inline constexpr Result kNotPermitted = static_cast<Result>(800);
+inline constexpr Result kStreamCaptureMerge = static_cast<Result>(902);
+inline constexpr Result kStreamCaptureUnmatched = static_cast<Result>(903);
+inline constexpr Result kStreamCaptureIsolation = static_cast<Result>(905);
+inline constexpr Result kCapturedEvent = static_cast<Result>(907);
+
+#define SIMULATED_DECLARATION(name, symbol, version, signature) Result name signature;
+OFFLOAD_CUDA_FUNCTIONS(SIMULATED_DECLARATION)
+#undef SIMULATED_DECLARATION
+
+// Functions and ABI versions that other clients of the driver ask for.
+Result get_proc_address(const char* symbol, void** function, int version, unsigned long long flags);
+Result get_proc_address_v2(const char* symbol, void** function, int version,
+                           unsigned long long flags, int* status);
+Result context_get_device(Device* device);
+Result context_synchronize();
+Result graph_get_edges_v1(Graph graph, GraphNode* from, GraphNode* to, std::size_t* n_edges);
+Result stream_get_capture_info_v3(Stream stream, CaptureStatus* status, std::uint64_t* id,
+                                  Graph* graph, const GraphNode** dependencies,
+                                  const EdgeData** edges, std::size_t* n_dependencies);
+
+// What a function needs before it may be called.
+enum class Needs { kNothing, kDriver, kContext };
+
+struct DriverState {
+  simulator::Device device;
+  bool initialised = false;
+  int n_devices = 1;
+  int version = 13000;
+  int n_retained = 0;  // of the primary context
+};
+
+// One in the process, never destroyed: clients may call while they exit.
+DriverState& driver();
+// The thread's current context: null, or the only one.
+Context& current_context();
+// The primary context of the one device.
+Context primary_context();
+
+Result code_of(simulator::Status status);
+
+// Counts the call, fails it where a test wants that, and refuses it inside of work, before cuInit,
+// without a context, or after a fault. `body` runs under the device's mutex. Never throws.
+template <class Body>
+Result call(const char* symbol, Needs needs, const Body& body) noexcept {
+  if (simulator::is_inside_work()) return kNotPermitted;
+  try {
+    DriverState& state = driver();
+    const std::lock_guard lock(state.device.mutex);
+    if (const auto code = state.device.ledger.note(symbol)) return static_cast<Result>(*code);
+    if (needs != Needs::kNothing) {
+      if (!state.initialised) return kNotInitialized;
+      if (const auto fault = state.device.scheduler.fault()) return code_of(*fault);
+    }
+    if (needs == Needs::kContext && current_context() == nullptr) return kInvalidContext;
+    body(state.device);
+    return kSuccess;
+  } catch (const simulator::DeviceError& error) {
+    return code_of(error.status);
+  } catch (...) {
+    return kUnknown;
+  }
+}
+
+// Throws kInvalidValue unless the caller gave the address of a result.
+inline void require_given(const void* result) {
+  simulator::require(result != nullptr, simulator::Status::kInvalidValue);
+}
+
+template <class Handle>
+Handle as_handle(std::uint64_t number) {
+  return reinterpret_cast<Handle>(number);
+}
+
+template <class Handle>
+std::uint64_t as_number(Handle handle) {
+  return reinterpret_cast<std::uint64_t>(handle);
+}
+
+}  // namespace simulated_cuda

@@ -1,0 +1,219 @@
+// What the library exports: the functions by which clients find all others, and those by which a
+// test controls the device.
+#include <cstring>
+
+#include "driver.hpp"
+
+#define SIMULATOR_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace simulated_cuda {
+namespace {
+
+struct Symbol {
+  const char* name;
+  int version;  // of the first driver with this ABI of the function
+  void* function;
+};
+
+#define SIMULATED_SYMBOL(name, symbol, version, signature) \
+  {symbol, version, reinterpret_cast<void*>(&name)},
+const Symbol kSymbols[] = {
+    OFFLOAD_CUDA_FUNCTIONS(SIMULATED_SYMBOL)
+    // Others that clients ask for, and further versions.
+    {"cuGetProcAddress", 11030, reinterpret_cast<void*>(&get_proc_address)},
+    {"cuGetProcAddress", 12000, reinterpret_cast<void*>(&get_proc_address_v2)},
+    {"cuCtxGetDevice", 2000, reinterpret_cast<void*>(&context_get_device)},
+    {"cuCtxSynchronize", 2000, reinterpret_cast<void*>(&context_synchronize)},
+    {"cuGraphGetEdges", 10000, reinterpret_cast<void*>(&graph_get_edges_v1)},
+    {"cuStreamGetCaptureInfo", 12030, reinterpret_cast<void*>(&stream_get_capture_info_v3)},
+};
+#undef SIMULATED_SYMBOL
+
+// The newest ABI that is not newer than the one asked for.
+const Symbol* find_symbol(const char* name, int version) {
+  const Symbol* best = nullptr;
+  for (const Symbol& symbol : kSymbols) {
+    if (std::strcmp(symbol.name, name) != 0 || symbol.version > version) continue;
+    if (best == nullptr || symbol.version > best->version) best = &symbol;
+  }
+  return best;
+}
+
+}  // namespace
+
+Result get_proc_address_v2(const char* symbol, void** function, int version,
+                           unsigned long long flags, int* status) {
+  constexpr int kFound = 0, kMissing = 1;
+  constexpr unsigned long long kThreadDefaultStream = 2;
+  if (symbol == nullptr || function == nullptr) return kInvalidValue;
+  DriverState& state = driver();
+  const std::lock_guard lock(state.device.mutex);
+  const Symbol* const found = find_symbol(symbol, version);
+  const bool usable = found != nullptr && version <= state.version &&
+                      (flags & kThreadDefaultStream) == 0 && !state.device.ledger.is_hidden(symbol);
+  *function = usable ? found->function : nullptr;
+  if (status != nullptr) *status = usable ? kFound : kMissing;
+  return usable ? kSuccess : kNotFound;
+}
+
+Result get_proc_address(const char* symbol, void** function, int version,
+                        unsigned long long flags) {
+  return get_proc_address_v2(symbol, function, version, flags, nullptr);
+}
+
+}  // namespace simulated_cuda
+
+using simulated_cuda::driver;
+
+SIMULATOR_EXPORT int cuGetProcAddress_v2(const char* symbol, void** function, int version,
+                                         unsigned long long flags, int* status) {
+  return simulated_cuda::get_proc_address_v2(symbol, function, version, flags, status);
+}
+
+SIMULATOR_EXPORT int cuGetProcAddress(const char* symbol, void** function, int version,
+                                      unsigned long long flags) {
+  return simulated_cuda::get_proc_address(symbol, function, version, flags);
+}
+
+// A kernel by its handle as a CUfunction; 0 without a name or function. `function` runs on the
+// thread that waits for the work; if it gives anything but 0 the device has failed. Parameters lie
+// in its argument block as simulator::lay_out says.
+SIMULATOR_EXPORT std::uint64_t sim_kernel(const char* name, std::size_t n_parameters,
+                                          const std::size_t* sizes_bytes,
+                                          simulator::KernelFunction function, void* user) {
+  if (name == nullptr || function == nullptr) return 0;
+  const std::lock_guard lock(driver().device.mutex);
+  auto kernel = std::make_shared<simulator::Kernel>();
+  kernel->name = name;
+  kernel->function = function;
+  kernel->user = user;
+  simulator::lay_out(*kernel, sizes_bytes, n_parameters);
+  driver().device.add_kernel(kernel);
+  return kernel->handle;
+}
+
+// The same kernel's handle as a CUkernel; 0 for an unknown function.
+SIMULATOR_EXPORT std::uint64_t sim_library_kernel(std::uint64_t function) {
+  const std::lock_guard lock(driver().device.mutex);
+  const auto kernel = driver().device.kernels.find(function);
+  return kernel == nullptr ? 0 : kernel->library_handle;
+}
+
+// 1: work runs as soon as it is issued; 0: when somebody waits for it, or asks whether it is done.
+SIMULATOR_EXPORT void sim_set_eager(int eager) {
+  const std::lock_guard lock(driver().device.mutex);
+  try {
+    driver().device.scheduler.set_eager(eager != 0);
+  } catch (const simulator::DeviceError&) {
+    // The fault stays, and the next call tells of it.
+  }
+}
+
+// The nth call from now (1: the next) of a function, by its name without a version, does nothing
+// and gives this error code.
+SIMULATOR_EXPORT void sim_fail(const char* function, std::uint64_t nth, int code) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().device.ledger.fail(function, nth, code);
+}
+
+// How often a function was called since the start or the last reset, failures included.
+SIMULATOR_EXPORT std::uint64_t sim_calls(const char* function) {
+  const std::lock_guard lock(driver().device.mutex);
+  return driver().device.ledger.count(function);
+}
+
+// From now on the driver is one that lacks this function.
+SIMULATOR_EXPORT void sim_hide(const char* function) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().device.ledger.hide(function);
+}
+
+// The device fails now, for good, as after an illegal address.
+SIMULATOR_EXPORT void sim_fault() {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().device.scheduler.set_fault(simulator::Status::kIllegalAddress);
+}
+
+// The device's memory: what plain allocations and physical chunks may take together.
+SIMULATOR_EXPORT void sim_set_memory_limit(std::size_t n_bytes) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().device.memory.set_limit(n_bytes);
+}
+
+// What becomes of plain memory that is freed: 0 it stays readable, poisoned; 1 it faults; 2 its
+// address goes to the next allocation of as many pages.
+SIMULATOR_EXPORT void sim_set_free_policy(int policy) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().device.memory.set_free_policy(static_cast<simulator::FreePolicy>(policy));
+}
+
+// 1: copy and fill nodes of an executable may not go from plain to mapped memory or back.
+SIMULATOR_EXPORT void sim_set_strict_kinds(int strict) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().device.graphs.set_strict_kinds(strict != 0);
+}
+
+// What the driver says of itself; it has no function that is newer.
+SIMULATOR_EXPORT void sim_set_driver_version(int version) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().version = version;
+}
+
+// 0 or 1 devices.
+SIMULATOR_EXPORT void sim_set_device_count(int count) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().n_devices = count;
+}
+
+// Bytes of plain device memory that are allocated.
+SIMULATOR_EXPORT std::size_t sim_live_bytes() {
+  const std::lock_guard lock(driver().device.mutex);
+  return driver().device.memory.live_bytes();
+}
+
+// Bytes of plain device memory and of physical chunks that a handle or mapping still holds.
+SIMULATOR_EXPORT std::size_t sim_physical_bytes() {
+  const std::lock_guard lock(driver().device.mutex);
+  return driver().device.memory.physical_bytes();
+}
+
+// Bytes of pinned host memory.
+SIMULATOR_EXPORT std::size_t sim_host_bytes() {
+  const std::lock_guard lock(driver().device.mutex);
+  return driver().device.memory.host_bytes();
+}
+
+// How many there are of "stream", "event", "graph", "executable", "module", "kernel",
+// "reservation" or "mapping"; -1 for another word.
+SIMULATOR_EXPORT std::int64_t sim_live_objects(const char* kind) {
+  const std::lock_guard lock(driver().device.mutex);
+  const simulator::Device& device = driver().device;
+  const auto is = [kind](const char* word) { return std::strcmp(kind, word) == 0; };
+  if (is("stream")) return static_cast<std::int64_t>(device.scheduler.size());
+  if (is("event")) return static_cast<std::int64_t>(device.events.size());
+  if (is("graph")) return static_cast<std::int64_t>(device.graphs.n_graphs());
+  if (is("executable")) return static_cast<std::int64_t>(device.graphs.n_executables());
+  if (is("module")) return static_cast<std::int64_t>(device.modules.size());
+  if (is("kernel")) return static_cast<std::int64_t>(device.kernels.size());
+  if (is("reservation")) return static_cast<std::int64_t>(device.memory.n_reservations());
+  if (is("mapping")) return static_cast<std::int64_t>(device.memory.n_mappings());
+  return -1;
+}
+
+// 1 if the device may read all of [address, address + n_bytes): for kernels that would rather fail
+// than end the process.
+SIMULATOR_EXPORT int sim_is_accessible(std::uint64_t address, std::size_t n_bytes) {
+  const std::lock_guard lock(driver().device.mutex);
+  return driver().device.memory.covering(address, n_bytes).empty() ? 0 : 1;
+}
+
+// Everything is as at the beginning: memory, streams, graphs, kernels, counts, planned failures,
+// faults and settings. The driver stays initialised and its context valid. 0; -1 and nothing done
+// while work runs.
+SIMULATOR_EXPORT int sim_reset() {
+  const std::lock_guard lock(driver().device.mutex);
+  if (!driver().device.reset()) return -1;
+  driver().n_devices = 1;
+  driver().version = 13000;
+  return 0;
+}

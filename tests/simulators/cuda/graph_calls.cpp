@@ -1,0 +1,247 @@
+// Graphs, their nodes and executables.
+#include <algorithm>
+#include <cstring>
+
+#include "convert.hpp"
+#include "driver.hpp"
+
+namespace simulated_cuda {
+
+using simulator::Copy;
+using simulator::Fill;
+using simulator::HostCall;
+using simulator::KernelCall;
+using simulator::Status;
+
+namespace {
+
+// The node's work. Errors: kInvalidValue for an unknown node or work of another kind.
+template <class Kind>
+Kind& work_of(simulator::Device& device, GraphNode node) {
+  auto* const work = std::get_if<Kind>(&device.graphs.node(as_number(node))->work);
+  simulator::require(work != nullptr, Status::kInvalidValue);
+  return *work;
+}
+
+std::shared_ptr<simulator::Graph> get(simulator::Device& device, Graph graph) {
+  return device.graphs.graph(as_number(graph));
+}
+
+std::shared_ptr<simulator::Node> get(simulator::Device& device, GraphNode node) {
+  return device.graphs.node(as_number(node));
+}
+
+}  // namespace
+
+Result graph_create(Graph* graph, unsigned int flags) {
+  return call("cuGraphCreate", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(graph);
+    simulator::require(flags == 0, Status::kInvalidValue);
+    *graph = as_handle<Graph>(device.graphs.create()->handle);
+  });
+}
+
+Result graph_destroy(Graph graph) {
+  return call("cuGraphDestroy", Needs::kDriver,
+              [&](simulator::Device& device) { device.graphs.destroy(as_number(graph)); });
+}
+
+Result graph_clone(Graph* clone, Graph original) {
+  return call("cuGraphClone", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(clone);
+    *clone = as_handle<Graph>(device.graphs.clone(*get(device, original))->handle);
+  });
+}
+
+Result graph_node_find_in_clone(GraphNode* node, GraphNode original, Graph clone) {
+  return call("cuGraphNodeFindInClone", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(node);
+    const auto found = device.graphs.find_in_clone(*get(device, original), *get(device, clone));
+    *node = as_handle<GraphNode>(found->handle);
+  });
+}
+
+Result graph_get_nodes(Graph graph, GraphNode* nodes, std::size_t* n_nodes) {
+  return call("cuGraphGetNodes", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(n_nodes);
+    const auto found = get(device, graph);
+    const std::size_t room = nodes == nullptr ? 0 : *n_nodes;
+    for (std::size_t index = 0; index < room; ++index) {
+      const bool exists = index < found->nodes.size();
+      nodes[index] = exists ? as_handle<GraphNode>(found->nodes[index]->handle) : nullptr;
+    }
+    *n_nodes = nodes == nullptr ? found->nodes.size() : std::min(room, found->nodes.size());
+  });
+}
+
+Result graph_get_edges(Graph graph, GraphNode* from, GraphNode* to, EdgeData* data,
+                       std::size_t* n_edges) {
+  return call("cuGraphGetEdges", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(n_edges);
+    simulator::require((from == nullptr) == (to == nullptr), Status::kInvalidValue);
+    const std::size_t room = from == nullptr ? 0 : *n_edges;
+    std::size_t count = 0;
+    for (const auto& node : get(device, graph)->nodes) {
+      for (const std::uint64_t other : node->dependencies) {
+        if (count < room) {
+          from[count] = as_handle<GraphNode>(other);
+          to[count] = as_handle<GraphNode>(node->handle);
+          if (data != nullptr) data[count] = EdgeData{};
+        }
+        ++count;
+      }
+    }
+    for (std::size_t index = count; index < room; ++index) from[index] = to[index] = nullptr;
+    *n_edges = from == nullptr ? count : std::min(room, count);
+  });
+}
+
+Result graph_get_edges_v1(Graph graph, GraphNode* from, GraphNode* to, std::size_t* n_edges) {
+  return graph_get_edges(graph, from, to, nullptr, n_edges);
+}
+
+Result graph_add_kernel_node(GraphNode* node, Graph graph, const GraphNode* dependencies,
+                             std::size_t n_dependencies, const KernelNodeParams* params) {
+  return call("cuGraphAddKernelNode", Needs::kContext, [&](simulator::Device& device) {
+    require_given(node);
+    require_given(params);
+    std::vector<std::uint64_t> before;
+    for (std::size_t index = 0; index < n_dependencies; ++index) {
+      before.push_back(as_number(dependencies[index]));
+    }
+    const auto added = device.graphs.add(*get(device, graph), to_call(device, *params), before);
+    *node = as_handle<GraphNode>(added->handle);
+  });
+}
+
+Result graph_node_get_type(GraphNode node, GraphNodeType* type) {
+  constexpr GraphNodeType kTypes[] = {kNodeKernel, kNodeMemcpy, kNodeMemset, kNodeHost};
+  return call("cuGraphNodeGetType", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(type);
+    *type = kTypes[get(device, node)->work.index()];
+  });
+}
+
+Result graph_kernel_get_params(GraphNode node, KernelNodeParams* params) {
+  return call("cuGraphKernelNodeGetParams", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(params);
+    work_of<KernelCall>(device, node);
+    *params = to_params(*get(device, node));
+  });
+}
+
+Result graph_kernel_set_params(GraphNode node, const KernelNodeParams* params) {
+  return call("cuGraphKernelNodeSetParams", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(params);
+    auto changed = to_call(device, *params);
+    changed.attributes = work_of<KernelCall>(device, node).attributes;
+    device.graphs.set(*get(device, node), std::move(changed));
+  });
+}
+
+Result graph_kernel_get_attribute(GraphNode node, int attribute, unsigned char* value) {
+  return call("cuGraphKernelNodeGetAttribute", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(value);
+    const auto& attributes = work_of<KernelCall>(device, node).attributes;
+    const auto found = attributes.find(attribute);
+    const auto read = found == attributes.end() ? simulator::AttributeValue{} : found->second;
+    std::memcpy(value, read.data(), read.size());
+  });
+}
+
+Result graph_memcpy_get_params(GraphNode node, Memcpy3D* params) {
+  return call("cuGraphMemcpyNodeGetParams", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(params);
+    *params = to_params(work_of<Copy>(device, node));
+  });
+}
+
+Result graph_memcpy_set_params(GraphNode node, const Memcpy3D* params) {
+  return call("cuGraphMemcpyNodeSetParams", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(params);
+    device.graphs.set(*get(device, node), to_copy(*params));
+  });
+}
+
+Result graph_memset_get_params(GraphNode node, MemsetNodeParams* params) {
+  return call("cuGraphMemsetNodeGetParams", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(params);
+    *params = to_params(work_of<Fill>(device, node));
+  });
+}
+
+Result graph_memset_set_params(GraphNode node, const MemsetNodeParams* params) {
+  return call("cuGraphMemsetNodeSetParams", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(params);
+    device.graphs.set(*get(device, node), to_fill(*params));
+  });
+}
+
+Result graph_host_get_params(GraphNode node, HostNodeParams* params) {
+  return call("cuGraphHostNodeGetParams", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(params);
+    const auto& host = work_of<HostCall>(device, node);
+    *params = {host.function, host.user};
+  });
+}
+
+Result graph_instantiate(GraphExec* exec, Graph graph, unsigned long long) {
+  return call("cuGraphInstantiateWithFlags", Needs::kContext, [&](simulator::Device& device) {
+    require_given(exec);
+    *exec = as_handle<GraphExec>(device.graphs.instantiate(*get(device, graph))->handle);
+  });
+}
+
+Result graph_exec_destroy(GraphExec exec) {
+  return call("cuGraphExecDestroy", Needs::kDriver, [&](simulator::Device& device) {
+    device.graphs.destroy_executable(as_number(exec));
+  });
+}
+
+Result graph_upload(GraphExec exec, Stream stream) {
+  return call("cuGraphUpload", Needs::kContext, [&](simulator::Device& device) {
+    device.graphs.executable(as_number(exec));
+    device.captures.require_not_capturing(*device.scheduler.get(as_number(stream)));
+  });
+}
+
+Result graph_launch(GraphExec exec, Stream stream) {
+  return call("cuGraphLaunch", Needs::kContext, [&](simulator::Device& device) {
+    const auto executable = device.graphs.executable(as_number(exec));
+    device.launch(*device.scheduler.get(as_number(stream)), *executable);
+  });
+}
+
+namespace {
+
+// Sets what `convert` makes of the parameters.
+template <class Params, class Convert>
+Result set_in_executable(const char* symbol, GraphExec exec, GraphNode node, const Params* params,
+                         const Convert& convert) {
+  return call(symbol, Needs::kContext, [&](simulator::Device& device) {
+    require_given(params);
+    const auto executable = device.graphs.executable(as_number(exec));
+    device.graphs.set(*executable, *get(device, node), convert(device, *params));
+  });
+}
+
+}  // namespace
+
+Result graph_exec_kernel_set_params(GraphExec exec, GraphNode node,
+                                    const KernelNodeParams* params) {
+  return set_in_executable("cuGraphExecKernelNodeSetParams", exec, node, params, to_call);
+}
+
+Result graph_exec_memcpy_set_params(GraphExec exec, GraphNode node, const Memcpy3D* params,
+                                    Context) {
+  return set_in_executable("cuGraphExecMemcpyNodeSetParams", exec, node, params,
+                           [](auto&, const Memcpy3D& given) { return to_copy(given); });
+}
+
+Result graph_exec_memset_set_params(GraphExec exec, GraphNode node, const MemsetNodeParams* params,
+                                    Context) {
+  return set_in_executable("cuGraphExecMemsetNodeSetParams", exec, node, params,
+                           [](auto&, const MemsetNodeParams& given) { return to_fill(given); });
+}
+
+}  // namespace simulated_cuda

@@ -1,0 +1,68 @@
+// Capture: what is issued to a stream becomes nodes of a graph. The rules and the names of what
+// breaks them are those of CUDA's documentation of stream capture, which other devices follow.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+#include "graphs.hpp"
+#include "streams.hpp"
+
+namespace simulator {
+
+// Which calls a capture forbids: of all threads, of the thread that began it, or none.
+enum class CaptureMode { kGlobal, kThreadLocal, kRelaxed };
+
+struct Capture {
+  std::uint64_t handle = 0;
+  CaptureMode mode = CaptureMode::kGlobal;
+  std::thread::id thread;
+  std::shared_ptr<Graph> graph;
+  Stream* origin = nullptr;
+  bool invalidated = false;
+  bool ended = false;
+};
+
+// Owner: the device. Thread: under the device's mutex; some rules depend on the calling thread.
+// Errors: DeviceError with the rule that was broken; every capture concerned is then invalidated,
+// and ends with kCaptureInvalidated.
+class Captures {
+ public:
+  Captures(Graphs& graphs, Scheduler& scheduler) : graphs_(graphs), scheduler_(scheduler) {}
+
+  // Errors: kCaptureUnsupported on the default stream, kIllegalState where the stream captures.
+  void begin(Stream& stream, CaptureMode mode);
+  // Errors: kIllegalState where the stream does not capture, kCaptureUnmatched on another stream
+  // than the first, kCaptureWrongThread, kCaptureInvalidated, kCaptureUnjoined. All but
+  // the first three end the capture.
+  std::shared_ptr<Graph> end(Stream& stream);
+
+  // Adds a node after what the stream holds. Errors: kCaptureInvalidated.
+  void add(Stream& stream, Work work);
+  void record(Stream& stream, Event& event);
+  // Waits in a capture, or joins one. Errors: kCaptureMerge, kCaptureIsolation, kCapturedEvent.
+  void wait(Stream& stream, Event& event);
+
+  // Each throws, and invalidates, if the call is not allowed now.
+  void require_not_capturing(Stream& stream);     // it would wait for the stream
+  void require_default_usable();                  // it uses the default stream
+  void require_not_captured(const Event& event);  // it asks whether the event was reached
+  void require_safe();                            // it may wait for the device
+  void require_none();                            // it waits for the device
+
+  // The calling thread's mode: what captures may forbid it. Gives the one before.
+  static CaptureMode exchange_mode(CaptureMode mode);
+  void reset() { active_.clear(); }
+
+ private:
+  void close(Capture& capture);
+  bool is_joined(const Capture& capture) const;
+  void invalidate(Capture& capture) { capture.invalidated = true; }
+
+  Graphs& graphs_;
+  Scheduler& scheduler_;
+  Registry<Capture> active_;
+};
+
+}  // namespace simulator

@@ -1,0 +1,81 @@
+#include "device.hpp"
+
+namespace simulator {
+
+// Nothing may go to the default stream while a stream that is ordered with it captures.
+void Device::require_usable(Stream& stream) {
+  if (scheduler.is_default(stream)) captures.require_default_usable();
+}
+
+void Device::submit(Stream& stream, Work work) {
+  require_usable(stream);
+  graphs.validate(work);
+  if (stream.capture != nullptr) {
+    captures.add(stream, std::move(work));
+  } else {
+    scheduler.enqueue(stream, std::move(work));
+  }
+}
+
+void Device::launch(Stream& stream, Executable& executable) {
+  require_usable(stream);
+  captures.require_not_capturing(stream);
+  if (executable.last != nullptr) scheduler.wait(stream, executable.last);
+  scheduler.enqueue(stream, executable.run);
+  executable.last = scheduler.record(stream);
+}
+
+void Device::record(Stream& stream, Event& event) {
+  require_usable(stream);
+  if (stream.capture != nullptr) {
+    captures.record(stream, event);
+    return;
+  }
+  event.capture.reset();
+  event.frontier.clear();
+  event.mark = scheduler.record(stream);
+}
+
+void Device::wait(Stream& stream, Event& event) {
+  require_usable(stream);
+  if (stream.capture != nullptr || event.capture != nullptr) {
+    captures.wait(stream, event);
+  } else if (event.mark != nullptr) {
+    scheduler.wait(stream, event.mark);
+  }
+}
+
+void Device::destroy_stream(std::uint64_t handle) {
+  const auto stream = scheduler.get(handle);
+  captures.require_not_capturing(*stream);
+  scheduler.run(stream);
+  scheduler.remove(handle);
+}
+
+std::shared_ptr<Kernel> Device::kernel(std::uint64_t handle) const {
+  if (auto found = kernels.find(handle)) return found;
+  for (const auto& kernel : kernels.all()) {
+    if (kernel->library_handle == handle) return kernel;
+  }
+  throw DeviceError(Status::kInvalidHandle);
+}
+
+void Device::add_kernel(std::shared_ptr<Kernel> kernel) {
+  kernel->library_handle = new_handle();
+  kernels.add(std::move(kernel));
+}
+
+bool Device::reset() {
+  if (scheduler.is_executing()) return false;
+  scheduler.reset();
+  captures.reset();
+  graphs.reset();
+  events.clear();
+  modules.clear();
+  kernels.clear();
+  memory.reset();
+  ledger.reset();
+  return true;
+}
+
+}  // namespace simulator

@@ -1,0 +1,110 @@
+// Graphs of work, and what is made of them to run: executables with parameters of their own.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "memory.hpp"
+#include "registry.hpp"
+#include "work.hpp"
+
+namespace simulator {
+
+struct Graph;
+struct Mark;
+
+// Owner: its graph, which must live as long as anything points here.
+struct Node {
+  std::uint64_t handle = 0;
+  std::uint64_t graph = 0;
+  std::uint64_t original = 0;  // in the graph that this one is a clone of
+  Work work;
+  std::vector<std::uint64_t> dependencies;
+  // Room for what a skin's getters point at; valid until the node's parameters are set.
+  std::vector<void*> addresses;
+  std::array<void*, 5> packing{};
+  std::size_t packed_bytes = 0;
+};
+
+struct Graph {
+  std::uint64_t handle = 0;
+  std::vector<std::shared_ptr<Node>> nodes;  // in the order in which they were added
+};
+
+// A node as an executable runs it. Never changed: a new one takes its place, so that what was
+// launched before keeps its own.
+struct Step {
+  Work work;
+  // Ids of the allocations that the operands of a copy or fill lay in when they were set.
+  std::vector<std::uint64_t> held_source, held_destination;
+};
+
+struct GraphRun {
+  std::vector<std::shared_ptr<const Step>> steps;
+  std::vector<std::size_t> order;
+};
+
+struct Executable {
+  std::uint64_t handle = 0;
+  std::map<std::uint64_t, std::size_t> step_of;  // by the node's handle
+  GraphRun run;
+  std::shared_ptr<Mark> last;  // of its last launch: launches of one executable do not overlap
+};
+
+// Owner: the device. Thread: under the device's mutex. Errors: DeviceError, kInvalidValue for every
+// unknown or destroyed handle, and as each function says.
+class Graphs {
+ public:
+  explicit Graphs(Memory& memory) : memory_(memory) {}
+
+  std::shared_ptr<Graph> create() { return graphs_.add(std::make_shared<Graph>()); }
+  void destroy(std::uint64_t graph);
+  std::shared_ptr<Graph> graph(std::uint64_t handle) const;
+  std::shared_ptr<Node> node(std::uint64_t handle) const;
+  std::shared_ptr<Executable> executable(std::uint64_t handle) const;
+
+  // Errors: a dependency in another graph, an operand that is not allocated.
+  std::shared_ptr<Node> add(Graph& graph, Work work, std::vector<std::uint64_t> dependencies);
+  // Errors: work of another kind than the node's.
+  void set(Node& node, Work work);
+  std::shared_ptr<Graph> clone(const Graph& graph);
+  // Errors: a graph that is not a clone of the node's graph.
+  std::shared_ptr<Node> find_in_clone(const Node& original, const Graph& clone) const;
+
+  // Errors: an operand that is not allocated.
+  std::shared_ptr<Executable> instantiate(const Graph& graph);
+  void destroy_executable(std::uint64_t handle);
+  // The executable's next launches run `work` for this node. Errors: a node of another graph, of
+  // a graph that was destroyed, or of another kind; for copies and fills also an operand that
+  // is not allocated, operands of another kind of memory than before, several dimensions
+  // (a fill may keep its own), and no bytes.
+  void set(Executable& executable, const Node& node, Work work);
+
+  // Plain and mapped memory then count as different kinds of memory for set().
+  void set_strict_kinds(bool strict) { strict_kinds_ = strict; }
+  // Every executable whose operands were freed or remapped since they were set: false.
+  bool holds(const Step& step) const;
+  // Errors: a side that is device memory but not allocated.
+  void validate(const Work& work) const;
+
+  std::size_t n_graphs() const { return graphs_.size(); }
+  std::size_t n_executables() const { return executables_.size(); }
+  void reset();
+
+ private:
+  std::shared_ptr<const Step> make_step(Work work) const;
+  std::vector<std::uint64_t> held(const Operand& operand, std::size_t n_bytes) const;
+  void require_same_kinds(const Step& before, const Step& after) const;
+  MemoryKind kind_at(std::uint64_t address) const;
+
+  Memory& memory_;
+  Registry<Graph> graphs_;
+  Registry<Node> nodes_;
+  Registry<Executable> executables_;
+  bool strict_kinds_ = false;
+};
+
+}  // namespace simulator

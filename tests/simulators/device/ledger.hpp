@@ -1,0 +1,48 @@
+// What a test may know and demand of calls: how many there were, and that one fails.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace simulator {
+
+// Owner: the device. Thread: under the device's mutex.
+class Ledger {
+ public:
+  // Counts a call. Gives the skin's error code if this one is to fail.
+  std::optional<int> note(const std::string& function) {
+    const std::uint64_t number = ++counts_[function];
+    const auto planned = failures_.find({function, number});
+    if (planned == failures_.end()) return std::nullopt;
+    const int code = planned->second;
+    failures_.erase(planned);
+    return code;
+  }
+
+  // The nth call from now (1: the next) fails with the skin's error code.
+  void fail(const std::string& function, std::uint64_t nth, int code) {
+    failures_[{function, counts_[function] + nth}] = code;
+  }
+
+  std::uint64_t count(const std::string& function) const {
+    const auto found = counts_.find(function);
+    return found == counts_.end() ? 0 : found->second;
+  }
+
+  // The function is as if the device's library were too old to have it.
+  void hide(const std::string& function) { hidden_.insert(function); }
+  bool is_hidden(const std::string& function) const { return hidden_.count(function) != 0; }
+
+  void reset() { *this = Ledger(); }
+
+ private:
+  std::map<std::string, std::uint64_t> counts_;
+  std::map<std::pair<std::string, std::uint64_t>, int> failures_;
+  std::set<std::string> hidden_;
+};
+
+}  // namespace simulator

@@ -1,0 +1,231 @@
+#include "streams.hpp"
+
+#include <chrono>
+
+namespace simulator {
+namespace {
+
+thread_local bool inside_work = false;
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// Frees the device's mutex while foreign code runs, which may wait for another thread that needs
+// the device.
+class OutsideLock {
+ public:
+  explicit OutsideLock(std::mutex& device) : device_(device) {
+    device_.unlock();
+    inside_work = true;
+  }
+  ~OutsideLock() {
+    inside_work = false;
+    device_.lock();
+  }
+  OutsideLock(const OutsideLock&) = delete;
+  OutsideLock& operator=(const OutsideLock&) = delete;
+
+ private:
+  std::mutex& device_;
+};
+
+}  // namespace
+
+bool is_inside_work() { return inside_work; }
+
+// Makes the calling thread the one that runs work.
+class Scheduler::Execution {
+ public:
+  explicit Execution(Scheduler& scheduler) : scheduler_(scheduler) {
+    scheduler_.ended_.wait(scheduler_.device_, [this] { return !scheduler_.executing_; });
+    scheduler_.executing_ = true;
+  }
+  ~Execution() {
+    scheduler_.executing_ = false;
+    scheduler_.ended_.notify_all();
+  }
+  Execution(const Execution&) = delete;
+  Execution& operator=(const Execution&) = delete;
+
+ private:
+  Scheduler& scheduler_;
+};
+
+Scheduler::Scheduler(std::mutex& device, Memory& memory, Graphs& graphs)
+    : device_(device),
+      memory_(memory),
+      graphs_(graphs),
+      default_(std::make_shared<Stream>()),
+      thread_default_(std::make_shared<Stream>()) {}
+
+std::shared_ptr<Stream> Scheduler::create(bool blocking) {
+  auto stream = std::make_shared<Stream>();
+  stream->blocking = blocking;
+  return streams_.add(std::move(stream));
+}
+
+std::shared_ptr<Stream> Scheduler::get(std::uint64_t handle) const {
+  constexpr std::uint64_t kDefault = 1, kThreadDefault = 2;
+  if (handle <= kDefault) return default_;
+  if (handle == kThreadDefault) return thread_default_;
+  return streams_.get(handle, Status::kInvalidHandle);
+}
+
+std::vector<std::shared_ptr<Stream>> Scheduler::all() const {
+  auto result = streams_.all();
+  result.push_back(default_);
+  result.push_back(thread_default_);
+  return result;
+}
+
+std::shared_ptr<Mark> Scheduler::tail(Stream& stream) {
+  auto mark = std::make_shared<Mark>();
+  mark->stream = &stream;
+  stream.queue.push_back(Record{mark});
+  return mark;
+}
+
+void Scheduler::enqueue(Stream& stream, Operation operation) {
+  if (is_default(stream)) {
+    for (const auto& other : all()) {
+      if (!other->blocking || other == default_ || other->queue.empty()) continue;
+      stream.queue.push_back(Wait{tail(*other)});
+    }
+  } else if (stream.blocking && !default_->queue.empty()) {
+    stream.queue.push_back(Wait{tail(*default_)});
+  }
+  stream.queue.push_back(std::move(operation));
+  if (eager_) {
+    const Execution execution(*this);
+    advance(stream, nullptr);
+  }
+}
+
+std::shared_ptr<Mark> Scheduler::record(Stream& stream) {
+  auto mark = std::make_shared<Mark>();
+  mark->stream = &stream;
+  enqueue(stream, Record{mark});
+  return mark;
+}
+
+void Scheduler::wait(Stream& stream, std::shared_ptr<Mark> mark) {
+  if (!mark->done) enqueue(stream, Wait{std::move(mark)});
+}
+
+void Scheduler::advance(Stream& stream, const Mark* until) {
+  while (!stream.queue.empty() && (until == nullptr || !until->done)) {
+    if (const auto* wait = std::get_if<Wait>(&stream.queue.front())) {
+      const auto mark = wait->mark;
+      if (!mark->done) advance(*mark->stream, mark.get());
+      if (stream.queue.empty()) return;  // a fault dropped it
+    }
+    const Operation operation = std::move(stream.queue.front());
+    stream.queue.pop_front();
+    perform(operation);
+    if (fault_) drop_all();
+  }
+}
+
+void Scheduler::perform(const Operation& operation) {
+  if (const auto* work = std::get_if<Work>(&operation)) {
+    perform(*work);
+  } else if (const auto* run = std::get_if<GraphRun>(&operation)) {
+    perform(*run);
+  } else if (const auto* record = std::get_if<Record>(&operation)) {
+    record->mark->at_ns = now_ns();
+    record->mark->done = true;
+  }
+}
+
+void Scheduler::perform(const Work& work) {
+  if (const auto* call = std::get_if<KernelCall>(&work)) {
+    int result = 0;
+    {
+      const OutsideLock outside(device_);
+      result = call->kernel->function(call->arguments.data(), call->kernel->user);
+    }
+    if (result != 0) fault_ = Status::kLaunchFailed;
+  } else if (const auto* host = std::get_if<HostCall>(&work)) {
+    const OutsideLock outside(device_);
+    host->function(host->user);
+  } else {
+    try {
+      graphs_.validate(work);  // what was allocated at the call may be gone now
+    } catch (const DeviceError&) {
+      fault_ = Status::kIllegalAddress;
+      return;
+    }
+    if (const auto* copy = std::get_if<Copy>(&work)) simulator::run(*copy);
+    if (const auto* fill = std::get_if<Fill>(&work)) simulator::run(*fill);
+  }
+}
+
+void Scheduler::perform(const GraphRun& run) {
+  for (const std::size_t index : run.order) {
+    const Step& step = *run.steps[index];
+    if (!graphs_.holds(step)) fault_ = Status::kIllegalAddress;
+    if (!fault_) perform(step.work);
+    if (fault_) return;
+  }
+}
+
+void Scheduler::run(const std::shared_ptr<Stream>& stream) {
+  {
+    const Execution execution(*this);
+    advance(*stream, nullptr);
+  }
+  if (fault_) throw DeviceError(*fault_);
+}
+
+void Scheduler::run_until(const std::shared_ptr<Mark>& mark) {
+  {
+    const Execution execution(*this);
+    if (!mark->done) advance(*mark->stream, mark.get());
+  }
+  if (fault_) throw DeviceError(*fault_);
+}
+
+void Scheduler::run_all() {
+  {
+    const Execution execution(*this);
+    for (const auto& stream : all()) advance(*stream, nullptr);
+  }
+  if (fault_) throw DeviceError(*fault_);
+}
+
+void Scheduler::set_fault(Status status) {
+  fault_ = status;
+  drop_all();
+}
+
+// Nothing queued runs after a fault, and nobody waits for it.
+void Scheduler::drop_all() {
+  for (const auto& stream : all()) {
+    for (const Operation& operation : stream->queue) {
+      if (const auto* record = std::get_if<Record>(&operation)) record->mark->done = true;
+    }
+    stream->queue.clear();
+  }
+}
+
+void Scheduler::set_eager(bool eager) {
+  eager_ = eager;
+  if (eager && !executing_ && !fault_) run_all();
+}
+
+void Scheduler::reset() {
+  require(!executing_, Status::kNotReady);
+  drop_all();
+  streams_.clear();
+  for (const auto& stream : {default_, thread_default_}) {
+    stream->capture.reset();
+    stream->frontier.clear();
+  }
+  eager_ = false;
+  fault_.reset();
+}
+
+}  // namespace simulator

@@ -1,0 +1,112 @@
+// Streams: queues whose work runs late, when somebody waits for it, and in order.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "graphs.hpp"
+#include "registry.hpp"
+#include "status.hpp"
+#include "work.hpp"
+
+namespace simulator {
+
+struct Capture;
+struct Stream;
+
+// A place in a stream. `stream` counts only until it is done.
+struct Mark {
+  bool done = false;
+  std::int64_t at_ns = 0;
+  Stream* stream = nullptr;
+};
+
+struct Record {
+  std::shared_ptr<Mark> mark;
+};
+struct Wait {
+  std::shared_ptr<Mark> mark;
+};
+using Operation = std::variant<Work, GraphRun, Record, Wait>;
+
+struct Stream {
+  std::uint64_t handle = 0;
+  bool blocking = true;  // ordered with the default stream
+  std::deque<Operation> queue;
+  std::shared_ptr<Capture> capture;     // while it captures
+  std::vector<std::uint64_t> frontier;  // nodes that the next one depends on
+};
+
+struct Event {
+  std::uint64_t handle = 0;
+  bool timed = true;
+  std::shared_ptr<Mark> mark;        // null: never recorded
+  std::shared_ptr<Capture> capture;  // where it was last recorded, if a stream captured then
+  std::vector<std::uint64_t> frontier;
+};
+
+// True on a thread that is inside a kernel or host function: it may not call the device.
+bool is_inside_work();
+
+// Owner: the device. Thread: under the device's mutex, which is free while kernels and host
+// functions run; one thread at a time runs work, others that need work run wait for it.
+class Scheduler {
+ public:
+  Scheduler(std::mutex& device, Memory& memory, Graphs& graphs);
+
+  std::shared_ptr<Stream> create(bool blocking);
+  void remove(std::uint64_t handle) { streams_.remove(handle); }
+  // 0 and 1 are the default stream, 2 the thread's own. Errors: kInvalidHandle.
+  std::shared_ptr<Stream> get(std::uint64_t handle) const;
+  bool is_default(const Stream& stream) const { return &stream == default_.get(); }
+  std::vector<std::shared_ptr<Stream>> all() const;
+
+  // Work that is ordered after what the stream holds; on the default stream also after what every
+  // blocking stream holds, and on a blocking one after what the default stream holds.
+  void enqueue(Stream& stream, Operation operation);
+  std::shared_ptr<Mark> record(Stream& stream);
+  void wait(Stream& stream, std::shared_ptr<Mark> mark);
+
+  // Runs everything queued on the stream, up to the mark, or on all streams.
+  // Errors: the fault that a kernel or an address caused, which stays.
+  void run(const std::shared_ptr<Stream>& stream);
+  void run_until(const std::shared_ptr<Mark>& mark);
+  void run_all();
+
+  // The sticky fault of the device, if there is one.
+  std::optional<Status> fault() const { return fault_; }
+  void set_fault(Status status);
+  bool is_executing() const { return executing_; }
+  void set_eager(bool eager);
+  std::size_t size() const { return streams_.size(); }
+  // Drops all work and streams. Errors: kNotReady while work runs.
+  void reset();
+
+ private:
+  class Execution;
+
+  void advance(Stream& stream, const Mark* until);
+  void perform(const Operation& operation);
+  void perform(const Work& work);
+  void perform(const GraphRun& run);
+  std::shared_ptr<Mark> tail(Stream& stream);
+  void drop_all();
+
+  std::mutex& device_;
+  Memory& memory_;
+  Graphs& graphs_;
+  Registry<Stream> streams_;
+  std::shared_ptr<Stream> default_, thread_default_;
+  std::condition_variable_any ended_;
+  bool executing_ = false;
+  bool eager_ = false;
+  std::optional<Status> fault_;
+};
+
+}  // namespace simulator

@@ -1,0 +1,98 @@
+// What the device can be told to do: the same on a stream, in a graph and in a running graph.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace simulator {
+
+struct Parameter {
+  std::size_t offset_bytes;
+  std::size_t n_bytes;
+};
+
+// Called when the work runs, on the thread that waits for it; not 0: the kernel failed.
+using KernelFunction = int (*)(const void* arguments, void* user);
+
+// A host function that stands for a kernel. Owner: the device; kept by the work that runs it.
+struct Kernel {
+  std::string name;
+  std::vector<Parameter> parameters;
+  std::size_t packed_bytes = 0;
+  KernelFunction function = nullptr;
+  void* user = nullptr;
+  std::uint64_t handle = 0;          // of a function
+  std::uint64_t library_handle = 0;  // of the kernel, which belongs to no context
+};
+
+// Lays parameters out as a C compiler would a struct. Parameters come without types: each is
+// aligned to the largest power of two, at most 8, that divides its size.
+void lay_out(Kernel& kernel, const std::size_t* sizes, std::size_t count);
+
+struct Dimensions {
+  unsigned int x = 1, y = 1, z = 1;
+};
+
+using AttributeValue = std::array<unsigned char, 64>;
+
+struct KernelCall {
+  std::shared_ptr<const Kernel> kernel;
+  bool by_library_handle = false;
+  Dimensions grid, block;
+  unsigned int shared_bytes = 0;
+  std::vector<unsigned char> arguments;  // packed, copied when the call was made
+  bool packed = false;                   // as the caller gave them
+  std::map<int, AttributeValue> attributes;
+};
+
+enum class Side { kHost, kDevice, kUnified };
+
+// Up to three dimensions at an address: a line's and a plane's distance in bytes and lines.
+struct Operand {
+  Side side = Side::kDevice;
+  std::uint64_t address = 0;
+  std::size_t x_bytes = 0, y = 0, z = 0;
+  std::size_t pitch_bytes = 0, height = 0;
+
+  std::uint64_t at(std::size_t line, std::size_t plane) const {
+    return address + x_bytes + (y + line) * pitch_bytes + (z + plane) * height * pitch_bytes;
+  }
+};
+
+struct Copy {
+  Operand source, destination;
+  std::size_t width_bytes = 0, height = 1, depth = 1;
+  std::vector<unsigned char> staged;  // the source's bytes, where they were read at the call
+};
+
+struct Fill {
+  std::uint64_t destination = 0;
+  std::size_t pitch_bytes = 0;
+  unsigned int value = 0;
+  unsigned int element_bytes = 1;
+  std::size_t width = 0;  // elements
+  std::size_t height = 1;
+};
+
+struct HostCall {
+  void (*function)(void*) = nullptr;
+  void* user = nullptr;
+};
+
+using Work = std::variant<KernelCall, Copy, Fill, HostCall>;
+
+// The bytes from the first that is touched to one past the last.
+std::size_t span_bytes(const Operand& operand, const Copy& copy);
+std::size_t span_bytes(const Fill& fill);
+
+// Moves the bytes. Addresses were checked before.
+void run(const Copy& copy);
+void run(const Fill& fill);
+
+}  // namespace simulator

@@ -1,0 +1,234 @@
+"""The simulated CUDA driver: builds it, loads it in place of the real one, and controls it.
+
+`load()` gives the one Simulator of the process. From then on whoever opens `libcuda.so.1`, offload's
+native module and NVIDIA's Python bindings alike, finds the simulated driver by its name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import importlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+ROOT = SOURCES.parents[1]
+BUILD = ROOT / "build" / "simulators"
+LIBRARY = BUILD / "libcuda.so.1"
+
+KERNEL_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+# What becomes of device memory that is freed: see `Simulator.set_free_policy`.
+KEEP, UNMAP, REUSE = 0, 1, 2
+
+_text, _address, _bytes, _int = ctypes.c_char_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int
+_SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "sim_kernel": (_address, [_text, _bytes, ctypes.c_void_p, KERNEL_FUNCTION, ctypes.c_void_p]),
+    "sim_library_kernel": (_address, [_address]),
+    "sim_set_eager": (None, [_int]),
+    "sim_fail": (None, [_text, ctypes.c_uint64, _int]),
+    "sim_calls": (ctypes.c_uint64, [_text]),
+    "sim_hide": (None, [_text]),
+    "sim_fault": (None, []),
+    "sim_set_memory_limit": (None, [_bytes]),
+    "sim_set_free_policy": (None, [_int]),
+    "sim_set_strict_kinds": (None, [_int]),
+    "sim_set_driver_version": (None, [_int]),
+    "sim_set_device_count": (None, [_int]),
+    "sim_live_bytes": (_bytes, []),
+    "sim_physical_bytes": (_bytes, []),
+    "sim_host_bytes": (_bytes, []),
+    "sim_live_objects": (ctypes.c_int64, [_text]),
+    "sim_is_accessible": (_int, [_address, _bytes]),
+    "sim_reset": (_int, []),
+}
+
+
+class SimulatorUnavailable(Exception):
+    """The simulated driver cannot stand in for the real one in this process, and why."""
+
+
+class Simulator:
+    """The simulated device's controls. Every one is a function of the library, `sim_*`."""
+
+    def __init__(self, library: ctypes.CDLL):
+        self.library = library
+        self.errors: list[BaseException] = []  # what kernels written in Python raised
+        self._kernels: list[object] = []
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+
+    def kernel(
+        self, name: str, sizes_bytes: Sequence[int], function: Callable[[bytes], object]
+    ) -> int:
+        """A kernel's handle as a CUfunction, valid until the next reset.
+
+        `function` is called with the packed argument block when the kernel runs, on the thread that
+        waits. Each parameter is aligned to the largest power of two, at most 8, that divides
+        its size. If the function raises, the error is kept in `errors` and the device fails.
+        """
+        sizes = (ctypes.c_size_t * len(sizes_bytes))(*sizes_bytes)
+        packed_bytes = 0
+        for size in sizes_bytes:
+            alignment = min(8, size & -size) or 1
+            packed_bytes = -(-packed_bytes // alignment) * alignment + size
+
+        def run(arguments: int, _user: object) -> int:
+            try:
+                function(ctypes.string_at(arguments, packed_bytes) if packed_bytes else b"")
+            except BaseException as error:
+                self.errors.append(error)
+                return 1
+            return 0
+
+        callback = KERNEL_FUNCTION(run)
+        self._kernels.append(callback)
+        address = ctypes.cast(sizes, ctypes.c_void_p)
+        return self.library.sim_kernel(name.encode(), len(sizes), address, callback, None)
+
+    def library_kernel(self, function: int) -> int:
+        """The same kernel's handle as a CUkernel."""
+        return self.library.sim_library_kernel(function)
+
+    def set_eager(self, eager: bool) -> None:
+        """Whether work runs when it is issued, rather than when somebody waits for it."""
+        self.library.sim_set_eager(eager)
+
+    def fail(self, function: str, code: int, nth: int = 1) -> None:
+        """Make the nth call from now (1: the next) of `function` do nothing and give `code`."""
+        self.library.sim_fail(function.encode(), nth, code)
+
+    def calls(self, function: str) -> int:
+        """How often `function` was called since the last reset, failures included."""
+        return self.library.sim_calls(function.encode())
+
+    def hide(self, function: str) -> None:
+        """Make the driver one that lacks `function`."""
+        self.library.sim_hide(function.encode())
+
+    def fault(self) -> None:
+        """Let the device fail for good, as after an illegal address."""
+        self.library.sim_fault()
+
+    def set_memory_limit(self, n_bytes: int) -> None:
+        """The device's memory in bytes."""
+        self.library.sim_set_memory_limit(n_bytes)
+
+    def set_free_policy(self, policy: int) -> None:
+        """KEEP freed memory readable but poisoned, UNMAP it, or REUSE its address."""
+        self.library.sim_set_free_policy(policy)
+
+    def set_strict_kinds(self, strict: bool) -> None:
+        """Whether copy and memset nodes of executables are tied to plain or mapped memory."""
+        self.library.sim_set_strict_kinds(strict)
+
+    def set_driver_version(self, version: int) -> None:
+        """What the driver says of itself; newer functions are not found."""
+        self.library.sim_set_driver_version(version)
+
+    def set_device_count(self, count: int) -> None:
+        """No device, or one."""
+        self.library.sim_set_device_count(count)
+
+    def is_accessible(self, address: int, n_bytes: int) -> bool:
+        """Whether the device may read all of these bytes."""
+        return bool(self.library.sim_is_accessible(address, n_bytes))
+
+    def live(self, kind: str) -> int:
+        """How many streams, events, graphs, executables, ... there are; `kind` in the singular."""
+        count = self.library.sim_live_objects(kind.encode())
+        if count < 0:
+            raise ValueError(f"the simulator counts nothing of the name {kind!r}")
+        return count
+
+    @property
+    def live_bytes(self) -> int:
+        """Plain device memory that is allocated."""
+        return self.library.sim_live_bytes()
+
+    @property
+    def physical_bytes(self) -> int:
+        """Plain device memory, and chunks that a handle or a mapping still holds."""
+        return self.library.sim_physical_bytes()
+
+    @property
+    def host_bytes(self) -> int:
+        """Pinned host memory that is allocated."""
+        return self.library.sim_host_bytes()
+
+    def reset(self) -> None:
+        """Make everything as at the beginning; kernels must be made anew. RuntimeError: work runs."""
+        if self.library.sim_reset() != 0:
+            raise RuntimeError("the simulated device cannot be reset while it executes")
+        self._kernels.clear()
+        self.errors.clear()
+
+
+def _tool(name: str) -> str:
+    """A build tool's path: on PATH, beside the interpreter, or of its Python package."""
+    beside = Path(sys.executable).parent / name
+    found = shutil.which(name) or (str(beside) if beside.exists() else None)
+    if found is None:
+        try:
+            package = importlib.import_module(name)
+        except ImportError:
+            raise SimulatorUnavailable(f"{name} is needed to build the simulator") from None
+        directory = getattr(package, f"{name.upper()}_BIN_DIR", None) or package.BIN_DIR
+        found = str(Path(directory) / name)
+    return found
+
+
+def _sources() -> list[Path]:
+    files = [path for path in SOURCES.rglob("*") if path.suffix in {".cpp", ".hpp", ".txt"}]
+    return [*files, ROOT / "native" / "cuda" / "driver_abi.hpp"]
+
+
+def configure(directory: Path, *options: str) -> None:
+    """Configure and build the simulators in `directory`. RuntimeError with the compiler's words."""
+    ninja = _tool("ninja")
+    define = [f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release", *options]
+    for command in (
+        [_tool("cmake"), "-S", str(SOURCES), "-B", str(directory), "-G", "Ninja", *define],
+        [ninja, "-C", str(directory), "-j", "2"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+
+
+def build() -> Path:
+    """Build the library if a source is newer than it; give its path."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several sessions of tests may begin at once
+        newest = max(path.stat().st_mtime for path in _sources())
+        if not LIBRARY.exists() or LIBRARY.stat().st_mtime < newest:
+            configure(BUILD)
+            LIBRARY.touch()
+    return LIBRARY
+
+
+def _require_no_driver() -> None:
+    """SimulatorUnavailable where another libcuda.so.1 is in the process."""
+    maps = Path("/proc/self/maps").read_text()
+    for line in maps.splitlines():
+        path = line.split()[-1]
+        if "libcuda.so" in path and Path(path).resolve() != LIBRARY.resolve():
+            raise SimulatorUnavailable(f"the process has loaded another driver: {path}")
+
+
+@functools.cache
+def load() -> Simulator:
+    """Build the library if it is stale, and load it for the whole process.
+
+    SimulatorUnavailable where the real driver is loaded already, or cmake or ninja is missing;
+    RuntimeError where the build fails.
+    """
+    _require_no_driver()
+    return Simulator(ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL))
