@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from offload.eager_run import flat
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Role, Symbol, TensorView
 from offload.record.operators import (
@@ -17,7 +18,6 @@ from offload.record.operators import (
     argument_data,
     as_integers,
     check_plain,
-    flat,
     operator_of,
     shape_depends_on_data,
     shape_sources,

@@ -8,17 +8,13 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from offload.eager_run import bytes_of
 from offload.errors import CaptureError
 from offload.record.python_state import PythonState
 
 # Storages up to this size are kept as they were before the call, so that a write that no schema
 # declares is seen and can be undone; of larger ones a checksum is taken before and after.
 WATCHED_BYTES = 64 * 1024
-
-
-def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The storage as a uint8 tensor on the same memory."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 @functools.cache

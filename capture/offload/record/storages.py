@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
+from offload.eager_run import bytes_of
 from offload.errors import CaptureError
 from offload.program import ITEM_BYTES, Role, TensorView, Value, span_bytes
-from offload.record.model_state import ModelState, StorageWatch, bytes_of
+from offload.record.model_state import ModelState, StorageWatch
 from offload.record.operators import user_location
 from offload.torch_names import dtype_name
 

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 import torch
 
 from offload.constants import same_constant
+from offload.eager_run import EagerRun, bytes_of
 from offload.errors import CaptureError
 from offload.program import Launch, Program, Role, Value
-from offload.record.eager_run import EagerRun
-from offload.record.model_state import bytes_of
 from offload.record.operators import as_integers
 from offload.record.recorder import Recording
 from offload.torch_names import find_dtype
