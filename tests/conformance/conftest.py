@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import simulator as simulators
 
 import offload
+from offload import backends
 from offload.backends import Backend, backend_names, find_backend
 from offload.timeline import Scheduling
 
 # A test that a backend cannot pass, with the reason. An unlisted failure is a failure.
-UNSUPPORTED: dict[tuple[str, str], str] = {}
+SIMULATED = "cuda-simulated"
+_EXIT = "simulated kernels are written in Python, which does not run while the interpreter exits"
+UNSUPPORTED: dict[tuple[str, str], str] = {
+    (SIMULATED, "test_interpreter_exit_with_work_in_flight"): _EXIT,
+    (SIMULATED, "test_interpreter_exit_from_a_thread_that_never_ends"): _EXIT,
+    (SIMULATED, "test_fork_with_work_in_flight"): "a CUDA driver does not work after a fork",
+}
 
 Load = Callable[..., offload.Executable]
 
 
-@pytest.fixture(params=backend_names())
-def backend(request: pytest.FixtureRequest) -> Backend:
+# Those that take tensors of the CPU; tests/cuda runs on a GPU's.
+BACKENDS = [name for name in backend_names() if find_backend(name).records() == "cpu"]
+
+
+def simulated_backend(simulator: simulators.Simulator, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """The CUDA backend on the simulated driver, found by its name."""
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
+    from simulated_backend import SimulatedBackend
+
+    from offload.backends.cuda import backend as cuda_backend
+
+    simulator.set_eager(True)  # nobody synchronises before looking at a tensor of the CPU
+    backend = SimulatedBackend(simulator)
+    known = {**backends._BACKENDS, SIMULATED: lambda: backend}
+    monkeypatch.setattr(backends, "_BACKENDS", known)
+    # The simulator forgets all memory between tests; an arena that lived on would not know.
+    monkeypatch.setattr(cuda_backend, "_arenas", weakref.WeakValueDictionary())
+    return backend
+
+
+@pytest.fixture(params=[*BACKENDS, SIMULATED])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
     reason = UNSUPPORTED.get((request.param, request.node.originalname))
     if reason is not None:
         pytest.skip(reason)
+    if request.param == SIMULATED:
+        return simulated_backend(request.getfixturevalue("simulator"), monkeypatch)
     found = find_backend(request.param)
     try:
         found.machine()

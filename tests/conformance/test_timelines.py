@@ -71,7 +71,7 @@ def test_host_scheduling_issues_every_launch_before_it_runs(load, scheduling):
         assert issue.lane != launch.lane
 
 
-def test_clock_reads_are_counted(load, scheduling):
+def test_clock_reads_are_counted(backend, load, scheduling):
     run = load(chain, torch.ones(8))
     n_launches = len(run.program.launches)
     with run.timeline() as timeline:
@@ -80,6 +80,8 @@ def test_clock_reads_are_counted(load, scheduling):
     reads_of_launch = {Scheduling.OFFLOAD: 1, Scheduling.HOST: 4}[scheduling]
     if run.device == "null" and scheduling is Scheduling.OFFLOAD:
         reads_of_launch = 0  # its clock is virtual
+    if backend.capabilities.queues_work and scheduling is Scheduling.OFFLOAD:
+        reads_of_launch = 0  # the host is not there when a launch of a graph begins
     assert timeline.clock_reads == 3 * (1 + n_launches * reads_of_launch)
     assert timeline.clock_read_ns > 0
     assert timeline.recording_cost_ns == round(timeline.clock_reads * timeline.clock_read_ns)

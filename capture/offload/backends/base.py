@@ -22,10 +22,13 @@ class Capabilities:
     Attributes:
         computes: results are computed (the null backend computes none).
         moves_feature_map: the feature map's address may be new at every execution.
+        queues_work: a call returns once its work is queued, so a failing launch surfaces at a
+            ticket's wait; and the device does not work again after one.
     """
 
     computes: bool = True
     moves_feature_map: bool = True
+    queues_work: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

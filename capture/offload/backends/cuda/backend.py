@@ -46,7 +46,8 @@ class CudaBackend:
     """One NVIDIA GPU, or whatever answers to the driver's API."""
 
     name = "cuda"
-    capabilities = Capabilities()
+    capabilities = Capabilities(queues_work=True)
+    alignment_bytes = ALIGNMENT_BYTES
 
     def __init__(self, capturer: Capturer | None = None) -> None:
         """Captures with torch, unless another capturer is given."""
@@ -63,7 +64,7 @@ class CudaBackend:
         if missing:
             raise BackendUnavailable("; ".join(missing))
         name, memory_bytes = _native.cuda_devices()[0]
-        return Machine("cuda", name, memory_bytes, ALIGNMENT_BYTES, CostTable())
+        return Machine("cuda", name, memory_bytes, self.alignment_bytes, CostTable())
 
     def _missing(self) -> list[str]:
         missing = []
@@ -128,7 +129,7 @@ class CudaBackend:
             ExecutionError: the driver failed; memory that ran out is said in bytes.
         """
         check_plan(prepared.program, plan)
-        _check_weights(prepared.program)
+        _check_weights(prepared.program, self.alignment_bytes)
         captured: _Captured = prepared.state
         arena = _arena(captured.device)
         resident = _resident(captured, prepared.program, plan, arena, plan.feature_map_bytes)
@@ -138,7 +139,7 @@ class CudaBackend:
             frozenset(),
             lambda: reports,
             device=self.tensor_device(captured.device),
-            alignment_bytes=ALIGNMENT_BYTES,
+            alignment_bytes=self.alignment_bytes,
             current_stream=self.current_stream,
             keep=(arena, captured),
         )
@@ -201,7 +202,7 @@ def _refuse(launch: Launch) -> None:
             )
 
 
-def _check_weights(program: Program) -> None:
+def _check_weights(program: Program, alignment_bytes: int) -> None:
     """Refuse weights that are less aligned than they were captured.
 
     Raises:
@@ -209,10 +210,10 @@ def _check_weights(program: Program) -> None:
     """
     for index, holders in program.weights.items():
         address = holders[0].untyped_storage().data_ptr()
-        if address % ALIGNMENT_BYTES:
+        if address % alignment_bytes:
             raise BindingError(
                 f"{program.values[index].name}: its memory begins at 0x{address:x}, and kernels "
-                f"are chosen for multiples of {ALIGNMENT_BYTES} bytes: give it a clone()"
+                f"are chosen for multiples of {alignment_bytes} bytes: give it a clone()"
             )
 
 

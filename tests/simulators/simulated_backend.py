@@ -1,0 +1,35 @@
+"""The CUDA backend on the simulated driver, for Programs recorded on the CPU.
+
+Needs cuda-bindings; a module that imports this skips without them.
+"""
+
+from __future__ import annotations
+
+import torch
+from aten_capturer import AtenCapturer
+from simulator import Simulator
+
+from offload.backends.cuda import CudaBackend
+from offload.backends.cuda.capture import Capturer
+
+
+class SimulatedBackend(CudaBackend):
+    """Takes tensors of the CPU: the simulated device's memory is the host's."""
+
+    name = "cuda-simulated"
+    alignment_bytes = 16  # of any tensor of the CPU
+
+    def __init__(self, simulator: Simulator, capturer: Capturer | None = None) -> None:
+        super().__init__(capturer or AtenCapturer(simulator))
+
+    def records(self) -> str:
+        """Programs recorded on the CPU."""
+        return "cpu"
+
+    def tensor_device(self, index: int) -> torch.device:
+        """The host's."""
+        return torch.device("cpu")
+
+    def current_stream(self, index: int) -> int:
+        """The default one."""
+        return 0
