@@ -118,7 +118,7 @@ def test_a_failed_kernel_is_a_fault_that_stays(cuda, simulator):
         raise ValueError("on purpose")
 
     ran = []
-    after = simulator.kernel("after", [], lambda block: ran.append(block))
+    after = simulator.kernel("after", [], ran.append)
     stream = cuda.stream()
     cuda.launch(simulator.kernel("fails", [], fail), stream)
     cuda.launch(after, stream)
