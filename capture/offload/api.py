@@ -116,6 +116,7 @@ class Captured:
         device: str | torch.device | None = None,
         *,
         scheduling: str = Scheduling.OFFLOAD,
+        verify: bool = True,
     ) -> Executable:
         """Make the Program resident on a device.
 
@@ -123,9 +124,12 @@ class Captured:
             device: device type; by default the one that the Program was recorded on.
             scheduling: `offload` delivers the program as one task; `host` launch by launch, the
                 baseline that it is compared with.
+            verify: prove at load that a captured graph computes the same at other addresses. The
+                cpu backend proves each launch when it is first executed, whatever is said here.
 
         Raises:
             BackendUnavailable: there is no such device here, or it cannot run this Program.
+            CaptureError: the device cannot capture the Program, or the proof failed.
             BindingError: there is no such scheduling; or a weight has another shape, dtype or
                 layout than when it was recorded.
             PlanError: the Program cannot be placed.
@@ -141,8 +145,17 @@ class Captured:
                 f"the program was recorded on {program.device}, and device {backend.name!r} runs "
                 f"programs recorded on {backend.records()}: capture the model there"
             )
-        plan = passes.place_values(program, backend.machine(), backend.operator_allocated(program))
-        return Executable(program, plan, backend, _scheduling(scheduling))
+        machine, how = backend.machine(), _scheduling(scheduling)
+        prepared = backend.prepare(program)
+        lifetimes = (
+            None
+            if prepared.graph is None
+            else passes.graph_lifetimes(prepared.program, prepared.graph)
+        )
+        plan = passes.place_values(
+            prepared.program, machine, prepared.operator_allocated, lifetimes
+        )
+        return Executable(prepared, plan, backend, how, verify=verify)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the Program and its weights to one file; `offload.open` reads it without pickle.
@@ -191,7 +204,6 @@ class Captured:
             host_reads=self._host_reads,
             function=function,
             parameters=parameters_of(function),
-            device="cpu",
         )
         _recording.active = True
         return recorder

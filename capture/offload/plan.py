@@ -7,7 +7,7 @@ import enum
 from collections.abc import Iterator
 
 from offload.errors import PlanError
-from offload.program import Program, Role
+from offload.program import PLACED_ROLES, Program
 
 
 class SlotKind(enum.StrEnum):
@@ -47,10 +47,25 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lifetime:
-    """The launches between which a Value must exist: from `first` up to and without `last`."""
+    """The steps between which a Value must exist: from `first` up to and without `last`."""
 
     first: int
     last: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeGraph:
+    """What a device runs in place of a sequence of launches, and who touches what.
+
+    Attributes:
+        n_nodes: nodes are numbered from 0 in any order.
+        edges: `(before, after)`: the second begins when the first has ended.
+        touches: for each Value of the Program the nodes that may read or write it.
+    """
+
+    n_nodes: int
+    edges: tuple[tuple[int, int], ...]
+    touches: tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +75,8 @@ class Plan:
     Attributes:
         slots: inputs, outputs, weights, the feature map (always one), operator-allocated Values.
         places: for each Value of the Program where it lies; None for a Value that nothing uses.
-        lifetimes: for each Value when it must exist, counted in launches.
+        lifetimes: for each Value when it must exist, counted in launches, or where the device
+            runs a graph in that graph's segments (`passes.graph_lifetimes`).
         alignment_bytes: of every Value in the feature map.
         feature_map_bytes: size of the feature map.
         lower_bound_bytes: the most bytes alive at once; no feature map can be smaller.
@@ -113,7 +129,7 @@ def check_plan(program: Program, plan: Plan) -> None:
                 f"{slot.size_bytes}"
             )
         if slot.kind is SlotKind.FEATURE_MAP:
-            if value.role is not Role.ACTIVATION:
+            if value.role not in PLACED_ROLES:
                 raise PlanError(f"{value.role} %{value.index} ({value.name}) in the feature map")
             if place.offset_bytes % plan.alignment_bytes:
                 raise PlanError(

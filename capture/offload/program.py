@@ -21,6 +21,11 @@ class Role(enum.StrEnum):
     OUTPUT = "output"
     WEIGHT = "weight"
     ACTIVATION = "activation"
+    SCRATCH = "scratch"  # an operator's own memory, appended by a backend: no file has it
+
+
+PLACED_ROLES = (Role.ACTIVATION, Role.SCRATCH)
+"""The Values that nobody sees: they share the feature map."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -203,7 +208,7 @@ class Program:
             f"  {value.role:<10} %{value.index} {value.dtype}{list(value.shape)} "
             f"{value.size_bytes} B  {value.name}"
             for value in self.values
-            if value.role is not Role.ACTIVATION
+            if value.role not in PLACED_ROLES
         ]
         lines += [f"  {_launch_line(launch)}" for launch in self.launches]
         returned = ", ".join(str(result.view) for result in self.results)

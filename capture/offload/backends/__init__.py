@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from offload.backends.base import Backend, Capabilities, LaunchReport, Loaded, native_layout
+from offload.backends.base import (
+    Backend,
+    Capabilities,
+    LaunchReport,
+    Loaded,
+    Prepared,
+    native_layout,
+)
 from offload.backends.cpu import CpuBackend
+from offload.backends.cuda import CudaBackend
 from offload.backends.null import NullBackend
 from offload.errors import BackendUnavailable
 
-_BACKENDS: dict[str, type[Backend]] = {"cpu": CpuBackend, "null": NullBackend}
+_BACKENDS: dict[str, type[Backend]] = {
+    "cpu": CpuBackend,
+    "null": NullBackend,
+    "cuda": CudaBackend,
+}
 
 
 def backend_names() -> tuple[str, ...]:
@@ -32,9 +44,11 @@ __all__ = [
     "Backend",
     "Capabilities",
     "CpuBackend",
+    "CudaBackend",
     "LaunchReport",
     "Loaded",
     "NullBackend",
+    "Prepared",
     "backend_names",
     "find_backend",
     "native_layout",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
+
+import torch
 
 from offload import _native
 from offload.machine import Machine
-from offload.plan import Plan
+from offload.plan import NodeGraph, Plan
 from offload.program import Program, TensorView
 from offload.torch_names import find_dtype
 
@@ -33,12 +35,32 @@ class LaunchReport:
     Attributes:
         mode: `thunk` or `out` (it writes where the Plan says), `call` (as recorded: in place, or
             into memory of its own), `copied` (as recorded, then copied: its out-variant failed its
-            proof), `unproved` (not executed yet), `none` (nothing is computed).
+            proof), `unproved` (not executed yet), `graph` (as nodes of a device's own graph),
+            `none` (nothing is computed).
         outside_bytes: bytes that it allocates outside the arena, counted at the first execution.
     """
 
     mode: str
     outside_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a backend finds out about a Program before it is placed.
+
+    Attributes:
+        program: the Program; a device that needs scratch memory has appended Values of role
+            scratch for the planner to place.
+        operator_allocated: the Values whose operator can only return memory of its own.
+        graph: who touches what, where the device runs a graph; None where it runs the launches
+            one after the other.
+        state: the backend's own, for `instantiate`.
+    """
+
+    program: Program
+    operator_allocated: frozenset[int] = frozenset()
+    graph: NodeGraph | None = None
+    state: Any = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,11 +71,20 @@ class Loaded:
         resident: the native object that replay drives.
         operator_allocated: the Values that operators allocate themselves.
         launch_reports: asks the resident how each launch is carried out, in program order.
+        device: of the tensors that an execution takes and gives; None: the Program's.
+        alignment_bytes: an input or a given output whose address is no multiple of it is copied.
+        current_stream: on a device with streams, the handle of the caller's current one on the
+            device of this index.
+        keep: what has to live as long as the resident.
     """
 
     resident: _native.Resident
     operator_allocated: frozenset[int]
     launch_reports: Callable[[], tuple[LaunchReport, ...]]
+    device: torch.device | None = None
+    alignment_bytes: int = 1
+    current_stream: Callable[[int], int] | None = None
+    keep: Any = None
 
 
 def native_layout(view: TensorView) -> _native.TensorLayout:
@@ -79,13 +110,28 @@ class Backend(Protocol):
     def records(self) -> str:
         """The device type on which Programs for it are recorded."""
 
-    def operator_allocated(self, program: Program) -> frozenset[int]:
-        """The Values whose operator can only return memory of its own."""
+    def prepare(self, program: Program) -> Prepared:
+        """Find out what the planner must know. Leaves weights and generators as they are.
 
-    def instantiate(self, program: Program, plan: Plan) -> Loaded:
-        """Make the Program resident, placed as the Plan says. Runs nothing.
+        Raises:
+            BackendUnavailable: the device, its driver or a library is missing.
+            CaptureError: the device cannot run a launch of the Program.
+        """
+
+    def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
+        """Make the prepared Program resident, placed as the Plan says. Runs nothing.
 
         Raises:
             PlanError: the Plan does not fit the Program.
             CaptureError: an operator does not exist on this device.
+        """
+
+    def prove(self, prepared: Prepared, plan: Plan, loaded: Loaded) -> None:
+        """Prove before the first execution that what was loaded does what was recorded.
+
+        Left out with `load(verify=False)`. A backend that proves each launch when it is first
+        executed, or computes nothing, does nothing here.
+
+        Raises:
+            CaptureError: it does not; the message says in what.
         """

@@ -11,7 +11,13 @@ from typing import Any
 import torch
 
 from offload import _native
-from offload.backends.base import Capabilities, LaunchReport, Loaded, native_layout
+from offload.backends.base import (
+    Capabilities,
+    LaunchReport,
+    Loaded,
+    Prepared,
+    native_layout,
+)
 from offload.errors import CaptureError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, SlotKind, check_plan
@@ -47,25 +53,34 @@ class CpuBackend:
         """Programs recorded on the CPU."""
         return "cpu"
 
-    def operator_allocated(self, program: Program) -> frozenset[int]:
-        """The results of launches that have no out-variant of their own."""
-        return frozenset(
-            view.value
-            for launch in program.launches
-            if out_variant(launch) is None
-            for view in launch.made()
+    def prepare(self, program: Program) -> Prepared:
+        """Find the results of launches that have no out-variant of their own.
+
+        Raises:
+            CaptureError: an operator does not exist in this torch.
+        """
+        return Prepared(
+            program,
+            frozenset(
+                view.value
+                for launch in program.launches
+                if out_variant(launch) is None
+                for view in launch.made()
+            ),
         )
 
-    def instantiate(self, program: Program, plan: Plan) -> Loaded:
+    def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """Build the storages, the tensors on them, and the launches.
 
         Raises:
             PlanError: the Plan does not fit the Program.
             CaptureError: an operator does not exist in this torch, or takes other arguments.
         """
-        check_plan(program, plan)
-        builder = _Builder(program, plan, self.operator_allocated(program))
-        return builder.loaded()
+        check_plan(prepared.program, plan)
+        return _Builder(prepared.program, plan, prepared.operator_allocated).loaded()
+
+    def prove(self, prepared: Prepared, plan: Plan, loaded: Loaded) -> None:
+        """Nothing: out-variants are proved when they are first executed, on the live inputs."""
 
 
 @functools.cache

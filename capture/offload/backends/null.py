@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offload import _native
-from offload.backends.base import Capabilities, LaunchReport, Loaded
+from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, check_plan
 from offload.program import Program
@@ -27,16 +27,17 @@ class NullBackend:
         """Programs recorded on the CPU."""
         return "cpu"
 
-    def operator_allocated(self, program: Program) -> frozenset[int]:
-        """None: every Value is where the Plan puts it."""
-        return frozenset()
+    def prepare(self, program: Program) -> Prepared:
+        """The Program as it is: every Value is where the Plan puts it."""
+        return Prepared(program)
 
-    def instantiate(self, program: Program, plan: Plan) -> Loaded:
+    def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """Lay out one word per tensor argument and result, in launch order.
 
         Raises:
             PlanError: the Plan does not fit the Program.
         """
+        program = prepared.program
         check_plan(program, plan)
         costs = self.machine().costs
         relocations: list[tuple[int, int, int]] = []
@@ -51,3 +52,6 @@ class NullBackend:
         resident = _native.NullResident(relocations, costs.word_ns, costs.submit_ns, launch_ns)
         reports = tuple(LaunchReport("none", 0) for _ in program.launches)
         return Loaded(resident, frozenset(), lambda: reports)
+
+    def prove(self, prepared: Prepared, plan: Plan, loaded: Loaded) -> None:
+        """Nothing: it computes nothing."""

@@ -26,7 +26,7 @@ from offload.program import (
 )
 from offload.structure import Structure
 
-_ROLES = tuple(str(role) for role in Role)
+_ROLES = tuple(str(role) for role in Role if role is not Role.SCRATCH)
 _STRUCTURE_KINDS = ("list", "tuple", "dict", "record", "mapping", "object")
 _SYMBOL_KINDS = ("dtype", "device", "layout", "memory_format", "generator")
 # Attributes of torch are looked up by these names only: any other could import a module.

@@ -1,6 +1,7 @@
 """Passes: pure functions from data to data; they need neither torch nor a device."""
 
 from offload.passes.dead_launches import remove_dead_launches
+from offload.passes.graph_lifetimes import graph_lifetimes
 from offload.passes.lifetimes import value_lifetimes
 from offload.passes.memory import Interval, Placement, check_placement, place_intervals
 from offload.passes.place_values import place_values
@@ -9,6 +10,7 @@ __all__ = [
     "Interval",
     "Placement",
     "check_placement",
+    "graph_lifetimes",
     "place_intervals",
     "place_values",
     "remove_dead_launches",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offload.plan import Lifetime
-from offload.program import Program, Role
+from offload.program import PLACED_ROLES, Program
 
 
 def value_lifetimes(program: Program) -> tuple[Lifetime, ...]:
@@ -21,7 +21,7 @@ def value_lifetimes(program: Program) -> tuple[Lifetime, ...]:
             last[index] = max(last[index], launch.index + 1)
     return tuple(
         Lifetime(min(first[value.index], last[value.index]), last[value.index])
-        if value.role is Role.ACTIVATION
+        if value.role in PLACED_ROLES
         else Lifetime(0, n_launches)
         for value in program.values
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from offload.machine import Machine
 from offload.passes.lifetimes import value_lifetimes
 from offload.passes.memory import Interval, Placement, place_intervals
 from offload.plan import Lifetime, Place, Plan, Slot, SlotKind
-from offload.program import Program, Role, Value
+from offload.program import PLACED_ROLES, Program, Role, Value
 
 _SLOT_OF_ROLE = {
     Role.INPUT: SlotKind.INPUT,
@@ -18,7 +18,10 @@ _SLOT_OF_ROLE = {
 
 
 def place_values(
-    program: Program, machine: Machine, operator_allocated: Set[int] = frozenset()
+    program: Program,
+    machine: Machine,
+    operator_allocated: Set[int] = frozenset(),
+    lifetimes: Sequence[Lifetime] | None = None,
 ) -> Plan:
     """Plan the memory of a Program.
 
@@ -27,16 +30,19 @@ def place_values(
         machine: gives the alignment.
         operator_allocated: activations whose operator can only return memory of its own; each
             gets a slot of its own instead of a place in the feature map.
+        lifetimes: for each Value when it must exist; by default counted in launches, which run
+            one after the other.
 
     Returns:
-        A Plan in which every activation lies in the feature map for just its lifetime, and every
-        input, output and weight at the base of its own slot. The same program gives the same Plan.
+        A Plan in which every activation and scratch Value lies in the feature map for just its
+        lifetime, and every input, output and weight at the base of its own slot. The same program
+        gives the same Plan.
     """
-    lifetimes = value_lifetimes(program)
+    lifetimes = value_lifetimes(program) if lifetimes is None else tuple(lifetimes)
     shared = [
         value
         for value in program.values
-        if value.role is Role.ACTIVATION
+        if value.role in PLACED_ROLES
         and value.index not in operator_allocated
         and lifetimes[value.index].last > lifetimes[value.index].first
     ]

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from offload import _native
-from offload.backends import Backend, LaunchReport
+from offload.backends import Backend, LaunchReport, Prepared
 from offload.costs import CostModel, HeaderShape, signature_of
 from offload.errors import BindingError
 from offload.plan import Plan, SlotKind
-from offload.program import Program, Role
+from offload.program import Role
 from offload.replay.buffers import take_buffers
 from offload.replay.native_replay import native_replay
 from offload.replay.predicted_timeline import with_prediction
@@ -67,16 +67,21 @@ class Executable:
 
     def __init__(
         self,
-        program: Program,
+        prepared: Prepared,
         plan: Plan,
         backend: Backend,
         scheduling: Scheduling = Scheduling.OFFLOAD,
+        *,
+        verify: bool = True,
     ) -> None:
+        program = prepared.program
         self.program = program
         self.plan = plan
         self.scheduling = scheduling
         self._backend = backend
-        self._loaded = backend.instantiate(program, plan)
+        self._loaded = backend.instantiate(prepared, plan)
+        if verify:
+            backend.prove(prepared, plan, self._loaded)
         self._native = native_replay(
             program, plan, self._loaded, host_scheduled=scheduling is Scheduling.HOST
         )

@@ -30,4 +30,10 @@ class PlanError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
+// A device cannot be used: a library, symbol, version or device is missing.
+class BackendUnavailable : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 }  // namespace offload

@@ -1,0 +1,73 @@
+"""What a capture gives: a graph as data, and the addresses that may stand in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from offload.backends.cuda.graph import Edge, GraphNode
+from offload.program import Program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Allocation:
+    """Memory of the discovery pool, at an address of its own with guard gaps on both sides.
+
+    Attributes:
+        address: where it begins in this capture's layout.
+        size_bytes: how much was asked for.
+        value: the Value of the Program that it holds; None for an operator's scratch memory.
+    """
+
+    address: int
+    size_bytes: int
+    value: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OwnedRange:
+    """Device memory outside the pool that outlives the graph, and who keeps it."""
+
+    address: int
+    size_bytes: int
+    owner: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GraphCapture:
+    """One capture of a Program's launches.
+
+    Attributes:
+        graph: the driver's handle of the graph.
+        nodes, edges: the graph as data.
+        launches: for each node the Program launch that made it; -1 where none did.
+        allocations: of the pool, Values and scratch, in the order in which they were made.
+        owned: what a constant address may point into.
+        keep: whatever has to live as long as the graph is used.
+    """
+
+    graph: int
+    nodes: Sequence[GraphNode]
+    edges: Sequence[Edge]
+    launches: Sequence[int]
+    allocations: Sequence[Allocation]
+    owned: Sequence[OwnedRange]
+    keep: Any
+
+
+class Capturer(Protocol):
+    """Captures a Program's launches, whose memory comes from a pool of discovery."""
+
+    def capture(self, program: Program, pool: Any) -> GraphCapture:
+        """Run every launch once under stream capture; nothing executes on the pool's memory.
+
+        Args:
+            program: its launches are captured in order.
+            pool: a `_native.DiscoveryPool`; every Value and every allocation of an operator lies
+                in it.
+
+        Raises:
+            CaptureError: a launch cannot be captured; the message names it.
+            ExecutionError: the driver failed.
+        """

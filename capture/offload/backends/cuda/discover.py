@@ -1,0 +1,428 @@
+"""Which words of a captured graph hold which address: told from captures in several layouts.
+
+A word is eight bytes of a kernel's arguments, of a copy's or memset's operands, or of a host table
+that a copy reads. Pure data: nothing here needs a device.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from offload.backends.cuda.capture import GraphCapture, OwnedRange
+from offload.errors import CaptureError
+
+WORD_BYTES = 8
+
+GUARD_BYTES = 1 << 20
+"""An allocation owns the addresses so far around it: the discovery pool leaves at least so many
+bytes free on both sides."""
+
+# Equal stretches of differing arguments are skipped by so many bytes at once.
+_BLOCK_BYTES = 256
+# What may be a device's address at all; beyond are numbers, floats and pairs of them.
+_LEAST_ADDRESS, _MOST_ADDRESS = 1 << 16, 1 << 57
+
+
+class CapturesDiffer(Exception):
+    """Captures of one Program are not the same graph; capturing again may help.
+
+    Attributes:
+        where: the node at which they part.
+    """
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}")
+        self.where = where
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Word:
+    """A word that holds an address: that of a Value, plus an offset.
+
+    Attributes:
+        node, part, offset_bytes: where it stands in the graph.
+        value: index of the Value; those beyond the Program's own are scratch.
+        value_offset_bytes: may lie outside the Value: some kernels are given such addresses.
+    """
+
+    node: int
+    part: int
+    offset_bytes: int
+    value: int
+    value_offset_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Noise:
+    """Bytes that nobody initialised: they differ between captures in one layout.
+
+    Attributes:
+        node, part, offset_bytes: where the word (or what is left of one) stands.
+        mask: 0xff for each byte that differs.
+    """
+
+    node: int
+    part: int
+    offset_bytes: int
+    mask: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OwnedConstant:
+    """A word with an address outside the pool, that stays as it is, and who keeps that memory."""
+
+    node: int
+    part: int
+    offset_bytes: int
+    address: int
+    owner: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Discovery:
+    """What the words of the first capture's graph are; those not listed are plain constants.
+
+    Attributes:
+        words: that hold addresses, by node, part and offset.
+        noise: that mean nothing.
+        constants: that hold addresses which never change.
+        scratch_bytes: sizes of the scratch Values that words name, which follow the Program's own.
+    """
+
+    words: tuple[Word, ...]
+    noise: tuple[Noise, ...]
+    constants: tuple[OwnedConstant, ...]
+    scratch_bytes: tuple[int, ...]
+
+
+def discover(
+    captures: Sequence[GraphCapture],
+    n_values: int,
+    launch_names: Sequence[str] = (),
+    is_device_address: Callable[[int], bool] | None = None,
+) -> Discovery:
+    """Name every word of a captured graph.
+
+    Args:
+        captures: four of one Program: two in one layout, and two in others. Between the first two
+            only noise differs; what differs in the others as well must be one allocation plus one
+            offset in all layouts.
+        n_values: of the Program; scratch Values are numbered from here.
+        launch_names: for messages, each launch's operator and source.
+        is_device_address: asks the driver about a constant that has no owner; None trusts it.
+
+    Raises:
+        CapturesDiffer: the captures are not of the same graph, or not in such layouts.
+        CaptureError: a word differs and is no address of an allocation, or is an address that has
+            no owner; the message names kernel, parameter and values.
+    """
+    search = _Search(captures, launch_names)
+    search.check_alike()
+    search.read_parts()
+    constants = search.owned_constants(is_device_address)
+    values, scratch_bytes = _number_scratch(captures[0], search.found, n_values)
+    return Discovery(
+        tuple(
+            Word(node, part, offset, values[allocation], address_offset)
+            for node, part, offset, allocation, address_offset in search.found
+        ),
+        tuple(search.noise),
+        tuple(constants),
+        scratch_bytes,
+    )
+
+
+_Found = tuple[int, int, int, int, int]
+
+
+def _number_scratch(
+    capture: GraphCapture, found: Iterable[_Found], n_values: int
+) -> tuple[dict[int, int], tuple[int, ...]]:
+    """The Value of each allocation that a word names, and the sizes of those that are scratch."""
+    values: dict[int, int] = {}
+    scratch_bytes: list[int] = []
+    for index in sorted({allocation for _, _, _, allocation, _ in found}):
+        allocation = capture.allocations[index]
+        if allocation.value is not None:
+            values[index] = allocation.value
+        else:
+            values[index] = n_values + len(scratch_bytes)
+            scratch_bytes.append(allocation.size_bytes)
+    return values, tuple(scratch_bytes)
+
+
+class _Layout:
+    """Which allocations an address may belong to, in one capture."""
+
+    def __init__(self, capture: GraphCapture) -> None:
+        order = sorted(
+            (one.address, one.size_bytes, index)
+            for index, one in enumerate(capture.allocations)
+            if one.size_bytes
+        )
+        self._order = order
+        self._starts = [address for address, _, _ in order]
+
+    def candidates(self, address: int) -> set[tuple[int, int]]:
+        """Each (allocation, offset) that the address can mean."""
+        place = bisect.bisect_right(self._starts, address)
+        found = set()
+        for start, size_bytes, index in self._order[max(0, place - 1) : place + 1]:
+            if start - GUARD_BYTES <= address <= start + size_bytes + GUARD_BYTES:
+                found.add((index, address - start))
+        return found
+
+
+class _Owned:
+    """Which owner keeps an address, in one capture."""
+
+    def __init__(self, ranges: Sequence[OwnedRange]) -> None:
+        self._ranges = sorted(ranges, key=lambda one: one.address)
+        self._starts = [one.address for one in self._ranges]
+
+    def find(self, address: int) -> tuple[str, int] | None:
+        """The owner, and the offset into what it keeps; one past its end counts."""
+        place = bisect.bisect_right(self._starts, address)
+        if not place:
+            return None
+        one = self._ranges[place - 1]
+        offset_bytes = address - one.address
+        return (one.owner, offset_bytes) if offset_bytes <= one.size_bytes else None
+
+
+class _Search:
+    """The comparison of four captures, part by part and word by word."""
+
+    def __init__(self, captures: Sequence[GraphCapture], launch_names: Sequence[str]) -> None:
+        self._captures = captures
+        self._names = launch_names
+        self._nodes = captures[0].nodes
+        first, _, second, third = captures
+        self._layouts = [_Layout(capture) for capture in (first, second, third)]
+        self._owned = [_Owned(capture.owned) for capture in captures]
+        self._equal: list[tuple[int, int, bytes]] = []  # parts in which nothing differs
+        self._single: list[tuple[int, int, int, int]] = []  # constant words of the other parts
+        self._kept: list[OwnedConstant] = []  # that differ, each capture having its own
+        self.found: list[_Found] = []
+        self.noise: list[Noise] = []
+
+    def where(self, node: int) -> str:
+        """The node for messages: kind, name, and the launch that made it."""
+        one, launch = self._nodes[node], self._captures[0].launches[node]
+        made_by = self._names[launch] if 0 <= launch < len(self._names) else ""
+        return f"{one.kind} {one.name!r} (node {node})" + (f" of {made_by}" if made_by else "")
+
+    # ---- the same graph in other layouts -------------------------------------------------------
+
+    def check_alike(self) -> None:
+        first, again = self._captures[:2]
+        for other in self._captures[1:]:
+            self._check_nodes(first, other)
+            if list(first.edges) != list(other.edges):
+                raise CapturesDiffer("the graph", "its edges differ between captures")
+            if _kinds(first) != _kinds(other):
+                raise CapturesDiffer("the graph", "its allocations differ between captures")
+        if [one.address for one in first.allocations] != [one.address for one in again.allocations]:
+            raise CapturesDiffer("the graph", "two captures in one layout have other addresses")
+
+    def _check_nodes(self, first: GraphCapture, other: GraphCapture) -> None:
+        for node, (one, two) in enumerate(zip(first.nodes, other.nodes, strict=False)):
+            same = (one.kind, one.signature) == (two.kind, two.signature)
+            if not same or list(map(len, one.parts)) != list(map(len, two.parts)):
+                raise CapturesDiffer(
+                    self.where(node),
+                    f"another capture has {two.kind} {two.name!r} there, or launches it otherwise",
+                )
+            if first.launches[node] != other.launches[node]:
+                raise CapturesDiffer(self.where(node), "another launch made it in another capture")
+        if len(first.nodes) != len(other.nodes):
+            raise CapturesDiffer(
+                "the graph", f"{len(first.nodes)} nodes, and {len(other.nodes)} in another capture"
+            )
+
+    # ---- parts and words -----------------------------------------------------------------------
+
+    def read_parts(self) -> None:
+        for node, one in enumerate(self._nodes):
+            for part, content in enumerate(one.parts):
+                contents = [capture.nodes[node].parts[part] for capture in self._captures]
+                if all(other == content for other in contents):
+                    self._equal.append((node, part, content))
+                else:
+                    self._read_part(node, part, contents)
+
+    def _read_part(self, node: int, part: int, contents: list[bytes]) -> None:
+        first = contents[0]
+        for block in range(0, len(first), _BLOCK_BYTES):
+            end = min(block + _BLOCK_BYTES, len(first))
+            piece = first[block:end]
+            differs = any(other[block:end] != piece for other in contents)
+            for offset in range(block, end, WORD_BYTES):
+                words = [content[offset : min(offset + WORD_BYTES, end)] for content in contents]
+                if differs and any(word != words[0] for word in words):
+                    self._read_word(node, part, offset, contents, words)
+                elif len(words[0]) == WORD_BYTES:
+                    self._single.append((node, part, offset, _number(words[0])))
+
+    def _read_word(
+        self, node: int, part: int, offset: int, contents: list[bytes], words: list[bytes]
+    ) -> None:
+        """Name a word that is not the same in all captures."""
+        first, again, second, third = words
+        is_whole = len(first) == WORD_BYTES
+        if is_whole and (kept := self._owner_of(words)):
+            self._kept.append(OwnedConstant(node, part, offset, _number(first), kept))
+            return
+        if first == again and is_whole:
+            meanings = self._meanings([first, second, third])
+            if meanings:
+                self.found.append((node, part, offset, *self._nearest(node, offset, meanings)))
+                return
+        mask = bytes(0xFF * (one != other) for one, other in zip(first, again, strict=True))
+        elsewhere = {_masked(word, mask) for word in words}
+        if len(elsewhere) > 1:
+            self._refuse_unaligned(node, offset, contents)
+        if first == again:
+            self._refuse(node, part, offset, "is no address of an allocation in all of them", words)
+        self.noise.append(Noise(node, part, offset, mask))
+
+    def _meanings(self, words: Sequence[bytes]) -> set[tuple[int, int]]:
+        """What explains a word in every layout."""
+        return set.intersection(
+            *(
+                layout.candidates(_number(word))
+                for layout, word in zip(self._layouts, words, strict=True)
+            )
+        )
+
+    def _nearest(self, node: int, offset: int, meanings: set[tuple[int, int]]) -> tuple[int, int]:
+        """The allocation that an address is nearest to."""
+        allocations = self._captures[0].allocations
+        order = sorted(
+            (max(-distance, distance - allocations[index].size_bytes, 0), index, distance)
+            for index, distance in meanings
+        )
+        if len(order) > 1 and order[0][0] == order[1][0]:
+            raise CaptureError(
+                f"{self.where(node)}: {self._parameter(node, offset)} is as near to one allocation "
+                "as to another in every layout, so it cannot be told whose address it is"
+            )
+        return order[0][1:]
+
+    def _owner_of(self, words: Sequence[bytes]) -> str:
+        """Who owns what a word points to, if in each capture it is the same place of the same."""
+        first, *others = (
+            owned.find(_number(word)) for owned, word in zip(self._owned, words, strict=True)
+        )
+        return first[0] if first is not None and all(other == first for other in others) else ""
+
+    def _refuse_unaligned(self, node: int, offset: int, contents: list[bytes]) -> None:
+        """Refuse a differing word that is part of an address which is not aligned."""
+        first, again, second, third = contents
+        for start in range(max(0, offset - WORD_BYTES + 1), offset + WORD_BYTES):
+            end = start + WORD_BYTES
+            words = [content[start:end] for content in (first, second, third)]
+            is_noisy = again[start:end] != words[0]
+            if start == offset or end > len(first) or is_noisy or len(set(words)) == 1:
+                continue
+            if self._meanings(words):
+                raise CaptureError(
+                    f"{self.where(node)}: {self._parameter(node, offset)} holds an address at byte "
+                    f"{start} of its arguments, which is not a multiple of {WORD_BYTES}; such an "
+                    "address cannot be relocated"
+                )
+
+    # ---- constants -----------------------------------------------------------------------------
+
+    def owned_constants(
+        self, is_device_address: Callable[[int], bool] | None
+    ) -> Iterator[OwnedConstant]:
+        """Constant words with an address that somebody keeps.
+
+        Raises:
+            CaptureError: a constant is an address that nobody keeps.
+        """
+        yield from self._kept
+        judged: dict[int, str | None] = {}
+        for value in self._distinct_constants():
+            owner = self._owned[0].find(value)
+            if owner is not None:
+                judged[value] = owner[0]
+            elif self._is_of_pool(value) or (is_device_address and is_device_address(value)):
+                judged[value] = None
+        if not judged:
+            return
+        for node, part, offset, value in self._places(judged):
+            owner_name = judged[value]
+            if owner_name is None:
+                self._refuse_constant(node, part, offset, value)
+            else:
+                yield OwnedConstant(node, part, offset, value, owner_name)
+
+    def _is_of_pool(self, value: int) -> bool:
+        return any(layout.candidates(value) for layout in self._layouts)
+
+    def _distinct_constants(self) -> list[int]:
+        values = {value for _, _, _, value in self._single}
+        for content in {content for _, _, content in self._equal}:
+            values.update(_words_of(content))
+        return [value for value in values if _LEAST_ADDRESS <= value < _MOST_ADDRESS]
+
+    def _places(self, values: dict[int, str | None]) -> Iterator[tuple[int, int, int, int]]:
+        yield from (one for one in self._single if one[3] in values)
+        for node, part, content in self._equal:
+            words = _words_of(content)
+            if not values.keys().isdisjoint(words):
+                for index, value in enumerate(words):
+                    if value in values:
+                        yield node, part, index * WORD_BYTES, value
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def _parameter(self, node: int, offset: int) -> str:
+        """The parameter that holds a byte of the arguments."""
+        for index, (begin, size_bytes) in enumerate(self._nodes[node].parameters):
+            if begin <= offset < begin + size_bytes:
+                return f"parameter {index}"
+        return f"byte {offset}"
+
+    def _refuse(self, node: int, part: int, offset: int, what: str, words: list[bytes]) -> None:
+        place = f"byte {offset} of a host table" if part else self._parameter(node, offset)
+        values = ", ".join(f"0x{int.from_bytes(word, 'little'):x}" for word in words)
+        raise CaptureError(
+            f"{self.where(node)}: {place} (at byte {offset}) differs between captures and {what}: "
+            f"{values}"
+        )
+
+    def _refuse_constant(self, node: int, part: int, offset: int, value: int) -> None:
+        place = f"byte {offset} of a host table" if part else self._parameter(node, offset)
+        why = (
+            "memory of one capture, which is gone after it: something keeps that address between "
+            "calls (a cache, or a plan of a library)"
+            if self._is_of_pool(value)
+            else "device memory that neither the Program nor a known library owns, so nobody says "
+            "how long it lives"
+        )
+        raise CaptureError(
+            f"{self.where(node)}: {place} is always 0x{value:x}, an address of {why}"
+        )
+
+
+def _kinds(capture: GraphCapture) -> list[tuple[int | None, int]]:
+    return [(one.value, one.size_bytes) for one in capture.allocations]
+
+
+def _number(word: bytes) -> int:
+    return int.from_bytes(word, "little")
+
+
+def _masked(word: bytes, mask: bytes) -> bytes:
+    return bytes(one & ~other & 0xFF for one, other in zip(word, mask, strict=True))
+
+
+def _words_of(content: bytes) -> tuple[int, ...]:
+    n_words = len(content) // WORD_BYTES
+    return struct.unpack_from(f"<{n_words}Q", content)

@@ -1,0 +1,333 @@
+"""A captured graph as data, read through the driver's API by NVIDIA's Python bindings."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import enum
+import functools
+import struct
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from offload.errors import BackendUnavailable, CaptureError, ExecutionError
+
+
+class NodeKind(enum.StrEnum):
+    """The kinds of nodes that a captured graph may have; others are refused."""
+
+    KERNEL = "kernel"
+    MEMCPY = "memcpy"
+    MEMSET = "memset"
+    EMPTY = "empty"
+
+
+Edge = tuple[int, int]
+"""`(before, after)`, by node index."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GraphNode:
+    """One node of a graph.
+
+    Attributes:
+        handle: the driver's, valid as long as the graph.
+        kind: what it does.
+        name: for people: a kernel's name.
+        signature: all that must agree between captures besides the bytes of `parts`.
+        parts: bytes in which addresses may stand. Of a kernel its packed arguments; of a memcpy
+            the addresses of source and destination (a host source counts as 0), and then the bytes
+            of a host source; of a memset the destination.
+        parameters: of a kernel the (offset, size) in bytes of each argument in the first part.
+    """
+
+    handle: int
+    kind: NodeKind
+    name: str
+    signature: Hashable
+    parts: tuple[bytes, ...]
+    parameters: tuple[tuple[int, int], ...] = ()
+
+
+# By number, after CUgraphNodeType in cuda.h.
+_KINDS = {0: NodeKind.KERNEL, 1: NodeKind.MEMCPY, 2: NodeKind.MEMSET, 5: NodeKind.EMPTY}
+_REFUSED = {
+    3: "a host function",
+    4: "a child graph",
+    6: "a wait for an event of another stream",
+    7: "an event that other streams wait for",
+    8: "a signal to another device or process",
+    9: "a wait for another device or process",
+    10: "an allocation of memory",
+    11: "a free of memory",
+    12: "a batch of memory operations",
+    13: "a conditional graph",
+}
+
+# CUmemorytype in cuda.h.
+_HOST, _DEVICE, _UNIFIED = 1, 2, 4
+
+# Launch attributes by CUlaunchAttributeID, with the bytes of their value.
+_ACCESS_POLICY_WINDOW = 1
+_ATTRIBUTE_BYTES = {2: 4, 3: 4, 4: 12, 5: 4, 6: 4, 8: 4, 9: 2, 10: 4, 11: 12, 14: 4}
+
+_MEMORY_TYPE_ATTRIBUTE = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+
+# Layouts of structures in cuda.h: CUDA_KERNEL_NODE_PARAMS_v2, CUDA_MEMCPY3D_v2,
+# CUDA_MEMSET_NODE_PARAMS_v1; also declared in native/cuda/driver_abi.hpp.
+_KERNEL_PARAMS = struct.Struct("<Q7I4xQQQQ")
+_MEMCPY_PARAMS = struct.Struct("<4QI4x6Q4QI4x6Q3Q")
+_MEMSET_PARAMS = struct.Struct("<QQIIQQ")
+# CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
+_BUFFER_POINTER, _BUFFER_SIZE = 1, 2
+
+
+@functools.cache
+def driver_bindings() -> Any:
+    """NVIDIA's bindings of the driver.
+
+    Raises:
+        BackendUnavailable: they are not installed, or older than CUDA 13.
+    """
+    try:
+        from cuda.bindings import driver  # noqa: PLC0415
+    except ImportError:
+        raise BackendUnavailable(
+            "graphs are read through NVIDIA's Python bindings, which are not installed: "
+            "pip install 'offload[cuda]'"
+        ) from None
+    if not hasattr(driver, "cuKernelGetParamInfo"):
+        raise BackendUnavailable("cuda-bindings is older than CUDA 13: pip install 'offload[cuda]'")
+    return driver
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call a driver function and return what it gives.
+
+    Raises:
+        ExecutionError: the driver returned an error; the message has its code's name.
+    """
+    code, *results = getattr(driver_bindings(), name)(*arguments)
+    if int(code):
+        raise ExecutionError(f"{name}: {getattr(code, 'name', code)}")
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def is_device_address(address: int) -> bool:
+    """Whether the driver knows an address as that of a device's memory."""
+    driver = driver_bindings()
+    attribute = driver.CUpointer_attribute(_MEMORY_TYPE_ATTRIBUTE)
+    code, kind = driver.cuPointerGetAttribute(attribute, address)
+    return not int(code) and int(kind) == _DEVICE
+
+
+def read_graph(
+    graph: int, known: Mapping[int, GraphNode] | None = None
+) -> tuple[list[GraphNode], list[Edge]]:
+    """Read a graph.
+
+    Args:
+        graph: the driver's handle.
+        known: by handle the nodes that were read before. A node that copies from the host must be
+            read when it appears, since its source may be used again before the capture ends.
+
+    Returns:
+        The nodes in the driver's order, and the edges by node index.
+
+    Raises:
+        CaptureError: the graph has a node whose kind cannot be relocated.
+        ExecutionError: the driver failed.
+    """
+    handle = driver_bindings().CUgraph(init_value=graph)
+    _, n_nodes = call("cuGraphGetNodes", handle)
+    found, _ = call("cuGraphGetNodes", handle, n_nodes)
+    reader, known = NodeReader(), known or {}
+    handles = [int(one) for one in found[:n_nodes]]
+    nodes = [known.get(one) or reader.read(one) for one in handles]
+    index = {one: position for position, one in enumerate(handles)}
+    *_, n_edges = call("cuGraphGetEdges", handle)
+    before, after, data, _ = call("cuGraphGetEdges", handle, n_edges)
+    edges = []
+    for start, end, kind in zip(before, after, data, strict=False):
+        edge = index[int(start)], index[int(end)]
+        edges.append(edge)
+        ports = kind.from_port, kind.to_port, int(kind.type)
+        if any(ports):
+            node = nodes[edge[1]]
+            signature = (node.signature, edge[0], ports)
+            nodes[edge[1]] = dataclasses.replace(node, signature=signature)
+    return nodes, sorted(edges)
+
+
+class NodeReader:
+    """Reads nodes one by one, asking once for what is the same for every launch of a kernel."""
+
+    def __init__(self) -> None:
+        self._driver = driver_bindings()
+        self._kernels: dict[tuple[int, int], tuple[str, tuple[tuple[int, int], ...]]] = {}
+
+    def read(self, handle: int) -> GraphNode:
+        """Read a node; bytes of the host are copied.
+
+        Raises:
+            CaptureError: nodes of its kind cannot be relocated; the message says which kind.
+            ExecutionError: the driver failed.
+        """
+        node = self._driver.CUgraphNode(init_value=handle)
+        number = int(call("cuGraphNodeGetType", node))
+        kind = _KINDS.get(number)
+        if kind is None:
+            what = _REFUSED.get(number, f"a node of a kind ({number}) that this version")
+            raise CaptureError(
+                f"the captured graph has {what}, which cannot be executed at new addresses"
+            )
+        if kind is NodeKind.KERNEL:
+            return self._kernel(handle, node)
+        if kind is NodeKind.MEMCPY:
+            return self._memcpy(handle, node)
+        if kind is NodeKind.MEMSET:
+            return self._memset(handle, node)
+        return GraphNode(handle, kind, str(kind), (), ())
+
+    # ---- kernels -------------------------------------------------------------------------------
+
+    def _kernel(self, handle: int, node: Any) -> GraphNode:
+        params = call("cuGraphKernelNodeGetParams", node)
+        function, *shape, addresses, extra, kernel, _ = _fields(params, _KERNEL_PARAMS)
+        key = (function, 0) if function else (0, kernel)
+        if key not in self._kernels:
+            self._kernels[key] = self._describe_kernel(*key)
+        name, parameters = self._kernels[key]
+        size_bytes = max((begin + size for begin, size in parameters), default=0)
+        if addresses:
+            packed = bytearray(size_bytes)
+            places = (ctypes.c_uint64 * len(parameters)).from_address(addresses)
+            for (begin, size), address in zip(parameters, places, strict=True):
+                packed[begin : begin + size] = ctypes.string_at(address, size)
+            content = bytes(packed)
+        elif extra:
+            content = _packed_arguments(extra, name)
+        else:
+            content = b""
+        if len(content) < size_bytes:
+            raise CaptureError(
+                f"kernel {name!r} has {size_bytes} bytes of arguments, of which {len(content)} "
+                "can be read"
+            )
+        signature = (key, tuple(shape), self._attributes(node, name))
+        return GraphNode(handle, NodeKind.KERNEL, name, signature, (content,), parameters)
+
+    def _describe_kernel(
+        self, function: int, kernel: int
+    ) -> tuple[str, tuple[tuple[int, int], ...]]:
+        if function:
+            what = self._driver.CUfunction(init_value=function)
+            get_name, get_parameter = "cuFuncGetName", self._driver.cuFuncGetParamInfo
+        else:
+            what = self._driver.CUkernel(init_value=kernel)
+            get_name, get_parameter = "cuKernelGetName", self._driver.cuKernelGetParamInfo
+        parameters: list[tuple[int, int]] = []
+        while True:  # there is no count before CUDA 13.2: the first index too many is an error
+            code, begin, size = get_parameter(what, len(parameters))
+            if int(code):
+                break
+            parameters.append((int(begin), int(size)))
+        if int(code) != int(self._driver.CUresult.CUDA_ERROR_INVALID_VALUE):
+            raise ExecutionError(f"asking for a kernel's parameters: {code.name}")
+        return call(get_name, what).decode(), tuple(parameters)
+
+    def _attributes(self, node: Any, name: str) -> tuple[bytes | None, ...]:
+        """The launch attributes; None for those that this driver does not know."""
+        window = self._attribute(node, _ACCESS_POLICY_WINDOW, 16)
+        if window is not None and any(window[8:]):
+            raise CaptureError(
+                f"kernel {name!r} is launched with an access policy window, which names an address"
+            )
+        return tuple(
+            self._attribute(node, number, size) for number, size in _ATTRIBUTE_BYTES.items()
+        )
+
+    def _attribute(self, node: Any, number: int, size_bytes: int) -> bytes | None:
+        try:
+            attribute = self._driver.CUkernelNodeAttrID(number)
+        except ValueError:
+            return None
+        code, value = self._driver.cuGraphKernelNodeGetAttribute(node, attribute)
+        # The bindings give one buffer for every attribute: copy it before the next one.
+        return None if int(code) else ctypes.string_at(value.getPtr(), size_bytes)
+
+    # ---- copies --------------------------------------------------------------------------------
+
+    def _memcpy(self, handle: int, node: Any) -> GraphNode:
+        fields = _fields(call("cuGraphMemcpyNodeGetParams", node), _MEMCPY_PARAMS)
+        source, destination, extent = _Operand(fields[:11]), _Operand(fields[11:22]), fields[22:]
+        for operand in (source, destination):
+            if operand.memory_type == _UNIFIED:
+                operand.memory_type = self._memory_type(operand.device)
+        if destination.memory_type == _HOST:
+            raise CaptureError(
+                "the captured graph copies to the host, and nobody could say when a caller may "
+                "read that"
+            )
+        if destination.memory_type != _DEVICE or source.memory_type not in (_HOST, _DEVICE):
+            raise CaptureError("the captured graph copies to or from a CUDA array")
+        parts: tuple[bytes, ...]
+        if source.memory_type == _DEVICE:
+            parts = (struct.pack("<QQ", source.device, destination.device),)
+        else:
+            table = ctypes.string_at(source.host or source.device, source.span_bytes(*extent))
+            parts = (struct.pack("<QQ", 0, destination.device), table)
+        signature = (tuple(extent), source.layout(), destination.layout())
+        name = "to the device" if len(parts) == 2 else "on the device"
+        return GraphNode(handle, NodeKind.MEMCPY, name, signature, parts)
+
+    def _memory_type(self, address: int) -> int:
+        """Whose memory it is: that which the driver does not know is the host's."""
+        attribute = self._driver.CUpointer_attribute(_MEMORY_TYPE_ATTRIBUTE)
+        code, kind = self._driver.cuPointerGetAttribute(attribute, address)
+        return _HOST if int(code) else int(kind)
+
+    def _memset(self, handle: int, node: Any) -> GraphNode:
+        fields = _fields(call("cuGraphMemsetNodeGetParams", node), _MEMSET_PARAMS)
+        destination, pitch, *rest = fields
+        height = rest[-1]
+        signature = (pitch if height > 1 else 0, tuple(rest))
+        part = struct.pack("<Q", destination)
+        return GraphNode(handle, NodeKind.MEMSET, "memset", signature, (part,))
+
+
+class _Operand:
+    """One side of a copy, after CUDA_MEMCPY3D."""
+
+    def __init__(self, fields: tuple[int, ...]) -> None:
+        self._x_bytes, self._y, self._z, self._lod = fields[:4]
+        self.memory_type, self.host, self.device = fields[4:7]
+        self._pitch, self._height = fields[9:]
+
+    def layout(self) -> tuple[int, ...]:
+        return (
+            self.memory_type, self._x_bytes, self._y, self._z, self._lod, self._pitch, self._height,
+        )  # fmt: skip
+
+    def span_bytes(self, width_bytes: int, height: int, depth: int) -> int:
+        """From the operand's address to one past the last byte that is copied."""
+        rows = (self._z + depth - 1) * self._height + self._y + height - 1
+        return rows * self._pitch + self._x_bytes + width_bytes
+
+
+def _fields(structure: Any, layout: struct.Struct) -> tuple[int, ...]:
+    return layout.unpack(ctypes.string_at(structure.getPtr(), layout.size))
+
+
+def _packed_arguments(extra: int, name: str) -> bytes:
+    """The arguments of a launch that gave them as one buffer."""
+    pairs: dict[int, int] = {}
+    words = ctypes.cast(extra, ctypes.POINTER(ctypes.c_uint64))
+    place = 0
+    while words[place]:
+        pairs[words[place]] = words[place + 1]
+        place += 2
+    if set(pairs) != {_BUFFER_POINTER, _BUFFER_SIZE}:
+        raise CaptureError(f"kernel {name!r} is launched with options that cannot be read")
+    size_bytes = ctypes.c_size_t.from_address(pairs[_BUFFER_SIZE]).value
+    return ctypes.string_at(pairs[_BUFFER_POINTER], size_bytes)

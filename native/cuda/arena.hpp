@@ -1,0 +1,76 @@
+// The arena: physical memory for feature maps that executables share, each at its own addresses.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "cuda/memory.hpp"
+
+namespace offload::cuda {
+
+class ArenaMapping;
+
+// A growing list of physical chunks. Every mapping shows the first of them, so that all physical
+// memory together is that of the largest mapping, and no address has to be patched for sharing.
+//
+// Owner: shared by its mappings and executables. Thread: any; who executes on it holds a Lease on
+// lease_id() from before enter until all work is enqueued. Errors: the constructor throws
+// BackendUnavailable; it, map and enter throw ExecutionError. A failed map leaves nothing behind.
+class CudaArena : public std::enable_shared_from_this<CudaArena> {
+ public:
+  explicit CudaArena(int device);
+
+  // Shows at least `size_bytes` at addresses of their own; 0: no memory, address 0.
+  std::shared_ptr<ArenaMapping> map(std::size_t size_bytes);
+
+  // Physical memory so far, in bytes.
+  std::size_t size_bytes() const;
+
+  // Orders what is enqueued on `stream` from here on after all earlier users of the arena. A
+  // stream must not be destroyed before the arena is entered on another one, or idle.
+  void enter(Stream stream);
+
+  // What stands for this arena among leased addresses: no memory lies there.
+  std::uint64_t lease_id() const { return reinterpret_cast<std::uint64_t>(this); }
+
+  const Driver& driver() const { return driver_; }
+  const PrimaryContext& context() const { return context_; }
+
+ private:
+  const Driver& driver_;
+  PrimaryContext context_;
+  std::size_t granularity_bytes_;
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<PhysicalMemory>> chunks_;
+  std::optional<Stream> last_stream_;
+  std::optional<OrderEvent> order_;
+};
+
+// An arena's memory at one range of addresses.
+//
+// Owner: one executable, which has to wait for its work before it lets go. Thread: any. Keeps the
+// chunks alive.
+class ArenaMapping {
+ public:
+  ArenaMapping(std::shared_ptr<CudaArena> arena, std::size_t size_bytes)
+      : arena_(std::move(arena)), size_bytes_(size_bytes) {}
+
+  // 0 where there is no memory.
+  DevicePointer address() const { return range_ ? range_->address() : 0; }
+  std::size_t size_bytes() const { return size_bytes_; }
+  bool contains(DevicePointer at) const {
+    return range_ && at - range_->address() < range_->size_bytes();
+  }
+
+ private:
+  friend class CudaArena;
+
+  std::shared_ptr<CudaArena> arena_;
+  std::size_t size_bytes_;
+  std::vector<std::shared_ptr<PhysicalMemory>> chunks_;
+  std::optional<AddressRange> range_;  // last, so that it is unmapped first
+};
+
+}  // namespace offload::cuda

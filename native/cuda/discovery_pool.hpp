@@ -1,0 +1,89 @@
+// Addresses for discovery: where each allocation of a captured program lies while it is captured.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/memory.hpp"
+
+namespace offload::cuda {
+
+struct PoolEvent {
+  bool is_allocation = true;  // else a free
+  DevicePointer address = 0;
+  std::size_t size_bytes = 0;
+};
+
+// One layout without reuse: every allocation lies at an address of its own between guard gaps of
+// at least 1 MiB, where nothing is mapped. All addresses show the same physical chunk, since a
+// capture executes nothing. The seed moves the first address, the gaps, and the place within a
+// chunk (by multiples of 512 B, the alignment that torch's allocator gives), so that no integer
+// looks like the same (allocation, offset) in layouts of different seeds.
+//
+// Owner: shared by the discovery and by whoever made it current. Addresses hold until it is
+// destroyed, which waits for nothing: nothing may have been executed on them. Thread: any. Errors:
+// the constructor throws BackendUnavailable, it and allocate throw ExecutionError.
+class DiscoveryPool {
+ public:
+  DiscoveryPool(int device, std::uint64_t seed);
+
+  // A new address for `size_bytes` (0 too). A stream capture on this thread is not disturbed.
+  DevicePointer allocate(std::size_t size_bytes);
+
+  // Notes a free; the address is not used again. Addresses of other pools are ignored.
+  void free(DevicePointer address);
+
+  // Allocations and frees in order, since the pool was made or rewound.
+  std::vector<PoolEvent> events() const;
+
+  // Starts the layout again: the same sizes in the same order get the same addresses. What was
+  // given out before stays mapped.
+  void rewind();
+
+  // The error of the last allocation through the C function, which cannot throw.
+  std::optional<std::string> error() const;
+  void note_error(const std::string& message);
+
+  // The pool that the C functions use, or none.
+  static void set_current(std::shared_ptr<DiscoveryPool> pool);
+  static std::shared_ptr<DiscoveryPool> current();
+
+ private:
+  struct Area {
+    AddressRange range;
+    std::vector<bool> mapped;  // by chunk
+  };
+
+  std::uint64_t random();
+  DevicePointer place(std::size_t n_bytes);
+  void show_chunk(Area& area, DevicePointer begin, std::size_t n_bytes);
+
+  const Driver& driver_;
+  PrimaryContext context_;
+  std::size_t chunk_bytes_;
+  PhysicalMemory chunk_;
+  std::uint64_t seed_;
+  mutable std::mutex mutex_;
+  std::uint64_t random_state_;
+  std::vector<Area> areas_;
+  std::size_t area_ = 0;           // where the next allocation goes
+  std::size_t n_chunks_used_ = 0;  // of that area
+  std::vector<PoolEvent> events_;
+  std::optional<std::string> error_;
+};
+
+}  // namespace offload::cuda
+
+// For torch.cuda.memory.CUDAPluggableAllocator, on the current pool. Malloc returns null without a
+// pool and where the pool fails (see its error()).
+extern "C" {
+__attribute__((visibility("default"))) void* offload_cuda_pool_malloc(std::ptrdiff_t size_bytes,
+                                                                      int device, void* stream);
+__attribute__((visibility("default"))) void offload_cuda_pool_free(void* address,
+                                                                   std::ptrdiff_t size_bytes,
+                                                                   int device, void* stream);
+}

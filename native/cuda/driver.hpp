@@ -1,0 +1,123 @@
+// The CUDA driver, opened at run time: its functions, its errors, and the contexts it works in.
+#pragma once
+
+#include <string>
+
+#include "cuda/driver_abi.hpp"
+
+namespace offload::cuda {
+
+// The function table of libcuda.so.1.
+//
+// Owner: the process; never closed, since objects of static life may still use it. Thread: any.
+// Errors: get throws BackendUnavailable; check and check_memory throw ExecutionError.
+class Driver {
+ public:
+  // Opens the library, resolves every function and initialises the driver; done once, tried again
+  // after a failure. Throws BackendUnavailable naming the library, symbol or version that is
+  // missing, or why the driver does not start.
+  static const Driver& get();
+
+  // Throws with the code's name and text, and what was attempted.
+  void check(Result result, const char* what) const {
+    if (result != kSuccess) fail(result, what);
+  }
+
+  // The same, saying how many bytes were wanted if memory ran out.
+  void check_memory(Result result, std::size_t n_bytes, const char* what) const {
+    if (result != kSuccess) fail_memory(result, n_bytes, what);
+  }
+
+  [[noreturn]] void fail(Result result, const std::string& what) const;
+  [[noreturn]] void fail_memory(Result result, std::size_t n_bytes, const char* what) const;
+
+  // "CUDA_ERROR_INVALID_VALUE (invalid argument)".
+  std::string describe(Result result) const;
+
+#define OFFLOAD_DECLARE(name, symbol, version, signature) Result(*name) signature = nullptr;
+  OFFLOAD_CUDA_FUNCTIONS(OFFLOAD_DECLARE)
+#undef OFFLOAD_DECLARE
+
+ private:
+  void open();
+};
+
+// A device's primary context, which torch uses too, kept while this lives.
+//
+// Thread: any. Errors: the constructor throws BackendUnavailable for a device that does not exist
+// or lacks virtual memory management, ExecutionError if the context cannot be made.
+class PrimaryContext {
+ public:
+  PrimaryContext(const Driver& driver, int device);
+  ~PrimaryContext();
+  PrimaryContext(const PrimaryContext&) = delete;
+  PrimaryContext& operator=(const PrimaryContext&) = delete;
+
+  Context handle() const { return context_; }
+  Device device() const { return device_; }
+
+ private:
+  const Driver& driver_;
+  Device device_ = 0;
+  Context context_ = nullptr;
+};
+
+// While it lives, a context is this thread's current one.
+//
+// Owner: a stack frame. Errors: none; a context that cannot be set shows in the next call.
+class ContextScope {
+ public:
+  ContextScope(const Driver& driver, const PrimaryContext& context) : driver_(driver) {
+    driver_.context_get_current(&before_);
+    changed_ = before_ != context.handle();
+    if (changed_) driver_.context_set_current(context.handle());
+  }
+  ~ContextScope() {
+    if (changed_) driver_.context_set_current(before_);
+  }
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  const Driver& driver_;
+  Context before_ = nullptr;
+  bool changed_ = false;
+};
+
+// While it lives, calls on this thread that a stream capture would refuse are let through, since
+// they do not concern the captured work.
+//
+// Owner: a stack frame. Errors: none.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const Driver& driver) : driver_(driver) {
+    driver_.exchange_capture_mode(&mode_);
+  }
+  ~RelaxedCapture() { driver_.exchange_capture_mode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const Driver& driver_;
+  CaptureMode mode_ = kCaptureRelaxed;
+};
+
+// An event without times.
+//
+// Owner: one object; needs a current context while it is made. Errors: the constructor throws
+// ExecutionError.
+class OrderEvent {
+ public:
+  explicit OrderEvent(const Driver& driver);
+  ~OrderEvent();
+  OrderEvent(const OrderEvent&) = delete;
+  OrderEvent& operator=(const OrderEvent&) = delete;
+
+  Event handle() const { return event_; }
+
+ private:
+  const Driver& driver_;
+  Event event_ = nullptr;
+};
+
+}  // namespace offload::cuda

@@ -1,0 +1,75 @@
+#include "cuda/memory.hpp"
+
+namespace offload::cuda {
+namespace {
+
+constexpr int kPinnedOnDevice = 1;    // CU_MEM_ALLOCATION_TYPE_PINNED
+constexpr int kLocatedOnDevice = 1;   // CU_MEM_LOCATION_TYPE_DEVICE
+constexpr int kReadAndWrite = 3;      // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+constexpr int kMinimum = 0;           // CU_MEM_ALLOC_GRANULARITY_MINIMUM
+constexpr unsigned int kForAll = 1U;  // CU_MEMHOSTALLOC_PORTABLE
+
+AllocationProperties properties_of(Device device) {
+  AllocationProperties properties = {};
+  properties.type = kPinnedOnDevice;
+  properties.location = {kLocatedOnDevice, device};
+  return properties;
+}
+
+}  // namespace
+
+std::size_t granularity_bytes(const Driver& driver, Device device) {
+  const AllocationProperties properties = properties_of(device);
+  std::size_t n_bytes = 0;
+  driver.check(driver.memory_get_granularity(&n_bytes, &properties, kMinimum),
+               "asking for the granularity of memory");
+  return n_bytes;
+}
+
+PhysicalMemory::PhysicalMemory(const Driver& driver, Device device, std::size_t n_bytes)
+    : driver_(driver), n_bytes_(n_bytes) {
+  const AllocationProperties properties = properties_of(device);
+  driver_.check_memory(driver_.memory_create(&handle_, n_bytes, &properties, 0), n_bytes,
+                       "allocating device memory");
+}
+
+PhysicalMemory::~PhysicalMemory() {
+  if (handle_ != 0) driver_.memory_release(handle_);
+}
+
+AddressRange::AddressRange(const Driver& driver, std::size_t n_bytes)
+    : driver_(driver), n_bytes_(n_bytes) {
+  driver_.check_memory(driver_.address_reserve(&address_, n_bytes, 0, 0, 0), n_bytes,
+                       "reserving device addresses");
+}
+
+AddressRange::~AddressRange() {
+  for (const auto& [at, n_bytes] : mapped_) driver_.memory_unmap(at, n_bytes);
+  if (n_bytes_ != 0) driver_.address_free(address_, n_bytes_);
+}
+
+void AddressRange::map(DevicePointer at, const PhysicalMemory& memory) {
+  mapped_.emplace_back(at, memory.size_bytes());  // first, since it may fail
+  const Result result = driver_.memory_map(at, memory.size_bytes(), 0, memory.handle(), 0);
+  if (result == kSuccess) return;
+  mapped_.pop_back();
+  driver_.fail_memory(result, memory.size_bytes(), "mapping device memory");
+}
+
+void AddressRange::allow_access(DevicePointer at, std::size_t n_bytes, Device device) {
+  const AccessDescription access = {{kLocatedOnDevice, device}, kReadAndWrite};
+  driver_.check_memory(driver_.memory_set_access(at, n_bytes, &access, 1), n_bytes,
+                       "giving the device access to its memory");
+}
+
+PinnedMemory::PinnedMemory(const Driver& driver, std::size_t n_bytes) : driver_(driver) {
+  if (n_bytes == 0) return;
+  driver_.check_memory(driver_.memory_host_allocate(&address_, n_bytes, kForAll), n_bytes,
+                       "allocating pinned host memory");
+}
+
+PinnedMemory::~PinnedMemory() {
+  if (address_ != nullptr) driver_.memory_host_free(address_);
+}
+
+}  // namespace offload::cuda

@@ -1,0 +1,93 @@
+// The driver's memory, each kind held by one object: physical, addresses, pinned.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "cuda/driver.hpp"
+
+namespace offload::cuda {
+
+// The unit, in bytes, in which a device's physical memory is made and mapped.
+std::size_t granularity_bytes(const Driver& driver, Device device);
+
+inline std::size_t round_up(std::size_t n_bytes, std::size_t unit_bytes) {
+  return (n_bytes + unit_bytes - 1) / unit_bytes * unit_bytes;
+}
+
+// Physical memory of a device, without an address.
+//
+// Owner: moves. Thread: any. Errors: the constructor throws ExecutionError. Its bytes live on while
+// they are mapped anywhere.
+class PhysicalMemory {
+ public:
+  // `n_bytes`: a multiple of the granularity.
+  PhysicalMemory(const Driver& driver, Device device, std::size_t n_bytes);
+  ~PhysicalMemory();
+  PhysicalMemory(PhysicalMemory&& other) noexcept
+      : driver_(other.driver_),
+        n_bytes_(other.n_bytes_),
+        handle_(std::exchange(other.handle_, 0)) {}
+  PhysicalMemory& operator=(PhysicalMemory&&) = delete;
+
+  MemoryHandle handle() const { return handle_; }
+  std::size_t size_bytes() const { return n_bytes_; }
+
+ private:
+  const Driver& driver_;
+  std::size_t n_bytes_;
+  MemoryHandle handle_ = 0;
+};
+
+// A reserved range of addresses, and what is mapped in it. Nothing may use it any more when it is
+// destroyed.
+//
+// Owner: moves. Thread: callers serialise. Errors: all but the destructor throw ExecutionError.
+class AddressRange {
+ public:
+  // `n_bytes`: a multiple of the granularity.
+  AddressRange(const Driver& driver, std::size_t n_bytes);
+  ~AddressRange();
+  AddressRange(AddressRange&& other) noexcept
+      : driver_(other.driver_),
+        address_(std::exchange(other.address_, 0)),
+        n_bytes_(std::exchange(other.n_bytes_, 0)),
+        mapped_(std::move(other.mapped_)) {}
+  AddressRange& operator=(AddressRange&&) = delete;
+
+  DevicePointer address() const { return address_; }
+  std::size_t size_bytes() const { return n_bytes_; }
+
+  // Maps all of `memory` at an address of the range where nothing is mapped.
+  void map(DevicePointer at, const PhysicalMemory& memory);
+
+  // Lets the device read and write what is mapped there.
+  void allow_access(DevicePointer at, std::size_t n_bytes, Device device);
+
+ private:
+  const Driver& driver_;
+  DevicePointer address_ = 0;
+  std::size_t n_bytes_ = 0;
+  std::vector<std::pair<DevicePointer, std::size_t>> mapped_;
+};
+
+// Host memory that the device can read while it executes.
+//
+// Owner: one object; needs a current context while it is made and destroyed. Errors: the
+// constructor throws ExecutionError. No bytes: no memory.
+class PinnedMemory {
+ public:
+  PinnedMemory(const Driver& driver, std::size_t n_bytes);
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+
+  unsigned char* data() const { return static_cast<unsigned char*>(address_); }
+
+ private:
+  const Driver& driver_;
+  void* address_ = nullptr;
+};
+
+}  // namespace offload::cuda

@@ -1,0 +1,344 @@
+"""Discovery on captures made by hand: what each word of a kernel's arguments is taken for."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offload.backends.cuda.capture import Allocation, GraphCapture, OwnedRange
+from offload.backends.cuda.discover import CapturesDiffer, Noise, Word, discover
+from offload.backends.cuda.graph import GraphNode, NodeKind
+from offload.errors import CaptureError
+
+MIB = 1 << 20
+SIZES = (4096, 64, 3 * MIB)  # two Values and a scratch allocation
+VALUES = (0, 1, None)
+
+
+class Layout:
+    """One capture's addresses; `number` tells the four captures apart."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        place = {0: 0, 1: 0, 2: 1, 3: 2}[number]
+        base = 0x7F00_0000_0000 + place * 0x10_0000_0000
+        self.addresses = []
+        for index, size in enumerate(SIZES):
+            base += 2 * MIB + 512 * (1 + place) * (index + 1)
+            self.addresses.append(base)
+            base += size
+
+    def __getitem__(self, index: int) -> int:
+        return self.addresses[index]
+
+
+LAYOUTS = [Layout(number) for number in range(4)]
+Arguments = Callable[[Layout], bytes]
+
+
+def kernel(content: bytes, parameters: int = 8, signature: object = "grid 1") -> GraphNode:
+    places = tuple((at, parameters) for at in range(0, len(content), parameters))
+    return GraphNode(1, NodeKind.KERNEL, "fill_kernel", signature, (content,), places)
+
+
+def capture(*nodes: GraphNode, layout: Layout, **changes: object) -> GraphCapture:
+    fields = {
+        "graph": 1,
+        "nodes": nodes,
+        "edges": [(i, i + 1) for i in range(len(nodes) - 1)],
+        "launches": list(range(len(nodes))),
+        "allocations": [
+            Allocation(address, size, value)
+            for address, size, value in zip(layout.addresses, SIZES, VALUES, strict=True)
+        ],
+        "owned": [],
+        "keep": None,
+    }
+    return GraphCapture(**{**fields, **changes})
+
+
+def of_one_kernel(arguments: Arguments, **changes: object) -> list[GraphCapture]:
+    return [capture(kernel(arguments(one)), layout=one, **changes) for one in LAYOUTS]
+
+
+def pack(*words: int) -> bytes:
+    return struct.pack(f"<{len(words)}Q", *(word % (1 << 64) for word in words))
+
+
+def test_addresses_become_a_value_and_an_offset_and_integers_stay():
+    found = discover(of_one_kernel(lambda at: pack(at[1], 7, at[0] + 512, 0x2000000020)), 2)
+    assert found.words == (Word(0, 0, 0, 1, 0), Word(0, 0, 16, 0, 512))
+    assert (found.noise, found.constants, found.scratch_bytes) == ((), (), ())
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 4100, -8, -4096, MIB // 2])
+def test_interior_past_the_end_and_negative_offsets_belong_to_the_allocation(offset):
+    found = discover(of_one_kernel(lambda at: pack(at[0] + offset)), 2)
+    assert found.words == (Word(0, 0, 0, 0, offset),)
+
+
+def test_only_scratch_that_words_name_is_numbered():
+    found = discover(of_one_kernel(lambda at: pack(at[2] + 8, at[2], at[1])), 2)
+    assert [word.value for word in found.words] == [2, 2, 1]
+    assert found.scratch_bytes == (SIZES[2],)
+    assert discover(of_one_kernel(lambda at: pack(at[1])), 2).scratch_bytes == ()
+
+
+def test_pointer_tables_passed_by_value():
+    """As the foreach kernels: thousands of addresses, sizes between them, an uninitialised tail."""
+
+    def table(at: Layout) -> bytes:
+        rows = [at[i % 3] + 16 * i for i in range(2000)]
+        rest = random.Random(at.number).randbytes(800)
+        return pack(*rows) + pack(*range(2000)) + rest
+
+    found = discover(of_one_kernel(table), 2)
+    assert len(found.words) == 2000
+    assert found.words[7] == Word(0, 0, 56, 1, 112)
+    assert {one.offset_bytes for one in found.noise} == set(range(32000, 32800, 8))
+
+
+def test_a_stale_pointer_in_a_tail_is_noise():
+    """It points into the first layout in one capture, and elsewhere in the other."""
+    found = discover(
+        of_one_kernel(lambda at: pack(at[0], [at[1], 0x1234, at[2], 99][at.number])), 2
+    )
+    assert found.words == (Word(0, 0, 0, 0, 0),)
+    assert [one.offset_bytes for one in found.noise] == [8]
+
+
+def test_padding_beside_a_number_is_noise_by_bytes():
+    def arguments(at: Layout) -> bytes:
+        return struct.pack("<II", 42, [5, 6, 7, 8][at.number])
+
+    found = discover(of_one_kernel(arguments), 2)
+    assert found.noise == (Noise(0, 0, 0, b"\0\0\0\0\xff\0\0\0"),)
+
+
+def test_noise_at_the_end_of_arguments_that_are_no_multiple_of_a_word():
+    found = discover(of_one_kernel(lambda at: pack(at[0]) + bytes([1, 0, 0, at.number])), 2)
+    assert found.noise == (Noise(0, 0, 8, b"\0\0\0\xff"),)
+    assert found.words == (Word(0, 0, 0, 0, 0),)
+
+
+def test_a_look_alike_that_is_the_same_in_every_capture_is_an_integer():
+    found = discover(of_one_kernel(lambda _: pack(0x7ABC_DEF0_1230)), 2, (), lambda value: False)
+    assert found.words == ()
+
+
+def test_a_look_alike_that_differs_is_refused_with_kernel_parameter_and_values():
+    def arguments(at: Layout) -> bytes:
+        return pack(7, at[0] ^ (0x1F << 40))
+
+    with pytest.raises(CaptureError, match=r"'fill_kernel' \(node 0\) of aten::fill_ at net.py:3"):
+        discover(of_one_kernel(arguments), 2, ["aten::fill_ at net.py:3"])
+    with pytest.raises(CaptureError, match=r"parameter 1 .* differs .* 0x[0-9a-f]+, 0x[0-9a-f]+"):
+        discover(of_one_kernel(arguments), 2)
+
+
+def test_another_offset_in_another_layout_is_refused():
+    with pytest.raises(CaptureError, match="is no address of an allocation in all of them"):
+        discover(of_one_kernel(lambda at: pack(at[0] + at.number // 2 * 8)), 2)
+
+
+def test_a_difference_of_addresses_is_refused():
+    with pytest.raises(CaptureError, match="is no address"):
+        discover(of_one_kernel(lambda at: pack(at[1] - at[0])), 2)
+
+
+@pytest.mark.parametrize("lead", [4, 12, 3])
+def test_an_unaligned_address_is_refused_by_name(lead):
+    with pytest.raises(CaptureError, match=f"an address at byte {lead} of its arguments"):
+        discover(of_one_kernel(lambda at: bytes(lead) + pack(at[0]) + bytes(9)), 2)
+
+
+def test_an_unaligned_address_beside_noise_is_not_taken_for_noise():
+    def arguments(at: Layout) -> bytes:
+        return struct.pack("<I", at.number + 1) + pack(at[0]) + bytes(4)
+
+    with pytest.raises(CaptureError, match="an address at byte 4"):
+        discover(of_one_kernel(arguments), 2)
+
+
+def test_half_an_address_at_the_end_is_refused():
+    with pytest.raises(CaptureError, match=r"parameter 1 .* differs"):
+        discover(of_one_kernel(lambda at: pack(at[0]) + pack(at[1])[:4]), 2)
+
+
+def test_an_address_between_two_allocations_that_are_equally_far_is_refused():
+    """A pool that kept the same distances in each layout could not tell them apart."""
+
+    def at_fixed_distance(layout: Layout) -> dict[str, object]:
+        base = layout[0]
+        return {"allocations": [Allocation(base, 512, 0), Allocation(base + MIB, 512, 1)]}
+
+    captures = [
+        capture(kernel(pack(one[0] + (MIB + 512) // 2)), layout=one, **at_fixed_distance(one))
+        for one in LAYOUTS
+    ]
+    with pytest.raises(CaptureError, match="as near to one allocation as to another"):
+        discover(captures, 2)
+    captures = [
+        capture(kernel(pack(one[0] + 600)), layout=one, **at_fixed_distance(one)) for one in LAYOUTS
+    ]
+    assert discover(captures, 2).words == (Word(0, 0, 0, 0, 600),)
+
+
+def test_constants_with_an_owner_are_listed():
+    owned = [OwnedRange(0x6000_0000_0000, 4096, "the cuBLAS workspace")]
+    found = discover(
+        of_one_kernel(lambda at: pack(0x6000_0000_0100, at[0], 0x6000_0000_1000), owned=owned),
+        2,
+        (),
+        lambda value: True,
+    )
+    assert [(one.offset_bytes, one.owner) for one in found.constants] == [
+        (0, "the cuBLAS workspace"),
+        (16, "the cuBLAS workspace"),
+    ]
+    assert found.constants[0].address == 0x6000_0000_0100
+
+
+def test_an_owner_that_moves_between_captures_keeps_its_place():
+    """As the generator's cell, which each capture allocates anew: the first capture's stays."""
+    captures = []
+    for one in LAYOUTS:
+        cell = 0x6000_0000_0000 + one.number * 0x1000
+        ranges = [OwnedRange(cell, 16, "the generator's state")]
+        captures.append(capture(kernel(pack(cell + 8, one[0])), layout=one, owned=ranges))
+    found = discover(captures, 2)
+    assert [(one.offset_bytes, one.address) for one in found.constants] == [(0, 0x6000_0000_0008)]
+    assert found.noise == ()
+
+
+def test_an_address_kept_from_an_earlier_capture_is_refused():
+    """A cache filled in the first capture gives the same dead address in every later one."""
+    with pytest.raises(CaptureError, match=r"parameter 1 is always 0x.*gone after it"):
+        discover(of_one_kernel(lambda at: pack(at[0], LAYOUTS[0][1])), 2)
+
+
+def test_an_address_without_owner_is_refused_where_the_driver_knows_it():
+    captures = of_one_kernel(lambda at: pack(at[0], 0x6000_0000_0000))
+    asked: list[int] = []
+
+    def is_device_address(value: int) -> bool:
+        asked.append(value)
+        return value == 0x6000_0000_0000
+
+    with pytest.raises(CaptureError, match="parameter 1 is always 0x600000000000, an address of"):
+        discover(captures, 2, (), is_device_address)
+    assert asked == [0x6000_0000_0000]
+    equal = of_one_kernel(lambda _: pack(1, 2, 0x6000_0000_0000))
+    with pytest.raises(CaptureError, match="parameter 2 is always"):
+        discover(equal, 2, (), is_device_address)
+
+
+def memcpy(*parts: bytes) -> GraphNode:
+    return GraphNode(1, NodeKind.MEMCPY, "copy", (64,), parts)
+
+
+def test_copies_and_memsets_have_words():
+    def nodes(at: Layout) -> list[GraphNode]:
+        memset = GraphNode(1, NodeKind.MEMSET, "memset", (0, 64), (pack(at[2]),))
+        return [memcpy(pack(at[0] + 64, at[1])), memset]
+
+    found = discover([capture(*nodes(one), layout=one) for one in LAYOUTS], 2)
+    assert found.words == (Word(0, 0, 0, 0, 64), Word(0, 0, 8, 1, 0), Word(1, 0, 0, 2, 0))
+
+
+def test_host_tables_hold_addresses_too():
+    def table(at: Layout) -> GraphNode:
+        return memcpy(pack(0, at[2]), pack(at[0], 3, at[1] + 8))
+
+    found = discover([capture(table(one), layout=one) for one in LAYOUTS], 2)
+    assert found.words == (
+        Word(0, 0, 8, 2, 0), Word(0, 1, 0, 0, 0), Word(0, 1, 16, 1, 8),
+    )  # fmt: skip
+    strange = [capture(memcpy(pack(0, one[2]), pack(one[0] << 8)), layout=one) for one in LAYOUTS]
+    with pytest.raises(CaptureError, match="byte 0 of a host table"):
+        discover(strange, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nodes": [kernel(pack(1))]}, "nodes"),
+        ({"nodes": [kernel(pack(1)), kernel(pack(2), signature="grid 2")]}, "otherwise"),
+        ({"nodes": [kernel(pack(1)), kernel(pack(2, 3))]}, "otherwise"),
+        ({"edges": []}, "edges"),
+        ({"launches": [0, 0]}, "another launch"),
+        ({"allocations": []}, "allocations"),
+    ],
+)
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_captures_of_other_graphs_are_told_apart_from_refusals(number, changes, message):
+    captures = [capture(kernel(pack(1)), kernel(pack(2)), layout=one) for one in LAYOUTS]
+    assert discover(captures, 2).words == ()
+    nodes = captures[number].nodes
+    captures[number] = capture(*nodes, layout=LAYOUTS[number])
+    fields = {name: getattr(captures[number], name) for name in captures[number].__slots__}
+    captures[number] = GraphCapture(**{**fields, **changes})
+    with pytest.raises(CapturesDiffer, match=message):
+        discover(captures, 2)
+
+
+def test_two_captures_in_one_layout_must_have_its_addresses():
+    captures = [capture(kernel(pack(1)), layout=LAYOUTS[number]) for number in (0, 2, 2, 3)]
+    with pytest.raises(CapturesDiffer, match="other addresses"):
+        discover(captures, 2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("number"), st.integers(0, 1 << 40)),
+            st.tuples(st.integers(0, 2), st.integers(-4096, 5000)),
+            st.tuples(st.just("noise"), st.binary(min_size=32, max_size=32)),
+        ),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_random_arguments_are_named_word_by_word(words):
+    def arguments(at: Layout) -> bytes:
+        content = b""
+        for kind, detail in words:
+            if kind == "number":
+                content += pack(detail)
+            elif kind == "noise":
+                # The lowest byte differs between the first two, whatever the others hold.
+                own = detail[at.number * 8 : at.number * 8 + 8]
+                content += bytes([at.number]) + own[1:]
+            else:
+                content += pack(at[kind] + detail)
+        return content
+
+    expected = {
+        (index * 8, kind, detail)
+        for index, (kind, detail) in enumerate(words)
+        if isinstance(kind, int)
+    }
+    found = discover(of_one_kernel(arguments), 2)
+    assert {(one.offset_bytes, one.value, one.value_offset_bytes) for one in found.words} == {
+        (offset, min(kind, 2), detail) for offset, kind, detail in expected
+    }
+    noise = {index * 8 for index, (kind, _) in enumerate(words) if kind == "noise"}
+    assert {one.offset_bytes for one in found.noise} == noise
+
+
+def test_many_large_nodes_are_read_once_each():
+    """Equal parts are compared whole: what is left to read are the differing ones."""
+    big = pack(*range(4096))
+    nodes = [kernel(big) for _ in range(500)]
+    captures = [
+        capture(*nodes, kernel(pack(one[0])), layout=one, launches=[0] * 501, edges=[])
+        for one in LAYOUTS
+    ]
+    found = discover(captures, 2)
+    assert [word.node for word in found.words] == [500]
