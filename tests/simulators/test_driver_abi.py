@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
 import subprocess
@@ -65,12 +66,9 @@ def test_the_check_finds_another_version(tmp_path, row):
 
 
 def test_the_simulator_answers_for_every_declared_function(simulator):
-    import ctypes
-
-    resolve = simulator.library.cuGetProcAddress_v2
-    resolve.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_ulonglong]
-    resolve.argtypes.append(ctypes.c_void_p)
-    resolve.restype = ctypes.c_int
+    kinds = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_ulonglong, ctypes.c_void_p)
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)
+    resolve = prototype(("cuGetProcAddress_v2", simulator.library))
     addresses = set()
     for _, symbol, version in declared():
         address = ctypes.c_void_p()
