@@ -11,8 +11,8 @@
 namespace ours = offload::cuda;
 
 #define SAME_SIZE(type, theirs) static_assert(sizeof(ours::type) == sizeof(theirs))
-#define SAME_PLACE(type, member, theirs, their_member)                             \
-  static_assert(offsetof(ours::type, member) == offsetof(theirs, their_member) &&  \
+#define SAME_PLACE(type, member, theirs, their_member)                            \
+  static_assert(offsetof(ours::type, member) == offsetof(theirs, their_member) && \
                 sizeof(ours::type::member) == sizeof(theirs::their_member))
 #define SAME_VALUE(name, theirs) static_assert(static_cast<long>(ours::name) == (theirs))
 

@@ -9,7 +9,7 @@ import simulator as simulators
 
 
 @pytest.fixture
-def cuda(simulator: simulators.Simulator) -> ModuleType:
+def client(simulator: simulators.Simulator) -> ModuleType:
     """NVIDIA's bindings on the simulated driver: initialised, and with a current context."""
     pytest.importorskip(
         "cuda.bindings.driver", reason="needs cuda-bindings: pip install 'offload[cuda]'"
@@ -23,6 +23,6 @@ def cuda(simulator: simulators.Simulator) -> ModuleType:
 
 
 @pytest.fixture
-def arrays(cuda: ModuleType, simulator: simulators.Simulator):
+def arrays(client: ModuleType, simulator: simulators.Simulator):
     """Kernels on arrays of int32, and the order in which they ran."""
-    return cuda.Arrays(simulator)
+    return client.Arrays(simulator)

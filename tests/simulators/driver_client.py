@@ -193,3 +193,42 @@ def properties():
 
 def create_chunk(n_bytes: int = GRANULARITY_BYTES):
     return call("cuMemCreate", n_bytes, properties(), 0)
+
+
+def kernel_params(kernel, pairs, grid=1):
+    """Parameters of a kernel node, of (value, ctypes type) for each argument."""
+    params = driver.CUDA_KERNEL_NODE_PARAMS()
+    params.func = driver.CUfunction(kernel)
+    params.gridDimX, params.gridDimY, params.gridDimZ = grid, 1, 1
+    params.blockDimX = params.blockDimY = params.blockDimZ = 1
+    params.kernelParams = arguments(*pairs)
+    return params
+
+
+def line(source, destination, n_bytes, kinds=(2, 2)):
+    """Parameters of a memcpy node; kinds as in CUmemorytype: 1 host, 2 device."""
+    copy = driver.CUDA_MEMCPY3D()
+    copy.srcMemoryType, copy.dstMemoryType = map(driver.CUmemorytype, kinds)
+    if kinds[0] == 1:
+        copy.srcHost = source
+    else:
+        copy.srcDevice = source
+    if kinds[1] == 1:
+        copy.dstHost = destination
+    else:
+        copy.dstDevice = destination
+    copy.WidthInBytes, copy.Height, copy.Depth = n_bytes, 1, 1
+    return copy
+
+
+def fill(destination, value, count, element_bytes=4):
+    params = driver.CUDA_MEMSET_NODE_PARAMS()
+    params.dst, params.value = destination, value
+    params.elementSize, params.width, params.height = element_bytes, count, 1
+    return params
+
+
+def captured_graph(stream, issue):
+    with capture(stream) as captured:
+        issue()
+    return captured[0]

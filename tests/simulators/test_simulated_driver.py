@@ -32,7 +32,6 @@ def find(simulator):
 
 def test_the_library_is_found_by_the_drivers_name(simulator):
     by_name = ctypes.CDLL("libcuda.so.1")
-    simulator.library.cuGetProcAddress_v2.restype = None
     address = ctypes.cast(by_name.cuGetProcAddress_v2, ctypes.c_void_p).value
     assert address == ctypes.cast(simulator.library.cuGetProcAddress_v2, ctypes.c_void_p).value
 
@@ -58,98 +57,98 @@ def test_an_older_driver_lacks_newer_functions(find, simulator):
     assert find("cuGraphGetEdges", 12030) is not None
 
 
-def test_device_queries(cuda, simulator):
-    assert cuda.call("cuDriverGetVersion") == 13000
-    assert cuda.call("cuDeviceGetCount") == 1
-    assert int(cuda.call("cuDeviceGet", 0)) == 0
-    assert cuda.code("cuDeviceGet", 1) == cuda.INVALID_DEVICE
-    assert cuda.call("cuDeviceGetName", 64, 0).rstrip(b"\0") == b"Simulated device"
+def test_device_queries(client, simulator):
+    assert client.call("cuDriverGetVersion") == 13000
+    assert client.call("cuDeviceGetCount") == 1
+    assert int(client.call("cuDeviceGet", 0)) == 0
+    assert client.code("cuDeviceGet", 1) == client.INVALID_DEVICE
+    assert client.call("cuDeviceGetName", 64, 0).rstrip(b"\0") == b"Simulated device"
     simulator.set_memory_limit(1 << 30)
-    assert cuda.call("cuDeviceTotalMem", 0) == 1 << 30
-    attribute = cuda.driver.CUdevice_attribute
+    assert client.call("cuDeviceTotalMem", 0) == 1 << 30
+    attribute = client.driver.CUdevice_attribute
     major = attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
     virtual = attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-    assert cuda.call("cuDeviceGetAttribute", major, 0) == 9
-    assert cuda.call("cuDeviceGetAttribute", virtual, 0) == 1
+    assert client.call("cuDeviceGetAttribute", major, 0) == 9
+    assert client.call("cuDeviceGetAttribute", virtual, 0) == 1
 
 
-def test_without_a_device_there_is_nothing_to_initialise(cuda, simulator):
+def test_without_a_device_there_is_nothing_to_initialise(client, simulator):
     simulator.set_device_count(0)
-    assert cuda.code("cuInit", 0) == cuda.NO_DEVICE
-    assert cuda.code("cuMemAlloc", 64) == cuda.NOT_INITIALIZED
+    assert client.code("cuInit", 0) == client.NO_DEVICE
+    assert client.code("cuMemAlloc", 64) == client.NOT_INITIALIZED
     simulator.set_device_count(1)
-    cuda.call("cuInit", 0)
-    cuda.call("cuMemFree", cuda.allocate(64))
+    client.call("cuInit", 0)
+    client.call("cuMemFree", client.allocate(64))
 
 
-def test_errors_have_names(cuda):
-    result = cuda.driver.CUresult
+def test_errors_have_names(client):
+    result = client.driver.CUresult
     for status in (result.CUDA_SUCCESS, result.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD):
-        assert cuda.call("cuGetErrorName", status) == status.name.encode()
-        assert cuda.call("cuGetErrorString", status)
+        assert client.call("cuGetErrorName", status) == status.name.encode()
+        assert client.call("cuGetErrorString", status)
 
 
-def test_a_thread_needs_a_current_context(cuda):
+def test_a_thread_needs_a_current_context(client):
     def without():
-        cuda.call("cuCtxSetCurrent", 0)
-        return cuda.code("cuMemAlloc", 64), cuda.code("cuStreamCreate", 0), reserved()
+        client.call("cuCtxSetCurrent", 0)
+        return client.code("cuMemAlloc", 64), client.code("cuStreamCreate", 0), reserved()
 
     def reserved():  # needs none
-        address = cuda.call("cuMemAddressReserve", cuda.GRANULARITY_BYTES, 0, 0, 0)
-        return cuda.code("cuMemAddressFree", address, cuda.GRANULARITY_BYTES)
+        address = client.call("cuMemAddressReserve", client.GRANULARITY_BYTES, 0, 0, 0)
+        return client.code("cuMemAddressFree", address, client.GRANULARITY_BYTES)
 
-    assert cuda.in_thread(without) == (cuda.INVALID_CONTEXT, cuda.INVALID_CONTEXT, cuda.OK)
-    assert int(cuda.call("cuCtxGetCurrent")) != 0
-    assert int(cuda.call("cuCtxGetDevice")) == 0
+    assert client.in_thread(without) == (client.INVALID_CONTEXT, client.INVALID_CONTEXT, client.OK)
+    assert int(client.call("cuCtxGetCurrent")) != 0
+    assert int(client.call("cuCtxGetDevice")) == 0
 
 
-def test_a_planned_failure_happens_once_and_does_nothing(cuda, simulator):
-    simulator.fail("cuMemAlloc", cuda.OUT_OF_MEMORY, nth=2)
-    first = cuda.allocate(64)
-    assert cuda.code("cuMemAlloc", 64) == cuda.OUT_OF_MEMORY
+def test_a_planned_failure_happens_once_and_does_nothing(client, simulator):
+    simulator.fail("cuMemAlloc", client.OUT_OF_MEMORY, nth=2)
+    first = client.allocate(64)
+    assert client.code("cuMemAlloc", 64) == client.OUT_OF_MEMORY
     assert simulator.live_bytes == 64
-    second = cuda.allocate(32)
+    second = client.allocate(32)
     assert (simulator.calls("cuMemAlloc"), simulator.live_bytes) == (3, 96)
     assert first != second
 
 
-def test_a_failed_kernel_is_a_fault_that_stays(cuda, simulator):
+def test_a_failed_kernel_is_a_fault_that_stays(client, simulator):
     def fail(_block):
         raise ValueError("on purpose")
 
     ran = []
-    after = simulator.kernel("after", [], lambda block: ran.append(block))
-    stream = cuda.stream()
-    cuda.launch(simulator.kernel("fails", [], fail), stream)
-    cuda.launch(after, stream)
-    assert cuda.code("cuStreamSynchronize", stream) == cuda.LAUNCH_FAILED
-    assert cuda.code("cuMemAlloc", 64) == cuda.LAUNCH_FAILED
-    assert cuda.code("cuStreamSynchronize", stream) == cuda.LAUNCH_FAILED
+    after = simulator.kernel("after", [], ran.append)
+    stream = client.stream()
+    client.launch(simulator.kernel("fails", [], fail), stream)
+    client.launch(after, stream)
+    assert client.code("cuStreamSynchronize", stream) == client.LAUNCH_FAILED
+    assert client.code("cuMemAlloc", 64) == client.LAUNCH_FAILED
+    assert client.code("cuStreamSynchronize", stream) == client.LAUNCH_FAILED
     assert [str(error) for error in simulator.errors] == ["on purpose"]
     assert ran == []
     simulator.reset()
-    cuda.call("cuMemFree", cuda.allocate(64))
+    client.call("cuMemFree", client.allocate(64))
 
 
-def test_a_fault_on_demand(cuda, simulator):
-    stream = cuda.stream()
+def test_a_fault_on_demand(client, simulator):
+    stream = client.stream()
     simulator.fault()
-    assert cuda.code("cuStreamSynchronize", stream) == cuda.ILLEGAL_ADDRESS
-    assert cuda.code("cuDeviceGetCount") == cuda.ILLEGAL_ADDRESS
+    assert client.code("cuStreamSynchronize", stream) == client.ILLEGAL_ADDRESS
+    assert client.code("cuDeviceGetCount") == client.ILLEGAL_ADDRESS
 
 
-def test_work_may_not_call_the_driver(cuda, simulator):
+def test_work_may_not_call_the_driver(client, simulator):
     codes = []
-    kernel = simulator.kernel("calls", [], lambda _block: codes.append(cuda.code("cuMemGetInfo")))
-    cuda.launch(kernel, 0)
-    cuda.call("cuStreamSynchronize", 0)
-    assert codes == [cuda.NOT_PERMITTED]
+    kernel = simulator.kernel("calls", [], lambda _block: codes.append(client.code("cuMemGetInfo")))
+    client.launch(kernel, 0)
+    client.call("cuStreamSynchronize", 0)
+    assert codes == [client.NOT_PERMITTED]
 
 
-def test_reset_forgets_everything_but_the_context(cuda, simulator):
-    address, stream = cuda.allocate(64), cuda.stream()
-    event, graph = cuda.event(), cuda.call("cuGraphCreate", 0)
-    executable = cuda.instantiate(graph)
+def test_reset_forgets_everything_but_the_context(client, simulator):
+    address, stream = client.allocate(64), client.stream()
+    event, graph = client.event(), client.call("cuGraphCreate", 0)
+    executable = client.instantiate(graph)
     kernel = simulator.kernel("nothing", [], lambda _block: None)
     kinds = ("stream", "event", "graph", "executable", "kernel", "reservation", "mapping")
     assert [simulator.live(kind) for kind in kinds] == [1, 1, 1, 1, 1, 0, 0]
@@ -157,15 +156,15 @@ def test_reset_forgets_everything_but_the_context(cuda, simulator):
     assert [simulator.live(kind) for kind in kinds] == [0] * 7
     assert (simulator.live_bytes, simulator.physical_bytes) == (0, 0)
     assert simulator.calls("cuMemAlloc") == 0
-    assert cuda.code("cuMemFree", address) == cuda.INVALID_VALUE
-    assert cuda.code("cuStreamSynchronize", stream) == cuda.INVALID_HANDLE
-    assert cuda.code("cuEventQuery", event) == cuda.INVALID_HANDLE
-    assert cuda.code("cuGraphLaunch", executable, 0) == cuda.INVALID_VALUE
-    assert cuda.code("cuFuncGetName", kernel) == cuda.INVALID_HANDLE
-    cuda.call("cuMemFree", cuda.allocate(64))
+    assert client.code("cuMemFree", address) == client.INVALID_VALUE
+    assert client.code("cuStreamSynchronize", stream) == client.INVALID_HANDLE
+    assert client.code("cuEventQuery", event) == client.INVALID_HANDLE
+    assert client.code("cuGraphLaunch", executable, 0) == client.INVALID_VALUE
+    assert client.code("cuFuncGetName", kernel) == client.INVALID_HANDLE
+    client.call("cuMemFree", client.allocate(64))
 
 
-def test_reset_is_refused_while_work_runs(cuda, simulator):
+def test_reset_is_refused_while_work_runs(client, simulator):
     refused = []
 
     def reset(_block):
@@ -173,15 +172,15 @@ def test_reset_is_refused_while_work_runs(cuda, simulator):
             simulator.reset()
         refused.append(True)
 
-    cuda.launch(simulator.kernel("resets", [], reset), 0)
-    cuda.call("cuStreamSynchronize", 0)
+    client.launch(simulator.kernel("resets", [], reset), 0)
+    client.call("cuStreamSynchronize", 0)
     assert refused == [True]
 
 
-def test_modules_give_kernels_by_name(cuda, simulator):
+def test_modules_give_kernels_by_name(client, simulator):
     kernel = simulator.kernel("in_a_module", [4], lambda _block: None)
-    module = cuda.call("cuModuleLoadData", b"an image")
-    assert int(cuda.call("cuModuleGetFunction", module, b"in_a_module")) == kernel
-    assert cuda.code("cuModuleGetFunction", module, b"another") == cuda.NOT_FOUND
-    cuda.call("cuModuleUnload", module)
-    assert cuda.code("cuModuleGetFunction", module, b"in_a_module") == cuda.INVALID_HANDLE
+    module = client.call("cuModuleLoadData", b"an image")
+    assert int(client.call("cuModuleGetFunction", module, b"in_a_module")) == kernel
+    assert client.code("cuModuleGetFunction", module, b"another") == client.NOT_FOUND
+    client.call("cuModuleUnload", module)
+    assert client.code("cuModuleGetFunction", module, b"in_a_module") == client.INVALID_HANDLE

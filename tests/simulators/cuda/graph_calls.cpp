@@ -115,7 +115,7 @@ Result graph_add_kernel_node(GraphNode* node, Graph graph, const GraphNode* depe
 }
 
 Result graph_node_get_type(GraphNode node, GraphNodeType* type) {
-  constexpr GraphNodeType kTypes[] = {kNodeKernel, kNodeMemcpy, kNodeMemset, kNodeHost};
+  constexpr GraphNodeType kTypes[] = {kNodeKernel, kNodeMemcpy, kNodeMemset, kNodeHost, kNodeGraph};
   return call("cuGraphNodeGetType", Needs::kDriver, [&](simulator::Device& device) {
     require_given(type);
     *type = kTypes[get(device, node)->work.index()];

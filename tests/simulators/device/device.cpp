@@ -19,7 +19,10 @@ void Device::submit(Stream& stream, Work work) {
 
 void Device::launch(Stream& stream, Executable& executable) {
   require_usable(stream);
-  captures.require_not_capturing(stream);
+  if (stream.capture != nullptr) {
+    captures.add(stream, ChildGraph{std::make_shared<const GraphRun>(executable.run)});
+    return;
+  }
   if (executable.last != nullptr) scheduler.wait(stream, executable.last);
   scheduler.enqueue(stream, executable.run);
   executable.last = scheduler.record(stream);

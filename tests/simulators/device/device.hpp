@@ -22,7 +22,8 @@ class Device {
   // Does the work on the stream, or adds it to the stream's capture.
   // Errors: kInvalidValue for an operand that is not allocated, and those of Captures.
   void submit(Stream& stream, Work work);
-  // Errors: kCaptureUnsupported on a stream that captures.
+  // Runs after the executable's other launches. In a capture it becomes one node, which keeps the
+  // parameters that the executable has now.
   void launch(Stream& stream, Executable& executable);
   void record(Stream& stream, Event& event);
   void wait(Stream& stream, Event& event);

@@ -122,8 +122,8 @@ class Memory {
   std::map<std::uint64_t, std::size_t> reservations_;
   std::map<std::uint64_t, std::shared_ptr<Chunk>> chunks_;  // handles that were not released
   std::vector<std::weak_ptr<Chunk>> all_chunks_;
-  std::map<std::uint64_t, Block> blocks_;               // by the address that was handed out
-  std::multimap<std::size_t, std::uint64_t> reusable_;  // freed: bytes, address
+  std::map<std::uint64_t, Block> blocks_;                   // by the address that was handed out
+  std::multimap<std::size_t, std::uint64_t> reusable_;      // freed: bytes, address
   std::deque<std::pair<std::uint64_t, std::size_t>> kept_;  // freed: address, bytes
   std::size_t kept_bytes_ = 0;
   FreePolicy policy_ = FreePolicy::kKeep;

@@ -151,6 +151,8 @@ void Scheduler::perform(const Work& work) {
   } else if (const auto* host = std::get_if<HostCall>(&work)) {
     const OutsideLock outside(device_);
     host->function(host->user);
+  } else if (const auto* child = std::get_if<ChildGraph>(&work)) {
+    perform(*child->run);
   } else {
     try {
       graphs_.validate(work);  // what was allocated at the call may be gone now

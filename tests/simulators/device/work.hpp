@@ -85,7 +85,14 @@ struct HostCall {
   void* user = nullptr;
 };
 
-using Work = std::variant<KernelCall, Copy, Fill, HostCall>;
+struct GraphRun;
+
+// A graph that runs as one node of another.
+struct ChildGraph {
+  std::shared_ptr<const GraphRun> run;
+};
+
+using Work = std::variant<KernelCall, Copy, Fill, HostCall, ChildGraph>;
 
 // The bytes from the first that is touched to one past the last.
 std::size_t span_bytes(const Operand& operand, const Copy& copy);

@@ -1,0 +1,92 @@
+"""Our own declarations of the driver against the toolkit's, and the simulator under a sanitizer."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import simulator as simulators
+
+DECLARATIONS = simulators.ROOT / "native" / "cuda" / "driver_abi.hpp"
+FUNCTION = re.compile(r'X\((\w+), "(\w+)", (\d+)')
+
+
+def toolkit_headers():
+    """The folder of cuda.h, or None."""
+    compiler = shutil.which("nvcc")
+    candidates = [Path(compiler).resolve().parents[1] / "include"] if compiler else []
+    candidates += sorted(Path("/usr/local").glob("cuda*/include"), reverse=True)
+    return next((path for path in candidates if (path / "cudaTypedefs.h").exists()), None)
+
+
+def compile_check(folder, rows):
+    """The compiler's words about abi_check.cpp with these functions; empty: all agree."""
+    include = toolkit_headers()
+    if include is None:
+        pytest.skip("no CUDA toolkit with cuda.h and cudaTypedefs.h is installed")
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler is installed")
+    lines = [f"ABI_FUNCTION({name}, PFN_{symbol}_v{version})" for name, symbol, version in rows]
+    (folder / "abi_functions.inc").write_text("\n".join(lines) + "\n")
+    native = simulators.ROOT / "native"
+    search = [f"-I{path}" for path in (native, folder)] + ["-isystem", str(include)]
+    source = str(simulators.SOURCES / "abi_check.cpp")
+    command = [compiler, "-std=c++17", "-fsyntax-only", "-Werror", *search, source]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stderr if done.returncode else ""
+
+
+def declared():
+    """Every function of the table: name here, symbol, version."""
+    rows = FUNCTION.findall(DECLARATIONS.read_text())
+    assert len(rows) == len(set(rows)) > 80
+    return rows
+
+
+def test_every_declaration_agrees_with_the_toolkit(tmp_path):
+    assert compile_check(tmp_path, declared()) == ""
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ("stream_get_capture_info", "cuStreamGetCaptureInfo", 12030),  # with edge data
+        ("graph_get_edges", "cuGraphGetEdges", 10000),  # without
+        ("memory_map", "cuMemCreate", 10020),
+        ("memory_release", "cuMemFreeHost", 2000),  # a number, not a pointer
+    ],
+)
+def test_the_check_finds_another_version(tmp_path, row):
+    assert "static assertion failed" in compile_check(tmp_path, [row])
+
+
+def test_the_simulator_answers_for_every_declared_function(simulator):
+    kinds = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_ulonglong, ctypes.c_void_p)
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)
+    resolve = prototype(("cuGetProcAddress_v2", simulator.library))
+    addresses = set()
+    for _, symbol, version in declared():
+        address = ctypes.c_void_p()
+        found = resolve(symbol.encode(), ctypes.addressof(address), int(version), 0, None)
+        assert (symbol, found) == (symbol, 0)
+        addresses.add(address.value)
+    assert len(addresses) == len(declared())
+
+
+@pytest.mark.slow
+def test_the_simulator_is_clean_under_sanitizers():
+    directory = simulators.BUILD.with_name("simulators-sanitized")
+    options = ["-DSIMULATORS_TESTS=ON", "-DSIMULATORS_SANITIZER=address,undefined"]
+    try:
+        simulators.configure(directory, "-DCMAKE_BUILD_TYPE=Debug", *options)
+    except simulators.SimulatorUnavailable as reason:
+        pytest.skip(str(reason))
+    done = subprocess.run(
+        [directory / "simulator_test"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
