@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 import simulator as simulators
 import torch
+from graphs import Cuda
+
+from offload import _native
 
 
 @pytest.fixture
@@ -21,3 +24,15 @@ def simulator() -> Iterator[simulators.Simulator]:
     loaded.reset()
     yield loaded
     loaded.reset()
+
+
+@pytest.fixture
+def cuda(simulator: simulators.Simulator) -> Cuda:
+    """The driver's functions, on a thread with the primary context."""
+    return Cuda(simulator)
+
+
+@pytest.fixture
+def arena(cuda: Cuda) -> _native.CudaArena:
+    """An arena for several residents."""
+    return _native.CudaArena(0)

@@ -9,19 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from graphs import Cuda
-from simulator import Simulator
 
 from offload import _native
 from offload.errors import BackendUnavailable, ExecutionError
 
 MEGABYTE = 1 << 20
 GRANULARITY = 2 * MEGABYTE
-
-
-@pytest.fixture
-def cuda(simulator: Simulator) -> Cuda:
-    return Cuda(simulator)
 
 
 def in_a_new_process(code: str) -> str:

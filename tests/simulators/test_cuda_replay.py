@@ -13,17 +13,11 @@ import pytest
 import torch
 from graphs import Cuda, read
 from residents import COUNT, FEATURE_MAP, INPUT, OUTPUT, SIZE_BYTES, Chain
-from simulator import Simulator
 
 from offload import _native
 from offload.errors import BindingError, ExecutionError
 
 Make = Callable[..., tuple[_native.Replay, Chain]]
-
-
-@pytest.fixture
-def cuda(simulator: Simulator) -> Cuda:
-    return Cuda(simulator)
 
 
 @pytest.fixture
