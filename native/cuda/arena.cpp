@@ -7,6 +7,11 @@ CudaArena::CudaArena(int device)
       context_(driver_, device),
       granularity_bytes_(cuda::granularity_bytes(driver_, context_.device())) {}
 
+CudaArena::~CudaArena() {
+  const ContextScope scope(driver_, context_);
+  order_.reset();
+}
+
 std::shared_ptr<ArenaMapping> CudaArena::map(std::size_t size_bytes) {
   auto mapping = std::make_shared<ArenaMapping>(shared_from_this(), size_bytes);
   if (size_bytes == 0) return mapping;

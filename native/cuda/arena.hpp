@@ -21,6 +21,7 @@ class ArenaMapping;
 class CudaArena : public std::enable_shared_from_this<CudaArena> {
  public:
   explicit CudaArena(int device);
+  ~CudaArena();
 
   // Shows at least `size_bytes` at addresses of their own; 0: no memory, address 0.
   std::shared_ptr<ArenaMapping> map(std::size_t size_bytes);

@@ -1,8 +1,10 @@
 #include "cuda/resident_node.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "offload/errors.hpp"
 

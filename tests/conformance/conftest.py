@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import simulator as simulators
 
 import offload
-from offload import backends
 from offload.backends import Backend, backend_names, find_backend
 from offload.timeline import Scheduling
 
@@ -30,29 +27,16 @@ Load = Callable[..., offload.Executable]
 BACKENDS = [name for name in backend_names() if find_backend(name).records() == "cpu"]
 
 
-def simulated_backend(simulator: simulators.Simulator, monkeypatch: pytest.MonkeyPatch) -> Backend:
-    """The CUDA backend on the simulated driver, found by its name."""
-    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
-    from simulated_backend import SimulatedBackend
-
-    from offload.backends.cuda import backend as cuda_backend
-
-    simulator.set_eager(True)  # nobody synchronises before looking at a tensor of the CPU
-    backend = SimulatedBackend(simulator)
-    known = {**backends._BACKENDS, SIMULATED: lambda: backend}
-    monkeypatch.setattr(backends, "_BACKENDS", known)
-    # The simulator forgets all memory between tests; an arena that lived on would not know.
-    monkeypatch.setattr(cuda_backend, "_arenas", weakref.WeakValueDictionary())
-    return backend
-
-
 @pytest.fixture(params=[*BACKENDS, SIMULATED])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
     reason = UNSUPPORTED.get((request.param, request.node.originalname))
     if reason is not None:
         pytest.skip(reason)
     if request.param == SIMULATED:
-        return simulated_backend(request.getfixturevalue("simulator"), monkeypatch)
+        pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
+        from simulated_backend import install
+
+        return install(request.getfixturevalue("simulator"), monkeypatch)
     found = find_backend(request.param)
     try:
         found.machine()

@@ -32,7 +32,7 @@ def forward_must_not_run(*_: Any, **__: Any) -> None:
 
 
 def replay_without_model(
-    build_model: Callable[[], nn.Module], make: Callable[[int], Batch]
+    build_model: Callable[[], nn.Module], make: Callable[[int], Batch], device: str | None = None
 ) -> offload.Executable:
     """Capture on the first batch, drop the model, replay others at new addresses against a copy.
 
@@ -50,7 +50,7 @@ def replay_without_model(
     del model
     gc.collect()
     assert alive() is None
-    run = captured.load()
+    run = captured.load(device)
     kept = []  # so that no address is used twice
     for turn in range(1, N_REPLAYS + 1):
         batch = make(turn)

@@ -6,6 +6,9 @@ from types import ModuleType
 
 import pytest
 import simulator as simulators
+from graphs import Cuda
+
+from offload import _native
 
 
 @pytest.fixture
@@ -26,3 +29,15 @@ def client(simulator: simulators.Simulator) -> ModuleType:
 def arrays(client: ModuleType, simulator: simulators.Simulator):
     """Kernels on arrays of int32, and the order in which they ran."""
     return client.Arrays(simulator)
+
+
+@pytest.fixture
+def cuda(simulator: simulators.Simulator) -> Cuda:
+    """The driver's functions, on a thread with the primary context."""
+    return Cuda(simulator)
+
+
+@pytest.fixture
+def arena(cuda: Cuda) -> _native.CudaArena:
+    """An arena for several residents."""
+    return _native.CudaArena(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,7 @@ from offload import _native
 COUNT = 4  # numbers in each tensor
 SIZE_BYTES = 8 * COUNT
 SIZES = [8, 8, 4]  # destination, source, count
+NUMBERS = [3, -1, 40, 0]
 INPUT, OUTPUT, FEATURE_MAP = 0, 1, 2
 
 
@@ -92,3 +94,97 @@ class Chain:
     def bind_first(self, x: int, y: int) -> None:
         """Patch every word; the feature map is the resident's own."""
         self.bind(x, y, self.resident.arena_address)
+
+
+class CopyAndFill:
+    """y = x by a copy node, z = 0 by a memset node, and the same between parts of the arena."""
+
+    def __init__(self, cuda: Cuda, arena: _native.CudaArena):
+        pool = _native.DiscoveryPool(0, 1)
+        x, y, z, feature_map = (pool.allocate(4 * SIZE_BYTES) for _ in range(4))
+        stream = cuda.stream()
+        with cuda.capture(stream) as graph:
+            cuda.copy(y, x, SIZE_BYTES, stream)
+            cuda.fill(z, 9, SIZE_BYTES, 1, stream)
+            cuda.copy(feature_map + SIZE_BYTES, feature_map, SIZE_BYTES, stream)
+            cuda.fill(feature_map, 0x0102, SIZE_BYTES // 2, 2, stream)
+        words = [(0, 0, 0), (0, 0, 8), (1, 0, 0), (2, 0, 0), (2, 0, 8), (3, 0, 0)]
+        offsets = [(0, 0), (1, 0), (2, 0), (3, 0), (3, SIZE_BYTES), (3, 0)]
+        self.offsets = offsets
+        self.resident = _native.CudaResident(
+            device=0,
+            graph=graph.handle,
+            arena=arena,
+            arena_bytes=2 * SIZE_BYTES,
+            node_handles=graph.nodes,
+            words=words,
+            relocations=[(word, *offset) for word, offset in enumerate(offsets)],
+            launches=[0, 1, 2, 3],
+            n_launches=4,
+        )
+        cuda.destroy(graph)
+
+    def bind(self, x: int, y: int, z: int) -> None:
+        bases = [x, y, z, self.resident.arena_address]
+        self.resident.patch(
+            [(word, bases[slot] + offset) for word, (slot, offset) in enumerate(self.offsets)]
+        )
+
+
+class Gather:
+    """A copy of a host table of two addresses to the device, and a kernel that adds what is there.
+
+    Slots: 0 and 1 the inputs, 2 the output, 3 the arena, where the table goes.
+    """
+
+    def __init__(self, cuda: Cuda, arena: _native.CudaArena, *, given: bool):
+        def add(arguments: bytes) -> None:
+            destination, table = struct.unpack("<QQ", arguments[:16])
+            first, second = read(table, 2)
+            pairs = zip(read(first, COUNT), read(second, COUNT), strict=True)
+            write(destination, [one + other for one, other in pairs])
+
+        kernel = cuda.simulator.kernel("add_all", [8, 8], add)
+        pool = _native.DiscoveryPool(0, 1)
+        first, second, y, table = (pool.allocate(SIZE_BYTES) for _ in range(4))
+        source = ctypes.create_string_buffer(struct.pack("<QQ", first, second), 16)
+        stream = cuda.stream()
+        with cuda.capture(stream) as graph:
+            cuda.copy_from_host(table, ctypes.addressof(source), 16, stream)
+            cuda.launch(kernel, stream, [y, table], [8, 8])
+        tables = {0: bytes(source.raw)} if given else {}
+        if given:
+            ctypes.memset(source, 0xEE, 16)
+        self.places = [(3, 0), (0, 0), (1, 0), (2, 0), (3, 0)]
+        self.resident = _native.CudaResident(
+            device=0,
+            graph=graph.handle,
+            arena=arena,
+            arena_bytes=16,
+            node_handles=graph.nodes,
+            words=[(0, 0, 8), (0, 1, 0), (0, 1, 8), (1, 0, 0), (1, 0, 8)],
+            relocations=[(word, *place) for word, place in enumerate(self.places)],
+            launches=[0, 0],
+            n_launches=1,
+            host_tables=tables,
+        )
+        cuda.destroy(graph)
+        ctypes.memset(source, 0xEE, 16)
+
+    def bind(self, first: int, second: int, y: int) -> None:
+        bases = [first, second, y, self.resident.arena_address]
+        self.resident.patch(
+            [(word, bases[slot] + offset) for word, (slot, offset) in enumerate(self.places)]
+        )
+
+
+def plus(number: int) -> list[int]:
+    return [one + number for one in NUMBERS]
+
+
+def run(resident: _native.CudaResident) -> int:
+    """Execute to the end; gives how many nodes were re-set for it."""
+    before = resident.n_set_params
+    resident.execute()
+    resident.finish()
+    return resident.n_set_params - before

@@ -5,11 +5,16 @@ Needs cuda-bindings; a module that imports this skips without them.
 
 from __future__ import annotations
 
+import weakref
+
+import pytest
 import torch
 from aten_capturer import AtenCapturer
 from simulator import Simulator
 
+from offload import backends
 from offload.backends.cuda import CudaBackend
+from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import Capturer
 
 
@@ -33,3 +38,14 @@ class SimulatedBackend(CudaBackend):
     def current_stream(self, index: int) -> int:
         """The default one."""
         return 0
+
+
+def install(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> SimulatedBackend:
+    """Let `load(device="cuda-simulated")` find the backend for the rest of the test."""
+    simulator.set_eager(True)  # nobody synchronises before looking at a tensor of the CPU
+    backend = SimulatedBackend(simulator)
+    known = {**backends._BACKENDS, backend.name: lambda: backend}
+    monkeypatch.setattr(backends, "_BACKENDS", known)
+    # The simulator forgets all memory between tests; an arena that lived on would not know.
+    monkeypatch.setattr(cuda_backend, "_arenas", weakref.WeakValueDictionary())
+    return backend

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from graphs import Cuda
-from simulator import Simulator
 
 from offload import _native
 from offload.errors import BackendUnavailable, ExecutionError
 
 MEGABYTE = 1 << 20
 GRANULARITY = 2 * MEGABYTE
-
-
-@pytest.fixture
-def cuda(simulator: Simulator) -> Cuda:
-    return Cuda(simulator)
 
 
 def in_a_new_process(code: str) -> str:
@@ -44,12 +38,9 @@ except BackendUnavailable as error:
 
 
 def test_without_a_driver_the_library_is_named():
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        pass
-    else:
-        pytest.skip("this machine has a driver, or the simulated one is loaded")
+    there = "import ctypes\ntry: print(ctypes.CDLL('libcuda.so.1'))\nexcept OSError: pass"
+    if in_a_new_process(there):
+        pytest.skip("this machine has a driver")
     message = in_a_new_process(CALL)
     assert "libcuda.so.1" in message
     assert "install an NVIDIA driver" in message
@@ -96,7 +87,7 @@ def test_allocations_lie_apart_and_share_one_chunk(cuda):
     sizes = [0, 1, 512, 3 * MEGABYTE, 10 * MEGABYTE]
     places = [(pool.allocate(size), size) for size in sizes]
     assert cuda.simulator.physical_bytes - before == GRANULARITY
-    for (address, size), (following, _) in zip(places, places[1:], strict=False):
+    for (address, size), (following, _) in itertools.pairwise(places):
         assert following - (address + size) >= MEGABYTE
     for address, size in places:
         assert address % 512 == 0

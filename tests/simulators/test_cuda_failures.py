@@ -1,0 +1,255 @@
+"""What fails in a resident graph on the simulated driver, and what it leaves behind."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from graphs import Cuda, read
+from residents import (
+    COUNT,
+    NUMBERS,
+    SIZE_BYTES,
+    SIZES,
+    Chain,
+    Gather,
+    elementwise,
+    plus,
+    run,
+)
+from simulator import Simulator
+
+from offload import _native
+from offload.errors import CaptureError, ExecutionError
+
+GRANULARITY = 2 << 20
+
+
+def test_a_node_that_could_not_be_set_is_set_by_the_next_execution(cuda, arena):
+    chain = Chain(cuda, arena, n_kernels=4)
+    x, y = cuda.allocate(NUMBERS), cuda.allocate([0] * COUNT)
+    chain.bind_first(x, y)
+    run(chain.resident)
+    moved = cuda.allocate([0] * 3 * COUNT)
+    chain.bind(feature_map=moved)
+    cuda.simulator.fail("cuGraphExecKernelNodeSetParams", 1, nth=3)
+    with pytest.raises(
+        ExecutionError, match=r"re-setting node 2, a kernel add_one: CUDA_ERROR_INVALID_VALUE"
+    ):
+        chain.resident.execute()
+    assert chain.resident.n_set_params == 3
+    assert chain.resident.n_graph_launches == 1
+    assert run(chain.resident) == 2  # the third again, and the fourth
+    assert read(y, COUNT) == plus(4)
+    assert read(moved + 2 * SIZE_BYTES, COUNT) == plus(3)
+
+
+def test_a_node_that_could_not_be_set_is_set_even_where_it_was_before(cuda, arena):
+    chain = Chain(cuda, arena)
+    x, y = cuda.allocate(NUMBERS), cuda.allocate([0] * COUNT)
+    chain.bind_first(x, y)
+    run(chain.resident)
+    chain.bind(x=cuda.allocate(plus(9)))
+    cuda.simulator.fail("cuGraphExecKernelNodeSetParams", 1)
+    with pytest.raises(ExecutionError):
+        chain.resident.execute()
+    chain.bind(x=x)
+    assert run(chain.resident) == 1
+    assert read(y, COUNT) == plus(3)
+
+
+def test_a_launch_that_fails_can_be_tried_again(cuda, arena):
+    chain = Chain(cuda, arena)
+    y = cuda.allocate([0] * COUNT)
+    chain.bind_first(cuda.allocate(NUMBERS), y)
+    cuda.simulator.fail("cuGraphLaunch", 999)
+    with pytest.raises(ExecutionError, match="launching the graph: CUDA_ERROR_UNKNOWN"):
+        chain.resident.execute()
+    assert run(chain.resident) == 0
+    assert read(y, COUNT) == plus(3)
+
+
+def failing_program(cuda: Cuda, arena: _native.CudaArena) -> _native.CudaResident:
+    def fail(number: int) -> int:
+        raise ValueError(number)
+
+    kernel = elementwise(cuda.simulator, "fail", fail)
+    pool = _native.DiscoveryPool(0, 1)
+    x, y, stream = pool.allocate(SIZE_BYTES), pool.allocate(SIZE_BYTES), cuda.stream()
+    with cuda.capture(stream) as graph:
+        cuda.launch(kernel, stream, [y, x, COUNT], SIZES)
+    resident = _native.CudaResident(
+        device=0,
+        graph=graph.handle,
+        arena=arena,
+        arena_bytes=0,
+        node_handles=graph.nodes,
+        words=[(0, 0, 0), (0, 0, 8)],
+        relocations=[(0, 1, 0), (1, 0, 0)],
+        launches=[0],
+        n_launches=1,
+    )
+    resident.patch([(0, cuda.allocate(NUMBERS)), (1, cuda.allocate(NUMBERS))])
+    return resident
+
+
+def test_a_device_fault_surfaces_at_the_wait(cuda, arena):
+    resident = failing_program(cuda, arena)
+    resident.execute()
+    with pytest.raises(ExecutionError, match="CUDA_ERROR_LAUNCH_FAILED"):
+        resident.finish()
+    with pytest.raises(ExecutionError, match="CUDA_ERROR_LAUNCH_FAILED"):
+        resident.execute()
+
+
+def test_a_fault_that_nobody_waited_for_does_not_stop_the_clean_up(cuda, arena):
+    resident = failing_program(cuda, arena)
+    resident.execute()
+    del resident
+    assert [str(error) for error in cuda.simulator.errors] == [str(NUMBERS[0])]
+
+
+def test_work_in_flight_is_waited_for_before_memory_goes(cuda, arena):
+    chain = Chain(cuda, arena)
+    y = cuda.allocate([0] * COUNT)
+    chain.bind_first(cuda.allocate(NUMBERS), y)
+    chain.resident.execute()
+    assert read(y, COUNT) == [0] * COUNT
+    chain.resident.close()
+    assert read(y, COUNT) == plus(3)
+    with pytest.raises(ExecutionError, match="closed"):
+        chain.resident.execute()
+    chain.resident.close()
+
+
+def live(simulator: Simulator) -> dict[str, int]:
+    kinds = ("event", "graph", "executable", "reservation", "mapping")
+    return {
+        **{kind: simulator.live(kind) for kind in kinds},
+        "device": simulator.physical_bytes,
+        "host": simulator.host_bytes,
+    }
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "cuGraphClone",
+        "cuGraphNodeFindInClone",
+        "cuGraphKernelNodeGetParams",
+        "cuGraphMemcpyNodeGetParams",
+        "cuFuncGetParamInfo",
+        "cuGraphGetEdges",
+        "cuMemHostAlloc",
+        "cuEventCreate",
+        "cuMemCreate",
+        "cuMemAddressReserve",
+        "cuMemMap",
+        "cuMemSetAccess",
+    ],
+)
+def test_a_construction_that_fails_leaves_nothing(cuda, arena, function):
+    Gather(cuda, arena, given=True)  # what is made once is there
+    captured = cuda.simulator.live("graph")
+    arena = _native.CudaArena(0)
+    before = live(cuda.simulator)
+    pool_calls = {"cuMemCreate", "cuMemAddressReserve"}
+    n_pool_calls = {"cuMemMap": 4, "cuMemSetAccess": 4}
+    skipped = n_pool_calls.get(function, 1 if function in pool_calls else 0)
+    cuda.simulator.fail(function, 2, nth=skipped + 1)
+    with pytest.raises(ExecutionError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        Gather(cuda, arena, given=True)
+    assert cuda.simulator.live("graph") == captured + 1  # the test's own
+    assert live(cuda.simulator) == {**before, "graph": captured + 1}
+
+
+@pytest.mark.parametrize(
+    "function", ["cuGraphKernelNodeSetParams", "cuGraphInstantiateWithFlags", "cuGraphUpload"]
+)
+def test_a_load_that_fails_leaves_nothing_and_can_be_tried_again(cuda, arena, function):
+    chain = Chain(cuda, arena)
+    y = cuda.allocate([0] * COUNT)
+    chain.bind_first(cuda.allocate(NUMBERS), y)
+    before = live(cuda.simulator)
+    cuda.simulator.fail(function, 2)
+    with pytest.raises(ExecutionError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        chain.resident.load()
+    assert live(cuda.simulator) == before
+    chain.resident.load()
+    assert run(chain.resident) == 0
+    assert read(y, COUNT) == plus(3)
+
+
+def test_too_little_memory_for_the_arena_leaves_nothing(cuda, arena):
+    before = live(cuda.simulator)
+    cuda.simulator.set_memory_limit(cuda.simulator.physical_bytes + 2 * GRANULARITY)
+    with pytest.raises(ExecutionError, match="allocating device memory, 83886080 bytes"):
+        arena.map(40 * GRANULARITY)
+    assert live(cuda.simulator) == before
+
+
+def test_everything_goes_with_the_resident(cuda, arena):
+    before = live(cuda.simulator)
+    program = Gather(cuda, arena, given=True)
+    program.bind(*(cuda.allocate(NUMBERS) for _ in range(3)))
+    run(program.resident)
+    during = live(cuda.simulator)
+    assert during["executable"] == 1
+    assert during["host"] > 0
+    held = cuda.simulator.live_bytes
+    del program
+    after = live(cuda.simulator)
+    assert after.pop("device") - before.pop("device") == held + arena.size_bytes
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"words": [(0, 0, 24)]}, r"word 0 \(node 0, part 0, byte 24\) lies outside"),
+        ({"words": [(0, 1, 0)]}, "lies outside the node's bytes"),
+        ({"words": [(5, 0, 0)]}, "a node that does not exist"),
+        ({"relocations": []}, "exactly one relocation"),
+        ({"relocations": [(0, 0, 0), (0, 1, 0)]}, "exactly one relocation"),
+        ({"relocations": [(3, 0, 0)]}, "a word that does not exist"),
+        ({"launches": []}, "each node needs its launch"),
+        ({"node_handles": [], "words": [], "relocations": []}, "the graph has 1 nodes, got 0"),
+        ({"host_tables": {0: b"12"}}, "only a copy has a host source"),
+    ],
+)
+def test_words_that_lie_nowhere_are_refused(cuda, arena, changed, message):
+    kernel = elementwise(cuda.simulator, "same", lambda number: number)
+    stream = cuda.stream()
+    with cuda.capture(stream) as graph:
+        cuda.launch(kernel, stream, [8, 16, COUNT], SIZES)
+    fields = {
+        "node_handles": graph.nodes,
+        "words": [(0, 0, 0)],
+        "relocations": [(0, 0, 0)],
+        "launches": [0],
+        "host_tables": {},
+        **changed,
+    }
+    with pytest.raises(ValueError, match=message):
+        _native.CudaResident(
+            device=0, graph=graph.handle, arena=arena, arena_bytes=0, n_launches=1, **fields
+        )
+
+
+def test_host_functions_cannot_be_resident(cuda, arena):
+    called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
+    stream = cuda.stream()
+    with cuda.capture(stream) as graph:
+        cuda("cuLaunchHostFunc", ctypes.c_void_p(stream), called, None)
+    with pytest.raises(CaptureError, match="node of type 3"):
+        _native.CudaResident(
+            device=0,
+            graph=graph.handle,
+            arena=arena,
+            arena_bytes=0,
+            node_handles=graph.nodes,
+            words=[],
+            relocations=[],
+            launches=[0],
+            n_launches=1,
+        )

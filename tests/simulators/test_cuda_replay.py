@@ -1,0 +1,312 @@
+"""Executions of a resident graph through Replay: streams, tickets, leases, copies.
+
+torch takes the simulated device's tensors for tensors of the CPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs import Cuda, read
+from residents import COUNT, FEATURE_MAP, INPUT, OUTPUT, SIZE_BYTES, Chain
+
+from offload import _native
+from offload.errors import BindingError, ExecutionError
+
+Make = Callable[..., tuple[_native.Replay, Chain]]
+
+
+@pytest.fixture
+def streams(cuda: Cuda) -> list[int]:
+    """The caller's current stream is the last of them."""
+    return [cuda.stream()]
+
+
+@pytest.fixture
+def make(cuda: Cuda, streams: list[int]) -> Make:
+    """Make a replay of a chain of three kernels: three more than the input."""
+    arena = _native.CudaArena(0)
+
+    def make_replay(
+        current_stream: Callable[[int], int] | None = None,
+        host_scheduled: bool = False,
+        output_alignment_bytes: int = 1,
+        **input_fields: Any,
+    ) -> tuple[_native.Replay, Chain]:
+        chain = Chain(cuda, arena)
+        layout = _native.TensorLayout([COUNT], [1], torch.int64, False, False)
+        fields = {"slot": INPUT, "written": False, "returned_as_view": False, **input_fields}
+        spec = _native.CallSpec(
+            device="cpu",
+            inputs=[_native.InputSpec(name="x", layout=layout, **fields)],
+            outputs=[
+                _native.OutputSpec(
+                    name="y",
+                    slot=OUTPUT,
+                    size_bytes=SIZE_BYTES,
+                    operator_allocated=False,
+                    alignment_bytes=output_alignment_bytes,
+                )
+            ],
+            results=[
+                _native.ResultSpec(
+                    source=_native.ResultSource.OUTPUT,
+                    index=0,
+                    offset_bytes=0,
+                    layout=layout,
+                    is_argument=False,
+                    covers_output=True,
+                )
+            ],
+            weights=[],
+            overlaps=[],
+            feature_map_slot=FEATURE_MAP,
+            feature_map_bytes=2 * SIZE_BYTES,
+            alignment_bytes=8,
+        )
+        replay = _native.Replay(
+            spec=spec,
+            triggers=[_native.Trigger.IO, _native.Trigger.IO, _native.Trigger.FEATURE_MAP],
+            resident=chain.resident,
+            host_scheduled=host_scheduled,
+            positional=[(True, None)],
+            keyword={},
+            match=lambda args, kwargs: list(args),
+            result_form="tensor",
+            build_result=lambda tensors: tensors[0],
+            current_stream=current_stream or (lambda _: streams[-1]),
+        )
+        return replay, chain
+
+    return make_replay
+
+
+def numbers(first: int = 0) -> torch.Tensor:
+    return torch.arange(first, first + COUNT)
+
+
+def shifted(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers at an address that is a multiple of 8 bytes but of no more."""
+    memory = torch.zeros(COUNT + 2, dtype=torch.int64)
+    begin = 1 if memory.data_ptr() % 16 == 0 else 2
+    return memory[begin : begin + COUNT].copy_(tensor)
+
+
+def test_a_call_returns_once_its_work_is_enqueued(cuda, make, streams):
+    replay, chain = make()
+    x, y = numbers(), torch.zeros(COUNT, dtype=torch.int64)
+    assert replay.execute((x,), {}, [y], None) is y
+    assert y.tolist() == [0] * COUNT
+    cuda.synchronize(streams[-1])
+    assert y.tolist() == (x + 3).tolist()
+    assert read(chain.resident.arena_address + SIZE_BYTES, COUNT) == (x + 2).tolist()
+
+
+def test_a_ticket_is_done_when_the_device_is(make):
+    replay, _ = make()
+    x = numbers()
+    ticket = replay.submit((x,), {}, None, None)
+    ticket.wait()
+    assert ticket.result().tolist() == (x + 3).tolist()
+
+
+def test_calls_behind_submitted_work_come_after_it(cuda, make, streams):
+    replay, _ = make()
+    x = numbers()
+    tickets = [replay.submit((x,), {}, None, None) for _ in range(3)]
+    y = replay(x)
+    cuda.synchronize(streams[-1])
+    assert y.tolist() == (x + 3).tolist()
+    assert [ticket.result().tolist() for ticket in tickets] == [y.tolist()] * 3
+
+
+def test_only_what_moved_is_patched_and_set(make):
+    replay, chain = make()
+    x, y = numbers(), torch.zeros(COUNT, dtype=torch.int64)
+    expected = [
+        (x, y, "all", 6, 0),
+        (x, y, "none", 0, 0),
+        (numbers(7), y, "io", 1, 1),
+        (numbers(9), torch.zeros_like(y), "io", 2, 2),
+    ]
+    kept = []
+    for given, out, policy, n_words, n_set in expected:
+        before = chain.resident.n_set_params
+        replay.submit((given,), {}, [out], None).wait()
+        kept.append((given, out))
+        assert replay.last_execution.policy == policy
+        assert replay.last_execution.words_patched == n_words
+        assert chain.resident.n_set_params - before == n_set
+        assert out.tolist() == (given + 3).tolist()
+
+
+def test_the_callers_stream_is_asked_for_at_each_call(cuda, make):
+    streams = [cuda.stream() for _ in range(2)]
+    asked = []
+
+    def current_stream(device: int) -> int:
+        asked.append(device)
+        return streams[(len(asked) - 1) % 2]
+
+    replay, _ = make(current_stream)
+    x = numbers()
+    first, second = replay(x), replay(x)
+    assert asked == [0, 0]
+    cuda.synchronize(streams[1])  # which waits for the other one
+    assert first.tolist() == second.tolist() == (x + 3).tolist()
+
+
+def test_a_callers_feature_map_is_used(make):
+    replay, chain = make()
+    x, feature_map = numbers(), torch.zeros(2 * SIZE_BYTES, dtype=torch.uint8)
+    y = replay.submit((x,), {}, None, feature_map).result()
+    assert y.tolist() == (x + 3).tolist()
+    assert feature_map.view(torch.int64)[COUNT:].tolist() == (x + 2).tolist()
+    assert read(chain.resident.arena_address, COUNT) != (x + 1).tolist()
+
+
+def test_host_scheduling_gives_the_same(cuda, make):
+    replay, chain = make(host_scheduled=True)
+    x = numbers()
+    assert replay.submit((x,), {}, None, None).result().tolist() == (x + 3).tolist()
+    assert cuda.simulator.calls("cuLaunchKernelEx") == 3
+    assert chain.resident.n_graph_launches == 0
+
+
+def test_a_traced_execution_has_its_launches(make):
+    replay, _ = make()
+    replay.start_trace()
+    replay.submit((numbers(),), {}, None, None).wait()
+    [trace] = replay.stop_trace()
+    begin_ns = trace.execution.first_launch_ns
+    assert trace.launches.begin_ns == trace.launches.end_ns == [begin_ns] * 3
+
+
+# ---- copies -------------------------------------------------------------------------------------
+
+
+def test_an_input_below_the_alignment_is_copied(make):
+    replay, _ = make(alignment_bytes=16)
+    x = shifted(numbers())
+    assert replay.submit((x,), {}, None, None).result().tolist() == (x + 3).tolist()
+    assert replay.last_execution.bytes_copied == SIZE_BYTES
+    x = shifted(numbers()).clone()
+    assert replay.submit((x,), {}, None, None).result().tolist() == (x + 3).tolist()
+    assert replay.last_execution.bytes_copied == 0
+
+
+def test_an_output_below_the_alignment_is_copied_to(cuda, make):
+    cuda.simulator.set_eager(True)  # as a stream orders it: torch's copies run at once here
+    replay, _ = make(output_alignment_bytes=16)
+    x, y = numbers(), shifted(torch.zeros(COUNT, dtype=torch.int64))
+    replay.execute((x,), {}, [y], None)
+    assert y.tolist() == (x + 3).tolist()
+    assert replay.last_execution.bytes_copied == SIZE_BYTES
+    replay.execute((x,), {}, [y.clone()], None)
+    assert replay.last_execution.bytes_copied == 0
+
+
+def test_a_copied_input_moves_no_word(make):
+    replay, chain = make(copied=True)
+    y = torch.zeros(COUNT, dtype=torch.int64)
+    for first in range(3):
+        x = numbers(first)
+        replay.submit((x,), {}, [y], None).wait()
+        assert y.tolist() == (x + 3).tolist()
+        assert replay.last_execution.bytes_copied == SIZE_BYTES
+    assert replay.last_execution.policy == "none"
+    assert chain.resident.n_set_params == 0
+
+
+def test_a_copied_input_that_is_written_is_copied_back(cuda, make):
+    cuda.simulator.set_eager(True)
+    replay, _ = make(copied=True, written=True)
+    x = numbers()
+    before = x._version
+    assert replay(x).tolist() == (numbers() + 3).tolist()
+    assert x.tolist() == numbers().tolist()
+    assert x._version > before
+    assert replay.last_execution.bytes_copied == 2 * SIZE_BYTES
+
+
+def test_another_shape_is_refused_as_on_any_device(make):
+    replay, _ = make()
+    with pytest.raises(BindingError, match="x: expected Long"):
+        replay(torch.arange(COUNT + 1))
+
+
+# ---- failures and the end -----------------------------------------------------------------------
+
+
+def test_a_device_fault_is_raised_at_the_wait(cuda, make):
+    replay, _ = make()
+    x = numbers()
+    replay(x)
+    cuda.simulator.fault()
+    ticket = replay.submit((x,), {}, None, None)
+    with pytest.raises(ExecutionError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        ticket.wait()
+    with pytest.raises(ExecutionError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        ticket.result()
+
+
+def test_a_failed_set_is_made_good_by_the_next_call(cuda, make):
+    replay, chain = make()
+    y = torch.zeros(COUNT, dtype=torch.int64)
+    replay.submit((numbers(),), {}, [y], None).wait()
+    cuda.simulator.fail("cuGraphExecKernelNodeSetParams", 999)
+    x = numbers(5)
+    with pytest.raises(ExecutionError, match="re-setting node 0"):
+        replay.execute((x,), {}, [y], None)
+    replay.submit((x,), {}, [y], None).wait()
+    assert y.tolist() == (x + 3).tolist()
+    assert replay.last_execution.policy == "none"  # the words were written before it failed
+    assert chain.resident.n_set_params == 2
+
+
+def test_close_waits_and_gives_back_the_device(cuda, make):
+    replay, chain = make()
+    x = numbers()
+    y = replay(x)
+    assert cuda.simulator.live("executable") == 1
+    replay.close()
+    assert y.tolist() == (x + 3).tolist()
+    assert cuda.simulator.live("executable") == 0
+    assert cuda.simulator.live("mapping") == 0
+    with pytest.raises(ExecutionError, match="closed"):
+        replay(x)
+    assert chain.resident.arena_address == 0
+
+
+def test_threads_that_share_an_arena_get_their_own_results(cuda, make):
+    n_calls = 10
+    wrong: list[object] = []
+
+    def work(replay: _native.Replay, first: int) -> None:
+        try:
+            for call in range(n_calls):
+                x = numbers(first + call)
+                found = replay.submit((x,), {}, None, None).result()
+                if found.tolist() != (x + 3).tolist():
+                    wrong.append((first + call, found))
+        except BaseException as error:
+            wrong.append(error)
+
+    handles = [cuda.stream() for _ in range(3)]
+    replays = [
+        make(lambda _, handle=handle: handle, host_scheduled=index == 2)[0]
+        for index, handle in enumerate(handles)
+    ]
+    threads = [
+        threading.Thread(target=work, args=(replay, 100 * index))
+        for index, replay in enumerate(replays)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
