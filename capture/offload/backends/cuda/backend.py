@@ -155,24 +155,26 @@ class CudaBackend:
     def prove(self, prepared: Prepared, plan: Plan, loaded: Loaded) -> None:
         """Execute the graph in three placements, old memory holding other data: see `proof`.
 
+        What executes are twins of the loaded resident: copies and memsets of an instantiated graph
+        are bound to the allocations that they were first given, and those of the proof are freed.
+
         Raises:
             CaptureError: results or written state differ, or old memory was written.
             ExecutionError: the device failed, or has no memory for the proof.
         """
         captured: _Captured = prepared.state
         program = prepared.program
-        plan_apart = apart(program, plan)
         arena = _native.CudaArena(captured.device)
-        resident_apart = _resident(captured, program, plan_apart, arena, 0)
-        words = captured.discovery
-        resident: Any = loaded.resident
-        with DeviceMemory(captured.device) as memory:
-            prove(
-                program,
-                Placed(plan, resident, _relocations(words, plan)),
-                Placed(plan_apart, resident_apart, _relocations(words, plan_apart)),
-                memory,
-            )
+        twins = []
+        for its_plan in (plan, apart(program, plan)):
+            resident = _resident(captured, program, its_plan, arena, 0)
+            twins.append(Placed(its_plan, resident, _relocations(captured.discovery, its_plan)))
+        try:
+            with DeviceMemory(captured.device) as memory:
+                prove(program, twins[0], twins[1], memory)
+        finally:
+            for twin in twins:
+                twin.resident.close()
 
 
 def _refuse(launch: Launch) -> None:
