@@ -204,7 +204,6 @@ class Captured:
             host_reads=self._host_reads,
             function=function,
             parameters=parameters_of(function),
-            device="cpu",
         )
         _recording.active = True
         return recorder

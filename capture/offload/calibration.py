@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,8 @@ from offload.timeline import Scheduling
 # Beyond this error of m_l_t a kept model is fitted anew.
 DRIFT = 0.2
 
-_N_EXECUTIONS = 130
+_N_EXECUTIONS = 60
+_N_ROUNDS = 5
 _N_WARM_UP = 30
 _N_CHECKS = 100
 _ITEMS = 8
@@ -92,7 +94,7 @@ def calibrate(device: str = "cpu", *, folder: Path | None = None, refit: bool = 
             f"fitting costs needs SciPy ({error}): `pip install 'offload[costs]'`"
         ) from error
     header = dataclasses.replace(
-        fit_header_model(list(_observe(_FITTED, device, _N_EXECUTIONS))),
+        fit_header_model(list(_observe(_FITTED, device, _N_EXECUTIONS, _N_ROUNDS))),
         displaced_ns=_displacements(device),
     )
     issue_ns, handoff_ns = _delivery(device)
@@ -202,24 +204,30 @@ def _m_l_t_ns(run: Executable, n_executions: int) -> float:
 
 
 def _observe(
-    programs: Sequence[tuple[int, int, int]],
-    device: str,
-    n_executions: int,
+    programs: Sequence[tuple[int, int, int]], device: str, n_executions: int, n_rounds: int = 1
 ) -> Iterator[Observation]:
-    """Executions of each program: nothing moved, everything moved, and fresh outputs."""
-    for n_inputs, n_outputs, n_weights in programs:
-        sets = [
-            (
-                [torch.zeros(_ITEMS) for _ in range(n_inputs)],
-                [torch.zeros(_ITEMS) for _ in range(n_outputs)],
-            )
-            for _ in range(2)
-        ]
-        captured = _captured(_program(n_inputs, n_outputs, n_weights), *sets[0][0])
-        with captured.load(device) as run:
-            fresh = [(inputs, None) for inputs, _ in sets]
-            for arguments in (sets[:1], sets, fresh[:1], fresh):
-                yield from observe(run, arguments, n_executions)
+    """Executions of each program: nothing moved, everything moved, and fresh outputs.
+
+    The programs take turns in so many rounds, so that a slow moment of the machine is not one
+    program's alone.
+    """
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for n_inputs, n_outputs, n_weights in programs:
+            sets = [
+                (
+                    [torch.zeros(_ITEMS) for _ in range(n_inputs)],
+                    [torch.zeros(_ITEMS) for _ in range(n_outputs)],
+                )
+                for _ in range(2)
+            ]
+            captured = _captured(_program(n_inputs, n_outputs, n_weights), *sets[0][0])
+            runs.append((stack.enter_context(captured.load(device)), sets))
+        for _ in range(n_rounds):
+            for run, sets in runs:
+                fresh = [(inputs, None) for inputs, _ in sets]
+                for arguments in (sets[:1], sets, fresh[:1], fresh):
+                    yield from observe(run, arguments, n_executions)
 
 
 def _captured(function: Callable[..., Any], *inputs: torch.Tensor) -> Captured:

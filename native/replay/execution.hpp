@@ -49,6 +49,7 @@ struct ExecutionTrace {
   LaunchTimes launches;
   LaunchTimes issues;  // host scheduling only
   std::vector<Transfer> transfers;
+  std::uint64_t clock_reads = 0;  // made for the moments of `execution` because of the trace
 };
 
 }  // namespace offload

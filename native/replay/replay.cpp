@@ -160,7 +160,8 @@ void Replay::run(Call& call, bool queued) {
   LastExecution execution;
   execution.call_ns = call.call_ns;
   execution.checked_ns = call.checked_ns;
-  execution.begin_ns = waited ? now_ns() : call.checked_ns;
+  execution.begin_ns = waited || trace ? now_ns() : call.checked_ns;  // a trace is no header work
+  if (trace && !waited) trace->clock_reads = 1;
   weights_.check();
   const KernelScope scope;
   if (streamed_) resident_->set_stream(call.stream);
@@ -234,8 +235,8 @@ void Replay::keep(const LastExecution& execution, std::optional<ExecutionTrace> 
   last_.n_executions = n_executions;
   if (!trace || !traces_) return;
   trace->execution = last_;
-  trace_clock_reads_ +=
-      trace->launches.clock_reads + trace->issues.clock_reads + 2 * trace->transfers.size();
+  trace_clock_reads_ += trace->clock_reads + trace->launches.clock_reads +
+                        trace->issues.clock_reads + 2 * trace->transfers.size();
   traces_->push_back(std::move(*trace));
 }
 

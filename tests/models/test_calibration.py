@@ -15,7 +15,7 @@ from offload.timeline import Scheduling, SpanKind
 
 @pytest.fixture
 def few_executions(monkeypatch):
-    monkeypatch.setattr(calibration, "_N_EXECUTIONS", 60)
+    monkeypatch.setattr(calibration, "_N_ROUNDS", 1)
     monkeypatch.setattr(calibration, "_N_CHECKS", 60)
     monkeypatch.setattr(calibration, "_PROBES", calibration._PROBES[:2])
 

@@ -13,8 +13,8 @@ import torch
 
 from offload.costs import signature_of
 from offload.diagnosis.stopwatch import Clock, Effort, time_in_turns
+from offload.eager_run import EagerRun
 from offload.program import Launch, Program
-from offload.record import EagerRun
 from offload.timeline import ExecutionTimeline, SpanKind
 from offload.torch_names import split_operator
 

@@ -1,13 +1,11 @@
 """Recording: a model's call becomes a Program. The only user of torch's dispatch internals."""
 
 from offload.record.callables import Parameters, parameters_of, refuse_compiled, refuse_hidden_reads
-from offload.record.eager_run import EagerRun
 from offload.record.operators import is_user_file, located_at
 from offload.record.recorder import Recorder, Recording
 from offload.record.verify import verify
 
 __all__ = [
-    "EagerRun",
     "Parameters",
     "Recorder",
     "Recording",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from offload import _native
+from offload.eager_run import flat
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Role, Symbol, TensorView
 from offload.record.operators import (
@@ -18,13 +18,13 @@ from offload.record.operators import (
     argument_data,
     as_integers,
     check_plain,
-    flat,
     operator_of,
     shape_depends_on_data,
     shape_sources,
     tensors_in,
     user_location,
 )
+from offload.record.recording_device import Allocations
 from offload.record.storages import StorageTable, TrackedStorage
 
 # What is made from constants alone is kept with the weights up to this size; above it, computing it
@@ -47,7 +47,7 @@ class LaunchRecorder:
         generators: those that random operators drew from, with their state before the call.
         refusal: the first thing that was refused; the call may have swallowed the error.
         running: the torch function that is being called, as the function mode sees it.
-        allocations: tells tensors made during the call from those made before.
+        allocations: tells tensors made during the call from those made before; set at the begin.
     """
 
     def __init__(self, table: StorageTable, *, guards_reads: bool) -> None:
@@ -55,7 +55,7 @@ class LaunchRecorder:
         self.launches: list[Launch] = []
         self.host_reads: list[str] = []
         self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
-        self.allocations = _native.AllocationObserver()
+        self.allocations = Allocations(torch.device("cpu"))
         self.refusal: CaptureError | None = None
         self.running = ""
         self._guards_reads = guards_reads
@@ -172,7 +172,7 @@ class LaunchRecorder:
         return made
 
     def _made_during_call(self, tensor: torch.Tensor) -> bool:
-        return self.allocations.contains(tensor.untyped_storage().data_ptr())
+        return self.allocations.contains(tensor.untyped_storage())
 
     def _after_launch(
         self,

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
+from offload.eager_run import bytes_of
 from offload.errors import CaptureError
 from offload.record.python_state import PythonState
 
 # Storages up to this size are kept as they were before the call, so that a write that no schema
 # declares is seen and can be undone; of larger ones a checksum is taken before and after.
 WATCHED_BYTES = 64 * 1024
-
-
-def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The storage as a uint8 tensor on the same memory."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 @functools.cache
@@ -41,8 +37,13 @@ def _checksum(content: torch.Tensor) -> tuple[int, ...]:
     for block in content[: n_words * 8].view(torch.int64).split(len(ramp) ** 2):
         n_rows, n_rest = divmod(len(block), len(ramp))
         rows = block[: n_rows * len(ramp)].view(n_rows, len(ramp))
-        sums.append(torch.dot(torch.mv(rows.t(), ramp[:n_rows]), ramp))
-        sums.append(torch.dot(block[len(block) - n_rest :], ramp[:n_rest]))
+        rest = block[len(block) - n_rest :]
+        if content.device.type == "cpu":
+            sums.append(torch.dot(torch.mv(rows.t(), ramp[:n_rows]), ramp))
+            sums.append(torch.dot(rest, ramp[:n_rest]))
+        else:  # accelerators multiply no matrices of integers
+            sums.append(((rows * ramp).sum(1) * ramp[:n_rows]).sum())
+            sums.append((rest * ramp[:n_rest]).sum())
     return (*map(int, sums), *content[n_words * 8 :].tolist())
 
 
@@ -126,6 +127,10 @@ class ModelState:
             others = self._holders.get(held.identity, ())
             if not any(tensor is other for other in others):
                 self._holders[held.identity] = (*others, tensor)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Every tensor that the callable can reach and whose memory can be watched."""
+        return (held.tensor for _, held in self._held)
 
     def knows(self, identity: int) -> bool:
         """Whether a storage is the model's."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from offload.eager_run import flat
 from offload.errors import CaptureError
 from offload.program import Argument, Symbol
 from offload.torch_names import dtype_name
@@ -101,13 +102,6 @@ def user_location() -> str:
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown"
-
-
-def flat(outcome: Any) -> list[Any]:
-    """What an operator takes or returns, lists opened."""
-    if isinstance(outcome, (list, tuple)):
-        return [leaf for item in outcome for leaf in flat(item)]
-    return [outcome]
 
 
 def tensors_in(argument: Any) -> list[torch.Tensor]:

@@ -24,6 +24,7 @@ from offload.record.modes import (
     seeding_refused,
 )
 from offload.record.operators import check_plain, is_tensor
+from offload.record.recording_device import Allocations, default_generator, find_device
 from offload.record.storages import StorageTable, TrackedStorage, alias
 from offload.structure import (
     OpaqueStructure,
@@ -79,14 +80,12 @@ class Recorder:
         host_reads: str,
         function: object,
         parameters: Parameters,
-        device: str,
     ) -> None:
         with torch.no_grad():
-            self.table = StorageTable(ModelState(function), device)
+            self.table = StorageTable(ModelState(function))
         self._avoids_reads = host_reads == "avoid"
         self._log = LaunchRecorder(self.table, guards_reads=not self._avoids_reads)
         self._parameters = parameters
-        self._device = device
         self._context = contextlib.ExitStack()
         self._inputs: list[torch.Tensor] = []
         self._originals: list[torch.Tensor] = []
@@ -122,11 +121,7 @@ class Recorder:
                     "given there may not have: pass what they hold as arguments of their own, and "
                     "the tensor's .detach()"
                 )
-            if tensor.device.type != self._device:
-                raise CaptureError(
-                    f"{name} is on {tensor.device}, but programs are recorded on "
-                    f"{self._device}: move the model and its inputs there"
-                )
+        self._choose_device(tensors, names)
         self._originals = tensors
         self._arguments = frozen(structure)
         with torch.no_grad():
@@ -137,7 +132,7 @@ class Recorder:
             for leaf in (first, second):  # if one is written, both may change
                 self._tracked_input(leaf).keep_before()
         own = [one for one in constants(structure) if type(one) is torch.Generator]
-        for generator in (torch.default_generator, *own, *self.table.state.generators):
+        for generator in (default_generator(self.table.device), *own, *self.table.state.generators):
             self._log.note_generator(generator)
         self._call = unflatten(structure, self._inputs)
         try:
@@ -146,6 +141,17 @@ class Recorder:
             self._context.close()
             raise
         return self._call
+
+    def _choose_device(self, tensors: list[torch.Tensor], names: list[str]) -> None:
+        device = find_device(tensors or self.table.state.tensors())
+        for tensor, name in zip(tensors, names, strict=True):
+            if tensor.device != device:
+                raise CaptureError(
+                    f"{name} is on {tensor.device}, and the model or another input on {device}: "
+                    "move the model and its inputs to one device"
+                )
+        self.table.device = device
+        self._log.allocations = Allocations(device)
 
     def _enter(self) -> None:
         enter = self._context.enter_context
@@ -280,7 +286,7 @@ class Recorder:
             if values[one.value.index].role is Role.WEIGHT
         }
         return Program(
-            device=self._device,
+            device=self.table.device.type,
             values=values,
             launches=tuple(one for one in self._log.launches if not self._is_folded(one, folded)),
             inputs=tuple(self._input_view(tensor) for tensor in self._inputs),

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
+from offload.eager_run import bytes_of
 from offload.errors import CaptureError
 from offload.program import ITEM_BYTES, Role, TensorView, Value, span_bytes
-from offload.record.model_state import ModelState, StorageWatch, bytes_of
+from offload.record.model_state import ModelState, StorageWatch
 from offload.record.operators import user_location
 from offload.torch_names import dtype_name
 
@@ -71,13 +72,17 @@ class StorageTable:
     """All storages met in one recording.
 
     Owner: one Recorder. Not thread-safe: recording happens on one thread.
+
+    Attributes:
+        state: of the model that is recorded.
+        device: where the recording is; set at its begin.
     """
 
-    def __init__(self, state: ModelState, device: str) -> None:
+    def __init__(self, state: ModelState) -> None:
         self._by_identity: dict[int, TrackedStorage] = {}
         self._retired: list[TrackedStorage] = []
         self.state = state
-        self._device = device
+        self.device = torch.device("cpu")
 
     def __iter__(self) -> Iterator[TrackedStorage]:
         yield from self._retired
@@ -130,10 +135,10 @@ class StorageTable:
         return self._add(TrackedStorage(value, storage, 0, unwritten_at_birth=unwritten))
 
     def _add(self, tracked: TrackedStorage) -> TrackedStorage:
-        if tracked.storage.device.type != self._device:
+        if tracked.storage.device != self.device:
             raise CaptureError(
                 f"{tracked.value.name} is on {tracked.storage.device}, but the recording is on "
-                f"{self._device}: move all tensors of the model to one device type"
+                f"{self.device}: move all tensors of the model to one device"
             )
         self._by_identity[tracked.storage._cdata] = tracked
         if tracked.is_state:

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 import torch
 
 from offload.constants import same_constant
+from offload.eager_run import EagerRun, bytes_of
 from offload.errors import CaptureError
 from offload.program import Launch, Program, Role, Value
-from offload.record.eager_run import EagerRun
-from offload.record.model_state import bytes_of
 from offload.record.operators import as_integers
 from offload.record.recorder import Recording
 from offload.torch_names import find_dtype
@@ -101,7 +100,7 @@ class _Run:
         low = min(0, distance_bytes)
         sizes = [self._program.values[index].size_bytes for index in (one, other)]
         high = max(sizes[0], distance_bytes + sizes[1])
-        joined = torch.UntypedStorage(high - low)
+        joined = torch.UntypedStorage(high - low, device=self._program.device)
         content = bytes_of(joined)
         for index, start, size in ((one, -low, sizes[0]), (other, distance_bytes - low, sizes[1])):
             storage, offset = self._bases[index]

@@ -1,4 +1,4 @@
-"""A Program run launch by launch by plain torch calls: what the check and the diagnosis compare."""
+"""A Program run launch by launch by torch calls: for the check, the diagnosis and captures."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ import torch
 
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Program, Symbol, TensorView
-from offload.record.model_state import bytes_of
-from offload.record.operators import flat
 from offload.torch_names import find_dtype, find_overload, symbol_object
+
+
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """The storage as a uint8 tensor on the same memory."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def flat(outcome: Any) -> list[Any]:
+    """What an operator takes or returns, lists opened."""
+    if isinstance(outcome, (list, tuple)):
+        return [leaf for item in outcome for leaf in flat(item)]
+    return [outcome]
 
 
 class EagerRun:
@@ -23,14 +33,17 @@ class EagerRun:
     """
 
     def __init__(
-        self, program: Program, bases: dict[int, tuple[torch.UntypedStorage, int]], fill: int
+        self,
+        program: Program,
+        bases: dict[int, tuple[torch.UntypedStorage, int]],
+        fill: int | None,
     ) -> None:
         """Begin before the first launch.
 
         Args:
             program: what to run.
             bases: the memory of inputs and weights; launches write there.
-            fill: the byte that fills Values which begin without content.
+            fill: the byte that fills Values which begin without content; None leaves them so.
         """
         self.bases = bases
         self._program = program
@@ -68,13 +81,15 @@ class EagerRun:
                 self.bases[result.value] = (tensor.untyped_storage(), 0)
 
     def tensor(self, view: TensorView) -> torch.Tensor:
-        """A view of a Value, which gets filled memory if it has none."""
+        """A view of a Value, which gets memory (filled) if it has none."""
         if view.value not in self.bases:
-            storage = torch.UntypedStorage(self._program.values[view.value].size_bytes)
-            bytes_of(storage).fill_(self._fill)
+            size_bytes = self._program.values[view.value].size_bytes
+            storage = torch.UntypedStorage(size_bytes, device=self._program.device)
+            if self._fill is not None:
+                bytes_of(storage).fill_(self._fill)
             self.bases[view.value] = (storage, 0)
         storage, base_bytes = self.bases[view.value]
-        tensor = torch.empty(0, dtype=find_dtype(view.dtype))
+        tensor = torch.empty(0, dtype=find_dtype(view.dtype), device=storage.device)
         offset = (base_bytes + view.offset_bytes) // tensor.element_size()
         tensor.set_(storage, offset, view.shape, view.strides)
         if view.conjugate:

@@ -1,0 +1,237 @@
+"""Captures of models for the probes: over chosen layouts, with every tensor kept to the end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from probe_graph import Node, read_graph
+from probe_library import LIBRARY_VARIABLE, load_library
+from probing import ProbeFailed, check_code
+
+Model = Callable[..., Any]
+Tensors = Sequence[torch.Tensor]
+
+_WARM_UPS = 2
+
+
+class Holding(TorchDispatchMode):
+    """Keeps what every operator returns, so that no memory is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Any] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        outcome = func(*args, **(kwargs or {}))
+        self.kept.append(outcome)
+        return outcome
+
+
+@dataclasses.dataclass
+class Captured:
+    """A capture that is still alive.
+
+    Attributes:
+        graph: torch's object.
+        nodes: of the graph, in the driver's order.
+        allocations: address and bytes of each, in order; those of the inputs come first.
+        inputs: the input tensors, on the first allocations.
+        result: what the model returned under capture.
+        kept: every tensor, and the pool.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    nodes: list[Node]
+    allocations: list[tuple[int, int]]
+    inputs: list[torch.Tensor]
+    result: Any
+    kept: list[Any]
+
+    def place(self, word: int) -> tuple[int, int] | None:
+        """The allocation that an address lies in, and where; its end counts as inside."""
+        for index, (address, n_bytes) in enumerate(self.allocations):
+            if address <= word <= address + n_bytes:
+                return index, word - address
+        return None
+
+
+@contextlib.contextmanager
+def capture_state() -> Iterator[torch.cuda.Stream]:
+    """A stream for captures, without garbage collection, cuBLAS's workspaces given back."""
+    stream = torch.cuda.Stream()
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.no_grad(), torch.cuda.stream(stream):
+            yield stream
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+        if collects:
+            gc.enable()
+
+
+def warm_up(model: Model, inputs: Tensors) -> Any:
+    """Run the model as it is, on the capture's stream and thread; its last result."""
+    result = None
+    for _ in range(_WARM_UPS):
+        result = model(*inputs)
+    torch.cuda.current_stream().synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    return result
+
+
+def torch_allocator() -> Any:
+    """Torch's wrapper of the probes' allocator."""
+    load_library()
+    plugged = torch.cuda.memory.CUDAPluggableAllocator(
+        os.environ[LIBRARY_VARIABLE], "probe_pool_malloc", "probe_pool_free"
+    )
+    return plugged.allocator()
+
+
+def capture_in_pool(model: Model, inputs: Tensors, allocator: Any) -> Captured:
+    """Capture over the current pool of the probes' library; runs nothing.
+
+    The library must hold a pool that was begun, or rewound. Call inside `capture_state`.
+
+    Raises:
+        ProbeFailed: the pool gave no memory.
+    """
+    pool = torch.cuda.MemPool(allocator, no_split=True)
+    try:
+        with torch.cuda.use_mem_pool(pool):
+            stand_ins = [torch.empty_like(one) for one in inputs]
+        graph, holding = torch.cuda.CUDAGraph(keep_graph=True), Holding()
+        graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+        try:
+            with holding:
+                result = model(*stand_ins)
+        finally:
+            graph.capture_end()
+    except torch.OutOfMemoryError as error:
+        check_code(load_library().probe_pool_error(), "the probes' pool")
+        raise ProbeFailed(str(error)) from error
+    nodes = read_graph(graph.raw_cuda_graph())
+    kept = [holding.kept, pool]
+    return Captured(graph, nodes, pool_allocations(), stand_ins, result, kept)
+
+
+def pool_allocations() -> list[tuple[int, int]]:
+    """Address and bytes of each allocation of the current pool."""
+    library = load_library()
+    found = []
+    for index in range(library.probe_pool_count()):
+        address, n_bytes = ctypes.c_uint64(), ctypes.c_uint64()
+        library.probe_pool_at(index, ctypes.byref(address), ctypes.byref(n_bytes))
+        found.append((address.value, n_bytes.value))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """What is compared between captures, without what keeps memory alive."""
+
+    signatures: tuple[tuple[Any, ...], ...]
+    content: tuple[bytes, ...]
+
+
+def content_of(captured: Captured) -> Content:
+    """The comparable part of a capture."""
+    return Content(
+        tuple(node.signature for node in captured.nodes),
+        tuple(node.content for node in captured.nodes),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Word:
+    """A word that holds an address in every capture: the allocation and the offset in it."""
+
+    node: int
+    offset_bytes: int
+    allocation: int
+    at_bytes: int
+
+
+@dataclasses.dataclass
+class Discovered:
+    """What three layouts tell of a capture's words.
+
+    Attributes:
+        words: those with one (allocation, offset) in all layouts.
+        noise: by kernel, how many words differ in one layout.
+        unexplained: by kernel, how many words differ between layouts without being addresses.
+        changed: kernels that another capture chose otherwise.
+        first: the capture that the words belong to, alive.
+        n_words: all words that were looked at.
+    """
+
+    words: list[Word]
+    noise: dict[str, int]
+    unexplained: dict[str, int]
+    changed: list[str]
+    first: Captured
+    n_words: int
+
+
+def discover(model: Model, inputs: Tensors) -> Discovered:
+    """Capture in three layouts, the first of them twice, and name the words.
+
+    The twin in the first layout is captured and dropped before it: torch's allocator knows a block
+    by its address, so that two pools must not hold the same one at a time.
+    """
+    library, allocator = load_library(), torch_allocator()
+    library.probe_pool_begin(1)
+    twin = content_of(capture_in_pool(model, inputs, allocator))
+    gc.collect()
+    library.probe_pool_rewind()
+    first = capture_in_pool(model, inputs, allocator)
+    captures = [first]
+    for seed in (2, 3):
+        library.probe_pool_begin(seed)
+        captures.append(capture_in_pool(model, inputs, allocator))
+    return _compare(twin, captures)
+
+
+def _compare(twin: Content, captures: list[Captured]) -> Discovered:
+    first = captures[0]
+    found = Discovered([], {}, {}, [], first, 0)
+    contents = [content_of(one) for one in captures]
+    for content in (twin, *contents[1:]):
+        pairs = zip(content.signatures, contents[0].signatures, strict=False)
+        found.changed += [str(one[0]) for one, other in pairs if one != other]
+        if len(content.signatures) != len(contents[0].signatures):
+            found.changed.append("another number of nodes")
+    if found.changed:
+        return found
+    for index, node in enumerate(first.nodes):
+        name = str(node.signature[0])
+        for offset, word in node.words():
+            found.n_words += 1
+            others = [_word(one.nodes[index].content, offset) for one in captures]
+            if _word(twin.content[index], offset) != word:
+                found.noise[name] = found.noise.get(name, 0) + 1
+            elif len(set(others)) > 1:
+                places = {one.place(at) for one, at in zip(captures, others, strict=True)}
+                place = places.pop()
+                if places or place is None:
+                    found.unexplained[name] = found.unexplained.get(name, 0) + 1
+                else:
+                    found.words.append(Word(index, offset, *place))
+    return found
+
+
+def _word(content: bytes, offset: int) -> int:
+    return int.from_bytes(content[offset : offset + 8], "little")

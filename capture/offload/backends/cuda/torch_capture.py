@@ -1,0 +1,357 @@
+"""Captures a Program's launches with torch, for discovery: see `Capturer`.
+
+Everything happens on one thread and one stream of the capturer's own: cuBLAS's handles belong to a
+thread, their workspaces to a stream, and a thread that nobody else uses has no modes of the caller.
+A warm-up runs each launch once outside of a capture, so that libraries choose their algorithms and
+load their kernels there. Under capture nothing executes, so inputs and weights are stand-ins in the
+pool's memory.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import gc
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from offload import _native
+from offload.backends.cuda.capture import GraphCapture, OwnedRange
+from offload.backends.cuda.graph import GraphNode, NodeReader, call, driver_bindings, read_graph
+from offload.backends.cuda.torch_pool import PoolMemory
+from offload.backends.cuda.torch_warm_up import Bases, copied, first_line, warm_up
+from offload.eager_run import EagerRun
+from offload.errors import CaptureError, ExecutionError
+from offload.program import Launch, Program, Role
+
+_MAXIMUM_TRIES = 3
+
+
+class TorchCapturer:
+    """Captures with torch.cuda; the same Program is warmed up once.
+
+    Owner: one preparation of a Program. Thread: any, one call at a time.
+    """
+
+    def __init__(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        """Begin with nothing warmed up.
+
+        Args:
+            inputs: a call's tensors in the Program's order, for the warm-up, which reads them;
+                None: zeros, which are an index into anything.
+        """
+        self._inputs = inputs
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "offload-capture")
+        self._stream: torch.cuda.Stream | None = None
+        self._warm: Program | None = None
+        self._copied: set[int] = set()
+
+    def capture(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
+        """Run every launch once under stream capture; see `Capturer.capture`.
+
+        Leaves generators, inputs, weights and torch's settings as they were, also when it fails.
+
+        Raises:
+            CaptureError: a launch cannot be captured (the message names it), the caller is
+                capturing, or torch's memory history is being recorded.
+            ExecutionError: the device or the pool failed, or has no memory.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureError(
+                "a CUDA graph is being captured on the current stream: load the program before "
+                "the capture begins"
+            )
+        device = _device_of(program)
+        ready = torch.cuda.current_stream(device).record_event()
+        return self._thread.submit(self._on_thread, program, pool, device, ready).result()
+
+    def _on_thread(
+        self, program: Program, pool: _native.DiscoveryPool, device: int, ready: torch.cuda.Event
+    ) -> GraphCapture:
+        with torch.cuda.device(device), torch.no_grad():
+            if self._stream is None or self._stream.device_index != device:
+                self._stream = torch.cuda.Stream(device)
+            with torch.cuda.stream(self._stream), _own_random_states(program, device):
+                self._stream.wait_event(ready)
+                if self._warm is not program:
+                    warm_up(program, device, self._inputs)
+                    self._warm, self._copied = program, set()
+                return self._until_unshared(program, pool, device, self._stream)
+
+    def _until_unshared(
+        self, program: Program, pool: _native.DiscoveryPool, device: int, stream: torch.cuda.Stream
+    ) -> GraphCapture:
+        """Capture, once more where results lay in memory that was something else before."""
+        for _ in range(_MAXIMUM_TRIES):
+            one = _OneCapture(program, pool, device, stream, self._copied)
+            found, recycled = one.run()
+            if not recycled:
+                return found
+            self._copied |= recycled
+            del one, found
+            pool.rewind()
+        names = sorted(program.values[index].name for index in self._copied)
+        raise CaptureError(
+            f"{', '.join(names)}: torch gave these results memory that was something else before, "
+            f"in each of {_MAXIMUM_TRIES} captures, so that their words cannot be told apart"
+        )
+
+
+class _Kept:
+    """What a capture's graph needs, let go in an order that torch's allocator can take.
+
+    A pool must be the last user of its memory: tensors first, then the graph, then the pool.
+    """
+
+    def __init__(
+        self, graph: torch.cuda.CUDAGraph, tensors: list[Any], pools: list[torch.cuda.MemPool]
+    ) -> None:
+        self._graph = graph
+        self._tensors = tensors
+        self._pools = pools
+
+    def __del__(self) -> None:
+        self._tensors.clear()
+        with contextlib.suppress(RuntimeError):  # of a device that has failed
+            self._graph.reset()
+        self._pools.clear()
+
+
+class _OneCapture:
+    """One capture of a Program in one layout."""
+
+    def __init__(
+        self,
+        program: Program,
+        pool: _native.DiscoveryPool,
+        device: int,
+        stream: torch.cuda.Stream,
+        copied: set[int],
+    ) -> None:
+        self._program = program
+        self._pool = pool
+        self._device = device
+        self._copied = copied
+        self._nodes = _NodeLog(stream)
+        self._memory = PoolMemory(pool, device)
+        self._cells = torch.cuda.MemPool()
+        self._graph = torch.cuda.CUDAGraph(keep_graph=True)
+        self._tensors: list[Any] = self._memory.kept
+        pools = [self._cells, self._memory.torch_pool]
+        self._kept = _Kept(self._graph, self._tensors, pools)
+
+    def run(self) -> tuple[GraphCapture, set[int]]:
+        """Capture; the Values whose memory was used before make the capture useless."""
+        with self._memory.current(), _collector_off(), _workspaces_cleared():
+            run = EagerRun(self._program, self._stand_ins(), fill=None)
+            self._tensors.append(run.bases)
+            try:
+                self._begin()
+                for launch in self._program.launches:
+                    self._launch(run, launch)
+            except BaseException:
+                self._abandon()
+                raise
+            self._end()
+            values = {
+                storage.data_ptr(): index
+                for index, (storage, _) in run.bases.items()
+                if storage.device.type == "cuda" and storage.nbytes()
+            }
+            sizes_bytes = {one.index: one.size_bytes for one in self._program.values}
+            allocations, recycled = self._memory.allocations(values, sizes_bytes)
+        handle = self._graph.raw_cuda_graph()
+        nodes, edges = read_graph(handle, self._nodes.known)
+        launches = [self._nodes.launches.get(node.handle, -1) for node in nodes]
+        owned = self._random_cells()
+        kept = self._kept
+        return GraphCapture(handle, nodes, edges, launches, allocations, owned, kept), recycled
+
+    def _stand_ins(self) -> Bases:
+        """Memory for inputs and weights; a tensor on the host stays where it is."""
+        bases: Bases = {}
+        for value in self._program.values:
+            if value.role is Role.WEIGHT:
+                holder = self._program.weights[value.index][0]
+                if holder.device.type != "cuda":
+                    bases[value.index] = (holder.untyped_storage(), 0)
+                    continue
+            if value.role in (Role.INPUT, Role.WEIGHT):
+                bases[value.index] = (self._memory.stand_in(value.size_bytes), 0)
+        return bases
+
+    def _begin(self) -> None:
+        for generator in _cuda_generators(self._program, self._device)[1:]:
+            self._graph.register_generator_state(generator)
+        pool: Any = self._memory.torch_pool.id
+        # What torch allocates here are the cells of seed and offset that random kernels read.
+        try:
+            with torch.cuda.use_mem_pool(self._cells, self._device):
+                self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        except RuntimeError as error:
+            raise ExecutionError(f"a capture cannot begin: {first_line(error)}") from error
+
+    def _launch(self, run: EagerRun, launch: Launch) -> None:
+        try:
+            outcome = run.call(launch)()
+        except RuntimeError as error:
+            # Without memory torch tries to free some, and fails at that in a capture.
+            reason = self._pool.error or first_line(error)
+            if self._pool.error is not None or isinstance(error, torch.OutOfMemoryError):
+                raise ExecutionError(
+                    f"{launch.source}: no addresses for {launch.operator}: {reason}"
+                ) from error
+            raise CaptureError(
+                f"{launch.source}: {launch.operator} cannot be captured in a CUDA graph: {reason}"
+            ) from error
+        self._tensors.append(outcome)
+        run.keep(launch, outcome)
+        made = [view.value for view in launch.made()]
+        for value in made:
+            if value in self._copied:
+                run.bases[value] = (copied(run.bases[value][0]), 0)
+        self._nodes.note(launch)
+        self._memory.settle({run.bases[value][0].data_ptr() for value in made})
+
+    def _end(self) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+                self._graph.capture_end()
+        except RuntimeError as error:
+            self._abandon()
+            raise CaptureError(
+                f"the capture of the program's launches failed: {first_line(error)}"
+            ) from error
+
+    def _abandon(self) -> None:
+        """End a capture that failed; what has been ended already says so by an error."""
+        with contextlib.suppress(RuntimeError):
+            self._graph.capture_end()
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self._device, self._memory.torch_pool.id)
+
+    def _random_cells(self) -> list[OwnedRange]:
+        """Where random kernels of this graph read seed and offset: memory of this capture alone."""
+        return sorted(
+            (
+                OwnedRange(block["address"], block["requested_size"], "torch's random state")
+                for segment in self._cells.snapshot(include_traces=False)
+                for block in segment["blocks"]
+                if block["state"] == "active_allocated"
+            ),
+            key=lambda one: one.address,
+        )
+
+
+class _NodeLog:
+    """Which launch made which node of the graph that is being captured on a stream.
+
+    A node is read when it appears: what it copies from the host may be overwritten later.
+
+    Attributes:
+        launches: by node handle the launch.
+        known: by node handle the node.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.launches: dict[int, int] = {}
+        self.known: dict[int, GraphNode] = {}
+        self._stream = driver_bindings().CUstream(init_value=stream.cuda_stream)
+        self._reader = NodeReader()
+
+    def note(self, launch: Launch) -> None:
+        """Read the nodes that the latest launch has made.
+
+        Raises:
+            CaptureError: one is of a kind that cannot be relocated, or the capture has failed.
+        """
+        try:
+            _, _, graph, *_ = call("cuStreamGetCaptureInfo", self._stream)
+            _, count = call("cuGraphGetNodes", graph, 0)
+            if count == len(self.known):
+                return
+            found, count = call("cuGraphGetNodes", graph, count)
+        except ExecutionError as error:
+            raise CaptureError(
+                f"{launch.source}: {launch.operator} ended the capture: {error}"
+            ) from error
+        for node in found[:count]:
+            handle = int(node)
+            if handle in self.known:
+                continue
+            try:
+                self.known[handle] = self._reader.read(handle)
+            except CaptureError as error:
+                raise CaptureError(f"{launch.source}: {launch.operator}: {error}") from error
+            self.launches[handle] = launch.index
+
+
+# ---- small things --------------------------------------------------------------------------------
+
+
+def _device_of(program: Program) -> int:
+    """The GPU of the weights; without any, torch's current one."""
+    for holders in program.weights.values():
+        for tensor in holders:
+            if tensor.device.type == "cuda":
+                return tensor.device.index or 0
+    return torch.cuda.current_device()
+
+
+def _cuda_generators(program: Program, device: int) -> list[torch.Generator]:
+    """The device's default generator, and those that the Program names."""
+    default = torch.cuda.default_generators[device]
+    named = [one for one in program.generators if one.device.type == "cuda"]
+    return [default, *(one for one in named if _state(one) != _state(default))]
+
+
+def _state(generator: torch.Generator) -> int:
+    """What tells generators apart whose Python objects differ."""
+    identity: int = generator._cdata  # type: ignore[attr-defined]
+    return identity
+
+
+@contextlib.contextmanager
+def _own_random_states(program: Program, device: int) -> Iterator[None]:
+    """Let the Program draw from states that nobody else has, and give generators theirs back.
+
+    A capture registers its graph with a generator's state, which then holds the cells that its
+    random kernels read: of a state of its own nobody else's graphs and draws are disturbed.
+    """
+    generators = _cuda_generators(program, device)
+    saved = [one.graphsafe_get_state() for one in generators]
+    for generator in generators:
+        own = torch.Generator(device=torch.device("cuda", device))
+        own.set_state(generator.get_state())
+        generator.graphsafe_set_state(own)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, saved, strict=True):
+            generator.graphsafe_set_state(state)
+
+
+@contextlib.contextmanager
+def _collector_off() -> Iterator[None]:
+    """No garbage collection: it could free memory of another stream, which a capture forbids."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _workspaces_cleared() -> Iterator[None]:
+    """Have cuBLAS make its workspaces anew in the capture, and keep none of them after it."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()

@@ -1,0 +1,150 @@
+"""Torch's memory during a capture: every allocation in the discovery pool, none used twice.
+
+Torch's allocator takes its memory from the pool by the two C functions of the native module, and
+divides none of it (`no_split`). What it has been given it would use again: results are kept, and
+what an operator has freed is taken at once by a filler, so that each operator's scratch memory is
+its own. Where an operator gives its result memory that it has freed before, the result would be
+named by words that were meant for something larger: it is found by torch's own record of requests,
+and copied in another capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from offload import _native
+from offload.backends.cuda.capture import Allocation
+from offload.errors import CaptureError, ExecutionError
+
+# torch's allocator keeps two lists of blocks: requests up to 1 MiB get blocks of 2 MiB, and larger
+# requests larger blocks (kSmallSize and kSmallBuffer in c10/cuda/CUDACachingAllocator.h).
+_SMALL_REQUEST_BYTES = 1 << 20
+_SMALL_BLOCK_BYTES = 2 << 20
+
+
+@functools.cache
+def _pluggable() -> Any:
+    """Torch's wrapper of the pool's functions, by which it may free until the process ends."""
+    return torch.cuda.memory.CUDAPluggableAllocator(
+        _native.__file__, "offload_cuda_pool_malloc", "offload_cuda_pool_free"
+    )
+
+
+class PoolMemory:
+    """What one capture allocates. Thread: the capture's.
+
+    Attributes:
+        torch_pool: to be given to `capture_begin`, and kept as long as any tensor of it.
+        kept: tensors that only take up memory.
+    """
+
+    def __init__(self, pool: _native.DiscoveryPool, device: int) -> None:
+        self.torch_pool = torch.cuda.MemPool(_pluggable().allocator(), no_split=True)
+        self.kept: list[torch.Tensor] = []
+        self._pool = pool
+        self._device = device
+        self._n_seen = 0
+        self._idle: set[int] = set()
+        self._fillers: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Serve allocations, and have torch record them.
+
+        Raises:
+            CaptureError: somebody has torch record its memory already.
+        """
+        if torch._C._cuda_isHistoryEnabled():
+            raise CaptureError(
+                "torch's memory history is being recorded, which loading a program needs for "
+                "itself: end it with torch.cuda.memory._record_memory_history(None)"
+            )
+        _native.DiscoveryPool.set_current(self._pool)
+        torch.cuda.memory._record_memory_history(
+            "all", context=None, stacks="python", clear_history=True
+        )
+        try:
+            yield
+        finally:
+            torch.cuda.memory._record_memory_history(None, stacks="python")
+            _native.DiscoveryPool.set_current(None)
+
+    def stand_in(self, size_bytes: int) -> torch.UntypedStorage:
+        """Memory for a Value that no launch makes; before the capture begins."""
+        with torch.cuda.use_mem_pool(self.torch_pool, self._device):
+            content = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        self._n_seen = len(self._pool.events())
+        return content.untyped_storage()
+
+    def settle(self, held: Collection[int]) -> None:
+        """Take what the latest launch has freed, so that no later one is given it.
+
+        Args:
+            held: the addresses of its results.
+        """
+        blocks = [event for event in self._pool.events()[self._n_seen :] if event[0] == "allocate"]
+        for _, address, size_bytes in blocks:
+            if address not in held:
+                self._fill(size_bytes)
+        self._n_seen = len(self._pool.events())
+
+    def _fill(self, size_bytes: int) -> None:
+        """Take one free block of this size; there may be none, and then it is a new one."""
+        small = size_bytes <= _SMALL_BLOCK_BYTES
+        n_before = len(self._pool.events())
+        filler = torch.empty(
+            _SMALL_REQUEST_BYTES if small else size_bytes, dtype=torch.uint8, device=self._device
+        )
+        self.kept.append(filler)
+        address = filler.data_ptr()
+        if len(self._pool.events()) > n_before:
+            self._idle.add(address)
+        else:
+            self._fillers[address] = self._fillers.get(address, 0) + 1
+
+    def allocations(
+        self, values: Mapping[int, int], sizes_bytes: Mapping[int, int]
+    ) -> tuple[list[Allocation], set[int]]:
+        """All that was allocated, while torch still records.
+
+        Args:
+            values: by address the Value that lies there.
+            sizes_bytes: by Value.
+
+        Returns:
+            The allocations in order, and the Values whose memory was something else before.
+
+        Raises:
+            ExecutionError: torch's record is not complete.
+        """
+        requests = self._requests()
+        found, recycled = [], set()
+        for kind, address, _ in self._pool.events():
+            if kind != "allocate" or address in self._idle:
+                continue
+            sizes = requests.get(address, [])
+            n_own = len(sizes) - self._fillers.get(address, 0)
+            if n_own < 1:
+                raise ExecutionError(
+                    f"torch has no record of the request for the memory at {address:#x}: another "
+                    "thread ended the recording of its memory history"
+                )
+            value = values.get(address)
+            if value is not None and n_own > 1:
+                recycled.add(value)
+            size_bytes = max(sizes[:n_own]) if value is None else sizes_bytes[value]
+            found.append(Allocation(address, size_bytes, value))
+        return found, recycled
+
+    def _requests(self) -> dict[int, list[int]]:
+        """By address the bytes of each request that was given it, in order."""
+        requests: dict[int, list[int]] = {}
+        for entry in torch.cuda.memory._snapshot()["device_traces"][self._device]:
+            if entry["action"] == "alloc":
+                requests.setdefault(entry["addr"], []).append(entry["size"])
+        return requests

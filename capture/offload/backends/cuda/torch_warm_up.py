@@ -1,0 +1,93 @@
+"""The warm-up before a capture: libraries choose algorithms and load kernels outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from offload.eager_run import EagerRun, bytes_of
+from offload.errors import CaptureError, ExecutionError
+from offload.program import Program, Role
+
+Bases = dict[int, tuple[torch.UntypedStorage, int]]
+"""By Value its storage, and the byte at which it begins there."""
+
+
+def warm_up(program: Program, device: int, inputs: Sequence[torch.Tensor] | None) -> None:
+    """Run each launch once on private copies of what is written; all its memory is given back.
+
+    Raises:
+        CaptureError: a launch failed; the message names it.
+        ExecutionError: the device has no memory for it, or failed.
+    """
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool, device):
+        run = EagerRun(program, _private_bases(program, device, inputs), fill=0)
+        last_uses = _last_uses(program)
+        for launch in program.launches:
+            try:
+                run.keep(launch, run.call(launch)())
+            except torch.OutOfMemoryError as error:
+                raise ExecutionError(
+                    f"{launch.source}: {launch.operator} found no memory in the warm-up: "
+                    f"{first_line(error)}"
+                ) from error
+            except RuntimeError as error:
+                raise CaptureError(
+                    f"{launch.source}: {launch.operator} failed in the warm-up: {first_line(error)}"
+                ) from error
+            for value in last_uses.get(launch.index, ()):
+                run.bases.pop(value, None)
+        try:
+            torch.cuda.current_stream(device).synchronize()
+        except RuntimeError as error:
+            raise ExecutionError(
+                f"the device failed in the warm-up: {first_line(error)}"
+            ) from error
+        run.bases.clear()
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+def _private_bases(program: Program, device: int, inputs: Sequence[torch.Tensor] | None) -> Bases:
+    """Inputs, and weights where they are; copies of what the Program writes."""
+    written = {index for launch in program.launches for index in launch.writes}
+    bases: Bases = {}
+    for position, view in enumerate(program.inputs):
+        size_bytes = program.values[view.value].size_bytes
+        content = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+        if inputs is not None and size_bytes:
+            given = inputs[position]
+            begin = int(given.storage_offset()) * given.element_size()
+            content.copy_(bytes_of(given.untyped_storage())[begin : begin + size_bytes])
+        bases[view.value] = (content.untyped_storage(), 0)
+    for index, holders in program.weights.items():
+        storage = holders[0].untyped_storage()
+        bases[index] = (copied(storage) if index in written else storage, 0)
+    return bases
+
+
+def _last_uses(program: Program) -> dict[int, list[int]]:
+    """By launch the activations that no later launch uses."""
+    last: dict[int, int] = {}
+    for launch in program.launches:
+        for value in (*launch.reads, *launch.writes):
+            last[value] = launch.index
+    dead: dict[int, list[int]] = {}
+    for value, index in last.items():
+        if program.values[value].role is Role.ACTIVATION:
+            dead.setdefault(index, []).append(value)
+    return dead
+
+
+def copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """A storage with the same bytes, made on the current stream."""
+    copy = torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device)
+    copy.copy_(bytes_of(storage))
+    return copy.untyped_storage()
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of torch says; the rest is advice and C++ frames."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,80 @@
+"""The device that a call is recorded on: its allocations and its default generator."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from offload import _native
+from offload.errors import CaptureError
+
+
+def find_device(tensors: Iterable[torch.Tensor]) -> torch.device:
+    """The accelerator that these tensors lie on, or the CPU where they lie on none.
+
+    Raises:
+        CaptureError: they lie on more than one accelerator.
+    """
+    found = {tensor.device for tensor in tensors} - {torch.device("cpu"), torch.device("meta")}
+    if len(found) > 1:
+        names = ", ".join(sorted(str(one) for one in found))
+        raise CaptureError(
+            f"the model and its inputs lie on {names}: a program is recorded for one device, so "
+            "move all of them to one"
+        )
+    return found.pop() if found else torch.device("cpu")
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that operators on a device draw from where none is given."""
+    if device.type == "cpu":
+        return torch.default_generator
+    module: Any = torch.get_device_module(device)
+    generator: torch.Generator = module.default_generators[device.index or 0]
+    return generator
+
+
+class Allocations(contextlib.AbstractContextManager["Allocations"]):
+    """Sees what torch allocates on a device while a call is recorded.
+
+    Owner: one recording; one is active in a process at a time. On the CPU every allocation of every
+    thread is seen; on an accelerator those of the recording thread, which go to a pool of its own
+    for that time (`torch.cuda.MemPool`).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._host = _native.AllocationObserver()
+        self._device = device
+        self._pool: Any = None
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Allocations:
+        """Begin.
+
+        Raises:
+            RuntimeError: another recording is active.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._host)
+            if self._device.type != "cpu":
+                module: Any = torch.get_device_module(self._device)
+                self._pool = module.MemPool()
+                stack.enter_context(module.use_mem_pool(self._pool, self._device))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def contains(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage's memory was handed out since the begin."""
+        address = storage.data_ptr()
+        if storage.device.type == "cpu" or self._pool is None:
+            return self._host.contains(address)
+        segments = self._pool.snapshot()
+        return any(
+            one["address"] <= address < one["address"] + one["total_size"] for one in segments
+        )
