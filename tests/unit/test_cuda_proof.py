@@ -76,6 +76,9 @@ class MixingResident:
     def finish(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 def make_program(roles: Sequence[Role], dtype: str = "float32", **changes: object) -> Program:
     items = {"float32": 16, "int64": 8}[dtype]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import weakref
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from offload.backends.cuda.discover import CapturesDiffer, Discovery, discover
 from offload.backends.cuda.graph import driver_bindings, is_device_address
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
+from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
 from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.machine import CostTable, Machine
@@ -102,7 +103,7 @@ class CudaBackend:
         self.machine()
         for launch in program.launches:
             _refuse(launch)
-        capturer = self._capturer or _torch_capturer()
+        capturer = self._capturer or TorchCapturer()
         names = [f"{launch.operator} at {launch.source}" for launch in program.launches]
         for attempt in range(_MAXIMUM_TRIES):
             captured, again, *others = _capture(program, capturer, 3 * attempt)
@@ -129,8 +130,9 @@ class CudaBackend:
             ExecutionError: the driver failed; memory that ran out is said in bytes.
         """
         check_plan(prepared.program, plan)
-        _check_weights(prepared.program, self.alignment_bytes)
         captured: _Captured = prepared.state
+        named = {word.value for word in captured.discovery.words}
+        _check_weights(prepared.program, named, self.alignment_bytes)
         arena = _arena(captured.device)
         resident = _resident(captured, prepared.program, plan, arena, plan.feature_map_bytes)
         reports = tuple(LaunchReport("graph", 0) for _ in prepared.program.launches)
@@ -156,24 +158,26 @@ class CudaBackend:
     def prove(self, prepared: Prepared, plan: Plan, loaded: Loaded) -> None:
         """Execute the graph in three placements, old memory holding other data: see `proof`.
 
+        What executes are twins of the loaded resident: copies and memsets of an instantiated graph
+        are bound to the allocations that they were first given, and those of the proof are freed.
+
         Raises:
             CaptureError: results or written state differ, or old memory was written.
             ExecutionError: the device failed, or has no memory for the proof.
         """
         captured: _Captured = prepared.state
         program = prepared.program
-        plan_apart = apart(program, plan)
         arena = _native.CudaArena(captured.device)
-        resident_apart = _resident(captured, program, plan_apart, arena, 0)
-        words = captured.discovery
-        resident: Any = loaded.resident
-        with DeviceMemory(captured.device) as memory:
-            prove(
-                program,
-                Placed(plan, resident, _relocations(words, plan)),
-                Placed(plan_apart, resident_apart, _relocations(words, plan_apart)),
-                memory,
-            )
+        twins = []
+        for its_plan in (plan, apart(program, plan)):
+            resident = _resident(captured, program, its_plan, arena, 0)
+            twins.append(Placed(its_plan, resident, _relocations(captured.discovery, its_plan)))
+        try:
+            with DeviceMemory(captured.device) as memory:
+                prove(program, twins[0], twins[1], memory)
+        finally:
+            for twin in twins:
+                twin.resident.close()
 
 
 def _refuse(launch: Launch) -> None:
@@ -202,26 +206,19 @@ def _refuse(launch: Launch) -> None:
             )
 
 
-def _check_weights(program: Program, alignment_bytes: int) -> None:
-    """Refuse weights that are less aligned than they were captured.
+def _check_weights(program: Program, named: Set[int], alignment_bytes: int) -> None:
+    """Refuse weights that words name and that are less aligned than they were captured.
 
     Raises:
         BindingError: a storage's address is no multiple of the alignment.
     """
     for index, holders in program.weights.items():
         address = holders[0].untyped_storage().data_ptr()
-        if address % alignment_bytes:
+        if index in named and address % alignment_bytes:
             raise BindingError(
                 f"{program.values[index].name}: its memory begins at 0x{address:x}, and kernels "
                 f"are chosen for multiples of {alignment_bytes} bytes: give it a clone()"
             )
-
-
-def _torch_capturer() -> Capturer:
-    # Loaded when it is used: it needs a torch that is built with CUDA.
-    module = importlib.import_module("offload.backends.cuda.torch_capture")
-    capturer: Capturer = module.TorchCapturer()
-    return capturer
 
 
 def _device_of(program: Program) -> int:

@@ -1,11 +1,11 @@
 """The proof at load: a resident graph computes the same bits wherever its slots lie.
 
-1. A second resident of the same graph, in which no two Values share memory, executes an input:
-   what it gives is the expected result. It differs from the loaded one in the address of every
-   activation, so a placement or a lifetime that is wrong shows.
-2. The loaded resident executes another valid input. Its memory, which is kept, then holds another
-   execution's data everywhere.
-3. Every slot moves, and the loaded resident executes the first input. The results must be equal
+1. A resident of the graph in which no two Values share memory executes an input: what it gives is
+   the expected result. It differs from what is loaded in the address of every activation, so a
+   placement or a lifetime that is wrong shows.
+2. A resident that is placed as the loaded one executes another valid input. Its memory, which is
+   kept, then holds another execution's data everywhere.
+3. Every slot moves, and the second resident executes the first input. The results must be equal
    bit for bit, and the memory of step 2 must be what it was: a word that was missed would have
    read or written it there.
 
@@ -69,6 +69,9 @@ class ProvableResident(Protocol):
     def finish(self) -> None:
         """Wait for it."""
 
+    def close(self) -> None:
+        """Give back what it holds."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placed:
@@ -102,7 +105,7 @@ def prove(program: Program, loaded: Placed, unshared: Placed, memory: Memory) ->
 
     Args:
         program: what is resident.
-        loaded: what will be executed.
+        loaded: a resident by the Plan that is loaded.
         unshared: the same graph by the Plan that `apart` gives.
         memory: of the device.
 
