@@ -12,12 +12,13 @@ import torch
 from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.backends.cuda.capture import Capturer, GraphCapture
-from offload.backends.cuda.discover import CapturesDiffer, Discovery, discover
+from offload.backends.cuda.discover import discover
 from offload.backends.cuda.graph import driver_bindings, is_device_address
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
+from offload.backends.cuda.words import CapturesDiffer, Discovery
 from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, check_plan
