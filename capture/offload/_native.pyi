@@ -23,12 +23,26 @@ class TensorLayout:
 
 class InputSpec:
     def __init__(
-        self, *, name: str, layout: TensorLayout, slot: int, written: bool, returned_as_view: bool
+        self,
+        *,
+        name: str,
+        layout: TensorLayout,
+        slot: int,
+        written: bool,
+        returned_as_view: bool,
+        alignment_bytes: int = 1,
+        copied: bool = False,
     ) -> None: ...
 
 class OutputSpec:
     def __init__(
-        self, *, name: str, slot: int, size_bytes: int, operator_allocated: bool
+        self,
+        *,
+        name: str,
+        slot: int,
+        size_bytes: int,
+        operator_allocated: bool,
+        alignment_bytes: int = 1,
     ) -> None: ...
 
 class ResultSource:
@@ -173,6 +187,37 @@ class ArenaMapping:
     @property
     def size_bytes(self) -> int: ...
 
+class CudaResident(Resident):
+    def __init__(
+        self,
+        *,
+        device: int,
+        graph: int,
+        arena: CudaArena,
+        arena_bytes: int,
+        node_handles: Sequence[int],
+        words: Sequence[tuple[int, int, int]],
+        relocations: Sequence[tuple[int, int, int]],
+        launches: Sequence[int],
+        n_launches: int,
+        host_tables: Mapping[int, bytes] = ...,
+    ) -> None: ...
+    def load(self) -> None: ...
+    def patch(self, words: Sequence[tuple[int, int]]) -> None: ...
+    def set_stream(self, stream: int) -> None: ...
+    def execute(self) -> None: ...
+    def issue(self, launch: int) -> None: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def arena_address(self) -> int: ...
+    @property
+    def n_launches(self) -> int: ...
+    @property
+    def n_set_params(self) -> int: ...
+    @property
+    def n_graph_launches(self) -> int: ...
+
 # ---- replay -------------------------------------------------------------------------------------
 
 class Trigger:
@@ -238,6 +283,7 @@ class Replay:
         match: Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]],
         result_form: str,
         build_result: Callable[[list[torch.Tensor]], Any],
+        current_stream: Callable[[int], int] | None = None,
     ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def execute(

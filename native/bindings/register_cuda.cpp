@@ -1,8 +1,11 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <string_view>
+#include <tuple>
 
 #include "cuda/arena.hpp"
+#include "cuda/cuda_resident.hpp"
 #include "cuda/discovery_pool.hpp"
 #include "registers.hpp"
 
@@ -13,6 +16,7 @@ namespace {
 
 using cuda::ArenaMapping;
 using cuda::CudaArena;
+using cuda::CudaResident;
 using cuda::DiscoveryPool;
 using cuda::Driver;
 
@@ -69,6 +73,88 @@ void register_pool(py::module_& module) {
       .def_static("set_current", &DiscoveryPool::set_current, py::arg("pool"));
 }
 
+// Handles come from Python as numbers.
+template <typename Handle>
+Handle to_handle(std::uint64_t number) {
+  return reinterpret_cast<Handle>(number);
+}
+
+std::shared_ptr<CudaResident> make_resident(
+    int device, std::uint64_t graph, std::shared_ptr<CudaArena> arena, std::size_t arena_bytes,
+    const std::vector<std::uint64_t>& node_handles,
+    const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::size_t>>& words,
+    const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>>& relocations,
+    std::vector<std::int64_t> launches, std::size_t n_launches,
+    const std::map<std::size_t, py::bytes>& host_tables) {
+  cuda::CudaProgram program;
+  program.device = device;
+  program.graph = to_handle<cuda::Graph>(graph);
+  program.arena = std::move(arena);
+  program.arena_bytes = arena_bytes;
+  for (const std::uint64_t node : node_handles) {
+    program.nodes.push_back(to_handle<cuda::GraphNode>(node));
+  }
+  for (const auto& [node, part, offset_bytes] : words) {
+    program.words.push_back({node, part, offset_bytes});
+  }
+  for (const auto& [word, slot, offset_bytes] : relocations) {
+    program.relocations.push_back({word, slot, offset_bytes});
+  }
+  program.launches = std::move(launches);
+  program.n_launches = n_launches;
+  for (const auto& [node, bytes] : host_tables) {
+    const auto text = static_cast<std::string_view>(bytes);
+    program.host_tables.emplace(node, std::vector<unsigned char>(text.begin(), text.end()));
+  }
+  // It waits for the device when it is deleted, and must not hold up other threads meanwhile.
+  return std::shared_ptr<CudaResident>(new CudaResident(std::move(program)),
+                                       [](CudaResident* resident) {
+                                         if (PyGILState_Check() == 0) {
+                                           delete resident;
+                                           return;
+                                         }
+                                         const py::gil_scoped_release release;
+                                         delete resident;
+                                       });
+}
+
+void patch_words(CudaResident& resident,
+                 const std::vector<std::pair<std::uint32_t, std::uint64_t>>& words) {
+  const std::size_t n_words = resident.relocations().size();
+  std::vector<Patch> patches;
+  for (const auto& [word, address] : words) {
+    if (word >= n_words) throw std::invalid_argument("a patch names a word that does not exist");
+    patches.push_back({word, address});
+  }
+  resident.patch(patches);
+}
+
+void execute_resident(CudaResident& resident) {
+  std::uint64_t first_launch_ns = 0;
+  resident.execute(first_launch_ns, nullptr);
+}
+
+// The methods of the seam are bound for tests and for proofs; executions go through a Replay.
+void register_resident(py::module_& module) {
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  py::class_<CudaResident, Resident, std::shared_ptr<CudaResident>>(module, "CudaResident")
+      .def(py::init(&make_resident), py::kw_only(), py::arg("device"), py::arg("graph"),
+           py::arg("arena"), py::arg("arena_bytes"), py::arg("node_handles"), py::arg("words"),
+           py::arg("relocations"), py::arg("launches"), py::arg("n_launches"),
+           py::arg("host_tables") = py::dict())
+      .def("load", &CudaResident::load, Unlocked())
+      .def("patch", &patch_words, py::arg("words"))
+      .def("set_stream", &CudaResident::set_stream, py::arg("stream"), Unlocked())
+      .def("execute", &execute_resident, Unlocked())
+      .def("issue", &CudaResident::issue, py::arg("launch"), Unlocked())
+      .def("finish", &CudaResident::finish, Unlocked())
+      .def("close", &CudaResident::close, Unlocked())
+      .def_property_readonly("arena_address", &CudaResident::arena)
+      .def_property_readonly("n_launches", &CudaResident::n_launches)
+      .def_property_readonly("n_set_params", &CudaResident::n_set_params)
+      .def_property_readonly("n_graph_launches", &CudaResident::n_graph_launches);
+}
+
 }  // namespace
 
 void register_cuda(py::module_& module) {
@@ -84,6 +170,7 @@ void register_cuda(py::module_& module) {
   py::class_<ArenaMapping, std::shared_ptr<ArenaMapping>>(module, "ArenaMapping")
       .def_property_readonly("address", &ArenaMapping::address)
       .def_property_readonly("size_bytes", &ArenaMapping::size_bytes);
+  register_resident(module);
 }
 
 }  // namespace offload

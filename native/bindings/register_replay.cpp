@@ -1,3 +1,5 @@
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -50,8 +52,11 @@ class PythonReplay {
  public:
   PythonReplay(std::shared_ptr<Replay> replay, const py::object& positional,
                const py::object& keyword, py::object match, const std::string& result_form,
-               py::object build_result)
-      : replay_(std::move(replay)), match_(std::move(match)), build_(std::move(build_result)) {
+               py::object build_result, py::object current_stream)
+      : replay_(std::move(replay)),
+        match_(std::move(match)),
+        build_(std::move(build_result)),
+        current_stream_(std::move(current_stream)) {
     plain_ = !positional.is_none();
     if (plain_) {
       for (const py::handle place : positional) positional_.push_back(to_place(place));
@@ -141,9 +146,30 @@ class PythonReplay {
     }
     if (replay_->closed()) throw ExecutionError("the executable is closed");
     auto call = std::make_shared<Call>(
-        bind_call(replay_->spec(), std::move(tensors), std::move(out), feature_map));
+        replay_->streamed()
+            ? bind_on_stream(std::move(tensors), std::move(out), feature_map)
+            : bind_call(replay_->spec(), std::move(tensors), std::move(out), feature_map));
     call->call_ns = begin_ns;
     call->checked_ns = now_ns();
+    return call;
+  }
+
+  // Binds on the executable's device, and notes the caller's current stream there: by the driver's
+  // handle, and as torch names it for a lane's thread. (Tests have devices that torch takes for
+  // the CPU.)
+  Call bind_on_stream(std::vector<at::Tensor> tensors, std::vector<at::Tensor> out,
+                      const at::Tensor& feature_map) const {
+    const CallSpec& spec = replay_->spec();
+    const c10::OptionalDeviceGuard guard(spec.device.has_index() ? std::optional(spec.device)
+                                                                 : std::nullopt);
+    Call call = bind_call(spec, std::move(tensors), std::move(out), feature_map);
+    check_devices(spec, call);
+    const int index = spec.device.has_index() ? spec.device.index() : 0;
+    call.stream = current_stream_(index).cast<std::uint64_t>();
+    if (!spec.device.is_cpu()) {
+      const c10::impl::VirtualGuardImpl device(spec.device.type());
+      call.torch_stream = device.getStream(device.getDevice());
+    }
     return call;
   }
 
@@ -159,6 +185,7 @@ class PythonReplay {
   py::object match_;
   ResultForm form_;
   py::object build_;
+  py::object current_stream_;  // None: the device has no streams
 };
 
 // A submitted execution, with what its result is made of.
@@ -205,12 +232,14 @@ std::unique_ptr<PythonReplay> make_replay(CallSpec spec, std::vector<Trigger> tr
                                           std::shared_ptr<Resident> resident, bool host_scheduled,
                                           const py::object& positional, const py::object& keyword,
                                           py::object match, const std::string& result_form,
-                                          py::object build_result) {
+                                          py::object build_result, py::object current_stream) {
   std::shared_ptr<Replay> replay(
-      new Replay(std::move(spec), std::move(triggers), std::move(resident), host_scheduled),
+      new Replay(std::move(spec), std::move(triggers), std::move(resident), host_scheduled,
+                 /*streamed=*/!current_stream.is_none()),
       delete_without_gil);
   return std::make_unique<PythonReplay>(std::move(replay), positional, keyword, std::move(match),
-                                        result_form, std::move(build_result));
+                                        result_form, std::move(build_result),
+                                        std::move(current_stream));
 }
 
 }  // namespace
@@ -228,7 +257,8 @@ void register_replay(py::module_& module) {
   py::class_<PythonReplay>(module, "Replay")
       .def(py::init(&make_replay), py::kw_only(), py::arg("spec"), py::arg("triggers"),
            py::arg("resident"), py::arg("host_scheduled"), py::arg("positional"),
-           py::arg("keyword"), py::arg("match"), py::arg("result_form"), py::arg("build_result"))
+           py::arg("keyword"), py::arg("match"), py::arg("result_form"), py::arg("build_result"),
+           py::arg("current_stream") = py::none())
       .def("__call__", &PythonReplay::call)
       .def("execute", &PythonReplay::execute_with, py::arg("args"), py::arg("kwargs"),
            py::arg("out"), py::arg("feature_map"))

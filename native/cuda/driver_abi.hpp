@@ -231,6 +231,8 @@ struct LaunchConfig {
   X(copy_3d_async, "cuMemcpy3DAsync", 3020, (const Memcpy3D* copy, Stream stream))                 \
   X(memset_d8_async, "cuMemsetD8Async", 3020,                                                      \
     (DevicePointer destination, unsigned char value, std::size_t count, Stream stream))            \
+  X(memset_d16_async, "cuMemsetD16Async", 3020,                                                    \
+    (DevicePointer destination, unsigned short value, std::size_t count, Stream stream))           \
   X(memset_d32_async, "cuMemsetD32Async", 3020,                                                    \
     (DevicePointer destination, unsigned int value, std::size_t count, Stream stream))             \
   X(stream_create, "cuStreamCreate", 2000, (Stream * stream, unsigned int flags))                  \

@@ -1,6 +1,7 @@
 #include "replay/call.hpp"
 
 #include <ATen/ops/copy.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <iterator>
@@ -121,6 +122,31 @@ at::Tensor fresh(const TensorLayout& layout, c10::Device device) {
   return tensor_on(std::move(storage), 0, layout, device);
 }
 
+bool is_aligned(const at::Tensor& tensor, std::size_t alignment_bytes) {
+  return alignment_bytes <= 1 ||
+         reinterpret_cast<std::uint64_t>(tensor.const_data_ptr()) % alignment_bytes == 0;
+}
+
+// Why a tensor that cannot be used where it lies cannot be copied either.
+void refuse_copy(const InputSpec& input, const at::Tensor& given, bool as_recorded) {
+  std::ostringstream message;
+  if (repeats_elements(input.layout.shape, input.layout.strides)) {
+    message << input.name << ": recorded with strides " << c10::IntArrayRef(input.layout.strides)
+            << ", by which elements share memory (expand, unfold), got " << given.strides();
+    if (as_recorded) {
+      message << " at an address that is no multiple of " << input.alignment_bytes << " bytes";
+    }
+    message << "; pass one with these strides" << (as_recorded ? " and a multiple of them" : "")
+            << ", or capture with a .contiguous() one";
+    refuse(message.str());
+  }
+  if (input.returned_as_view && !as_recorded) {
+    message << input.name << ": the result is a view of it, so it needs the recorded strides "
+            << c10::IntArrayRef(input.layout.strides) << ", got " << given.strides();
+    refuse(message.str());
+  }
+}
+
 void bind_input(const CallSpec& spec, std::size_t index, Call& call) {
   const InputSpec& input = spec.inputs[index];
   const at::Tensor& given = call.inputs[index];
@@ -129,24 +155,14 @@ void bind_input(const CallSpec& spec, std::size_t index, Call& call) {
     refuse(input.name + ": it is written, but several of its elements share memory; pass a " +
            ".clone() of it");
   }
-  if (usable_in_place(given, input.layout)) {
+  const bool as_recorded = usable_in_place(given, input.layout);
+  if (as_recorded &&
+      (input.takes_any_address() || (!input.copied && is_aligned(given, input.alignment_bytes)))) {
     call.bound_inputs.push_back(given);
     return;
   }
-  if (repeats_elements(input.layout.shape, input.layout.strides)) {
-    std::ostringstream message;
-    message << input.name << ": recorded with strides " << c10::IntArrayRef(input.layout.strides)
-            << ", by which elements share memory (expand, unfold), got " << given.strides()
-            << "; pass one with these strides, or capture with a .contiguous() one";
-    refuse(message.str());
-  }
-  if (input.returned_as_view) {
-    std::ostringstream message;
-    message << input.name << ": the result is a view of it, so it needs the recorded strides "
-            << c10::IntArrayRef(input.layout.strides) << ", got " << given.strides();
-    refuse(message.str());
-  }
-  at::Tensor copy = fresh(input.layout, spec.device);
+  refuse_copy(input, given, as_recorded);
+  at::Tensor copy = input.copied ? input.buffer : fresh(input.layout, spec.device);
   call.copies_in.push_back({given, copy});
   call.bytes_copied += given.nbytes();
   if (input.written) {
@@ -280,7 +296,8 @@ void bind_outputs(const CallSpec& spec, Call& call) {
     const ResultSpec& result = spec.results[index];
     if (!given.defined()) continue;
     const bool in_place = result.covers_output && !spec.outputs[result.index].operator_allocated &&
-                          usable_in_place(given, result.layout);
+                          usable_in_place(given, result.layout) &&
+                          is_aligned(given, spec.outputs[result.index].alignment_bytes);
     if (in_place) {
       call.outputs[result.index] = given.storage();
       call.output_addresses[result.index] =
@@ -350,6 +367,35 @@ bool has_writes(const CallSpec& spec) {
 }
 
 }  // namespace
+
+void check_devices(const CallSpec& spec, const Call& call) {
+  if (!spec.device.has_index()) return;
+  const auto check = [&](const at::Tensor& tensor, const std::string& name) {
+    if (!tensor.defined() || tensor.device() == spec.device) return;
+    refuse(name + ": expected a tensor on " + spec.device.str() + ", got one on " +
+           tensor.device().str() + "; move it with .to(\"" + spec.device.str() + "\")");
+  };
+  for (std::size_t index = 0; index < call.inputs.size(); ++index) {
+    check(call.inputs[index], spec.inputs[index].name);
+  }
+  for (std::size_t index = 0; index < call.given_results.size(); ++index) {
+    check(call.given_results[index], buffer_name(index));
+  }
+  check(call.feature_map, "feature_map");
+}
+
+void make_buffers(CallSpec& spec) {
+  const c10::OptionalDeviceGuard guard(spec.device.has_index() ? std::optional(spec.device)
+                                                               : std::nullopt);
+  for (InputSpec& input : spec.inputs) {
+    if (!input.copied) continue;
+    const std::size_t n_bytes = input.layout.span_bytes();
+    c10::Storage storage(c10::Storage::use_byte_size_t(), n_bytes,
+                         allocate(spec.device, n_bytes, input.name),
+                         c10::GetAllocator(spec.device.type()), /*resizable=*/false);
+    input.buffer = tensor_on(std::move(storage), 0, input.layout, spec.device);
+  }
+}
 
 c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string& what) {
   try {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,7 +28,12 @@ struct InputSpec {
   TensorLayout layout;
   std::size_t slot = 0;
   bool written = false;
-  bool returned_as_view = false;  // the result aliases it, so a strided copy will not do
+  bool returned_as_view = false;    // the result aliases it, so a strided copy will not do
+  std::size_t alignment_bytes = 1;  // copied where its address is no multiple
+  bool copied = false;              // always, into `buffer`, whose address stays
+  at::Tensor buffer;                // made with the Replay
+
+  bool takes_any_address() const { return alignment_bytes <= 1 && !copied; }
 };
 
 // An output's memory: allocated for each execution, or by the operator that makes it.
@@ -35,6 +42,7 @@ struct OutputSpec {
   std::size_t slot = 0;
   std::size_t size_bytes = 0;
   bool operator_allocated = false;
+  std::size_t alignment_bytes = 1;  // a given buffer whose address is no multiple is copied to
 };
 
 enum class ResultSource : std::uint8_t { kInput, kWeight, kOutput };
@@ -101,6 +109,8 @@ struct Call {
   std::uint32_t outputs_allocated = 0;
   std::uint64_t call_ns = 0;     // when the caller called
   std::uint64_t checked_ns = 0;  // when bind_call ended
+  std::uint64_t stream = 0;      // the caller's, as the driver knows it, and as torch does
+  std::optional<c10::Stream> torch_stream;
 };
 
 // Checks the given tensors and allocates the outputs.
@@ -112,6 +122,13 @@ Call bind_call(const CallSpec& spec, std::vector<at::Tensor> inputs, std::vector
 
 // The result tensors of a finished call, given ones included.
 std::vector<at::Tensor> results_of(const CallSpec& spec, Call& call);
+
+// Refuses tensors on another device of the same type: BindingError.
+void check_devices(const CallSpec& spec, const Call& call);
+
+// Gives the inputs that are always copied their buffers. Throws ExecutionError if there is not
+// enough memory.
+void make_buffers(CallSpec& spec);
 
 // Memory of a device. Throws ExecutionError, naming what it is for, if there is not enough.
 c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string& what);

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/copy.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/StreamGuard.h>
 
 #include <chrono>
 
@@ -52,11 +53,15 @@ void carry_out(const Copy& copy, bool inbound, ExecutionTrace* trace) {
 }  // namespace
 
 Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident,
-               bool host_scheduled)
+               bool host_scheduled, bool streamed)
     : spec_(std::move(spec)),
       resident_(std::move(resident)),
       header_(std::move(triggers), resident_->relocations()),
-      weights_(spec_.weights) {
+      weights_(spec_.weights),
+      streamed_(streamed),
+      arena_address_(resident_->arena()),
+      lease_id_(resident_->lease_id()) {
+  make_buffers(spec_);
   if (host_scheduled) host_scheduler_.emplace(*resident_);
   rebind_weights();
 }
@@ -73,20 +78,38 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
   if (lane_.idle()) {
     run(*call, /*queued=*/false);
   } else {
-    submit(call)->wait();
+    const auto ticket = std::make_shared<Ticket>();
+    enqueue([self = shared_from_this(), call] { self->run_queued(*call, /*finishes=*/false); },
+            ticket);
+    ticket->wait();
   }
 }
 
 std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
   refuse_inside_launch();
-  if (closed_) throw ExecutionError("the executable is closed");
   auto ticket = std::make_shared<Ticket>();
+  enqueue([self = shared_from_this(), call] { self->run_queued(*call, /*finishes=*/true); },
+          ticket);
+  return ticket;
+}
+
+void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket) {
+  if (closed_) throw ExecutionError("the executable is closed");
   try {
-    lane_.submit([self = shared_from_this(), call] { self->run(*call, /*queued=*/true); }, ticket);
+    lane_.submit(std::move(task), std::move(ticket));
   } catch (const std::logic_error&) {
     throw ExecutionError("the executable is closed, or the interpreter is exiting");
   }
-  return ticket;
+}
+
+// On the lane's thread, whose torch must be told on which stream its own work goes.
+void Replay::run_queued(Call& call, bool finishes) {
+  c10::OptionalStreamGuard torch_stream;
+  if (call.torch_stream) torch_stream.reset_stream(*call.torch_stream);
+  run(call, /*queued=*/true);
+  if (!streamed_ || !finishes) return;
+  const std::lock_guard lock(lane_.execution_mutex());
+  resident_->finish();
 }
 
 void Replay::rebind_weights() {
@@ -97,6 +120,7 @@ void Replay::rebind_weights() {
 std::uint64_t Replay::feature_map_address(const Call& call) {
   if (spec_.feature_map_bytes == 0) return 0;
   if (call.feature_map.defined()) return address_of(call.feature_map);
+  if (arena_address_ != 0) return arena_address_;
   if (!arena_) arena_ = allocate(spec_.device, spec_.feature_map_bytes, "the feature map");
   return reinterpret_cast<std::uint64_t>(arena_.get());
 }
@@ -140,6 +164,7 @@ void Replay::run(Call& call, bool queued) {
   if (trace && !waited) trace->clock_reads = 1;
   weights_.check();
   const KernelScope scope;
+  if (streamed_) resident_->set_stream(call.stream);
   for (const Copy& copy : call.copies_in) carry_out(copy, /*inbound=*/true, traced);
   bind(call);
   execution.bound_ns = now_ns();
@@ -160,6 +185,13 @@ void Replay::run(Call& call, bool queued) {
 void Replay::execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace) {
   const std::uint64_t shared = call.feature_map.defined() ? address_of(call.feature_map) : 0;
   const Lease lease(shared, shared == 0 ? 0 : shared + spec_.feature_map_bytes);
+  if (lease_id_ == 0) return launch(execution, trace);
+  // Taken after the other one by everybody, so that nobody waits in a circle.
+  const Lease own(lease_id_, lease_id_ + 1);
+  launch(execution, trace);
+}
+
+void Replay::launch(LastExecution& execution, ExecutionTrace* trace) {
   LaunchTimes* const launches = trace == nullptr ? nullptr : &trace->launches;
   if (host_scheduler_) {
     host_scheduler_->execute(execution.first_launch_ns, launches,
@@ -233,6 +265,7 @@ void Replay::close() noexcept {
   if (host_scheduler_) host_scheduler_->close();
   const std::lock_guard lock(lane_.execution_mutex());
   released_ = true;
+  resident_->close();
   arena_.clear();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,11 +26,14 @@ namespace offload {
 // BindingError for weights whose storage was swapped; ExecutionError after close.
 class Replay : public std::enable_shared_from_this<Replay> {
  public:
-  // `host_scheduled`: deliver the program launch by launch instead of as one task.
+  // `host_scheduled`: deliver the program launch by launch instead of as one task. `streamed`: each
+  // call says on which of the device's streams it executes; then execute returns once the work is
+  // enqueued, and a ticket is done when the device is.
   Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident,
-         bool host_scheduled);
+         bool host_scheduled, bool streamed);
 
   const CallSpec& spec() const { return spec_; }
+  bool streamed() const { return streamed_; }
   Resident& resident() { return *resident_; }
 
   // Executes on this thread, or on the lane where submitted work is still ahead.
@@ -57,9 +61,12 @@ class Replay : public std::enable_shared_from_this<Replay> {
 
  private:
   void run(Call& call, bool queued);
+  void run_queued(Call& call, bool finishes);
+  void enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket);
   void refuse_inside_launch() const;
   void refuse_run() const;
   void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);
+  void launch(LastExecution& execution, ExecutionTrace* trace);
   void hand_out(Call& call, ExecutionTrace* trace);
   void keep(const LastExecution& execution, std::optional<ExecutionTrace> trace);
   void bind(const Call& call);
@@ -69,6 +76,9 @@ class Replay : public std::enable_shared_from_this<Replay> {
   std::shared_ptr<Resident> resident_;
   Header header_;
   Weights weights_;
+  bool streamed_;
+  std::uint64_t arena_address_;  // the resident's own; 0: arena_
+  std::uint64_t lease_id_;
   c10::DataPtr arena_;
   std::atomic<bool> closed_ = false;  // nothing new is taken
   bool running_ = false;              // under the execution mutex

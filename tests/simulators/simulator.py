@@ -1,7 +1,7 @@
 """The simulated CUDA driver: builds it, loads it in place of the real one, and controls it.
 
-`load()` gives the one Simulator of the process. From then on whoever opens `libcuda.so.1`, offload's
-native module and NVIDIA's Python bindings alike, finds the simulated driver by its name.
+`load()` gives the one Simulator of the process. From then on whoever opens `libcuda.so.1` finds the
+simulated driver by its name: offload's native module and NVIDIA's Python bindings alike.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_set_eager": (None, [_int]),
     "sim_fail": (None, [_text, ctypes.c_uint64, _int]),
     "sim_calls": (ctypes.c_uint64, [_text]),
+    "sim_forget_calls": (None, []),
     "sim_hide": (None, [_text]),
     "sim_fault": (None, []),
     "sim_set_memory_limit": (None, [_bytes]),
@@ -108,6 +109,10 @@ class Simulator:
         """How often `function` was called since the last reset, failures included."""
         return self.library.sim_calls(function.encode())
 
+    def forget_calls(self) -> None:
+        """Count calls from here; planned failures and hidden functions are forgotten too."""
+        self.library.sim_forget_calls()
+
     def hide(self, function: str) -> None:
         """Make the driver one that lacks `function`."""
         self.library.sim_hide(function.encode())
@@ -163,7 +168,10 @@ class Simulator:
         return self.library.sim_host_bytes()
 
     def reset(self) -> None:
-        """Make everything as at the beginning; kernels must be made anew. RuntimeError: work runs."""
+        """Make everything as at the beginning; kernels must be made anew.
+
+        RuntimeError while work runs.
+        """
         if self.library.sim_reset() != 0:
             raise RuntimeError("the simulated device cannot be reset while it executes")
         self._kernels.clear()

@@ -11,10 +11,15 @@ from offload.backends.base import (
     native_layout,
 )
 from offload.backends.cpu import CpuBackend
+from offload.backends.cuda import CudaBackend
 from offload.backends.null import NullBackend
 from offload.errors import BackendUnavailable
 
-_BACKENDS: dict[str, type[Backend]] = {"cpu": CpuBackend, "null": NullBackend}
+_BACKENDS: dict[str, type[Backend]] = {
+    "cpu": CpuBackend,
+    "null": NullBackend,
+    "cuda": CudaBackend,
+}
 
 
 def backend_names() -> tuple[str, ...]:
@@ -39,6 +44,7 @@ __all__ = [
     "Backend",
     "Capabilities",
     "CpuBackend",
+    "CudaBackend",
     "LaunchReport",
     "Loaded",
     "NullBackend",

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
+
 from offload import _native
 from offload.machine import Machine
 from offload.plan import NodeGraph, Plan
@@ -69,13 +71,20 @@ class Loaded:
         resident: the native object that replay drives.
         operator_allocated: the Values that operators allocate themselves.
         launch_reports: asks the resident how each launch is carried out, in program order.
-        input_alignment_bytes: an input whose address is no multiple of it is copied.
+        device: of the tensors that an execution takes and gives; None: the Program's.
+        alignment_bytes: an input or a given output whose address is no multiple of it is copied.
+        current_stream: on a device with streams, the handle of the caller's current one on the
+            device of this index.
+        keep: what has to live as long as the resident.
     """
 
     resident: _native.Resident
     operator_allocated: frozenset[int]
     launch_reports: Callable[[], tuple[LaunchReport, ...]]
-    input_alignment_bytes: int = 1
+    device: torch.device | None = None
+    alignment_bytes: int = 1
+    current_stream: Callable[[int], int] | None = None
+    keep: Any = None
 
 
 def native_layout(view: TensorView) -> _native.TensorLayout:

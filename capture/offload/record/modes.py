@@ -126,13 +126,24 @@ class FunctionMode(TorchFunctionMode):
 
 @contextlib.contextmanager
 def reads_avoided(avoid: bool) -> Iterator[None]:
-    """Tell model code that it is being compiled, so that it keeps its values on the device."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = avoid or before
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
+    """Tell model code that it is being compiled, so that it keeps its values on the device.
+
+    torch's compiler sets the same flag, for all threads, and puts back what it found, so none may
+    compile meanwhile.
+    """
+    with _no_compilation():
+        before = torch.compiler._is_compiling_flag
+        torch.compiler._is_compiling_flag = avoid or before
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before
+
+
+def _no_compilation() -> contextlib.AbstractContextManager[Any]:
+    """Keep other threads from compiling; nothing to do before torch's compiler is loaded."""
+    module: Any = sys.modules.get("torch._dynamo.convert_frame")
+    return contextlib.nullcontext() if module is None else module.compile_lock
 
 
 @contextlib.contextmanager

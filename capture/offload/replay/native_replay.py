@@ -30,7 +30,7 @@ def native_replay(
     positional, keyword = plain_places(program)
     structure = program.result_structure
     return _native.Replay(
-        spec=_call_spec(program, plan, loaded.operator_allocated),
+        spec=_call_spec(program, plan, loaded),
         triggers=[_TRIGGERS[slot.kind] for slot in plan.slots],
         resident=loaded.resident,
         host_scheduled=host_scheduled,
@@ -39,6 +39,7 @@ def native_replay(
         match=functools.partial(tensors_of_call, program),
         result_form=_result_form(structure, len(program.results)),
         build_result=lambda tensors: unflatten(structure, tensors),
+        current_stream=loaded.current_stream,
     )
 
 
@@ -53,19 +54,18 @@ def _result_form(structure: Structure, n_results: int) -> str:
     return "other"
 
 
-def _call_spec(
-    program: Program, plan: Plan, operator_allocated: frozenset[int]
-) -> _native.CallSpec:
+def _call_spec(program: Program, plan: Plan, loaded: Loaded) -> _native.CallSpec:
     written = {index for launch in program.launches for index in launch.writes}
     return _native.CallSpec(
-        device=program.device,
-        inputs=_input_specs(program, plan, written),
+        device=program.device if loaded.device is None else str(loaded.device),
+        inputs=_input_specs(program, plan, written, loaded.alignment_bytes),
         outputs=[
             _native.OutputSpec(
                 name=value.name,
                 slot=_slot_of(plan, value.index),
                 size_bytes=value.size_bytes,
-                operator_allocated=value.index in operator_allocated,
+                operator_allocated=value.index in loaded.operator_allocated,
+                alignment_bytes=loaded.alignment_bytes,
             )
             for value in program.of_role(Role.OUTPUT)
         ],
@@ -93,7 +93,9 @@ def _slot_of(plan: Plan, value: int) -> int:
     return place.slot
 
 
-def _input_specs(program: Program, plan: Plan, written: Set[int]) -> list[_native.InputSpec]:
+def _input_specs(
+    program: Program, plan: Plan, written: Set[int], alignment_bytes: int
+) -> list[_native.InputSpec]:
     aliased = {result.view.value for result in program.results if result.input_leaf < 0}
     return [
         _native.InputSpec(
@@ -102,6 +104,7 @@ def _input_specs(program: Program, plan: Plan, written: Set[int]) -> list[_nativ
             slot=_slot_of(plan, view.value),
             written=view.value in written,
             returned_as_view=view.value in aliased,
+            alignment_bytes=alignment_bytes,
         )
         for view in program.inputs
     ]

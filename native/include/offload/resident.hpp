@@ -46,6 +46,25 @@ class Resident {
 
   // Hands over the memory of an output that its operator allocated itself.
   virtual c10::DataPtr take(std::size_t slot) = 0;
+
+  // Where the resident keeps a feature map of its own; 0: whoever drives it provides one. Asked
+  // once.
+  virtual std::uint64_t arena() const { return 0; }
+
+  // What stands for memory that it shares with other residents, leased while it executes or issues
+  // (no tensor lies at that address); 0: it shares none. Asked once.
+  virtual std::uint64_t lease_id() const { return 0; }
+
+  // On a device with streams: where the next execution and its copies go, after all that this
+  // resident has executed. Asked for before each execution. Throws ExecutionError.
+  virtual void set_stream(std::uint64_t) {}
+
+  // Waits until what was executed has ended. Throws ExecutionError if the device failed.
+  virtual void finish() {}
+
+  // Waits for what was executed and gives back what it holds on the device; nothing is executed
+  // any more.
+  virtual void close() noexcept {}
 };
 
 // Nanoseconds of the steady clock.

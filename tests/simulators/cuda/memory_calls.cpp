@@ -292,6 +292,11 @@ Result memset_d8_async(DevicePointer destination, unsigned char value, std::size
   return fill_later("cuMemsetD8Async", destination, value, 1, count, stream);
 }
 
+Result memset_d16_async(DevicePointer destination, unsigned short value, std::size_t count,
+                        Stream stream) {
+  return fill_later("cuMemsetD16Async", destination, value, 2, count, stream);
+}
+
 Result memset_d32_async(DevicePointer destination, unsigned int value, std::size_t count,
                         Stream stream) {
   return fill_later("cuMemsetD32Async", destination, value, 4, count, stream);

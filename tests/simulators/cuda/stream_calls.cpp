@@ -17,7 +17,7 @@ std::shared_ptr<simulator::Event> get(simulator::Device& device, Event event) {
 
 // Work is always late: who asks finds it undone, and it is done when they ask again.
 bool run_if_queued(simulator::Device& device, const std::shared_ptr<simulator::Stream>& stream) {
-  if (stream->queue.empty()) return false;
+  if (device.scheduler.is_idle(*stream)) return false;
   device.scheduler.run(stream);
   return true;
 }
@@ -108,7 +108,7 @@ void put_info(const simulator::Stream& stream, CaptureStatus* status, std::uint6
 Result stream_is_capturing(Stream stream, CaptureStatus* status) {
   return call("cuStreamIsCapturing", Needs::kContext, [&](simulator::Device& device) {
     const auto found = get(device, stream);
-    if (device.scheduler.is_default(*found)) device.captures.require_default_usable();
+    if (device.scheduler.is_default(*found)) device.captures.require_default_askable();
     put_info(*found, status, nullptr, nullptr, nullptr, nullptr);
   });
 }
@@ -118,7 +118,7 @@ Result stream_get_capture_info(Stream stream, CaptureStatus* status, std::uint64
                                std::size_t* n_dependencies) {
   return call("cuStreamGetCaptureInfo", Needs::kContext, [&](simulator::Device& device) {
     const auto found = get(device, stream);
-    if (device.scheduler.is_default(*found)) device.captures.require_default_usable();
+    if (device.scheduler.is_default(*found)) device.captures.require_default_askable();
     put_info(*found, status, id, graph, dependencies, n_dependencies);
   });
 }

@@ -127,6 +127,12 @@ void Captures::require_default_usable() {
   require(usable, Status::kCaptureImplicit);
 }
 
+void Captures::require_default_askable() const {
+  for (const auto& stream : scheduler_.all()) {
+    require(stream->capture == nullptr || !stream->blocking, Status::kCaptureImplicit);
+  }
+}
+
 void Captures::require_not_captured(const Event& event) {
   if (event.capture == nullptr) return;
   if (!event.capture->ended) invalidate(*event.capture);

@@ -1,5 +1,5 @@
-// Capture: what is issued to a stream becomes nodes of a graph. The rules and the names of what
-// breaks them are those of CUDA's documentation of stream capture, which other devices follow.
+// Capture: what is issued to a stream becomes nodes of a graph. The rules are those that drivers
+// document for stream capture.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +47,7 @@ class Captures {
   // Each throws, and invalidates, if the call is not allowed now.
   void require_not_capturing(Stream& stream);     // it would wait for the stream
   void require_default_usable();                  // it uses the default stream
+  void require_default_askable() const;           // the same, but nothing is invalidated
   void require_not_captured(const Event& event);  // it asks whether the event was reached
   void require_safe();                            // it may wait for the device
   void require_none();                            // it waits for the device

@@ -66,7 +66,7 @@ class Graphs {
   std::shared_ptr<Node> node(std::uint64_t handle) const;
   std::shared_ptr<Executable> executable(std::uint64_t handle) const;
 
-  // Errors: a dependency in another graph, an operand that is not allocated.
+  // Errors: a dependency in another graph.
   std::shared_ptr<Node> add(Graph& graph, Work work, std::vector<std::uint64_t> dependencies);
   // Errors: work of another kind than the node's.
   void set(Node& node, Work work);
@@ -85,7 +85,7 @@ class Graphs {
 
   // Plain and mapped memory then count as different kinds of memory for set().
   void set_strict_kinds(bool strict) { strict_kinds_ = strict; }
-  // Every executable whose operands were freed or remapped since they were set: false.
+  // False if memory of the step's operands was freed or mapped anew since they were set.
   bool holds(const Step& step) const;
   // Errors: a side that is device memory but not allocated.
   void validate(const Work& work) const;

@@ -26,6 +26,12 @@ std::uint64_t map_nothing(std::size_t n_bytes, std::uint64_t wanted) {
   return reinterpret_cast<std::uint64_t>(begin);
 }
 
+// Gives the memory back. The addresses stay taken, so that nothing else comes to lie there.
+void make_unreadable(std::uint64_t address, std::size_t n_bytes) {
+  madvise(pointer(address), n_bytes, MADV_DONTNEED);
+  mprotect(pointer(address), n_bytes, PROT_NONE);
+}
+
 bool is_whole(std::size_t n_bytes) { return n_bytes != 0 && n_bytes % kGranularityBytes == 0; }
 
 }  // namespace
@@ -100,8 +106,19 @@ void Memory::free(std::uint64_t address) {
   const std::size_t content_bytes = rounded_up(n_bytes, kPageBytes);
   std::memset(pointer(address), kPoison, content_bytes);
   if (policy_ == FreePolicy::kReuse) reusable_.emplace(content_bytes, address);
-  // The addresses stay taken, so that nothing else comes to lie there.
-  if (policy_ == FreePolicy::kUnmap) mprotect(pointer(address), content_bytes, PROT_NONE);
+  if (policy_ == FreePolicy::kUnmap) make_unreadable(address, content_bytes);
+  if (policy_ == FreePolicy::kKeep) keep(address, content_bytes);
+}
+
+void Memory::keep(std::uint64_t address, std::size_t n_bytes) {
+  constexpr std::size_t kMostBytes = std::size_t{256} << 20;
+  kept_.emplace_back(address, n_bytes);
+  kept_bytes_ += n_bytes;
+  while (kept_bytes_ > kMostBytes) {
+    make_unreadable(kept_.front().first, kept_.front().second);
+    kept_bytes_ -= kept_.front().second;
+    kept_.pop_front();
+  }
 }
 
 std::uint64_t Memory::allocate_host(std::size_t n_bytes) {
@@ -254,12 +271,13 @@ void Memory::reset() {
   allocations_.clear();
   blocks_.clear();
   reusable_.clear();
+  kept_.clear();
   reservations_.clear();
   chunks_.clear();
   all_chunks_.clear();
   policy_ = FreePolicy::kKeep;
   limit_bytes_ = kDefaultLimitBytes;
-  live_bytes_ = host_bytes_ = 0;
+  live_bytes_ = host_bytes_ = kept_bytes_ = 0;
 }
 
 }  // namespace simulator

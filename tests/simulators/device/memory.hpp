@@ -6,8 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace simulator {
@@ -16,7 +18,7 @@ enum class MemoryKind { kPlain, kMapped, kHost };
 
 // What becomes of plain memory that was freed. Its bytes are overwritten with kPoison first.
 enum class FreePolicy {
-  kKeep,   // stays readable, so that stale reads give poison; never handed out again
+  kKeep,   // stays readable, so that stale reads give poison (the last 256 MiB of it)
   kUnmap,  // every access faults
   kReuse,  // the next allocation of that size gets the same address
 };
@@ -113,6 +115,7 @@ class Memory {
   std::uint64_t remove(std::uint64_t address, MemoryKind kind);
   std::vector<std::uint64_t> whole_mappings(std::uint64_t address, std::size_t n_bytes) const;
   void require_room(std::size_t n_bytes) const;
+  void keep(std::uint64_t address, std::size_t n_bytes);
 
   static constexpr std::size_t kDefaultLimitBytes = std::size_t{16} << 30;
   std::map<std::uint64_t, Allocation> allocations_;  // by address
@@ -121,6 +124,8 @@ class Memory {
   std::vector<std::weak_ptr<Chunk>> all_chunks_;
   std::map<std::uint64_t, Block> blocks_;               // by the address that was handed out
   std::multimap<std::size_t, std::uint64_t> reusable_;  // freed: bytes, address
+  std::deque<std::pair<std::uint64_t, std::size_t>> kept_;  // freed: address, bytes
+  std::size_t kept_bytes_ = 0;
   FreePolicy policy_ = FreePolicy::kKeep;
   std::size_t limit_bytes_ = kDefaultLimitBytes;
   std::size_t live_bytes_ = 0;

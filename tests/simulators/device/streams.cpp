@@ -172,7 +172,16 @@ void Scheduler::perform(const GraphRun& run) {
   }
 }
 
+bool Scheduler::is_idle(const Stream& stream) const {
+  if (!is_default(stream)) return stream.queue.empty();
+  for (const auto& other : all()) {
+    if (other->blocking && !other->queue.empty()) return false;
+  }
+  return true;
+}
+
 void Scheduler::run(const std::shared_ptr<Stream>& stream) {
+  if (is_default(*stream)) record(*stream);
   {
     const Execution execution(*this);
     advance(*stream, nullptr);

@@ -73,7 +73,10 @@ class Scheduler {
   std::shared_ptr<Mark> record(Stream& stream);
   void wait(Stream& stream, std::shared_ptr<Mark> mark);
 
-  // Runs everything queued on the stream, up to the mark, or on all streams.
+  // Nothing is queued on the stream; for the default stream, on any that is ordered with it.
+  bool is_idle(const Stream& stream) const;
+  // Runs everything queued on the stream, up to the mark, or on all streams. The default stream
+  // waits for those that are ordered with it.
   // Errors: the fault that a kernel or an address caused, which stays.
   void run(const std::shared_ptr<Stream>& stream);
   void run_until(const std::shared_ptr<Mark>& mark);

@@ -113,6 +113,14 @@ def call(name: str, *arguments: Any) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
+def is_device_address(address: int) -> bool:
+    """Whether the driver knows an address as that of a device's memory."""
+    driver = driver_bindings()
+    attribute = driver.CUpointer_attribute(_MEMORY_TYPE_ATTRIBUTE)
+    code, kind = driver.cuPointerGetAttribute(attribute, address)
+    return not int(code) and int(kind) == _DEVICE
+
+
 def read_graph(
     graph: int, known: Mapping[int, GraphNode] | None = None
 ) -> tuple[list[GraphNode], list[Edge]]:
@@ -218,7 +226,7 @@ class NodeReader:
         else:
             what = self._driver.CUkernel(init_value=kernel)
             get_name, get_parameter = "cuKernelGetName", self._driver.cuKernelGetParamInfo
-        parameters = []
+        parameters: list[tuple[int, int]] = []
         while True:  # there is no count before CUDA 13.2: the first index too many is an error
             code, begin, size = get_parameter(what, len(parameters))
             if int(code):

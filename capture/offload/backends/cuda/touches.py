@@ -29,8 +29,8 @@ def node_graph(program: Program, capture: GraphCapture, words: Sequence[Word]) -
     through memory that an earlier one of the same launch has filled.
     """
     nodes_of: dict[int, list[int]] = {}
-    for node, launch in enumerate(capture.launches):
-        nodes_of.setdefault(launch, []).append(node)
+    for node, made_by in enumerate(capture.launches):
+        nodes_of.setdefault(made_by, []).append(node)
     touches: list[set[int]] = [set() for _ in program.values]
     for launch in program.launches:
         for index in {*launch.reads, *launch.writes}:

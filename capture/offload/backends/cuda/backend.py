@@ -1,0 +1,299 @@
+"""The CUDA backend: one graph, discovered in several layouts, placed by the Plan, patched."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import weakref
+from typing import Any
+
+import torch
+
+from offload import _native
+from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
+from offload.backends.cuda.capture import Capturer, GraphCapture
+from offload.backends.cuda.discover import CapturesDiffer, Discovery, discover
+from offload.backends.cuda.graph import driver_bindings, is_device_address
+from offload.backends.cuda.memory import DeviceMemory
+from offload.backends.cuda.proof import Placed, apart, prove
+from offload.backends.cuda.touches import node_graph, with_scratch
+from offload.errors import BackendUnavailable, BindingError, CaptureError
+from offload.machine import CostTable, Machine
+from offload.plan import Plan, check_plan
+from offload.program import Launch, Program, Symbol
+
+ALIGNMENT_BYTES = 256
+"""Of every Value: what cuBLASLt takes into account when it chooses a kernel. A kernel that was
+chosen for less aligned memory runs on more aligned memory, never the other way round."""
+
+_MAXIMUM_TRIES = 3
+_LEAST_DRIVER = 12040  # cuFuncGetParamInfo
+
+_arenas: weakref.WeakValueDictionary[int, _native.CudaArena] = weakref.WeakValueDictionary()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Captured:
+    """What `prepare` hands on: the template graph, and what its words are."""
+
+    device: int
+    capture: GraphCapture
+    pool: _native.DiscoveryPool
+    discovery: Discovery
+
+
+class CudaBackend:
+    """One NVIDIA GPU, or whatever answers to the driver's API."""
+
+    name = "cuda"
+    capabilities = Capabilities()
+
+    def __init__(self, capturer: Capturer | None = None) -> None:
+        """Captures with torch, unless another capturer is given."""
+        self._capturer = capturer
+
+    def machine(self) -> Machine:
+        """The first GPU.
+
+        Raises:
+            BackendUnavailable: the driver, its bindings, a GPU, or a torch built with CUDA is
+                missing; the message names all that is.
+        """
+        missing = self._missing()
+        if missing:
+            raise BackendUnavailable("; ".join(missing))
+        name, memory_bytes = _native.cuda_devices()[0]
+        return Machine("cuda", name, memory_bytes, ALIGNMENT_BYTES, CostTable())
+
+    def _missing(self) -> list[str]:
+        missing = []
+        try:
+            if _native.cuda_driver_version() < _LEAST_DRIVER:
+                missing.append(
+                    f"the driver is for CUDA {_native.cuda_driver_version() / 1000:g}, and 12.4 is "
+                    "the first that tells the arguments of a kernel"
+                )
+            if not _native.cuda_device_count():
+                missing.append("the driver finds no GPU")
+        except BackendUnavailable as error:
+            missing.append(str(error))
+        try:
+            driver_bindings()
+        except BackendUnavailable as error:
+            missing.append(str(error))
+        if self._capturer is None and torch.version.cuda is None:
+            missing.append(f"torch {torch.__version__} is built without CUDA")
+        return missing
+
+    def records(self) -> str:
+        """Programs recorded on CUDA tensors."""
+        return "cuda"
+
+    def prepare(self, program: Program) -> Prepared:
+        """Capture the Program's launches in three layouts, and find its words.
+
+        Raises:
+            BackendUnavailable: as `machine`.
+            CaptureError: a launch cannot be captured or relocated, or is captured otherwise each
+                time; the message names the kernel.
+            ExecutionError: the driver failed.
+        """
+        self.machine()
+        for launch in program.launches:
+            _refuse(launch)
+        capturer = self._capturer or _torch_capturer()
+        names = [f"{launch.operator} at {launch.source}" for launch in program.launches]
+        for attempt in range(_MAXIMUM_TRIES):
+            captured, again, *others = _capture(program, capturer, 3 * attempt)
+            captures = [captured.capture, again, *others]
+            try:
+                found = discover(captures, len(program.values), names, is_device_address)
+            except CapturesDiffer as error:
+                differ = error
+                continue
+            whole = with_scratch(program, found.scratch_bytes)
+            graph = node_graph(whole, captured.capture, found.words)
+            state = dataclasses.replace(captured, discovery=found)
+            return Prepared(whole, frozenset(), graph, state)
+        raise CaptureError(
+            f"{differ}; captured {_MAXIMUM_TRIES} times over, it never came out alike"
+        )
+
+    def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
+        """Instantiate the graph with one relocated word for each address found.
+
+        Raises:
+            PlanError: the Plan does not fit the Program.
+            BindingError: a weight's memory is not aligned.
+            ExecutionError: the driver failed; memory that ran out is said in bytes.
+        """
+        check_plan(prepared.program, plan)
+        _check_weights(prepared.program)
+        captured: _Captured = prepared.state
+        arena = _arena(captured.device)
+        resident = _resident(captured, prepared.program, plan, arena, plan.feature_map_bytes)
+        reports = tuple(LaunchReport("graph", 0) for _ in prepared.program.launches)
+        return Loaded(
+            resident,
+            frozenset(),
+            lambda: reports,
+            device=self.tensor_device(captured.device),
+            alignment_bytes=ALIGNMENT_BYTES,
+            current_stream=self.current_stream,
+            keep=(arena, captured),
+        )
+
+    def tensor_device(self, index: int) -> torch.device:
+        """The torch device of the tensors that executions take."""
+        return torch.device("cuda", index)
+
+    def current_stream(self, index: int) -> int:
+        """The driver's handle of the caller's current stream."""
+        handle: int = torch._C._cuda_getCurrentRawStream(index)
+        return handle
+
+    def prove(self, prepared: Prepared, plan: Plan, loaded: Loaded) -> None:
+        """Execute the graph in three placements, old memory holding other data: see `proof`.
+
+        What executes are twins of the loaded resident: copies and memsets of an instantiated graph
+        are bound to the allocations that they were first given, and those of the proof are freed.
+
+        Raises:
+            CaptureError: results or written state differ, or old memory was written.
+            ExecutionError: the device failed, or has no memory for the proof.
+        """
+        captured: _Captured = prepared.state
+        program = prepared.program
+        arena = _native.CudaArena(captured.device)
+        twins = []
+        for its_plan in (plan, apart(program, plan)):
+            resident = _resident(captured, program, its_plan, arena, 0)
+            twins.append(Placed(its_plan, resident, _relocations(captured.discovery, its_plan)))
+        try:
+            with DeviceMemory(captured.device) as memory:
+                prove(program, twins[0], twins[1], memory)
+        finally:
+            for twin in twins:
+                twin.resident.close()
+
+
+def _refuse(launch: Launch) -> None:
+    """Refuse what a graph cannot do by itself.
+
+    Raises:
+        CaptureError: the launch reads on the host, draws random numbers, or makes host memory.
+    """
+    if launch.guard is not None or launch.guards_shape:
+        what = "is read on the host" if launch.guard is not None else "has shapes that depend on it"
+        raise CaptureError(
+            f"{launch.source}: what {launch.operator} gives {what}, which an execution would have "
+            "to wait for in the middle of a device's graph"
+        )
+    if launch.random:
+        raise CaptureError(
+            f"{launch.source}: {launch.operator} draws random numbers, and would draw the same "
+            "ones at every execution of a graph"
+        )
+    for argument in launch.arguments:
+        is_device = isinstance(argument, Symbol) and argument.kind == "device"
+        if is_device and not str(argument).startswith("cuda"):
+            raise CaptureError(
+                f"{launch.source}: {launch.operator} makes a tensor on {argument}, which a graph "
+                "on a GPU cannot"
+            )
+
+
+def _check_weights(program: Program) -> None:
+    """Refuse weights that are less aligned than they were captured.
+
+    Raises:
+        BindingError: a storage's address is no multiple of the alignment.
+    """
+    for index, holders in program.weights.items():
+        address = holders[0].untyped_storage().data_ptr()
+        if address % ALIGNMENT_BYTES:
+            raise BindingError(
+                f"{program.values[index].name}: its memory begins at 0x{address:x}, and kernels "
+                f"are chosen for multiples of {ALIGNMENT_BYTES} bytes: give it a clone()"
+            )
+
+
+def _torch_capturer() -> Capturer:
+    # Loaded when it is used: it needs a torch that is built with CUDA.
+    module = importlib.import_module("offload.backends.cuda.torch_capture")
+    capturer: Capturer = module.TorchCapturer()
+    return capturer
+
+
+def _device_of(program: Program) -> int:
+    """The GPU that holds the weights; without any, torch's current one."""
+    for holders in program.weights.values():
+        for tensor in holders:
+            if tensor.device.type == "cuda":
+                return tensor.device.index or 0
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
+
+
+def _capture(
+    program: Program, capturer: Capturer, seed: int
+) -> tuple[_Captured, GraphCapture, GraphCapture, GraphCapture]:
+    """Capture twice in one layout, and once in each of two others.
+
+    The first of the two is let go before the same addresses are given out again; the second is the
+    template, and lives on while the others are made, so that no address of its can recur.
+    """
+    device = _device_of(program)
+    pool = _native.DiscoveryPool(device, seed)
+    again = _as_data(capturer.capture(program, pool))
+    pool.rewind()
+    template = capturer.capture(program, pool)
+    others = [
+        _as_data(capturer.capture(program, _native.DiscoveryPool(device, seed + number)))
+        for number in (1, 2)
+    ]
+    captured = _Captured(device, template, pool, Discovery((), (), (), ()))
+    return captured, again, others[0], others[1]
+
+
+def _as_data(capture: GraphCapture) -> GraphCapture:
+    """The capture without its graph: what was read of it stays."""
+    return dataclasses.replace(capture, graph=0, keep=None)
+
+
+def _arena(device: int) -> _native.CudaArena:
+    """The arena that all executables on a device share."""
+    arena = _arenas.get(device)
+    if arena is None:
+        arena = _arenas[device] = _native.CudaArena(device)
+    return arena
+
+
+def _relocations(discovery: Discovery, plan: Plan) -> list[tuple[int, int, int]]:
+    """For each word the slot and the offset that its Value has in the Plan."""
+    relocations = []
+    for index, word in enumerate(discovery.words):
+        place = plan.places[word.value]
+        assert place is not None  # who is named by a word is touched by its node
+        offset_bytes = place.offset_bytes + word.value_offset_bytes
+        relocations.append((index, place.slot, offset_bytes))
+    return relocations
+
+
+def _resident(
+    captured: _Captured, program: Program, plan: Plan, arena: _native.CudaArena, arena_bytes: int
+) -> Any:
+    capture, discovery = captured.capture, captured.discovery
+    return _native.CudaResident(
+        device=captured.device,
+        graph=capture.graph,
+        arena=arena,
+        arena_bytes=arena_bytes,
+        node_handles=[node.handle for node in capture.nodes],
+        words=[(word.node, word.part, word.offset_bytes) for word in discovery.words],
+        relocations=_relocations(discovery, plan),
+        launches=list(capture.launches),
+        n_launches=len(program.launches),
+        host_tables={
+            index: node.parts[1] for index, node in enumerate(capture.nodes) if len(node.parts) > 1
+        },
+    )

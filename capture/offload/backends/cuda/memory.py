@@ -1,0 +1,96 @@
+"""Memory of a device by the driver's API, for the proof: allocated, copied, freed."""
+
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+from typing import Any
+
+from offload.backends.cuda.graph import call, driver_bindings
+from offload.errors import ExecutionError
+
+
+class DeviceMemory:
+    """Blocks of device memory, all freed when the with-block ends.
+
+    Thread: the one that made it. Its device's primary context, which torch uses too, is current
+    inside the block.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._blocks: list[int] = []
+        self._before: Any = None
+
+    def __enter__(self) -> DeviceMemory:
+        """Make the device's context current.
+
+        Raises:
+            ExecutionError: the driver failed.
+        """
+        device = call("cuDeviceGet", self._device)
+        context = call("cuDevicePrimaryCtxRetain", device)
+        self._before = call("cuCtxGetCurrent")
+        call("cuCtxSetCurrent", context)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Free everything; errors of a device that has failed before are not raised again."""
+        driver = driver_bindings()
+        for address in self._blocks:
+            driver.cuMemFree(address)
+        driver.cuCtxSetCurrent(self._before)
+        driver.cuDevicePrimaryCtxRelease(self._device)
+
+    def allocate(self, size_bytes: int) -> int:
+        """Memory that holds zeros, at least 256 bytes of it.
+
+        Raises:
+            ExecutionError: there is none left; the message says how to do without the proof.
+        """
+        n_bytes = max(size_bytes, 256)
+        try:
+            address = int(call("cuMemAlloc", n_bytes))
+        except ExecutionError as error:
+            raise ExecutionError(
+                f"the proof needs another {n_bytes} bytes of device memory ({error}); "
+                "load(verify=False) leaves it out"
+            ) from error
+        self._blocks.append(address)
+        self.fill(address, n_bytes)
+        return address
+
+    def free(self, address: int) -> None:
+        """Give one block back."""
+        self._blocks.remove(address)
+        call("cuMemFree", address)
+
+    def fill(self, address: int, size_bytes: int) -> None:
+        """Write zeros, and wait for them."""
+        if size_bytes:
+            call("cuMemsetD8Async", address, 0, size_bytes, 0)
+            call("cuStreamSynchronize", 0)
+
+    def write(self, address: int, content: bytes) -> None:
+        """Copy from the host."""
+        if content:
+            call("cuMemcpyHtoD", address, content, len(content))
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        """Copy to the host."""
+        if not size_bytes:
+            return b""
+        content = ctypes.create_string_buffer(size_bytes)
+        call("cuMemcpyDtoH", ctypes.addressof(content), address, size_bytes)
+        return content.raw
+
+    def copy(self, destination: int, source: int, size_bytes: int) -> None:
+        """Copy on the device, and wait for it."""
+        if size_bytes:
+            call("cuMemcpyDtoDAsync", destination, source, size_bytes, 0)
+            call("cuStreamSynchronize", 0)

@@ -1,0 +1,274 @@
+"""The proof at load: a resident graph computes the same bits wherever its slots lie.
+
+1. A resident of the graph in which no two Values share memory executes an input: what it gives is
+   the expected result. It differs from what is loaded in the address of every activation, so a
+   placement or a lifetime that is wrong shows.
+2. A resident that is placed as the loaded one executes another valid input. Its memory, which is
+   kept, then holds another execution's data everywhere.
+3. Every slot moves, and the second resident executes the first input. The results must be equal
+   bit for bit, and the memory of step 2 must be what it was: a word that was missed would have
+   read or written it there.
+
+What is not shown: that the graph computes what the model does (its results are compared with eager
+where models are tested); and addresses of weights that no launch writes, which stay where they are
+in all three steps, since copies could take as much memory as the model. They have been moved once
+already, from the addresses that they were captured at, where nothing is mapped any more.
+
+Inputs are made up: floating-point numbers are drawn from [0, 1), truth values likewise, and
+integers are 0, which is an index into anything. Where that leaves no second input to tell apart,
+the memory of step 2 is filled with zeros. Integers at old addresses become 1, which is an index
+into nearly anything, and is only read if the proof fails. What launches write is a copy, so no
+state changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from offload.errors import CaptureError
+from offload.plan import Place, Plan
+from offload.program import ITEM_BYTES, Program, Role
+from offload.torch_names import find_dtype
+
+
+class Memory(Protocol):
+    """What the proof needs of a device's memory; addresses and sizes in bytes."""
+
+    def allocate(self, size_bytes: int) -> int:
+        """Memory that holds zeros."""
+
+    def free(self, address: int) -> None:
+        """Give one block back."""
+
+    def fill(self, address: int, size_bytes: int) -> None:
+        """Write zeros."""
+
+    def write(self, address: int, content: bytes) -> None:
+        """Copy from the host."""
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        """Copy to the host."""
+
+    def copy(self, destination: int, source: int, size_bytes: int) -> None:
+        """Copy on the device."""
+
+
+class ProvableResident(Protocol):
+    """What the proof needs of a resident."""
+
+    def patch(self, patches: list[tuple[int, int]]) -> None:
+        """Write addresses into words."""
+
+    def execute(self) -> None:
+        """Run everything."""
+
+    def finish(self) -> None:
+        """Wait for it."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placed:
+    """A resident, the Plan it was made for, and its (word, slot, offset in bytes)."""
+
+    plan: Plan
+    resident: ProvableResident
+    relocations: Sequence[tuple[int, int, int]]
+
+
+def apart(program: Program, plan: Plan) -> Plan:
+    """The Plan with a feature map in which no two Values share a byte."""
+    feature_map = plan.feature_map
+    places = list(plan.places)
+    end_bytes = 0
+    for value in program.values:
+        place = places[value.index]
+        if place is not None and place.slot == feature_map.index:
+            places[value.index] = Place(place.slot, end_bytes)
+            unit = plan.alignment_bytes
+            end_bytes += -(-value.size_bytes // unit) * unit
+    slots = list(plan.slots)
+    slots[feature_map.index] = dataclasses.replace(feature_map, size_bytes=end_bytes)
+    return dataclasses.replace(
+        plan, slots=tuple(slots), places=tuple(places), feature_map_bytes=end_bytes
+    )
+
+
+def prove(program: Program, loaded: Placed, unshared: Placed, memory: Memory) -> None:
+    """Execute three times, as the module says.
+
+    Args:
+        program: what is resident.
+        loaded: a resident by the Plan that is loaded.
+        unshared: the same graph by the Plan that `apart` gives.
+        memory: of the device.
+
+    Raises:
+        CaptureError: results or written state differ, or old memory was written.
+        ExecutionError: the device failed, or has no memory for the proof.
+    """
+    first, second = (_inputs(program, variant) for variant in range(2))
+    bases = _Bases(program, unshared.plan, memory, first)
+    bases.execute(unshared)
+    expected = bases.outcome()
+    bases.free()
+    old = _Bases(program, loaded.plan, memory, second)
+    old.execute(loaded)
+    if first == second:
+        old.clear()
+    old.write_inputs(_inputs(program, 1, integer=1))
+    before = old.content()
+    new = _Bases(program, loaded.plan, memory, first)
+    new.take_feature_map(old)
+    new.execute(loaded)
+    _compare(expected, new.outcome(), "gives another result at other addresses: {} differs")
+    _compare(before, old.content(), "was moved and still writes to its old addresses, in {}")
+    old.free()
+    new.free()
+
+
+def _compare(expected: dict[str, bytes], found: dict[str, bytes], message: str) -> None:
+    for name, content in expected.items():
+        if content != found[name]:
+            pairs = zip(content, found[name], strict=True)
+            place = next(place for place, (one, other) in enumerate(pairs) if one != other)
+            raise CaptureError(
+                f"the captured graph {message.format(name)} from byte {place} on; it cannot be "
+                "relocated safely"
+            )
+
+
+class _Bases:
+    """Memory for one placement: what each slot's base is."""
+
+    def __init__(
+        self, program: Program, plan: Plan, memory: Memory, inputs: Sequence[bytes]
+    ) -> None:
+        self._program = program
+        self._plan = plan
+        self._memory = memory
+        self._blocks: list[tuple[int, int, str]] = []
+        self._bases = [0] * len(plan.slots)
+        written = {index for launch in program.launches for index in launch.writes}
+        for value in program.values:
+            place = plan.places[value.index]
+            if place is None:
+                continue
+            if value.role is Role.OUTPUT:
+                self._bases[place.slot] = self._allocate(value.size_bytes, value.name)
+            elif value.role is Role.WEIGHT:
+                address = program.weights[value.index][0].untyped_storage().data_ptr()
+                if value.index in written:
+                    original, address = address, self._allocate(value.size_bytes, value.name)
+                    memory.copy(address, original, value.size_bytes)
+                self._bases[place.slot] = address
+        feature_map = plan.feature_map
+        self._bases[feature_map.index] = self._allocate(feature_map.size_bytes, feature_map.name)
+        self._place_inputs(inputs)
+
+    def _allocate(self, size_bytes: int, name: str) -> int:
+        address = self._memory.allocate(size_bytes)
+        self._blocks.append((address, size_bytes, name))
+        return address
+
+    def _place_inputs(self, inputs: Sequence[bytes]) -> None:
+        """Each input in a block of its own, but those that must overlap as they were recorded."""
+        together = _overlapping(self._program)
+        for leaves in together:
+            lowest = min(offset for _, offset in leaves)
+            ends = [offset - lowest + len(inputs[leaf]) for leaf, offset in leaves]
+            names = ", ".join(self._program.values[self._value(leaf)].name for leaf, _ in leaves)
+            block = self._allocate(max(ends), names)
+            for leaf, offset in leaves:
+                place = self._plan.places[self._value(leaf)]
+                assert place is not None  # check_plan has seen to it
+                self._bases[place.slot] = block + offset - lowest
+        self.write_inputs(inputs)
+
+    def write_inputs(self, inputs: Sequence[bytes]) -> None:
+        for view, content in zip(self._program.inputs, inputs, strict=True):
+            place = self._plan.places[view.value]
+            assert place is not None  # check_plan has seen to it
+            self._memory.write(self._bases[place.slot], content)
+
+    def _value(self, leaf: int) -> int:
+        return self._program.inputs[leaf].value
+
+    def execute(self, placed: Placed) -> None:
+        placed.resident.patch(
+            [(word, self._bases[slot] + offset) for word, slot, offset in placed.relocations]
+        )
+        placed.resident.execute()
+        placed.resident.finish()
+
+    def take_feature_map(self, other: _Bases) -> None:
+        """Begin with what another execution has left, which is valid to read by mistake."""
+        slot = self._plan.feature_map
+        self._memory.copy(self._bases[slot.index], other._bases[slot.index], slot.size_bytes)
+
+    def clear(self) -> None:
+        for address, size_bytes, _ in self._blocks:
+            self._memory.fill(address, size_bytes)
+
+    def outcome(self) -> dict[str, bytes]:
+        """All that a caller can see: outputs, and inputs and weights as they are afterwards."""
+        feature_map = self._bases[self._plan.feature_map.index]
+        return self._read([block for block in self._blocks if block[0] != feature_map])
+
+    def content(self) -> dict[str, bytes]:
+        """All bytes of this placement but those of weights that no launch writes."""
+        return self._read(self._blocks)
+
+    def _read(self, blocks: Sequence[tuple[int, int, str]]) -> dict[str, bytes]:
+        return {
+            f"{name} (block {index})": self._memory.read(address, size_bytes)
+            for index, (address, size_bytes, name) in enumerate(blocks)
+        }
+
+    def free(self) -> None:
+        for address, _, _ in self._blocks:
+            self._memory.free(address)
+        self._blocks.clear()
+
+
+def _overlapping(program: Program) -> list[list[tuple[int, int]]]:
+    """The inputs in groups that overlap, each with its distance from the group's first in bytes."""
+    groups = {leaf: [(leaf, 0)] for leaf in range(len(program.inputs))}
+    for overlap in program.overlaps:
+        one, other = groups[overlap.first], groups[overlap.second]
+        if one is not other:
+            shift = dict(one)[overlap.first] + overlap.distance_bytes - dict(other)[overlap.second]
+            one += [(leaf, offset + shift) for leaf, offset in other]
+            groups.update({leaf: one for leaf, _ in other})
+    return list({id(group): group for group in groups.values()}.values())
+
+
+def _inputs(program: Program, variant: int, integer: int = 0) -> list[bytes]:
+    """Bytes for each input that are valid for any model; variants differ where they can."""
+    generator = torch.Generator().manual_seed(variant)
+    return [
+        _valid_bytes(program.values[view.value].dtype, view.end_bytes, generator, integer)
+        for view in program.inputs
+    ]
+
+
+def _valid_bytes(
+    dtype_name: str, size_bytes: int, generator: torch.Generator, integer: int
+) -> bytes:
+    dtype, n_items = find_dtype(dtype_name), size_bytes // ITEM_BYTES[dtype_name]
+    if dtype.is_complex:
+        numbers = torch.rand(n_items, 2, generator=generator)
+        content = torch.view_as_complex(numbers).to(dtype)
+    elif dtype is torch.bool:
+        content = torch.rand(n_items, generator=generator) < 0.5
+    elif dtype.is_floating_point:
+        content = torch.rand(n_items, generator=generator).to(dtype)
+    else:
+        return integer.to_bytes(ITEM_BYTES[dtype_name], "little") * n_items
+    return content.view(torch.uint8).numpy().tobytes() if n_items else b""

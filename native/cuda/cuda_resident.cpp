@@ -1,0 +1,361 @@
+#include "cuda/cuda_resident.hpp"
+
+#include <cstring>
+#include <queue>
+#include <stdexcept>
+#include <utility>
+
+#include "offload/errors.hpp"
+
+namespace offload::cuda {
+namespace {
+
+constexpr unsigned long long kUseNodePriority = 8;  // CUDA_GRAPH_INSTANTIATE_FLAG_..., as torch
+
+std::string node_name(std::size_t node) { return "node " + std::to_string(node); }
+
+// The place of each node in an order that all edges allow, the lower index first where they leave
+// it open.
+std::vector<std::size_t> order_of(const Driver& driver, Graph graph,
+                                  const std::vector<GraphNode>& nodes) {
+  std::size_t n_edges = 0;
+  driver.check(driver.graph_get_edges(graph, nullptr, nullptr, nullptr, &n_edges),
+               "counting the graph's edges");
+  std::vector<GraphNode> from(n_edges);
+  std::vector<GraphNode> to(n_edges);
+  std::vector<EdgeData> data(n_edges);
+  if (n_edges > 0) {
+    driver.check(driver.graph_get_edges(graph, from.data(), to.data(), data.data(), &n_edges),
+                 "reading the graph's edges");
+  }
+  std::map<GraphNode, std::size_t> index_of;
+  for (std::size_t node = 0; node < nodes.size(); ++node) index_of[nodes[node]] = node;
+  std::vector<std::vector<std::size_t>> after(nodes.size());
+  std::vector<std::size_t> n_before(nodes.size());
+  for (std::size_t edge = 0; edge < n_edges; ++edge) {
+    const std::size_t target = index_of.at(to[edge]);
+    after[index_of.at(from[edge])].push_back(target);
+    ++n_before[target];
+  }
+  std::priority_queue<std::size_t, std::vector<std::size_t>, std::greater<>> ready;
+  for (std::size_t node = 0; node < nodes.size(); ++node) {
+    if (n_before[node] == 0) ready.push(node);
+  }
+  std::vector<std::size_t> order;
+  while (!ready.empty()) {
+    const std::size_t node = ready.top();
+    ready.pop();
+    order.push_back(node);
+    for (const std::size_t next : after[node]) {
+      if (--n_before[next] == 0) ready.push(next);
+    }
+  }
+  return order;
+}
+
+void refuse_capturing(const Driver& driver, Stream stream) {
+  CaptureStatus status = kCaptureNone;
+  driver.check(driver.stream_is_capturing(stream, &status), "asking whether the stream captures");
+  if (status == kCaptureNone) return;
+  throw ExecutionError(
+      "the current stream is being captured into another CUDA graph, where the addresses of an "
+      "execution cannot be patched: execute outside the capture, or capture the model itself");
+}
+
+}  // namespace
+
+CudaResident::CudaResident(CudaProgram program)
+    : arena_(std::move(program.arena)),
+      driver_(arena_->driver()),
+      context_(arena_->context()),
+      relocations_(std::move(program.relocations)) {
+  if (program.device != context_.device()) {
+    throw std::invalid_argument("the arena lies on cuda:" + std::to_string(context_.device()) +
+                                ", the program on cuda:" + std::to_string(program.device));
+  }
+  const ContextScope scope(driver_, context_);
+  try {
+    driver_.check(driver_.graph_clone(&clone_, program.graph), "cloning the captured graph");
+    make_nodes(program);
+    make_words(program);
+    make_tables();
+    group_by_launch(program);
+    done_.emplace(driver_);
+    mapping_ = arena_->map(program.arena_bytes);
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+CudaResident::~CudaResident() { close(); }
+
+void CudaResident::make_nodes(const CudaProgram& program) {
+  std::vector<bool> source_is_word(program.nodes.size());
+  for (const NodeWord& word : program.words) {
+    if (word.node >= program.nodes.size()) {
+      throw std::invalid_argument("a word names a node that does not exist");
+    }
+    if (word.part == 0 && word.offset_bytes == 0) source_is_word[word.node] = true;
+  }
+  std::size_t n_nodes = 0;
+  driver_.check(driver_.graph_get_nodes(clone_, nullptr, &n_nodes), "counting the graph's nodes");
+  if (n_nodes != program.nodes.size()) {
+    throw std::invalid_argument("the graph has " + std::to_string(n_nodes) + " nodes, got " +
+                                std::to_string(program.nodes.size()));
+  }
+  for (std::size_t index = 0; index < program.nodes.size(); ++index) {
+    GraphNode node = nullptr;
+    driver_.check(driver_.graph_node_find_in_clone(&node, program.nodes[index], clone_),
+                  "finding a node in the cloned graph");
+    const auto table = program.host_tables.find(index);
+    nodes_.emplace_back();
+    nodes_.back().parameters =
+        make_node(driver_, node, table == program.host_tables.end() ? nullptr : &table->second,
+                  source_is_word[index]);
+  }
+  marked_.reserve(nodes_.size());
+}
+
+void CudaResident::make_words(const CudaProgram& program) {
+  std::vector<std::uint32_t> n_relocations(program.words.size());
+  for (const Relocation& relocation : relocations_) {
+    if (relocation.word >= program.words.size()) {
+      throw std::invalid_argument("a relocation names a word that does not exist");
+    }
+    ++n_relocations[relocation.word];
+  }
+  std::vector<bool> has_words(nodes_.size());
+  for (std::size_t index = 0; index < program.words.size(); ++index) {
+    const NodeWord& word = program.words[index];
+    unsigned char* const bytes =
+        nodes_[word.node].parameters->word_at(word.part, word.offset_bytes);
+    if (bytes == nullptr || n_relocations[index] != 1) {
+      throw std::invalid_argument("word " + std::to_string(index) + " (" + node_name(word.node) +
+                                  ", part " + std::to_string(word.part) + ", byte " +
+                                  std::to_string(word.offset_bytes) +
+                                  (bytes == nullptr ? ") lies outside the node's bytes"
+                                                    : ") needs exactly one relocation"));
+    }
+    words_.push_back({bytes, word.node, word.part == 1, false, false});
+    has_words[word.node] = true;
+  }
+  n_never_patched_ = words_.size();
+  for (std::uint32_t node = 0; node < nodes_.size(); ++node) {
+    if (has_words[node] && nodes_[node].parameters->keeps_allocations()) {
+      keep_allocations_.push_back(node);
+    }
+  }
+}
+
+void CudaResident::make_tables() {
+  std::vector<std::size_t> size_bytes;
+  for (std::uint32_t node = 0; node < nodes_.size(); ++node) {
+    if (nodes_[node].parameters->table().empty()) continue;
+    nodes_[node].table = size_bytes.size();
+    size_bytes.push_back(nodes_[node].parameters->table().size());
+    with_table_.push_back(node);
+  }
+  if (!size_bytes.empty()) tables_.emplace(driver_, size_bytes);
+}
+
+void CudaResident::group_by_launch(const CudaProgram& program) {
+  if (program.launches.size() != nodes_.size()) {
+    throw std::invalid_argument("each node needs its launch, or -1");
+  }
+  launch_nodes_.resize(program.n_launches);
+  for (const std::size_t node : order_of(driver_, program.graph, program.nodes)) {
+    const std::int64_t launch = program.launches[node];
+    if (launch >= 0) {
+      launch_nodes_.at(static_cast<std::size_t>(launch))
+          .push_back(static_cast<std::uint32_t>(node));
+    } else if (nodes_[node].parameters->does_work()) {
+      without_launch_ = node;
+    }
+  }
+}
+
+void CudaResident::mark(std::uint32_t node) noexcept {
+  if (nodes_[node].is_marked) return;
+  nodes_[node].is_marked = true;
+  marked_.push_back(node);
+}
+
+void CudaResident::patch(const std::vector<Patch>& patches) noexcept {
+  for (const Patch& patch : patches) {
+    Word& word = words_[patch.word];
+    std::memcpy(word.bytes, &patch.address, sizeof patch.address);
+    if (!word.was_patched) --n_never_patched_;
+    word.was_patched = true;
+    if (word.in_table) {
+      tables_changed_ = true;
+      continue;
+    }
+    Node& node = nodes_[word.node];
+    const bool is_outside = !mapping_->contains(patch.address);
+    node.n_outside += static_cast<std::uint32_t>(is_outside) - word.is_outside;
+    word.is_outside = is_outside;
+    mark(word.node);
+  }
+}
+
+// Puts the tables where the device will read them, and their addresses into the nodes that do.
+void CudaResident::write_tables() {
+  if (!tables_changed_) return;
+  if (tables_) {
+    tables_->turn(last_stream_ ? &*last_stream_ : nullptr);
+    for (const std::uint32_t node : with_table_) {
+      const std::vector<unsigned char>& bytes = nodes_[node].parameters->table();
+      unsigned char* const at = tables_->at(*nodes_[node].table);
+      std::memcpy(at, bytes.data(), bytes.size());
+      std::memcpy(nodes_[node].parameters->word_at(0, 0), &at, sizeof at);
+      mark(node);
+    }
+  }
+  tables_changed_ = false;
+}
+
+// What every execution checks and writes before anything is enqueued.
+void CudaResident::prepare() {
+  if (clone_ == nullptr) throw ExecutionError("the program was closed");
+  refuse_capturing(driver_, stream_);
+  if (n_never_patched_ > 0) {
+    throw ExecutionError(std::to_string(n_never_patched_) + " of " + std::to_string(words_.size()) +
+                         " address words were never patched: every slot must be bound first");
+  }
+  write_tables();
+}
+
+void CudaResident::load() {
+  const ContextScope scope(driver_, context_);
+  prepare();
+  if (exec_ == nullptr) load_in_context();
+}
+
+void CudaResident::load_in_context() {
+  for (std::size_t node = 0; node < nodes_.size(); ++node) {
+    if (!nodes_[node].is_marked) continue;
+    const Result result = nodes_[node].parameters->set_template();
+    if (result != kSuccess) {
+      driver_.fail(result, "setting " + node_name(node) + " of the template, a " +
+                               nodes_[node].parameters->describe());
+    }
+  }
+  GraphExec exec = nullptr;
+  driver_.check(driver_.graph_instantiate(&exec, clone_, kUseNodePriority),
+                "instantiating the graph");
+  const Result result = driver_.graph_upload(exec, stream_);
+  if (result != kSuccess) {
+    driver_.graph_exec_destroy(exec);
+    driver_.fail(result, "uploading the graph");
+  }
+  exec_ = exec;
+  for (const std::uint32_t node : marked_) {
+    nodes_[node].parameters->note_applied();
+    nodes_[node].is_marked = false;
+  }
+  marked_.clear();
+}
+
+void CudaResident::set_node(std::uint32_t node) {
+  ResidentNode& parameters = *nodes_[node].parameters;
+  parameters.forget();
+  ++n_set_params_;
+  const Result result = parameters.set_exec(exec_, context_.handle());
+  if (result != kSuccess) {
+    driver_.fail(result, "re-setting " + node_name(node) + ", a " + parameters.describe());
+  }
+  parameters.note_applied();
+}
+
+// Marks stay until all is done: after an error the nodes that were set are found unchanged.
+void CudaResident::set_changed() {
+  for (const std::uint32_t node : keep_allocations_) {
+    if (nodes_[node].n_outside > 0) set_node(node);
+  }
+  for (const std::uint32_t node : marked_) {
+    if (nodes_[node].parameters->is_changed()) set_node(node);
+  }
+  for (const std::uint32_t node : marked_) nodes_[node].is_marked = false;
+  marked_.clear();
+}
+
+void CudaResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
+  const ContextScope scope(driver_, context_);
+  prepare();
+  if (exec_ == nullptr) {
+    load_in_context();
+  } else {
+    set_changed();
+  }
+  arena_->enter(stream_);
+  first_launch_ns = now_ns();
+  driver_.check(driver_.graph_launch(exec_, stream_), "launching the graph");
+  ++n_graph_launches_;
+  note_enqueued();
+  if (times == nullptr) return;
+  std::fill(times->begin_ns.begin(), times->begin_ns.end(), first_launch_ns);
+  std::fill(times->end_ns.begin(), times->end_ns.end(), first_launch_ns);
+}
+
+void CudaResident::issue(std::size_t launch) {
+  const ContextScope scope(driver_, context_);
+  prepare();
+  if (without_launch_) {
+    throw ExecutionError(node_name(*without_launch_) + ", a " +
+                         nodes_[*without_launch_].parameters->describe() +
+                         ", belongs to no launch, so the program cannot be scheduled by the host");
+  }
+  arena_->enter(stream_);
+  for (const std::uint32_t node : launch_nodes_.at(launch)) {
+    const Result result = nodes_[node].parameters->issue(stream_);
+    if (result != kSuccess) {
+      driver_.fail(result,
+                   "launching " + node_name(node) + ", a " + nodes_[node].parameters->describe());
+    }
+    note_enqueued();
+  }
+}
+
+void CudaResident::note_enqueued() {
+  last_stream_ = stream_;
+  in_flight_ = true;
+}
+
+c10::DataPtr CudaResident::take(std::size_t) {
+  throw ExecutionError("on a CUDA device the Plan places everything: no operator allocates");
+}
+
+void CudaResident::set_stream(std::uint64_t stream) {
+  stream_ = reinterpret_cast<Stream>(stream);
+  if (!last_stream_ || *last_stream_ == stream_) return;
+  const ContextScope scope(driver_, context_);
+  driver_.check(driver_.event_record(done_->handle(), *last_stream_),
+                "recording the execution before");
+  driver_.check(driver_.stream_wait_event(stream_, done_->handle(), 0),
+                "waiting for the execution before");
+}
+
+void CudaResident::finish() {
+  if (!in_flight_) return;
+  const ContextScope scope(driver_, context_);
+  in_flight_ = false;
+  driver_.check(driver_.event_record(done_->handle(), *last_stream_), "ending an execution");
+  driver_.check(driver_.event_synchronize(done_->handle()), "executing the program");
+}
+
+void CudaResident::close() noexcept {
+  const ContextScope scope(driver_, context_);
+  if (in_flight_) {
+    driver_.event_record(done_->handle(), *last_stream_);
+    driver_.event_synchronize(done_->handle());
+    in_flight_ = false;
+  }
+  if (exec_ != nullptr) driver_.graph_exec_destroy(std::exchange(exec_, nullptr));
+  if (clone_ != nullptr) driver_.graph_destroy(std::exchange(clone_, nullptr));
+  tables_.reset();
+  done_.reset();
+  mapping_.reset();
+}
+
+}  // namespace offload::cuda

@@ -1,0 +1,135 @@
+// A program resident on a CUDA device: one executable graph, its words patched and its nodes
+// re-set where they changed.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cuda/arena.hpp"
+#include "cuda/host_tables.hpp"
+#include "cuda/resident_node.hpp"
+#include "offload/resident.hpp"
+
+namespace offload::cuda {
+
+// Where a word lies: see ResidentNode for the parts.
+struct NodeWord {
+  std::uint32_t node = 0;
+  std::uint32_t part = 0;
+  std::size_t offset_bytes = 0;
+};
+
+// What a resident is made of.
+struct CudaProgram {
+  int device = 0;
+  Graph graph = nullptr;             // captured; only read, and only by the constructor
+  std::shared_ptr<CudaArena> arena;  // on the same device
+  std::size_t arena_bytes = 0;       // of the feature map
+  std::vector<GraphNode> nodes;      // of the graph; words name them by position
+  std::vector<NodeWord> words;
+  std::vector<Relocation> relocations;  // one for each word
+  std::vector<std::int64_t> launches;   // of the Program, by node; -1: none
+  std::size_t n_launches = 0;
+  std::map<std::size_t, std::vector<unsigned char>> host_tables;  // by node
+};
+
+// A clone of a captured graph. Loading waits until every word was patched once: no address of the
+// capture is ever instantiated. An execution re-sets kernel nodes whose image differs from what the
+// executable graph was last given; of copies and memsets also those with a word that points
+// outside the resident's own arena, since the driver keeps the allocation of their addresses,
+// which may have been freed and made again at the same one. A node whose re-setting failed is
+// re-set by the next execution, whatever its image.
+//
+// Changed host tables are written to the half that no execution reads (HostTables), so that a
+// patch never waits for the latest execution, only for those before the last change.
+//
+// Owner, thread, errors: as Resident. The constructor throws BackendUnavailable, CaptureError for
+// nodes that cannot be resident, ExecutionError where the driver fails (nothing is left behind),
+// and std::invalid_argument for words that lie nowhere. Execute and issue enqueue on the stream and
+// return; a device fault surfaces at finish, or at any later call. A stream must live until finish,
+// or until the next execution on another one. A program with random numbers needs a cell for its
+// generator: none is there yet.
+class CudaResident final : public Resident {
+ public:
+  explicit CudaResident(CudaProgram program);
+  ~CudaResident() override;
+
+  // Instantiates the graph and uploads it; done by the first execution where it was not called.
+  // Throws ExecutionError while there are words that were never patched.
+  void load();
+
+  std::vector<Relocation> relocations() const override { return relocations_; }
+  void patch(const std::vector<Patch>& patches) noexcept override;
+  std::size_t n_launches() const override { return launch_nodes_.size(); }
+
+  // The times of single launches inside a graph are not known: each gets the moment at which the
+  // graph was launched.
+  void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
+  void issue(std::size_t launch) override;
+  c10::DataPtr take(std::size_t slot) override;
+  std::uint64_t arena() const override { return mapping_ ? mapping_->address() : 0; }
+  std::uint64_t lease_id() const override { return arena_->lease_id(); }
+  void set_stream(std::uint64_t stream) override;
+  void finish() override;
+  void close() noexcept override;
+
+  // Nodes re-set in the executable graph so far, failed attempts included, and its launches.
+  std::uint64_t n_set_params() const { return n_set_params_; }
+  std::uint64_t n_graph_launches() const { return n_graph_launches_; }
+
+ private:
+  struct Word {
+    unsigned char* bytes;  // in the node's image or table
+    std::uint32_t node;
+    bool in_table;
+    bool was_patched;
+    bool is_outside;  // points outside the own arena
+  };
+  struct Node {
+    std::unique_ptr<ResidentNode> parameters;
+    std::optional<std::size_t> table;  // among the host tables
+    std::uint32_t n_outside = 0;       // words that point outside the own arena
+    bool is_marked = false;            // in marked_
+  };
+
+  void make_nodes(const CudaProgram& program);
+  void make_words(const CudaProgram& program);
+  void make_tables();
+  void group_by_launch(const CudaProgram& program);
+  void mark(std::uint32_t node) noexcept;
+  void write_tables();
+  void prepare();
+  void load_in_context();
+  void set_changed();
+  void set_node(std::uint32_t node);
+  void note_enqueued();
+
+  std::shared_ptr<CudaArena> arena_;
+  const Driver& driver_;
+  const PrimaryContext& context_;  // the arena's
+  std::vector<Relocation> relocations_;
+  std::shared_ptr<ArenaMapping> mapping_;
+  Graph clone_ = nullptr;
+  GraphExec exec_ = nullptr;
+  std::vector<Node> nodes_;
+  std::vector<Word> words_;
+  std::size_t n_never_patched_ = 0;
+  std::vector<std::uint32_t> marked_;            // nodes with words patched since they were set
+  std::vector<std::uint32_t> keep_allocations_;  // copies and memsets with words
+  std::vector<std::uint32_t> with_table_;
+  std::vector<std::vector<std::uint32_t>> launch_nodes_;  // in an order that the edges allow
+  std::optional<std::size_t> without_launch_;             // a node that does work
+  std::optional<HostTables> tables_;
+  bool tables_changed_ = true;
+  Stream stream_ = nullptr;
+  std::optional<Stream> last_stream_;  // of the last execution
+  bool in_flight_ = false;             // nobody has waited for it
+  std::optional<OrderEvent> done_;
+  std::uint64_t n_set_params_ = 0;
+  std::uint64_t n_graph_launches_ = 0;
+};
+
+}  // namespace offload::cuda

@@ -1,0 +1,79 @@
+// A node of a resident graph: the bytes that the driver is given for it, and how they are given.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/driver.hpp"
+
+namespace offload::cuda {
+
+// A node with the image of its parameters, of which every address word can be written.
+//
+// Parts: of a kernel 0, its packed arguments at the offsets that the driver names; of a copy 0, the
+// source's address and at 8 the destination's, and 1, the bytes of a host source (its table); of a
+// memset 0, the destination's address.
+//
+// Owner: one resident. Thread: callers serialise, with a current context. Errors: make_node throws
+// CaptureError for a node that cannot be resident and ExecutionError where the driver fails; what
+// sets or issues gives the driver's result back.
+class ResidentNode {
+ public:
+  ResidentNode(const Driver& driver, GraphNode node) : driver_(driver), node_(node) {}
+  virtual ~ResidentNode() = default;
+  ResidentNode(const ResidentNode&) = delete;
+  ResidentNode& operator=(const ResidentNode&) = delete;
+
+  // "kernel vectorized_add", for messages.
+  virtual std::string describe() const = 0;
+
+  // Gives the image to the template node.
+  virtual Result set_template() = 0;
+
+  // Gives the image to the executable graph's node. `context`: where copies and memsets run.
+  virtual Result set_exec(GraphExec exec, Context context) = 0;
+
+  // Enqueues the node's work by itself, with the image.
+  virtual Result issue(Stream stream) = 0;
+
+  // Whether the driver keeps the allocation of an address besides the address, so that the same
+  // number is stale once its memory was freed and allocated again (copies and memsets).
+  virtual bool keeps_allocations() const { return false; }
+
+  // Whether there is anything to execute.
+  virtual bool does_work() const { return true; }
+
+  // Where the eight bytes of a word lie; null if the part has no such bytes.
+  unsigned char* word_at(std::size_t part, std::size_t offset_bytes);
+
+  // The host source that the resident keeps for a copy; empty for others.
+  std::vector<unsigned char>& table() { return table_; }
+
+  // Whether the executable graph has other bytes, or it is not known which.
+  bool is_changed() const { return !is_known_ || image_ != applied_; }
+  void forget() { is_known_ = false; }
+  void note_applied() {
+    applied_ = image_;
+    is_known_ = true;
+  }
+
+ protected:
+  const Driver& driver_;
+  GraphNode node_;
+  std::vector<unsigned char> image_;  // never resized once made: parameters point into it
+  std::vector<unsigned char> table_;
+
+ private:
+  std::vector<unsigned char> applied_;
+  bool is_known_ = false;
+};
+
+// Reads a node. `given_table`: the bytes of a copy's host source, if the caller kept them; else
+// they are read where the source lies, unless its address is to be patched (`source_is_word`).
+std::unique_ptr<ResidentNode> make_node(const Driver& driver, GraphNode node,
+                                        const std::vector<unsigned char>* given_table,
+                                        bool source_is_word);
+
+}  // namespace offload::cuda

@@ -1,0 +1,167 @@
+"""Captures Programs recorded on the CPU for the simulated device: one kernel for each launch.
+
+A kernel's host function calls the launch's torch operator on tensors over the addresses that stand
+in its argument block when it executes. So whatever can be recorded runs through discovery,
+placement, patching and graph execution as it would on a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from simulator import Simulator
+
+from offload import _native
+from offload.backends.cuda.capture import Allocation, GraphCapture
+from offload.backends.cuda.graph import call, driver_bindings, read_graph
+from offload.program import Launch, Program, Symbol, TensorView
+from offload.torch_names import find_dtype, find_overload, symbol_object
+
+# An integer that looks like an address, and is the same in every capture.
+LOOK_ALIKE = 0x7F40_0000_1000
+
+
+def tensor_at(address: int, view: TensorView, size_bytes: int) -> torch.Tensor:
+    """A view of a Value that begins at an address of simulated device memory."""
+    memory = (ctypes.c_char * max(1, size_bytes)).from_address(address)
+    content = torch.frombuffer(memory, dtype=torch.uint8)[:size_bytes]
+    tensor = torch.empty(0, dtype=find_dtype(view.dtype))
+    offset = view.offset_bytes // tensor.element_size()
+    tensor.set_(content.untyped_storage(), offset, view.shape, view.strides)
+    if view.conjugate:
+        tensor = torch._conj(tensor)
+    return torch._neg_view(tensor) if view.negative else tensor
+
+
+class CapturedGraph:
+    """Keeps a graph, and the pool of its addresses, until nobody needs them."""
+
+    def __init__(self, graph: Any, pool: _native.DiscoveryPool) -> None:
+        self._graph = graph
+        self._pool = pool
+
+    def __del__(self) -> None:
+        driver_bindings().cuGraphDestroy(self._graph)
+
+
+def _current_context_stream() -> Any:
+    """A new stream, with the device's context current on this thread."""
+    call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 0)))
+    return call("cuStreamCreate", 0)
+
+
+def launch_kernel(stream: Any, function: int, sizes: Sequence[int], block: bytes) -> None:
+    """Launch a simulated kernel with a packed argument block of parameters of these sizes."""
+    memory = ctypes.create_string_buffer(block, len(block))
+    offsets = itertools.accumulate((0, *sizes[:-1]))
+    addresses = (ctypes.c_void_p * len(sizes))(
+        *(ctypes.addressof(memory) + offset for offset in offsets)
+    )
+    call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, stream, ctypes.addressof(addresses), 0)
+
+
+class AtenKernel:
+    """The kernel of one launch: what a compiler would have made of the operator.
+
+    Its parameters are a look-alike integer, an address for each tensor argument and result, and a
+    structure of 16 bytes whose middle is padding.
+    """
+
+    def __init__(self, simulator: Simulator, program: Program, launch: Launch) -> None:
+        self._program = program
+        self._launch = launch
+        self.views = (*launch.views(), *launch.made())
+        self.sizes = (8, *(8 for _ in self.views), 16)
+        self.function = simulator.kernel(launch.operator, self.sizes, self._execute)
+
+    def arguments(self, addresses: dict[int, int]) -> bytes:
+        """The argument block at these addresses of Values; its padding is different each time."""
+        words = [LOOK_ALIKE, *(addresses[view.value] + view.offset_bytes for view in self.views)]
+        block = b"".join(word.to_bytes(8, "little") for word in words)
+        return block + (7).to_bytes(4, "little") + os.urandom(4) + (9).to_bytes(8, "little")
+
+    def _execute(self, block: bytes) -> None:
+        words = [int.from_bytes(block[at : at + 8], "little") for at in range(0, len(block), 8)]
+        assert words[0] == LOOK_ALIKE, "somebody patched an integer"
+        tensors = [
+            tensor_at(word - view.offset_bytes, view, self._program.values[view.value].size_bytes)
+            for word, view in zip(words[1:], self.views, strict=False)
+        ]
+        with torch.no_grad():
+            self._call(iter(tensors))
+
+    def _call(self, tensors: Any) -> None:
+        schema = find_overload(self._launch.operator)._schema
+        positional, named = [], {}
+        for one, argument in zip(schema.arguments, self._launch.arguments, strict=True):
+            value = self._argument(argument, tensors)
+            if one.kwarg_only:
+                named[one.name] = value
+            else:
+                positional.append(value)
+        outcome = find_overload(self._launch.operator)(*positional, **named)
+        outcomes = outcome if isinstance(outcome, (list, tuple)) else [outcome]
+        for result, made in zip(self._launch.results, outcomes, strict=False):
+            if result is not None:
+                next(tensors).copy_(made)
+
+    def _argument(self, argument: Any, tensors: Any) -> Any:
+        if isinstance(argument, TensorView):
+            return next(tensors)
+        if isinstance(argument, tuple):
+            return [self._argument(item, tensors) for item in argument]
+        if isinstance(argument, Symbol):
+            return symbol_object(argument, self._program)
+        return argument
+
+
+class AtenCapturer:
+    """Implements the Capturer protocol on the simulated driver."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
+        self._kernels: dict[tuple[int, int], AtenKernel] = {}
+        self._programs: list[Program] = []  # kept, so that their identities stay their own
+
+    def capture(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
+        """Capture every launch as a kernel; nothing executes."""
+        self._programs.append(program)
+        used = sorted(
+            {view.value for view in program.inputs}
+            | {result.view.value for result in program.results}
+            | set(itertools.chain(*((*one.reads, *one.writes) for one in program.launches)))
+        )
+        allocations = [
+            Allocation(pool.allocate(size), size, index)
+            for index in used
+            for size in [max(1, program.values[index].size_bytes)]
+        ]
+        addresses = {one.value: one.address for one in allocations if one.value is not None}
+        stream = _current_context_stream()
+        call("cuStreamBeginCapture", stream, driver_bindings().CUstreamCaptureMode(1))
+        for launch in program.launches:
+            kernel = self._kernel(program, launch)
+            launch_kernel(stream, kernel.function, kernel.sizes, kernel.arguments(addresses))
+        graph = call("cuStreamEndCapture", stream)
+        call("cuStreamDestroy", stream)
+        nodes, edges = read_graph(int(graph))
+        return GraphCapture(
+            graph=int(graph),
+            nodes=nodes,
+            edges=edges,
+            launches=tuple(range(len(program.launches))),
+            allocations=tuple(allocations),
+            owned=(),
+            keep=CapturedGraph(graph, pool),
+        )
+
+    def _kernel(self, program: Program, launch: Launch) -> AtenKernel:
+        key = (id(program), launch.index)
+        if key not in self._kernels:
+            self._kernels[key] = AtenKernel(self._simulator, program, launch)
+        return self._kernels[key]

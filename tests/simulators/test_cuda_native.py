@@ -1,0 +1,247 @@
+"""The native CUDA side, on the simulated driver: the driver's table, addresses, the arena."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from graphs import Cuda
+from simulator import Simulator
+
+from offload import _native
+from offload.errors import BackendUnavailable, ExecutionError
+
+MEGABYTE = 1 << 20
+GRANULARITY = 2 * MEGABYTE
+
+
+@pytest.fixture
+def cuda(simulator: Simulator) -> Cuda:
+    return Cuda(simulator)
+
+
+def in_a_new_process(code: str) -> str:
+    """What a Python process prints that begins without a driver."""
+    folder = str(Path(__file__).parent)
+    prelude = f"import sys; sys.path.insert(0, {folder!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + code], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+CALL = """
+from offload import _native
+from offload.errors import BackendUnavailable
+try:
+    print(_native.cuda_device_count())
+except BackendUnavailable as error:
+    print(error)
+"""
+
+
+def test_without_a_driver_the_library_is_named():
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        pass
+    else:
+        pytest.skip("this machine has a driver, or the simulated one is loaded")
+    message = in_a_new_process(CALL)
+    assert "libcuda.so.1" in message
+    assert "install an NVIDIA driver" in message
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("hide('cuFuncGetParamInfo')", ["cuFuncGetParamInfo", "12.4", "of 13.0"]),
+        ("set_driver_version(12020)", ["12.4 or later", "this one is of 12.2"]),
+        ("fail('cuInit', 999)", ["does not start", "CUDA_ERROR_UNKNOWN"]),
+    ],
+)
+def test_what_a_driver_lacks_is_named(simulator, setting, expected):
+    message = in_a_new_process(f"import simulator\nsimulator.load().{setting}\n{CALL}")
+    for words in expected:
+        assert words in message
+
+
+def test_a_driver_is_asked_again_after_a_failure(simulator):
+    code = f"import simulator\ns = simulator.load()\ns.fail('cuInit', 999)\n{CALL}{CALL}"
+    assert in_a_new_process(code).splitlines()[-1] == "1"
+
+
+def test_the_device_is_described(cuda):
+    assert _native.cuda_driver_version() == 13000
+    assert _native.cuda_device_count() == 1
+    [(name, memory_bytes)] = _native.cuda_devices()
+    assert name
+    assert memory_bytes > 0
+
+
+def test_a_device_that_does_not_exist_is_refused(cuda):
+    with pytest.raises(BackendUnavailable, match=r"cuda:3 does not exist: there are 1 devices"):
+        _native.DiscoveryPool(3, 1)
+
+
+# ---- addresses for discovery --------------------------------------------------------------------
+
+
+def test_allocations_lie_apart_and_share_one_chunk(cuda):
+    before = cuda.simulator.physical_bytes
+    pool = _native.DiscoveryPool(0, 7)
+    sizes = [0, 1, 512, 3 * MEGABYTE, 10 * MEGABYTE]
+    places = [(pool.allocate(size), size) for size in sizes]
+    assert cuda.simulator.physical_bytes - before == GRANULARITY
+    for (address, size), (following, _) in zip(places, places[1:], strict=False):
+        assert following - (address + size) >= MEGABYTE
+    for address, size in places:
+        assert address % 512 == 0
+        assert cuda.simulator.is_accessible(address, max(size, 1))
+        assert not cuda.simulator.is_accessible(address - GRANULARITY, 1)
+    del pool
+    assert cuda.simulator.physical_bytes == before
+    assert cuda.simulator.live("mapping") == 0
+    assert cuda.simulator.live("reservation") == 0
+
+
+def test_all_addresses_show_the_same_bytes(cuda):
+    pool = _native.DiscoveryPool(0, 7)
+    one, other = pool.allocate(64), pool.allocate(2 * GRANULARITY)
+    ctypes.memmove(one, b"seen from both", 14)
+    first_chunk = other - other % GRANULARITY
+    assert ctypes.string_at(first_chunk + one % GRANULARITY, 14) == b"seen from both"
+
+
+def test_seeds_move_addresses_and_distances(cuda):
+    pools = [_native.DiscoveryPool(0, seed) for seed in (1, 2, 3)]
+    layouts = [[pool.allocate(4096) for _ in range(20)] for pool in pools]
+    for index in range(20):
+        assert len({layout[index] for layout in layouts}) == 3
+    for first in range(20):
+        for second in range(first + 1, 20):
+            assert len({layout[second] - layout[first] for layout in layouts}) == 3
+
+
+def test_a_rewound_pool_gives_the_same_addresses(cuda):
+    pool = _native.DiscoveryPool(0, 1)
+    sizes = [100, 5 * MEGABYTE, 8]
+    first = [pool.allocate(size) for size in sizes]
+    pool.free(first[1])
+    pool.rewind()
+    assert pool.events() == []
+    assert [pool.allocate(size) for size in sizes] == first
+
+
+def test_events_are_kept_in_order(cuda):
+    pool = _native.DiscoveryPool(0, 1)
+    one = pool.allocate(100)
+    other = pool.allocate(200)
+    pool.free(one)
+    pool.free(12345)  # not of this pool
+    assert pool.events() == [
+        ("allocate", one, 100),
+        ("allocate", other, 200),
+        ("free", one, 100),
+    ]
+
+
+def test_a_freed_address_is_not_given_again(cuda):
+    pool = _native.DiscoveryPool(0, 1)
+    addresses = []
+    for _ in range(50):
+        addresses.append(pool.allocate(1000))
+        pool.free(addresses[-1])
+    assert len(set(addresses)) == 50
+
+
+def test_an_allocation_does_not_disturb_a_capture(cuda):
+    pool = _native.DiscoveryPool(0, 1)
+    stream = cuda.stream()
+    with cuda.capture(stream) as graph:
+        address = pool.allocate(100)
+        cuda.fill(address, 0, 100, 1, stream)
+    assert len(graph.nodes) == 1
+
+
+@pytest.fixture
+def pool_functions():
+    library = ctypes.CDLL(_native.__file__)
+    allocate, free = library.offload_cuda_pool_malloc, library.offload_cuda_pool_free
+    allocate.restype = ctypes.c_void_p
+    allocate.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    free.restype = None
+    free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    yield allocate, free
+    _native.DiscoveryPool.set_current(None)
+
+
+def test_the_functions_for_torch_use_the_current_pool(cuda, pool_functions):
+    allocate, free = pool_functions
+    pool = _native.DiscoveryPool(0, 1)
+    assert allocate(100, 0, None) is None
+    _native.DiscoveryPool.set_current(pool)
+    address = allocate(100, 0, None)
+    free(address, 100, 0, None)
+    assert pool.events() == [("allocate", address, 100), ("free", address, 100)]
+    _native.DiscoveryPool.set_current(None)
+    free(address, 100, 0, None)
+    assert len(pool.events()) == 2
+
+
+def test_the_functions_for_torch_keep_their_error(cuda, pool_functions):
+    allocate, _ = pool_functions
+    pool = _native.DiscoveryPool(0, 1)
+    _native.DiscoveryPool.set_current(pool)
+    assert pool.error is None
+    cuda.simulator.fail("cuMemMap", 2)
+    assert allocate(100, 0, None) is None
+    assert "mapping device memory" in pool.error
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in pool.error
+
+
+# ---- the arena ----------------------------------------------------------------------------------
+
+
+def test_physical_memory_is_that_of_the_largest_mapping(cuda):
+    before = cuda.simulator.physical_bytes
+    arena = _native.CudaArena(0)
+    mappings = [arena.map(size * MEGABYTE) for size in (3, 9, 1, 9, 8)]
+    assert arena.size_bytes == 10 * MEGABYTE
+    assert cuda.simulator.physical_bytes - before == arena.size_bytes
+    assert len({mapping.address for mapping in mappings}) == 5
+    assert [mapping.size_bytes // MEGABYTE for mapping in mappings] == [3, 9, 1, 9, 8]
+    del arena, mappings
+    assert cuda.simulator.physical_bytes == before
+    assert cuda.simulator.live("reservation") == 0
+
+
+def test_mappings_show_the_same_bytes(cuda):
+    arena = _native.CudaArena(0)
+    small, large = arena.map(3 * MEGABYTE), arena.map(9 * MEGABYTE)
+    ctypes.memmove(large.address + 3 * MEGABYTE - 4, b"last", 4)
+    assert ctypes.string_at(small.address + 3 * MEGABYTE - 4, 4) == b"last"
+
+
+def test_an_empty_mapping_takes_no_memory(cuda):
+    arena = _native.CudaArena(0)
+    assert arena.map(0).address == 0
+    assert arena.size_bytes == 0
+
+
+def test_a_mapping_that_fails_leaves_nothing(cuda):
+    arena = _native.CudaArena(0)
+    kept = arena.map(2 * MEGABYTE)
+    before = cuda.simulator.physical_bytes, cuda.simulator.live("reservation")
+    cuda.simulator.set_memory_limit(8 * MEGABYTE)
+    with pytest.raises(ExecutionError, match=r"allocating device memory, 10485760 bytes.*OUT_OF"):
+        arena.map(12 * MEGABYTE)
+    for function in ("cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"):
+        cuda.simulator.fail(function, 2)
+        with pytest.raises(ExecutionError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+            arena.map(4 * MEGABYTE)
+    assert (cuda.simulator.physical_bytes, cuda.simulator.live("reservation")) == before
+    assert arena.size_bytes == kept.size_bytes

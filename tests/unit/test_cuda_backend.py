@@ -1,0 +1,90 @@
+"""The CUDA backend where there is no device: what it refuses and why."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import offload
+from offload.backends import backend_names, find_backend
+from offload.backends.cuda import CudaBackend
+from offload.backends.cuda import backend as cuda_backend
+from offload.errors import BackendUnavailable, CaptureError
+from offload.program import Symbol
+
+without_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
+
+
+def recorded(**changes: object) -> offload.program.Program:
+    """A Program of one launch, recorded on the CPU, with changes to that launch."""
+    program = offload.capture(torch.sin, torch.ones(3)).program
+    (launch,) = program.launches
+    return dataclasses.replace(
+        program, device="cuda", launches=(dataclasses.replace(launch, **changes),)
+    )
+
+
+def prepare(program: offload.program.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a device were there: a refusal comes before anything is captured."""
+    monkeypatch.setattr(CudaBackend, "machine", lambda self: None)
+    CudaBackend(object()).prepare(program)
+
+
+@without_cuda
+def test_what_is_missing_is_named():
+    assert "cuda" in backend_names()
+    with pytest.raises(BackendUnavailable, match=r"torch .* is built without CUDA"):
+        find_backend("cuda").machine()
+
+
+@without_cuda
+def test_everything_that_is_missing_is_named_at_once(monkeypatch):
+    def none() -> int:
+        raise BackendUnavailable("libcuda.so.1 is not there")
+
+    def no_bindings() -> None:
+        raise BackendUnavailable("pip install 'offload[cuda]'")
+
+    monkeypatch.setattr(cuda_backend._native, "cuda_driver_version", none)
+    monkeypatch.setattr(cuda_backend, "driver_bindings", no_bindings)
+    with pytest.raises(BackendUnavailable) as raised:
+        find_backend("cuda").machine()
+    assert str(raised.value).split("; ")[:2] == [
+        "libcuda.so.1 is not there",
+        "pip install 'offload[cuda]'",
+    ]
+    assert "built without CUDA" in str(raised.value)
+
+
+def test_programs_of_another_device_are_not_loaded():
+    captured = offload.capture(torch.sin, torch.ones(3))
+    with pytest.raises(BackendUnavailable, match="recorded on cpu"):
+        captured.load("cuda")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"guard": 3}, "is read on the host"),
+        ({"guards_shape": True}, "has shapes that depend on it"),
+        ({"random": True}, "draws random numbers"),
+        ({"arguments": (Symbol("device", "cpu"),)}, "makes a tensor on cpu"),
+    ],
+)
+def test_launches_that_a_graph_cannot_hold_are_refused_with_their_line(
+    changes, message, monkeypatch
+):
+    with pytest.raises(CaptureError, match=message) as raised:
+        prepare(recorded(**changes, source="net.py:7"), monkeypatch)
+    assert str(raised.value).startswith("net.py:7: ")
+    assert "aten::sin" in str(raised.value)
+
+
+def test_verify_is_a_keyword_of_load_that_the_cpu_accepts():
+    captured = offload.capture(torch.sin, torch.ones(3))
+    x = torch.randn(3)
+    for verify in (True, False):
+        with captured.load(verify=verify) as run:
+            assert torch.equal(run(x), x.sin())

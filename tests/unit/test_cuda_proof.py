@@ -1,0 +1,212 @@
+"""The proof at load, on a resident written in Python whose memory is the host's."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from offload.backends.cuda.proof import Placed, apart, prove
+from offload.errors import CaptureError
+from offload.machine import CostTable, Machine
+from offload.passes import place_values
+from offload.plan import Lifetime, Place, Plan
+from offload.program import Launch, Overlap, Program, Result, Role, TensorView, Value
+from offload.structure import Structure
+
+IN, ACT, OUT, WEIGHT = Role.INPUT, Role.ACTIVATION, Role.OUTPUT, Role.WEIGHT
+MACHINE = Machine("cuda", "test", 0, 256, CostTable())
+N_BYTES = 64
+
+
+class HostMemory:
+    def __init__(self) -> None:
+        self.blocks: dict[int, object] = {}
+
+    def allocate(self, size_bytes: int) -> int:
+        block = ctypes.create_string_buffer(max(size_bytes, 1))
+        self.blocks[ctypes.addressof(block)] = block
+        return ctypes.addressof(block)
+
+    def free(self, address: int) -> None:
+        del self.blocks[address]
+
+    def fill(self, address: int, size_bytes: int) -> None:
+        ctypes.memset(address, 0, size_bytes)
+
+    def write(self, address: int, content: bytes) -> None:
+        ctypes.memmove(address, content, len(content))
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        return ctypes.string_at(address, size_bytes)
+
+    def copy(self, destination: int, source: int, size_bytes: int) -> None:
+        ctypes.memmove(destination, source, size_bytes)
+
+
+class MixingResident:
+    """Each node mixes its sources and its number byte by byte into its destination.
+
+    `frozen` words keep the first address that they are given.
+    """
+
+    def __init__(self, nodes: Sequence[tuple[Sequence[int], int]], frozen: Sequence[int] = ()):
+        self.nodes = nodes
+        self.frozen = frozen
+        self.words: dict[int, int] = {}
+        self.n_executions = 0
+
+    def patch(self, patches: list[tuple[int, int]]) -> None:
+        for word, address in patches:
+            if word not in self.frozen or word not in self.words:
+                self.words[word] = address
+
+    def execute(self) -> None:
+        for number, (sources, destination) in enumerate(self.nodes):
+            mixed = [number + 1] * N_BYTES
+            for source in sources:
+                content = ctypes.string_at(self.words[source], N_BYTES)
+                mixed = [(3 * one + other) % 256 for one, other in zip(mixed, content, strict=True)]
+            ctypes.memmove(self.words[destination], bytes(mixed), N_BYTES)
+        self.n_executions += 1
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def make_program(roles: Sequence[Role], dtype: str = "float32", **changes: object) -> Program:
+    items = {"float32": 16, "int64": 8}[dtype]
+    values = tuple(
+        Value(index, role, (items,), (1,), dtype, N_BYTES, f"{role}{index}")
+        for index, role in enumerate(roles)
+    )
+    views = [TensorView(one.index, 0, one.shape, one.strides, dtype) for one in values]
+    launches = tuple(
+        Launch(index, "sim::xor", (), (), (one.index,), (one.index,), False, None, False, "")
+        for index, one in enumerate(values)
+        if one.role is not IN
+    )
+    fields = {
+        "device": "cuda",
+        "values": values,
+        "launches": launches,
+        "inputs": tuple(views[one.index] for one in values if one.role is IN),
+        "results": tuple(Result(views[one.index]) for one in values if one.role is OUT),
+        "arguments_structure": Structure("tuple"),
+        "result_structure": Structure("tuple"),
+    }
+    return Program(**{**fields, **changes})
+
+
+# input 0 -> activation 1 -> activation 2 -> output 3, which reads activation 1 as well
+ROLES = (IN, ACT, ACT, OUT)
+WORDS = (0, 1, 1, 2, 1, 2, 3)  # the Value of each word
+NODES = (((0,), 1), ((2,), 3), ((4, 5), 6))
+LIFETIMES = (Lifetime(0, 3), Lifetime(0, 3), Lifetime(1, 3), Lifetime(0, 3))
+
+
+def placed(program: Program, plan: Plan, resident: MixingResident, words=WORDS) -> Placed:
+    relocations = [
+        (word, plan.places[value].slot, plan.places[value].offset_bytes)
+        for word, value in enumerate(words)
+    ]
+    return Placed(plan, resident, relocations)
+
+
+def run_proof(
+    program: Program, loaded: MixingResident, lifetimes=LIFETIMES, words=WORDS, plan=None
+) -> HostMemory:
+    plan = plan or place_values(program, MACHINE, lifetimes=lifetimes)
+    unshared = apart(program, plan)
+    memory = HostMemory()
+    prove(
+        program,
+        placed(program, plan, loaded, words),
+        placed(program, unshared, MixingResident(loaded.nodes), words),
+        memory,
+    )
+    return memory
+
+
+def test_a_resident_that_follows_its_words_is_proved_and_leaves_no_memory():
+    resident = MixingResident(NODES)
+    memory = run_proof(make_program(ROLES), resident)
+    assert resident.n_executions == 2
+    assert memory.blocks == {}
+
+
+def test_the_plan_apart_shares_nothing():
+    program = make_program(ROLES)
+    plan = place_values(program, MACHINE, lifetimes=[Lifetime(0, 1), Lifetime(0, 1)] * 2)
+    shared = apart(program, plan)
+    assert [place.offset_bytes for place in shared.places] == [0, 0, 256, 0]
+    assert shared.feature_map_bytes == shared.feature_map.size_bytes == 512
+
+
+@pytest.mark.parametrize("word", [0, 4, 5])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_a_word_that_reads_at_its_old_address_is_found(word, dtype):
+    with pytest.raises(CaptureError, match=r"another result at other addresses: output3"):
+        run_proof(make_program(ROLES, dtype), MixingResident(NODES, frozen=[word]))
+
+
+@pytest.mark.parametrize("word", [1, 3, 6])
+def test_a_word_that_writes_at_its_old_address_is_found(word):
+    with pytest.raises(CaptureError, match=r"another result|old addresses"):
+        run_proof(make_program(ROLES), MixingResident(NODES, frozen=[word]))
+
+
+def test_writing_to_an_old_address_is_found_where_the_result_is_right():
+    also = (*NODES, ((4,), 7))  # a second store of what nobody reads
+    words = (*WORDS, 2)
+    with pytest.raises(CaptureError, match=r"old addresses, in feature map .*from byte"):
+        run_proof(make_program(ROLES), MixingResident(also, frozen=[7]), words=words)
+
+
+def test_lifetimes_that_are_too_short_are_found():
+    short = (Lifetime(0, 3), Lifetime(0, 1), Lifetime(1, 3), Lifetime(0, 3))
+    with pytest.raises(CaptureError, match="another result"):
+        run_proof(make_program(ROLES), MixingResident(NODES), lifetimes=short)
+
+
+def test_what_is_written_is_a_copy():
+    """An input and a weight that are written are compared too, and stay as they are."""
+    weight = torch.arange(16.0)
+    before = weight.clone()
+    roles = (IN, WEIGHT, ACT, OUT)
+    nodes = (((0, 1), 2), ((3,), 4), ((5,), 6), ((7,), 8))
+    words = (0, 1, 2, 2, 1, 1, 3, 1, 0)  # act of in and weight; then weight, out and in are written
+    program = make_program(roles, weights={1: (weight,)})
+    run_proof(program, MixingResident(nodes), words=words)
+    assert torch.equal(weight, before)
+    with pytest.raises(CaptureError, match=r"weight1|input0|output3"):
+        run_proof(program, MixingResident(nodes, frozen=[4]), words=words)
+    assert torch.equal(weight, before)
+
+
+def test_inputs_that_overlap_are_placed_as_they_were():
+    roles = (IN, IN, OUT)
+    program = make_program(roles, overlaps=(Overlap(0, 1, -16),))
+    seen: list[int] = []
+
+    class Watching(MixingResident):
+        def execute(self) -> None:
+            seen.append(self.words[1] - self.words[0])
+            super().execute()
+
+    run_proof(program, Watching((((0, 1), 2),)), lifetimes=(Lifetime(0, 1),) * 3, words=(0, 1, 2))
+    assert seen == [-16, -16]
+
+
+def test_a_plan_in_which_a_value_has_no_place_is_fine():
+    program = make_program((*ROLES, ACT))
+    plan = place_values(program, MACHINE, lifetimes=(*LIFETIMES, Lifetime(0, 0)))
+    assert plan.places[4] is None
+    assert run_proof(program, MixingResident(NODES), plan=plan).blocks == {}
+    assert dataclasses.replace(plan).places[1] == Place(plan.feature_map.index, 0)
