@@ -29,12 +29,12 @@ def halves(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("kilobytes", KILOBYTES)
 def test_copying(benchmark: Any, record: Callable[[Case], None], kilobytes: int) -> None:
-    x, y = torch.randn(2, kilobytes * 250)
+    x, y = torch.randn(2, kilobytes * 250, device="cuda")
     with offload.capture(halves) as captured:
         expected = captured(x, y)
     run = captured.load()
     sets = [(x.clone(), y.clone()) for _ in range(2)]
-    outs = [torch.empty(8) for _ in sets]
+    outs = [torch.empty(8, device="cuda") for _ in sets]
     peers, absent = prepare(halves, (x, y), expected)
     ours = alternating(run, sets, out=outs)
     torch.testing.assert_close(ours(), expected)

@@ -47,7 +47,7 @@ def bare_launch(
 
 @pytest.mark.parametrize("n_launches", LAUNCHES)
 def test_launch(benchmark: Any, record: Callable[[Case], None], n_launches: int) -> None:
-    model, x = sines(n_launches), torch.randn(1024)
+    model, x = sines(n_launches), torch.randn(1024, device="cuda")
     with offload.capture(model) as captured:
         expected = captured(x)
     run = captured.load()

@@ -31,8 +31,8 @@ def as_figure(n_bytes: int) -> Figure:
 
 def test_batch_sizes(benchmark: Any, record: Callable[[Case], None]) -> None:
     layers = [part for _ in range(8) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
-    model = nn.Sequential(*layers).eval()
-    inputs = {batch: torch.randn(batch, WIDTH) for batch in BATCHES}
+    model = nn.Sequential(*layers).cuda().eval()
+    inputs = {batch: torch.randn(batch, WIDTH, device="cuda") for batch in BATCHES}
     captured = {}
     for batch, x in inputs.items():
         captured[batch] = offload.capture(model, x)

@@ -22,10 +22,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(autouse=True)
 def device() -> Iterator[None]:
-    """Inference on the GPU; tensors made without a device are on it."""
+    """Inference on the GPU."""
     if not torch.cuda.is_available():
         pytest.skip(f"torch {torch.__version__} finds no CUDA device")
-    with torch.device("cuda"), torch.no_grad():
+    with torch.no_grad():
         torch.cuda.manual_seed_all(0)
         yield
     torch.cuda.synchronize()

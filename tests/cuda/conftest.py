@@ -25,11 +25,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def device() -> Iterator[torch.device]:
-    """The GPU; tensors made without a device are on it, and inference records no gradients."""
+    """The GPU, for inference."""
     if missing := _missing():
         pytest.skip(missing)
     torch.cuda.synchronize()  # a fault of the test before is its own
-    with torch.device("cuda"), torch.no_grad():
+    with torch.no_grad():
         torch.cuda.manual_seed_all(0)
         yield torch.device("cuda", torch.cuda.current_device())
         torch.cuda.synchronize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,12 @@ from torch.utils._pytree import tree_leaves
 import offload
 
 N_REPLAYS = 3
+
+# On the GPU, without a default device: that is a mode of torch's, and a model's call has none.
+empty, full, ones, randint, randn, zeros = (
+    functools.partial(function, device="cuda")
+    for function in (torch.empty, torch.full, torch.ones, torch.randint, torch.randn, torch.zeros)
+)
 
 # Algorithms of cuBLAS and cuDNN are chosen by alignment and workspace too, so that eager and a
 # replay differ in the last bits; a stale or mixed-up address gives other values altogether.

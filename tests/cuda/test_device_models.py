@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from on_device import assert_close, replay_at_new_addresses
+from on_device import assert_close, randint, randn, replay_at_new_addresses
 from torch import nn
 
 import offload
@@ -15,14 +15,14 @@ N_ROWS, N_TOKENS, VOCABULARY = 2, 48, 512
 def normal(*shape, dtype=torch.float32):
     def make(turn):
         generator = torch.Generator("cuda").manual_seed(turn)
-        return {"x": torch.randn(*shape, generator=generator).to(dtype)}
+        return {"x": randn(*shape, generator=generator).to(dtype)}
 
     return make
 
 
 def tokens(turn):
     generator = torch.Generator("cuda").manual_seed(turn)
-    return {"input_ids": torch.randint(2, VOCABULARY, (N_ROWS, N_TOKENS), generator=generator)}
+    return {"input_ids": randint(2, VOCABULARY, (N_ROWS, N_TOKENS), generator=generator)}
 
 
 class Named(nn.Module):
@@ -40,7 +40,7 @@ class Named(nn.Module):
 @pytest.mark.parametrize("width", [64, 256, 1024])
 def test_mlp(width, dtype):
     layers = [part for _ in range(6) for part in (nn.Linear(width, width), nn.GELU())]
-    model = Named(nn.Sequential(*layers)).to(dtype).eval()
+    model = Named(nn.Sequential(*layers)).cuda().to(dtype).eval()
     run = replay_at_new_addresses(model, normal(16, width, dtype=dtype))
     assert len(run.program.launches) == 12
 
@@ -48,13 +48,15 @@ def test_mlp(width, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_transformer_encoder(dtype):
     layer = nn.TransformerEncoderLayer(128, 8, 256, dropout=0.0, batch_first=True)
-    model = Named(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)).to(dtype).eval()
+    model = (
+        Named(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)).cuda().to(dtype).eval()
+    )
     replay_at_new_addresses(model, normal(2, 32, 128, dtype=dtype))
 
 
 def test_transformer_decoder():
     layer = nn.TransformerDecoderLayer(128, 8, 256, dropout=0.0, batch_first=True)
-    model = nn.TransformerDecoder(layer, 2).eval()
+    model = nn.TransformerDecoder(layer, 2).cuda().eval()
 
     def make(turn):
         return {"tgt": normal(2, 16, 128)(turn)["x"], "memory": normal(2, 32, 128)(turn)["x"]}
@@ -101,7 +103,7 @@ def test_transformers(family, dtype):
 
 def test_convolutions_in_channels_last():
     layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AvgPool2d(2)]
-    model = Named(nn.Sequential(*layers, nn.Conv2d(16, 8, 1))).eval()
+    model = Named(nn.Sequential(*layers, nn.Conv2d(16, 8, 1))).cuda().eval()
 
     def make(turn):
         x = normal(2, 3, 32, 32)(turn)["x"]
@@ -145,6 +147,6 @@ def test_raw_triton_kernel_in_place():
 
 
 def test_compiled_model():
-    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).eval()
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).cuda().eval()
     compiled = torch.compile(Named(model))
     assert_right_or_refused(compiled, normal(8, 64))

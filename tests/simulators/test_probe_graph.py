@@ -79,5 +79,5 @@ def test_copy_and_memset_nodes_move(simulator):
 
 
 def test_a_refusal_of_the_driver_is_told(captured):
-    with pytest.raises(ProbeFailed, match="cuGraphGetNodes: .* "):
+    with pytest.raises(ProbeFailed, match=r"cuGraphGetNodes: .* "):
         driver_call(probe_graph.driver.cuGraphGetNodes, probe_graph.driver.CUgraph(0), 0)
