@@ -9,10 +9,13 @@ import weakref
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import offload
 from offload import api
 from offload.errors import BindingError, CaptureError, ExecutionError
+from offload.explain import explain
 from offload.program import Role, TensorView
 from offload.timeline import Scheduling
 
@@ -158,6 +161,11 @@ def test_launch_reports_and_host_scheduling(device):
     x = on_device(torch.randn(N))
     assert torch.equal(result(run, x), (x * 2 + x) * 3)
     assert run._loaded.resident.n_graph_launches == 0
+
+
+def test_explain_says_that_launches_are_nodes_of_a_graph(device):
+    run = device.load(*chain(device))
+    assert "3 run as nodes of one graph on the device" in explain(run)
 
 
 def test_without_verifying_nothing_is_executed(device):
@@ -310,6 +318,73 @@ def test_inputs_that_are_less_aligned_are_copied(device):
     x = whole[1:]
     assert torch.equal(result(run, x), (x * 2 + x) * 3)
     assert run.last_execution.bytes_copied == 4 * N
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[tuple[int, int, bool]]:
+    """For each launch two Values that exist before it, and whether another stream runs it."""
+    return [
+        (draw(st.integers(0, made)), draw(st.integers(0, made)), draw(st.booleans()))
+        for made in range(draw(st.integers(1, 9)))
+    ]
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(programs())
+def test_random_programs_on_two_streams_compute_what_they_say(device, launches):
+    """Value n + 1 is made by launch n of two earlier ones; the last is the output.
+
+    The simulated device runs nodes that are ready last-added first, so that Values which share
+    memory without an order between them come out wrong.
+    """
+    n_values = len(launches) + 1
+    roles = [(IN, N), *[(ACT, N)] * (n_values - 2), (OUT, N)]
+    touches = [(f"{one}{other}", str(made + 1)) for made, (one, other, _) in enumerate(launches)]
+
+    def step_of(made: int):
+        one, other, is_aside = launches[made]
+
+        def step(at):
+            if not hasattr(at, "side"):
+                at.side = call("cuStreamCreate", 1)
+                at.lanes, at.done = {}, {}
+                begin(at)
+            lane = at.side if is_aside else at.stream
+            for source in {one, other} & set(at.done):
+                if at.lanes[source] != is_aside:
+                    call("cuStreamWaitEvent", lane, at.done[source], 0)
+            block = at.scratch(4 * N)
+            at.launch(device.add, words(at.at[one]), words(at.at[other]), words(block), stream=lane)
+            at.launch(
+                device.scale, words(block), words(at.at[made + 1]), struct.pack("<f", 0.5),
+                stream=lane,
+            )  # fmt: skip
+            at.lanes[made + 1] = is_aside
+            at.done[made + 1] = call("cuEventCreate", 2)
+            call("cuEventRecord", at.done[made + 1], lane)
+            if made == len(launches) - 1:
+                event = call("cuEventCreate", 2)
+                call("cuEventRecord", event, at.side)
+                call("cuStreamWaitEvent", at.stream, event, 0)
+
+        return step
+
+    def begin(at):
+        event = call("cuEventCreate", 2)
+        call("cuEventRecord", event, at.stream)
+        call("cuStreamWaitEvent", at.side, event, 0)
+
+    with device.load(
+        make_program(roles, touches), [step_of(made) for made in range(len(launches))]
+    ) as run:
+        for _ in range(2):
+            x = on_device(torch.randn(N))
+            values = [x]
+            for one, other, _ in launches:
+                values.append((values[one] + values[other]) * 0.5)
+            assert torch.equal(result(run, x), values[-1])
 
 
 @pytest.mark.parametrize(

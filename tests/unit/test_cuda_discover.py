@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.backends.cuda.capture import Allocation, GraphCapture, OwnedRange
-from offload.backends.cuda.discover import CapturesDiffer, Noise, Word, discover
+from offload.backends.cuda.discover import discover
 from offload.backends.cuda.graph import GraphNode, NodeKind
+from offload.backends.cuda.words import CapturesDiffer, Noise, Word
 from offload.errors import CaptureError
 
 MIB = 1 << 20

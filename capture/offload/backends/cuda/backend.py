@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import weakref
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -12,11 +12,13 @@ import torch
 from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.backends.cuda.capture import Capturer, GraphCapture
-from offload.backends.cuda.discover import CapturesDiffer, Discovery, discover
+from offload.backends.cuda.discover import discover
 from offload.backends.cuda.graph import driver_bindings, is_device_address
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
+from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
+from offload.backends.cuda.words import CapturesDiffer, Discovery
 from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, check_plan
@@ -101,7 +103,7 @@ class CudaBackend:
         self.machine()
         for launch in program.launches:
             _refuse(launch)
-        capturer = self._capturer or _torch_capturer()
+        capturer = self._capturer or TorchCapturer()
         names = [f"{launch.operator} at {launch.source}" for launch in program.launches]
         for attempt in range(_MAXIMUM_TRIES):
             captured, again, *others = _capture(program, capturer, 3 * attempt)
@@ -128,8 +130,8 @@ class CudaBackend:
             ExecutionError: the driver failed; memory that ran out is said in bytes.
         """
         check_plan(prepared.program, plan)
-        _check_weights(prepared.program)
         captured: _Captured = prepared.state
+        _check_weights(prepared.program, {word.value for word in captured.discovery.words})
         arena = _arena(captured.device)
         resident = _resident(captured, prepared.program, plan, arena, plan.feature_map_bytes)
         reports = tuple(LaunchReport("graph", 0) for _ in prepared.program.launches)
@@ -203,26 +205,19 @@ def _refuse(launch: Launch) -> None:
             )
 
 
-def _check_weights(program: Program) -> None:
-    """Refuse weights that are less aligned than they were captured.
+def _check_weights(program: Program, named: Set[int]) -> None:
+    """Refuse weights that words name and that are less aligned than they were captured.
 
     Raises:
         BindingError: a storage's address is no multiple of the alignment.
     """
     for index, holders in program.weights.items():
         address = holders[0].untyped_storage().data_ptr()
-        if address % ALIGNMENT_BYTES:
+        if index in named and address % ALIGNMENT_BYTES:
             raise BindingError(
                 f"{program.values[index].name}: its memory begins at 0x{address:x}, and kernels "
                 f"are chosen for multiples of {ALIGNMENT_BYTES} bytes: give it a clone()"
             )
-
-
-def _torch_capturer() -> Capturer:
-    # Loaded when it is used: it needs a torch that is built with CUDA.
-    module = importlib.import_module("offload.backends.cuda.torch_capture")
-    capturer: Capturer = module.TorchCapturer()
-    return capturer
 
 
 def _device_of(program: Program) -> int:

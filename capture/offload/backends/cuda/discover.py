@@ -7,11 +7,11 @@ that a copy reads. Pure data: nothing here needs a device.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from offload.backends.cuda.capture import GraphCapture, OwnedRange
+from offload.backends.cuda.words import CapturesDiffer, Discovery, Noise, OwnedConstant, Word
 from offload.errors import CaptureError
 
 WORD_BYTES = 8
@@ -20,82 +20,8 @@ GUARD_BYTES = 1 << 20
 """An allocation owns the addresses so far around it: the discovery pool leaves at least so many
 bytes free on both sides."""
 
-# Equal stretches of differing arguments are skipped by so many bytes at once.
-_BLOCK_BYTES = 256
 # What may be a device's address at all; beyond are numbers, floats and pairs of them.
 _LEAST_ADDRESS, _MOST_ADDRESS = 1 << 16, 1 << 57
-
-
-class CapturesDiffer(Exception):
-    """Captures of one Program are not the same graph; capturing again may help.
-
-    Attributes:
-        where: the node at which they part.
-    """
-
-    def __init__(self, where: str, what: str) -> None:
-        super().__init__(f"{where}: {what}")
-        self.where = where
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Word:
-    """A word that holds an address: that of a Value, plus an offset.
-
-    Attributes:
-        node, part, offset_bytes: where it stands in the graph.
-        value: index of the Value; those beyond the Program's own are scratch.
-        value_offset_bytes: may lie outside the Value: some kernels are given such addresses.
-    """
-
-    node: int
-    part: int
-    offset_bytes: int
-    value: int
-    value_offset_bytes: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Noise:
-    """Bytes that nobody initialised: they differ between captures in one layout.
-
-    Attributes:
-        node, part, offset_bytes: where the word (or what is left of one) stands.
-        mask: 0xff for each byte that differs.
-    """
-
-    node: int
-    part: int
-    offset_bytes: int
-    mask: bytes
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class OwnedConstant:
-    """A word with an address outside the pool, that stays as it is, and who keeps that memory."""
-
-    node: int
-    part: int
-    offset_bytes: int
-    address: int
-    owner: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Discovery:
-    """What the words of the first capture's graph are; those not listed are plain constants.
-
-    Attributes:
-        words: that hold addresses, by node, part and offset.
-        noise: that mean nothing.
-        constants: that hold addresses which never change.
-        scratch_bytes: sizes of the scratch Values that words name, which follow the Program's own.
-    """
-
-    words: tuple[Word, ...]
-    noise: tuple[Noise, ...]
-    constants: tuple[OwnedConstant, ...]
-    scratch_bytes: tuple[int, ...]
 
 
 def discover(
@@ -166,14 +92,14 @@ class _Layout:
         self._order = order
         self._starts = [address for address, _, _ in order]
 
-    def candidates(self, address: int) -> set[tuple[int, int]]:
-        """Each (allocation, offset) that the address can mean."""
+    def candidates(self, address: int) -> list[tuple[int, int]]:
+        """Each (allocation, offset) that the address can mean: of the two that are nearest."""
         place = bisect.bisect_right(self._starts, address)
-        found = set()
-        for start, size_bytes, index in self._order[max(0, place - 1) : place + 1]:
-            if start - GUARD_BYTES <= address <= start + size_bytes + GUARD_BYTES:
-                found.add((index, address - start))
-        return found
+        return [
+            (index, address - start)
+            for start, size_bytes, index in self._order[max(0, place - 1) : place + 1]
+            if start - GUARD_BYTES <= address <= start + size_bytes + GUARD_BYTES
+        ]
 
 
 class _Owned:
@@ -202,6 +128,9 @@ class _Search:
         self._nodes = captures[0].nodes
         first, _, second, third = captures
         self._layouts = [_Layout(capture) for capture in (first, second, third)]
+        self._addresses = [
+            [one.address for one in capture.allocations] for capture in (second, third)
+        ]
         self._owned = [_Owned(capture.owned) for capture in captures]
         self._equal: list[tuple[int, int, bytes]] = []  # parts in which nothing differs
         self._single: list[tuple[int, int, int, int]] = []  # constant words of the other parts
@@ -255,50 +184,47 @@ class _Search:
                     self._read_part(node, part, contents)
 
     def _read_part(self, node: int, part: int, contents: list[bytes]) -> None:
-        first = contents[0]
-        for block in range(0, len(first), _BLOCK_BYTES):
-            end = min(block + _BLOCK_BYTES, len(first))
-            piece = first[block:end]
-            differs = any(other[block:end] != piece for other in contents)
-            for offset in range(block, end, WORD_BYTES):
-                words = [content[offset : min(offset + WORD_BYTES, end)] for content in contents]
-                if differs and any(word != words[0] for word in words):
-                    self._read_word(node, part, offset, contents, words)
-                elif len(words[0]) == WORD_BYTES:
-                    self._single.append((node, part, offset, _number(words[0])))
-
-    def _read_word(
-        self, node: int, part: int, offset: int, contents: list[bytes], words: list[bytes]
-    ) -> None:
-        """Name a word that is not the same in all captures."""
-        first, again, second, third = words
-        is_whole = len(first) == WORD_BYTES
-        if is_whole and (kept := self._owner_of(words)):
-            self._kept.append(OwnedConstant(node, part, offset, _number(first), kept))
-            return
-        if first == again and is_whole:
-            meanings = self._meanings([first, second, third])
+        columns = zip(*map(_words_of, contents), strict=True)
+        for index, (first, again, second, third) in enumerate(columns):
+            offset = index * WORD_BYTES
+            if first == again == second == third:
+                if _LEAST_ADDRESS <= first < _MOST_ADDRESS:
+                    self._single.append((node, part, offset, first))
+                continue
+            meanings = self._meanings(first, second, third) if first == again else ()
             if meanings:
                 self.found.append((node, part, offset, *self._nearest(node, offset, meanings)))
-                return
+            else:
+                self._read_other(node, part, offset, contents)
+        rest = len(contents[0]) // WORD_BYTES * WORD_BYTES
+        if any(content[rest:] != contents[0][rest:] for content in contents):
+            self._read_other(node, part, rest, contents)
+
+    def _read_other(self, node: int, part: int, offset: int, contents: list[bytes]) -> None:
+        """Name a word that differs and is no address in the pool, or what is left of one."""
+        words = [content[offset : offset + WORD_BYTES] for content in contents]
+        first, again = words[:2]
+        owner = self._owner_of(words) if len(first) == WORD_BYTES else ""
+        if owner:
+            self._kept.append(OwnedConstant(node, part, offset, _number(first), owner))
+            return
         mask = bytes(0xFF * (one != other) for one, other in zip(first, again, strict=True))
-        elsewhere = {_masked(word, mask) for word in words}
-        if len(elsewhere) > 1:
+        if len({_masked(word, mask) for word in words}) > 1:
             self._refuse_unaligned(node, offset, contents)
         if first == again:
             self._refuse(node, part, offset, "is no address of an allocation in all of them", words)
         self.noise.append(Noise(node, part, offset, mask))
 
-    def _meanings(self, words: Sequence[bytes]) -> set[tuple[int, int]]:
-        """What explains a word in every layout."""
-        return set.intersection(
-            *(
-                layout.candidates(_number(word))
-                for layout, word in zip(self._layouts, words, strict=True)
-            )
-        )
+    def _meanings(self, first: int, second: int, third: int) -> list[tuple[int, int]]:
+        """Each (allocation, offset) that explains a word in every layout."""
+        return [
+            (index, offset)
+            for index, offset in self._layouts[0].candidates(first)
+            if self._addresses[0][index] + offset == second
+            and self._addresses[1][index] + offset == third
+        ]
 
-    def _nearest(self, node: int, offset: int, meanings: set[tuple[int, int]]) -> tuple[int, int]:
+    def _nearest(self, node: int, offset: int, meanings: list[tuple[int, int]]) -> tuple[int, int]:
         """The allocation that an address is nearest to."""
         allocations = self._captures[0].allocations
         order = sorted(
@@ -328,7 +254,7 @@ class _Search:
             is_noisy = again[start:end] != words[0]
             if start == offset or end > len(first) or is_noisy or len(set(words)) == 1:
                 continue
-            if self._meanings(words):
+            if self._meanings(*map(_number, words)):
                 raise CaptureError(
                     f"{self.where(node)}: {self._parameter(node, offset)} holds an address at byte "
                     f"{start} of its arguments, which is not a multiple of {WORD_BYTES}; such an "

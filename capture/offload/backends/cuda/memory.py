@@ -6,6 +6,8 @@ import ctypes
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from offload.backends.cuda.graph import call, driver_bindings
 from offload.errors import ExecutionError
 
@@ -55,7 +57,7 @@ class DeviceMemory:
         """
         n_bytes = max(size_bytes, 256)
         try:
-            address = int(call("cuMemAlloc", n_bytes))
+            address = _allocate(n_bytes)
         except ExecutionError as error:
             raise ExecutionError(
                 f"the proof needs another {n_bytes} bytes of device memory ({error}); "
@@ -94,3 +96,14 @@ class DeviceMemory:
         if size_bytes:
             call("cuMemcpyDtoDAsync", destination, source, size_bytes, 0)
             call("cuStreamSynchronize", 0)
+
+
+def _allocate(n_bytes: int) -> int:
+    """Device memory; what torch's allocator only keeps for later is taken back if it is needed."""
+    try:
+        return int(call("cuMemAlloc", n_bytes))
+    except ExecutionError:
+        if not torch.cuda.is_available():
+            raise
+        torch.cuda.empty_cache()
+        return int(call("cuMemAlloc", n_bytes))

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from offload.backends.cuda.capture import GraphCapture
-from offload.backends.cuda.discover import Word
+from offload.backends.cuda.words import Word
 from offload.plan import NodeGraph
 from offload.program import Program, Role, Value
 

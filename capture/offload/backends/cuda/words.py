@@ -1,0 +1,77 @@
+"""What discovery finds in a captured graph: words, noise, constants with an owner."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+class CapturesDiffer(Exception):
+    """Captures of one Program are not the same graph; capturing again may help.
+
+    Attributes:
+        where: the node at which they part.
+    """
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}")
+        self.where = where
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Word:
+    """A word that holds an address: that of a Value, plus an offset.
+
+    Attributes:
+        node, part, offset_bytes: where it stands in the graph.
+        value: index of the Value; those beyond the Program's own are scratch.
+        value_offset_bytes: may lie outside the Value: some kernels are given such addresses.
+    """
+
+    node: int
+    part: int
+    offset_bytes: int
+    value: int
+    value_offset_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Noise:
+    """Bytes that nobody initialised: they differ between captures in one layout.
+
+    Attributes:
+        node, part, offset_bytes: where the word (or what is left of one) stands.
+        mask: 0xff for each byte that differs.
+    """
+
+    node: int
+    part: int
+    offset_bytes: int
+    mask: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OwnedConstant:
+    """A word with an address outside the pool, that stays as it is, and who keeps that memory."""
+
+    node: int
+    part: int
+    offset_bytes: int
+    address: int
+    owner: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Discovery:
+    """What the words of the first capture's graph are; those not listed are plain constants.
+
+    Attributes:
+        words: that hold addresses, by node, part and offset.
+        noise: that mean nothing.
+        constants: that hold addresses which never change.
+        scratch_bytes: sizes of the scratch Values that words name, which follow the Program's own.
+    """
+
+    words: tuple[Word, ...]
+    noise: tuple[Noise, ...]
+    constants: tuple[OwnedConstant, ...]
+    scratch_bytes: tuple[int, ...]
