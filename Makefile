@@ -6,7 +6,7 @@ TORCH := torch==2.13.0
 CONSTRAINTS := .ci/constraints.txt
 PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar on
 
-.PHONY: demo test test-native lint bench format clean help
+.PHONY: demo test test-native test-cuda probes-cuda lint bench bench-cuda format clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,29 @@ bench: $(VENV)/bench ## measure against the peers on this machine; writes docs/m
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest bench --benchmark-enable --benchmark-only \
 		--benchmark-json=docs/measurements/cpu.json
 	$(BIN)/python bench/publish.py docs/measurements/cpu.json
+
+# On a machine with a GPU these take the torch, nvcc and build tools that CUDA_PYTHON has; nothing is
+# fetched, and nothing is installed but offload itself, into a folder of this project.
+CUDA_PYTHON ?= python3
+CUDA_SITE := build/cuda-site
+CUDA_RUN := PYTHONPATH="$(abspath $(CUDA_SITE))$${PYTHONPATH:+:$$PYTHONPATH}" $(CUDA_PYTHON)
+CUDA_SOURCES := $(shell git ls-files native capture pyproject.toml 2>/dev/null)
+
+$(CUDA_SITE)/installed: $(CUDA_SOURCES)
+	@echo "== building offload for the torch of $(CUDA_PYTHON) (about two minutes the first time)"
+	$(CUDA_PYTHON) -m pip install --disable-pip-version-check --no-build-isolation --no-index \
+		--no-deps --upgrade --target $(CUDA_SITE) -C build-dir=build/cuda .
+	touch $@
+
+probes-cuda: ## ask a GPU what relocation counts on; writes docs/measurements/cuda_probes.json
+	$(CUDA_PYTHON) bench/probes_cuda.py docs/measurements/cuda_probes.json
+
+test-cuda: $(CUDA_SITE)/installed ## run the tests that need a GPU
+	$(CUDA_RUN) -m pytest tests/cuda
+
+bench-cuda: $(CUDA_SITE)/installed ## measure against the peers on a GPU; writes docs/measurements/cuda.json
+	$(CUDA_RUN) -m pytest bench/cuda --benchmark-enable --benchmark-only \
+		--benchmark-json=docs/measurements/cuda.json
 
 clean: ## remove the environment and every build product
 	rm -rf $(VENV) build

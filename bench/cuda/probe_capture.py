@@ -48,7 +48,8 @@ class Captured:
         allocations: address and bytes of each, in order; those of the inputs come first.
         inputs: the input tensors, on the first allocations.
         result: what the model returned under capture.
-        kept: every tensor, and the pool.
+        kept: every tensor.
+        pool: torch's pool of them.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -57,6 +58,15 @@ class Captured:
     inputs: list[torch.Tensor]
     result: Any
     kept: list[Any]
+    pool: torch.cuda.MemPool | None
+
+    def close(self) -> None:
+        """Let go in an order that torch's allocator can take: tensors, the graph, the pool."""
+        self.kept.clear()
+        self.inputs.clear()
+        self.result = None
+        self.graph.reset()
+        self.pool = None
 
     def place(self, word: int) -> tuple[int, int] | None:
         """The allocation that an address lies in, and where; its end counts as inside."""
@@ -109,6 +119,7 @@ def capture_in_pool(model: Model, inputs: Tensors, allocator: Any) -> Captured:
     Raises:
         ProbeFailed: the pool gave no memory.
     """
+    torch._C._cuda_clearCublasWorkspaces()  # so that they are made anew, in this pool
     pool = torch.cuda.MemPool(allocator, no_split=True)
     try:
         with torch.cuda.use_mem_pool(pool):
@@ -123,9 +134,10 @@ def capture_in_pool(model: Model, inputs: Tensors, allocator: Any) -> Captured:
     except torch.OutOfMemoryError as error:
         check_code(load_library().probe_pool_error(), "the probes' pool")
         raise ProbeFailed(str(error)) from error
+    torch._C._cuda_clearCublasWorkspaces()
     nodes = read_graph(graph.raw_cuda_graph())
-    kept = [holding.kept, pool]
-    return Captured(graph, nodes, pool_allocations(), stand_ins, result, kept)
+    kept = holding.kept
+    return Captured(graph, nodes, pool_allocations(), stand_ins, result, kept, pool)
 
 
 def pool_allocations() -> list[tuple[int, int]]:
@@ -194,8 +206,9 @@ def discover(model: Model, inputs: Tensors) -> Discovered:
     """
     library, allocator = load_library(), torch_allocator()
     library.probe_pool_begin(1)
-    twin = content_of(capture_in_pool(model, inputs, allocator))
-    gc.collect()
+    twin_capture = capture_in_pool(model, inputs, allocator)
+    twin = content_of(twin_capture)
+    twin_capture.close()
     library.probe_pool_rewind()
     first = capture_in_pool(model, inputs, allocator)
     captures = [first]

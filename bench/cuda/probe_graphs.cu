@@ -172,14 +172,14 @@ int remap_memory(Memory* memory, int fill) {
   return map_memory(memory->address, memory, fill);
 }
 
-// Launches and says whether the destination then holds `expected`; 1 if it does not.
+// Launches and says whether the destination then holds `expected`; -1 if it does not.
 int launched(cudaGraphExec_t exec, CUdeviceptr destination, int expected) {
   CHECK_CODE(cudaGraphLaunch(exec, nullptr));
   CHECK_CODE(cudaDeviceSynchronize());
   std::vector<unsigned char> found(kBytes);
   CHECK_CODE(cudaMemcpy(found.data(), reinterpret_cast<void*>(destination), kBytes,
                         cudaMemcpyDeviceToHost));
-  return std::all_of(found.begin(), found.end(), [&](int one) { return one == expected; }) ? 0 : 1;
+  return std::all_of(found.begin(), found.end(), [&](int one) { return one == expected; }) ? 0 : -1;
 }
 
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }

@@ -172,7 +172,7 @@ def operand_nodes(kind: str) -> None:
         "mapped anew at its address, set and launched",
         "mapped anew, launched without setting",
     )
-    tell("codes, 1 for wrong content, -9 not reached", dict(zip(names, codes, strict=True)))
+    tell("codes, -1 for wrong content, -9 not reached", dict(zip(names, codes, strict=True)))
     check_code(code, kind)
     conclude(not any(codes[:4]), "" if not any(codes[:4]) else "a node that was set again fails")
 

@@ -1,0 +1,47 @@
+"""Times contenders on a GPU in turns: what the host spends, or all until the device is done."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+# Fewer launches than the driver queues before it lets the host wait.
+CALLS = 20
+
+
+def host_turns(
+    contenders: Mapping[str, Callable[[], Any]], *, rounds: int = 60, calls: int = CALLS
+) -> dict[str, list[float]]:
+    """By contender, for each round the host's ns for one call; the device is idle before a turn."""
+    return _turns(contenders, rounds, calls, until_done=False)
+
+
+def device_turns(
+    contenders: Mapping[str, Callable[[], Any]], *, rounds: int = 40, calls: int = CALLS
+) -> dict[str, list[float]]:
+    """By contender, for each round the ns of one call, until the device has done all of a turn."""
+    return _turns(contenders, rounds, calls, until_done=True)
+
+
+def _turns(
+    contenders: Mapping[str, Callable[[], Any]], rounds: int, calls: int, *, until_done: bool
+) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    draw = random.Random(0)
+    for _ in range(rounds):
+        for name in draw.sample(sorted(contenders), len(contenders)):
+            call = contenders[name]
+            call()
+            torch.cuda.synchronize()
+            begin = time.perf_counter_ns()
+            for _ in range(calls):
+                call()
+            if until_done:
+                torch.cuda.synchronize()
+            times[name].append((time.perf_counter_ns() - begin) / calls)
+            torch.cuda.synchronize()
+    return times

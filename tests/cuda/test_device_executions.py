@@ -1,0 +1,183 @@
+"""What an execution on a GPU does with addresses, streams, alignment, errors and state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from on_device import empty, full, ones, poison, randn, zeros
+from torch import nn
+
+import offload
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x * 2 + 1).sin()
+
+
+def fork(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    left, right = x.exp(), y.cos()
+    return left @ right, (left + right).relu()
+
+
+def load(function, *args):
+    with offload.capture(function) as captured:
+        captured(*args)
+    return captured.load()
+
+
+def test_every_slot_moves_and_old_memory_is_not_read():
+    run = load(fork, ones(64, 64), ones(64, 64))
+    inputs = [randn(64, 64), randn(64, 64)]
+    outputs = (empty(64, 64), empty(64, 64))
+    run(*inputs, out=outputs)
+    expected = fork(*inputs)
+    moved = [one.clone() for one in inputs]
+    for old in (*inputs, *outputs):
+        poison(old)
+    got = run(*moved, out=(empty(64, 64), empty(64, 64)))
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert all(bool(old.isnan().all()) for old in (*inputs, *outputs))
+    last = run.last_execution
+    assert last.policy == "io"
+    assert last.slots_changed == 4
+    assert last.bytes_copied == 0
+
+
+def test_nothing_changed_patches_nothing():
+    run = load(chain, ones(1024))
+    x, y = randn(1024), empty(1024)
+    run(x, out=y)
+    run(x, out=y)
+    last = run.last_execution
+    assert (last.policy, last.slots_changed, last.words_patched) == ("none", 0, 0)
+    torch.testing.assert_close(y, chain(x))
+
+
+def test_fresh_outputs_are_not_overwritten():
+    run = load(chain, ones(256))
+    inputs = [randn(256) for _ in range(4)]
+    results = [run(x) for x in inputs]
+    for x, result in zip(inputs, results, strict=True):
+        torch.testing.assert_close(result, chain(x))
+
+
+@pytest.mark.parametrize("offset", [1, 2, 4, 8])
+def test_input_below_the_captured_alignment(offset):
+    run = load(chain, ones(1024))
+    spare = randn(1024 + offset)
+    x = spare[offset:]
+    torch.testing.assert_close(run(x), chain(x))
+    assert run.last_execution.bytes_copied in (0, 4096)
+
+
+def test_order_with_the_callers_stream():
+    run = load(chain, ones(1 << 20))
+    stream = torch.cuda.Stream()
+    x = zeros(1 << 20)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for step in range(20):
+            x.fill_(step)  # the execution has to see it, and the next fill has to wait for it
+            y = run(x)
+            expected = chain(full((8,), float(step)))
+            torch.testing.assert_close(y[:8], expected)
+
+
+def test_two_executables_in_turns():
+    small, large = load(fork, *ones(2, 16, 16)), load(fork, *ones(2, 128, 128))
+    for _ in range(3):
+        for run, size in ((small, 16), (large, 128)):
+            x, y = randn(2, size, size)
+            for one, other in zip(run(x, y), fork(x, y), strict=True):
+                torch.testing.assert_close(one, other)
+
+
+def test_tickets_in_order():
+    run = load(chain, ones(4096))
+    inputs = [randn(4096) for _ in range(8)]
+    torch.cuda.synchronize()
+    tickets = [run.submit(x) for x in inputs]
+    for x, ticket in zip(inputs, tickets, strict=True):
+        torch.testing.assert_close(ticket.result(), chain(x))
+
+
+def test_weights_written_in_place_are_seen_and_loading_leaves_state():
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)).cuda().train()
+    x = randn(32, 64)
+    with offload.capture(model) as captured:
+        captured(x)
+    state = {name: one.clone() for name, one in model.state_dict().items()}
+    random_state = torch.cuda.get_rng_state()
+    run = captured.load()
+    for name, one in model.state_dict().items():
+        assert torch.equal(one, state[name]), name
+    assert torch.equal(torch.cuda.get_rng_state(), random_state)
+    model[0].weight.mul_(2)
+    twin = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)).cuda().train()
+    twin.load_state_dict(model.state_dict())
+    torch.testing.assert_close(run(x), twin(x))
+    torch.testing.assert_close(model[1].running_mean, twin[1].running_mean)
+
+
+def test_random_launches_are_refused():
+    with offload.capture(nn.Dropout(0.5).train()) as captured:
+        captured(ones(64))
+    with pytest.raises(offload.CaptureError, match="random"):
+        captured.load()
+
+
+def test_a_caller_who_is_capturing_is_refused():
+    with offload.capture(chain) as captured:
+        captured(ones(64))
+    x, graph = ones(64), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.add_(1)
+        with pytest.raises(offload.CaptureError, match="being captured"):
+            captured.load()
+    graph.replay()
+    assert bool((x == 2).all())
+
+
+@torch.library.custom_op("offload_tests::synchronised", mutates_args=())
+def synchronised(x: torch.Tensor) -> torch.Tensor:
+    """One more; waits for the device, which a capture forbids."""
+    torch.cuda.synchronize()
+    return x + 1
+
+
+def test_work_that_cannot_be_captured_is_named():
+    with offload.capture(lambda x: synchronised(x.sin())) as captured:
+        captured(ones(64))
+    with pytest.raises(
+        offload.CaptureError, match=r"test_device_executions.py:\d+: offload_tests::"
+    ):
+        captured.load()
+    x = randn(64)
+    torch.testing.assert_close(load(chain, x)(x), chain(x))  # nothing of the failure is left
+    torch.cuda.empty_cache()
+
+
+def test_memory_history_of_the_user_is_left_alone():
+    with offload.capture(chain) as captured:
+        captured(ones(64))
+    torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
+    try:
+        with pytest.raises(offload.CaptureError, match="memory history"):
+            captured.load()
+        assert torch._C._cuda_isHistoryEnabled()
+    finally:
+        torch.cuda.memory._record_memory_history(None, stacks="python")
+
+
+def test_loading_gives_its_memory_back():
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))).cuda()
+    with offload.capture(model) as captured:
+        captured(randn(64, 512))
+    captured.load().close()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(3):
+        captured.load().close()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before + (8 << 20)

@@ -1,0 +1,93 @@
+"""PyTorch's operator database on a GPU: a sample of each captured, replayed at new addresses."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+
+import offload
+
+if not torch.cuda.is_available():  # the database takes seconds to import
+    pytest.skip("torch finds no CUDA device", allow_module_level=True)
+pytest.importorskip("expecttest", reason="torch's operator database imports expecttest")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_methods_invocations import op_db
+
+DTYPES = (torch.float32, torch.bfloat16)
+N_SAMPLES = 2
+
+
+def copies(tree: Any, scale: float) -> Any:
+    """The arguments on new memory in the same layout; floating-point values are scaled."""
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage().clone()
+        other = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        other.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        written_once = all(tensor.stride()) or not tensor.numel()
+        return other.mul_(scale) if tensor.is_floating_point() and written_once else other
+
+    return tree_map_only(torch.Tensor, copy, tree)
+
+
+def is_random(operator: Any) -> bool:
+    """Whether eager itself gives other values each time."""
+    return operator.name in ("empty", "empty_like", "empty_permuted", "empty_strided") or (
+        "new_empty" in operator.name
+    )
+
+
+CASES = [
+    pytest.param(operator, dtype, id=f"{operator.formatted_name}-{dtype}".replace("torch.", ""))
+    for operator in op_db
+    for dtype in DTYPES
+    if not is_random(operator)
+]
+
+
+@pytest.mark.parametrize(("operator", "dtype"), CASES)
+def test_operator(operator, dtype):
+    if not operator.supports_dtype(dtype, "cuda"):
+        pytest.skip(f"torch has no {operator.name} of {dtype} on a GPU")
+    samples = list(operator.sample_inputs("cuda", dtype, requires_grad=False))[:N_SAMPLES]
+    refusals = []
+    for sample in samples:
+        arguments = ((sample.input, *sample.args), sample.kwargs)
+        if any(one.layout is not torch.strided for one in tensors(arguments)):
+            continue
+        try:
+            replay(operator, arguments)
+        except offload.CaptureError as error:
+            refusals.append(str(error))
+    if refusals:
+        pytest.skip(f"refused: {refusals[0]}")
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def replay(operator: Any, arguments: Any) -> None:
+    args, kwargs = copies(arguments, 1.0)
+    with offload.capture(operator.op) as captured:
+        captured(*args, **kwargs)
+    with captured.load() as run:
+        for scale in (1.0, 0.75):
+            args, kwargs = copies(arguments, scale)
+            expected_args, expected_kwargs = copies(arguments, scale)
+            got, expected = run(*args, **kwargs), operator.op(*expected_args, **expected_kwargs)
+            got_leaves, got_form = tree_flatten(got)
+            leaves, form = tree_flatten(expected)
+            assert str(got_form) == str(form)
+            for one, other in zip(
+                [*got_leaves, *tensors(args)], [*leaves, *tensors(expected_args)], strict=True
+            ):
+                if isinstance(other, torch.Tensor):
+                    torch.testing.assert_close(one, other, equal_nan=True, rtol=2e-2, atol=1e-3)
+                else:
+                    assert one == other

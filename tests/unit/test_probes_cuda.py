@@ -1,0 +1,132 @@
+"""The probes' command line and report, without a device."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+import probes_cuda
+from probes_cuda import PROBES, Probe, ProbeFailed, chosen, main, outcome_of, run_part, run_probe
+from probing import check_code, conclude, read_told, tell
+
+PROBE = Probe("P1", "question?", "this", "that", "module:function", ("one", "two"))
+
+
+def test_there_are_eleven_probes_with_functions():
+    assert [probe.name for probe in PROBES] == [f"P{number}" for number in range(11)]
+    for probe in PROBES:
+        module, _, function = probe.function.partition(":")
+        source = (probes_cuda.FOLDER / f"{module}.py").read_text(encoding="utf-8")
+        assert f"\ndef {function}(" in source
+
+
+def test_help_says_what_it_needs():
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0
+    assert "cuda-bindings, and" in " ".join(result.output.split())
+
+
+def test_only_names_probes_in_order():
+    assert [probe.name for probe in chosen("p3, P1")] == ["P1", "P3"]
+    assert chosen(None) == PROBES
+    result = CliRunner().invoke(main, ["--only", "P11"])
+    assert result.exit_code == 2
+    assert "expected some of P0, P1" in result.output
+
+
+def test_no_device_is_said_and_nothing_written(monkeypatch, tmp_path):
+    def missing():
+        raise ProbeFailed("torch finds no CUDA device")
+
+    monkeypatch.setattr(probes_cuda, "machine_facts", missing)
+    result = CliRunner().invoke(main, [str(tmp_path / "report.json")])
+    assert result.exit_code == 1
+    assert "Error: torch finds no CUDA device" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_told_is_read(capsys):
+    print("a library talks")
+    tell("words", {"kernel": 3})
+    conclude(False, "a surprise")
+    told = read_told(capsys.readouterr().out)
+    assert told == ({"words": {"kernel": 3}}, "otherwise", "a surprise")
+    assert read_told("nothing") == ({}, None, "")
+
+
+def test_outcomes_of_parts():
+    assert outcome_of(["as expected", "as expected"]) == "as expected"
+    assert outcome_of(["as expected", "otherwise"]) == "otherwise"
+    assert outcome_of(["otherwise", "failed: exit status 1"]) == "failed: exit status 1"
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    """What runs in the place of each part."""
+
+    def write(source: str) -> None:
+        path = tmp_path / "part.py"
+        told = "import sys, time\nprobe = sys.argv[2:]\n"
+        path.write_text(told + source, encoding="utf-8")
+        monkeypatch.setattr(probes_cuda, "__file__", str(path))
+
+    return write
+
+
+def test_a_fault_keeps_what_was_told_before(script):
+    script(
+        'print(\'probe: {"figure": "x", "value": 1}\', flush=True)\n'
+        "print('an illegal access', file=sys.stderr)\nsys.exit(3)"
+    )
+    found = run_part(PROBE, "one", 20)
+    assert found["outcome"] == "failed: exit status 3; an illegal access"
+    assert found["figures"] == {"x": 1}
+
+
+def test_a_part_that_hangs_is_ended(script):
+    script("time.sleep(60)")
+    assert run_part(PROBE, "one", 0.5)["outcome"].startswith("failed: not done after 0 s")
+
+
+def test_parts_after_the_deadline_are_not_run(script):
+    script("sys.exit(9)")
+    found = run_probe(PROBE, time.monotonic() - 1)
+    assert found["outcome"] == "failed: no time was left"
+    assert list(found["parts"]) == ["one", "two"]
+
+
+def test_a_run_writes_one_report(script, monkeypatch, tmp_path):
+    script('print(\'probe: {"outcome": "as expected", "because": ""}\')')
+    facts = {"gpu": "a GPU", "driver": "1.2", "compute_capability": "9.0"}
+    monkeypatch.setattr(probes_cuda, "machine_facts", lambda: facts)
+
+    def no_compiler(folder, architecture):
+        assert architecture == "sm_90"
+        raise ProbeFailed("nvcc is not on the PATH")
+
+    monkeypatch.setattr(probes_cuda, "build_library", no_compiler)
+    path = tmp_path / "new" / "report.json"
+    result = CliRunner().invoke(main, [str(path), "--only", "P8,P9"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert report["machine"] == facts
+    assert report["not_built"] == "nvcc is not on the PATH"
+    assert [one["outcome"] for one in report["probes"]] == ["as expected"] * 2
+    assert list(report["probes"][0]["parts"]) == ["copy", "memset"]
+    assert {"question", "expected", "otherwise", "parts"} <= report["probes"][0].keys()
+    console = Console(file=io.StringIO(), width=100)
+    probes_cuda.print_report(console, report)
+    assert "as expected" in console.file.getvalue()
+
+
+def test_codes_of_the_compiled_part():
+    check_code(0, "launch")
+    with pytest.raises(ProbeFailed, match="launch: CUDA error 700"):
+        check_code(700, "launch")
+    with pytest.raises(ProbeFailed, match="result is wrong"):
+        check_code(-1, "launch")
