@@ -39,11 +39,10 @@ def tensor_at(address: int, view: TensorView, size_bytes: int) -> torch.Tensor:
 
 
 class CapturedGraph:
-    """Keeps a graph, and the pool of its addresses, until nobody needs them."""
+    """Keeps a graph until nobody needs it."""
 
-    def __init__(self, graph: Any, pool: _native.DiscoveryPool) -> None:
+    def __init__(self, graph: Any) -> None:
         self._graph = graph
-        self._pool = pool
 
     def __del__(self) -> None:
         driver_bindings().cuGraphDestroy(self._graph)
@@ -157,7 +156,7 @@ class AtenCapturer:
             launches=tuple(range(len(program.launches))),
             allocations=tuple(allocations),
             owned=(),
-            keep=CapturedGraph(graph, pool),
+            keep=CapturedGraph(graph),
         )
 
     def _kernel(self, program: Program, launch: Launch) -> AtenKernel:

@@ -5,6 +5,7 @@ Needs cuda-bindings; a module that imports this skips without them.
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 
 import pytest
@@ -16,6 +17,15 @@ from offload import backends
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import Capturer
+from offload.backends.cuda.memory import DeviceMemory
+
+
+class ProofMemory(DeviceMemory):
+    """Copies from the host as well: weights lie there."""
+
+    def copy(self, destination: int, source: int, size_bytes: int) -> None:
+        """By the processor: simulated memory is the host's."""
+        ctypes.memmove(destination, source, size_bytes)
 
 
 class SimulatedBackend(CudaBackend):
@@ -38,6 +48,10 @@ class SimulatedBackend(CudaBackend):
     def current_stream(self, index: int) -> int:
         """The default one."""
         return 0
+
+    def proof_memory(self, index: int) -> DeviceMemory:
+        """Of the simulated device and the host."""
+        return ProofMemory(index)
 
 
 def install(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> SimulatedBackend:

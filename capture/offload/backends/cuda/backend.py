@@ -144,7 +144,9 @@ class CudaBackend:
             device=self.tensor_device(captured.device),
             alignment_bytes=self.alignment_bytes,
             current_stream=self.current_stream,
-            keep=(arena, captured),
+            # The resident has a graph of its own: of the capture only memory that its constant words
+            # point to has to stay.
+            keep=(arena, captured.capture.keep if captured.discovery.constants else None),
         )
 
     def tensor_device(self, index: int) -> torch.device:
@@ -155,6 +157,10 @@ class CudaBackend:
         """The driver's handle of the caller's current stream."""
         handle: int = torch._C._cuda_getCurrentRawStream(index)
         return handle
+
+    def proof_memory(self, index: int) -> DeviceMemory:
+        """What gives the proof its memory."""
+        return DeviceMemory(index)
 
     def prove(self, prepared: Prepared, plan: Plan, loaded: Loaded) -> None:
         """Execute the graph in three placements, old memory holding other data: see `proof`.
@@ -174,7 +180,7 @@ class CudaBackend:
             resident = _resident(captured, program, its_plan, arena, 0)
             twins.append(Placed(its_plan, resident, _relocations(captured.discovery, its_plan)))
         try:
-            with DeviceMemory(captured.device) as memory:
+            with self.proof_memory(captured.device) as memory:
                 prove(program, twins[0], twins[1], memory)
         finally:
             for twin in twins:
