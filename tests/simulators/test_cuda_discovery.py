@@ -224,6 +224,16 @@ def test_constant_addresses_need_an_owner(device, pointers):
     ]
 
 
+def test_pinned_memory_of_the_host_needs_an_owner_too(pointers):
+    block = int(call("cuMemHostAlloc", 4096, 0))
+
+    def step(at):
+        at.launch(pointers, words(at.at[0]), words(block), words(1))
+
+    with pytest.raises(CaptureError, match=f"parameter 1 is always 0x{block:x}, .* owns"):
+        prepared([step, step])
+
+
 def test_a_look_alike_number_is_no_address_to_the_driver(pointers):
     def step(at):
         at.launch(pointers, words(at.at[0]), words(at.at[1]), words(0x7ABC_DEF0_1230))

@@ -227,16 +227,16 @@ def test_an_address_without_owner_is_refused_where_the_driver_knows_it():
     captures = of_one_kernel(lambda at: pack(at[0], 0x6000_0000_0000))
     asked: list[int] = []
 
-    def is_device_address(value: int) -> bool:
+    def is_known_address(value: int) -> bool:
         asked.append(value)
         return value == 0x6000_0000_0000
 
     with pytest.raises(CaptureError, match="parameter 1 is always 0x600000000000, an address of"):
-        discover(captures, 2, (), is_device_address)
+        discover(captures, 2, (), is_known_address)
     assert asked == [0x6000_0000_0000]
     equal = of_one_kernel(lambda _: pack(1, 2, 0x6000_0000_0000))
     with pytest.raises(CaptureError, match="parameter 2 is always"):
-        discover(equal, 2, (), is_device_address)
+        discover(equal, 2, (), is_known_address)
 
 
 def memcpy(*parts: bytes) -> GraphNode:

@@ -13,7 +13,7 @@ from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.backends.cuda.capture import Capturer, GraphCapture
 from offload.backends.cuda.discover import discover
-from offload.backends.cuda.graph import driver_bindings, is_device_address
+from offload.backends.cuda.graph import driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
 from offload.backends.cuda.torch_capture import TorchCapturer
@@ -110,7 +110,7 @@ class CudaBackend:
             captured, again, *others = _capture(program, capturer, 3 * attempt)
             captures = [captured.capture, again, *others]
             try:
-                found = discover(captures, len(program.values), names, is_device_address)
+                found = discover(captures, len(program.values), names, is_known_address)
             except CapturesDiffer as error:
                 differ = error
                 continue

@@ -28,7 +28,7 @@ def discover(
     captures: Sequence[GraphCapture],
     n_values: int,
     launch_names: Sequence[str] = (),
-    is_device_address: Callable[[int], bool] | None = None,
+    is_known_address: Callable[[int], bool] | None = None,
 ) -> Discovery:
     """Name every word of a captured graph.
 
@@ -38,7 +38,7 @@ def discover(
             offset in all layouts.
         n_values: of the Program; scratch Values are numbered from here.
         launch_names: for messages, each launch's operator and source.
-        is_device_address: asks the driver about a constant that has no owner; None trusts it.
+        is_known_address: asks the driver about a constant that has no owner; None trusts it.
 
     Raises:
         CapturesDiffer: the captures are not of the same graph, or not in such layouts.
@@ -48,7 +48,7 @@ def discover(
     search = _Search(captures, launch_names)
     search.check_alike()
     search.read_parts()
-    constants = search.owned_constants(is_device_address)
+    constants = search.owned_constants(is_known_address)
     values, scratch_bytes = _number_scratch(captures[0], search.found, n_values)
     return Discovery(
         tuple(
@@ -264,7 +264,7 @@ class _Search:
     # ---- constants -----------------------------------------------------------------------------
 
     def owned_constants(
-        self, is_device_address: Callable[[int], bool] | None
+        self, is_known_address: Callable[[int], bool] | None
     ) -> Iterator[OwnedConstant]:
         """Constant words with an address that somebody keeps.
 
@@ -277,7 +277,7 @@ class _Search:
             owner = self._owned[0].find(value)
             if owner is not None:
                 judged[value] = owner[0]
-            elif self._is_of_pool(value) or (is_device_address and is_device_address(value)):
+            elif self._is_of_pool(value) or (is_known_address and is_known_address(value)):
                 judged[value] = None
         if not judged:
             return
@@ -329,7 +329,7 @@ class _Search:
             "memory of one capture, which is gone after it: something keeps that address between "
             "calls (a cache, or a plan of a library)"
             if self._is_of_pool(value)
-            else "device memory that neither the Program nor a known library owns, so nobody says "
+            else "memory that neither the Program nor a known library owns, so nobody says "
             "how long it lives"
         )
         raise CaptureError(

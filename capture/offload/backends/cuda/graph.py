@@ -113,12 +113,12 @@ def call(name: str, *arguments: Any) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def is_device_address(address: int) -> bool:
-    """Whether the driver knows an address as that of a device's memory."""
+def is_known_address(address: int) -> bool:
+    """Whether the driver knows an address: of a device's memory, or of pinned memory."""
     driver = driver_bindings()
     attribute = driver.CUpointer_attribute(_MEMORY_TYPE_ATTRIBUTE)
-    code, kind = driver.cuPointerGetAttribute(attribute, address)
-    return not int(code) and int(kind) == _DEVICE
+    code, _ = driver.cuPointerGetAttribute(attribute, address)
+    return not int(code)
 
 
 def read_graph(
@@ -264,6 +264,7 @@ class NodeReader:
         for operand in (source, destination):
             if operand.memory_type == _UNIFIED:
                 operand.memory_type = self._memory_type(operand.device)
+                operand.host = operand.device
         if destination.memory_type == _HOST:
             raise CaptureError(
                 "the captured graph copies to the host, and nobody could say when a caller may "
@@ -275,9 +276,10 @@ class NodeReader:
         if source.memory_type == _DEVICE:
             parts = (struct.pack("<QQ", source.device, destination.device),)
         else:
-            table = ctypes.string_at(source.host or source.device, source.span_bytes(*extent))
+            table = ctypes.string_at(source.host, source.span_bytes(*extent))
             parts = (struct.pack("<QQ", 0, destination.device), table)
-        signature = (tuple(extent), source.layout(), destination.layout())
+        is_row = extent[1:] == (1, 1)
+        signature = (tuple(extent), source.layout(is_row), destination.layout(is_row))
         name = "to the device" if len(parts) == 2 else "on the device"
         return GraphNode(handle, NodeKind.MEMCPY, name, signature, parts)
 
@@ -304,10 +306,10 @@ class _Operand:
         self.memory_type, self.host, self.device = fields[4:7]
         self._pitch, self._height = fields[9:]
 
-    def layout(self) -> tuple[int, ...]:
-        return (
-            self.memory_type, self._x_bytes, self._y, self._z, self._lod, self._pitch, self._height,
-        )  # fmt: skip
+    def layout(self, is_row: bool) -> tuple[int, ...]:
+        """All but the address; of a single row no pitch counts, and nobody need have set it."""
+        place = (self.memory_type, self._x_bytes, self._y, self._z, self._lod)
+        return place if is_row else (*place, self._pitch, self._height)
 
     def span_bytes(self, width_bytes: int, height: int, depth: int) -> int:
         """From the operand's address to one past the last byte that is copied."""
