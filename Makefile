@@ -75,6 +75,7 @@ probes-cuda: ## ask a GPU what relocation counts on; writes docs/measurements/cu
 
 test-cuda: $(CUDA_SITE)/installed ## run the tests that need a GPU
 	$(CUDA_RUN) -m pytest tests/cuda
+	$(CUDA_RUN) -m pytest tests/conformance -k "cuda"
 
 bench-cuda: $(CUDA_SITE)/installed ## measure against the peers on a GPU; writes docs/measurements/cuda.json
 	$(CUDA_RUN) -m pytest bench/cuda --benchmark-enable --benchmark-only \

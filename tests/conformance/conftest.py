@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import offload
 from offload.backends import Backend, backend_names, find_backend
@@ -18,7 +20,8 @@ Load = Callable[..., offload.Executable]
 
 
 @pytest.fixture(params=backend_names())
-def backend(request: pytest.FixtureRequest) -> Backend:
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """A backend; tensors that a test makes are on the device that its Programs are recorded on."""
     reason = UNSUPPORTED.get((request.param, request.node.originalname))
     if reason is not None:
         pytest.skip(reason)
@@ -27,7 +30,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
         found.machine()
     except offload.BackendUnavailable as error:
         pytest.skip(str(error))
-    return found
+    on_cpu = found.records() == "cpu"
+    with contextlib.nullcontext() if on_cpu else torch.device(found.records()):
+        yield found
 
 
 @pytest.fixture(params=list(Scheduling))

@@ -184,12 +184,12 @@ class _OneCapture:
         return bases
 
     def _begin(self) -> None:
-        for generator in _cuda_generators(self._program, self._device)[1:]:
-            self._graph.register_generator_state(generator)
         pool: Any = self._memory.torch_pool.id
         # What torch allocates here are the cells of seed and offset that random kernels read.
         try:
             with torch.cuda.use_mem_pool(self._cells, self._device):
+                for generator in _cuda_generators(self._program, self._device)[1:]:
+                    self._graph.register_generator_state(generator)
                 self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         except RuntimeError as error:
             raise ExecutionError(f"a capture cannot begin: {first_line(error)}") from error
