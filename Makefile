@@ -73,8 +73,9 @@ $(CUDA_SITE)/installed: $(CUDA_SOURCES)
 probes-cuda: ## ask a GPU what relocation counts on; writes docs/measurements/cuda_probes.json
 	$(CUDA_PYTHON) bench/probes_cuda.py docs/measurements/cuda_probes.json
 
-test-cuda: $(CUDA_SITE)/installed ## run the tests that need a GPU
-	$(CUDA_RUN) -m pytest tests/cuda
+test-cuda: $(CUDA_SITE)/installed ## run the tests that need a GPU; writes docs/measurements/cuda_tests.json
+	$(CUDA_RUN) -m pytest tests/cuda tests/conformance -k cuda \
+		--device-report=docs/measurements/cuda_tests.json
 
 bench-cuda: $(CUDA_SITE)/installed ## measure against the peers on a GPU; writes docs/measurements/cuda.json
 	$(CUDA_RUN) -m pytest bench/cuda --benchmark-enable --benchmark-only \

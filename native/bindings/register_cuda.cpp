@@ -79,13 +79,24 @@ Handle to_handle(std::uint64_t number) {
   return reinterpret_cast<Handle>(number);
 }
 
+// (node, part, offset in bytes)
+using WordTuple = std::tuple<std::uint32_t, std::uint32_t, std::size_t>;
+
+std::vector<cuda::NodeWord> to_words(const std::vector<WordTuple>& words) {
+  std::vector<cuda::NodeWord> converted;
+  for (const auto& [node, part, offset_bytes] : words) {
+    converted.push_back({node, part, offset_bytes});
+  }
+  return converted;
+}
+
 std::shared_ptr<CudaResident> make_resident(
     int device, std::uint64_t graph, std::shared_ptr<CudaArena> arena, std::size_t arena_bytes,
-    const std::vector<std::uint64_t>& node_handles,
-    const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::size_t>>& words,
+    const std::vector<std::uint64_t>& node_handles, const std::vector<WordTuple>& words,
     const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>>& relocations,
     std::vector<std::int64_t> launches, std::size_t n_launches,
-    const std::map<std::size_t, py::bytes>& host_tables) {
+    const std::map<std::size_t, py::bytes>& host_tables,
+    const std::vector<std::pair<std::vector<WordTuple>, std::vector<WordTuple>>>& random_cells) {
   cuda::CudaProgram program;
   program.device = device;
   program.graph = to_handle<cuda::Graph>(graph);
@@ -94,8 +105,9 @@ std::shared_ptr<CudaResident> make_resident(
   for (const std::uint64_t node : node_handles) {
     program.nodes.push_back(to_handle<cuda::GraphNode>(node));
   }
-  for (const auto& [node, part, offset_bytes] : words) {
-    program.words.push_back({node, part, offset_bytes});
+  program.words = to_words(words);
+  for (const auto& [seed_words, offset_words] : random_cells) {
+    program.random_cells.push_back({to_words(seed_words), to_words(offset_words)});
   }
   for (const auto& [word, slot, offset_bytes] : relocations) {
     program.relocations.push_back({word, slot, offset_bytes});
@@ -141,10 +153,11 @@ void register_resident(py::module_& module) {
       .def(py::init(&make_resident), py::kw_only(), py::arg("device"), py::arg("graph"),
            py::arg("arena"), py::arg("arena_bytes"), py::arg("node_handles"), py::arg("words"),
            py::arg("relocations"), py::arg("launches"), py::arg("n_launches"),
-           py::arg("host_tables") = py::dict())
+           py::arg("host_tables") = py::dict(), py::arg("random_cells") = py::list())
       .def("load", &CudaResident::load, Unlocked())
       .def("patch", &patch_words, py::arg("words"))
       .def("set_stream", &CudaResident::set_stream, py::arg("stream"), Unlocked())
+      .def("set_random", &CudaResident::set_random, py::arg("seeds_and_offsets"), Unlocked())
       .def("execute", &execute_resident, Unlocked())
       .def("issue", &CudaResident::issue, py::arg("launch"), Unlocked())
       .def("finish", &CudaResident::finish, Unlocked())

@@ -52,11 +52,12 @@ class PythonReplay {
  public:
   PythonReplay(std::shared_ptr<Replay> replay, const py::object& positional,
                const py::object& keyword, py::object match, const std::string& result_form,
-               py::object build_result, py::object current_stream)
+               py::object build_result, py::object current_stream, py::object draw)
       : replay_(std::move(replay)),
         match_(std::move(match)),
         build_(std::move(build_result)),
-        current_stream_(std::move(current_stream)) {
+        current_stream_(std::move(current_stream)),
+        draw_(std::move(draw)) {
     plain_ = !positional.is_none();
     if (plain_) {
       for (const py::handle place : positional) positional_.push_back(to_place(place));
@@ -170,6 +171,7 @@ class PythonReplay {
       const c10::impl::VirtualGuardImpl device(spec.device.type());
       call.torch_stream = device.getStream(device.getDevice());
     }
+    if (!draw_.is_none()) call.random = draw_().cast<std::vector<std::uint64_t>>();
     return call;
   }
 
@@ -186,6 +188,7 @@ class PythonReplay {
   ResultForm form_;
   py::object build_;
   py::object current_stream_;  // None: the device has no streams
+  py::object draw_;            // None: no kernel reads the state of a generator
 };
 
 // A submitted execution, with what its result is made of.
@@ -232,14 +235,15 @@ std::unique_ptr<PythonReplay> make_replay(CallSpec spec, std::vector<Trigger> tr
                                           std::shared_ptr<Resident> resident, bool host_scheduled,
                                           const py::object& positional, const py::object& keyword,
                                           py::object match, const std::string& result_form,
-                                          py::object build_result, py::object current_stream) {
+                                          py::object build_result, py::object current_stream,
+                                          py::object draw) {
   std::shared_ptr<Replay> replay(
       new Replay(std::move(spec), std::move(triggers), std::move(resident), host_scheduled,
                  /*streamed=*/!current_stream.is_none()),
       delete_without_gil);
   return std::make_unique<PythonReplay>(std::move(replay), positional, keyword, std::move(match),
                                         result_form, std::move(build_result),
-                                        std::move(current_stream));
+                                        std::move(current_stream), std::move(draw));
 }
 
 }  // namespace
@@ -258,7 +262,7 @@ void register_replay(py::module_& module) {
       .def(py::init(&make_replay), py::kw_only(), py::arg("spec"), py::arg("triggers"),
            py::arg("resident"), py::arg("host_scheduled"), py::arg("positional"),
            py::arg("keyword"), py::arg("match"), py::arg("result_form"), py::arg("build_result"),
-           py::arg("current_stream") = py::none())
+           py::arg("current_stream") = py::none(), py::arg("draw") = py::none())
       .def("__call__", &PythonReplay::call)
       .def("execute", &PythonReplay::execute_with, py::arg("args"), py::arg("kwargs"),
            py::arg("out"), py::arg("feature_map"))

@@ -10,6 +10,7 @@
 namespace offload::cuda {
 namespace {
 
+constexpr std::size_t kRandomCellBytes = 16;
 constexpr unsigned long long kUseNodePriority = 8;  // CUDA_GRAPH_INSTANTIATE_FLAG_..., as torch
 
 std::string node_name(std::size_t node) { return "node " + std::to_string(node); }
@@ -79,6 +80,7 @@ CudaResident::CudaResident(CudaProgram program)
     make_nodes(program);
     make_words(program);
     make_tables();
+    make_random_cells(program);
     group_by_launch(program);
     done_.emplace(driver_);
     mapping_ = arena_->map(program.arena_bytes);
@@ -157,6 +159,45 @@ void CudaResident::make_tables() {
     with_table_.push_back(node);
   }
   if (!size_bytes.empty()) tables_.emplace(driver_, size_bytes);
+}
+
+void CudaResident::make_random_cells(const CudaProgram& program) {
+  n_random_cells_ = program.random_cells.size();
+  if (n_random_cells_ == 0) return;
+  const std::size_t n_bytes = n_random_cells_ * kRandomCellBytes;
+  driver_.check(driver_.memory_allocate(&random_cells_, n_bytes), "allocating random cells");
+  const std::vector<unsigned char> zeros(n_bytes);
+  driver_.check(driver_.copy_to_device(random_cells_, zeros.data(), n_bytes),
+                "clearing random cells");
+  const auto write = [&](const NodeWord& word, std::uint64_t address) {
+    unsigned char* const bytes = word.node < nodes_.size() ? nodes_[word.node].parameters->word_at(
+                                                                 word.part, word.offset_bytes)
+                                                           : nullptr;
+    if (bytes == nullptr) throw std::invalid_argument("a word of a random cell lies nowhere");
+    std::memcpy(bytes, &address, sizeof address);
+    mark(word.node);
+  };
+  for (std::size_t cell = 0; cell < n_random_cells_; ++cell) {
+    const std::uint64_t seed = random_cells_ + cell * kRandomCellBytes;
+    for (const NodeWord& word : program.random_cells[cell].seed_words) write(word, seed);
+    for (const NodeWord& word : program.random_cells[cell].offset_words) write(word, seed + 8);
+  }
+}
+
+void CudaResident::set_random(const std::vector<std::uint64_t>& seeds_and_offsets) {
+  if (seeds_and_offsets.size() != 2 * n_random_cells_) {
+    throw ExecutionError("expected seed and offset of " + std::to_string(n_random_cells_) +
+                         " generators, got " + std::to_string(seeds_and_offsets.size()) +
+                         " numbers");
+  }
+  const ContextScope scope(driver_, context_);
+  refuse_capturing(driver_, stream_);
+  for (std::size_t index = 0; index < seeds_and_offsets.size(); ++index) {
+    driver_.check(driver_.stream_write_value_64(stream_, random_cells_ + 8 * index,
+                                                seeds_and_offsets[index], 0),
+                  "writing the state of a generator");
+  }
+  if (!seeds_and_offsets.empty()) note_enqueued();
 }
 
 void CudaResident::group_by_launch(const CudaProgram& program) {
@@ -353,6 +394,7 @@ void CudaResident::close() noexcept {
   }
   if (exec_ != nullptr) driver_.graph_exec_destroy(std::exchange(exec_, nullptr));
   if (clone_ != nullptr) driver_.graph_destroy(std::exchange(clone_, nullptr));
+  if (random_cells_ != 0) driver_.memory_free(std::exchange(random_cells_, 0));
   tables_.reset();
   done_.reset();
   mapping_.reset();

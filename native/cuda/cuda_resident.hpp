@@ -22,6 +22,12 @@ struct NodeWord {
   std::size_t offset_bytes = 0;
 };
 
+// The words through which random kernels find the state of one generator.
+struct RandomCell {
+  std::vector<NodeWord> seed_words;
+  std::vector<NodeWord> offset_words;
+};
+
 // What a resident is made of.
 struct CudaProgram {
   int device = 0;
@@ -34,6 +40,7 @@ struct CudaProgram {
   std::vector<std::int64_t> launches;   // of the Program, by node; -1: none
   std::size_t n_launches = 0;
   std::map<std::size_t, std::vector<unsigned char>> host_tables;  // by node
+  std::vector<RandomCell> random_cells;
 };
 
 // A clone of a captured graph. Loading waits until every word was patched once: no address of the
@@ -50,8 +57,8 @@ struct CudaProgram {
 // nodes that cannot be resident, ExecutionError where the driver fails (nothing is left behind),
 // and std::invalid_argument for words that lie nowhere. Execute and issue enqueue on the stream and
 // return; a device fault surfaces at finish, or at any later call. A stream must live until finish,
-// or until the next execution on another one. A program with random numbers needs a cell for its
-// generator: none is there yet.
+// or until the next execution on another one. Seeds and offsets of generators lie in cells of its
+// own, which hold zeros until set_random.
 class CudaResident final : public Resident {
  public:
   explicit CudaResident(CudaProgram program);
@@ -73,6 +80,7 @@ class CudaResident final : public Resident {
   std::uint64_t arena() const override { return mapping_ ? mapping_->address() : 0; }
   std::uint64_t lease_id() const override { return arena_->lease_id(); }
   void set_stream(std::uint64_t stream) override;
+  void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) override;
   void finish() override;
   void close() noexcept override;
 
@@ -98,6 +106,7 @@ class CudaResident final : public Resident {
   void make_nodes(const CudaProgram& program);
   void make_words(const CudaProgram& program);
   void make_tables();
+  void make_random_cells(const CudaProgram& program);
   void group_by_launch(const CudaProgram& program);
   void mark(std::uint32_t node) noexcept;
   void write_tables();
@@ -123,6 +132,8 @@ class CudaResident final : public Resident {
   std::vector<std::vector<std::uint32_t>> launch_nodes_;  // in an order that the edges allow
   std::optional<std::size_t> without_launch_;             // a node that does work
   std::optional<HostTables> tables_;
+  DevicePointer random_cells_ = 0;  // 16 bytes for each generator: seed, offset
+  std::size_t n_random_cells_ = 0;
   bool tables_changed_ = true;
   Stream stream_ = nullptr;
   std::optional<Stream> last_stream_;  // of the last execution

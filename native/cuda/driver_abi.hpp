@@ -241,6 +241,8 @@ struct LaunchConfig {
   X(stream_query, "cuStreamQuery", 2000, (Stream stream))                                          \
   X(stream_wait_event, "cuStreamWaitEvent", 3020,                                                  \
     (Stream stream, Event event, unsigned int flags))                                              \
+  X(stream_write_value_64, "cuStreamWriteValue64", 11070,                                          \
+    (Stream stream, DevicePointer address, std::uint64_t value, unsigned int flags))               \
   X(stream_begin_capture, "cuStreamBeginCapture", 10010, (Stream stream, CaptureMode mode))        \
   X(stream_end_capture, "cuStreamEndCapture", 10000, (Stream stream, Graph * graph))               \
   X(stream_is_capturing, "cuStreamIsCapturing", 10000, (Stream stream, CaptureStatus * status))    \

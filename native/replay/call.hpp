@@ -107,9 +107,10 @@ struct Call {
   std::vector<Copy> copies_back;
   std::uint64_t bytes_copied = 0;
   std::uint32_t outputs_allocated = 0;
-  std::uint64_t call_ns = 0;     // when the caller called
-  std::uint64_t checked_ns = 0;  // when bind_call ended
-  std::uint64_t stream = 0;      // the caller's, as the driver knows it, and as torch does
+  std::vector<std::uint64_t> random;  // seed and offset of each generator that kernels read
+  std::uint64_t call_ns = 0;          // when the caller called
+  std::uint64_t checked_ns = 0;       // when bind_call ended
+  std::uint64_t stream = 0;           // the caller's, as the driver knows it, and as torch does
   std::optional<c10::Stream> torch_stream;
 };
 

@@ -165,6 +165,7 @@ void Replay::run(Call& call, bool queued) {
   weights_.check();
   const KernelScope scope;
   if (streamed_) resident_->set_stream(call.stream);
+  if (!call.random.empty()) resident_->set_random(call.random);
   for (const Copy& copy : call.copies_in) carry_out(copy, /*inbound=*/true, traced);
   bind(call);
   execution.bound_ns = now_ns();

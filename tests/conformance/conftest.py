@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import offload
 from offload.backends import Backend, backend_names, find_backend
@@ -23,12 +25,9 @@ UNSUPPORTED: dict[tuple[str, str], str] = {
 Load = Callable[..., offload.Executable]
 
 
-# Those that take tensors of the CPU; tests/cuda runs on a GPU's.
-BACKENDS = [name for name in backend_names() if find_backend(name).records() == "cpu"]
-
-
-@pytest.fixture(params=[*BACKENDS, SIMULATED])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
+@pytest.fixture(params=[*backend_names(), SIMULATED])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """A backend; tensors that a test makes are on the device that its Programs are recorded on."""
     reason = UNSUPPORTED.get((request.param, request.node.originalname))
     if reason is not None:
         pytest.skip(reason)
@@ -36,13 +35,16 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
         from simulated_backend import install
 
-        return install(request.getfixturevalue("simulator"), monkeypatch)
-    found = find_backend(request.param)
+        found = install(request.getfixturevalue("simulator"), monkeypatch)
+    else:
+        found = find_backend(request.param)
     try:
         found.machine()
     except offload.BackendUnavailable as error:
         pytest.skip(str(error))
-    return found
+    on_cpu = found.records() == "cpu"
+    with contextlib.nullcontext() if on_cpu else torch.device(found.records()):
+        yield found
 
 
 @pytest.fixture(params=list(Scheduling))

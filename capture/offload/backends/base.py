@@ -76,6 +76,8 @@ class Loaded:
         launch_reports: asks the resident how each launch is carried out, in program order.
         device: of the tensors that an execution takes and gives; None: the Program's.
         alignment_bytes: an input or a given output whose address is no multiple of it is copied.
+        draw: where kernels read the state of generators: asked at each execution for the seed and
+            the offset of each, it moves them on.
         current_stream: on a device with streams, the handle of the caller's current one on the
             device of this index.
         keep: what has to live as long as the resident.
@@ -87,6 +89,7 @@ class Loaded:
     device: torch.device | None = None
     alignment_bytes: int = 1
     current_stream: Callable[[int], int] | None = None
+    draw: Callable[[], list[int]] | None = None
     keep: Any = None
 
 

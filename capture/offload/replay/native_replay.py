@@ -40,6 +40,7 @@ def native_replay(
         result_form=_result_form(structure, len(program.results)),
         build_result=lambda tensors: unflatten(structure, tensors),
         current_stream=loaded.current_stream,
+        draw=loaded.draw,
     )
 
 

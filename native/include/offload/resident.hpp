@@ -59,6 +59,10 @@ class Resident {
   // resident has executed. Asked for before each execution. Throws ExecutionError.
   virtual void set_stream(std::uint64_t) {}
 
+  // On a device whose random kernels read memory: for each generator of the program the seed and
+  // the offset that the next execution draws from. After set_stream. Throws ExecutionError.
+  virtual void set_random(const std::vector<std::uint64_t>&) {}
+
   // Waits until what was executed has ended. Throws ExecutionError if the device failed.
   virtual void finish() {}
 

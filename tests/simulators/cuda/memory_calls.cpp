@@ -302,4 +302,20 @@ Result memset_d32_async(DevicePointer destination, unsigned int value, std::size
   return fill_later("cuMemsetD32Async", destination, value, 4, count, stream);
 }
 
+Result stream_write_value_64(Stream stream, DevicePointer address, std::uint64_t value,
+                             unsigned int flags) {
+  return call("cuStreamWriteValue64", Needs::kContext, [&](simulator::Device& device) {
+    simulator::require(address % 8 == 0 && flags == 0, Status::kInvalidValue);
+    const auto on = device.scheduler.get(as_number(stream));
+    for (unsigned int half = 0; half < 2; ++half) {
+      Fill fill;
+      fill.destination = address + 4 * half;
+      fill.value = static_cast<unsigned int>(value >> (32 * half));
+      fill.element_bytes = 4;
+      fill.width = 1;
+      device.submit(*on, fill);
+    }
+  });
+}
+
 }  // namespace simulated_cuda

@@ -11,11 +11,12 @@ import torch
 
 from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
-from offload.backends.cuda.capture import Capturer, GraphCapture
+from offload.backends.cuda.capture import RANDOM_OWNER, Capturer, GraphCapture
 from offload.backends.cuda.discover import discover
 from offload.backends.cuda.graph import driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
+from offload.backends.cuda.random_cells import Cell, drawing, random_cells
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
 from offload.backends.cuda.words import CapturesDiffer, Discovery
@@ -42,6 +43,7 @@ class _Captured:
     capture: GraphCapture
     pool: _native.DiscoveryPool
     discovery: Discovery
+    random_cells: list[Cell]
 
 
 class CudaBackend:
@@ -116,7 +118,8 @@ class CudaBackend:
                 continue
             whole = with_scratch(program, found.scratch_bytes)
             graph = node_graph(whole, captured.capture, found.words)
-            state = dataclasses.replace(captured, discovery=found)
+            cells = random_cells(program, captured.capture, found)
+            state = dataclasses.replace(captured, discovery=found, random_cells=cells)
             return Prepared(whole, frozenset(), graph, state)
         raise CaptureError(
             f"{differ}; captured {_MAXIMUM_TRIES} times over, it never came out alike"
@@ -136,6 +139,7 @@ class CudaBackend:
         _check_weights(prepared.program, named, self.alignment_bytes)
         arena = _arena(captured.device)
         resident = _resident(captured, prepared.program, plan, arena, plan.feature_map_bytes)
+        random = captured.capture.random
         reports = tuple(LaunchReport("graph", 0) for _ in prepared.program.launches)
         return Loaded(
             resident,
@@ -144,9 +148,10 @@ class CudaBackend:
             device=self.tensor_device(captured.device),
             alignment_bytes=self.alignment_bytes,
             current_stream=self.current_stream,
-            # The resident has a graph of its own: of the capture only memory that its constant words
+            draw=drawing(random) if random is not None and captured.random_cells else None,
+            # The resident has a graph of its own: of the capture only what its constant words
             # point to has to stay.
-            keep=(arena, captured.capture.keep if captured.discovery.constants else None),
+            keep=(arena, captured.capture.keep if _points_outside(captured.discovery) else None),
         )
 
     def tensor_device(self, index: int) -> torch.device:
@@ -187,22 +192,22 @@ class CudaBackend:
                 twin.resident.close()
 
 
+def _points_outside(discovery: Discovery) -> bool:
+    """Whether constant words point to memory that the capture keeps."""
+    return any(one.owner != RANDOM_OWNER for one in discovery.constants)
+
+
 def _refuse(launch: Launch) -> None:
     """Refuse what a graph cannot do by itself.
 
     Raises:
-        CaptureError: the launch reads on the host, draws random numbers, or makes host memory.
+        CaptureError: the launch reads on the host, or makes host memory.
     """
     if launch.guard is not None or launch.guards_shape:
         what = "is read on the host" if launch.guard is not None else "has shapes that depend on it"
         raise CaptureError(
             f"{launch.source}: what {launch.operator} gives {what}, which an execution would have "
             "to wait for in the middle of a device's graph"
-        )
-    if launch.random:
-        raise CaptureError(
-            f"{launch.source}: {launch.operator} draws random numbers, and would draw the same "
-            "ones at every execution of a graph"
         )
     for argument in launch.arguments:
         is_device = isinstance(argument, Symbol) and argument.kind == "device"
@@ -254,7 +259,7 @@ def _capture(
         _as_data(capturer.capture(program, _native.DiscoveryPool(device, seed + number)))
         for number in (1, 2)
     ]
-    captured = _Captured(device, template, pool, Discovery((), (), (), ()))
+    captured = _Captured(device, template, pool, Discovery((), (), (), ()), [])
     return captured, again, others[0], others[1]
 
 
@@ -299,4 +304,5 @@ def _resident(
         host_tables={
             index: node.parts[1] for index, node in enumerate(capture.nodes) if len(node.parts) > 1
         },
+        random_cells=captured.random_cells,
     )

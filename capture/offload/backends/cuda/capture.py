@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
+
 from offload.backends.cuda.graph import Edge, GraphNode
 from offload.program import Program
 
@@ -34,6 +36,23 @@ class OwnedRange:
     owner: str
 
 
+RANDOM_OWNER = "torch's random state"
+"""Owner of the memory from which random kernels read a generator's seed and offset."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RandomState:
+    """What a graph with random kernels draws from.
+
+    Attributes:
+        generator: whose seed and Philox offset the kernels use.
+        increment: by how much one execution moves the offset.
+    """
+
+    generator: torch.Generator
+    increment: int
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class GraphCapture:
     """One capture of a Program's launches.
@@ -45,6 +64,9 @@ class GraphCapture:
         allocations: of the pool, Values and scratch, in the order in which they were made.
         owned: what a constant address may point into.
         keep: whatever has to live as long as the graph is used.
+        random: of a graph with random kernels; their seed and offset lie in ranges of
+            RANDOM_OWNER, and stand in their arguments side by side, the seed first
+            (PhiloxCudaState in torch's PhiloxCudaStateRaw.cuh).
     """
 
     graph: int
@@ -54,6 +76,7 @@ class GraphCapture:
     allocations: Sequence[Allocation]
     owned: Sequence[OwnedRange]
     keep: Any
+    random: RandomState | None = None
 
 
 class Capturer(Protocol):

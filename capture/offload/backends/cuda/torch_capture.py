@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import gc
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,12 @@ from typing import Any
 import torch
 
 from offload import _native
-from offload.backends.cuda.capture import GraphCapture, OwnedRange
+from offload.backends.cuda.capture import (
+    RANDOM_OWNER,
+    GraphCapture,
+    OwnedRange,
+    RandomState,
+)
 from offload.backends.cuda.graph import GraphNode, NodeReader, call, driver_bindings, read_graph
 from offload.backends.cuda.torch_pool import PoolMemory
 from offload.backends.cuda.torch_warm_up import Bases, copied, first_line, warm_up
@@ -48,6 +54,7 @@ class TorchCapturer:
         self._stream: torch.cuda.Stream | None = None
         self._warm: Program | None = None
         self._copied: set[int] = set()
+        self._random: RandomState | None = None
 
     def capture(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
         """Run every launch once under stream capture; see `Capturer.capture`.
@@ -77,7 +84,7 @@ class TorchCapturer:
             with torch.cuda.stream(self._stream), _own_random_states(program, device):
                 self._stream.wait_event(ready)
                 if self._warm is not program:
-                    warm_up(program, device, self._inputs)
+                    self._random = _warm_up_drawing(program, device, self._inputs)
                     self._warm, self._copied = program, set()
                 return self._until_unshared(program, pool, device, self._stream)
 
@@ -89,7 +96,7 @@ class TorchCapturer:
             one = _OneCapture(program, pool, device, stream, self._copied)
             found, recycled = one.run()
             if not recycled:
-                return found
+                return dataclasses.replace(found, random=self._random)
             self._copied |= recycled
             del one, found
             pool.rewind()
@@ -184,12 +191,12 @@ class _OneCapture:
         return bases
 
     def _begin(self) -> None:
-        for generator in _cuda_generators(self._program, self._device)[1:]:
-            self._graph.register_generator_state(generator)
         pool: Any = self._memory.torch_pool.id
         # What torch allocates here are the cells of seed and offset that random kernels read.
         try:
             with torch.cuda.use_mem_pool(self._cells, self._device):
+                for generator in _cuda_generators(self._program, self._device)[1:]:
+                    self._graph.register_generator_state(generator)
                 self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         except RuntimeError as error:
             raise ExecutionError(f"a capture cannot begin: {first_line(error)}") from error
@@ -238,7 +245,7 @@ class _OneCapture:
         """Where random kernels of this graph read seed and offset: memory of this capture alone."""
         return sorted(
             (
-                OwnedRange(block["address"], block["requested_size"], "torch's random state")
+                OwnedRange(block["address"], block["requested_size"], RANDOM_OWNER)
                 for segment in self._cells.snapshot(include_traces=False)
                 for block in segment["blocks"]
                 if block["state"] == "active_allocated"
@@ -313,6 +320,31 @@ def _state(generator: torch.Generator) -> int:
     """What tells generators apart whose Python objects differ."""
     identity: int = generator._cdata  # type: ignore[attr-defined]
     return identity
+
+
+def _warm_up_drawing(
+    program: Program, device: int, inputs: Sequence[torch.Tensor] | None
+) -> RandomState | None:
+    """Warm up; which generator the Program draws from, and by how much that moves its offset.
+
+    Raises:
+        CaptureError: it draws from several generators; or as `warm_up`.
+        ExecutionError: as `warm_up`.
+    """
+    generators = _cuda_generators(program, device)
+    before = [one.get_offset() for one in generators]
+    warm_up(program, device, inputs)
+    drawn = [
+        RandomState(one, one.get_offset() - offset)
+        for one, offset in zip(generators, before, strict=True)
+        if one.get_offset() != offset
+    ]
+    if len(drawn) > 1:
+        raise CaptureError(
+            "the program draws from several random generators, and a graph has room for one: draw "
+            "from torch's default one, or from one that is passed"
+        )
+    return drawn[0] if drawn else None
 
 
 @contextlib.contextmanager

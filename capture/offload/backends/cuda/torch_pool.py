@@ -75,9 +75,17 @@ class PoolMemory:
             _native.DiscoveryPool.set_current(None)
 
     def stand_in(self, size_bytes: int) -> torch.UntypedStorage:
-        """Memory for a Value that no launch makes; before the capture begins."""
-        with torch.cuda.use_mem_pool(self.torch_pool, self._device):
-            content = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        """Memory for a Value that no launch makes; before the capture begins.
+
+        Raises:
+            ExecutionError: the pool has no addresses.
+        """
+        try:
+            with torch.cuda.use_mem_pool(self.torch_pool, self._device):
+                content = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        except RuntimeError as error:
+            reason = self._pool.error or error
+            raise ExecutionError(f"no addresses for {size_bytes} bytes: {reason}") from error
         self._n_seen = len(self._pool.events())
         return content.untyped_storage()
 
