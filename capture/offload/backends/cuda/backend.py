@@ -144,8 +144,8 @@ class CudaBackend:
             device=self.tensor_device(captured.device),
             alignment_bytes=self.alignment_bytes,
             current_stream=self.current_stream,
-            # The resident has a graph of its own: of the capture only memory that its constant words
-            # point to has to stay.
+            # The resident has a graph of its own: of the capture only memory that its constant
+            # words point to has to stay.
             keep=(arena, captured.capture.keep if captured.discovery.constants else None),
         )
 
