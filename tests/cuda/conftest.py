@@ -70,7 +70,7 @@ def _machine() -> dict[str, Any]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep a report where one is asked for."""
-    if path := config.getoption("--device-report"):
+    if path := config.getoption("--device-report", default=None):
         config.pluginmanager.register(_Report(path))
 
 
