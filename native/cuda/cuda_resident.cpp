@@ -131,6 +131,11 @@ void CudaResident::make_words(const CudaProgram& program) {
   for (std::size_t index = 0; index < program.words.size(); ++index) {
     const NodeWord& word = program.words[index];
     unsigned char* const bytes =
+    if (!nodes_[word.node].parameters->can_move()) {
+      throw CaptureError(node_name(word.node) + ", a " + nodes_[word.node].parameters->describe() +
+                         " in several rows: the driver gives other addresses to copies of one row "
+                         "only, so it cannot be relocated; copy contiguous memory");
+    }
         nodes_[word.node].parameters->word_at(word.part, word.offset_bytes);
     if (bytes == nullptr || n_relocations[index] != 1) {
       throw std::invalid_argument("word " + std::to_string(index) + " (" + node_name(word.node) +

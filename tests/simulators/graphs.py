@@ -86,6 +86,19 @@ class Cuda:
         where = (ctypes.c_uint64(destination), ctypes.c_void_p(source))
         self("cuMemcpyHtoDAsync", *where, ctypes.c_size_t(n_bytes), ctypes.c_void_p(stream))
 
+    def copy_rows(
+        self, destination: int, source: int, width_bytes: int, n_rows: int, stream: int
+    ) -> None:
+        """Copy rows of so many bytes, which lie twice as far apart at the source."""
+        device, nothing = 2, [0] * 4
+        params = struct.pack(
+            "<4QI4x6Q4QI4x6Q3Q",
+            *(*nothing, device, 0, source, 0, 0, 2 * width_bytes, 0),
+            *(*nothing, device, 0, destination, 0, 0, width_bytes, 0),
+            *(width_bytes, n_rows, 1),
+        )
+        self("cuMemcpy3DAsync", params, ctypes.c_void_p(stream))
+
     def fill(self, destination: int, value: int, count: int, item_bytes: int, stream: int) -> None:
         number = {1: ctypes.c_ubyte, 2: ctypes.c_ushort, 4: ctypes.c_uint}[item_bytes](value)
         name = f"cuMemsetD{8 * item_bytes}Async"
