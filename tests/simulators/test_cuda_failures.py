@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import pytest
 from graphs import Cuda, read
@@ -120,6 +121,40 @@ def test_work_in_flight_is_waited_for_before_memory_goes(cuda, arena):
     with pytest.raises(ExecutionError, match="closed"):
         chain.resident.execute()
     chain.resident.close()
+
+
+class Kept:
+    """What a graph's constant addresses point into; notes what there is when it goes."""
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self._look = look
+        self.seen: list[object] = []
+
+    def __del__(self) -> None:
+        self.seen.append(self._look())
+
+
+def test_what_a_graph_points_into_goes_after_its_work(cuda, arena):
+    y = cuda.allocate([0] * COUNT)
+    kept = Kept(lambda: read(y, COUNT))
+    seen = kept.seen
+    chain = Chain(cuda, arena, keep=kept)
+    del kept
+    chain.bind_first(cuda.allocate(NUMBERS), y)
+    chain.resident.execute()
+    assert seen == []
+    del chain
+    assert seen == [plus(3)]
+
+
+def test_what_a_refused_program_was_to_keep_goes(cuda, arena):
+    kept = Kept(lambda: None)
+    seen = kept.seen
+    cuda.simulator.fail("cuGraphClone", 2)
+    with pytest.raises(ExecutionError) as raised:
+        Chain(cuda, arena, keep=kept)
+    del kept, raised
+    assert seen == [None]
 
 
 def live(simulator: Simulator) -> dict[str, int]:
