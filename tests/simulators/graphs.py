@@ -11,7 +11,7 @@ from typing import Any
 from simulator import Simulator
 
 CUDA_VERSION = 13000
-THREAD_LOCAL = 1
+GLOBAL, THREAD_LOCAL = 0, 1
 SUCCESS = 0
 
 
@@ -106,10 +106,10 @@ class Cuda:
         self(name, ctypes.c_uint64(destination), number, count_, stream_)
 
     @contextmanager
-    def capture(self, stream: int) -> Iterator[Graph]:
+    def capture(self, stream: int, mode: int = THREAD_LOCAL) -> Iterator[Graph]:
         """Capture what the block enqueues on the stream."""
         graph = Graph()
-        self("cuStreamBeginCapture", ctypes.c_void_p(stream), THREAD_LOCAL)
+        self("cuStreamBeginCapture", ctypes.c_void_p(stream), mode)
         yield graph
         handle, count = ctypes.c_void_p(), ctypes.c_size_t()
         self("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(handle))

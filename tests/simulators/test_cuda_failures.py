@@ -271,6 +271,19 @@ def test_words_that_lie_nowhere_are_refused(cuda, arena, changed, message):
         )
 
 
+def test_copies_in_rows_cannot_be_relocated(cuda, arena):
+    """The driver re-sets copies of one row only: the second execution would fail."""
+    x, y, stream = cuda.allocate([0] * 8), cuda.allocate([0] * 4), cuda.stream()
+    with cuda.capture(stream) as graph:
+        cuda.copy_rows(y, x, 8, 4, stream)
+    fields = {"node_handles": graph.nodes, "launches": [0], "n_launches": 1, "arena_bytes": 0}
+    fields |= {"device": 0, "graph": graph.handle, "arena": arena}
+    with pytest.raises(CaptureError, match=r"node 0, a copy of 32 bytes in several rows"):
+        _native.CudaResident(words=[(0, 0, 8)], relocations=[(0, 0, 0)], **fields)
+    resident = _native.CudaResident(words=[], relocations=[], **fields)
+    assert run(resident) == run(resident) == 0
+
+
 def test_host_functions_cannot_be_resident(cuda, arena):
     called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
     stream = cuda.stream()
@@ -288,16 +301,3 @@ def test_host_functions_cannot_be_resident(cuda, arena):
             launches=[0],
             n_launches=1,
         )
-def test_copies_in_rows_cannot_be_relocated(cuda, arena):
-    """The driver re-sets copies of one row only: the second execution would fail."""
-    x, y, stream = cuda.allocate([0] * 8), cuda.allocate([0] * 4), cuda.stream()
-    with cuda.capture(stream) as graph:
-        cuda.copy_rows(y, x, 8, 4, stream)
-    fields = {"node_handles": graph.nodes, "launches": [0], "n_launches": 1, "arena_bytes": 0}
-    fields |= {"device": 0, "graph": graph.handle, "arena": arena}
-    with pytest.raises(CaptureError, match=r"node 0, a copy of 32 bytes in several rows"):
-        _native.CudaResident(words=[(0, 0, 8)], relocations=[(0, 0, 0)], **fields)
-    resident = _native.CudaResident(words=[], relocations=[], **fields)
-    assert run(resident) == run(resident) == 0
-
-
