@@ -90,13 +90,36 @@ std::vector<cuda::NodeWord> to_words(const std::vector<WordTuple>& words) {
   return converted;
 }
 
+// Lets go of a resident, on whichever thread, and then of what its graph points into. It waits for
+// the device, and must not hold up other threads meanwhile.
+class DeleteResident {
+ public:
+  explicit DeleteResident(py::object keep) : keep_(keep.release().ptr()) {}
+
+  void operator()(CudaResident* resident) const {
+    if (PyGILState_Check() == 0) {
+      delete resident;
+    } else {
+      const py::gil_scoped_release release;
+      delete resident;
+    }
+    if (Py_IsInitialized() == 0) return;
+    const py::gil_scoped_acquire gil;
+    Py_DECREF(keep_);
+  }
+
+ private:
+  PyObject* keep_;  // given up by the call, since copies of a deleter go without the GIL
+};
+
 std::shared_ptr<CudaResident> make_resident(
     int device, std::uint64_t graph, std::shared_ptr<CudaArena> arena, std::size_t arena_bytes,
     const std::vector<std::uint64_t>& node_handles, const std::vector<WordTuple>& words,
     const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>>& relocations,
     std::vector<std::int64_t> launches, std::size_t n_launches,
     const std::map<std::size_t, py::bytes>& host_tables,
-    const std::vector<std::pair<std::vector<WordTuple>, std::vector<WordTuple>>>& random_cells) {
+    const std::vector<std::pair<std::vector<WordTuple>, std::vector<WordTuple>>>& random_cells,
+    py::object keep) {
   cuda::CudaProgram program;
   program.device = device;
   program.graph = to_handle<cuda::Graph>(graph);
@@ -118,16 +141,7 @@ std::shared_ptr<CudaResident> make_resident(
     const auto text = static_cast<std::string_view>(bytes);
     program.host_tables.emplace(node, std::vector<unsigned char>(text.begin(), text.end()));
   }
-  // It waits for the device when it is deleted, and must not hold up other threads meanwhile.
-  return std::shared_ptr<CudaResident>(new CudaResident(std::move(program)),
-                                       [](CudaResident* resident) {
-                                         if (PyGILState_Check() == 0) {
-                                           delete resident;
-                                           return;
-                                         }
-                                         const py::gil_scoped_release release;
-                                         delete resident;
-                                       });
+  return {new CudaResident(std::move(program)), DeleteResident(std::move(keep))};
 }
 
 void patch_words(CudaResident& resident,
@@ -153,7 +167,8 @@ void register_resident(py::module_& module) {
       .def(py::init(&make_resident), py::kw_only(), py::arg("device"), py::arg("graph"),
            py::arg("arena"), py::arg("arena_bytes"), py::arg("node_handles"), py::arg("words"),
            py::arg("relocations"), py::arg("launches"), py::arg("n_launches"),
-           py::arg("host_tables") = py::dict(), py::arg("random_cells") = py::list())
+           py::arg("host_tables") = py::dict(), py::arg("random_cells") = py::list(),
+           py::arg("keep") = py::none())
       .def("load", &CudaResident::load, Unlocked())
       .def("patch", &patch_words, py::arg("words"))
       .def("set_stream", &CudaResident::set_stream, py::arg("stream"), Unlocked())

@@ -17,6 +17,7 @@ std::shared_ptr<ArenaMapping> CudaArena::map(std::size_t size_bytes) {
   if (size_bytes == 0) return mapping;
   const std::lock_guard lock(mutex_);
   const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
   std::size_t n_bytes = 0;
   for (const auto& chunk : chunks_) {
     if (n_bytes >= size_bytes) break;
@@ -52,6 +53,7 @@ void CudaArena::enter(Stream stream) {
   const std::lock_guard lock(mutex_);
   if (last_stream_ && *last_stream_ != stream) {
     const ContextScope scope(driver_, context_);
+    refuse_capturing(driver_, *last_stream_, "the stream that used the arena last");
     if (!order_) order_.emplace(driver_);
     driver_.check(driver_.event_record(order_->handle(), *last_stream_),
                   "recording what uses the arena");

@@ -54,15 +54,6 @@ std::vector<std::size_t> order_of(const Driver& driver, Graph graph,
   return order;
 }
 
-void refuse_capturing(const Driver& driver, Stream stream) {
-  CaptureStatus status = kCaptureNone;
-  driver.check(driver.stream_is_capturing(stream, &status), "asking whether the stream captures");
-  if (status == kCaptureNone) return;
-  throw ExecutionError(
-      "the current stream is being captured into another CUDA graph, where the addresses of an "
-      "execution cannot be patched: execute outside the capture, or capture the model itself");
-}
-
 }  // namespace
 
 CudaResident::CudaResident(CudaProgram program)
@@ -75,6 +66,7 @@ CudaResident::CudaResident(CudaProgram program)
                                 ", the program on cuda:" + std::to_string(program.device));
   }
   const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
   try {
     driver_.check(driver_.graph_clone(&clone_, program.graph), "cloning the captured graph");
     make_nodes(program);
@@ -139,6 +131,11 @@ void CudaResident::make_words(const CudaProgram& program) {
                                   (bytes == nullptr ? ") lies outside the node's bytes"
                                                     : ") needs exactly one relocation"));
     }
+    if (!nodes_[word.node].parameters->can_move()) {
+      throw CaptureError(node_name(word.node) + ", a " + nodes_[word.node].parameters->describe() +
+                         " in several rows: the driver gives other addresses to copies of one row "
+                         "only, so it cannot be relocated; copy contiguous memory");
+    }
     words_.push_back({bytes, word.node, word.part == 1, false, false});
     has_words[word.node] = true;
   }
@@ -190,14 +187,15 @@ void CudaResident::set_random(const std::vector<std::uint64_t>& seeds_and_offset
                          " generators, got " + std::to_string(seeds_and_offsets.size()) +
                          " numbers");
   }
+  if (n_random_cells_ == 0) return;
+  refuse_closed();
   const ContextScope scope(driver_, context_);
-  refuse_capturing(driver_, stream_);
   for (std::size_t index = 0; index < seeds_and_offsets.size(); ++index) {
     driver_.check(driver_.stream_write_value_64(stream_, random_cells_ + 8 * index,
                                                 seeds_and_offsets[index], 0),
                   "writing the state of a generator");
   }
-  if (!seeds_and_offsets.empty()) note_enqueued();
+  note_enqueued();
 }
 
 void CudaResident::group_by_launch(const CudaProgram& program) {
@@ -223,6 +221,7 @@ void CudaResident::mark(std::uint32_t node) noexcept {
 }
 
 void CudaResident::patch(const std::vector<Patch>& patches) noexcept {
+  if (clone_ == nullptr) return;
   for (const Patch& patch : patches) {
     Word& word = words_[patch.word];
     std::memcpy(word.bytes, &patch.address, sizeof patch.address);
@@ -244,7 +243,8 @@ void CudaResident::patch(const std::vector<Patch>& patches) noexcept {
 void CudaResident::write_tables() {
   if (!tables_changed_) return;
   if (tables_) {
-    tables_->turn(last_stream_ ? &*last_stream_ : nullptr);
+    tables_->turn(tables_read_ ? &*last_stream_ : nullptr);
+    tables_read_ = false;
     for (const std::uint32_t node : with_table_) {
       const std::vector<unsigned char>& bytes = nodes_[node].parameters->table();
       unsigned char* const at = tables_->at(*nodes_[node].table);
@@ -256,10 +256,13 @@ void CudaResident::write_tables() {
   tables_changed_ = false;
 }
 
+void CudaResident::refuse_closed() const {
+  if (clone_ == nullptr) throw ExecutionError("the program was closed");
+}
+
 // What every execution checks and writes before anything is enqueued.
 void CudaResident::prepare() {
-  if (clone_ == nullptr) throw ExecutionError("the program was closed");
-  refuse_capturing(driver_, stream_);
+  refuse_closed();
   if (n_never_patched_ > 0) {
     throw ExecutionError(std::to_string(n_never_patched_) + " of " + std::to_string(words_.size()) +
                          " address words were never patched: every slot must be bound first");
@@ -274,6 +277,7 @@ void CudaResident::load() {
 }
 
 void CudaResident::load_in_context() {
+  const RelaxedCapture relaxed(driver_);
   for (std::size_t node = 0; node < nodes_.size(); ++node) {
     if (!nodes_[node].is_marked) continue;
     const Result result = nodes_[node].parameters->set_template();
@@ -361,6 +365,7 @@ void CudaResident::issue(std::size_t launch) {
 void CudaResident::note_enqueued() {
   last_stream_ = stream_;
   in_flight_ = true;
+  tables_read_ = true;
 }
 
 c10::DataPtr CudaResident::take(std::size_t) {
@@ -368,18 +373,27 @@ c10::DataPtr CudaResident::take(std::size_t) {
 }
 
 void CudaResident::set_stream(std::uint64_t stream) {
-  stream_ = reinterpret_cast<Stream>(stream);
-  if (!last_stream_ || *last_stream_ == stream_) return;
+  refuse_closed();
+  const auto next = reinterpret_cast<Stream>(stream);
   const ContextScope scope(driver_, context_);
-  driver_.check(driver_.event_record(done_->handle(), *last_stream_),
-                "recording the execution before");
-  driver_.check(driver_.stream_wait_event(stream_, done_->handle(), 0),
-                "waiting for the execution before");
+  refuse_capturing(driver_, next, "the current stream");
+  if (last_stream_ && *last_stream_ != next) {
+    refuse_capturing(driver_, *last_stream_, "the stream of the execution before");
+    driver_.check(driver_.event_record(done_->handle(), *last_stream_),
+                  "recording the execution before");
+    driver_.check(driver_.stream_wait_event(next, done_->handle(), 0),
+                  "waiting for the execution before");
+  }
+  stream_ = next;
+  // From here on the caller's copies go there, whether or not the execution comes about.
+  last_stream_ = next;
+  in_flight_ = true;
 }
 
 void CudaResident::finish() {
   if (!in_flight_) return;
   const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
   in_flight_ = false;
   driver_.check(driver_.event_record(done_->handle(), *last_stream_), "ending an execution");
   driver_.check(driver_.event_synchronize(done_->handle()), "executing the program");
@@ -387,6 +401,7 @@ void CudaResident::finish() {
 
 void CudaResident::close() noexcept {
   const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
   if (in_flight_) {
     driver_.event_record(done_->handle(), *last_stream_);
     driver_.event_synchronize(done_->handle());

@@ -110,6 +110,7 @@ class CudaResident final : public Resident {
   void group_by_launch(const CudaProgram& program);
   void mark(std::uint32_t node) noexcept;
   void write_tables();
+  void refuse_closed() const;
   void prepare();
   void load_in_context();
   void set_changed();
@@ -135,9 +136,10 @@ class CudaResident final : public Resident {
   DevicePointer random_cells_ = 0;  // 16 bytes for each generator: seed, offset
   std::size_t n_random_cells_ = 0;
   bool tables_changed_ = true;
+  bool tables_read_ = false;  // something that reads the current half was enqueued
   Stream stream_ = nullptr;
-  std::optional<Stream> last_stream_;  // of the last execution
-  bool in_flight_ = false;             // nobody has waited for it
+  std::optional<Stream> last_stream_;  // of the last execution and the copies around it
+  bool in_flight_ = false;             // nobody has waited for them
   std::optional<OrderEvent> done_;
   std::uint64_t n_set_params_ = 0;
   std::uint64_t n_graph_launches_ = 0;

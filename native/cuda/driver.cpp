@@ -124,6 +124,16 @@ PrimaryContext::PrimaryContext(const Driver& driver, int device) : driver_(drive
 
 PrimaryContext::~PrimaryContext() { driver_.primary_context_release(device_); }
 
+void refuse_capturing(const Driver& driver, Stream stream, const char* which) {
+  CaptureStatus status = kCaptureNone;
+  driver.check(driver.stream_is_capturing(stream, &status), "asking whether the stream captures");
+  if (status == kCaptureNone) return;
+  throw ExecutionError(
+      std::string(which) +
+      " is being captured into another CUDA graph, where the addresses of an execution cannot be "
+      "patched: execute outside the capture, or capture the model itself");
+}
+
 OrderEvent::OrderEvent(const Driver& driver) : driver_(driver) {
   driver_.check(driver_.event_create(&event_, kEventWithoutTimes), "making an event");
 }

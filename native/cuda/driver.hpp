@@ -91,16 +91,23 @@ class ContextScope {
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const Driver& driver) : driver_(driver) {
-    driver_.exchange_capture_mode(&mode_);
+    changed_ = driver_.exchange_capture_mode(&mode_) == kSuccess;
   }
-  ~RelaxedCapture() { driver_.exchange_capture_mode(&mode_); }
+  ~RelaxedCapture() {
+    if (changed_) driver_.exchange_capture_mode(&mode_);
+  }
   RelaxedCapture(const RelaxedCapture&) = delete;
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
  private:
   const Driver& driver_;
-  CaptureMode mode_ = kCaptureRelaxed;
+  CaptureMode mode_ = kCaptureRelaxed;  // then the one before
+  bool changed_ = false;
 };
+
+// Throws ExecutionError where a stream is being captured into another graph; `which` stream that
+// is, in words. Needs a current context.
+void refuse_capturing(const Driver& driver, Stream stream, const char* which);
 
 // An event without times.
 //

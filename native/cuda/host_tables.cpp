@@ -24,6 +24,7 @@ HostTables::HostTables(const Driver& driver, const std::vector<std::size_t>& siz
       event_1_(driver) {}
 
 void HostTables::turn(const Stream* last_stream) {
+  const RelaxedCapture relaxed(driver_);
   const Event events[] = {event_0_.handle(), event_1_.handle()};
   if (last_stream != nullptr) {
     driver_.check(driver_.event_record(events[half_], *last_stream),

@@ -160,6 +160,7 @@ class MemcpyNode final : public ResidentNode {
   }
 
   bool keeps_allocations() const override { return true; }
+  bool can_move() const override { return params_.height == 1 && params_.depth == 1; }
 
   Result set_template() override {
     take_addresses();

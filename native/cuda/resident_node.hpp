@@ -42,6 +42,9 @@ class ResidentNode {
   // number is stale once its memory was freed and allocated again (copies and memsets).
   virtual bool keeps_allocations() const { return false; }
 
+  // Whether the executable graph's node can be given other addresses.
+  virtual bool can_move() const { return true; }
+
   // Whether there is anything to execute.
   virtual bool does_work() const { return true; }
 

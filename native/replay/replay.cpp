@@ -106,8 +106,21 @@ void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket)
 void Replay::run_queued(Call& call, bool finishes) {
   c10::OptionalStreamGuard torch_stream;
   if (call.torch_stream) torch_stream.reset_stream(*call.torch_stream);
-  run(call, /*queued=*/true);
-  if (!streamed_ || !finishes) return;
+  if (!streamed_ || !finishes) return run(call, /*queued=*/true);
+  try {
+    run(call, /*queued=*/true);
+  } catch (...) {
+    // Part of it may be under way, and nothing may be when the ticket is done.
+    try {
+      finish();
+    } catch (const ExecutionError&) {  // the first error wins
+    }
+    throw;
+  }
+  finish();
+}
+
+void Replay::finish() {
   const std::lock_guard lock(lane_.execution_mutex());
   resident_->finish();
 }

@@ -32,6 +32,9 @@ class Replay : public std::enable_shared_from_this<Replay> {
   Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident,
          bool host_scheduled, bool streamed);
 
+  // Closes: memory that executions in flight read must not go before they have ended.
+  ~Replay() { close(); }
+
   const CallSpec& spec() const { return spec_; }
   bool streamed() const { return streamed_; }
   Resident& resident() { return *resident_; }
@@ -62,6 +65,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
  private:
   void run(Call& call, bool queued);
   void run_queued(Call& call, bool finishes);
+  void finish();
   void enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket);
   void refuse_inside_launch() const;
   void refuse_run() const;

@@ -11,7 +11,7 @@ from typing import Any
 from simulator import Simulator
 
 CUDA_VERSION = 13000
-THREAD_LOCAL = 1
+GLOBAL, THREAD_LOCAL = 0, 1
 SUCCESS = 0
 
 
@@ -86,6 +86,19 @@ class Cuda:
         where = (ctypes.c_uint64(destination), ctypes.c_void_p(source))
         self("cuMemcpyHtoDAsync", *where, ctypes.c_size_t(n_bytes), ctypes.c_void_p(stream))
 
+    def copy_rows(
+        self, destination: int, source: int, width_bytes: int, n_rows: int, stream: int
+    ) -> None:
+        """Copy rows of so many bytes, which lie twice as far apart at the source."""
+        device, nothing = 2, [0] * 4
+        params = struct.pack(
+            "<4QI4x6Q4QI4x6Q3Q",
+            *(*nothing, device, 0, source, 0, 0, 2 * width_bytes, 0),
+            *(*nothing, device, 0, destination, 0, 0, width_bytes, 0),
+            *(width_bytes, n_rows, 1),
+        )
+        self("cuMemcpy3DAsync", params, ctypes.c_void_p(stream))
+
     def fill(self, destination: int, value: int, count: int, item_bytes: int, stream: int) -> None:
         number = {1: ctypes.c_ubyte, 2: ctypes.c_ushort, 4: ctypes.c_uint}[item_bytes](value)
         name = f"cuMemsetD{8 * item_bytes}Async"
@@ -93,10 +106,10 @@ class Cuda:
         self(name, ctypes.c_uint64(destination), number, count_, stream_)
 
     @contextmanager
-    def capture(self, stream: int) -> Iterator[Graph]:
+    def capture(self, stream: int, mode: int = THREAD_LOCAL) -> Iterator[Graph]:
         """Capture what the block enqueues on the stream."""
         graph = Graph()
-        self("cuStreamBeginCapture", ctypes.c_void_p(stream), THREAD_LOCAL)
+        self("cuStreamBeginCapture", ctypes.c_void_p(stream), mode)
         yield graph
         handle, count = ctypes.c_void_p(), ctypes.c_size_t()
         self("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(handle))

@@ -42,6 +42,7 @@ class Chain:
         *,
         as_library_kernel: bool = False,
         one_launch: bool = False,
+        keep: object = None,
     ):
         simulator = cuda.simulator
         self.n_kernels = n_kernels
@@ -68,6 +69,7 @@ class Chain:
             relocations=self.relocations,
             launches=[0] * n_kernels if one_launch else list(range(n_kernels)),
             n_launches=1 if one_launch else n_kernels,
+            keep=keep,
         )
         cuda.destroy(graph)
 

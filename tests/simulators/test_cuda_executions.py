@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import struct
+import time
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's 
 
 from small_graphs import StepCapturer, current_context, floats, make_program, words
 
-from offload.backends.cuda import CudaBackend, backend
+from offload.backends.cuda import CudaBackend, OwnedRange, backend
 from offload.backends.cuda.graph import call
 
 IN, ACT, OUT, WEIGHT = Role.INPUT, Role.ACTIVATION, Role.OUTPUT, Role.WEIGHT
@@ -50,8 +52,8 @@ class Device:
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(backend, "_arenas", weakref.WeakValueDictionary())
 
-    def load(self, program, steps, **options) -> offload.Executable:
-        simulated = SimulatedBackend(StepCapturer(steps))
+    def load(self, program, steps, capturer=None, **options) -> offload.Executable:
+        simulated = SimulatedBackend(capturer or StepCapturer(steps))
         self._monkeypatch.setattr(api, "find_backend", lambda name: simulated)
         return api.Captured(None, program=program).load("cuda", **options)
 
@@ -153,6 +155,38 @@ def test_activations_and_scratch_share_the_feature_map(device):
     run._loaded.resident.finish()
     assert torch.equal(y, (x * 2 + x) * 3)
     assert run.last_execution.policy == "all"
+
+
+class OwningCapturer(StepCapturer):
+    """Its captures keep something more; `gone` is called when that goes."""
+
+    gone: Callable[[], None]
+
+    def capture(self, program, pool):
+        class Owner:
+            def __del__(_) -> None:
+                self.gone()
+
+        taken = super().capture(program, pool)
+        return dataclasses.replace(taken, keep=(taken.keep, Owner()))
+
+
+@pytest.mark.parametrize("submitted", [False, True])
+def test_what_the_graph_points_into_outlives_the_executable(device, submitted):
+    constant = on_device(torch.full((N,), 5.0))
+    program = make_program([(IN, N), (OUT, N)], [("0", "1")])
+    steps = [lambda at: add(at, device, at.at[0], constant.data_ptr(), at.at[1])]
+    capturer = OwningCapturer(steps, [OwnedRange(constant.data_ptr(), 4 * N, "the test")])
+    capturer.gone = lambda: None
+    run = device.load(program, steps, capturer, verify=False)
+    x, y = on_device(torch.randn(N)), on_device(torch.zeros(N))
+    seen = []
+    capturer.gone = lambda: seen.append(torch.equal(y, x + 5))
+    ticket = run.submit(x, out=(y,)) if submitted else run(x, out=(y,))
+    del run, ticket
+    while not seen:  # after a submission it goes on the lane's thread
+        time.sleep(0.001)
+    assert seen == [True]
 
 
 def test_launch_reports_and_host_scheduling(device):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import pytest
 from graphs import Cuda, read
@@ -122,6 +123,40 @@ def test_work_in_flight_is_waited_for_before_memory_goes(cuda, arena):
     chain.resident.close()
 
 
+class Kept:
+    """What a graph's constant addresses point into; notes what there is when it goes."""
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self._look = look
+        self.seen: list[object] = []
+
+    def __del__(self) -> None:
+        self.seen.append(self._look())
+
+
+def test_what_a_graph_points_into_goes_after_its_work(cuda, arena):
+    y = cuda.allocate([0] * COUNT)
+    kept = Kept(lambda: read(y, COUNT))
+    seen = kept.seen
+    chain = Chain(cuda, arena, keep=kept)
+    del kept
+    chain.bind_first(cuda.allocate(NUMBERS), y)
+    chain.resident.execute()
+    assert seen == []
+    del chain
+    assert seen == [plus(3)]
+
+
+def test_what_a_refused_program_was_to_keep_goes(cuda, arena):
+    kept = Kept(lambda: None)
+    seen = kept.seen
+    cuda.simulator.fail("cuGraphClone", 2)
+    with pytest.raises(ExecutionError) as raised:
+        Chain(cuda, arena, keep=kept)
+    del kept, raised
+    assert seen == [None]
+
+
 def live(simulator: Simulator) -> dict[str, int]:
     kinds = ("event", "graph", "executable", "reservation", "mapping")
     return {
@@ -234,6 +269,19 @@ def test_words_that_lie_nowhere_are_refused(cuda, arena, changed, message):
         _native.CudaResident(
             device=0, graph=graph.handle, arena=arena, arena_bytes=0, n_launches=1, **fields
         )
+
+
+def test_copies_in_rows_cannot_be_relocated(cuda, arena):
+    """The driver re-sets copies of one row only: the second execution would fail."""
+    x, y, stream = cuda.allocate([0] * 8), cuda.allocate([0] * 4), cuda.stream()
+    with cuda.capture(stream) as graph:
+        cuda.copy_rows(y, x, 8, 4, stream)
+    fields = {"node_handles": graph.nodes, "launches": [0], "n_launches": 1, "arena_bytes": 0}
+    fields |= {"device": 0, "graph": graph.handle, "arena": arena}
+    with pytest.raises(CaptureError, match=r"node 0, a copy of 32 bytes in several rows"):
+        _native.CudaResident(words=[(0, 0, 8)], relocations=[(0, 0, 0)], **fields)
+    resident = _native.CudaResident(words=[], relocations=[], **fields)
+    assert run(resident) == run(resident) == 0
 
 
 def test_host_functions_cannot_be_resident(cuda, arena):

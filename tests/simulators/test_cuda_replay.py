@@ -268,6 +268,35 @@ def test_a_failed_set_is_made_good_by_the_next_call(cuda, make):
     assert chain.resident.n_set_params == 2
 
 
+def test_a_ticket_that_failed_leaves_nothing_under_way(cuda, make):
+    replay, chain = make(host_scheduled=True)
+    x = numbers()
+    cuda.simulator.fail("cuLaunchKernelEx", 999, nth=3)
+    ticket = replay.submit((x,), {}, None, None)
+    with pytest.raises(ExecutionError, match="launching node 2"):
+        ticket.wait()
+    assert read(chain.resident.arena_address + SIZE_BYTES, COUNT) == (x + 2).tolist()
+
+
+def test_a_replay_that_goes_waits_first(make):
+    """Of what it keeps executions read, as the buffers of copied inputs."""
+    replay, chain = make(copied=True)
+    y = replay(numbers())
+    del replay
+    assert y.tolist() == (numbers() + 3).tolist()
+    assert chain.resident.arena_address == 0
+
+
+def test_a_call_under_capture_is_refused_before_it_copies(cuda, make, streams):
+    replay, _ = make(copied=True)
+    first = replay(numbers())
+    with cuda.capture(streams[-1]) as graph, pytest.raises(ExecutionError, match="being captured"):
+        replay(numbers(5))
+    assert graph.nodes == []
+    cuda.synchronize(streams[-1])  # torch's copies run at once here: one would show in the first
+    assert first.tolist() == (numbers() + 3).tolist()
+
+
 def test_close_waits_and_gives_back_the_device(cuda, make):
     replay, chain = make()
     x = numbers()

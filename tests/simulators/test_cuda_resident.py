@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-from graphs import read, write
+from graphs import GLOBAL, THREAD_LOCAL, read, write
 from residents import (
     COUNT,
     NUMBERS,
@@ -210,8 +210,93 @@ def test_a_stream_that_captures_is_refused(cuda, arena):
     chain = Chain(cuda, arena)
     chain.bind_first(cuda.allocate(NUMBERS), cuda.allocate(NUMBERS))
     stream = cuda.stream()
-    chain.resident.set_stream(stream)
     with cuda.capture(stream) as graph, pytest.raises(ExecutionError, match="being captured"):
-        chain.resident.execute()
+        chain.resident.set_stream(stream)
     assert graph.nodes == []
     assert run(chain.resident) == 0
+
+
+@pytest.mark.parametrize("captured", [0, 1])
+def test_a_capture_is_not_spoiled_by_an_execution_on_another_stream(cuda, arena, captured):
+    """Neither by one that comes to the captured stream nor by one that comes from it."""
+    chain = Chain(cuda, arena)
+    y = cuda.allocate([0] * COUNT)
+    chain.bind_first(cuda.allocate(NUMBERS), y)
+    streams = [cuda.stream() for _ in range(2)]
+    chain.resident.set_stream(streams[0])
+    chain.resident.execute()
+    refused = pytest.raises(ExecutionError, match="being captured")
+    with cuda.capture(streams[captured]) as graph, refused:
+        chain.resident.set_stream(streams[1])
+    assert graph.nodes == []
+    chain.resident.set_stream(streams[1])
+    run(chain.resident)
+    assert read(y, COUNT) == plus(3)
+
+
+def test_a_capture_is_not_spoiled_by_another_user_of_the_arena(cuda, arena):
+    chains = [Chain(cuda, arena) for _ in range(2)]
+    streams = [cuda.stream() for _ in range(2)]
+    for chain, stream in zip(chains, streams, strict=True):
+        chain.bind_first(cuda.allocate(NUMBERS), cuda.allocate([0] * COUNT))
+        chain.resident.set_stream(stream)
+    chains[0].resident.execute()
+    with cuda.capture(streams[0]) as graph, pytest.raises(ExecutionError, match="being captured"):
+        chains[1].resident.execute()
+    assert graph.nodes == []
+    chains[1].resident.execute()
+
+
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL])
+@pytest.mark.parametrize("end", ["finish", "close"])
+def test_the_end_of_an_execution_does_not_disturb_a_capture(cuda, arena, mode, end):
+    before = cuda.simulator.host_bytes
+    program = Gather(cuda, arena, given=True)
+    x, y = cuda.allocate([1] * COUNT), cuda.allocate([0] * COUNT)
+    program.bind(x, x, y)
+    program.resident.execute()
+    with cuda.capture(cuda.stream(), mode) as graph:
+        getattr(program.resident, end)()
+        assert read(y, COUNT) == [2] * COUNT
+    assert graph.nodes == []
+    program.resident.close()
+    assert cuda.simulator.host_bytes == before
+
+
+def test_loading_does_not_disturb_a_capture(cuda, arena):
+    with cuda.capture(cuda.stream(), GLOBAL) as graph:
+        program = Gather(cuda, arena, given=True)
+    assert graph.nodes == []
+    x, y = cuda.allocate([1] * COUNT), cuda.allocate([0] * COUNT)
+    program.bind(x, x, y)
+    run(program.resident)
+    assert read(y, COUNT) == [2] * COUNT
+
+
+def test_what_a_failed_execution_left_on_its_stream_is_waited_for(cuda, arena):
+    """Its copies to memory that the next execution writes too."""
+    chain = Chain(cuda, arena)
+    y = cuda.allocate([0] * COUNT)
+    chain.bind_first(cuda.allocate(NUMBERS), y)
+    streams = [cuda.stream() for _ in range(2)]
+    written = cuda.allocate([0])
+    chain.resident.set_stream(streams[0])
+    cuda.fill(written, 7, 1, 1, streams[0])
+    cuda.simulator.fail("cuGraphInstantiateWithFlags", 2)
+    with pytest.raises(ExecutionError, match="instantiating the graph"):
+        chain.resident.execute()
+    chain.resident.set_stream(streams[1])
+    cuda.synchronize(streams[1])
+    assert read(written, 1) == [7]
+
+
+def test_a_closed_resident_refuses_everything(cuda, arena):
+    chain = Chain(cuda, arena)
+    chain.bind_first(cuda.allocate(NUMBERS), cuda.allocate(NUMBERS))
+    chain.resident.set_stream(cuda.stream())
+    run(chain.resident)
+    chain.resident.close()
+    chain.resident.finish()
+    chain.bind(x=8)
+    with pytest.raises(ExecutionError, match="closed"):
+        chain.resident.set_stream(cuda.stream())

@@ -80,7 +80,6 @@ class Loaded:
             the offset of each, it moves them on.
         current_stream: on a device with streams, the handle of the caller's current one on the
             device of this index.
-        keep: what has to live as long as the resident.
     """
 
     resident: _native.Resident
@@ -90,7 +89,6 @@ class Loaded:
     alignment_bytes: int = 1
     current_stream: Callable[[int], int] | None = None
     draw: Callable[[], list[int]] | None = None
-    keep: Any = None
 
 
 def native_layout(view: TensorView) -> _native.TensorLayout:

@@ -56,7 +56,8 @@ class Resident {
   virtual std::uint64_t lease_id() const { return 0; }
 
   // On a device with streams: where the next execution and its copies go, after all that this
-  // resident has executed. Asked for before each execution. Throws ExecutionError.
+  // resident has executed and what was copied for it. Asked for before each execution. Throws
+  // ExecutionError, also for a stream that is being captured.
   virtual void set_stream(std::uint64_t) {}
 
   // On a device whose random kernels read memory: for each generator of the program the seed and

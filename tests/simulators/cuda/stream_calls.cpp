@@ -137,7 +137,8 @@ Result stream_get_capture_info_v3(Stream stream, CaptureStatus* status, std::uin
 }
 
 Result exchange_capture_mode(CaptureMode* mode) {
-  return call("cuThreadExchangeStreamCaptureMode", Needs::kDriver, [&](auto&) {
+  // A thread's mode is no state of the device: it can be given back after a fault.
+  return call("cuThreadExchangeStreamCaptureMode", Needs::kNothing, [&](auto&) {
     require_given(mode);
     simulator::require(*mode >= kCaptureGlobal && *mode <= kCaptureRelaxed, Status::kInvalidValue);
     *mode = static_cast<CaptureMode>(

@@ -138,7 +138,12 @@ class CudaBackend:
         named = {word.value for word in captured.discovery.words}
         _check_weights(prepared.program, named, self.alignment_bytes)
         arena = _arena(captured.device)
-        resident = _resident(captured, prepared.program, plan, arena, plan.feature_map_bytes)
+        # The resident has a graph of its own: of the capture only what its constant words point
+        # to has to stay, for as long as the device executes it. `_arenas` finds the arena as long.
+        keep = (arena, captured.capture.keep if _points_outside(captured.discovery) else None)
+        resident = _resident(
+            captured, prepared.program, plan, arena, plan.feature_map_bytes, keep=keep
+        )
         random = captured.capture.random
         reports = tuple(LaunchReport("graph", 0) for _ in prepared.program.launches)
         return Loaded(
@@ -149,9 +154,6 @@ class CudaBackend:
             alignment_bytes=self.alignment_bytes,
             current_stream=self.current_stream,
             draw=drawing(random) if random is not None and captured.random_cells else None,
-            # The resident has a graph of its own: of the capture only what its constant words
-            # point to has to stay.
-            keep=(arena, captured.capture.keep if _points_outside(captured.discovery) else None),
         )
 
     def tensor_device(self, index: int) -> torch.device:
@@ -288,7 +290,13 @@ def _relocations(discovery: Discovery, plan: Plan) -> list[tuple[int, int, int]]
 
 
 def _resident(
-    captured: _Captured, program: Program, plan: Plan, arena: _native.CudaArena, arena_bytes: int
+    captured: _Captured,
+    program: Program,
+    plan: Plan,
+    arena: _native.CudaArena,
+    arena_bytes: int,
+    *,
+    keep: Any = None,
 ) -> Any:
     capture, discovery = captured.capture, captured.discovery
     return _native.CudaResident(
@@ -305,4 +313,5 @@ def _resident(
             index: node.parts[1] for index, node in enumerate(capture.nodes) if len(node.parts) > 1
         },
         random_cells=captured.random_cells,
+        keep=keep,
     )
