@@ -69,7 +69,6 @@ def test_programs_of_another_device_are_not_loaded():
     [
         ({"guard": 3}, "is read on the host"),
         ({"guards_shape": True}, "has shapes that depend on it"),
-        ({"random": True}, "draws random numbers"),
         ({"arguments": (Symbol("device", "cpu"),)}, "makes a tensor on cpu"),
     ],
 )

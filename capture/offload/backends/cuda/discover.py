@@ -11,10 +11,15 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from offload.backends.cuda.capture import GraphCapture, OwnedRange
-from offload.backends.cuda.words import CapturesDiffer, Discovery, Noise, OwnedConstant, Word
+from offload.backends.cuda.words import (
+    WORD_BYTES,
+    CapturesDiffer,
+    Discovery,
+    Noise,
+    OwnedConstant,
+    Word,
+)
 from offload.errors import CaptureError
-
-WORD_BYTES = 8
 
 GUARD_BYTES = 1 << 20
 """An allocation owns the addresses so far around it: the discovery pool leaves at least so many
