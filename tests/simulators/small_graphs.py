@@ -10,7 +10,6 @@ from typing import Any
 
 from offload import _native
 from offload.backends.cuda import Allocation, GraphCapture, GraphNode, NodeReader, OwnedRange
-from offload.backends.cuda.capture import RandomState
 from offload.backends.cuda.graph import call, driver_bindings, read_graph
 from offload.program import Launch, Program, Result, Role, TensorView, Value
 from offload.structure import Structure
@@ -103,13 +102,11 @@ class StepCapturer:
 
     Attributes:
         owned: memory that constants may point into.
-        random: what the steps draw from.
         n_captures: how often it has captured.
     """
 
     steps: Sequence[Step]
     owned: Sequence[OwnedRange] = ()
-    random: RandomState | None = None
     n_captures: int = 0
 
     def capture(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
@@ -143,7 +140,6 @@ class StepCapturer:
             [*values, *capturing.allocations],
             list(self.owned),
             _Graph(int(graph)),
-            self.random,
         )
 
 

@@ -23,8 +23,7 @@ pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's 
 
 from small_graphs import StepCapturer, current_context, floats, make_program, words
 
-from offload.backends.cuda import CudaBackend, OwnedRange, backend
-from offload.backends.cuda.capture import RANDOM_OWNER, RandomState
+from offload.backends.cuda import CudaBackend, backend
 from offload.backends.cuda.graph import call
 
 IN, ACT, OUT, WEIGHT = Role.INPUT, Role.ACTIVATION, Role.OUTPUT, Role.WEIGHT
@@ -52,8 +51,7 @@ class Device:
         monkeypatch.setattr(backend, "_arenas", weakref.WeakValueDictionary())
 
     def load(self, program, steps, **options) -> offload.Executable:
-        capturer = steps if isinstance(steps, StepCapturer) else StepCapturer(steps)
-        simulated = SimulatedBackend(capturer)
+        simulated = SimulatedBackend(StepCapturer(steps))
         self._monkeypatch.setattr(api, "find_backend", lambda name: simulated)
         return api.Captured(None, program=program).load("cuda", **options)
 
@@ -320,68 +318,6 @@ def test_inputs_that_are_less_aligned_are_copied(device):
     x = whole[1:]
     assert torch.equal(result(run, x), (x * 2 + x) * 3)
     assert run.last_execution.bytes_copied == 4 * N
-
-
-class Generator:
-    """As one of CUDA; those of the CPU have no offset."""
-
-    def __init__(self) -> None:
-        self.offset = 8
-
-    def initial_seed(self) -> int:
-        return 5
-
-    def get_offset(self) -> int:
-        return self.offset
-
-    def set_offset(self, offset: int) -> None:
-        self.offset = offset
-
-
-def drawing(device, generator):
-    """out = x + seed + offset, by a kernel that is given both cells and a number after them."""
-
-    def draw(arguments: bytes) -> None:
-        source, result, seed, offset, number = struct.unpack("<5Q", arguments)
-        assert number == 77
-        drawn = sum(ctypes.c_uint64.from_address(one).value for one in (seed, offset))
-        for index in range(N):
-            floats(result, N)[index] = floats(source, N)[index] + drawn
-
-    kernel = device.simulator.kernel("draw_kernel", [8, 8, 24], draw)
-    cells = int(call("cuMemAlloc", 1024))
-    owned = [OwnedRange(cells, 8, RANDOM_OWNER), OwnedRange(cells + 512, 8, RANDOM_OWNER)]
-    program = make_program([(IN, N), (OUT, N)], [("0", "1")])
-    program = dataclasses.replace(
-        program, launches=(dataclasses.replace(program.launches[0], random=True),)
-    )
-
-    def step(at):
-        at.launch(kernel, words(at.at[0]), words(at.at[1]), words(cells, cells + 512, 77))
-
-    return program, StepCapturer([step], owned, RandomState(generator, 4)), cells
-
-
-def test_each_execution_draws_what_comes_next(device):
-    """From a cell of its own, so that executables do not disturb each other."""
-    generator = Generator()
-    program, capturer, cells = drawing(device, generator)
-    runs = [device.load(program, capturer) for _ in range(2)]
-    assert generator.offset == 8  # neither loading nor the proof draws
-    call("cuMemFree", cells)  # of the capture: nobody reads it any more
-    x = on_device(torch.randn(N))
-    for turn in range(4):
-        assert torch.equal(result(runs[turn % 2], x), x + (5 + 8 + 4 * turn))
-    assert generator.offset == 8 + 4 * 4
-
-
-def test_a_call_that_does_not_fit_draws_nothing(device):
-    generator = Generator()
-    program, capturer, _ = drawing(device, generator)
-    run = device.load(program, capturer)
-    with pytest.raises(BindingError):
-        run(on_device(torch.zeros(N - 1)))
-    assert generator.offset == 8
 
 
 @st.composite

@@ -335,3 +335,25 @@ def test_containers_nested_too_deeply_cannot_be_saved(tmp_path: Path) -> None:
     captured = captured_call(lambda tree: torch.ones(1) + 1, nested)
     with pytest.raises(offload.FileError, match="nested deeper"):
         save_program(captured.program, tmp_path / "m.offload")
+
+
+@pytest.mark.parametrize("device", ["cuda", "no_such_device", "cuda:9", ""])
+def test_programs_of_devices_that_are_not_here_can_be_looked_at(tmp_path, device):
+    """Their weights are on the CPU then, and they are not loaded."""
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    model = torch.nn.Linear(2, 3)
+    with torch.no_grad():
+        captured = offload.capture(model, torch.ones(1, 2))
+    program = dataclasses.replace(captured.program, device=device)
+    path = tmp_path / "model.offload"
+    save_program(program, path)
+    opened = offload.open(path)
+    assert opened.program.device == device
+    (bias, weight) = sorted(
+        (held[0] for held in opened.program.weights.values()), key=torch.Tensor.dim
+    )
+    assert torch.equal(weight, model.weight)
+    assert torch.equal(bias, model.bias)
+    with pytest.raises(offload.BackendUnavailable):
+        opened.load()

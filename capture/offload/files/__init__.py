@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from offload.files.decode import decode_program
 from offload.files.encode import encode_program
 from offload.files.reader import Malformed, parse
 from offload.program import Program, TensorView
+from offload.record import default_generator
 from offload.torch_names import find_dtype
 
 __all__ = ["open_program", "save_program"]
@@ -62,8 +64,9 @@ def open_program(path: str | os.PathLike[str]) -> Program:
     tensors. Executing a program from a stranger still means running torch's kernels on it.
 
     Returns:
-        The Program; its weights are tensors of their own, its random launches draw from torch's
-        default generator, and its containers have no classes.
+        The Program; its weights are tensors of their own on its device (on the CPU where that is
+        not there), its random launches draw from torch's default generator, and its containers
+        have no classes.
 
     Raises:
         FileError: there is no such file, it is damaged or no program, it was written by a newer
@@ -74,7 +77,8 @@ def open_program(path: str | os.PathLike[str]) -> Program:
         with open_archive(path) as archive:
             program, holders = _read_program(archive.program_text())
             sizes_bytes = {index: program.values[index].size_bytes for index in holders}
-            storages = archive.read_weights(sizes_bytes)
+            device = _available(program.device)
+            storages = archive.read_weights(sizes_bytes, device)
     except Malformed as error:
         raise FileError(
             f"{path}: {error}: the file is damaged, or offload did not write it; save the program "
@@ -88,7 +92,24 @@ def open_program(path: str | os.PathLike[str]) -> Program:
             index: tuple(_tensor_on(storages[index], view) for view in views)
             for index, views in holders.items()
         }
-    return dataclasses.replace(program, weights=weights, weight_views=holders)
+    return dataclasses.replace(
+        program,
+        weights=weights,
+        weight_views=holders,
+        generators=(default_generator(device),),
+    )
+
+
+def _available(device: str) -> torch.device:
+    """The device that a Program is for; the CPU, to look at it, where there is none."""
+    host = torch.device("cpu")
+    if device == "cpu" or not device.isidentifier():
+        return host
+    try:
+        module: Any = torch.get_device_module(device)
+    except RuntimeError:  # torch knows no such device
+        return host
+    return torch.device(device, module.current_device()) if module.is_available() else host
 
 
 def _read_program(text: bytes) -> tuple[Program, Mapping[int, tuple[TensorView, ...]]]:

@@ -20,6 +20,7 @@ import safetensors
 import safetensors.torch
 import torch
 
+from offload.eager_run import bytes_of
 from offload.errors import FileError
 from offload.files.reader import Malformed, parse
 
@@ -83,7 +84,9 @@ class Archive:
         with _zip_errors():
             return self._archive.read(_PROGRAM)
 
-    def read_weights(self, sizes_bytes: Mapping[int, int]) -> dict[int, torch.UntypedStorage]:
+    def read_weights(
+        self, sizes_bytes: Mapping[int, int], device: torch.device
+    ) -> dict[int, torch.UntypedStorage]:
         """Read each weight Value's bytes, once, into a storage of its own.
 
         The safetensors library reads whole files or whole buffers, and a member of a zip is
@@ -92,8 +95,10 @@ class Archive:
 
         Args:
             sizes_bytes: for each weight Value how many bytes it has.
+            device: where the storages lie.
 
         Raises:
+            FileError: the device has no memory for a weight.
             Malformed: the header, or the checksum of the content, is not as expected.
         """
         with _zip_errors():
@@ -103,7 +108,7 @@ class Archive:
             staging = bytearray(_CHUNK_BYTES)
             storages: dict[int, torch.UntypedStorage] = {}
             for index in sorted(begins, key=lambda index: (begins[index], sizes_bytes[index])):
-                storages[index] = _read_storage(member, sizes_bytes[index], staging)
+                storages[index] = _read_storage(member, sizes_bytes[index], staging, device)
         return storages
 
     def _read_header(self, member: IO[bytes], sizes_bytes: Mapping[int, int]) -> dict[int, int]:
@@ -147,11 +152,15 @@ def _check_gapless(begins: Mapping[int, int], sizes_bytes: Mapping[int, int]) ->
         expected += size_bytes
 
 
-def _read_storage(member: IO[bytes], size_bytes: int, staging: bytearray) -> torch.UntypedStorage:
+def _read_storage(
+    member: IO[bytes], size_bytes: int, staging: bytearray, device: torch.device
+) -> torch.UntypedStorage:
     try:
-        storage = torch.UntypedStorage(size_bytes, device="cpu")
+        storage = torch.UntypedStorage(size_bytes, device=device)
     except (RuntimeError, MemoryError):
-        raise FileError(f"there is no memory for a weight of {size_bytes} bytes") from None
+        raise FileError(
+            f"there is no memory on {device} for a weight of {size_bytes} bytes"
+        ) from None
     target = bytes_of(storage)
     source = torch.frombuffer(staging, dtype=torch.uint8)
     at = 0
@@ -190,8 +199,3 @@ def _zip_errors() -> Iterator[None]:
         raise FileError(f"cannot be read: {error}") from error
     except Exception as error:
         raise Malformed(f"it is no intact zip file ({error})") from error
-
-
-def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The storage as a uint8 tensor on the same memory."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

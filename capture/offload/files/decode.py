@@ -60,8 +60,6 @@ def decode_program(root: Node) -> tuple[Program, dict[int, tuple[TensorView, ...
         arguments_structure=_structure(parts["arguments_structure"], 0),
         result_structure=_structure(parts["result_structure"], 0),
         overlaps=parts["overlaps"].each(_overlap),
-        # torch's default generator is the only one that a file may draw from.
-        generators=(torch.default_generator,),
         parameter_names=parts["parameter_names"].texts(),
         keyword_only_names=parts["keyword_only_names"].texts(),
         host_reads=parts["host_reads"].texts(),

@@ -3,12 +3,14 @@
 from offload.record.callables import Parameters, parameters_of, refuse_compiled, refuse_hidden_reads
 from offload.record.operators import is_user_file, located_at
 from offload.record.recorder import Recorder, Recording
+from offload.record.recording_device import default_generator
 from offload.record.verify import verify
 
 __all__ = [
     "Parameters",
     "Recorder",
     "Recording",
+    "default_generator",
     "is_user_file",
     "located_at",
     "parameters_of",
