@@ -85,7 +85,7 @@ def test_launches_that_a_graph_cannot_hold_are_refused_with_their_line(
 def test_inputs_that_can_never_be_aligned_together_are_refused(
     distance_bytes, is_refused, monkeypatch
 ):
-    """Neither may be copied, since they overlap; so the proof would run kernels on odd addresses."""
+    """Neither may be copied, since they overlap: the proof would run kernels on odd addresses."""
 
     class Reached(Exception):
         pass

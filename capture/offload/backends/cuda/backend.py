@@ -12,7 +12,7 @@ import torch
 
 from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
-from offload.backends.cuda.capture import RANDOM_OWNER, Capturer, GraphCapture
+from offload.backends.cuda.capture import RANDOM_OWNER, Capturer, GraphCapture, device_of
 from offload.backends.cuda.discover import discover
 from offload.backends.cuda.graph import driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
@@ -262,15 +262,6 @@ def _check_weights(program: Program, named: Set[int], alignment_bytes: int) -> N
             )
 
 
-def _device_of(program: Program) -> int:
-    """The GPU that holds the weights; without any, torch's current one."""
-    for holders in program.weights.values():
-        for tensor in holders:
-            if tensor.device.type == "cuda":
-                return tensor.device.index or 0
-    return torch.cuda.current_device() if torch.cuda.is_available() else 0
-
-
 def _capture(
     program: Program, capturer: Capturer, seed: int
 ) -> tuple[_Captured, GraphCapture, GraphCapture, GraphCapture]:
@@ -279,7 +270,7 @@ def _capture(
     The first of the two is let go before the same addresses are given out again; the second is the
     template, and lives on while the others are made, so that no address of its can recur.
     """
-    device = _device_of(program)
+    device = device_of(program)
     pool = _native.DiscoveryPool(device, seed)
     again = _as_data(capturer.capture(program, pool))
     pool.rewind()
