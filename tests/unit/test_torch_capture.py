@@ -5,12 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import time
+import types
 
 import pytest
 import torch
 
 import offload
-from offload.backends.cuda import torch_capture
+from offload.backends.cuda import torch_capture, torch_pool
 from offload.backends.cuda.capture import Allocation
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.torch_pool import PoolMemory
@@ -93,6 +94,29 @@ def test_a_caller_who_captures_is_refused(monkeypatch):
         captured(torch.ones(3))
     with pytest.raises(offload.CaptureError, match="being captured on the current stream"):
         TorchCapturer().capture(captured.program, None)
+
+
+@pytest.mark.parametrize("failing", ["all", None, "inside"])
+def test_the_pool_serves_nobody_afterwards_whatever_fails(monkeypatch, failing):
+    """Torch's history is switched on and off by calls that may fail, as what runs between may."""
+    current: list[object] = []
+    recorded: list[str | None] = []
+
+    def record(enabled: str | None, **_: object) -> None:
+        recorded.append(enabled)
+        if enabled == failing:
+            raise RuntimeError("history")
+
+    pool = types.SimpleNamespace(set_current=current.append)
+    monkeypatch.setattr(torch_pool, "_native", types.SimpleNamespace(DiscoveryPool=pool))
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: False, raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
+    memory = PoolMemory.__new__(PoolMemory)
+    memory._pool = "pool"
+    with pytest.raises(RuntimeError), memory.current():
+        raise RuntimeError("inside")
+    assert current == ["pool", None]
+    assert recorded == (["all"] if failing == "all" else ["all", None])
 
 
 @contextlib.contextmanager

@@ -192,10 +192,11 @@ class CudaBackend:
         program = prepared.program
         arena = _native.CudaArena(captured.device)
         twins = []
-        for its_plan in (plan, apart(program, plan)):
-            resident = _resident(captured, program, its_plan, arena, 0)
-            twins.append(Placed(its_plan, resident, _relocations(captured.discovery, its_plan)))
         try:
+            for its_plan in (plan, apart(program, plan)):
+                resident = _resident(captured, program, its_plan, arena, 0)
+                relocations = _relocations(captured.discovery, its_plan)
+                twins.append(Placed(its_plan, resident, relocations))
             with self.proof_memory(captured.device) as memory:
                 prove(program, twins[0], twins[1], memory)
         finally:
