@@ -120,11 +120,16 @@ def test_weights_written_in_place_are_seen_and_loading_leaves_state():
     torch.testing.assert_close(model[1].running_mean, twin[1].running_mean)
 
 
-def test_random_launches_are_refused():
-    with offload.capture(nn.Dropout(0.5).train()) as captured:
+def test_random_launches_draw_what_eager_draws():
+    model = nn.Dropout(0.5).train()
+    with offload.capture(model) as captured:
         captured(ones(64))
-    with pytest.raises(offload.CaptureError, match="random"):
-        captured.load()
+    torch.cuda.manual_seed(3)
+    run = captured.load()
+    expected = [model(ones(64)) for _ in range(3)]
+    torch.cuda.manual_seed(3)
+    for one in expected:
+        assert torch.equal(run(ones(64)), one)
 
 
 def test_a_caller_who_is_capturing_is_refused():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 
 import pytest
 
@@ -258,6 +260,25 @@ def test_a_kernel_that_changes_is_captured_again_and_then_refused(device, pointe
 
     with pytest.raises(CaptureError, match=r"'(add|other)_kernel' .*captured 3 times"):
         prepared([always, always])
+
+
+@pytest.mark.parametrize("n_differing", [2, 12])
+def test_captures_that_differed_are_let_go(device, pointers, n_differing):
+    """At once, not when the collector comes by: each is a graph and a chunk of device memory."""
+    other = device.kernel("other_kernel", [8, 8, 8], no_work)
+    before = device.physical_bytes, device.live("graph")
+
+    def step(at):
+        kernel = other if at.number % 2 and at.number < n_differing else pointers
+        at.launch(kernel, words(at.at[0]), words(1), words(1))
+
+    gc.disable()
+    try:
+        with contextlib.suppress(CaptureError):
+            prepared([step, step])
+        assert (device.physical_bytes, device.live("graph")) == before
+    finally:
+        gc.enable()
 
 
 def test_other_launch_dimensions_are_another_kernel(pointers):

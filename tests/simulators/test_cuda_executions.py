@@ -344,6 +344,21 @@ def test_weights_must_be_aligned(device):
         device.load(program, step)
 
 
+def test_weights_that_are_replaced_must_be_aligned_too(device):
+    weight = on_device(torch.ones(N))
+    program = with_weight(make_program([(IN, N), (WEIGHT, N), (OUT, N)], [("01", "2")]), weight)
+    run = device.load(program, [lambda at: add(at, device, at.at[0], at.at[1], at.at[2])])
+    whole = on_device(torch.zeros(N + 1))
+    odd = torch.frombuffer((ctypes.c_char * (4 * N)).from_address(whole.data_ptr() + 4),
+                           dtype=torch.float32)  # fmt: skip
+    bound, weight.data = weight.data, odd
+    with pytest.raises(BindingError, match=r"weight1: its memory begins at .* clone\(\)"):
+        run.rebind_weights()
+    x = on_device(torch.randn(N))
+    weight.data = bound
+    assert torch.equal(result(run, x), x + 1)
+
+
 def test_inputs_that_are_less_aligned_are_copied(device):
     # The copy lies in memory of torch's, which on this device does not wait for late work.
     device.simulator.set_eager(True)

@@ -12,7 +12,7 @@ from offload.backends import backend_names, find_backend
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
 from offload.errors import BackendUnavailable, CaptureError
-from offload.program import Symbol
+from offload.program import Overlap, Symbol
 
 without_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
 
@@ -79,6 +79,30 @@ def test_launches_that_a_graph_cannot_hold_are_refused_with_their_line(
         prepare(recorded(**changes, source="net.py:7"), monkeypatch)
     assert str(raised.value).startswith("net.py:7: ")
     assert "aten::sin" in str(raised.value)
+
+
+@pytest.mark.parametrize(("distance_bytes", "is_refused"), [(0, False), (-512, False), (-16, True)])
+def test_inputs_that_can_never_be_aligned_together_are_refused(
+    distance_bytes, is_refused, monkeypatch
+):
+    """Neither may be copied, since they overlap: the proof would run kernels on odd addresses."""
+
+    class Reached(Exception):
+        pass
+
+    def capture(*_: object) -> None:
+        raise Reached
+
+    monkeypatch.setattr(cuda_backend, "_capture", capture)
+    program = offload.capture(torch.add, torch.ones(300), torch.ones(300)).program
+    program = dataclasses.replace(program, overlaps=(Overlap(0, 1, distance_bytes),))
+    if not is_refused:
+        with pytest.raises(Reached):
+            prepare(program, monkeypatch)
+        return
+    with pytest.raises(CaptureError, match=r"16 bytes apart.* multiples of 256 bytes") as raised:
+        prepare(program, monkeypatch)
+    assert program.values[program.inputs[0].value].name in str(raised.value)
 
 
 def test_verify_is_a_keyword_of_load_that_the_cpu_accepts():

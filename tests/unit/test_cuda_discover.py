@@ -113,6 +113,40 @@ def test_a_stale_pointer_in_a_tail_is_noise():
     assert [one.offset_bytes for one in found.noise] == [8]
 
 
+def test_an_address_that_only_the_first_of_two_captures_had_otherwise_is_relocated():
+    """It may be noise, which can be patched; if it is not, leaving it would be wrong."""
+    found = discover(of_one_kernel(lambda at: pack(at[0] + 64 if at.number != 1 else at[1])), 2)
+    assert found.words == (Word(0, 0, 0, 0, 64),)
+    assert found.noise == ()
+
+
+@pytest.mark.parametrize("noise_first", [True, False])
+def test_a_number_that_differs_with_the_layout_is_refused_beside_noise(noise_first):
+    """As a distance of two addresses in 32 bits, whose padding nobody initialised."""
+
+    def arguments(at: Layout) -> bytes:
+        parts = [at.number + 1, (at[1] - at[0]) // 512]
+        return struct.pack("<II", *parts[:: 1 if noise_first else -1])
+
+    with pytest.raises(CaptureError, match=r"parameter 0 .* differs between captures"):
+        discover(of_one_kernel(arguments), 2)
+
+
+def test_bytes_of_noise_that_are_alike_by_chance_stay_noise():
+    content = [b"\1\2\3\4", b"\1\2\6\4", b"\5\2\3\6", b"\7\7\7\7"]
+    found = discover(of_one_kernel(lambda at: content[at.number] + bytes(4)), 2)
+    assert found.noise == (Noise(0, 0, 0, b"\0\0\xff\0\0\0\0\0"),)
+
+
+def test_stale_pointers_of_one_layout_are_noise():
+    """Their upper halves are those of the layout; the lower ones are whatever was there."""
+    found = discover(
+        of_one_kernel(lambda at: pack([at[1], at[2] + 8, at[0], at[1] + 64][at.number])), 2
+    )
+    assert found.words == ()
+    assert [one.offset_bytes for one in found.noise] == [0]
+
+
 def test_padding_beside_a_number_is_noise_by_bytes():
     def arguments(at: Layout) -> bytes:
         return struct.pack("<II", 42, [5, 6, 7, 8][at.number])

@@ -169,6 +169,29 @@ def test_writing_to_an_old_address_is_found_where_the_result_is_right():
         run_proof(make_program(ROLES), MixingResident(also, frozen=[7]), words=words)
 
 
+@pytest.mark.parametrize("weight_is_written", [False, True])
+def test_a_graph_that_computes_other_bits_each_time_is_told_from_one_that_cannot_move(
+    weight_is_written,
+):
+    """As additions in any order do: the proof can say nothing of it, and says that."""
+
+    class Unsteady(MixingResident):
+        def execute(self) -> None:
+            super().execute()
+            last = self.words[6]
+            ctypes.memset(last, self.n_executions, 1)
+
+    program, words, nodes = make_program(ROLES), WORDS, NODES
+    if weight_is_written:
+        program = make_program((*ROLES, WEIGHT), weights={4: (torch.arange(16.0),)})
+        words, nodes = (*WORDS, 4, 4), (*NODES, ((7,), 8))
+    lifetimes = (*LIFETIMES, Lifetime(0, 3))[: len(program.values)]
+    with pytest.raises(CaptureError, match=r"other bits each time.* load\(verify=False\)"):
+        run_proof(program, Unsteady(nodes), lifetimes=lifetimes, words=words)
+    with pytest.raises(CaptureError, match="another result at other addresses"):
+        run_proof(program, MixingResident(nodes, frozen=[0]), lifetimes=lifetimes, words=words)
+
+
 def test_lifetimes_that_are_too_short_are_found():
     short = (Lifetime(0, 3), Lifetime(0, 1), Lifetime(1, 3), Lifetime(0, 3))
     with pytest.raises(CaptureError, match="another result"):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import time
+import types
+
 import pytest
 import torch
 
 import offload
+from offload.backends.cuda import torch_capture, torch_pool
 from offload.backends.cuda.capture import Allocation
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.torch_pool import PoolMemory
@@ -88,6 +94,111 @@ def test_a_caller_who_captures_is_refused(monkeypatch):
         captured(torch.ones(3))
     with pytest.raises(offload.CaptureError, match="being captured on the current stream"):
         TorchCapturer().capture(captured.program, None)
+
+
+@pytest.mark.parametrize("failing", ["all", None, "inside"])
+def test_the_pool_serves_nobody_afterwards_whatever_fails(monkeypatch, failing):
+    """Torch's history is switched on and off by calls that may fail, as what runs between may."""
+    current: list[object] = []
+    recorded: list[str | None] = []
+
+    def record(enabled: str | None, **_: object) -> None:
+        recorded.append(enabled)
+        if enabled == failing:
+            raise RuntimeError("history")
+
+    pool = types.SimpleNamespace(set_current=current.append)
+    monkeypatch.setattr(torch_pool, "_native", types.SimpleNamespace(DiscoveryPool=pool))
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: False, raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
+    memory = PoolMemory.__new__(PoolMemory)
+    memory._pool = "pool"
+    with pytest.raises(RuntimeError), memory.current():
+        raise RuntimeError("inside")
+    assert current == ["pool", None]
+    assert recorded == (["all"] if failing == "all" else ["all", None])
+
+
+@contextlib.contextmanager
+def nothing(*_: object):
+    yield
+
+
+class FakeStream:
+    device_index = 0
+
+    def wait_event(self, event: object) -> None:
+        pass
+
+    def record_event(self) -> None:
+        pass
+
+
+def test_captures_on_several_threads_take_turns(monkeypatch):
+    """The pool that serves torch, its record of requests and its generators are the process's."""
+    n_inside, most = 0, 0
+
+    @contextlib.contextmanager
+    def states(*_: object):
+        nonlocal n_inside, most
+        n_inside += 1
+        most = max(most, n_inside)
+        time.sleep(0.02)
+        yield
+        n_inside -= 1
+
+    for name, fake in {
+        "is_current_stream_capturing": lambda: False,
+        "current_stream": lambda _: FakeStream(),
+        "Stream": lambda _: FakeStream(),
+        "device": nothing,
+        "stream": nothing,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch_capture, "_own_random_states", states)
+    monkeypatch.setattr(torch_capture, "device_of", lambda _: 0)
+    monkeypatch.setattr(torch_capture, "_warm_up_drawing", lambda *_: None)
+    monkeypatch.setattr(TorchCapturer, "_until_unshared", lambda *_: "captured")
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: TorchCapturer().capture(None, None), range(4)))
+    assert found == ["captured"] * 4
+    assert most == 1
+
+
+class FakeGenerator:
+    """A generator whose state is an object; those that cannot be set fail half-way."""
+
+    def __init__(self, state: object, fails: bool = False) -> None:
+        self.state, self._fails = state, fails
+
+    def graphsafe_get_state(self) -> object:
+        return self.state
+
+    def get_state(self) -> object:
+        if self._fails:
+            raise RuntimeError("out of memory")
+        return self.state
+
+    def graphsafe_set_state(self, state: object) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize("second_fails", [False, True])
+def test_generators_get_their_states_back(monkeypatch, second_fails):
+    class Own:
+        def __init__(self, device: object) -> None:
+            pass
+
+        def set_state(self, state: object) -> None:
+            pass
+
+    generators = [FakeGenerator("first"), FakeGenerator("second", second_fails)]
+    monkeypatch.setattr(torch_capture, "_cuda_generators", lambda *_: generators)
+    monkeypatch.setattr(torch, "Generator", Own)
+    expected = pytest.raises(RuntimeError, match="memory") if second_fails else nothing()
+    with expected, torch_capture._own_random_states(None, 0):
+        assert all(isinstance(one.state, Own) for one in generators)
+    assert [one.state for one in generators] == ["first", "second"]
 
 
 def test_first_line_of_an_error():

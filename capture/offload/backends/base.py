@@ -76,6 +76,7 @@ class Loaded:
         launch_reports: asks the resident how each launch is carried out, in program order.
         device: of the tensors that an execution takes and gives; None: the Program's.
         alignment_bytes: an input or a given output whose address is no multiple of it is copied.
+        check_weights: raises BindingError where a weight cannot be used where it lies now.
         draw: where kernels read the state of generators: asked at each execution for the seed and
             the offset of each, it moves them on.
         current_stream: on a device with streams, the handle of the caller's current one on the
@@ -87,6 +88,7 @@ class Loaded:
     launch_reports: Callable[[], tuple[LaunchReport, ...]]
     device: torch.device | None = None
     alignment_bytes: int = 1
+    check_weights: Callable[[], None] | None = None
     current_stream: Callable[[int], int] | None = None
     draw: Callable[[], list[int]] | None = None
 

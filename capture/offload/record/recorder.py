@@ -45,6 +45,7 @@ class Recording:
 
     Attributes:
         program: all launches, dead ones included.
+        device: that it was recorded on.
         before: for each written storage of an input or weight, by identity, its bytes before the
             call.
         after: for the same storages the bytes of their Value after it.
@@ -54,6 +55,7 @@ class Recording:
     """
 
     program: Program
+    device: torch.device
     before: Mapping[int, torch.Tensor]
     after: Mapping[int, torch.Tensor]
     results: tuple[torch.Tensor, ...]
@@ -329,6 +331,7 @@ class Recorder:
         ]
         return Recording(
             program,
+            device=self.table.device,
             before={one.storage._cdata: _kept(one) for one in written},
             after={one.storage._cdata: one.own_content().clone() for one in written},
             results=results,

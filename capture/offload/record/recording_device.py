@@ -37,6 +37,15 @@ def default_generator(device: torch.device) -> torch.Generator:
     return generator
 
 
+def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Makes a device the one that is meant where none of its type is named by index."""
+    if device.type == "cpu":
+        return contextlib.nullcontext()
+    module: Any = torch.get_device_module(device)
+    context: contextlib.AbstractContextManager[Any] = module.device(device.index or 0)
+    return context
+
+
 class Allocations(contextlib.AbstractContextManager["Allocations"]):
     """Sees what torch allocates on a device while a call is recorded.
 

@@ -14,6 +14,7 @@ from offload.errors import CaptureError
 from offload.program import Launch, Program, Role, Value
 from offload.record.operators import as_integers
 from offload.record.recorder import Recording
+from offload.record.recording_device import current
 from offload.torch_names import find_dtype
 
 # Two fills that agree in no byte: what depends on memory that nobody wrote comes out differently.
@@ -29,7 +30,12 @@ def verify(recording: Recording, program: Program) -> None:
         CaptureError: a result or a changed input, buffer or parameter differs from the recorded
             call, or depends on memory that no launch wrote.
     """
-    with _generators_restored(recording), torch.no_grad(), torch._C._DisableAutocast():
+    with (
+        current(recording.device),
+        _generators_restored(recording),
+        torch.no_grad(),
+        torch._C._DisableAutocast(),
+    ):
         first = _Run(recording, program, _FILLS[0]).outcome()
         for generator, _, after in recording.generator_states:
             if not torch.equal(generator.get_state(), after):

@@ -132,8 +132,11 @@ class Executable:
         """Use the storages that the parameters have now, after `param.data = ...`.
 
         Raises:
-            BindingError: a new storage is laid out otherwise than the recorded one.
+            BindingError: a new storage is laid out otherwise than the recorded one, or is less
+                aligned than the device needs.
         """
+        if self._loaded.check_weights is not None:
+            self._loaded.check_weights()
         self._native.rebind_weights()
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Set
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
-from offload.backends.cuda.capture import RANDOM_OWNER, Capturer, GraphCapture
+from offload.backends.cuda.capture import RANDOM_OWNER, Capturer, GraphCapture, device_of
 from offload.backends.cuda.discover import discover
 from offload.backends.cuda.graph import driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
@@ -23,7 +24,7 @@ from offload.backends.cuda.words import CapturesDiffer, Discovery
 from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, check_plan
-from offload.program import Launch, Program, Symbol
+from offload.program import Launch, Overlap, Program, Symbol
 
 ALIGNMENT_BYTES = 256
 """Of every Value: what cuBLASLt takes into account when it chooses a kernel. A kernel that was
@@ -106,15 +107,21 @@ class CudaBackend:
         self.machine()
         for launch in program.launches:
             _refuse(launch)
+        for overlap in program.overlaps:
+            _refuse_unaligned(program, overlap, self.alignment_bytes)
         capturer = self._capturer or TorchCapturer()
         names = [f"{launch.operator} at {launch.source}" for launch in program.launches]
+        differ = (
+            ""  # not the error: its traceback would keep captures, until the collector comes by
+        )
         for attempt in range(_MAXIMUM_TRIES):
             captured, again, *others = _capture(program, capturer, 3 * attempt)
             captures = [captured.capture, again, *others]
             try:
                 found = discover(captures, len(program.values), names, is_known_address)
             except CapturesDiffer as error:
-                differ = error
+                differ = str(error)
+                del captured, again, others, captures
                 continue
             whole = with_scratch(program, found.scratch_bytes)
             graph = node_graph(whole, captured.capture, found.words)
@@ -136,7 +143,10 @@ class CudaBackend:
         check_plan(prepared.program, plan)
         captured: _Captured = prepared.state
         named = {word.value for word in captured.discovery.words}
-        _check_weights(prepared.program, named, self.alignment_bytes)
+        check_weights = functools.partial(
+            _check_weights, prepared.program, named, self.alignment_bytes
+        )
+        check_weights()
         arena = _arena(captured.device)
         # The resident has a graph of its own: of the capture only what its constant words point
         # to has to stay, for as long as the device executes it. `_arenas` finds the arena as long.
@@ -153,6 +163,7 @@ class CudaBackend:
             device=self.tensor_device(captured.device),
             alignment_bytes=self.alignment_bytes,
             current_stream=self.current_stream,
+            check_weights=check_weights,
             draw=drawing(random) if random is not None and captured.random_cells else None,
         )
 
@@ -183,10 +194,11 @@ class CudaBackend:
         program = prepared.program
         arena = _native.CudaArena(captured.device)
         twins = []
-        for its_plan in (plan, apart(program, plan)):
-            resident = _resident(captured, program, its_plan, arena, 0)
-            twins.append(Placed(its_plan, resident, _relocations(captured.discovery, its_plan)))
         try:
+            for its_plan in (plan, apart(program, plan)):
+                resident = _resident(captured, program, its_plan, arena, 0)
+                relocations = _relocations(captured.discovery, its_plan)
+                twins.append(Placed(its_plan, resident, relocations))
             with self.proof_memory(captured.device) as memory:
                 prove(program, twins[0], twins[1], memory)
         finally:
@@ -220,6 +232,24 @@ def _refuse(launch: Launch) -> None:
             )
 
 
+def _refuse_unaligned(program: Program, overlap: Overlap, alignment_bytes: int) -> None:
+    """Refuse inputs that overlap, one of them written, so that one must be less aligned.
+
+    Raises:
+        CaptureError: their distance is no multiple of the alignment.
+    """
+    if overlap.distance_bytes % alignment_bytes:
+        first, second = (
+            program.values[program.inputs[leaf].value].name
+            for leaf in (overlap.first, overlap.second)
+        )
+        raise CaptureError(
+            f"{first} and {second} share memory, {abs(overlap.distance_bytes)} bytes apart, and "
+            "one of them is written: neither can be copied elsewhere, and kernels are chosen for "
+            f"addresses that are multiples of {alignment_bytes} bytes"
+        )
+
+
 def _check_weights(program: Program, named: Set[int], alignment_bytes: int) -> None:
     """Refuse weights that words name and that are less aligned than they were captured.
 
@@ -235,15 +265,6 @@ def _check_weights(program: Program, named: Set[int], alignment_bytes: int) -> N
             )
 
 
-def _device_of(program: Program) -> int:
-    """The GPU that holds the weights; without any, torch's current one."""
-    for holders in program.weights.values():
-        for tensor in holders:
-            if tensor.device.type == "cuda":
-                return tensor.device.index or 0
-    return torch.cuda.current_device() if torch.cuda.is_available() else 0
-
-
 def _capture(
     program: Program, capturer: Capturer, seed: int
 ) -> tuple[_Captured, GraphCapture, GraphCapture, GraphCapture]:
@@ -252,7 +273,7 @@ def _capture(
     The first of the two is let go before the same addresses are given out again; the second is the
     template, and lives on while the others are made, so that no address of its can recur.
     """
-    device = _device_of(program)
+    device = device_of(program)
     pool = _native.DiscoveryPool(device, seed)
     again = _as_data(capturer.capture(program, pool))
     pool.rewind()

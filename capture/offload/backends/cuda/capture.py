@@ -94,3 +94,12 @@ class Capturer(Protocol):
             CaptureError: a launch cannot be captured; the message names it.
             ExecutionError: the driver failed.
         """
+
+
+def device_of(program: Program) -> int:
+    """The GPU that holds the weights; without any, torch's current one."""
+    for holders in program.weights.values():
+        for tensor in holders:
+            if tensor.device.type == "cuda":
+                return tensor.device.index or 0
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0

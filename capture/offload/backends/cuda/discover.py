@@ -11,10 +11,15 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from offload.backends.cuda.capture import GraphCapture, OwnedRange
-from offload.backends.cuda.words import CapturesDiffer, Discovery, Noise, OwnedConstant, Word
+from offload.backends.cuda.words import (
+    WORD_BYTES,
+    CapturesDiffer,
+    Discovery,
+    Noise,
+    OwnedConstant,
+    Word,
+)
 from offload.errors import CaptureError
-
-WORD_BYTES = 8
 
 GUARD_BYTES = 1 << 20
 """An allocation owns the addresses so far around it: the discovery pool leaves at least so many
@@ -33,9 +38,10 @@ def discover(
     """Name every word of a captured graph.
 
     Args:
-        captures: four of one Program: two in one layout, and two in others. Between the first two
-            only noise differs; what differs in the others as well must be one allocation plus one
-            offset in all layouts.
+        captures: four of one Program: two in one layout, and two in others. A word that is one
+            allocation plus one offset in the three layouts is an address; what differs between the
+            two captures of one layout is noise, but not what shares a word with it and differs
+            in other layouts.
         n_values: of the Program; scratch Values are numbered from here.
         launch_names: for messages, each launch's operator and source.
         is_known_address: asks the driver about a constant that has no owner; None trusts it.
@@ -191,7 +197,8 @@ class _Search:
                 if _LEAST_ADDRESS <= first < _MOST_ADDRESS:
                     self._single.append((node, part, offset, first))
                 continue
-            meanings = self._meanings(first, second, third) if first == again else ()
+            # Whatever the second capture in the first layout has there: noise can be relocated too.
+            meanings = self._meanings(first, second, third)
             if meanings:
                 self.found.append((node, part, offset, *self._nearest(node, offset, meanings)))
             else:
@@ -211,9 +218,14 @@ class _Search:
         mask = bytes(0xFF * (one != other) for one, other in zip(first, again, strict=True))
         if len({_masked(word, mask) for word in words}) > 1:
             self._refuse_unaligned(node, offset, contents)
-        if first == again:
+        is_hidden = _differs_beside(mask, words) and not self._is_stale(words)
+        if first == again or is_hidden:
             self._refuse(node, part, offset, "is no address of an allocation in all of them", words)
         self.noise.append(Noise(node, part, offset, mask))
+
+    def _is_stale(self, words: Sequence[bytes]) -> bool:
+        """Whether a word holds some address of the first layout in both captures of it."""
+        return all(self._layouts[0].candidates(_number(word)) for word in words[:2])
 
     def _meanings(self, first: int, second: int, third: int) -> list[tuple[int, int]]:
         """Each (allocation, offset) that explains a word in every layout."""
@@ -347,6 +359,15 @@ def _number(word: bytes) -> int:
 
 def _masked(word: bytes, mask: bytes) -> bytes:
     return bytes(one & ~other & 0xFF for one, other in zip(word, mask, strict=True))
+
+
+def _differs_beside(mask: bytes, words: Sequence[bytes]) -> bool:
+    """Whether half a word that has no noise differs: four bytes are a number of their own."""
+    for begin in range(0, len(mask), WORD_BYTES // 2):
+        half = slice(begin, begin + WORD_BYTES // 2)
+        if not any(mask[half]) and len({word[half] for word in words}) > 1:
+            return True
+    return False
 
 
 def _words_of(content: bytes) -> tuple[int, ...]:

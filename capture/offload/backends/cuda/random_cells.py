@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 
 from offload.backends.cuda.capture import RANDOM_OWNER, GraphCapture, RandomState
-from offload.backends.cuda.words import Discovery
+from offload.backends.cuda.words import WORD_BYTES, Discovery
 from offload.errors import CaptureError
 from offload.program import Program
 
-_WORD_BYTES = 8
+_draws = threading.Lock()
 
 NodeWord = tuple[int, int, int]
 """(node, part, offset in bytes)."""
@@ -24,8 +25,9 @@ def random_cells(program: Program, capture: GraphCapture, discovery: Discovery) 
     Seed and offset stand side by side in a kernel's arguments: see GraphCapture.random.
 
     Raises:
-        CaptureError: random launches draw from memory that the capturer did not name, from several
-            generators, or find their state in another way than side by side.
+        CaptureError: random launches draw from memory that the capturer did not name, kernels from
+            memory that nobody moves on, from several generators, or they find their state in
+            another way than side by side.
     """
     found = {
         (one.node, one.part, one.offset_bytes): one.address
@@ -38,31 +40,69 @@ def random_cells(program: Program, capture: GraphCapture, discovery: Discovery) 
             f"{random.source}: {random.operator} draws random numbers, and where its kernels find "
             "the generator's state is not known here, so that each execution would draw the same"
         )
-    seeds, offsets, pairs = [], [], set()
+    pairs = _pairs(capture, found)
+    if not pairs:
+        return []
+    first, first_state = pairs[0]
+    if capture.random is None:
+        raise CaptureError(
+            f"{_name(capture, first)}: it reads the state of a random generator that no launch is "
+            "known to draw from, so that each execution would draw the same"
+        )
+    for word, state in pairs:
+        if state != first_state:
+            raise CaptureError(
+                f"{_name(capture, word)}: it finds the state of a random generator elsewhere than "
+                "the kernels before it; draw from one generator, torch's default one or one that "
+                "is passed"
+            )
+    seeds = [word for word, _ in pairs]
+    return [(seeds, [_after(word) for word in seeds])]
+
+
+def _pairs(
+    capture: GraphCapture, found: Mapping[NodeWord, int]
+) -> list[tuple[NodeWord, tuple[int, int]]]:
+    """The words that hold the address of a seed, and the addresses of seed and offset there.
+
+    Raises:
+        CaptureError: a word has no other one beside it.
+    """
+    pairs = []
     remaining = dict(sorted(found.items()))
     while remaining:
-        (node, part, offset_bytes), seed = next(iter(remaining.items()))
-        after = (node, part, offset_bytes + _WORD_BYTES)
-        del remaining[node, part, offset_bytes]
-        pairs.add((seed, remaining.pop(after, None)))
-        seeds.append((node, part, offset_bytes))
-        offsets.append(after)
-    if len(pairs) > 1:
-        where = capture.nodes[seeds[-1][0]].name
-        raise CaptureError(
-            f"{where}: it finds the state of a random generator elsewhere than the kernels before "
-            "it; draw from one generator, torch's default one or one that is passed"
-        )
-    return [(seeds, offsets)] if seeds else []
+        word = next(iter(remaining))
+        seed, offset = remaining.pop(word), remaining.pop(_after(word), None)
+        if offset is None or offset == seed:
+            raise CaptureError(
+                f"{_name(capture, word)}: the addresses of a random generator's seed and offset do "
+                f"not stand side by side at byte {word[2]} of its arguments, so that they cannot "
+                "be told apart"
+            )
+        pairs.append((word, (seed, offset)))
+    return pairs
+
+
+def _after(word: NodeWord) -> NodeWord:
+    node, part, offset_bytes = word
+    return node, part, offset_bytes + WORD_BYTES
+
+
+def _name(capture: GraphCapture, word: NodeWord) -> str:
+    return capture.nodes[word[0]].name
 
 
 def drawing(state: RandomState) -> Callable[[], list[int]]:
-    """What gives each execution the generator's seed and offset, and moves it on as eager does."""
+    """What gives each execution the generator's seed and offset, and moves it on as eager does.
+
+    Thread: any; executions on several threads draw one after the other.
+    """
 
     def draw() -> list[int]:
         generator = state.generator
-        seed, offset = generator.initial_seed(), generator.get_offset()
-        generator.set_offset(offset + state.increment)
+        with _draws:
+            seed, offset = generator.initial_seed(), generator.get_offset()
+            generator.set_offset(offset + state.increment)
         return [seed % 2**64, offset]
 
     return draw

@@ -13,6 +13,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import gc
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from offload.backends.cuda.capture import (
     GraphCapture,
     OwnedRange,
     RandomState,
+    device_of,
 )
 from offload.backends.cuda.graph import GraphNode, NodeReader, call, driver_bindings, read_graph
 from offload.backends.cuda.torch_pool import PoolMemory
@@ -35,11 +37,16 @@ from offload.program import Launch, Program, Role
 
 _MAXIMUM_TRIES = 3
 
+# A capture borrows what the process has once: the pool that torch's allocator is served from, its
+# record of requests, and the states of generators.
+_one_at_a_time = threading.Lock()
+
 
 class TorchCapturer:
     """Captures with torch.cuda; the same Program is warmed up once.
 
-    Owner: one preparation of a Program. Thread: any, one call at a time.
+    Owner: one preparation of a Program. Thread: any, one call at a time; captures of several
+    capturers wait for each other.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
@@ -71,14 +78,14 @@ class TorchCapturer:
                 "a CUDA graph is being captured on the current stream: load the program before "
                 "the capture begins"
             )
-        device = _device_of(program)
+        device = device_of(program)
         ready = torch.cuda.current_stream(device).record_event()
         return self._thread.submit(self._on_thread, program, pool, device, ready).result()
 
     def _on_thread(
         self, program: Program, pool: _native.DiscoveryPool, device: int, ready: torch.cuda.Event
     ) -> GraphCapture:
-        with torch.cuda.device(device), torch.no_grad():
+        with _one_at_a_time, torch.cuda.device(device), torch.no_grad():
             if self._stream is None or self._stream.device_index != device:
                 self._stream = torch.cuda.Stream(device)
             with torch.cuda.stream(self._stream), _own_random_states(program, device):
@@ -300,15 +307,6 @@ class _NodeLog:
 # ---- small things --------------------------------------------------------------------------------
 
 
-def _device_of(program: Program) -> int:
-    """The GPU of the weights; without any, torch's current one."""
-    for holders in program.weights.values():
-        for tensor in holders:
-            if tensor.device.type == "cuda":
-                return tensor.device.index or 0
-    return torch.cuda.current_device()
-
-
 def _cuda_generators(program: Program, device: int) -> list[torch.Generator]:
     """The device's default generator, and those that the Program names."""
     default = torch.cuda.default_generators[device]
@@ -356,11 +354,11 @@ def _own_random_states(program: Program, device: int) -> Iterator[None]:
     """
     generators = _cuda_generators(program, device)
     saved = [one.graphsafe_get_state() for one in generators]
-    for generator in generators:
-        own = torch.Generator(device=torch.device("cuda", device))
-        own.set_state(generator.get_state())
-        generator.graphsafe_set_state(own)
     try:
+        for generator in generators:
+            own = torch.Generator(device=torch.device("cuda", device))
+            own.set_state(generator.get_state())
+            generator.graphsafe_set_state(own)
         yield
     finally:
         for generator, state in zip(generators, saved, strict=True):

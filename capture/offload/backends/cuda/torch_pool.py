@@ -65,13 +65,15 @@ class PoolMemory:
                 "itself: end it with torch.cuda.memory._record_memory_history(None)"
             )
         _native.DiscoveryPool.set_current(self._pool)
-        torch.cuda.memory._record_memory_history(
-            "all", context=None, stacks="python", clear_history=True
-        )
         try:
-            yield
+            torch.cuda.memory._record_memory_history(
+                "all", context=None, stacks="python", clear_history=True
+            )
+            try:
+                yield
+            finally:
+                torch.cuda.memory._record_memory_history(None, stacks="python")
         finally:
-            torch.cuda.memory._record_memory_history(None, stacks="python")
             _native.DiscoveryPool.set_current(None)
 
     def stand_in(self, size_bytes: int) -> torch.UntypedStorage:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+WORD_BYTES = 8
+
 
 class CapturesDiffer(Exception):
     """Captures of one Program are not the same graph; capturing again may help.

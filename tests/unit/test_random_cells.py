@@ -1,0 +1,134 @@
+"""Random numbers in a captured graph: which words find the generator's state, and who draws."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from offload.backends.cuda import GraphCapture, GraphNode, NodeKind
+from offload.backends.cuda.capture import RANDOM_OWNER, RandomState
+from offload.backends.cuda.random_cells import drawing, random_cells
+from offload.backends.cuda.words import Discovery, OwnedConstant
+from offload.errors import CaptureError
+from offload.program import Launch, Program
+from offload.structure import Structure
+
+SEED, OFFSET = 0x6000_0000_0000, 0x6000_0000_0200
+
+
+class FakeGenerator:
+    """As a generator of CUDA: it has an offset, which those of the CPU do not have."""
+
+    def __init__(self, seed: int = 7, offset: int = 0) -> None:
+        self.seed, self.offset = seed, offset
+
+    def initial_seed(self) -> int:
+        return self.seed
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+
+STATE = RandomState(FakeGenerator(), 4)
+
+
+def program_of(*random: bool) -> Program:
+    launches = tuple(
+        Launch(index, "aten::rand", (), (), (), (), one, None, False, f"net.py:{index}")
+        for index, one in enumerate(random)
+    )
+    structure = Structure("tuple")
+    return Program("cuda", (), launches, (), (), structure, structure)
+
+
+def capture_of(state: RandomState | None) -> GraphCapture:
+    nodes = [GraphNode(1, NodeKind.KERNEL, f"kernel{node}", (), (bytes(64),)) for node in range(3)]
+    return GraphCapture(1, nodes, [], [0, 0, 0], [], [], None, state)
+
+
+def cells(words, random=(True,), state=STATE, owner=RANDOM_OWNER):
+    """Of words by (node, offset, address)."""
+    constants = tuple(
+        OwnedConstant(node, 0, offset, address, owner) for node, offset, address in words
+    )
+    found = Discovery((), (), constants, ())
+    return random_cells(program_of(*random), capture_of(state), found)
+
+
+def test_words_side_by_side_are_seed_and_offset():
+    words = [(1, 24, OFFSET), (1, 16, SEED), (0, 0, SEED), (0, 8, OFFSET)]
+    assert cells(words) == [([(0, 0, 0), (1, 0, 16)], [(0, 0, 8), (1, 0, 24)])]
+
+
+def test_a_graph_that_draws_nothing_has_no_cell():
+    assert cells([], random=(False,), state=None) == []
+    assert cells([(0, 0, SEED)], random=(False,), state=None, owner="a library") == []
+
+
+@pytest.mark.parametrize(("words", "state"), [([], STATE), ([(0, 0, SEED), (0, 8, OFFSET)], None)])
+def test_a_random_launch_whose_state_is_not_found_is_refused_with_its_line(words, state):
+    with pytest.raises(CaptureError, match=r"net.py:1: aten::rand draws random numbers"):
+        cells(words, random=(False, True), state=state)
+
+
+def test_words_that_nobody_moves_on_are_refused():
+    """No launch is known to draw, and yet a kernel reads a generator's state."""
+    with pytest.raises(CaptureError, match=r"kernel2: .* each execution would draw the same"):
+        cells([(2, 0, SEED), (2, 8, OFFSET)], random=(False,), state=None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [(0, 0, SEED)],  # what follows is a word of something else, which must stay
+        [(0, 0, SEED), (0, 16, OFFSET)],
+        [(0, 0, SEED), (0, 8, OFFSET), (0, 16, SEED)],
+        [(0, 0, SEED), (1, 8, OFFSET)],
+        [(0, 0, SEED), (0, 8, SEED)],
+    ],
+)
+def test_words_that_are_no_pairs_are_refused(words):
+    with pytest.raises(CaptureError, match=r"kernel\d: .* side by side"):
+        cells(words)
+
+
+def test_two_generators_are_refused():
+    words = [(0, 0, SEED), (0, 8, OFFSET), (2, 0, SEED + 8), (2, 8, OFFSET + 8)]
+    with pytest.raises(CaptureError, match=r"kernel2: .* draw from one generator"):
+        cells(words)
+
+
+def test_drawing_moves_the_generator_on():
+    generator = FakeGenerator(seed=-1, offset=12)
+    draw = drawing(RandomState(generator, 8))
+    assert [draw(), draw()] == [[2**64 - 1, 12], [2**64 - 1, 20]]
+    assert generator.offset == 28
+
+
+def test_no_two_executions_draw_the_same_numbers():
+    """Though they are called from several threads, of one executable or of several."""
+    generator = FakeGenerator()
+
+    class Slow(FakeGenerator):
+        def get_offset(self) -> int:
+            found = generator.offset
+            threading.Event().wait(0.02)  # as if another thread were given the turn
+            return found
+
+        def set_offset(self, offset: int) -> None:
+            generator.offset = offset
+
+    offsets: list[int] = []
+    draws = [drawing(RandomState(Slow(), 4)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda draw=draw: offsets.append(draw()[1])) for draw in draws
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(offsets) == [0, 4, 8, 12]
