@@ -89,6 +89,8 @@ class CudaBackend:
             missing.append(str(error))
         if self._capturer is None and torch.version.cuda is None:
             missing.append(f"torch {torch.__version__} is built without CUDA")
+        elif self._capturer is None and not torch.cuda.is_available():
+            missing.append("torch finds no GPU that it can use")
         return missing
 
     def records(self) -> str:
