@@ -7,11 +7,12 @@ y2 = captured(x2)
 Or, for one call in a script: `captured = offload.capture(model, x)`.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from offload.api import Captured, capture
 from offload.api import open_file as open
-from offload.calibration import calibrate
 from offload.costs import CostModel
-from offload.diagnosis import Diagnosis, diagnose
 from offload.errors import (
     BackendUnavailable,
     BindingError,
@@ -27,7 +28,26 @@ from offload.errors import (
 from offload.replay import Executable, LastExecution, Ticket
 from offload.timeline import Timeline
 
+if TYPE_CHECKING:
+    from offload.calibration import calibrate
+    from offload.diagnosis import Diagnosis, diagnose
+
 __version__ = "0.1.0"
+
+# Who executes captured programs does not load what measures them.
+_ON_DEMAND = {
+    "calibrate": "offload.calibration",
+    "Diagnosis": "offload.diagnosis",
+    "diagnose": "offload.diagnosis",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is needed for few programs when it is first asked for (PEP 562)."""
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module 'offload' has no attribute {name!r}")
+    return getattr(importlib.import_module(_ON_DEMAND[name]), name)
+
 
 __all__ = [
     "BackendUnavailable",
@@ -52,3 +72,7 @@ __all__ = [
     "diagnose",
     "open",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from offload.backends.base import (
     Backend,
     Capabilities,
@@ -11,14 +13,21 @@ from offload.backends.base import (
     native_layout,
 )
 from offload.backends.cpu import CpuBackend
-from offload.backends.cuda import CudaBackend
 from offload.backends.null import NullBackend
 from offload.errors import BackendUnavailable
 
-_BACKENDS: dict[str, type[Backend]] = {
+
+def _cuda_backend() -> Backend:
+    # A process that uses no GPU does not load what is for one.
+    from offload.backends.cuda import CudaBackend  # noqa: PLC0415
+
+    return CudaBackend()
+
+
+_BACKENDS: dict[str, Callable[[], Backend]] = {
     "cpu": CpuBackend,
     "null": NullBackend,
-    "cuda": CudaBackend,
+    "cuda": _cuda_backend,
 }
 
 
@@ -44,7 +53,6 @@ __all__ = [
     "Backend",
     "Capabilities",
     "CpuBackend",
-    "CudaBackend",
     "LaunchReport",
     "Loaded",
     "NullBackend",
