@@ -34,7 +34,7 @@ _N_EXECUTIONS = 60
 _N_ROUNDS = 5
 _N_WARM_UP = 30
 _N_CHECKS = 100
-_ITEMS = 8
+_ITEMS = 64
 
 # Programs as (inputs, outputs, weights): each term of the model varies alone, and with others.
 _FITTED = (
