@@ -132,8 +132,8 @@ class Backend(Protocol):
             CaptureError: an operator does not exist on this device.
         """
 
-    def prove(self, prepared: Prepared, plan: Plan, loaded: Loaded) -> None:
-        """Prove before the first execution that what was loaded does what was recorded.
+    def prove(self, prepared: Prepared, plan: Plan) -> None:
+        """Prove before the first execution that what is loaded does what was recorded.
 
         Left out with `load(verify=False)`. A backend that proves each launch when it is first
         executed, or computes nothing, does nothing here.

@@ -79,7 +79,7 @@ class CpuBackend:
         check_plan(prepared.program, plan)
         return _Builder(prepared.program, plan, prepared.operator_allocated).loaded()
 
-    def prove(self, prepared: Prepared, plan: Plan, loaded: Loaded) -> None:
+    def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Nothing: out-variants are proved when they are first executed, on the live inputs."""
 
 

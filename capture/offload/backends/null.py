@@ -53,5 +53,5 @@ class NullBackend:
         reports = tuple(LaunchReport("none", 0) for _ in program.launches)
         return Loaded(resident, frozenset(), lambda: reports)
 
-    def prove(self, prepared: Prepared, plan: Plan, loaded: Loaded) -> None:
+    def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Nothing: it computes nothing."""

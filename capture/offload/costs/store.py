@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.costs.cost_model import CostModel
-from offload.costs.header_model import Coefficient, HeaderModel
+from offload.costs.header_model import STAGES, Coefficient, HeaderModel
 from offload.errors import CostModelError
 
 FORMAT = 1
@@ -104,6 +104,8 @@ def _decode(document: dict[str, Any]) -> CostModel:
         }
         for stage, terms in header["coefficients"].items()
     }
+    if set(coefficients) != set(STAGES):
+        raise ValueError(f"coefficients of {sorted(coefficients)}, expected of {sorted(STAGES)}")
     return CostModel(
         header=HeaderModel(
             coefficients,

@@ -81,7 +81,7 @@ class Executable:
         self._backend = backend
         self._loaded = backend.instantiate(prepared, plan)
         if verify:
-            backend.prove(prepared, plan, self._loaded)
+            backend.prove(prepared, plan)
         self._native = native_replay(
             program, plan, self._loaded, host_scheduled=scheduling is Scheduling.HOST
         )

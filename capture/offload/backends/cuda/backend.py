@@ -113,9 +113,7 @@ class CudaBackend:
             _refuse_unaligned(program, overlap, self.alignment_bytes)
         capturer = self._capturer or TorchCapturer()
         names = [f"{launch.operator} at {launch.source}" for launch in program.launches]
-        differ = (
-            ""  # not the error: its traceback would keep captures, until the collector comes by
-        )
+        differ = ""  # what it says; the error itself would keep its frame, and so the captures
         for attempt in range(_MAXIMUM_TRIES):
             captured, again, *others = _capture(program, capturer, 3 * attempt)
             captures = [captured.capture, again, *others]
@@ -182,7 +180,7 @@ class CudaBackend:
         """What gives the proof its memory."""
         return DeviceMemory(index)
 
-    def prove(self, prepared: Prepared, plan: Plan, loaded: Loaded) -> None:
+    def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Execute the graph in three placements, old memory holding other data: see `proof`.
 
         What executes are twins of the loaded resident: copies and memsets of an instantiated graph
