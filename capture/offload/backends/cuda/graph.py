@@ -73,11 +73,6 @@ _ATTRIBUTE_BYTES = {2: 4, 3: 4, 4: 12, 5: 4, 6: 4, 8: 4, 9: 2, 10: 4, 11: 12, 14
 
 _MEMORY_TYPE_ATTRIBUTE = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
 
-# Layouts of structures in cuda.h: CUDA_KERNEL_NODE_PARAMS_v2, CUDA_MEMCPY3D_v2,
-# CUDA_MEMSET_NODE_PARAMS_v1; also declared in native/cuda/driver_abi.hpp.
-_KERNEL_PARAMS = struct.Struct("<Q7I4xQQQQ")
-_MEMCPY_PARAMS = struct.Struct("<4QI4x6Q4QI4x6Q3Q")
-_MEMSET_PARAMS = struct.Struct("<QQIIQQ")
 # CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 
@@ -115,10 +110,15 @@ def call(name: str, *arguments: Any) -> Any:
 
 def is_known_address(address: int) -> bool:
     """Whether the driver knows an address: of a device's memory, or of pinned memory."""
+    return _memory_type(address) is not None
+
+
+def _memory_type(address: int) -> int | None:
+    """Whose memory it is, by CUmemorytype; None for memory that the driver does not know."""
     driver = driver_bindings()
     attribute = driver.CUpointer_attribute(_MEMORY_TYPE_ATTRIBUTE)
-    code, _ = driver.cuPointerGetAttribute(attribute, address)
-    return not int(code)
+    code, kind = driver.cuPointerGetAttribute(attribute, address)
+    return None if int(code) else int(kind)
 
 
 def read_graph(
@@ -193,8 +193,12 @@ class NodeReader:
 
     def _kernel(self, handle: int, node: Any) -> GraphNode:
         params = call("cuGraphKernelNodeGetParams", node)
-        function, *shape, addresses, extra, kernel, _ = _fields(params, _KERNEL_PARAMS)
-        key = (function, 0) if function else (0, kernel)
+        function, addresses, extra = int(params.func), params.kernelParams, params.extra
+        key = (function, 0) if function else (0, int(params.kern))
+        shape = (
+            params.gridDimX, params.gridDimY, params.gridDimZ,
+            params.blockDimX, params.blockDimY, params.blockDimZ, params.sharedMemBytes,
+        )  # fmt: skip
         if key not in self._kernels:
             self._kernels[key] = self._describe_kernel(*key)
         name, parameters = self._kernels[key]
@@ -214,7 +218,7 @@ class NodeReader:
                 f"kernel {name!r} has {size_bytes} bytes of arguments, of which {len(content)} "
                 "can be read"
             )
-        signature = (key, tuple(shape), self._attributes(node, name))
+        signature = (key, shape, self._attributes(node, name))
         return GraphNode(handle, NodeKind.KERNEL, name, signature, (content,), parameters)
 
     def _describe_kernel(
@@ -259,11 +263,12 @@ class NodeReader:
     # ---- copies --------------------------------------------------------------------------------
 
     def _memcpy(self, handle: int, node: Any) -> GraphNode:
-        fields = _fields(call("cuGraphMemcpyNodeGetParams", node), _MEMCPY_PARAMS)
-        source, destination, extent = _Operand(fields[:11]), _Operand(fields[11:22]), fields[22:]
+        params = call("cuGraphMemcpyNodeGetParams", node)
+        source, destination = _Operand(params, "src"), _Operand(params, "dst")
+        extent = (params.WidthInBytes, params.Height, params.Depth)
         for operand in (source, destination):
             if operand.memory_type == _UNIFIED:
-                operand.memory_type = self._memory_type(operand.device)
+                operand.memory_type = _memory_type(operand.device) or _HOST
                 operand.host = operand.device
         if destination.memory_type == _HOST:
             raise CaptureError(
@@ -279,32 +284,29 @@ class NodeReader:
             table = ctypes.string_at(source.host, source.span_bytes(*extent))
             parts = (struct.pack("<QQ", 0, destination.device), table)
         is_row = extent[1:] == (1, 1)
-        signature = (tuple(extent), source.layout(is_row), destination.layout(is_row))
+        signature = (extent, source.layout(is_row), destination.layout(is_row))
         name = "to the device" if len(parts) == 2 else "on the device"
         return GraphNode(handle, NodeKind.MEMCPY, name, signature, parts)
 
-    def _memory_type(self, address: int) -> int:
-        """Whose memory it is: that which the driver does not know is the host's."""
-        attribute = self._driver.CUpointer_attribute(_MEMORY_TYPE_ATTRIBUTE)
-        code, kind = self._driver.cuPointerGetAttribute(attribute, address)
-        return _HOST if int(code) else int(kind)
-
     def _memset(self, handle: int, node: Any) -> GraphNode:
-        fields = _fields(call("cuGraphMemsetNodeGetParams", node), _MEMSET_PARAMS)
-        destination, pitch, *rest = fields
-        height = rest[-1]
-        signature = (pitch if height > 1 else 0, tuple(rest))
-        part = struct.pack("<Q", destination)
+        params = call("cuGraphMemsetNodeGetParams", node)
+        pitch = params.pitch if params.height > 1 else 0
+        signature = (pitch, params.value, params.elementSize, params.width, params.height)
+        part = struct.pack("<Q", int(params.dst))
         return GraphNode(handle, NodeKind.MEMSET, "memset", signature, (part,))
 
 
 class _Operand:
     """One side of a copy, after CUDA_MEMCPY3D."""
 
-    def __init__(self, fields: tuple[int, ...]) -> None:
-        self._x_bytes, self._y, self._z, self._lod = fields[:4]
-        self.memory_type, self.host, self.device = fields[4:7]
-        self._pitch, self._height = fields[9:]
+    def __init__(self, params: Any, side: str) -> None:
+        def field(name: str) -> int:
+            return int(getattr(params, side + name))
+
+        self._x_bytes, self._y, self._z = field("XInBytes"), field("Y"), field("Z")
+        self._lod, self._pitch, self._height = field("LOD"), field("Pitch"), field("Height")
+        self.memory_type = field("MemoryType")
+        self.host, self.device = field("Host"), field("Device")
 
     def layout(self, is_row: bool) -> tuple[int, ...]:
         """All but the address; of a single row no pitch counts, and nobody need have set it."""
@@ -315,10 +317,6 @@ class _Operand:
         """From the operand's address to one past the last byte that is copied."""
         rows = (self._z + depth - 1) * self._height + self._y + height - 1
         return rows * self._pitch + self._x_bytes + width_bytes
-
-
-def _fields(structure: Any, layout: struct.Struct) -> tuple[int, ...]:
-    return layout.unpack(ctypes.string_at(structure.getPtr(), layout.size))
 
 
 def _packed_arguments(extra: int, name: str) -> bytes:
