@@ -32,6 +32,20 @@ def arrays(client: ModuleType, simulator: simulators.Simulator):
 
 
 @pytest.fixture
+def stream(client: ModuleType):
+    """A stream of the device."""
+    return client.stream()
+
+
+@pytest.fixture
+def data(client: ModuleType) -> int:
+    """Device memory that holds the int32 numbers from 0 to 15."""
+    address = client.allocate(64)
+    client.upload(address, client.ints(*range(16)))
+    return address
+
+
+@pytest.fixture
 def cuda(simulator: simulators.Simulator) -> Cuda:
     """The driver's functions, on a thread with the primary context."""
     return Cuda(simulator)

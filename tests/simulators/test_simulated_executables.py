@@ -7,18 +7,6 @@ import ctypes
 import pytest
 
 
-@pytest.fixture
-def stream(client):
-    return client.stream()
-
-
-@pytest.fixture
-def data(client):
-    address = client.allocate(64)
-    client.upload(address, client.ints(*range(16)))
-    return address
-
-
 def set_kernel(client, executable, node, params):
     return client.code("cuGraphExecKernelNodeSetParams", executable, node, params)
 

@@ -4,20 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-import pytest
-
-
-@pytest.fixture
-def stream(client):
-    return client.stream()
-
-
-@pytest.fixture
-def data(client):
-    address = client.allocate(64)
-    client.upload(address, client.ints(*range(16)))
-    return address
-
 
 def argument_bytes(client, node):
     """The parameters of a kernel node, one bytes object for each."""
