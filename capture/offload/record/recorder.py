@@ -12,6 +12,7 @@ import torch
 from offload.errors import CaptureError
 from offload.program import Launch, Overlap, Program, Result, Role, TensorView, Value
 from offload.record.callables import Parameters
+from offload.record.host_constants import may_be_host_constant
 from offload.record.launches import LaunchRecorder
 from offload.record.model_state import ModelState, changed_unseen_error
 from offload.record.modes import (
@@ -24,7 +25,7 @@ from offload.record.modes import (
     seeding_refused,
 )
 from offload.record.operators import check_plain, is_tensor
-from offload.record.recording_device import Allocations, default_generator, find_device
+from offload.record.recording_device import Allocations, default_generator, recording_device
 from offload.record.storages import StorageTable, TrackedStorage, alias
 from offload.structure import (
     OpaqueStructure,
@@ -37,6 +38,7 @@ from offload.structure import (
     match,
     unflatten,
 )
+from offload.torch_names import find_dtype
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,12 +147,13 @@ class Recorder:
         return self._call
 
     def _choose_device(self, tensors: list[torch.Tensor], names: list[str]) -> None:
-        device = find_device(tensors or self.table.state.tensors())
+        device = recording_device(tensors, self.table.state.tensors())
         for tensor, name in zip(tensors, names, strict=True):
-            if tensor.device != device:
+            if tensor.device != device and not may_be_host_constant(tensor):
                 raise CaptureError(
                     f"{name} is on {tensor.device}, and the model or another input on {device}: "
-                    "move the model and its inputs to one device"
+                    "move the model and its inputs to one device (tensors of no dimensions may be "
+                    "on the CPU)"
                 )
         self.table.device = device
         self._log.allocations = Allocations(device)
@@ -239,6 +242,10 @@ class Recorder:
                 continue
             if tracked.watch.changed_unseen():
                 raise changed_unseen_error(tracked.value.name)
+        for tracked in self.table:
+            content = tracked.value.host_content
+            if content is not None and bytes(tracked.own_content().tolist()) != content:
+                raise changed_unseen_error(tracked.value.name)
 
     def _check_arguments_unchanged(self) -> None:
         """Refuse what the call did to its arguments in Python: a replay would not do it again."""
@@ -271,26 +278,31 @@ class Recorder:
 
     def _result(self, tensor: torch.Tensor) -> Result:
         check_plain(tensor, "a result")
-        for leaf, given in enumerate(self._inputs):
-            if tensor is given:
-                tracked = self.table.find(tensor)
-                assert tracked is not None
-                return Result(self.table.view(tensor, tracked), leaf)
-        return Result(self.table.view(tensor, self._log.track(tensor, "the result")))
+        tracked = self._log.track(tensor, "the result")
+        if tracked.value.on_host:
+            raise CaptureError(
+                f"a result is {tracked.value.name}, a tensor on the CPU, which a program on "
+                f"{self.table.device} does not give: leave it out of the result, or return it "
+                f'moved with .to("{self.table.device}")'
+            )
+        leaves = (leaf for leaf, given in enumerate(self._inputs) if tensor is given)
+        return Result(self.table.view(tensor, tracked), next(leaves, -1))
 
     def _program(
         self, results: tuple[Result, ...], structure: Structure, overlaps: tuple[Overlap, ...]
     ) -> Program:
-        values, folded = self._final_values({result.view.value for result in results})
+        folded = self._folded({result.view.value for result in results})
+        launches = tuple(one for one in self._log.launches if not self._is_folded(one, folded))
+        values = self._final_values({result.view.value for result in results}, folded, launches)
         holders = {
-            one.value.index: (one, one.holders or (one.content(),))
+            one.value.index: (one, one.holders or (_holder(one),))
             for one in self.table
             if values[one.value.index].role is Role.WEIGHT
         }
         return Program(
             device=self.table.device.type,
             values=values,
-            launches=tuple(one for one in self._log.launches if not self._is_folded(one, folded)),
+            launches=launches,
             inputs=tuple(self._input_view(tensor) for tensor in self._inputs),
             results=results,
             arguments_structure=self._arguments,
@@ -306,20 +318,34 @@ class Recorder:
             keyword_only_names=self._parameters.keyword_only,
             host_reads=tuple(self._log.host_reads),
             versions={"torch": torch.__version__},
+            device_index=self.table.device.index,
         )
 
-    def _final_values(self, returned: Set[int]) -> tuple[tuple[Value, ...], Set[int]]:
-        """All Values with the roles that the whole call gives them, and which were folded."""
-        values, folded = [], set()
+    def _folded(self, returned: Set[int]) -> Set[int]:
+        """The Values that were made of constants alone, and are kept with the weights."""
+        return {
+            one.value.index
+            for one in self.table
+            if one.value.role is Role.ACTIVATION and one.constant
+        } - returned
+
+    def _final_values(
+        self, returned: Set[int], folded: Set[int], launches: tuple[Launch, ...]
+    ) -> tuple[Value, ...]:
+        """All Values with the roles that the whole call gives them.
+
+        Nobody can change what was folded on the host, so that of it only what launches use is kept.
+        """
+        used = {index for launch in launches for index in launch.reads}
+        values = []
         for tracked in sorted(self.table, key=lambda one: one.value.index):
             value = tracked.value
-            if value.role is Role.ACTIVATION and value.index in returned:
-                value = dataclasses.replace(value, role=Role.OUTPUT)
-            elif value.role is Role.ACTIVATION and tracked.constant:
+            if value.index in folded and (value.index in used or not value.on_host):
                 value = dataclasses.replace(value, role=Role.WEIGHT)
-                folded.add(value.index)
+            elif value.role is Role.ACTIVATION and value.index in returned:
+                value = dataclasses.replace(value, role=Role.OUTPUT)
             values.append(value)
-        return tuple(values), folded
+        return tuple(values)
 
     def _recording(
         self, program: Program, results: tuple[torch.Tensor, ...], overlapping: Set[int]
@@ -377,6 +403,13 @@ class Recorder:
             for first, second, distance_bytes in self._common_memory()
             if self._tracked_input(first).written or self._tracked_input(second).written
         )
+
+
+def _holder(tracked: TrackedStorage) -> torch.Tensor:
+    """A tensor on the storage of what was folded; of a host constant as it was made."""
+    if not tracked.value.on_host:
+        return tracked.content()
+    return tracked.own_content().view(find_dtype(tracked.value.dtype)).reshape(())
 
 
 def _kept(tracked: TrackedStorage) -> torch.Tensor:
