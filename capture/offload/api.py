@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import threading
@@ -121,31 +122,32 @@ class Captured:
         """Make the Program resident on a device.
 
         Args:
-            device: device type; by default the one that the Program was recorded on.
+            device: device type, which may have an index (`cuda:1`); by default what the Program
+                was recorded on, or to which its file was read.
             scheduling: `offload` delivers the program as one task; `host` launch by launch, the
                 baseline that it is compared with.
             verify: prove at load that a captured graph computes the same at other addresses. The
                 cpu backend proves each launch when it is first executed, whatever is said here.
 
         Raises:
-            BackendUnavailable: there is no such device here, or it cannot run this Program.
+            BackendUnavailable: there is no such device here, it cannot run this Program, or the
+                Program's weights and inputs are on another one of its type.
             CaptureError: the device cannot capture the Program, or the proof failed.
             BindingError: there is no such scheduling; or a weight has another shape, dtype or
                 layout than when it was recorded.
             PlanError: the Program cannot be placed.
         """
         program = self.program
-        backend = find_backend(
-            torch.device(device).type
-            if isinstance(device, torch.device)
-            else (device or program.device)
-        )
+        kind, index = (program.device, None) if device is None else _device_parts(device)
+        backend = find_backend(kind)
         if backend.records() != program.device:
             raise BackendUnavailable(
                 f"the program was recorded on {program.device}, and device {backend.name!r} runs "
                 f"programs recorded on {backend.records()}: capture the model there"
             )
-        machine, how = backend.machine(), _scheduling(scheduling)
+        if index is not None:
+            program = _on_device(program, index)
+        machine, how = backend.machine(program.device_index), _scheduling(scheduling)
         prepared = backend.prepare(program)
         lifetimes = (
             None
@@ -221,6 +223,33 @@ class Captured:
         verify(recording, program)
         self._program = program
         return handed_out
+
+
+def _device_parts(device: str | torch.device) -> tuple[str, int | None]:
+    """`cuda:1` as its type and index, without asking torch: it does not know every backend."""
+    if isinstance(device, torch.device):
+        return device.type, device.index
+    kind, _, index = device.partition(":") if isinstance(device, str) else (device, "", "")
+    return (kind, int(index)) if index.isdecimal() else (device, None)
+
+
+def _on_device(program: Program, index: int) -> Program:
+    """The Program for this one of the devices of its type.
+
+    Raises:
+        BackendUnavailable: it is on another one.
+    """
+    if program.device_index is None:
+        return (
+            program if program.device == "cpu" else dataclasses.replace(program, device_index=index)
+        )
+    if program.device_index != index:
+        raise BackendUnavailable(
+            f"the program's weights and inputs are on {program.device}:{program.device_index}: to "
+            f"run it on {program.device}:{index}, capture the model there, or open a saved program "
+            "while that device is torch's current one"
+        )
+    return program
 
 
 def _scheduling(name: str) -> Scheduling:

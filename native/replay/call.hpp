@@ -74,9 +74,9 @@ struct WeightSpec {
 // hold its value, so each execution must find it again.
 struct HostConstantSpec {
   std::string name;
-  std::string content;               // its bytes when it was recorded
-  std::optional<std::size_t> input;  // which one it is
-  std::vector<at::Tensor> holders;   // of a tensor of the model; empty for an input
+  std::string content;                // its bytes when it was recorded
+  std::optional<std::size_t> input;   // which one it is
+  std::vector<at::Tensor> holders;    // of a tensor of the model; empty for an input
   std::vector<TensorLayout> layouts;  // of each holder, as recorded
 };
 

@@ -62,8 +62,8 @@ std::string bits_text(const std::string& content) {
 
 bool is_laid_out_as_recorded(const at::Tensor& tensor, const TensorLayout& layout) {
   return tensor.layout() == c10::kStrided && tensor.scalar_type() == layout.dtype &&
-         tensor.sizes() == c10::IntArrayRef(layout.shape) &&
-         tensor.is_conj() == layout.conjugate && tensor.is_neg() == layout.negative;
+         tensor.sizes() == c10::IntArrayRef(layout.shape) && tensor.is_conj() == layout.conjugate &&
+         tensor.is_neg() == layout.negative;
 }
 
 void check_tensor(const HostConstantSpec& constant, const at::Tensor& tensor,

@@ -25,7 +25,9 @@ def may_be_host_constant(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dim() == 0
 
 
-def check_host_constant(tensor: torch.Tensor, tracked: TrackedStorage, device: torch.device) -> None:
+def check_host_constant(
+    tensor: torch.Tensor, tracked: TrackedStorage, device: torch.device
+) -> None:
     """Refuse a tensor that is elsewhere than the recording and is no host constant.
 
     Raises:

@@ -274,9 +274,7 @@ class LaunchRecorder:
             ):
                 self._grown(tensor, tracked)
 
-    def _observed_writes(
-        self, operator: Operator, touched: list[Touched]
-    ) -> list[TrackedStorage]:
+    def _observed_writes(self, operator: Operator, touched: list[Touched]) -> list[TrackedStorage]:
         writes = []
         for tensor, tracked, is_write in touched:
             current = tracked

@@ -29,9 +29,7 @@ def find_device(tensors: Iterable[torch.Tensor]) -> torch.device:
     return found.pop() if found else torch.device("cpu")
 
 
-def recording_device(
-    inputs: Sequence[torch.Tensor], held: Iterable[torch.Tensor]
-) -> torch.device:
+def recording_device(inputs: Sequence[torch.Tensor], held: Iterable[torch.Tensor]) -> torch.device:
     """The device that a call is recorded on: that of its inputs.
 
     Without any, or if all of them may be host constants, it is that of the tensors that the model

@@ -187,7 +187,7 @@ class Executable:
         Raises:
             ExecutionError: another timeline of this executable is being recorded.
         """
-        machine = self._backend.machine()
+        machine = self._backend.machine(self.program.device_index)
         timeline = Timeline(machine.device, machine.name, {"torch": torch.__version__})
         reads = self._native.trace_clock_reads
         self._native.start_trace()
