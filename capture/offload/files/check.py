@@ -65,7 +65,7 @@ def _check_host_constants(program: Program) -> None:
             continue
         where = f"values[{value.index}], a constant on the CPU,"
         if program.device == "cpu" or value.role not in (Role.INPUT, Role.WEIGHT):
-            raise Malformed(f"{where} is an {value.role} of a program on {program.device}")
+            raise Malformed(f"{where} has the role {value.role} in a program on {program.device}")
         size_bytes = ITEM_BYTES[value.dtype]
         if (value.shape, value.size_bytes, len(value.host_content)) != ((), size_bytes, size_bytes):
             raise Malformed(f"{where} is no single {value.dtype}")
