@@ -126,9 +126,10 @@ void Replay::finish() {
 }
 
 void Replay::rebind_weights() {
+  std::vector<c10::Storage> replaced;  // outlives the locks
   const std::lock_guard lock(lane_.execution_mutex());
   const std::lock_guard weights_lock(weights_mutex_);
-  weights_.rebind();
+  replaced = weights_.rebind();
 }
 
 void Replay::check_ready() const {

@@ -11,11 +11,15 @@ import math
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from meta_recording import record, take_meta_for_an_accelerator
 from torch import nn
 
 import offload
 from offload import BindingError, Captured, CaptureError, PlanError
 from offload.backends import CpuBackend
+from offload.explain import explain
 from offload.plan import Place, SlotKind, check_plan
 from offload.program import ITEM_BYTES, Program, Role, TensorView, Value
 from offload.torch_names import find_dtype
@@ -95,6 +99,8 @@ def test_they_are_executed_and_take_no_memory_of_the_device(loaded):
     ]
     assert [slot.name for slot in plan.of_kind(SlotKind.INPUT)] == ["args[1]"]
     assert "constant on the CPU" in str(program)
+    told = "must be at each execution what they were: input args[0], weight scale, weight shift"
+    assert told in explain(loaded.run)
 
 
 def test_an_input_may_come_as_another_tensor_and_moves_nothing(loaded):
@@ -295,3 +301,75 @@ def test_a_place_for_one_is_refused(loaded):
 def test_a_program_on_the_cpu_has_none(loaded):
     with pytest.raises(CaptureError, match="is a host constant of a program on cpu"):
         CpuBackend().prepare(loaded.run.program)
+
+
+# ---- recorded beside a device that has no content, executed on the simulated one ----------------
+
+
+def load_recorded(backend: SimulatedBackend, function, *args: torch.Tensor) -> offload.Executable:
+    program = dataclasses.replace(record(function, *args), device="cpu")
+    return Captured(None, program=program).load(backend.name)
+
+
+def test_what_was_folded_is_executed(backend, monkeypatch):
+    take_meta_for_an_accelerator(monkeypatch)
+    scale, factor = torch.tensor(2.5), torch.tensor(0.5)
+
+    def function(x, t):
+        exponent = (scale * t + torch.tensor(0.25)).exp()
+        return (x * exponent + scale.item()) / (t - 3)
+
+    run = load_recorded(backend, function, torch.empty(3, device="meta"), factor)
+    assert [launch.operator for launch in run.program.launches] == [
+        "aten::mul.Tensor",
+        "aten::add.Tensor",
+        "aten::div.Tensor",
+    ]
+    x = torch.randn(3)
+    assert torch.equal(run(x, factor), function(x, factor))
+    with pytest.raises(
+        BindingError, match=r"args\[1\]: it was recorded .* as 0\.5, got 1: "
+    ):
+        run(x, torch.tensor(1.0))
+    scale.neg_()
+    with pytest.raises(BindingError, match=r"it was recorded .* as 2\.5, got -2\.5: "):
+        run(x, factor)
+
+
+OPERATORS = (torch.add, torch.mul, torch.maximum, torch.sub)
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """For each step the operator, and which two of what there is by then."""
+    n_steps = draw(st.integers(1, 8))
+    return [
+        (
+            draw(st.integers(0, len(OPERATORS) - 1)),
+            draw(st.integers(0, 3 + step)),
+            draw(st.integers(0, 3 + step)),
+        )
+        for step in range(n_steps)
+    ]
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(mixtures())
+def test_any_mixture_of_host_and_device_computes_what_eager_does(backend, steps):
+    held = torch.tensor(-1.5)
+
+    def function(x, t):
+        values = [x, t, held, x + 1]
+        for operator, one, other in steps:
+            values.append(OPERATORS[operator](values[one], values[other]))
+        return torch.cat([value if value.dim() else value * x for value in values])
+
+    with pytest.MonkeyPatch.context() as patch:
+        take_meta_for_an_accelerator(patch)
+        factor = torch.tensor(0.75)
+        run = load_recorded(backend, function, torch.empty(4, device="meta"), factor)
+    with run:
+        x = torch.randn(4)
+        assert torch.equal(run(x, factor), function(x, factor))

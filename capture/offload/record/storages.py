@@ -130,7 +130,7 @@ class StorageTable:
             storage.nbytes(),
             self.state.name(storage._cdata),
         )
-        return self._add(TrackedStorage(value, storage, 0, holders=holders), tensor)
+        return self._add(TrackedStorage(value, storage, 0, holders=holders), first)
 
     def add_made(self, tensor: torch.Tensor, name: str, *, unwritten: bool) -> TrackedStorage:
         """Track a storage that a launch made.
