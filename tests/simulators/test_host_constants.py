@@ -327,9 +327,7 @@ def test_what_was_folded_is_executed(backend, monkeypatch):
     ]
     x = torch.randn(3)
     assert torch.equal(run(x, factor), function(x, factor))
-    with pytest.raises(
-        BindingError, match=r"args\[1\]: it was recorded .* as 0\.5, got 1: "
-    ):
+    with pytest.raises(BindingError, match=r"args\[1\]: it was recorded .* as 0\.5, got 1: "):
         run(x, torch.tensor(1.0))
     scale.neg_()
     with pytest.raises(BindingError, match=r"it was recorded .* as 2\.5, got -2\.5: "):
