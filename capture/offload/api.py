@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import sys
 import threading
@@ -13,7 +12,7 @@ from typing import Any, TypeGuard, overload
 import torch
 
 from offload import passes
-from offload.backends import find_backend
+from offload.backends import backend_and_index, find_backend, on_device
 from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.explain import explain
 from offload.files import open_program, save_program
@@ -138,15 +137,14 @@ class Captured:
             PlanError: the Program cannot be placed.
         """
         program = self.program
-        kind, index = (program.device, None) if device is None else _device_parts(device)
+        kind, index = backend_and_index(program.device if device is None else device)
         backend = find_backend(kind)
         if backend.records() != program.device:
             raise BackendUnavailable(
                 f"the program was recorded on {program.device}, and device {backend.name!r} runs "
                 f"programs recorded on {backend.records()}: capture the model there"
             )
-        if index is not None:
-            program = _on_device(program, index)
+        program = on_device(program, index)
         machine, how = backend.machine(program.device_index), _scheduling(scheduling)
         prepared = backend.prepare(program)
         lifetimes = (
@@ -223,33 +221,6 @@ class Captured:
         verify(recording, program)
         self._program = program
         return handed_out
-
-
-def _device_parts(device: str | torch.device) -> tuple[str, int | None]:
-    """`cuda:1` as its type and index, without asking torch: it does not know every backend."""
-    if isinstance(device, torch.device):
-        return device.type, device.index
-    kind, _, index = device.partition(":") if isinstance(device, str) else (device, "", "")
-    return (kind, int(index)) if index.isdecimal() else (device, None)
-
-
-def _on_device(program: Program, index: int) -> Program:
-    """The Program for this one of the devices of its type.
-
-    Raises:
-        BackendUnavailable: it is on another one.
-    """
-    if program.device_index is None:
-        return (
-            program if program.device == "cpu" else dataclasses.replace(program, device_index=index)
-        )
-    if program.device_index != index:
-        raise BackendUnavailable(
-            f"the program's weights and inputs are on {program.device}:{program.device_index}: to "
-            f"run it on {program.device}:{index}, capture the model there, or open a saved program "
-            "while that device is torch's current one"
-        )
-    return program
 
 
 def _scheduling(name: str) -> Scheduling:

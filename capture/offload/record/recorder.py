@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
-from offload.program import Launch, Overlap, Program, Result, Role, TensorView, Value
+from offload.program import Overlap, Program, Result, Role, TensorView
 from offload.record.callables import Parameters
+from offload.record.folding import final_values, folded_values, holders_of, is_folded
 from offload.record.host_constants import may_be_host_constant
 from offload.record.launches import LaunchRecorder
 from offload.record.model_state import ModelState, changed_unseen_error
@@ -38,7 +39,6 @@ from offload.structure import (
     match,
     unflatten,
 )
-from offload.torch_names import find_dtype
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,10 +150,12 @@ class Recorder:
         device = recording_device(tensors, self.table.state.tensors())
         for tensor, name in zip(tensors, names, strict=True):
             if tensor.device != device and not may_be_host_constant(tensor):
+                others = (
+                    "" if device.type == "cpu" else "; only tensors of no dimensions may differ"
+                )
                 raise CaptureError(
                     f"{name} is on {tensor.device}, and the model or another input on {device}: "
-                    "move the model and its inputs to one device (tensors of no dimensions may be "
-                    "on the CPU)"
+                    f"move the model and its inputs to one device{others}"
                 )
         self.table.device = device
         self._log.allocations = Allocations(device)
@@ -291,11 +293,12 @@ class Recorder:
     def _program(
         self, results: tuple[Result, ...], structure: Structure, overlaps: tuple[Overlap, ...]
     ) -> Program:
-        folded = self._folded({result.view.value for result in results})
-        launches = tuple(one for one in self._log.launches if not self._is_folded(one, folded))
-        values = self._final_values({result.view.value for result in results}, folded, launches)
+        returned = {result.view.value for result in results}
+        folded = folded_values(self.table, returned)
+        launches = tuple(one for one in self._log.launches if not is_folded(one, folded))
+        values = final_values(self.table, returned, folded, launches)
         holders = {
-            one.value.index: (one, one.holders or (_holder(one),))
+            one.value.index: (one, holders_of(one))
             for one in self.table
             if values[one.value.index].role is Role.WEIGHT
         }
@@ -321,32 +324,6 @@ class Recorder:
             device_index=self.table.device.index,
         )
 
-    def _folded(self, returned: Set[int]) -> Set[int]:
-        """The Values that were made of constants alone, and are kept with the weights."""
-        return {
-            one.value.index
-            for one in self.table
-            if one.value.role is Role.ACTIVATION and one.constant
-        } - returned
-
-    def _final_values(
-        self, returned: Set[int], folded: Set[int], launches: tuple[Launch, ...]
-    ) -> tuple[Value, ...]:
-        """All Values with the roles that the whole call gives them.
-
-        Nobody can change what was folded on the host, so that of it only what launches use is kept.
-        """
-        used = {index for launch in launches for index in launch.reads}
-        values = []
-        for tracked in sorted(self.table, key=lambda one: one.value.index):
-            value = tracked.value
-            if value.index in folded and (value.index in used or not value.on_host):
-                value = dataclasses.replace(value, role=Role.WEIGHT)
-            elif value.role is Role.ACTIVATION and value.index in returned:
-                value = dataclasses.replace(value, role=Role.OUTPUT)
-            values.append(value)
-        return tuple(values)
-
     def _recording(
         self, program: Program, results: tuple[torch.Tensor, ...], overlapping: Set[int]
     ) -> Recording:
@@ -368,12 +345,6 @@ class Recorder:
             ),
             has_unwritten=any(one.unwritten_at_birth for one in self.table),
         )
-
-    @staticmethod
-    def _is_folded(launch: Launch, folded: Set[int]) -> bool:
-        """Whether all that a launch does is to make constants, which are kept as weights."""
-        made = {view.value for view in launch.made()}
-        return bool(made) and made <= folded and set(launch.writes) == made
 
     def _input_view(self, tensor: torch.Tensor) -> TensorView:
         tracked = self.table.find(tensor)
@@ -403,13 +374,6 @@ class Recorder:
             for first, second, distance_bytes in self._common_memory()
             if self._tracked_input(first).written or self._tracked_input(second).written
         )
-
-
-def _holder(tracked: TrackedStorage) -> torch.Tensor:
-    """A tensor on the storage of what was folded; of a host constant as it was made."""
-    if not tracked.value.on_host:
-        return tracked.content()
-    return tracked.own_content().view(find_dtype(tracked.value.dtype)).reshape(())
 
 
 def _kept(tracked: TrackedStorage) -> torch.Tensor:
