@@ -32,6 +32,7 @@ class InputSpec:
         returned_as_view: bool,
         alignment_bytes: int = 1,
         copied: bool = False,
+        on_host: bool = False,
     ) -> None: ...
 
 class OutputSpec:
@@ -75,6 +76,17 @@ class WeightSpec:
         offsets: Sequence[int],
     ) -> None: ...
 
+class HostConstantSpec:
+    def __init__(
+        self,
+        *,
+        name: str,
+        content: bytes,
+        input: int | None = None,
+        holders: list[torch.Tensor] = ...,
+        layouts: Sequence[TensorLayout] = ...,
+    ) -> None: ...
+
 class OverlapSpec:
     def __init__(self, *, first: int, second: int, distance_bytes: int) -> None: ...
 
@@ -91,6 +103,7 @@ class CallSpec:
         feature_map_slot: int,
         feature_map_bytes: int,
         alignment_bytes: int,
+        host_constants: Sequence[HostConstantSpec] = ...,
     ) -> None: ...
 
 # ---- residents ----------------------------------------------------------------------------------

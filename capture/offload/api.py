@@ -12,7 +12,7 @@ from typing import Any, TypeGuard, overload
 import torch
 
 from offload import passes
-from offload.backends import find_backend
+from offload.backends import backend_and_index, find_backend, on_device
 from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.explain import explain
 from offload.files import open_program, save_program
@@ -121,31 +121,31 @@ class Captured:
         """Make the Program resident on a device.
 
         Args:
-            device: device type; by default the one that the Program was recorded on.
+            device: device type, which may have an index (`cuda:1`); by default what the Program
+                was recorded on, or to which its file was read.
             scheduling: `offload` delivers the program as one task; `host` launch by launch, the
                 baseline that it is compared with.
             verify: prove at load that a captured graph computes the same at other addresses. The
                 cpu backend proves each launch when it is first executed, whatever is said here.
 
         Raises:
-            BackendUnavailable: there is no such device here, or it cannot run this Program.
+            BackendUnavailable: there is no such device here, it cannot run this Program, or the
+                Program's weights and inputs are on another one of its type.
             CaptureError: the device cannot capture the Program, or the proof failed.
             BindingError: there is no such scheduling; or a weight has another shape, dtype or
                 layout than when it was recorded.
             PlanError: the Program cannot be placed.
         """
         program = self.program
-        backend = find_backend(
-            torch.device(device).type
-            if isinstance(device, torch.device)
-            else (device or program.device)
-        )
+        kind, index = backend_and_index(program.device if device is None else device)
+        backend = find_backend(kind)
         if backend.records() != program.device:
             raise BackendUnavailable(
                 f"the program was recorded on {program.device}, and device {backend.name!r} runs "
                 f"programs recorded on {backend.records()}: capture the model there"
             )
-        machine, how = backend.machine(), _scheduling(scheduling)
+        program = on_device(program, index)
+        machine, how = backend.machine(program.device_index), _scheduling(scheduling)
         prepared = backend.prepare(program)
         lifetimes = (
             None

@@ -18,6 +18,11 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
+def host_storage(content: bytes) -> torch.UntypedStorage:
+    """New memory on the CPU with the bytes of a host constant."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).clone().untyped_storage()
+
+
 def flat(outcome: Any) -> list[Any]:
     """What an operator takes or returns, lists opened."""
     if isinstance(outcome, (list, tuple)):

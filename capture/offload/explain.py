@@ -47,6 +47,9 @@ def explain(run: Executable) -> str:
     ]
     if state:
         lines.append("written at each execution: " + ", ".join(state))
+    on_host = [f"{value.role} {value.name}" for value in program.values if value.on_host]
+    if on_host:
+        lines.append("must be at each execution what they were: " + ", ".join(on_host))
     if program.host_reads:
         lines += ["host reads:", *(f"  {read}" for read in program.host_reads)]
     last = run.last_execution

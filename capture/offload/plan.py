@@ -74,7 +74,8 @@ class Plan:
 
     Attributes:
         slots: inputs, outputs, weights, the feature map (always one), operator-allocated Values.
-        places: for each Value of the Program where it lies; None for a Value that nothing uses.
+        places: for each Value of the Program where it lies; None for a Value that nothing uses,
+            and for a host constant, whose address no launch knows.
         lifetimes: for each Value when it must exist, counted in launches, or where the device
             runs a graph in that graph's segments (`passes.graph_lifetimes`).
         alignment_bytes: of every Value in the feature map.
@@ -107,9 +108,9 @@ def check_plan(program: Program, plan: Plan) -> None:
     """Check a Plan against its Program; every backend runs this before it instantiates.
 
     Raises:
-        PlanError: a used Value has no place, lies outside its slot or off its alignment, or an
-            input, output or weight lies in the feature map. (That no two live Values share bytes
-            is checked where they are placed.)
+        PlanError: a used Value has no place, lies outside its slot or off its alignment, an
+            input, output or weight lies in the feature map, or a host constant has a place. (That
+            no two live Values share bytes is checked where they are placed.)
     """
     used = {view.value for launch in program.launches for view in launch.views()}
     used |= {index for launch in program.launches for index in launch.writes}
@@ -118,9 +119,11 @@ def check_plan(program: Program, plan: Plan) -> None:
     for value in program.values:
         place = plan.places[value.index]
         if place is None:
-            if value.index in used:
+            if value.index in used and not value.on_host:
                 raise PlanError(f"%{value.index} ({value.name}) is used but has no place")
             continue
+        if value.on_host:
+            raise PlanError(f"%{value.index} ({value.name}) is a host constant and has a place")
         slot = plan.slots[place.slot]
         if place.offset_bytes + value.size_bytes > slot.size_bytes or place.offset_bytes < 0:
             raise PlanError(

@@ -79,6 +79,10 @@ class Value:
         shape, strides, dtype: those of its first tensor (it may be viewed otherwise).
         size_bytes: the bytes that it spans.
         name: for people: a parameter's name, an argument's place, the operator that made it.
+        host_content: of a host constant its bytes when it was recorded; None: it lies on the
+            device. A host constant is a tensor of no dimensions on the CPU in a Program for
+            another device. Launches take its value when they are captured, so it has no slot, and
+            each execution must find the same bytes.
     """
 
     index: int
@@ -88,6 +92,12 @@ class Value:
     dtype: str
     size_bytes: int
     name: str
+    host_content: bytes | None = None
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it is a host constant."""
+        return self.host_content is not None
 
 
 Argument = TensorView | Symbol | None | bool | int | float | complex | str | tuple[Any, ...]
@@ -165,6 +175,8 @@ class Program:
 
     Attributes:
         device: the device type, such as `cpu`.
+        device_index: which of the accelerators of that type; None on the CPU, and where the
+            Program is on none of those that are here.
         inputs: for each input tensor, in the order of `arguments_structure`, its whole view.
         results: the tensors of the result, in the order of `result_structure`.
         overlaps: which inputs must overlap as they did, because one of them is written.
@@ -195,6 +207,7 @@ class Program:
     keyword_only_names: tuple[str, ...] = ()
     host_reads: tuple[str, ...] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    device_index: int | None = None
 
     def of_role(self, role: Role) -> tuple[Value, ...]:
         """The Values of one role, in order."""
@@ -206,7 +219,7 @@ class Program:
         ]
         lines += [
             f"  {value.role:<10} %{value.index} {value.dtype}{list(value.shape)} "
-            f"{value.size_bytes} B  {value.name}"
+            f"{value.size_bytes} B  {value.name}{'  constant on the CPU' * value.on_host}"
             for value in self.values
             if value.role not in PLACED_ROLES
         ]

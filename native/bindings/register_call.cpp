@@ -23,6 +23,13 @@ WeightSpec weight_spec(std::string name, std::size_t slot, std::size_t size_byte
   return weight;
 }
 
+HostConstantSpec host_constant_spec(std::string name, const py::bytes& content,
+                                    std::optional<std::size_t> input, const py::list& holders,
+                                    std::vector<TensorLayout> layouts) {
+  return {std::move(name), content.cast<std::string>(), input, to_tensors(holders),
+          std::move(layouts)};
+}
+
 }  // namespace
 
 void register_call(py::module_& module) {
@@ -35,9 +42,10 @@ void register_call(py::module_& module) {
            py::arg("shape"), py::arg("strides"), py::arg("dtype"), py::arg("conjugate"),
            py::arg("negative"));
   py::class_<InputSpec>(module, "InputSpec")
-      .def(py::init<std::string, TensorLayout, std::size_t, bool, bool, std::size_t, bool>(),
+      .def(py::init<std::string, TensorLayout, std::size_t, bool, bool, std::size_t, bool, bool>(),
            py::kw_only(), py::arg("name"), py::arg("layout"), py::arg("slot"), py::arg("written"),
-           py::arg("returned_as_view"), py::arg("alignment_bytes") = 1, py::arg("copied") = false);
+           py::arg("returned_as_view"), py::arg("alignment_bytes") = 1, py::arg("copied") = false,
+           py::arg("on_host") = false);
   py::class_<OutputSpec>(module, "OutputSpec")
       .def(py::init<std::string, std::size_t, std::size_t, bool, std::size_t>(), py::kw_only(),
            py::arg("name"), py::arg("slot"), py::arg("size_bytes"), py::arg("operator_allocated"),
@@ -54,6 +62,10 @@ void register_call(py::module_& module) {
       .def(py::init(&weight_spec), py::kw_only(), py::arg("name"), py::arg("slot"),
            py::arg("size_bytes"), py::arg("written"), py::arg("holders"), py::arg("layouts"),
            py::arg("offsets"));
+  py::class_<HostConstantSpec>(module, "HostConstantSpec")
+      .def(py::init(&host_constant_spec), py::kw_only(), py::arg("name"), py::arg("content"),
+           py::arg("input") = py::none(), py::arg("holders") = py::list(),
+           py::arg("layouts") = std::vector<TensorLayout>());
   py::class_<OverlapSpec>(module, "OverlapSpec")
       .def(py::init<std::size_t, std::size_t, std::int64_t>(), py::kw_only(), py::arg("first"),
            py::arg("second"), py::arg("distance_bytes"));
@@ -62,14 +74,16 @@ void register_call(py::module_& module) {
                        std::vector<OutputSpec> outputs, std::vector<ResultSpec> results,
                        std::vector<WeightSpec> weights, std::vector<OverlapSpec> overlaps,
                        std::size_t feature_map_slot, std::size_t feature_map_bytes,
-                       std::size_t alignment_bytes) {
+                       std::size_t alignment_bytes, std::vector<HostConstantSpec> host_constants) {
              return CallSpec{c10::Device(device), std::move(inputs),  std::move(outputs),
-                             std::move(results),  std::move(weights), std::move(overlaps),
-                             feature_map_slot,    feature_map_bytes,  alignment_bytes};
+                             std::move(results),  std::move(weights), std::move(host_constants),
+                             std::move(overlaps), feature_map_slot,   feature_map_bytes,
+                             alignment_bytes};
            }),
            py::kw_only(), py::arg("device"), py::arg("inputs"), py::arg("outputs"),
            py::arg("results"), py::arg("weights"), py::arg("overlaps"), py::arg("feature_map_slot"),
-           py::arg("feature_map_bytes"), py::arg("alignment_bytes"));
+           py::arg("feature_map_bytes"), py::arg("alignment_bytes"),
+           py::arg("host_constants") = std::vector<HostConstantSpec>());
 }
 
 }  // namespace offload

@@ -171,7 +171,10 @@ class PythonReplay {
       const c10::impl::VirtualGuardImpl device(spec.device.type());
       call.torch_stream = device.getStream(device.getDevice());
     }
-    if (!draw_.is_none()) call.random = draw_().cast<std::vector<std::uint64_t>>();
+    if (!draw_.is_none()) {
+      replay_->check_ready();  // a draw cannot be taken back
+      call.random = draw_().cast<std::vector<std::uint64_t>>();
+    }
     return call;
   }
 

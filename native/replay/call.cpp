@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "offload/errors.hpp"
+#include "replay/host_constants.hpp"
 #include "replay/kernel_scope.hpp"
 
 namespace offload {
@@ -147,10 +148,14 @@ void refuse_copy(const InputSpec& input, const at::Tensor& given, bool as_record
   }
 }
 
+c10::Device device_of(const CallSpec& spec, const InputSpec& input) {
+  return input.on_host ? c10::Device(c10::kCPU) : spec.device;
+}
+
 void bind_input(const CallSpec& spec, std::size_t index, Call& call) {
   const InputSpec& input = spec.inputs[index];
   const at::Tensor& given = call.inputs[index];
-  check_tensor(given, input.layout, input.name, spec.device);
+  check_tensor(given, input.layout, input.name, device_of(spec, input));
   if (input.written && repeats_elements(given.sizes(), given.strides())) {
     refuse(input.name + ": it is written, but several of its elements share memory; pass a " +
            ".clone() of it");
@@ -376,7 +381,7 @@ void check_devices(const CallSpec& spec, const Call& call) {
            tensor.device().str() + "; move it with .to(\"" + spec.device.str() + "\")");
   };
   for (std::size_t index = 0; index < call.inputs.size(); ++index) {
-    check(call.inputs[index], spec.inputs[index].name);
+    if (!spec.inputs[index].on_host) check(call.inputs[index], spec.inputs[index].name);
   }
   for (std::size_t index = 0; index < call.given_results.size(); ++index) {
     check(call.given_results[index], buffer_name(index));
@@ -443,6 +448,7 @@ Call bind_call(const CallSpec& spec, std::vector<at::Tensor> inputs, std::vector
   call.given_results.resize(spec.results.size());
   call.feature_map = feature_map;
   for (std::size_t index = 0; index < spec.inputs.size(); ++index) bind_input(spec, index, call);
+  if (!spec.host_constants.empty()) check_host_constants(spec, call);
   if (has_writes(spec)) check_input_overlaps(spec, call);
   if (has_writes(spec)) check_weight_overlaps(spec, call);
   bind_outputs(spec, call);

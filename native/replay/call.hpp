@@ -31,6 +31,7 @@ struct InputSpec {
   bool returned_as_view = false;    // the result aliases it, so a strided copy will not do
   std::size_t alignment_bytes = 1;  // copied where its address is no multiple
   bool copied = false;              // always, into `buffer`, whose address stays
+  bool on_host = false;             // a host constant: it has no slot
   at::Tensor buffer;                // made with the Replay
 
   bool takes_any_address() const { return alignment_bytes <= 1 && !copied; }
@@ -69,6 +70,16 @@ struct WeightSpec {
   c10::Storage storage;               // the one that is bound
 };
 
+// A tensor of no dimensions on the host: an input, or a tensor of the model. Launches of a device
+// hold its value, so each execution must find it again.
+struct HostConstantSpec {
+  std::string name;
+  std::string content;                // its bytes when it was recorded
+  std::optional<std::size_t> input;   // which one it is
+  std::vector<at::Tensor> holders;    // of a tensor of the model; empty for an input
+  std::vector<TensorLayout> layouts;  // of each holder, as recorded
+};
+
 // Inputs that must overlap as recorded, since one of them is written.
 struct OverlapSpec {
   std::size_t first = 0;
@@ -81,7 +92,8 @@ struct CallSpec {
   std::vector<InputSpec> inputs;
   std::vector<OutputSpec> outputs;
   std::vector<ResultSpec> results;
-  std::vector<WeightSpec> weights;
+  std::vector<WeightSpec> weights;  // on the device
+  std::vector<HostConstantSpec> host_constants;
   std::vector<OverlapSpec> overlaps;
   std::size_t feature_map_slot = 0;
   std::size_t feature_map_bytes = 0;
@@ -114,7 +126,7 @@ struct Call {
   std::optional<c10::Stream> torch_stream;
 };
 
-// Checks the given tensors and allocates the outputs.
+// Checks the given tensors and the host constants, and allocates the outputs.
 //
 // Errors: BindingError naming the tensor, what was expected and what came, and ExecutionError when
 // memory runs out; nothing has run.

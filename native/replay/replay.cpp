@@ -126,8 +126,16 @@ void Replay::finish() {
 }
 
 void Replay::rebind_weights() {
+  std::vector<c10::Storage> replaced;  // outlives the locks
   const std::lock_guard lock(lane_.execution_mutex());
-  weights_.rebind();
+  const std::lock_guard weights_lock(weights_mutex_);
+  replaced = weights_.rebind();
+}
+
+void Replay::check_ready() const {
+  refuse_inside_launch();
+  const std::lock_guard lock(weights_mutex_);
+  weights_.check();
 }
 
 std::uint64_t Replay::feature_map_address(const Call& call) {
@@ -140,6 +148,7 @@ std::uint64_t Replay::feature_map_address(const Call& call) {
 
 void Replay::bind(const Call& call) {
   for (std::size_t index = 0; index < spec_.inputs.size(); ++index) {
+    if (spec_.inputs[index].on_host) continue;
     header_.bind(spec_.inputs[index].slot, address_of(call.bound_inputs[index]));
   }
   for (std::size_t index = 0; index < spec_.outputs.size(); ++index) {

@@ -48,6 +48,10 @@ class Replay : public std::enable_shared_from_this<Replay> {
   // Takes the storages that the weights' tensors have now.
   void rebind_weights();
 
+  // Refuses what an execution would refuse before it runs, for whoever changes state ahead of it.
+  // Does not wait for executions in flight.
+  void check_ready() const;
+
   LastExecution last_execution() const;
 
   // Records the executions that end between the two calls. Throws ExecutionError if recording is
@@ -79,7 +83,8 @@ class Replay : public std::enable_shared_from_this<Replay> {
   CallSpec spec_;
   std::shared_ptr<Resident> resident_;
   Header header_;
-  Weights weights_;
+  Weights weights_;                   // changed under both mutexes, read under either
+  mutable std::mutex weights_mutex_;  // taken after the execution mutex
   bool streamed_;
   std::uint64_t arena_address_;  // the resident's own; 0: arena_
   std::uint64_t lease_id_;

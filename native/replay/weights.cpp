@@ -28,7 +28,7 @@ void prefetch(const Object* object) {
 
 }  // namespace
 
-void Weights::rebind() {
+std::vector<c10::Storage> Weights::rebind() {
   for (const WeightSpec& weight : specs_) {
     for (std::size_t index = 0; index < weight.holders.size(); ++index) {
       if (!is_laid_out_as_recorded(weight, index)) throw BindingError(weight.name + kLaidOutAnew);
@@ -40,8 +40,14 @@ void Weights::rebind() {
       }
     }
   }
-  for (WeightSpec& weight : specs_) weight.storage = weight.holders.front().storage();
+  std::vector<c10::Storage> replaced;
+  replaced.reserve(specs_.size());
+  for (WeightSpec& weight : specs_) {
+    replaced.push_back(std::move(weight.storage));
+    weight.storage = weight.holders.front().storage();
+  }
   flatten();
+  return replaced;
 }
 
 void Weights::flatten() {

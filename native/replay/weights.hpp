@@ -15,8 +15,9 @@ class Weights {
   // `specs` must outlive this, and not move.
   explicit Weights(std::vector<WeightSpec>& specs) : specs_(specs) {}
 
-  // Takes the storages that the weights' tensors have now.
-  void rebind();
+  // Takes the storages that the weights' tensors have now. Returns those that it let go, to be
+  // dropped where no lock is held: memory of Python's is freed under the GIL.
+  [[nodiscard]] std::vector<c10::Storage> rebind();
 
   // Refuses tensors that lie elsewhere, or are laid out anew, since they were bound. Done at each
   // execution, when their memory has left the caches: all of it is asked for at once.

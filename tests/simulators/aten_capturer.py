@@ -26,6 +26,10 @@ from offload.torch_names import find_dtype, find_overload, symbol_object
 LOOK_ALIKE = 0x7F40_0000_1000
 
 
+# Room for the value of a host constant among a kernel's arguments, and its largest dtype.
+IMMEDIATE_BYTES = 16
+
+
 def tensor_at(address: int, view: TensorView, size_bytes: int) -> torch.Tensor:
     """A view of a Value that begins at an address of simulated device memory."""
     memory = (ctypes.c_char * max(1, size_bytes)).from_address(address)
@@ -67,22 +71,30 @@ def launch_kernel(stream: Any, function: int, sizes: Sequence[int], block: bytes
 class AtenKernel:
     """The kernel of one launch: what a compiler would have made of the operator.
 
-    Its parameters are a look-alike integer, an address for each tensor argument and result, and a
-    structure of 16 bytes whose middle is padding.
+    Its parameters are a look-alike integer, an address for each tensor argument and result on the
+    device, a structure of 16 bytes whose middle is padding, and the value of each host constant.
     """
 
     def __init__(self, simulator: Simulator, program: Program, launch: Launch) -> None:
         self._program = program
         self._launch = launch
-        self.views = (*launch.views(), *launch.made())
-        self.sizes = (8, *(8 for _ in self.views), 16)
+        self.views = tuple(
+            view for view in (*launch.views(), *launch.made()) if not self._is_on_host(view)
+        )
+        self._immediates = [view for view in launch.views() if self._is_on_host(view)]
+        self.sizes = (8, *(8 for _ in self.views), 16, *(IMMEDIATE_BYTES for _ in self._immediates))
         self.function = simulator.kernel(launch.operator, self.sizes, self._execute)
 
     def arguments(self, addresses: dict[int, int]) -> bytes:
         """The argument block at these addresses of Values; its padding is different each time."""
         words = [LOOK_ALIKE, *(addresses[view.value] + view.offset_bytes for view in self.views)]
         block = b"".join(word.to_bytes(8, "little") for word in words)
-        return block + (7).to_bytes(4, "little") + os.urandom(4) + (9).to_bytes(8, "little")
+        block += (7).to_bytes(4, "little") + os.urandom(4) + (9).to_bytes(8, "little")
+        contents = (self._program.values[view.value].host_content for view in self._immediates)
+        return block + b"".join(one.ljust(IMMEDIATE_BYTES, b"\0") for one in contents if one)
+
+    def _is_on_host(self, view: TensorView) -> bool:
+        return self._program.values[view.value].on_host
 
     def _execute(self, block: bytes) -> None:
         words = [int.from_bytes(block[at : at + 8], "little") for at in range(0, len(block), 8)]
@@ -91,14 +103,21 @@ class AtenKernel:
             tensor_at(word - view.offset_bytes, view, self._program.values[view.value].size_bytes)
             for word, view in zip(words[1:], self.views, strict=False)
         ]
+        begin = len(block) - IMMEDIATE_BYTES * len(self._immediates)
+        numbers = [
+            torch.frombuffer(
+                bytearray(block[begin + IMMEDIATE_BYTES * index :]), dtype=find_dtype(view.dtype)
+            )[0]
+            for index, view in enumerate(self._immediates)
+        ]
         with torch.no_grad():
-            self._call(iter(tensors))
+            self._call(iter(tensors), iter(numbers))
 
-    def _call(self, tensors: Any) -> None:
+    def _call(self, tensors: Any, numbers: Any) -> None:
         schema = find_overload(self._launch.operator)._schema
         positional, named = [], {}
         for one, argument in zip(schema.arguments, self._launch.arguments, strict=True):
-            value = self._argument(argument, tensors)
+            value = self._argument(argument, tensors, numbers)
             if one.kwarg_only:
                 named[one.name] = value
             else:
@@ -109,11 +128,11 @@ class AtenKernel:
             if result is not None:
                 next(tensors).copy_(made)
 
-    def _argument(self, argument: Any, tensors: Any) -> Any:
+    def _argument(self, argument: Any, tensors: Any, numbers: Any) -> Any:
         if isinstance(argument, TensorView):
-            return next(tensors)
+            return next(numbers if self._is_on_host(argument) else tensors)
         if isinstance(argument, tuple):
-            return [self._argument(item, tensors) for item in argument]
+            return [self._argument(item, tensors, numbers) for item in argument]
         if isinstance(argument, Symbol):
             return symbol_object(argument, self._program)
         return argument
@@ -138,6 +157,7 @@ class AtenCapturer:
         allocations = [
             Allocation(pool.allocate(size), size, index)
             for index in used
+            if not program.values[index].on_host
             for size in [max(1, program.values[index].size_bytes)]
         ]
         addresses = {one.value: one.address for one in allocations if one.value is not None}

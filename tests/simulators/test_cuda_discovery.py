@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import gc
 
 import pytest
@@ -326,6 +327,16 @@ def test_without_a_device_the_backend_says_so(device):
     device.set_device_count(0)
     with pytest.raises(BackendUnavailable, match="finds no GPU"):
         CudaBackend(StepCapturer([])).machine()
+
+
+def test_a_device_that_is_not_there_is_told(device):
+    backend = CudaBackend(StepCapturer([]))
+    device.set_device_count(1)
+    with pytest.raises(BackendUnavailable, match="there is no GPU 3: the driver finds 1"):
+        backend.machine(3)
+    program = dataclasses.replace(make_program([(IN, 64), (OUT, 64)], [("0", "1")]), device_index=3)
+    with pytest.raises(BackendUnavailable, match="there is no GPU 3: the driver finds 1"):
+        backend.prepare(program)
 
 
 def test_the_machine_is_the_drivers(device):

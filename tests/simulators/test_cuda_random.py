@@ -11,7 +11,7 @@ import torch
 
 import offload
 from offload import api
-from offload.program import Role
+from offload.program import Role, TensorView
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
 
@@ -85,10 +85,25 @@ class Device:
         self._simulator = simulator
         self._monkeypatch = monkeypatch
 
-    def load(self, generator: PhiloxGenerator | None, n_launches: int = 1, n_cells: int = 1):
+    def load(
+        self,
+        generator: PhiloxGenerator | None,
+        n_launches: int = 1,
+        n_cells: int = 1,
+        weight: torch.Tensor | None = None,
+    ):
         """An executable of so many random launches, each of which makes an output."""
         roles = [(Role.INPUT, N)] + [(Role.OUTPUT, N)] * n_launches
-        program = make_program(roles, [("0", str(index + 1)) for index in range(n_launches)])
+        held = [] if weight is None else [(Role.WEIGHT, N)]
+        program = make_program(
+            [*roles, *held], [("0", str(index + 1)) for index in range(n_launches)]
+        )
+        if weight is not None:
+            value = program.values[-1]
+            view = TensorView(value.index, 0, value.shape, value.strides, value.dtype)
+            program = dataclasses.replace(
+                program, weights={value.index: (weight,)}, weight_views={value.index: (view,)}
+            )
         launches = tuple(dataclasses.replace(one, random=True) for one in program.launches)
         capturer = RandomCapturer((), generator=generator, n_cells=n_cells)
         capturer.steps = [self._step(capturer, index) for index in range(n_launches)]
@@ -156,6 +171,19 @@ def test_a_refused_call_draws_nothing(device):
     with pytest.raises(offload.BindingError):
         run(torch.zeros(N + 1))
     assert generator.get_offset() == 0
+
+
+@pytest.mark.parametrize("how", ["__call__", "submit"])
+def test_a_call_with_a_swapped_weight_draws_nothing(device, how):
+    generator, weight = PhiloxGenerator(seed=1), torch.zeros(N)
+    run = device.load(generator, weight=weight)
+    weight.data = torch.zeros(N)
+    with pytest.raises(offload.BindingError, match="weight2: its storage was swapped"):
+        getattr(run, how)(torch.zeros(N))
+    assert generator.get_offset() == 0
+    run.rebind_weights()
+    assert torch.equal(run(torch.zeros(N))[0], numbers(1, 0))
+    assert generator.get_offset() == INCREMENT
 
 
 def test_the_cells_are_given_back(device, simulator):

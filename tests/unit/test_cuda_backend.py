@@ -11,6 +11,7 @@ import offload
 from offload.backends import backend_names, find_backend
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
+from offload.backends.cuda.capture import device_of
 from offload.errors import BackendUnavailable, CaptureError
 from offload.program import Overlap, Symbol
 
@@ -28,7 +29,7 @@ def recorded(**changes: object) -> offload.program.Program:
 
 def prepare(program: offload.program.Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a device were there: a refusal comes before anything is captured."""
-    monkeypatch.setattr(CudaBackend, "machine", lambda self: None)
+    monkeypatch.setattr(CudaBackend, "machine", lambda self, index: None)
     CudaBackend(object()).prepare(program)
 
 
@@ -62,6 +63,59 @@ def test_programs_of_another_device_are_not_loaded():
     captured = offload.capture(torch.sin, torch.ones(3))
     with pytest.raises(BackendUnavailable, match="recorded on cpu"):
         captured.load("cuda")
+
+
+def test_a_program_stays_on_the_device_that_it_was_recorded_on():
+    """Without weights nothing but the Program says which one it was."""
+    program = dataclasses.replace(recorded(), device_index=1)
+    assert not program.weights
+    assert device_of(program) == 1
+    captured = offload.Captured(None, program=program)
+    for device in ("cuda:0", torch.device("cuda:0")):
+        with pytest.raises(
+            BackendUnavailable, match=r"are on cuda:1: to run it on cuda:0, capture the model there"
+        ):
+            captured.load(device)
+
+
+@pytest.mark.parametrize(
+    ("device", "index"), [(None, 1), ("cuda", 1), ("cuda:1", 1), (torch.device("cuda", 1), 1)]
+)
+def test_the_machine_is_that_of_the_programs_device(monkeypatch, device, index):
+    asked: list[int | None] = []
+
+    def machine(self, index=None):
+        asked.append(index)
+        raise BackendUnavailable("seen")
+
+    monkeypatch.setattr(CudaBackend, "machine", machine)
+    program = dataclasses.replace(recorded(), device_index=1)
+    with pytest.raises(BackendUnavailable, match="seen"):
+        offload.Captured(None, program=program).load(device)
+    assert asked == [index]
+
+
+def test_a_program_of_no_device_goes_where_it_is_loaded(monkeypatch):
+    asked: list[int] = []
+
+    def prepare(self, program):
+        asked.append(device_of(program))
+        raise BackendUnavailable("seen")
+
+    monkeypatch.setattr(CudaBackend, "machine", lambda self, index: None)
+    monkeypatch.setattr(CudaBackend, "prepare", prepare)
+    with pytest.raises(BackendUnavailable, match="seen"):
+        offload.Captured(None, program=recorded()).load("cuda:1")
+    assert asked == [1]
+
+
+def test_a_device_is_named_by_type_and_number():
+    captured = offload.capture(torch.sin, torch.ones(3))
+    x = torch.ones(3)
+    assert torch.equal(captured.load(torch.device("cpu", 0))(x), x.sin())
+    for name in ("cpu:x", "cpu:", "cpu:-1"):
+        with pytest.raises(BackendUnavailable, match=f"no backend for device '{name}'"):
+            captured.load(name)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from offload.backends.base import (
     native_layout,
 )
 from offload.backends.cpu import CpuBackend
+from offload.backends.devices import backend_and_index, on_device
 from offload.backends.null import NullBackend
 from offload.errors import BackendUnavailable
 
@@ -57,7 +58,9 @@ __all__ = [
     "Loaded",
     "NullBackend",
     "Prepared",
+    "backend_and_index",
     "backend_names",
     "find_backend",
     "native_layout",
+    "on_device",
 ]

@@ -106,8 +106,11 @@ class Backend(Protocol):
     name: str
     capabilities: Capabilities
 
-    def machine(self) -> Machine:
+    def machine(self, index: int | None = None) -> Machine:
         """Describe the device.
+
+        Args:
+            index: which one, where there are several; None: torch's current one.
 
         Raises:
             BackendUnavailable: the device, its driver or a library is missing.

@@ -44,7 +44,7 @@ class CpuBackend:
     name = "cpu"
     capabilities = Capabilities()
 
-    def machine(self) -> Machine:
+    def machine(self, index: int | None = None) -> Machine:
         """This computer."""
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return Machine("cpu", _processor_name(), memory_bytes, ALIGNMENT_BYTES, CostTable())
@@ -57,8 +57,15 @@ class CpuBackend:
         """Find the results of launches that have no out-variant of their own.
 
         Raises:
-            CaptureError: an operator does not exist in this torch.
+            CaptureError: an operator does not exist in this torch, or the Program has host
+                constants: there is no device besides the host whose launches would hold them.
         """
+        for value in program.values:
+            if value.on_host:
+                raise CaptureError(
+                    f"%{value.index} ({value.name}) is a host constant of a program on "
+                    f"{program.device}: on the CPU every tensor is an input, a weight or computed"
+                )
         return Prepared(
             program,
             frozenset(

@@ -19,7 +19,7 @@ class NullBackend:
     name = "null"
     capabilities = Capabilities(computes=False)
 
-    def machine(self) -> Machine:
+    def machine(self, index: int | None = None) -> Machine:
         """A machine with 64-byte alignment and the default cost table."""
         return Machine("null", "null device", 0, 64, CostTable())
 

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
+from offload.eager_run import bytes_of, host_storage
 from offload.errors import FileError
 from offload.files.archive import open_archive, write_archive
 from offload.files.check import check_program
 from offload.files.decode import decode_program
 from offload.files.encode import encode_program
 from offload.files.reader import Malformed, parse
-from offload.program import Program, TensorView
+from offload.program import Program, TensorView, Value
 from offload.record import default_generator
 from offload.torch_names import find_dtype
 
@@ -38,13 +39,19 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     Raises:
         FileError: something in the program cannot be written (an object among the arguments, a
             generator of its own, an operator that is not torch's), a weight was given another
-            storage since the capture, or the path cannot be written to.
+            storage or a host constant another value since the capture, or the path cannot be
+            written to.
     """
     path = Path(path)
     try:
         storages = {
             index: _common_storage(program, index, tensors)
             for index, tensors in program.weights.items()
+        }
+        storages = {
+            index: storage
+            for index, storage in storages.items()
+            if not _is_host_constant(program.values[index], storage)
         }
         data = encode_program(program, program.weight_views)
         text = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
@@ -64,9 +71,9 @@ def open_program(path: str | os.PathLike[str]) -> Program:
     tensors. Executing a program from a stranger still means running torch's kernels on it.
 
     Returns:
-        The Program; its weights are tensors of their own on its device (on the CPU where that is
-        not there), its random launches draw from torch's default generator, and its containers
-        have no classes.
+        The Program; its weights are tensors of their own on torch's current device of its type,
+        whichever it was saved on (on the CPU where there is none, and for host constants), its
+        random launches draw from torch's default generator, and its containers have no classes.
 
     Raises:
         FileError: there is no such file, it is damaged or no program, it was written by a newer
@@ -76,7 +83,8 @@ def open_program(path: str | os.PathLike[str]) -> Program:
     try:
         with open_archive(path) as archive:
             program, holders = _read_program(archive.program_text())
-            sizes_bytes = {index: program.values[index].size_bytes for index in holders}
+            values = [program.values[index] for index in holders]
+            sizes_bytes = {one.index: one.size_bytes for one in values if not one.on_host}
             device = _available(program.device)
             storages = archive.read_weights(sizes_bytes, device)
     except Malformed as error:
@@ -88,6 +96,9 @@ def open_program(path: str | os.PathLike[str]) -> Program:
         raise FileError(f"{path}: {error}") from error
     # Made in inference mode, weights could never be written outside it.
     with torch.inference_mode(False):
+        for value in values:
+            if value.host_content is not None:
+                storages[value.index] = host_storage(value.host_content)
         weights = {
             index: tuple(_tensor_on(storages[index], view) for view in views)
             for index, views in holders.items()
@@ -97,6 +108,7 @@ def open_program(path: str | os.PathLike[str]) -> Program:
         weights=weights,
         weight_views=holders,
         generators=(default_generator(device),),
+        device_index=device.index,
     )
 
 
@@ -136,6 +148,22 @@ def _common_storage(
             "that share it: capture the model again"
         )
     return storages[0]
+
+
+def _is_host_constant(value: Value, storage: torch.UntypedStorage) -> bool:
+    """Whether a weight is one, which the Program holds itself.
+
+    Raises:
+        FileError: it has another value than the recorded one.
+    """
+    if value.host_content is None:
+        return False
+    if bytes(bytes_of(storage).tolist()) != value.host_content:
+        raise FileError(
+            f"{value.name} was given another value since the capture, whose launches hold the "
+            "recorded one: set it back, or capture the model again"
+        )
+    return True
 
 
 def _tensor_on(storage: torch.UntypedStorage, view: TensorView) -> torch.Tensor:

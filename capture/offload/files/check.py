@@ -37,6 +37,7 @@ def check_program(program: Program, holders: Mapping[int, Sequence[TensorView]])
     """
     for value in program.values:
         _check_value(value)
+    _check_host_constants(program)
     if sum(value.size_bytes for value in program.values) > _MAXIMUM_BYTES:
         raise Malformed("the values take more bytes than a machine can address")
     _check_inputs(program)
@@ -52,6 +53,24 @@ def _check_value(value: Value) -> None:
         raise Malformed(
             f"values[{value.index}] spans {span} bytes, and its size is {value.size_bytes}"
         )
+
+
+def _check_host_constants(program: Program) -> None:
+    """They are numbers that nothing computes, writes or returns: nobody gives them memory."""
+    changed = {index for launch in program.launches for index in launch.writes}
+    changed |= {view.value for launch in program.launches for view in launch.made()}
+    changed |= {result.view.value for result in program.results}
+    for value in program.values:
+        if value.host_content is None:
+            continue
+        where = f"values[{value.index}], a constant on the CPU,"
+        if program.device == "cpu" or value.role not in (Role.INPUT, Role.WEIGHT):
+            raise Malformed(f"{where} has the role {value.role} in a program on {program.device}")
+        size_bytes = ITEM_BYTES[value.dtype]
+        if (value.shape, value.size_bytes, len(value.host_content)) != ((), size_bytes, size_bytes):
+            raise Malformed(f"{where} is no single {value.dtype}")
+        if value.index in changed:
+            raise Malformed(f"{where} is written or returned")
 
 
 def _check_view(program: Program, view: TensorView, where: str) -> Value:

@@ -104,8 +104,9 @@ def _check_format(root: Node) -> None:
 
 
 def _value(index: int, node: Node) -> Value:
-    role, shape, strides, dtype, size_bytes, name = node.fields(
-        "role", "shape", "strides", "dtype", "size_bytes", "name"
+    on_host = "host_content" in set(node.keys())
+    role, shape, strides, dtype, size_bytes, name, *content = node.fields(
+        "role", "shape", "strides", "dtype", "size_bytes", "name", *["host_content"] * on_host
     )
     return Value(
         index,
@@ -114,7 +115,15 @@ def _value(index: int, node: Node) -> Value:
         _dtype(dtype),
         size_bytes.integer(),
         name.text(),
+        _content(content[0]) if content else None,
     )
+
+
+def _content(node: Node) -> bytes:
+    digits = node.text()
+    if len(digits) % 2 or not set(digits) <= set("0123456789abcdef"):
+        node.fail("bytes as hexadecimal digits")
+    return bytes.fromhex(digits)
 
 
 def _view(node: Node) -> TensorView:

@@ -72,7 +72,8 @@ def encode_program(program: Program, holders: Mapping[int, Sequence[TensorView]]
 
 
 def _value(value: Value) -> dict[str, Any]:
-    return {
+    content = value.host_content
+    return ({} if content is None else {"host_content": content.hex()}) | {
         "role": str(value.role),
         "shape": list(value.shape),
         "strides": list(value.strides),

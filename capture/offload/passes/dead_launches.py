@@ -13,7 +13,8 @@ def remove_dead_launches(program: Program) -> Program:
 
     Kept in any case: random launches (without them the generator would be elsewhere), guards,
     launches that write nothing at all (they are there for their check), and operators that are
-    not torch's own (what else they do is unknown).
+    not torch's own (what else they do is unknown). Inputs and host constants stay even if nothing
+    uses them: what was computed from host constants at capture holds only while they are the same.
     """
     needed = {result.view.value for result in program.results}
     needed |= {v.index for v in program.values if v.role in (Role.INPUT, Role.WEIGHT)}
@@ -42,6 +43,7 @@ def _renumbered(program: Program, launches: list[Launch]) -> Program:
     used |= {result.view.value for result in program.results}
     for launch in launches:
         used.update(launch.reads, launch.writes)
+    used |= {one.index for one in program.of_role(Role.WEIGHT) if one.on_host}
     kept = [value for value in program.values if value.index in used]
     new = {value.index: position for position, value in enumerate(kept)}
     in_order = all(launch.index == position for position, launch in enumerate(launches))

@@ -35,8 +35,8 @@ def place_values(
 
     Returns:
         A Plan in which every activation and scratch Value lies in the feature map for just its
-        lifetime, and every input, output and weight at the base of its own slot. The same program
-        gives the same Plan.
+        lifetime, and every input, output and weight at the base of its own slot. Host constants
+        have none. The same program gives the same Plan.
     """
     lifetimes = value_lifetimes(program) if lifetimes is None else tuple(lifetimes)
     shared = [
@@ -76,6 +76,8 @@ def _slots_and_places(
 
     for role, kind in _SLOT_OF_ROLE.items():
         for value in program.of_role(role):
+            if value.on_host:
+                continue
             places[value.index] = Place(add_slot(kind, value.size_bytes, value.name), 0)
     feature_map = add_slot(SlotKind.FEATURE_MAP, placement.arena_bytes, "feature map")
     for value, offset_bytes in zip(shared, placement.offsets_bytes, strict=True):

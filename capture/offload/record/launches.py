@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from offload.eager_run import flat
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Role, Symbol, TensorView
+from offload.record.host_constants import check_made, refuse_write
 from offload.record.operators import (
     NO_NESTED_ENCODER,
     Operator,
@@ -105,6 +106,7 @@ class LaunchRecorder:
         return touched
 
     def _before_write(self, name: str, tracked: TrackedStorage) -> None:
+        refuse_write(name, tracked, self.table.device)
         if tracked.exposed_at:
             raise CaptureError(
                 f"{user_location()}: {name} writes {tracked.value.name}, which NumPy can see since "
@@ -156,8 +158,11 @@ class LaunchRecorder:
     def _track_literal(self, tensor: torch.Tensor) -> TrackedStorage:
         """A tensor that the forward made from Python numbers: a fresh copy at each execution.
 
-        (Unless nobody writes it: then it is folded like any other constant.)
+        (Unless nobody writes it: then it is folded like any other constant. A host constant must
+        not be written.)
         """
+        if tensor.device != self.table.device:
+            return self.table.add_weight(tensor)
         source = self.table.add_weight(tensor.clone())
         made = self.table.add_made(tensor, "literal", unwritten=False)
         source.constant = made.constant = source.known = made.known = True
@@ -182,12 +187,13 @@ class LaunchRecorder:
         outcome: Any,
     ) -> None:
         if operator.moves_metadata:
-            self._follow_metadata(touched)
+            self._follow_metadata(operator, touched)
             return
-        writes = self._observed_writes(touched)
+        writes = self._observed_writes(operator, touched)
         outcomes = flat(outcome) if operator.returns else []
         made, results = self._track_results(operator, outcomes)
         self._note_constants(operator, touched, writes, made)
+        check_made(operator, made, self.table.device)
         returns_tensor = any(isinstance(one, torch.Tensor) for one in outcomes)
         reads_host = operator.reads_host and not returns_tensor
         if reads_host and operator.is_aten and all(tracked.known for _, tracked, _ in touched):
@@ -196,6 +202,8 @@ class LaunchRecorder:
             self._note_host_read(operator.name, outcomes)
         elif operator.reserves or (operator.returns and not (made or writes)):
             return  # it reserves memory, makes views, or answers from shapes alone
+        elif operator.is_aten and not made and _all_on_host(touched):
+            return  # a check that can never come out otherwise
         if (operator.random or any(one.is_state for one in writes)) and not self._changed_state_at:
             self._changed_state_at = user_location()
         self._append(
@@ -254,18 +262,19 @@ class LaunchRecorder:
             tracked.known = known
             tracked.constant = folds and tracked.value.size_bytes <= FOLDED_BYTES
 
-    def _follow_metadata(self, touched: list[Touched]) -> None:
+    def _follow_metadata(self, operator: Operator, touched: list[Touched]) -> None:
         """After resize_, set_, transpose_ and the like: the tensor may lie elsewhere now."""
         for tensor, tracked, _ in touched:
             current = self.table.find(tensor)
             if current is None:
-                self.table.add_made(tensor, "storage", unwritten=True)
+                made = self.table.add_made(tensor, "storage", unwritten=True)
+                check_made(operator, [made], self.table.device)
             elif (
                 current is tracked and tensor.untyped_storage().nbytes() != tracked.nbytes_at_birth
             ):
                 self._grown(tensor, tracked)
 
-    def _observed_writes(self, touched: list[Touched]) -> list[TrackedStorage]:
+    def _observed_writes(self, operator: Operator, touched: list[Touched]) -> list[TrackedStorage]:
         writes = []
         for tensor, tracked, is_write in touched:
             current = tracked
@@ -273,6 +282,7 @@ class LaunchRecorder:
                 current = self._grown(tensor, tracked)
             changed = current.watch is not None and current.watch.changed()
             if is_write or changed:
+                refuse_write(operator.name, current, self.table.device)
                 current.written = True
                 writes.append(current)
         return writes
@@ -363,6 +373,10 @@ class LaunchRecorder:
         if type(argument) is torch.Generator:
             return Symbol("generator", str(self.note_generator(argument)))
         return argument_data(argument)
+
+
+def _all_on_host(touched: list[Touched]) -> bool:
+    return bool(touched) and all(tracked.value.on_host for _, tracked, _ in touched)
 
 
 def _indices(tracked: Iterable[TrackedStorage]) -> tuple[int, ...]:

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
-from offload.program import Launch, Overlap, Program, Result, Role, TensorView, Value
+from offload.program import Overlap, Program, Result, Role, TensorView
 from offload.record.callables import Parameters
+from offload.record.folding import final_values, folded_values, holders_of, is_folded
+from offload.record.host_constants import may_be_host_constant
 from offload.record.launches import LaunchRecorder
 from offload.record.model_state import ModelState, changed_unseen_error
 from offload.record.modes import (
@@ -24,7 +26,7 @@ from offload.record.modes import (
     seeding_refused,
 )
 from offload.record.operators import check_plain, is_tensor
-from offload.record.recording_device import Allocations, default_generator, find_device
+from offload.record.recording_device import Allocations, default_generator, recording_device
 from offload.record.storages import StorageTable, TrackedStorage, alias
 from offload.structure import (
     OpaqueStructure,
@@ -145,12 +147,15 @@ class Recorder:
         return self._call
 
     def _choose_device(self, tensors: list[torch.Tensor], names: list[str]) -> None:
-        device = find_device(tensors or self.table.state.tensors())
+        device = recording_device(tensors, self.table.state.tensors())
         for tensor, name in zip(tensors, names, strict=True):
-            if tensor.device != device:
+            if tensor.device != device and not may_be_host_constant(tensor):
+                others = (
+                    "" if device.type == "cpu" else "; only tensors of no dimensions may differ"
+                )
                 raise CaptureError(
                     f"{name} is on {tensor.device}, and the model or another input on {device}: "
-                    "move the model and its inputs to one device"
+                    f"move the model and its inputs to one device{others}"
                 )
         self.table.device = device
         self._log.allocations = Allocations(device)
@@ -239,6 +244,10 @@ class Recorder:
                 continue
             if tracked.watch.changed_unseen():
                 raise changed_unseen_error(tracked.value.name)
+        for tracked in self.table:
+            content = tracked.value.host_content
+            if content is not None and bytes(tracked.own_content().tolist()) != content:
+                raise changed_unseen_error(tracked.value.name)
 
     def _check_arguments_unchanged(self) -> None:
         """Refuse what the call did to its arguments in Python: a replay would not do it again."""
@@ -271,26 +280,32 @@ class Recorder:
 
     def _result(self, tensor: torch.Tensor) -> Result:
         check_plain(tensor, "a result")
-        for leaf, given in enumerate(self._inputs):
-            if tensor is given:
-                tracked = self.table.find(tensor)
-                assert tracked is not None
-                return Result(self.table.view(tensor, tracked), leaf)
-        return Result(self.table.view(tensor, self._log.track(tensor, "the result")))
+        tracked = self._log.track(tensor, "the result")
+        if tracked.value.on_host:
+            raise CaptureError(
+                f"a result is {tracked.value.name}, a tensor on the CPU, which a program on "
+                f"{self.table.device} does not give: leave it out of the result, or return it "
+                f'moved with .to("{self.table.device}")'
+            )
+        leaves = (leaf for leaf, given in enumerate(self._inputs) if tensor is given)
+        return Result(self.table.view(tensor, tracked), next(leaves, -1))
 
     def _program(
         self, results: tuple[Result, ...], structure: Structure, overlaps: tuple[Overlap, ...]
     ) -> Program:
-        values, folded = self._final_values({result.view.value for result in results})
+        returned = {result.view.value for result in results}
+        folded = folded_values(self.table, returned)
+        launches = tuple(one for one in self._log.launches if not is_folded(one, folded))
+        values = final_values(self.table, returned, folded, launches)
         holders = {
-            one.value.index: (one, one.holders or (one.content(),))
+            one.value.index: (one, holders_of(one))
             for one in self.table
             if values[one.value.index].role is Role.WEIGHT
         }
         return Program(
             device=self.table.device.type,
             values=values,
-            launches=tuple(one for one in self._log.launches if not self._is_folded(one, folded)),
+            launches=launches,
             inputs=tuple(self._input_view(tensor) for tensor in self._inputs),
             results=results,
             arguments_structure=self._arguments,
@@ -306,20 +321,8 @@ class Recorder:
             keyword_only_names=self._parameters.keyword_only,
             host_reads=tuple(self._log.host_reads),
             versions={"torch": torch.__version__},
+            device_index=self.table.device.index,
         )
-
-    def _final_values(self, returned: Set[int]) -> tuple[tuple[Value, ...], Set[int]]:
-        """All Values with the roles that the whole call gives them, and which were folded."""
-        values, folded = [], set()
-        for tracked in sorted(self.table, key=lambda one: one.value.index):
-            value = tracked.value
-            if value.role is Role.ACTIVATION and value.index in returned:
-                value = dataclasses.replace(value, role=Role.OUTPUT)
-            elif value.role is Role.ACTIVATION and tracked.constant:
-                value = dataclasses.replace(value, role=Role.WEIGHT)
-                folded.add(value.index)
-            values.append(value)
-        return tuple(values), folded
 
     def _recording(
         self, program: Program, results: tuple[torch.Tensor, ...], overlapping: Set[int]
@@ -342,12 +345,6 @@ class Recorder:
             ),
             has_unwritten=any(one.unwritten_at_birth for one in self.table),
         )
-
-    @staticmethod
-    def _is_folded(launch: Launch, folded: Set[int]) -> bool:
-        """Whether all that a launch does is to make constants, which are kept as weights."""
-        made = {view.value for view in launch.made()}
-        return bool(made) and made <= folded and set(launch.writes) == made
 
     def _input_view(self, tensor: torch.Tensor) -> TensorView:
         tracked = self.table.find(tensor)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from offload import _native
 from offload.errors import CaptureError
+from offload.record.host_constants import may_be_host_constant
 
 
 def find_device(tensors: Iterable[torch.Tensor]) -> torch.device:
@@ -26,6 +27,20 @@ def find_device(tensors: Iterable[torch.Tensor]) -> torch.device:
             "move all of them to one"
         )
     return found.pop() if found else torch.device("cpu")
+
+
+def recording_device(inputs: Sequence[torch.Tensor], held: Iterable[torch.Tensor]) -> torch.device:
+    """The device that a call is recorded on: that of its inputs.
+
+    Without any, or if all of them may be host constants, it is that of the tensors that the model
+    holds.
+
+    Raises:
+        CaptureError: they lie on more than one accelerator.
+    """
+    if all(map(may_be_host_constant, inputs)):
+        return find_device((*inputs, *held))
+    return find_device(inputs)
 
 
 def default_generator(device: torch.device) -> torch.Generator:

@@ -10,6 +10,7 @@ import torch
 from offload.eager_run import bytes_of
 from offload.errors import CaptureError
 from offload.program import ITEM_BYTES, Role, TensorView, Value, span_bytes
+from offload.record.host_constants import check_host_constant
 from offload.record.model_state import ModelState, StorageWatch
 from offload.record.operators import user_location
 from offload.torch_names import dtype_name
@@ -25,7 +26,7 @@ class TrackedStorage:
         watch: of an input or weight, what notices writes.
         holders: of a weight, the tensors that hold the storage.
         written: some launch wrote it.
-        known: its content depends on no input, weight or generator.
+        known: its content depends on no input, weight or generator, host constants excepted.
         constant: known, and not written since it was made, so a replay need not compute it.
         foreign: a tensor that the call made over memory that is not torch's (NumPy's).
         exposed_at: where its memory was handed to NumPy, so that later writes would be seen there.
@@ -96,18 +97,29 @@ class StorageTable:
         return self._by_identity.get(tensor.untyped_storage()._cdata)
 
     def add_input(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
-        """Track an argument; its Value is the bytes that the tensor spans."""
+        """Track an argument; its Value is the bytes that the tensor spans.
+
+        Raises:
+            CaptureError: it is neither on the device nor a host constant.
+        """
         shape, strides, dtype = tuple(tensor.shape), tensor.stride(), dtype_name(tensor.dtype)
         value = Value(
             len(self), Role.INPUT, shape, strides, dtype, span_bytes(shape, strides, dtype), name
         )
         offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
-        return self._add(TrackedStorage(value, tensor.untyped_storage(), offset_bytes))
+        tracked = TrackedStorage(value, tensor.untyped_storage(), offset_bytes)
+        return self._add(tracked, tensor)
 
     def add_weight(self, tensor: torch.Tensor) -> TrackedStorage:
-        """Track a tensor that the model holds; its Value is the whole storage."""
+        """Track a tensor that the model holds; its Value is the whole storage.
+
+        Raises:
+            CaptureError: it is neither on the device nor a host constant.
+        """
         storage = tensor.untyped_storage()
         holders = self.state.holders(storage._cdata) or (tensor,)
+        if storage.device != self.device:
+            holders = tuple(one for one in holders if one.dim() == 0) or (tensor,)
         first = holders[0]
         value = Value(
             len(self),
@@ -118,10 +130,14 @@ class StorageTable:
             storage.nbytes(),
             self.state.name(storage._cdata),
         )
-        return self._add(TrackedStorage(value, storage, 0, holders=holders))
+        return self._add(TrackedStorage(value, storage, 0, holders=holders), first)
 
     def add_made(self, tensor: torch.Tensor, name: str, *, unwritten: bool) -> TrackedStorage:
-        """Track a storage that a launch made."""
+        """Track a storage that a launch made.
+
+        Raises:
+            CaptureError: it is neither on the device nor may become a host constant.
+        """
         storage = tensor.untyped_storage()
         value = Value(
             len(self),
@@ -132,14 +148,14 @@ class StorageTable:
             storage.nbytes(),
             name,
         )
-        return self._add(TrackedStorage(value, storage, 0, unwritten_at_birth=unwritten))
+        return self._add(TrackedStorage(value, storage, 0, unwritten_at_birth=unwritten), tensor)
 
-    def _add(self, tracked: TrackedStorage) -> TrackedStorage:
+    def _add(self, tracked: TrackedStorage, tensor: torch.Tensor) -> TrackedStorage:
         if tracked.storage.device != self.device:
-            raise CaptureError(
-                f"{tracked.value.name} is on {tracked.storage.device}, but the recording is on "
-                f"{self.device}: move all tensors of the model to one device"
-            )
+            check_host_constant(tensor, tracked, self.device)
+            content = bytes(tracked.own_content().tolist())
+            tracked.value = dataclasses.replace(tracked.value, host_content=content)
+            tracked.known = tracked.constant = tracked.is_state
         self._by_identity[tracked.storage._cdata] = tracked
         if tracked.is_state:
             tracked.watch = self.state.watch(tracked.storage)

@@ -98,8 +98,9 @@ class Executable:
             **kwargs: see *args.
 
         Raises:
-            BindingError: an argument does not fit; nothing has run. Or a guard found another
-                value than the recorded one; no input, weight or generator has changed.
+            BindingError: an argument does not fit, or a host constant has another value; nothing
+                has run. Or a guard found another value than the recorded one; no input, weight or
+                generator has changed.
             ExecutionError: a launch failed, or the executable is closed.
         """
         if out is None and feature_map is None:
@@ -113,9 +114,10 @@ class Executable:
         """Queue an execution and return at once; arguments as in a call.
 
         Inputs and buffers must not be written until the ticket is done; they are kept alive.
+        Host constants are looked at here, and may change afterwards.
 
         Raises:
-            BindingError: an argument does not fit.
+            BindingError: an argument does not fit, or a host constant has another value.
             ExecutionError: the executable is closed.
         """
         _check_feature_map(feature_map)
@@ -187,7 +189,7 @@ class Executable:
         Raises:
             ExecutionError: another timeline of this executable is being recorded.
         """
-        machine = self._backend.machine()
+        machine = self._backend.machine(self.program.device_index)
         timeline = Timeline(machine.device, machine.name, {"torch": torch.__version__})
         reads = self._native.trace_clock_reads
         self._native.start_trace()

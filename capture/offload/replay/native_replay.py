@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Set
+from collections.abc import Iterator, Set
 
 from offload import _native
 from offload.arguments import plain_places, tensors_of_call
@@ -73,8 +73,9 @@ def _call_spec(program: Program, plan: Plan, loaded: Loaded) -> _native.CallSpec
         results=_result_specs(program),
         weights=[
             _weight_spec(program, plan, value, value.index in written)
-            for value in program.of_role(Role.WEIGHT)
+            for value in _device_weights(program)
         ],
+        host_constants=list(_host_constants(program)),
         overlaps=[
             _native.OverlapSpec(
                 first=one.first, second=one.second, distance_bytes=one.distance_bytes
@@ -102,13 +103,33 @@ def _input_specs(
         _native.InputSpec(
             name=program.values[view.value].name,
             layout=native_layout(view),
-            slot=_slot_of(plan, view.value),
+            slot=0 if on_host else _slot_of(plan, view.value),
             written=view.value in written,
             returned_as_view=view.value in aliased,
-            alignment_bytes=alignment_bytes,
+            alignment_bytes=1 if on_host else alignment_bytes,
+            on_host=on_host,
         )
         for view in program.inputs
+        for on_host in [program.values[view.value].on_host]
     ]
+
+
+def _device_weights(program: Program) -> list[Value]:
+    return [value for value in program.of_role(Role.WEIGHT) if not value.on_host]
+
+
+def _host_constants(program: Program) -> Iterator[_native.HostConstantSpec]:
+    """What each execution must find on the host as it was recorded: inputs, and held tensors."""
+    leaves = {view.value: leaf for leaf, view in enumerate(program.inputs)}
+    for value in program.values:
+        if value.host_content is not None:
+            yield _native.HostConstantSpec(
+                name=value.name,
+                content=value.host_content,
+                input=leaves.get(value.index),
+                holders=list(program.weights.get(value.index, ())),
+                layouts=[native_layout(view) for view in program.weight_views.get(value.index, ())],
+            )
 
 
 def _weight_spec(
@@ -129,8 +150,14 @@ def _weight_spec(
 def _result_specs(program: Program) -> list[_native.ResultSpec]:
     sources = {
         Role.INPUT: (_native.ResultSource.INPUT, [view.value for view in program.inputs]),
-        Role.WEIGHT: (_native.ResultSource.WEIGHT, _indices(program, Role.WEIGHT)),
-        Role.OUTPUT: (_native.ResultSource.OUTPUT, _indices(program, Role.OUTPUT)),
+        Role.WEIGHT: (
+            _native.ResultSource.WEIGHT,
+            [value.index for value in _device_weights(program)],
+        ),
+        Role.OUTPUT: (
+            _native.ResultSource.OUTPUT,
+            [value.index for value in program.of_role(Role.OUTPUT)],
+        ),
     }
     n_of_value: dict[int, int] = {}
     for result in program.results:
@@ -152,7 +179,3 @@ def _result_specs(program: Program) -> list[_native.ResultSpec]:
             )
         )
     return specs
-
-
-def _indices(program: Program, role: Role) -> list[int]:
-    return [value.index for value in program.of_role(role)]

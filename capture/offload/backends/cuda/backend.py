@@ -12,7 +12,13 @@ import torch
 
 from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
-from offload.backends.cuda.capture import RANDOM_OWNER, Capturer, GraphCapture, device_of
+from offload.backends.cuda.capture import (
+    RANDOM_OWNER,
+    Capturer,
+    GraphCapture,
+    current_device,
+    device_of,
+)
 from offload.backends.cuda.discover import discover
 from offload.backends.cuda.graph import driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
@@ -58,20 +64,21 @@ class CudaBackend:
         """Captures with torch, unless another capturer is given."""
         self._capturer = capturer
 
-    def machine(self) -> Machine:
-        """The first GPU.
+    def machine(self, index: int | None = None) -> Machine:
+        """A GPU; by default torch's current one.
 
         Raises:
-            BackendUnavailable: the driver, its bindings, a GPU, or a torch built with CUDA is
+            BackendUnavailable: the driver, its bindings, this GPU, or a torch built with CUDA is
                 missing; the message names all that is.
         """
-        missing = self._missing()
+        index = current_device() if index is None else index
+        missing = self._missing(index)
         if missing:
             raise BackendUnavailable("; ".join(missing))
-        name, memory_bytes = _native.cuda_devices()[0]
+        name, memory_bytes = _native.cuda_devices()[index]
         return Machine("cuda", name, memory_bytes, self.alignment_bytes, CostTable())
 
-    def _missing(self) -> list[str]:
+    def _missing(self, index: int) -> list[str]:
         missing = []
         try:
             if _native.cuda_driver_version() < _LEAST_DRIVER:
@@ -79,8 +86,11 @@ class CudaBackend:
                     f"the driver is for CUDA {_native.cuda_driver_version() / 1000:g}, and 12.4 is "
                     "the first that tells the arguments of a kernel"
                 )
-            if not _native.cuda_device_count():
+            n_devices = _native.cuda_device_count()
+            if not n_devices:
                 missing.append("the driver finds no GPU")
+            elif index >= n_devices:
+                missing.append(f"there is no GPU {index}: the driver finds {n_devices}")
         except BackendUnavailable as error:
             missing.append(str(error))
         try:
@@ -106,7 +116,7 @@ class CudaBackend:
                 time; the message names the kernel.
             ExecutionError: the driver failed.
         """
-        self.machine()
+        self.machine(device_of(program))
         for launch in program.launches:
             _refuse(launch)
         for overlap in program.overlaps:

@@ -97,9 +97,10 @@ class Capturer(Protocol):
 
 
 def device_of(program: Program) -> int:
-    """The GPU that holds the weights; without any, torch's current one."""
-    for holders in program.weights.values():
-        for tensor in holders:
-            if tensor.device.type == "cuda":
-                return tensor.device.index or 0
+    """The GPU that a Program was recorded on, or to which its file was read."""
+    return current_device() if program.device_index is None else program.device_index
+
+
+def current_device() -> int:
+    """Torch's current GPU; the first one where torch finds none."""
     return torch.cuda.current_device() if torch.cuda.is_available() else 0

@@ -201,8 +201,15 @@ class _Bases:
         return address
 
     def _place_inputs(self, inputs: Sequence[bytes]) -> None:
-        """Each input in a block of its own, but those that must overlap as they were recorded."""
-        together = _overlapping(self._program)
+        """Each input in a block of its own, but those that must overlap as they were recorded.
+
+        Host constants have no place: the graph holds their values.
+        """
+        together = [
+            leaves
+            for leaves in _overlapping(self._program)
+            if not self._program.values[self._value(leaves[0][0])].on_host
+        ]
         for leaves in together:
             lowest = min(offset for _, offset in leaves)
             ends = [offset - lowest + len(inputs[leaf]) for leaf, offset in leaves]
@@ -216,6 +223,8 @@ class _Bases:
 
     def write_inputs(self, inputs: Sequence[bytes]) -> None:
         for view, content in zip(self._program.inputs, inputs, strict=True):
+            if self._program.values[view.value].on_host:
+                continue
             place = self._plan.places[view.value]
             assert place is not None  # check_plan has seen to it
             self._memory.write(self._bases[place.slot], content)

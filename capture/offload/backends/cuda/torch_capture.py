@@ -31,7 +31,7 @@ from offload.backends.cuda.capture import (
 from offload.backends.cuda.graph import GraphNode, NodeReader, call, driver_bindings, read_graph
 from offload.backends.cuda.torch_pool import PoolMemory
 from offload.backends.cuda.torch_warm_up import Bases, copied, first_line, warm_up
-from offload.eager_run import EagerRun
+from offload.eager_run import EagerRun, host_storage
 from offload.errors import CaptureError, ExecutionError
 from offload.program import Launch, Program, Role
 
@@ -185,15 +185,12 @@ class _OneCapture:
         return GraphCapture(handle, nodes, edges, launches, allocations, owned, kept), recycled
 
     def _stand_ins(self) -> Bases:
-        """Memory for inputs and weights; a tensor on the host stays where it is."""
+        """Memory for inputs and weights; host constants as they were recorded."""
         bases: Bases = {}
         for value in self._program.values:
-            if value.role is Role.WEIGHT:
-                holder = self._program.weights[value.index][0]
-                if holder.device.type != "cuda":
-                    bases[value.index] = (holder.untyped_storage(), 0)
-                    continue
-            if value.role in (Role.INPUT, Role.WEIGHT):
+            if value.host_content is not None:
+                bases[value.index] = (host_storage(value.host_content), 0)
+            elif value.role in (Role.INPUT, Role.WEIGHT):
                 bases[value.index] = (self._memory.stand_in(value.size_bytes), 0)
         return bases
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from offload.eager_run import EagerRun, bytes_of
+from offload.eager_run import EagerRun, bytes_of, host_storage
 from offload.errors import CaptureError, ExecutionError
 from offload.program import Program, Role
 
@@ -50,10 +50,19 @@ def warm_up(program: Program, device: int, inputs: Sequence[torch.Tensor] | None
 
 
 def _private_bases(program: Program, device: int, inputs: Sequence[torch.Tensor] | None) -> Bases:
-    """Inputs, and weights where they are; copies of what the Program writes."""
+    """Inputs, and weights where they are; copies of what the Program writes.
+
+    Host constants are as they were recorded, whatever the model's tensors hold by now.
+    """
     written = {index for launch in program.launches for index in launch.writes}
-    bases: Bases = {}
+    bases: Bases = {
+        value.index: (host_storage(value.host_content), 0)
+        for value in program.values
+        if value.host_content is not None
+    }
     for position, view in enumerate(program.inputs):
+        if view.value in bases:
+            continue
         size_bytes = program.values[view.value].size_bytes
         content = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
         if inputs is not None and size_bytes:
@@ -62,6 +71,8 @@ def _private_bases(program: Program, device: int, inputs: Sequence[torch.Tensor]
             content.copy_(bytes_of(given.untyped_storage())[begin : begin + size_bytes])
         bases[view.value] = (content.untyped_storage(), 0)
     for index, holders in program.weights.items():
+        if index in bases:
+            continue
         storage = holders[0].untyped_storage()
         bases[index] = (copied(storage) if index in written else storage, 0)
     return bases

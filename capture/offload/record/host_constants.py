@@ -1,0 +1,92 @@
+"""Host constants: tensors of no dimensions on the CPU in a recording on another device.
+
+torch reads them on the host when it launches a kernel, whose arguments then hold their value. So
+each execution must find what was recorded (see `native/replay/host_constants.hpp`), and what the
+call computes of them alone is as constant as they are: such launches are folded, and their results
+kept with the weights. Carrying them along as launches on the host would give the same values at
+each execution, or none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from offload.errors import CaptureError
+from offload.record.operators import Operator, user_location
+
+if TYPE_CHECKING:
+    from offload.record.storages import TrackedStorage
+
+
+def may_be_host_constant(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can be one where the recording is not on the CPU."""
+    return tensor.device.type == "cpu" and tensor.dim() == 0
+
+
+def check_host_constant(
+    tensor: torch.Tensor, tracked: TrackedStorage, device: torch.device
+) -> None:
+    """Refuse a tensor that is elsewhere than the recording and is no host constant.
+
+    Raises:
+        CaptureError: it is on another accelerator, has dimensions, or shares its memory.
+    """
+    name = tracked.value.name
+    if device.type == "cpu" or tensor.device.type != "cpu":
+        raise CaptureError(
+            f"{user_location()}: {name} is on {tensor.device}, but the recording is on {device}: "
+            "move all tensors of the model to one device"
+        )
+    if tensor.dim():
+        raise CaptureError(
+            f"{user_location()}: {name}, of shape {list(tensor.shape)}, is on the CPU, and the "
+            f"recording is on {device}: only tensors of no dimensions may be on the CPU, where "
+            f'launches take their value as a constant; move it with .to("{device}")'
+        )
+    if tracked.value.size_bytes != tensor.element_size():
+        raise CaptureError(
+            f"{user_location()}: {name} is one number of a larger tensor on the CPU, and the "
+            f"recording is on {device}: give it memory of its own with .clone(), or move it with "
+            f'.to("{device}")'
+        )
+
+
+def refuse_write(operator: str, tracked: TrackedStorage, device: torch.device) -> None:
+    """Refuse a launch that writes a host constant.
+
+    Raises:
+        CaptureError: `tracked` is one.
+    """
+    if tracked.value.on_host:
+        raise CaptureError(
+            f"{user_location()}: {operator} writes {tracked.value.name}, a tensor on the CPU, "
+            f"whose value launches on {device} take as a constant: compute a new tensor "
+            f'(x = x + 1), or move it with .to("{device}")'
+        )
+
+
+def check_made(operator: Operator, made: list[TrackedStorage], device: torch.device) -> None:
+    """Refuse what an operator made on the CPU, unless it is as constant as its arguments.
+
+    Raises:
+        CaptureError: it copies from the device, draws random numbers, leaves memory unwritten, or
+            is none of torch's own.
+    """
+    for tracked in made:
+        if not tracked.value.on_host or tracked.constant:
+            continue
+        if operator.random:
+            reason = "draws random numbers there, other ones at each execution"
+        elif operator.reserves or operator.moves_metadata:
+            reason = "reserves memory there to be written"
+        elif operator.is_aten:
+            reason = "computes it from tensors that are no constants there"
+        else:
+            reason = "may do more than torch's own operators"
+        raise CaptureError(
+            f"{user_location()}: {operator.name} makes a tensor on the CPU and {reason}, and the "
+            f"recording is on {device}, whose launches take what is on the CPU as constants: make "
+            f"it on {device}"
+        )

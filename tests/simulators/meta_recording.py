@@ -1,0 +1,82 @@
+"""Records calls on torch's meta device, which stands for an accelerator where there is none.
+
+Its tensors have no content, so what the recorder does with content (watching it, the check of the
+Program) is left out for them. Tensors on the CPU are to such a recording what they are to one on
+a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+from offload import passes
+from offload.program import Program
+from offload.record import recorder as recording
+from offload.record import recording_device, storages
+from offload.record.callables import Parameters
+from offload.record.recorder import Recorder
+
+META = torch.device("meta")
+
+
+class NoWatch:
+    """Of a storage without content."""
+
+    before = None
+
+    def changed(self) -> bool:
+        return False
+
+    def changed_unseen(self) -> bool:
+        return False
+
+    def keep_before(self) -> None:
+        pass
+
+
+class HostAllocations(recording_device.Allocations):
+    """Sees what is allocated on the CPU; the meta device allocates nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(torch.device("cpu"))
+
+    def contains(self, storage: torch.UntypedStorage) -> bool:
+        return storage.device.type == "cpu" and super().contains(storage)
+
+
+def take_meta_for_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the recorder take it for one for the rest of the test."""
+    own_alias, own_watch = storages.alias, storages.ModelState.watch
+    found = recording_device.find_device
+
+    def find_device(tensors: Iterable[torch.Tensor]) -> torch.device:
+        tensors = list(tensors)
+        return META if any(one.is_meta for one in tensors) else found(tensors)
+
+    monkeypatch.setattr(recording_device, "find_device", find_device)
+    monkeypatch.setattr(
+        recording, "alias", lambda one: one.view_as(one) if one.is_meta else own_alias(one)
+    )
+    monkeypatch.setattr(
+        storages.ModelState,
+        "watch",
+        lambda self, one: NoWatch() if one.device == META else own_watch(self, one),
+    )
+    monkeypatch.setattr(recording, "Allocations", HostAllocations)
+    monkeypatch.setattr(recording, "default_generator", lambda _: torch.default_generator)
+
+
+def record(function: Any, *args: Any, host_reads: str = "avoid") -> Program:
+    """The Program of a call, without what nobody needs; it is not checked by another run."""
+    recorder = Recorder(host_reads=host_reads, function=function, parameters=Parameters((), ()))
+    args, _ = recorder.begin(args, {})
+    try:
+        result = function(*args)
+    except BaseException as error:
+        raise recorder.abandon() or error from None
+    _, recorded = recorder.finish(result)
+    return passes.remove_dead_launches(recorded.program)

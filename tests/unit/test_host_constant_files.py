@@ -1,0 +1,174 @@
+"""Host constants in files: saved with the Program, opened as tensors of their own on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import offload
+from offload.files import open_program, save_program
+from offload.program import Program, Role
+
+NAN_WITH_PAYLOAD = torch.tensor(0x7FC01234, dtype=torch.int32).view(torch.float32)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(NAN_WITH_PAYLOAD.clone())
+        self.shift = torch.tensor(1 - 2j)
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x, factor):
+        return self.linear(x) * self.scale * self.shift * factor
+
+
+def make(model: Scaled, factor: torch.Tensor) -> Program:
+    """As it would be recorded on a GPU with the tensors of no dimensions on the CPU."""
+    program = offload.capture(model, torch.ones(2, 3), factor).program
+    contents = {index: held[0] for index, held in program.weights.items()}
+    contents[program.inputs[1].value] = factor
+    values = [
+        value
+        if value.shape or value.index not in contents
+        else dataclasses.replace(
+            value,
+            host_content=bytes(
+                contents[value.index].detach().reshape(1).view(torch.uint8).tolist()
+            ),
+        )
+        for value in program.values
+    ]
+    return dataclasses.replace(program, values=tuple(values), device="cuda", device_index=1)
+
+
+@pytest.fixture
+def model() -> Scaled:
+    return Scaled()
+
+
+@pytest.fixture
+def program(model) -> Program:
+    return make(model, torch.tensor(-0.0))
+
+
+def test_they_come_back_as_they_were_recorded(program, tmp_path):
+    path = tmp_path / "m.offload"
+    save_program(program, path)
+    opened = open_program(path)
+    assert opened.values == program.values
+    contents = {one.name: one.host_content for one in opened.values if one.on_host}
+    assert sorted(contents) == ["args[1]", "scale", "shift"]
+    for value in opened.of_role(Role.WEIGHT):
+        (held,) = opened.weights[value.index]
+        if value.host_content is not None:
+            assert held.device.type == "cpu"
+            assert held.shape == ()
+            assert bytes(held.untyped_storage()) == value.host_content
+            held.fill_(3)  # of its own: the Program's content is not it
+    assert contents["scale"] == (0x7FC01234).to_bytes(4, "little")
+    assert open_program(path).values == program.values
+    with zipfile.ZipFile(path) as archive:  # their bytes stand in the program alone
+        n_bytes = sum(one.size_bytes for one in program.of_role(Role.WEIGHT) if not one.on_host)
+        header = archive.read("weights.safetensors")
+        assert len(header) - 8 - int.from_bytes(header[:8], "little") == n_bytes
+
+
+def test_a_file_says_nothing_of_which_gpu_it_was(program, tmp_path):
+    save_program(program, tmp_path / "one")
+    save_program(dataclasses.replace(program, device_index=0), tmp_path / "other")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+    if not torch.cuda.is_available():
+        assert open_program(tmp_path / "one").device_index is None
+
+
+def test_one_that_has_changed_cannot_be_saved(model, program, tmp_path):
+    with torch.no_grad():
+        model.scale.fill_(math.nan)  # another NaN
+    with pytest.raises(offload.FileError, match="scale was given another value since the capture"):
+        save_program(program, tmp_path / "m.offload")
+    with torch.no_grad():
+        model.scale.copy_(NAN_WITH_PAYLOAD)
+    save_program(program, tmp_path / "m.offload")
+
+
+def test_programs_without_any_are_written_as_ever(tmp_path):
+    captured = offload.capture(torch.sin, torch.ones(3))
+    captured.save(tmp_path / "m.offload")
+    with zipfile.ZipFile(tmp_path / "m.offload") as archive:
+        assert "host_content" not in archive.read("program.json").decode()
+
+
+def value_of(root: Any, name: str) -> Any:
+    return next(one for one in root["values"] if one["name"] == name)
+
+
+def set_content(content: Any) -> Callable[[Any], None]:
+    return lambda root: value_of(root, "scale").update(host_content=content)
+
+
+def set_device(root: Any) -> None:
+    root["device"] = "cpu"
+
+
+def written(root: Any) -> None:
+    index = root["values"].index(value_of(root, "scale"))
+    root["launches"][1]["writes"].append(index)
+
+
+def returned(root: Any) -> None:
+    index = root["values"].index(value_of(root, "args[1]"))
+    root["results"][0]["view"] = root["inputs"][1] | {"value": index}
+
+
+def activation(root: Any) -> None:
+    index = root["launches"][0]["writes"][0]
+    root["values"][index]["host_content"] = "00000000"
+
+
+def larger(root: Any) -> None:
+    value_of(root, "scale").update(size_bytes=8, host_content="00" * 8)
+
+
+@pytest.mark.parametrize(
+    ("lie", "message"),
+    [
+        (set_content("0000"), "no single float32"),
+        (set_content("000000zz"), "expected bytes as hexadecimal digits"),
+        (set_content("000"), "expected bytes as hexadecimal digits"),
+        (set_content(None), "expected a string"),
+        (set_device, "has the role input in a program on cpu"),
+        (written, "is written or returned"),
+        (returned, "is written or returned"),
+        (activation, "has the role activation in a program on cuda"),
+        (larger, "no single float32"),
+    ],
+)
+def test_lies_are_refused(program, tmp_path, lie, message):
+    path = tmp_path / "m.offload"
+    save_program(program, path)
+    with pytest.raises(offload.FileError, match=message):
+        open_program(tampered(path, lie))
+
+
+def tampered(path: Path, lie: Callable[[Any], None]) -> Path:
+    with zipfile.ZipFile(path) as archive:
+        root = json.loads(archive.read("program.json"))
+        weights = archive.read("weights.safetensors")
+    lie(root)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as target:
+        target.writestr("program.json", json.dumps(root))
+        target.writestr("weights.safetensors", weights)
+    path.write_bytes(buffer.getvalue())
+    return path

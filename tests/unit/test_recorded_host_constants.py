@@ -1,0 +1,292 @@
+"""Recording tensors of no dimensions on the CPU as constants of a program on another device."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+from meta_recording import record, take_meta_for_an_accelerator
+from torch import nn
+
+from offload.backends.cuda.torch_capture import _OneCapture
+from offload.backends.cuda.torch_warm_up import _private_bases
+from offload.errors import CaptureError
+from offload.program import Program, Role
+from offload.record import recording_device
+
+
+@pytest.fixture(autouse=True)
+def _meta_is_an_accelerator(monkeypatch):
+    take_meta_for_an_accelerator(monkeypatch)
+
+
+def on_device(*shape: int) -> torch.Tensor:
+    return torch.empty(*shape, device="meta")
+
+
+def constants(program: Program) -> dict[str, float]:
+    return {
+        value.name: torch.frombuffer(bytearray(value.host_content), dtype=torch.float32).item()
+        for value in program.values
+        if value.host_content is not None
+    }
+
+
+def operators(program: Program) -> list[str]:
+    return [launch.operator for launch in program.launches]
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.5))
+        self.register_buffer("shift", torch.tensor(-1.0))
+
+    def forward(self, x):
+        return x * self.scale + self.shift
+
+
+def test_parameters_buffers_and_closed_over_tensors():
+    outside = torch.tensor(4.0)
+    model = Scaled()
+    program = record(lambda x: model(x) / outside, on_device(3))
+    assert sorted(constants(program).values()) == [-1.0, 2.5, 4.0]
+    assert operators(program) == ["aten::mul.Tensor", "aten::add.Tensor", "aten::div.Tensor"]
+    assert program.device == "meta"
+    weights = {program.values[index].name: held for index, held in program.weights.items()}
+    assert any(held[0] is model.scale for held in weights.values())
+
+
+def test_literals():
+    program = record(lambda x: x * torch.tensor(3.0), on_device(3))
+    assert list(constants(program).values()) == [3.0]
+    assert operators(program) == ["aten::mul.Tensor"]
+
+
+def test_inputs():
+    program = record(lambda x, t: x * t, on_device(3), torch.tensor(7.0))
+    assert constants(program) == {"args[1]": 7.0}
+    assert program.values[program.inputs[1].value].on_host
+    assert not program.values[program.inputs[0].value].on_host
+
+
+def test_an_input_may_be_a_part_of_a_larger_tensor():
+    steps = torch.tensor([5.0, 6.0, 7.0])
+    program = record(lambda x, t: x * t, on_device(3), steps[1])
+    assert constants(program) == {"args[1]": 6.0}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "held", "expected"),
+    [
+        ([("cpu", 0)], [("cuda:1", 2), ("cpu", 0)], "cuda:1"),
+        ([], [("cuda:1", 2)], "cuda:1"),
+        ([("cpu", 0)], [("cpu", 2)], "cpu"),
+        ([("cpu", 0), ("cpu", 1)], [("cuda:1", 2)], "cpu"),
+        ([("cpu", 0), ("cuda:0", 1)], [("cuda:1", 2)], "cuda:0"),
+    ],
+)
+def test_inputs_on_the_host_alone_leave_the_device_to_the_model(inputs, held, expected):
+    def tensors(kinds):
+        return [
+            types.SimpleNamespace(device=torch.device(device), dim=lambda n=n: n, is_meta=False)
+            for device, n in kinds
+        ]
+
+    found = recording_device.recording_device(tensors(inputs), tensors(held))
+    assert found == torch.device(expected)
+
+
+def test_what_is_computed_from_them_alone_is_one_more_constant():
+    model = Scaled()
+    program = record(lambda x: x * (model.scale * 2 + model.shift).exp(), on_device(3))
+    assert operators(program) == ["aten::mul.Tensor"]
+    found = constants(program)
+    assert sorted(found.values()) == [-1.0, 2.5, pytest.approx(54.598, rel=1e-4)]
+    (launch,) = program.launches
+    folded = program.values[launch.arguments[1].value]
+    assert folded.on_host
+    assert folded.role is Role.WEIGHT
+    assert program.weights[folded.index][0].item() == pytest.approx(54.598, rel=1e-4)
+    assert program.weights[folded.index][0].shape == ()
+
+
+def test_what_is_moved_to_the_device_is_a_weight_there():
+    model = Scaled()
+    program = record(lambda x: x * (model.scale + 1).to(x.device), on_device(3))
+    assert operators(program) == ["aten::mul.Tensor"]
+    assert list(constants(program).values()) == [2.5]
+    (launch,) = program.launches
+    moved = program.values[launch.arguments[1].value]
+    assert (moved.role, moved.on_host) == (Role.WEIGHT, False)
+
+
+def test_one_that_the_host_reads_stays_guarded():
+    """What Python makes of the value stands in the Program, so that it must be found again."""
+    model = Scaled()
+    program = record(lambda x: x * model.scale.item() + model.shift.tolist(), on_device(3))
+    assert sorted(constants(program).values()) == [-1.0, 2.5]
+    assert operators(program) == ["aten::mul.Tensor", "aten::add.Tensor"]
+    assert all(launch.guard is None for launch in program.launches)
+
+
+def test_a_check_of_them_alone_makes_no_launch():
+    model = Scaled()
+
+    def checked(x):
+        torch._assert_async(model.scale > 0)
+        return x * 2
+
+    program = record(checked, on_device(3))
+    assert operators(program) == ["aten::mul.Tensor"]
+    assert list(constants(program).values()) == [2.5]
+
+
+def test_those_that_nothing_uses_are_no_part_of_the_program():
+    model = Scaled()
+    program = record(lambda x: x * model.scale, on_device(3))
+    assert list(constants(program).values()) == [2.5]
+
+
+STATE = Scaled()
+TABLE = torch.arange(5.0)
+PART = torch.arange(5.0)[2]
+
+
+def drawn(x):
+    return x * torch.rand(())
+
+
+def written(x):
+    factor = STATE.scale * 2
+    factor.add_(1)
+    return x * factor
+
+
+def written_parameter(x):
+    STATE.shift.add_(1)
+    return x + STATE.shift
+
+
+def written_literal(x):
+    factor = torch.tensor(1.0)
+    factor += 1
+    return x * factor
+
+
+def drawn_in_place(x):
+    return x * torch.tensor(1.0).uniform_()
+
+
+def reserved(x):
+    return x * torch.empty(())
+
+
+def with_dimensions(x):
+    return x.sum() + TABLE.sum()
+
+
+def computed_with_dimensions(x):
+    return x * torch.stack([STATE.scale, STATE.shift]).sum()
+
+
+def part_of_another(x):
+    return x * PART
+
+
+def made_from_the_device(x):
+    return x * torch.ones_like(x.sum(), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (drawn, "aten::rand makes a tensor on the CPU and draws random numbers"),
+        (written, r"aten::add_.Tensor writes mul_0, a tensor on the CPU, .* compute a new tensor"),
+        (written_parameter, r"aten::add_.Tensor writes STATE.shift, a tensor on the CPU"),
+        (written_literal, r"aten::add_.Tensor writes constant, a tensor on the CPU"),
+        (drawn_in_place, "aten::uniform_ writes constant, a tensor on the CPU"),
+        (reserved, "aten::empty.memory_format makes a tensor on the CPU and reserves memory"),
+        (
+            with_dimensions,
+            r"TABLE, of shape \[5\], is on the CPU, .* only tensors of no dimensions",
+        ),
+        (computed_with_dimensions, r"of shape \[2\], is on the CPU, .* only tensors of no dimens"),
+        (part_of_another, r"PART is one number of a larger tensor on the CPU, .* \.clone\(\)"),
+        (made_from_the_device, "aten::ones_like makes a tensor on the CPU and computes it from"),
+    ],
+)
+def test_anything_else_is_refused_with_the_users_line(function, message):
+    shift, generator = STATE.shift.clone(), torch.get_rng_state()
+    line = function.__code__.co_firstlineno
+    try:
+        with pytest.raises(CaptureError, match=message) as raised:
+            record(function, on_device(3))
+    finally:
+        torch.set_rng_state(generator)
+        STATE.shift.copy_(shift)
+    place = str(raised.value).split(": ")[0]
+    assert place.partition(".py:")[0].endswith("test_recorded_host_constants")
+    assert int(place.partition(".py:")[2]) in range(line + 1, line + 4)
+
+
+@pytest.mark.parametrize("function", [lambda x, t: t, lambda x, t: (x, t + 1)])
+def test_results_on_the_host_are_refused(function):
+    with pytest.raises(CaptureError, match=r"a result is .*, a tensor on the CPU, which a program"):
+        record(function, on_device(3), torch.tensor(1.0))
+
+
+def test_an_input_with_dimensions_is_refused_by_name():
+    with pytest.raises(CaptureError, match=r"args\[1\] is on cpu, and the model or another input"):
+        record(lambda x, y: x.sum() + y.sum(), on_device(3), torch.ones(3))
+
+
+def test_a_change_that_no_launch_made_is_refused():
+    scale = torch.tensor(2.0)
+
+    def run(x):
+        product = x * scale
+        memory[()] = 5.0
+        return product
+
+    memory = scale.numpy()
+    with pytest.raises(CaptureError, match="was changed by work that the recorder cannot see"):
+        record(run, on_device(3))
+
+
+# ---- what a capture reads ------------------------------------------------------------------------
+
+
+def changed_program() -> Program:
+    """A Program whose host constants have changed since it was recorded."""
+    scale, factor = torch.tensor(2.0), torch.tensor(3.0)
+    program = record(lambda x, t: x * t * scale, on_device(3), factor)
+    scale.fill_(-1.0)
+    factor.fill_(-1.0)
+    return program
+
+
+def numbers_of(program: Program, bases: dict[int, tuple[torch.UntypedStorage, int]]) -> list[float]:
+    return sorted(
+        torch.empty(0).set_(bases[value.index][0])[0].item()
+        for value in program.values
+        if value.on_host
+    )
+
+
+def test_the_warm_up_reads_what_was_recorded():
+    program = changed_program()
+    assert numbers_of(program, _private_bases(program, "cpu", None)) == [2.0, 3.0]
+    given = [torch.ones(3), torch.tensor(-1.0)]
+    assert numbers_of(program, _private_bases(program, "cpu", given)) == [2.0, 3.0]
+
+
+def test_a_capture_reads_what_was_recorded():
+    program = changed_program()
+    capture = _OneCapture.__new__(_OneCapture)
+    capture._program = program
+    capture._memory = types.SimpleNamespace(stand_in=torch.UntypedStorage)
+    bases = capture._stand_ins()
+    assert numbers_of(program, bases) == [2.0, 3.0]
+    assert bases[program.inputs[0].value][0].nbytes() == 12
