@@ -160,6 +160,15 @@ void execute_resident(CudaResident& resident) {
   resident.execute(first_launch_ns, nullptr);
 }
 
+py::tuple copy_samples(const CudaResident& resident) {
+  cuda::CopySamples samples;
+  {
+    const py::gil_scoped_release release;
+    samples = resident.sample_copy_costs();
+  }
+  return py::make_tuple(samples.set_node_ns, samples.submit_ns, samples.device_ns);
+}
+
 // The methods of the seam are bound for tests and for proofs; executions go through a Replay.
 void register_resident(py::module_& module) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
@@ -176,6 +185,7 @@ void register_resident(py::module_& module) {
       .def("execute", &execute_resident, Unlocked())
       .def("issue", &CudaResident::issue, py::arg("launch"), Unlocked())
       .def("finish", &CudaResident::finish, Unlocked())
+      .def("sample_copy_costs", &copy_samples)
       .def("close", &CudaResident::close, Unlocked())
       .def_property_readonly("arena_address", &CudaResident::arena)
       .def_property_readonly("n_launches", &CudaResident::n_launches)

@@ -198,6 +198,27 @@ void CudaResident::set_random(const std::vector<std::uint64_t>& seeds_and_offset
   note_enqueued();
 }
 
+bool CudaResident::copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) {
+  refuse_closed();
+  const ContextScope scope(driver_, context_);
+  driver_.check(driver_.copy_async(to, from, n_bytes, stream_), "copying to or from a buffer");
+  note_enqueued();
+  return true;
+}
+
+CopySamples CudaResident::sample_copy_costs() const {
+  refuse_closed();
+  const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
+  for (const Word& word : words_) {
+    const ResidentNode& node = *nodes_[word.node].parameters;
+    const std::optional<std::size_t> offset_bytes = node.argument_offset(word.bytes);
+    if (!offset_bytes) continue;
+    return cuda::sample_copy_costs(driver_, context_.handle(), node.handle(), *offset_bytes);
+  }
+  throw ExecutionError("no kernel of the program holds an address: there is nothing to measure");
+}
+
 void CudaResident::group_by_launch(const CudaProgram& program) {
   if (program.launches.size() != nodes_.size()) {
     throw std::invalid_argument("each node needs its launch, or -1");

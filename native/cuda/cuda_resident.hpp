@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/arena.hpp"
+#include "cuda/copy_costs.hpp"
 #include "cuda/host_tables.hpp"
 #include "cuda/resident_node.hpp"
 #include "offload/resident.hpp"
@@ -80,9 +81,15 @@ class CudaResident final : public Resident {
   std::uint64_t arena() const override { return mapping_ ? mapping_->address() : 0; }
   std::uint64_t lease_id() const override { return arena_->lease_id(); }
   void set_stream(std::uint64_t stream) override;
+  bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) override;
   void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) override;
   void finish() override;
   void close() noexcept override;
+
+  // Measures what re-setting a kernel node and a copy cost on this device, by a node like the first
+  // kernel that has a word; this program stays as it is. Errors: as sample_copy_costs, and
+  // ExecutionError where no kernel has a word.
+  CopySamples sample_copy_costs() const;
 
   // Nodes re-set in the executable graph so far, failed attempts included, and its launches.
   std::uint64_t n_set_params() const { return n_set_params_; }

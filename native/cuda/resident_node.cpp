@@ -54,6 +54,10 @@ class KernelNode final : public ResidentNode {
 
   std::string describe() const override { return "kernel " + name_of(driver_, params_); }
 
+  std::optional<std::size_t> argument_offset(const unsigned char* word) const override {
+    return static_cast<std::size_t>(word - image_.data());
+  }
+
   Result set_template() override { return driver_.graph_kernel_set_params(node_, &params_); }
 
   Result set_exec(GraphExec exec, Context) override {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,13 @@ class ResidentNode {
 
   // Whether there is anything to execute.
   virtual bool does_work() const { return true; }
+
+  GraphNode handle() const { return node_; }
+
+  // Where in a kernel's packed arguments the bytes of a word lie; none for other nodes.
+  virtual std::optional<std::size_t> argument_offset(const unsigned char*) const {
+    return std::nullopt;
+  }
 
   // Where the eight bytes of a word lie; null if the part has no such bytes.
   unsigned char* word_at(std::size_t part, std::size_t offset_bytes);

@@ -60,6 +60,10 @@ class Resident {
   // ExecutionError, also for a stream that is being captured.
   virtual void set_stream(std::uint64_t) {}
 
+  // On a device with streams: enqueues a copy of bytes where set_stream said, and gives true.
+  // False: nothing is done, and torch's own copy is in order. Throws ExecutionError.
+  virtual bool copy(std::uint64_t, std::uint64_t, std::size_t) { return false; }
+
   // On a device whose random kernels read memory: for each generator of the program the seed and
   // the offset that the next execution draws from. After set_stream. Throws ExecutionError.
   virtual void set_random(const std::vector<std::uint64_t>&) {}

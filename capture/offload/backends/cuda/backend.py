@@ -13,8 +13,9 @@ import torch
 from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.backends.cuda.capture import RANDOM_OWNER, Capturer, GraphCapture, device_of
+from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.discover import discover
-from offload.backends.cuda.graph import driver_bindings, is_known_address
+from offload.backends.cuda.graph import NodeKind, driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
 from offload.backends.cuda.random_cells import Cell, drawing, random_cells
@@ -22,7 +23,7 @@ from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
 from offload.backends.cuda.words import CapturesDiffer, Discovery
 from offload.errors import BackendUnavailable, BindingError, CaptureError
-from offload.machine import CostTable, Machine
+from offload.machine import CopyCosts, CostTable, Machine
 from offload.plan import Plan, check_plan
 from offload.program import Launch, Overlap, Program, Symbol
 
@@ -32,6 +33,8 @@ chosen for less aligned memory runs on more aligned memory, never the other way 
 
 _MAXIMUM_TRIES = 3
 _LEAST_DRIVER = 12040  # cuFuncGetParamInfo
+
+_copy_costs: dict[int, CopyCosts] = {}
 
 _arenas: weakref.WeakValueDictionary[int, _native.CudaArena] = weakref.WeakValueDictionary()
 
@@ -165,7 +168,19 @@ class CudaBackend:
             current_stream=self.current_stream,
             check_weights=check_weights,
             draw=drawing(random) if random is not None and captured.random_cells else None,
+            set_nodes=_set_nodes(captured, plan),
+            measure_copies=functools.partial(self.copy_costs, captured.device, resident),
         )
+
+    def copy_costs(self, index: int, resident: _native.CudaResident) -> CopyCosts:
+        """What re-setting a node and copying cost on a device: measured once in a process.
+
+        Raises:
+            ExecutionError: the driver failed, or has no memory to measure with.
+        """
+        if index not in _copy_costs:
+            _copy_costs[index] = fit_copy_costs(*resident.sample_copy_costs())
+        return _copy_costs[index]
 
     def tensor_device(self, index: int) -> torch.device:
         """The torch device of the tensors that executions take."""
@@ -308,6 +323,16 @@ def _relocations(discovery: Discovery, plan: Plan) -> list[tuple[int, int, int]]
         offset_bytes = place.offset_bytes + word.value_offset_bytes
         relocations.append((index, place.slot, offset_bytes))
     return relocations
+
+
+def _set_nodes(captured: _Captured, plan: Plan) -> dict[int, set[int]]:
+    """By slot the kernels that hold its address. Copies and memsets are re-set in any case."""
+    nodes: dict[int, set[int]] = {}
+    for index, slot, _ in _relocations(captured.discovery, plan):
+        node = captured.discovery.words[index].node
+        if captured.capture.nodes[node].kind is NodeKind.KERNEL:
+            nodes.setdefault(slot, set()).add(node)
+    return nodes
 
 
 def _resident(
