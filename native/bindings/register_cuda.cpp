@@ -185,6 +185,13 @@ void register_resident(py::module_& module) {
       .def("execute", &execute_resident, Unlocked())
       .def("issue", &CudaResident::issue, py::arg("launch"), Unlocked())
       .def("finish", &CudaResident::finish, Unlocked())
+      .def(
+          "overwrite",
+          [](CudaResident& resident, const WordTuple& word, const py::bytes& content) {
+            const auto bytes = static_cast<std::string_view>(content);
+            resident.overwrite(to_words({word}).front(), {bytes.begin(), bytes.end()});
+          },
+          py::arg("word"), py::arg("content"))
       .def("sample_copy_costs", &copy_samples)
       .def("close", &CudaResident::close, Unlocked())
       .def_property_readonly("arena_address", &CudaResident::arena)

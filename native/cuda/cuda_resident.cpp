@@ -1,5 +1,6 @@
 #include "cuda/cuda_resident.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <queue>
 #include <stdexcept>
@@ -256,6 +257,21 @@ void CudaResident::patch(const std::vector<Patch>& patches) noexcept {
     const bool is_outside = !mapping_->contains(patch.address);
     node.n_outside += static_cast<std::uint32_t>(is_outside) - word.is_outside;
     word.is_outside = is_outside;
+    mark(word.node);
+  }
+}
+
+void CudaResident::overwrite(const NodeWord& word, const std::vector<unsigned char>& content) {
+  refuse_closed();
+  unsigned char* const bytes =
+      word.node < nodes_.size()
+          ? nodes_[word.node].parameters->bytes_at(word.part, word.offset_bytes, content.size())
+          : nullptr;
+  if (bytes == nullptr) throw std::invalid_argument("the node has no such bytes");
+  std::copy(content.begin(), content.end(), bytes);
+  if (word.part == 1) {
+    tables_changed_ = true;
+  } else {
     mark(word.node);
   }
 }

@@ -86,6 +86,10 @@ class CudaResident final : public Resident {
   void finish() override;
   void close() noexcept override;
 
+  // Writes other bytes where no word lies, for the executions from here on; word.part and
+  // word.offset_bytes say where. Throws std::invalid_argument if the node has no such bytes.
+  void overwrite(const NodeWord& word, const std::vector<unsigned char>& content);
+
   // Measures what re-setting a kernel node and a copy cost on this device, by a node like the first
   // kernel that has a word; this program stays as it is. Errors: as sample_copy_costs, and
   // ExecutionError where no kernel has a word.

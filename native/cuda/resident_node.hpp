@@ -11,6 +11,8 @@
 
 namespace offload::cuda {
 
+inline constexpr std::size_t kWordBytes = 8;
+
 // A node with the image of its parameters, of which every address word can be written.
 //
 // Parts: of a kernel 0, its packed arguments at the offsets that the driver names; of a copy 0, the
@@ -57,7 +59,12 @@ class ResidentNode {
   }
 
   // Where the eight bytes of a word lie; null if the part has no such bytes.
-  unsigned char* word_at(std::size_t part, std::size_t offset_bytes);
+  unsigned char* word_at(std::size_t part, std::size_t offset_bytes) {
+    return bytes_at(part, offset_bytes, kWordBytes);
+  }
+
+  // Where `n_bytes` of a part lie, at any offset; null if the part has no such bytes.
+  unsigned char* bytes_at(std::size_t part, std::size_t offset_bytes, std::size_t n_bytes);
 
   // The host source that the resident keeps for a copy; empty for others.
   std::vector<unsigned char>& table() { return table_; }

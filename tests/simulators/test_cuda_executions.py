@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
 import struct
 import time
-import weakref
 from collections.abc import Callable
 
 import pytest
@@ -15,118 +13,36 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload import api
 from offload.errors import BindingError, CaptureError, ExecutionError
 from offload.explain import explain
-from offload.machine import CopyCosts
-from offload.program import Overlap, Role, TensorView
+from offload.program import Role, TensorView
 from offload.timeline import Scheduling
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
 
-from small_graphs import StepCapturer, current_context, floats, make_program, words
+from loading import (
+    ACT,
+    IN,
+    OUT,
+    WEIGHT,
+    Device,
+    N,
+    add,
+    chain,
+    on_device,
+    result,
+    scale,
+    scale_floats,
+)
+from small_graphs import StepCapturer, floats, make_program, words
 
-from offload.backends.cuda import CudaBackend, OwnedRange, backend
+from offload.backends.cuda import OwnedRange
 from offload.backends.cuda.graph import call
-
-IN, ACT, OUT, WEIGHT = Role.INPUT, Role.ACTIVATION, Role.OUTPUT, Role.WEIGHT
-N = 128  # elements of every Value
-
-
-class SimulatedBackend(CudaBackend):
-    """Takes tensors of the CPU: the simulated device's memory is the host's."""
-
-    def tensor_device(self, index: int) -> torch.device:
-        return torch.device("cpu")
-
-    def current_stream(self, index: int) -> int:
-        return 0
-
-    def copy_costs(self, index: int, resident: object) -> CopyCosts:
-        """Not measured, so that every run decides alike: a copy never pays."""
-        return CopyCosts(1.0, 1e9, 0.0, 0.0)
-
-
-class CopyingBackend(SimulatedBackend):
-    """Of a device on which a copy of these tensors costs as much as three nodes."""
-
-    def copy_costs(self, index: int, resident: object) -> CopyCosts:
-        return CopyCosts(1000.0, 1000.0, 1488.0, 1.0)
-
-
-class Device:
-    """The simulator, two kernels, and what was captured last."""
-
-    def __init__(self, simulator, monkeypatch) -> None:
-        self.simulator = simulator
-        self.add = simulator.kernel("add_kernel", [8, 8, 8], _add)
-        self.scale = simulator.kernel("scale_kernel", [8, 8, 4], _scale)
-        self._monkeypatch = monkeypatch
-        monkeypatch.setattr(backend, "_arenas", weakref.WeakValueDictionary())
-
-    def load(self, program, steps, capturer=None, backend=SimulatedBackend, **options):
-        simulated = backend(capturer or StepCapturer(steps))
-        self._monkeypatch.setattr(api, "find_backend", lambda name: simulated)
-        return api.Captured(None, program=program).load("cuda", **options)
-
-
-def _add(arguments: bytes) -> None:
-    one, other, result = struct.unpack("<3Q", arguments)
-    for index in range(N):
-        floats(result, N)[index] = floats(one, N)[index] + floats(other, N)[index]
-
-
-def _scale(arguments: bytes) -> None:
-    source, result, factor = struct.unpack("<2Qf", arguments)
-    for index in range(N):
-        floats(result, N)[index] = floats(source, N)[index] * factor
 
 
 @pytest.fixture
 def device(simulator, monkeypatch) -> Device:
-    current_context()
     return Device(simulator, monkeypatch)
-
-
-def scale(at, device, source, result, factor):
-    at.launch(device.scale, words(source), words(result), struct.pack("<f", factor))
-
-
-def add(at, device, one, other, result):
-    at.launch(device.add, words(one), words(other), words(result))
-
-
-def chain(device):
-    """out = ((x * 2) + x) * 3 by way of scratch memory: three launches, four nodes."""
-    program = make_program(
-        [(IN, N), (ACT, N), (ACT, N), (OUT, N)], [("0", "1"), ("01", "2"), ("2", "3")]
-    )
-
-    def last(at):
-        block = at.scratch(4 * N)
-        scale(at, device, at.at[2], block, 3.0)
-        scale(at, device, block, at.at[3], 1.0)
-
-    steps = [
-        lambda at: scale(at, device, at.at[0], at.at[1], 2.0),
-        lambda at: add(at, device, at.at[0], at.at[1], at.at[2]),
-        last,
-    ]
-    return program, steps
-
-
-def on_device(content: torch.Tensor) -> torch.Tensor:
-    """The same numbers in the simulated device's memory, until it is reset."""
-    n_bytes = content.numel() * 4
-    address = int(call("cuMemAlloc", n_bytes))
-    copy = torch.frombuffer((ctypes.c_char * n_bytes).from_address(address), dtype=torch.float32)
-    return copy.copy_(content)
-
-
-def result(run, x):
-    (y,) = run(x, out=(on_device(torch.zeros(N)),))
-    run._loaded.resident.finish()
-    return y
 
 
 def test_a_program_is_proved_and_executed_at_new_addresses(device):
@@ -264,7 +180,7 @@ def test_reads_that_the_program_does_not_know_are_found_by_the_proof(device):
     table: dict[int, int] = {}
 
     def remember(arguments: bytes) -> None:
-        _scale(arguments)
+        scale_floats(arguments)
         table[0] = struct.unpack("<2Qf", arguments)[1]
 
     def through_memory(arguments: bytes) -> None:
@@ -282,6 +198,56 @@ def test_reads_that_the_program_does_not_know_are_found_by_the_proof(device):
     ]
     with pytest.raises(CaptureError, match="another result at other addresses"):
         device.load(program, steps)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_padding_that_a_kernel_reads_is_found_by_the_proof(device, is_read):
+    """Padding that each capture leaves otherwise: a counter, for example."""
+
+    def padded(arguments: bytes) -> None:
+        source, result, factor, padding = struct.unpack("<2QfI", arguments)
+        for index in range(N):
+            floats(result, N)[index] = floats(source, N)[index] * factor + padding * is_read
+
+    kernel = device.simulator.kernel("padded_kernel", [8, 8, 8], padded)
+
+    def step(at, source, result):
+        padding = struct.pack("<fI", 2.0, 100 + at.number)
+        at.launch(kernel, words(at.at[source]), words(at.at[result]), padding)
+
+    program = make_program([(IN, N), (ACT, N), (OUT, N)], [("0", "1"), ("1", "2")])
+    steps = [lambda at: step(at, 0, 1), lambda at: step(at, 1, 2)]
+    before = device.simulator.live_bytes
+    if is_read:  # the first of the two is named
+        where = r"'padded_kernel' \(node 0\) of sim::step0 at model.py:1: parameter 2 differs"
+        with pytest.raises(CaptureError, match=where):
+            device.load(program, steps)
+        assert device.simulator.live_bytes == before
+        return
+    run = device.load(program, steps)
+    x = on_device(torch.randn(N))
+    assert torch.equal(result(run, x), x * 4)
+
+
+def test_padding_of_a_host_table_is_set_too(device):
+    host = ctypes.create_string_buffer(24)
+
+    def by_table(arguments: bytes) -> None:
+        (table,) = struct.unpack("<Q", arguments)
+        source, target, padding = (ctypes.c_uint64 * 3).from_address(table)
+        for index in range(N):
+            floats(target, N)[index] = floats(source, N)[index] + padding
+
+    kernel = device.simulator.kernel("table_kernel", [8], by_table)
+
+    def step(at):
+        table = at.scratch(24)
+        ctypes.memmove(host, words(at.at[0], at.at[1], at.number + 7), 24)
+        call("cuMemcpyHtoDAsync", table, ctypes.addressof(host), 24, at.stream)
+        at.launch(kernel, words(table))
+
+    with pytest.raises(CaptureError, match=r"byte 16 of a host table differs .*depend on it"):
+        device.load(make_program([(IN, N), (OUT, N)], [("0", "1")]), [step])
 
 
 def test_host_tables_are_relocated(device):
@@ -379,132 +345,6 @@ def test_inputs_that_are_less_aligned_are_copied(device):
     x = whole[1:]
     assert torch.equal(result(run, x), (x * 2 + x) * 3)
     assert run.last_execution.bytes_copied == 4 * N
-
-
-# ---- slots that are copied --------------------------------------------------------------------
-
-
-def star(device, n_readers):
-    """out = n * x + x, each term by a kernel that reads x; the last one alone writes out."""
-    n = n_readers
-    program = make_program(
-        [(IN, N), *[(ACT, N)] * (n - 1), (OUT, N)],
-        [("0", "1"), *[(f"0{at}", str(at + 1)) for at in range(1, n)]],
-    )
-    steps = [
-        lambda at: scale(at, device, at.at[0], at.at[1], 2.0),
-        *[
-            lambda at, made=made: add(at, device, at.at[0], at.at[made], at.at[made + 1])
-            for made in range(1, n)
-        ],
-    ]
-    return program, steps
-
-
-def test_a_slot_with_many_nodes_is_copied(device):
-    run = device.load(*star(device, 5), backend=CopyingBackend)
-    before = run._loaded.resident.n_set_params
-    for _ in range(3):
-        x = on_device(torch.randn(N))
-        expected = functools.reduce(lambda total, _: x + total, range(4), x * 2)
-        assert torch.equal(result(run, x), expected)
-        assert run.last_execution.bytes_copied == 4 * N
-    assert run.last_execution.slots_changed == 1  # the output
-    assert run._loaded.resident.n_set_params - before == 2  # the first instantiated the graph
-    assert run.memory_report().buffer_bytes == 4 * N
-    said = explain(run)
-    assert (
-        "input input0: copied: 5 nodes would be re-set (5.0 us measured) against 3.0 us for a copy "
-        "of 512 bytes; by itself it pays from K = 4 nodes on"
-    ) in said
-    assert "output output5: not copied: 1 nodes" in said
-    assert "buffers of copied inputs and outputs: 512 bytes" in said
-
-
-def test_a_slot_with_fewer_nodes_than_break_even_is_not_copied(device):
-    run = device.load(*star(device, 3), backend=CopyingBackend)
-    x = on_device(torch.randn(N))
-    assert torch.equal(result(run, x), x + (x + x * 2))
-    assert run.last_execution.bytes_copied == 0
-    assert "input input0: not copied: 3 nodes" in explain(run)
-
-
-def test_an_output_that_many_nodes_write_is_copied(device):
-    def step(at):
-        scale(at, device, at.at[0], at.at[1], 2.0)
-        for _ in range(4):
-            add(at, device, at.at[1], at.at[1], at.at[1])
-
-    program = make_program([(IN, N), (OUT, N)], [("0", "1")])
-    run = device.load(program, [step], backend=CopyingBackend)
-    results = []
-    for _ in range(3):
-        x = on_device(torch.randn(N))
-        (y,) = run.submit(x).result()
-        results.append((y, x * 32))
-        assert run.last_execution.bytes_copied == 4 * N
-    assert all(torch.equal(y, expected) for y, expected in results)
-    assert len({y.data_ptr() for y, _ in results}) == 3
-
-
-def test_a_written_input_is_copied_both_ways_and_counted_so(device):
-    def step(at):
-        for _ in range(7):
-            add(at, device, at.at[0], at.at[0], at.at[0])
-        scale(at, device, at.at[0], at.at[1], 1.0)
-
-    program = make_program([(IN, N), (OUT, N)], [("0", "01")])
-    run = device.load(program, [step], backend=CopyingBackend)
-    x = on_device(torch.randn(N))
-    expected = x * 128
-    assert torch.equal(result(run, x), expected)
-    assert torch.equal(x, expected)
-    assert run.last_execution.bytes_copied == 2 * 4 * N
-    assert "copied: 8 nodes would be re-set (8.0 us measured) against 6.0 us" in explain(run)
-
-
-def test_inputs_that_must_overlap_are_not_copied(device):
-    """They are bound where they lie, however many nodes hold them."""
-
-    def step(at):
-        for _ in range(8):
-            add(at, device, at.at[0], at.at[1], at.at[0])
-        scale(at, device, at.at[0], at.at[2], 1.0)
-
-    program = make_program([(IN, N), (IN, N), (OUT, N)], [("01", "02")])
-    program = dataclasses.replace(program, overlaps=(Overlap(0, 1, 0),))
-    run = device.load(program, [step], backend=CopyingBackend)
-    x = on_device(torch.ones(N))
-    run(x, x, out=(on_device(torch.zeros(N)),))
-    run._loaded.resident.finish()
-    assert x[0] == 256
-    assert run.last_execution.bytes_copied == 0
-
-
-def test_host_scheduling_copies_nothing(device):
-    """A launch by itself is given its addresses anyway."""
-    run = device.load(*star(device, 5), backend=CopyingBackend, scheduling=Scheduling.HOST)
-    assert run.copy_choices == ()
-
-
-def test_costs_are_measured_once_and_only_for_several_nodes(device, monkeypatch):
-    class Measuring(SimulatedBackend):
-        copy_costs = CudaBackend.copy_costs
-
-    monkeypatch.setattr(backend, "_copy_costs", {})
-    program = make_program([(IN, N), (OUT, N)], [("0", "1")])
-    steps = [lambda at: scale(at, device, at.at[0], at.at[1], 2.0)]
-    device.load(program, steps, backend=Measuring)
-    assert device.simulator.calls("cuEventElapsedTime") == 0
-    for _ in range(2):
-        run = device.load(*star(device, 5), backend=Measuring)
-        n_calls = device.simulator.calls("cuEventElapsedTime")
-        assert n_calls > 0
-    assert device.simulator.calls("cuEventElapsedTime") == n_calls
-    (costs,) = backend._copy_costs.values()
-    assert run.copy_choices[0].set_ns == 5 * costs.set_node_ns
-    x = on_device(torch.ones(N))
-    assert result(run, x)[0] == 6
 
 
 @st.composite

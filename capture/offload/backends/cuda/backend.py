@@ -12,7 +12,14 @@ import torch
 
 from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
-from offload.backends.cuda.capture import RANDOM_OWNER, Capturer, GraphCapture, device_of
+from offload.backends.cuda.capture import (
+    RANDOM_OWNER,
+    Capturer,
+    GraphCapture,
+    device_of,
+    node_text,
+    place_text,
+)
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.discover import discover
 from offload.backends.cuda.graph import NodeKind, driver_bindings, is_known_address
@@ -21,7 +28,7 @@ from offload.backends.cuda.proof import Placed, apart, prove
 from offload.backends.cuda.random_cells import Cell, drawing, random_cells
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
-from offload.backends.cuda.words import CapturesDiffer, Discovery
+from offload.backends.cuda.words import CapturesDiffer, Discovery, Noise
 from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
 from offload.plan import Plan, check_plan
@@ -115,7 +122,7 @@ class CudaBackend:
         for overlap in program.overlaps:
             _refuse_unaligned(program, overlap, self.alignment_bytes)
         capturer = self._capturer or TorchCapturer()
-        names = [f"{launch.operator} at {launch.source}" for launch in program.launches]
+        names = _launch_names(program)
         differ = ""  # what it says; the error itself would keep its frame, and so the captures
         for attempt in range(_MAXIMUM_TRIES):
             captured, again, *others = _capture(program, capturer, 3 * attempt)
@@ -202,11 +209,18 @@ class CudaBackend:
         are bound to the allocations that they were first given, and those of the proof are freed.
 
         Raises:
-            CaptureError: results or written state differ, or old memory was written.
+            CaptureError: results or written state differ, old memory was written, or a kernel
+                reads what was taken for padding.
             ExecutionError: the device failed, or has no memory for the proof.
         """
         captured: _Captured = prepared.state
         program = prepared.program
+        names = _launch_names(program)
+
+        def describe(noise: Noise) -> str:
+            place = place_text(captured.capture, noise.node, noise.part, noise.offset_bytes)
+            return f"{node_text(captured.capture, names, noise.node)}: {place}"
+
         arena = _native.CudaArena(captured.device)
         twins = []
         try:
@@ -215,10 +229,16 @@ class CudaBackend:
                 relocations = _relocations(captured.discovery, its_plan)
                 twins.append(Placed(its_plan, resident, relocations))
             with self.proof_memory(captured.device) as memory:
-                prove(program, twins[0], twins[1], memory)
+                noise = captured.discovery.noise
+                loaded, unshared = twins
+                prove(program, loaded, unshared, memory, noise=noise, describe=describe)
         finally:
             for twin in twins:
                 twin.resident.close()
+
+
+def _launch_names(program: Program) -> list[str]:
+    return [f"{launch.operator} at {launch.source}" for launch in program.launches]
 
 
 def _points_outside(discovery: Discovery) -> bool:
