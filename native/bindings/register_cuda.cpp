@@ -52,9 +52,9 @@ std::vector<std::pair<std::string, std::size_t>> devices() {
   return found;
 }
 
-py::list pool_events(const DiscoveryPool& pool) {
+py::list pool_events(const DiscoveryPool& pool, std::size_t begin) {
   py::list events;
-  for (const cuda::PoolEvent& event : pool.events()) {
+  for (const cuda::PoolEvent& event : pool.events(begin)) {
     events.append(
         py::make_tuple(event.is_allocation ? "allocate" : "free", event.address, event.size_bytes));
   }
@@ -67,7 +67,8 @@ void register_pool(py::module_& module) {
       .def(py::init<int, std::uint64_t>(), py::arg("device"), py::arg("seed"))
       .def("allocate", &DiscoveryPool::allocate, py::arg("size_bytes"))
       .def("free", &DiscoveryPool::free, py::arg("address"))
-      .def("events", &pool_events)
+      .def("events", &pool_events, py::arg("begin") = 0)
+      .def_property_readonly("n_events", &DiscoveryPool::n_events)
       .def("rewind", &DiscoveryPool::rewind)
       .def_property_readonly("error", &DiscoveryPool::error)
       .def_static("set_current", &DiscoveryPool::set_current, py::arg("pool"));

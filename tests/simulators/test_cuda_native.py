@@ -178,6 +178,9 @@ def test_the_functions_for_torch_use_the_current_pool(cuda, pool_functions):
     address = allocate(100, 0, None)
     free(address, 100, 0, None)
     assert pool.events() == [("allocate", address, 100), ("free", address, 100)]
+    assert pool.n_events == 2
+    assert pool.events(1) == [("free", address, 100)]
+    assert pool.events(2) == pool.events(7) == []
     _native.DiscoveryPool.set_current(None)
     free(address, 100, 0, None)
     assert len(pool.events()) == 2
