@@ -73,6 +73,7 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
       lease_id_(resident_->lease_id()) {
   make_buffers(spec_);
   if (host_scheduled) host_scheduler_.emplace(*resident_);
+  if (streamed) finisher_.emplace();
   rebind_weights();
 }
 
@@ -89,8 +90,8 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
     run(*call, /*queued=*/false);
   } else {
     const auto ticket = std::make_shared<Ticket>();
-    enqueue([self = shared_from_this(), call] { self->run_queued(*call, /*finishes=*/false); },
-            ticket);
+    enqueue([self = shared_from_this(), call] { self->run_queued(*call); }, ticket,
+            /*hands_on=*/false);
     ticket->wait();
   }
 }
@@ -98,41 +99,64 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
 std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
   refuse_inside_launch();
   auto ticket = std::make_shared<Ticket>();
-  enqueue([self = shared_from_this(), call] { self->run_queued(*call, /*finishes=*/true); },
-          ticket);
+  if (streamed_) {
+    // Kept by the task too, which goes before the lane lets go of it.
+    enqueue([self = shared_from_this(), call, ticket] { self->run_submitted(call, ticket); },
+            ticket, /*hands_on=*/true);
+  } else {
+    enqueue([self = shared_from_this(), call] { self->run_queued(*call); }, ticket,
+            /*hands_on=*/false);
+  }
   return ticket;
 }
 
-void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket) {
+void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on) {
   if (closed_) throw ExecutionError("the executable is closed");
   try {
-    lane_.submit(std::move(task), std::move(ticket));
+    lane_.submit(std::move(task), std::move(ticket), hands_on);
   } catch (const std::logic_error&) {
     throw ExecutionError("the executable is closed, or the interpreter is exiting");
   }
 }
 
 // On the lane's thread, whose torch must be told on which stream its own work goes.
-void Replay::run_queued(Call& call, bool finishes) {
+void Replay::run_queued(Call& call) {
   c10::OptionalStreamGuard torch_stream;
   if (call.torch_stream) torch_stream.reset_stream(*call.torch_stream);
-  if (!streamed_ || !finishes) return run(call, /*queued=*/true);
-  try {
-    run(call, /*queued=*/true);
-  } catch (...) {
-    // Part of it may be under way, and nothing may be when the ticket is done.
-    try {
-      finish();
-    } catch (const ExecutionError&) {  // the first error wins
-    }
-    throw;
-  }
-  finish();
+  run(call, /*queued=*/true);
 }
 
-void Replay::finish() {
-  const std::lock_guard lock(lane_.execution_mutex());
-  resident_->finish();
+// Enqueues the execution, and leaves it to the finisher to end the ticket when the device is done,
+// also where it failed: part of it may be under way, and nothing may be when the ticket is done.
+void Replay::run_submitted(const std::shared_ptr<Call>& call,
+                           const std::shared_ptr<Ticket>& ticket) {
+  std::exception_ptr error;  // the first
+  std::shared_ptr<Fence> fence;
+  try {
+    run_queued(*call);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  try {
+    const std::lock_guard lock(lane_.execution_mutex());
+    fence = resident_->fence();
+  } catch (...) {
+    if (!error) error = std::current_exception();
+  }
+  const auto end = [self = shared_from_this(), call, fence, error] {
+    try {
+      if (fence) fence->wait();
+    } catch (const ExecutionError&) {
+      if (!error) throw;
+    }
+    if (error) std::rethrow_exception(error);
+  };
+  try {
+    return finisher_->submit(end, ticket);
+  } catch (const std::exception&) {  // the interpreter is exiting, or there is no thread left
+  }
+  end();
+  ticket->finish(nullptr);
 }
 
 void Replay::rebind_weights() {
@@ -288,6 +312,7 @@ void Replay::close() noexcept {
   closed_ = true;
   lane_.close();
   if (host_scheduler_) host_scheduler_->close();
+  if (finisher_) finisher_->close();
   const std::lock_guard lock(lane_.execution_mutex());
   released_ = true;
   resident_->close();
