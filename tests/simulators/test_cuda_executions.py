@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import struct
 import time
 from collections.abc import Callable
@@ -147,6 +148,25 @@ def test_loading_twice_shares_the_arena(device):
     x = on_device(torch.randn(N))
     for run in (one, other, one):
         assert torch.equal(result(run, x), (x * 2 + x) * 3)
+
+
+def test_closing_gives_back_the_memory_that_no_other_needs(device):
+    one = device.load(*chain(device))
+    kept = device.simulator.physical_bytes
+    large = [(IN, N), *[(ACT, 1 << 20)] * 2, (OUT, N)]
+    program = make_program(large, [("0", "1"), ("1", "2"), ("2", "3")])
+    steps = [
+        lambda at, index=index: scale(at, device, at.at[index], at.at[index + 1], 1.0)
+        for index in range(3)
+    ]
+    other = device.load(program, steps, verify=False)
+    assert device.simulator.physical_bytes - kept >= 6 << 20
+    other.close()
+    gc.collect()
+    # A discovery keeps one chunk of its own for as long as its graph.
+    assert device.simulator.physical_bytes - kept <= 2 << 20
+    x = on_device(torch.randn(N))
+    assert torch.equal(result(one, x), (x * 2 + x) * 3)
 
 
 def test_an_address_that_a_kernel_keeps_is_found_by_the_proof(device):
