@@ -51,7 +51,7 @@ def explain(run: Executable) -> str:
     if program.host_reads:
         lines += ["host reads:", *(f"  {read}" for read in program.host_reads)]
     if run.copy_choices:
-        lines += ["inputs and outputs that several nodes hold, when all of them move:"]
+        lines += ["inputs and outputs, copied or re-set, if all of them move:"]
         lines += [f"  {_describe(choice, run)}" for choice in run.copy_choices]
         lines.append(f"buffers of copied inputs and outputs: {memory.buffer_bytes} bytes")
     last = run.last_execution

@@ -171,7 +171,7 @@ Lane::~Lane() {
   states.erase(std::remove(states.begin(), states.end(), state_.get()), states.end());
 }
 
-void Lane::submit(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on) {
+void Lane::submit(std::function<void()>&& task, std::shared_ptr<Ticket> ticket, bool hands_on) {
   const std::lock_guard lock(state_->mutex);
   if (state_->closed) throw std::logic_error("the executable is closed");
   if (!state_->has_worker) {  // first, since it may fail

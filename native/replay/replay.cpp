@@ -100,9 +100,11 @@ std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
   refuse_inside_launch();
   auto ticket = std::make_shared<Ticket>();
   if (streamed_) {
-    // Kept by the task too, which goes before the lane lets go of it.
-    enqueue([self = shared_from_this(), call, ticket] { self->run_submitted(call, ticket); },
-            ticket, /*hands_on=*/true);
+    enqueue(
+        [self = shared_from_this(), call, ticket]() mutable {
+          run_submitted(std::move(self), std::move(call), std::move(ticket));
+        },
+        ticket, /*hands_on=*/true);
   } else {
     enqueue([self = shared_from_this(), call] { self->run_queued(*call); }, ticket,
             /*hands_on=*/false);
@@ -128,22 +130,26 @@ void Replay::run_queued(Call& call) {
 
 // Enqueues the execution, and leaves it to the finisher to end the ticket when the device is done,
 // also where it failed: part of it may be under way, and nothing may be when the ticket is done.
-void Replay::run_submitted(const std::shared_ptr<Call>& call,
-                           const std::shared_ptr<Ticket>& ticket) {
+// Nothing of the execution is kept here then, so that it has gone when the ticket is done; closing,
+// which waits for this thread, keeps the replay.
+void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> call,
+                           std::shared_ptr<Ticket> ticket) {
+  Replay& replay = *self;
   std::exception_ptr error;  // the first
   std::shared_ptr<Fence> fence;
   try {
-    run_queued(*call);
+    replay.run_queued(*call);
   } catch (...) {
     error = std::current_exception();
   }
   try {
-    const std::lock_guard lock(lane_.execution_mutex());
-    fence = resident_->fence();
+    const std::lock_guard lock(replay.lane_.execution_mutex());
+    fence = replay.resident_->fence();
   } catch (...) {
     if (!error) error = std::current_exception();
   }
-  const auto end = [self = shared_from_this(), call, fence, error] {
+  std::function<void()> end = [self = std::move(self), call = std::move(call),
+                               fence = std::move(fence), error] {
     try {
       if (fence) fence->wait();
     } catch (const ExecutionError&) {
@@ -152,10 +158,11 @@ void Replay::run_submitted(const std::shared_ptr<Call>& call,
     if (error) std::rethrow_exception(error);
   };
   try {
-    return finisher_->submit(end, ticket);
+    return replay.finisher_->submit(std::move(end), ticket);
   } catch (const std::exception&) {  // the interpreter is exiting, or there is no thread left
   }
   end();
+  end = nullptr;
   ticket->finish(nullptr);
 }
 

@@ -66,7 +66,8 @@ class Replay : public std::enable_shared_from_this<Replay> {
  private:
   void run(Call& call, bool queued);
   void run_queued(Call& call);
-  void run_submitted(const std::shared_ptr<Call>& call, const std::shared_ptr<Ticket>& ticket);
+  static void run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> call,
+                            std::shared_ptr<Ticket> ticket);
   void enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on);
   void refuse_inside_launch() const;
   void refuse_run() const;

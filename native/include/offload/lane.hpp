@@ -58,7 +58,8 @@ class Lane {
 
   // Queues a task; its ticket is finished after it. Without a ticket its error is lost.
   // `hands_on`: a task that does not throw has seen to it that somebody else finishes its ticket.
-  void submit(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on = false);
+  // A task that is refused is left with the caller.
+  void submit(std::function<void()>&& task, std::shared_ptr<Ticket> ticket, bool hands_on = false);
 
   // Held while the executable executes, on whichever thread; a fork waits for it. Recursive, so
   // that a launch may fork.
