@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from offload.passes import SlotChoice
 from offload.program import Role
 from offload.replay import Executable
 
@@ -52,7 +53,25 @@ def explain(run: Executable) -> str:
         lines.append("must be at each execution what they were: " + ", ".join(on_host))
     if program.host_reads:
         lines += ["host reads:", *(f"  {read}" for read in program.host_reads)]
+    if run.copy_choices:
+        lines += ["inputs and outputs, copied or re-set, if all of them move:"]
+        lines += [f"  {_describe(choice, run)}" for choice in run.copy_choices]
+        lines.append(f"buffers of copied inputs and outputs: {memory.buffer_bytes} bytes")
     last = run.last_execution
     if last.bytes_copied:
-        lines.append(f"the last execution copied {last.bytes_copied} bytes (strides or out=)")
+        lines.append(
+            f"the last execution copied {last.bytes_copied} bytes (strides, alignment, out=, or "
+            "because it is cheaper)"
+        )
     return "\n".join(lines)
+
+
+def _describe(choice: SlotChoice, run: Executable) -> str:
+    """What was chosen for a slot, by which measured costs, and from how many nodes on it pays."""
+    slot = run.plan.slots[choice.slot]
+    return (
+        f"{slot.kind} {slot.name}: {'copied' if choice.is_copied else 'not copied'}: "
+        f"{choice.n_nodes} nodes would be re-set ({choice.set_ns / 1e3:.1f} us measured) against "
+        f"{choice.copy_ns / 1e3:.1f} us for a copy of {choice.copied_bytes} bytes; by itself it "
+        f"pays from K = {choice.break_even_nodes} nodes on"
+    )

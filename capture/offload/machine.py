@@ -27,6 +27,26 @@ class CostTable:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class CopyCosts:
+    """What a moved address costs on a device, and what a copy costs instead, in ns.
+
+    Attributes:
+        set_node_ns: host time to re-set one node of an instantiated graph.
+        submit_ns: host time to enqueue one copy on the device.
+        device_ns, device_ns_per_byte: device time of one copy.
+    """
+
+    set_node_ns: float
+    submit_ns: float
+    device_ns: float
+    device_ns_per_byte: float
+
+    def copy_ns(self, size_bytes: int) -> float:
+        """One copy from the host's call to its end on an idle device."""
+        return self.submit_ns + self.device_ns + self.device_ns_per_byte * size_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Machine:
     """One machine, as a planner sees it.
 

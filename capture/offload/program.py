@@ -257,3 +257,13 @@ def span_bytes(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> 
         return 0
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     return (last + 1) * ITEM_BYTES[dtype]
+
+
+def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a strided tensor fills its span, each element at a place of its own."""
+    reached = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1 and stride != reached:
+            return False
+        reached *= max(size, 1)
+    return True

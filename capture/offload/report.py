@@ -63,6 +63,7 @@ def report_table(report: Report) -> Table:
         ("  without reuse", f"{memory.unshared_bytes:,} bytes"),
         ("  lower bound", f"{memory.lower_bound_bytes:,} bytes"),
         ("outside the arena", "not counted yet" if outside is None else f"{outside:,} bytes"),
+        ("buffers of copied slots", f"{memory.buffer_bytes:,} bytes"),
         ("weights, by reference", f"{memory.weight_bytes:,} bytes"),
         (f"m_l_t, median of {report.n_executions}", microseconds(report.m_l_t_ns)),
         *((f"  {stage}", microseconds(time)) for stage, time in report.stages_ns.items()),

@@ -47,9 +47,10 @@ void register_call(py::module_& module) {
            py::arg("returned_as_view"), py::arg("alignment_bytes") = 1, py::arg("copied") = false,
            py::arg("on_host") = false);
   py::class_<OutputSpec>(module, "OutputSpec")
-      .def(py::init<std::string, std::size_t, std::size_t, bool, std::size_t>(), py::kw_only(),
-           py::arg("name"), py::arg("slot"), py::arg("size_bytes"), py::arg("operator_allocated"),
-           py::arg("alignment_bytes") = 1);
+      .def(py::init<std::string, std::size_t, std::size_t, bool, std::size_t, bool>(),
+           py::kw_only(), py::arg("name"), py::arg("slot"), py::arg("size_bytes"),
+           py::arg("operator_allocated"), py::arg("alignment_bytes") = 1,
+           py::arg("copied") = false);
   py::enum_<ResultSource>(module, "ResultSource")
       .value("INPUT", ResultSource::kInput)
       .value("WEIGHT", ResultSource::kWeight)

@@ -52,9 +52,9 @@ std::vector<std::pair<std::string, std::size_t>> devices() {
   return found;
 }
 
-py::list pool_events(const DiscoveryPool& pool) {
+py::list pool_events(const DiscoveryPool& pool, std::size_t begin) {
   py::list events;
-  for (const cuda::PoolEvent& event : pool.events()) {
+  for (const cuda::PoolEvent& event : pool.events(begin)) {
     events.append(
         py::make_tuple(event.is_allocation ? "allocate" : "free", event.address, event.size_bytes));
   }
@@ -67,7 +67,8 @@ void register_pool(py::module_& module) {
       .def(py::init<int, std::uint64_t>(), py::arg("device"), py::arg("seed"))
       .def("allocate", &DiscoveryPool::allocate, py::arg("size_bytes"))
       .def("free", &DiscoveryPool::free, py::arg("address"))
-      .def("events", &pool_events)
+      .def("events", &pool_events, py::arg("begin") = 0)
+      .def_property_readonly("n_events", &DiscoveryPool::n_events)
       .def("rewind", &DiscoveryPool::rewind)
       .def_property_readonly("error", &DiscoveryPool::error)
       .def_static("set_current", &DiscoveryPool::set_current, py::arg("pool"));
@@ -160,6 +161,15 @@ void execute_resident(CudaResident& resident) {
   resident.execute(first_launch_ns, nullptr);
 }
 
+py::tuple copy_samples(const CudaResident& resident) {
+  cuda::CopySamples samples;
+  {
+    const py::gil_scoped_release release;
+    samples = resident.sample_copy_costs();
+  }
+  return py::make_tuple(samples.set_node_ns, samples.submit_ns, samples.device_ns);
+}
+
 // The methods of the seam are bound for tests and for proofs; executions go through a Replay.
 void register_resident(py::module_& module) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
@@ -176,6 +186,14 @@ void register_resident(py::module_& module) {
       .def("execute", &execute_resident, Unlocked())
       .def("issue", &CudaResident::issue, py::arg("launch"), Unlocked())
       .def("finish", &CudaResident::finish, Unlocked())
+      .def(
+          "overwrite",
+          [](CudaResident& resident, const WordTuple& word, const py::bytes& content) {
+            const auto bytes = static_cast<std::string_view>(content);
+            resident.overwrite(to_words({word}).front(), {bytes.begin(), bytes.end()});
+          },
+          py::arg("word"), py::arg("content"))
+      .def("sample_copy_costs", &copy_samples)
       .def("close", &CudaResident::close, Unlocked())
       .def_property_readonly("arena_address", &CudaResident::arena)
       .def_property_readonly("n_launches", &CudaResident::n_launches)

@@ -38,6 +38,7 @@ struct LaneState {
   struct Task {
     std::function<void()> work;
     std::shared_ptr<Ticket> ticket;
+    bool hands_on;
   };
 
   std::recursive_mutex execution;
@@ -148,7 +149,7 @@ void run(const std::shared_ptr<LaneState>& state) {
     state->running = false;
     state->changed.notify_all();
     // Under the lock, so that a fork finds it finished or current.
-    if (task.ticket) task.ticket->finish(error);
+    if (task.ticket && (error || !task.hands_on)) task.ticket->finish(error);
     task.ticket.reset();
     state->current.reset();
   }
@@ -170,14 +171,14 @@ Lane::~Lane() {
   states.erase(std::remove(states.begin(), states.end(), state_.get()), states.end());
 }
 
-void Lane::submit(std::function<void()> task, std::shared_ptr<Ticket> ticket) {
+void Lane::submit(std::function<void()>&& task, std::shared_ptr<Ticket> ticket, bool hands_on) {
   const std::lock_guard lock(state_->mutex);
   if (state_->closed) throw std::logic_error("the executable is closed");
   if (!state_->has_worker) {  // first, since it may fail
     state_->worker = std::thread([state = state_] { run(state); });
     state_->has_worker = true;
   }
-  state_->queue.push_back({std::move(task), std::move(ticket)});
+  state_->queue.push_back({std::move(task), std::move(ticket), hands_on});
   ++state_->n_queued;
   state_->changed.notify_all();
 }

@@ -42,6 +42,20 @@ std::shared_ptr<ArenaMapping> CudaArena::map(std::size_t size_bytes) {
   return mapping;
 }
 
+// Those at the end that no mapping holds.
+void CudaArena::release_unused() noexcept {
+  const std::lock_guard lock(mutex_);
+  while (!chunks_.empty() && chunks_.back().use_count() == 1) chunks_.pop_back();
+}
+
+ArenaMapping::~ArenaMapping() {
+  const ContextScope scope(arena_->driver(), arena_->context());
+  const RelaxedCapture relaxed(arena_->driver());
+  range_.reset();  // a chunk is given back when nothing shows it
+  chunks_.clear();
+  arena_->release_unused();
+}
+
 std::size_t CudaArena::size_bytes() const {
   const std::lock_guard lock(mutex_);
   std::size_t n_bytes = 0;

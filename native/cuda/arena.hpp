@@ -12,8 +12,9 @@ namespace offload::cuda {
 
 class ArenaMapping;
 
-// A growing list of physical chunks. Every mapping shows the first of them, so that all physical
-// memory together is that of the largest mapping, and no address has to be patched for sharing.
+// A list of physical chunks. Every mapping shows the first of them, so that all physical memory
+// together is that of the largest mapping, and no address has to be patched for sharing. Chunks at
+// the end go with the last mapping that shows them.
 //
 // Owner: shared by its mappings and executables. Thread: any; who executes on it holds a Lease on
 // lease_id() from before enter until all work is enqueued. Errors: the constructor throws
@@ -26,7 +27,7 @@ class CudaArena : public std::enable_shared_from_this<CudaArena> {
   // Shows at least `size_bytes` at addresses of their own; 0: no memory, address 0.
   std::shared_ptr<ArenaMapping> map(std::size_t size_bytes);
 
-  // Physical memory so far, in bytes.
+  // Physical memory now, in bytes.
   std::size_t size_bytes() const;
 
   // Orders what is enqueued on `stream` from here on after all earlier users of the arena. A
@@ -40,6 +41,10 @@ class CudaArena : public std::enable_shared_from_this<CudaArena> {
   const PrimaryContext& context() const { return context_; }
 
  private:
+  friend class ArenaMapping;
+
+  void release_unused() noexcept;
+
   const Driver& driver_;
   PrimaryContext context_;
   std::size_t granularity_bytes_;
@@ -52,11 +57,14 @@ class CudaArena : public std::enable_shared_from_this<CudaArena> {
 // An arena's memory at one range of addresses.
 //
 // Owner: one executable, which has to wait for its work before it lets go. Thread: any. Keeps the
-// chunks alive.
+// chunks alive, and gives back those that nobody else shows.
 class ArenaMapping {
  public:
   ArenaMapping(std::shared_ptr<CudaArena> arena, std::size_t size_bytes)
       : arena_(std::move(arena)), size_bytes_(size_bytes) {}
+  ~ArenaMapping();
+  ArenaMapping(const ArenaMapping&) = delete;
+  ArenaMapping& operator=(const ArenaMapping&) = delete;
 
   // 0 where there is no memory.
   DevicePointer address() const { return range_ ? range_->address() : 0; }
@@ -71,7 +79,7 @@ class ArenaMapping {
   std::shared_ptr<CudaArena> arena_;
   std::size_t size_bytes_;
   std::vector<std::shared_ptr<PhysicalMemory>> chunks_;
-  std::optional<AddressRange> range_;  // last, so that it is unmapped first
+  std::optional<AddressRange> range_;
 };
 
 }  // namespace offload::cuda

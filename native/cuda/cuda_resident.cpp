@@ -1,5 +1,6 @@
 #include "cuda/cuda_resident.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <queue>
 #include <stdexcept>
@@ -54,13 +55,48 @@ std::vector<std::size_t> order_of(const Driver& driver, Graph graph,
   return order;
 }
 
+// Ends what a resident had enqueued so far, by an event of its own.
+class CudaFence final : public Fence {
+ public:
+  CudaFence(std::shared_ptr<CudaArena> arena, std::unique_ptr<OrderEvent> event,
+            std::uint64_t n_enqueued, std::shared_ptr<std::atomic<std::uint64_t>> n_ended)
+      : arena_(std::move(arena)),
+        event_(std::move(event)),
+        n_enqueued_(n_enqueued),
+        n_ended_(std::move(n_ended)) {}
+
+  ~CudaFence() override {
+    const ContextScope scope(arena_->driver(), arena_->context());
+    event_.reset();
+  }
+
+  void wait() override {
+    const Driver& driver = arena_->driver();
+    const ContextScope scope(driver, arena_->context());
+    const RelaxedCapture relaxed(driver);
+    const Result result = driver.event_synchronize(event_->handle());
+    // After a fault too: nothing runs any more.
+    std::uint64_t n_known = *n_ended_;
+    while (n_known < n_enqueued_ && !n_ended_->compare_exchange_weak(n_known, n_enqueued_)) {
+    }
+    driver.check(result, "executing the program");
+  }
+
+ private:
+  std::shared_ptr<CudaArena> arena_;  // for its context
+  std::unique_ptr<OrderEvent> event_;
+  std::uint64_t n_enqueued_;
+  std::shared_ptr<std::atomic<std::uint64_t>> n_ended_;
+};
+
 }  // namespace
 
 CudaResident::CudaResident(CudaProgram program)
     : arena_(std::move(program.arena)),
       driver_(arena_->driver()),
       context_(arena_->context()),
-      relocations_(std::move(program.relocations)) {
+      relocations_(std::move(program.relocations)),
+      n_ended_(std::make_shared<std::atomic<std::uint64_t>>(0)) {
   if (program.device != context_.device()) {
     throw std::invalid_argument("the arena lies on cuda:" + std::to_string(context_.device()) +
                                 ", the program on cuda:" + std::to_string(program.device));
@@ -198,6 +234,27 @@ void CudaResident::set_random(const std::vector<std::uint64_t>& seeds_and_offset
   note_enqueued();
 }
 
+bool CudaResident::copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) {
+  refuse_closed();
+  const ContextScope scope(driver_, context_);
+  driver_.check(driver_.copy_async(to, from, n_bytes, stream_), "copying to or from a buffer");
+  note_enqueued();
+  return true;
+}
+
+CopySamples CudaResident::sample_copy_costs() const {
+  refuse_closed();
+  const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
+  for (const Word& word : words_) {
+    const ResidentNode& node = *nodes_[word.node].parameters;
+    const std::optional<std::size_t> offset_bytes = node.argument_offset(word.bytes);
+    if (!offset_bytes) continue;
+    return cuda::sample_copy_costs(driver_, context_.handle(), node.handle(), *offset_bytes);
+  }
+  throw ExecutionError("no kernel of the program holds an address: there is nothing to measure");
+}
+
 void CudaResident::group_by_launch(const CudaProgram& program) {
   if (program.launches.size() != nodes_.size()) {
     throw std::invalid_argument("each node needs its launch, or -1");
@@ -239,11 +296,26 @@ void CudaResident::patch(const std::vector<Patch>& patches) noexcept {
   }
 }
 
+void CudaResident::overwrite(const NodeWord& word, const std::vector<unsigned char>& content) {
+  refuse_closed();
+  unsigned char* const bytes =
+      word.node < nodes_.size()
+          ? nodes_[word.node].parameters->bytes_at(word.part, word.offset_bytes, content.size())
+          : nullptr;
+  if (bytes == nullptr) throw std::invalid_argument("the node has no such bytes");
+  std::copy(content.begin(), content.end(), bytes);
+  if (word.part == 1) {
+    tables_changed_ = true;
+  } else {
+    mark(word.node);
+  }
+}
+
 // Puts the tables where the device will read them, and their addresses into the nodes that do.
 void CudaResident::write_tables() {
   if (!tables_changed_) return;
   if (tables_) {
-    tables_->turn(tables_read_ ? &*last_stream_ : nullptr);
+    tables_->turn(tables_read_ && in_flight() ? &*last_stream_ : nullptr);
     tables_read_ = false;
     for (const std::uint32_t node : with_table_) {
       const std::vector<unsigned char>& bytes = nodes_[node].parameters->table();
@@ -364,7 +436,7 @@ void CudaResident::issue(std::size_t launch) {
 
 void CudaResident::note_enqueued() {
   last_stream_ = stream_;
-  in_flight_ = true;
+  ++n_enqueued_;
   tables_read_ = true;
 }
 
@@ -377,7 +449,7 @@ void CudaResident::set_stream(std::uint64_t stream) {
   const auto next = reinterpret_cast<Stream>(stream);
   const ContextScope scope(driver_, context_);
   refuse_capturing(driver_, next, "the current stream");
-  if (last_stream_ && *last_stream_ != next) {
+  if (in_flight() && *last_stream_ != next) {
     refuse_capturing(driver_, *last_stream_, "the stream of the execution before");
     driver_.check(driver_.event_record(done_->handle(), *last_stream_),
                   "recording the execution before");
@@ -387,25 +459,34 @@ void CudaResident::set_stream(std::uint64_t stream) {
   stream_ = next;
   // From here on the caller's copies go there, whether or not the execution comes about.
   last_stream_ = next;
-  in_flight_ = true;
+  ++n_enqueued_;
+}
+
+std::unique_ptr<Fence> CudaResident::fence() {
+  if (!in_flight()) return nullptr;
+  const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
+  try {
+    auto event = std::make_unique<OrderEvent>(driver_);
+    driver_.check(driver_.event_record(event->handle(), *last_stream_), "ending an execution");
+    return std::make_unique<CudaFence>(arena_, std::move(event), n_enqueued_, n_ended_);
+  } catch (const ExecutionError&) {
+    driver_.stream_synchronize(*last_stream_);  // its own error would come after the first
+    throw;
+  }
 }
 
 void CudaResident::finish() {
-  if (!in_flight_) return;
-  const ContextScope scope(driver_, context_);
-  const RelaxedCapture relaxed(driver_);
-  in_flight_ = false;
-  driver_.check(driver_.event_record(done_->handle(), *last_stream_), "ending an execution");
-  driver_.check(driver_.event_synchronize(done_->handle()), "executing the program");
+  if (const std::unique_ptr<Fence> end = fence()) end->wait();
 }
 
 void CudaResident::close() noexcept {
   const ContextScope scope(driver_, context_);
   const RelaxedCapture relaxed(driver_);
-  if (in_flight_) {
+  if (in_flight()) {
     driver_.event_record(done_->handle(), *last_stream_);
     driver_.event_synchronize(done_->handle());
-    in_flight_ = false;
+    *n_ended_ = n_enqueued_;
   }
   if (exec_ != nullptr) driver_.graph_exec_destroy(std::exchange(exec_, nullptr));
   if (clone_ != nullptr) driver_.graph_destroy(std::exchange(clone_, nullptr));

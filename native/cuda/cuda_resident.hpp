@@ -2,6 +2,7 @@
 // re-set where they changed.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "cuda/arena.hpp"
+#include "cuda/copy_costs.hpp"
 #include "cuda/host_tables.hpp"
 #include "cuda/resident_node.hpp"
 #include "offload/resident.hpp"
@@ -56,9 +58,9 @@ struct CudaProgram {
 // Owner, thread, errors: as Resident. The constructor throws BackendUnavailable, CaptureError for
 // nodes that cannot be resident, ExecutionError where the driver fails (nothing is left behind),
 // and std::invalid_argument for words that lie nowhere. Execute and issue enqueue on the stream and
-// return; a device fault surfaces at finish, or at any later call. A stream must live until finish,
-// or until the next execution on another one. Seeds and offsets of generators lie in cells of its
-// own, which hold zeros until set_random.
+// return; a device fault surfaces at a fence, or at any later call. A stream must live until a
+// fence behind its work was waited for, or until the next execution on another one. Seeds and
+// offsets of generators lie in cells of its own, which hold zeros until set_random.
 class CudaResident final : public Resident {
  public:
   explicit CudaResident(CudaProgram program);
@@ -80,9 +82,22 @@ class CudaResident final : public Resident {
   std::uint64_t arena() const override { return mapping_ ? mapping_->address() : 0; }
   std::uint64_t lease_id() const override { return arena_->lease_id(); }
   void set_stream(std::uint64_t stream) override;
+  bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) override;
   void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) override;
-  void finish() override;
+  std::unique_ptr<Fence> fence() override;
   void close() noexcept override;
+
+  // Waits until what was executed has ended. Throws ExecutionError if the device failed.
+  void finish();
+
+  // Writes other bytes where no word lies, for the executions from here on; word.part and
+  // word.offset_bytes say where. Throws std::invalid_argument if the node has no such bytes.
+  void overwrite(const NodeWord& word, const std::vector<unsigned char>& content);
+
+  // Measures what re-setting a kernel node and a copy cost on this device, by a node like the first
+  // kernel that has a word; this program stays as it is. Errors: as sample_copy_costs, and
+  // ExecutionError where no kernel has a word.
+  CopySamples sample_copy_costs() const;
 
   // Nodes re-set in the executable graph so far, failed attempts included, and its launches.
   std::uint64_t n_set_params() const { return n_set_params_; }
@@ -116,6 +131,7 @@ class CudaResident final : public Resident {
   void set_changed();
   void set_node(std::uint32_t node);
   void note_enqueued();
+  bool in_flight() const { return n_enqueued_ > *n_ended_; }
 
   std::shared_ptr<CudaArena> arena_;
   const Driver& driver_;
@@ -139,7 +155,8 @@ class CudaResident final : public Resident {
   bool tables_read_ = false;  // something that reads the current half was enqueued
   Stream stream_ = nullptr;
   std::optional<Stream> last_stream_;  // of the last execution and the copies around it
-  bool in_flight_ = false;             // nobody has waited for them
+  std::uint64_t n_enqueued_ = 0;       // pieces of work so far, copies included
+  std::shared_ptr<std::atomic<std::uint64_t>> n_ended_;  // of them; told by fences
   std::optional<OrderEvent> done_;
   std::uint64_t n_set_params_ = 0;
   std::uint64_t n_graph_launches_ = 0;

@@ -98,9 +98,15 @@ void DiscoveryPool::free(DevicePointer address) {
   events_.push_back({false, address, size_bytes});
 }
 
-std::vector<PoolEvent> DiscoveryPool::events() const {
+std::vector<PoolEvent> DiscoveryPool::events(std::size_t begin) const {
   const std::lock_guard lock(mutex_);
-  return events_;
+  const std::size_t first = std::min(begin, events_.size());
+  return {events_.begin() + static_cast<std::ptrdiff_t>(first), events_.end()};
+}
+
+std::size_t DiscoveryPool::n_events() const {
+  const std::lock_guard lock(mutex_);
+  return events_.size();
 }
 
 void DiscoveryPool::rewind() {

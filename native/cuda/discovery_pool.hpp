@@ -37,8 +37,10 @@ class DiscoveryPool {
   // Notes a free; the address is not used again. Addresses of other pools are ignored.
   void free(DevicePointer address);
 
-  // Allocations and frees in order, since the pool was made or rewound.
-  std::vector<PoolEvent> events() const;
+  // Allocations and frees in order since the pool was made or rewound, from the one of this number
+  // on; none from a number beyond the last.
+  std::vector<PoolEvent> events(std::size_t begin = 0) const;
+  std::size_t n_events() const;
 
   // Starts the layout again: the same sizes in the same order get the same addresses. What was
   // given out before stays mapped.

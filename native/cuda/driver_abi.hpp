@@ -228,6 +228,8 @@ struct LaunchConfig {
     (void* destination, DevicePointer source, std::size_t n_bytes, Stream stream))                 \
   X(copy_on_device_async, "cuMemcpyDtoDAsync", 3020,                                               \
     (DevicePointer destination, DevicePointer source, std::size_t n_bytes, Stream stream))         \
+  X(copy_async, "cuMemcpyAsync", 4000,                                                             \
+    (DevicePointer destination, DevicePointer source, std::size_t n_bytes, Stream stream))         \
   X(copy_3d_async, "cuMemcpy3DAsync", 3020, (const Memcpy3D* copy, Stream stream))                 \
   X(memset_d8_async, "cuMemsetD8Async", 3020,                                                      \
     (DevicePointer destination, unsigned char value, std::size_t count, Stream stream))            \

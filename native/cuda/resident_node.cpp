@@ -11,7 +11,6 @@
 namespace offload::cuda {
 namespace {
 
-constexpr std::size_t kWordBytes = 8;
 constexpr int kMemoryTypeOfPointer = 2;  // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
 
 // CUlaunchAttributeID, of those that a kernel needs to run as captured: cooperative, cluster
@@ -53,6 +52,10 @@ class KernelNode final : public ResidentNode {
   }
 
   std::string describe() const override { return "kernel " + name_of(driver_, params_); }
+
+  std::optional<std::size_t> argument_offset(const unsigned char* word) const override {
+    return static_cast<std::size_t>(word - image_.data());
+  }
 
   Result set_template() override { return driver_.graph_kernel_set_params(node_, &params_); }
 
@@ -297,9 +300,10 @@ class EmptyNode final : public ResidentNode {
 
 }  // namespace
 
-unsigned char* ResidentNode::word_at(std::size_t part, std::size_t offset_bytes) {
+unsigned char* ResidentNode::bytes_at(std::size_t part, std::size_t offset_bytes,
+                                      std::size_t n_bytes) {
   std::vector<unsigned char>& bytes = part == 0 ? image_ : table_;
-  if (part > 1 || offset_bytes > bytes.size() || bytes.size() - offset_bytes < kWordBytes) {
+  if (part > 1 || offset_bytes > bytes.size() || bytes.size() - offset_bytes < n_bytes) {
     return nullptr;
   }
   return bytes.data() + offset_bytes;

@@ -3,12 +3,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cuda/driver.hpp"
 
 namespace offload::cuda {
+
+inline constexpr std::size_t kWordBytes = 8;
 
 // A node with the image of its parameters, of which every address word can be written.
 //
@@ -48,8 +51,20 @@ class ResidentNode {
   // Whether there is anything to execute.
   virtual bool does_work() const { return true; }
 
+  GraphNode handle() const { return node_; }
+
+  // Where in a kernel's packed arguments the bytes of a word lie; none for other nodes.
+  virtual std::optional<std::size_t> argument_offset(const unsigned char*) const {
+    return std::nullopt;
+  }
+
   // Where the eight bytes of a word lie; null if the part has no such bytes.
-  unsigned char* word_at(std::size_t part, std::size_t offset_bytes);
+  unsigned char* word_at(std::size_t part, std::size_t offset_bytes) {
+    return bytes_at(part, offset_bytes, kWordBytes);
+  }
+
+  // Where `n_bytes` of a part lie, at any offset; null if the part has no such bytes.
+  unsigned char* bytes_at(std::size_t part, std::size_t offset_bytes, std::size_t n_bytes);
 
   // The host source that the resident keeps for a copy; empty for others.
   std::vector<unsigned char>& table() { return table_; }

@@ -292,6 +292,15 @@ void check_given(const CallSpec& spec, Call& call, std::size_t index) {
   }
 }
 
+c10::Storage storage_of(c10::Device device, std::size_t n_bytes, const std::string& what) {
+  return {c10::Storage::use_byte_size_t(), n_bytes, allocate(device, n_bytes, what),
+          c10::GetAllocator(device.type()), /*resizable=*/true};
+}
+
+TensorLayout bytes_layout(std::size_t n_bytes) {
+  return {{static_cast<std::int64_t>(n_bytes)}, {1}, c10::ScalarType::Byte};
+}
+
 void bind_outputs(const CallSpec& spec, Call& call) {
   call.outputs.resize(spec.outputs.size());
   call.output_addresses.assign(spec.outputs.size(), 0);
@@ -300,9 +309,19 @@ void bind_outputs(const CallSpec& spec, Call& call) {
     const at::Tensor& given = call.given_results[index];
     const ResultSpec& result = spec.results[index];
     if (!given.defined()) continue;
-    const bool in_place = result.covers_output && !spec.outputs[result.index].operator_allocated &&
+    const OutputSpec& output = spec.outputs[result.index];
+    if (result.covers_output && output.copied) {
+      // Nothing else needs the output's memory, so that one copy does, whatever the strides are.
+      call.outputs[result.index] = output.buffer.storage();
+      call.copies_out.push_back(
+          {tensor_on(output.buffer.storage(), result.offset_bytes, result.layout, spec.device),
+           given});
+      call.bytes_copied += given.nbytes();
+      continue;
+    }
+    const bool in_place = result.covers_output && !output.operator_allocated && !output.copied &&
                           usable_in_place(given, result.layout) &&
-                          is_aligned(given, spec.outputs[result.index].alignment_bytes);
+                          is_aligned(given, output.alignment_bytes);
     if (in_place) {
       call.outputs[result.index] = given.storage();
       call.output_addresses[result.index] =
@@ -312,14 +331,21 @@ void bind_outputs(const CallSpec& spec, Call& call) {
       call.bytes_copied += given.nbytes();
     }
   }
-  c10::Allocator* const allocator = c10::GetAllocator(spec.device.type());
   for (std::size_t index = 0; index < spec.outputs.size(); ++index) {
     const OutputSpec& output = spec.outputs[index];
+    if (output.copied) {
+      call.output_addresses[index] =
+          reinterpret_cast<std::uint64_t>(output.buffer.const_data_ptr());
+    }
     if (output.operator_allocated || call.outputs[index]) continue;
-    c10::Storage storage(c10::Storage::use_byte_size_t(), output.size_bytes,
-                         allocate(spec.device, output.size_bytes, output.name), allocator,
-                         /*resizable=*/true);
-    call.output_addresses[index] = reinterpret_cast<std::uint64_t>(storage.mutable_data());
+    c10::Storage storage = storage_of(spec.device, output.size_bytes, output.name);
+    if (output.copied) {
+      const TensorLayout bytes = bytes_layout(output.size_bytes);
+      call.copies_out.push_back({output.buffer, tensor_on(storage, 0, bytes, spec.device)});
+      call.bytes_copied += output.size_bytes;
+    } else {
+      call.output_addresses[index] = reinterpret_cast<std::uint64_t>(storage.mutable_data());
+    }
     call.outputs[index] = std::move(storage);
     ++call.outputs_allocated;
   }
@@ -394,11 +420,13 @@ void make_buffers(CallSpec& spec) {
                                                                : std::nullopt);
   for (InputSpec& input : spec.inputs) {
     if (!input.copied) continue;
-    const std::size_t n_bytes = input.layout.span_bytes();
-    c10::Storage storage(c10::Storage::use_byte_size_t(), n_bytes,
-                         allocate(spec.device, n_bytes, input.name),
-                         c10::GetAllocator(spec.device.type()), /*resizable=*/false);
-    input.buffer = tensor_on(std::move(storage), 0, input.layout, spec.device);
+    input.buffer = tensor_on(storage_of(spec.device, input.layout.span_bytes(), input.name), 0,
+                             input.layout, spec.device);
+  }
+  for (OutputSpec& output : spec.outputs) {
+    if (!output.copied) continue;
+    output.buffer = tensor_on(storage_of(spec.device, output.size_bytes, output.name), 0,
+                              bytes_layout(output.size_bytes), spec.device);
   }
 }
 

@@ -37,13 +37,16 @@ struct InputSpec {
   bool takes_any_address() const { return alignment_bytes <= 1 && !copied; }
 };
 
-// An output's memory: allocated for each execution, or by the operator that makes it.
+// An output's memory: allocated for each execution, or by the operator that makes it. Where it is
+// copied the program writes `buffer`, whose address stays, and what is handed out is a copy of it.
 struct OutputSpec {
   std::string name;
   std::size_t slot = 0;
   std::size_t size_bytes = 0;
   bool operator_allocated = false;
   std::size_t alignment_bytes = 1;  // a given buffer whose address is no multiple is copied to
+  bool copied = false;              // never of an output that its operator allocates
+  at::Tensor buffer;                // bytes, made with the Replay
 };
 
 enum class ResultSource : std::uint8_t { kInput, kWeight, kOutput };
@@ -116,6 +119,7 @@ struct Call {
   std::vector<std::size_t> copied_results;  // of those, the ones that need a copy
   at::Tensor feature_map;                   // undefined: the executable's own
   std::vector<Copy> copies_in;
+  std::vector<Copy> copies_out;  // of outputs, before anything is made of them
   std::vector<Copy> copies_back;
   std::uint64_t bytes_copied = 0;
   std::uint32_t outputs_allocated = 0;
@@ -139,8 +143,8 @@ std::vector<at::Tensor> results_of(const CallSpec& spec, Call& call);
 // Refuses tensors on another device of the same type: BindingError.
 void check_devices(const CallSpec& spec, const Call& call);
 
-// Gives the inputs that are always copied their buffers. Throws ExecutionError if there is not
-// enough memory.
+// Gives the inputs and outputs that are always copied their buffers. Throws ExecutionError if there
+// is not enough memory.
 void make_buffers(CallSpec& spec);
 
 // Memory of a device. Throws ExecutionError, naming what it is for, if there is not enough.

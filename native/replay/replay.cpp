@@ -41,10 +41,20 @@ void bump_version(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
+// Whether copying a tensor is copying its bytes in one piece.
+bool is_of_bytes(const Copy& copy) {
+  return copy.from.scalar_type() == copy.to.scalar_type() && copy.from.sizes() == copy.to.sizes() &&
+         copy.from.strides() == copy.to.strides() && copy.from.is_conj() == copy.to.is_conj() &&
+         copy.from.is_neg() == copy.to.is_neg() && copy.from.is_non_overlapping_and_dense();
+}
+
 // Makes a copy; its times are kept where a timeline asks.
-void carry_out(const Copy& copy, bool inbound, ExecutionTrace* trace) {
+void carry_out(Resident& resident, const Copy& copy, bool inbound, ExecutionTrace* trace) {
   const std::uint64_t begin_ns = trace == nullptr ? 0 : now_ns();
-  const_cast<at::Tensor&>(copy.to).copy_(copy.from);
+  const bool is_done =
+      is_of_bytes(copy) &&
+      resident.copy(address_of(copy.to), address_of(copy.from), copy.from.nbytes());
+  if (!is_done) const_cast<at::Tensor&>(copy.to).copy_(copy.from);
   if (trace != nullptr) {
     trace->transfers.push_back({begin_ns, now_ns(), copy.from.nbytes(), inbound});
   }
@@ -63,6 +73,7 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
       lease_id_(resident_->lease_id()) {
   make_buffers(spec_);
   if (host_scheduled) host_scheduler_.emplace(*resident_);
+  if (streamed) finisher_.emplace();
   rebind_weights();
 }
 
@@ -79,8 +90,8 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
     run(*call, /*queued=*/false);
   } else {
     const auto ticket = std::make_shared<Ticket>();
-    enqueue([self = shared_from_this(), call] { self->run_queued(*call, /*finishes=*/false); },
-            ticket);
+    enqueue([self = shared_from_this(), call] { self->run_queued(*call); }, ticket,
+            /*hands_on=*/false);
     ticket->wait();
   }
 }
@@ -88,41 +99,71 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
 std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
   refuse_inside_launch();
   auto ticket = std::make_shared<Ticket>();
-  enqueue([self = shared_from_this(), call] { self->run_queued(*call, /*finishes=*/true); },
-          ticket);
+  if (streamed_) {
+    enqueue(
+        [self = shared_from_this(), call, ticket]() mutable {
+          run_submitted(std::move(self), std::move(call), std::move(ticket));
+        },
+        ticket, /*hands_on=*/true);
+  } else {
+    enqueue([self = shared_from_this(), call] { self->run_queued(*call); }, ticket,
+            /*hands_on=*/false);
+  }
   return ticket;
 }
 
-void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket) {
+void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on) {
   if (closed_) throw ExecutionError("the executable is closed");
   try {
-    lane_.submit(std::move(task), std::move(ticket));
+    lane_.submit(std::move(task), std::move(ticket), hands_on);
   } catch (const std::logic_error&) {
     throw ExecutionError("the executable is closed, or the interpreter is exiting");
   }
 }
 
 // On the lane's thread, whose torch must be told on which stream its own work goes.
-void Replay::run_queued(Call& call, bool finishes) {
+void Replay::run_queued(Call& call) {
   c10::OptionalStreamGuard torch_stream;
   if (call.torch_stream) torch_stream.reset_stream(*call.torch_stream);
-  if (!streamed_ || !finishes) return run(call, /*queued=*/true);
-  try {
-    run(call, /*queued=*/true);
-  } catch (...) {
-    // Part of it may be under way, and nothing may be when the ticket is done.
-    try {
-      finish();
-    } catch (const ExecutionError&) {  // the first error wins
-    }
-    throw;
-  }
-  finish();
+  run(call, /*queued=*/true);
 }
 
-void Replay::finish() {
-  const std::lock_guard lock(lane_.execution_mutex());
-  resident_->finish();
+// Enqueues the execution, and leaves it to the finisher to end the ticket when the device is done,
+// also where it failed: part of it may be under way, and nothing may be when the ticket is done.
+// Nothing of the execution is kept here then, so that it has gone when the ticket is done; closing,
+// which waits for this thread, keeps the replay.
+void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> call,
+                           std::shared_ptr<Ticket> ticket) {
+  Replay& replay = *self;
+  std::exception_ptr error;  // the first
+  std::shared_ptr<Fence> fence;
+  try {
+    replay.run_queued(*call);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  try {
+    const std::lock_guard lock(replay.lane_.execution_mutex());
+    fence = replay.resident_->fence();
+  } catch (...) {
+    if (!error) error = std::current_exception();
+  }
+  std::function<void()> end = [self = std::move(self), call = std::move(call),
+                               fence = std::move(fence), error] {
+    try {
+      if (fence) fence->wait();
+    } catch (const ExecutionError&) {
+      if (!error) throw;
+    }
+    if (error) std::rethrow_exception(error);
+  };
+  try {
+    return replay.finisher_->submit(std::move(end), ticket);
+  } catch (const std::exception&) {  // the interpreter is exiting, or there is no thread left
+  }
+  end();
+  end = nullptr;
+  ticket->finish(nullptr);
 }
 
 void Replay::rebind_weights() {
@@ -188,7 +229,7 @@ void Replay::run(Call& call, bool queued) {
   const KernelScope scope;
   if (streamed_) resident_->set_stream(call.stream);
   if (!call.random.empty()) resident_->set_random(call.random);
-  for (const Copy& copy : call.copies_in) carry_out(copy, /*inbound=*/true, traced);
+  for (const Copy& copy : call.copies_in) carry_out(*resident_, copy, /*inbound=*/true, traced);
   bind(call);
   execution.bound_ns = now_ns();
   execution.counts.policy = header_.policy();
@@ -233,13 +274,14 @@ void Replay::hand_out(Call& call, ExecutionTrace* trace) {
         c10::Storage(c10::Storage::use_byte_size_t(), output.size_bytes,
                      resident_->take(output.slot), c10::GetAllocator(spec_.device.type()), true);
   }
+  for (const Copy& copy : call.copies_out) carry_out(*resident_, copy, /*inbound=*/false, trace);
   for (const std::size_t index : call.copied_results) {
     const ResultSpec& result = spec_.results[index];
     const at::Tensor from =
         tensor_on(call.outputs[result.index], result.offset_bytes, result.layout, spec_.device);
-    carry_out({from, call.given_results[index]}, /*inbound=*/false, trace);
+    carry_out(*resident_, {from, call.given_results[index]}, /*inbound=*/false, trace);
   }
-  for (const Copy& copy : call.copies_back) carry_out(copy, /*inbound=*/false, trace);
+  for (const Copy& copy : call.copies_back) carry_out(*resident_, copy, /*inbound=*/false, trace);
   for (std::size_t index = 0; index < spec_.inputs.size(); ++index) {
     if (spec_.inputs[index].written) bump_version(call.inputs[index]);
   }
@@ -286,6 +328,7 @@ void Replay::close() noexcept {
   closed_ = true;
   lane_.close();
   if (host_scheduler_) host_scheduler_->close();
+  if (finisher_) finisher_->close();
   const std::lock_guard lock(lane_.execution_mutex());
   released_ = true;
   resident_->close();

@@ -21,7 +21,8 @@ namespace offload {
 // One executable: its resident program, header, arena and lane.
 //
 // Owner: shared by the caller and every execution in flight. Thread: any may call; executions run
-// one at a time, submitted ones in order and before later synchronous ones. No method needs or
+// one at a time, submitted ones in order and before later synchronous ones; where the device queues
+// work, an execution is enqueued while those before it are under way. No method needs or
 // takes the GIL; callers release it around execute, wait and close. Errors: as Resident;
 // BindingError for weights whose storage was swapped; ExecutionError after close.
 class Replay : public std::enable_shared_from_this<Replay> {
@@ -68,9 +69,10 @@ class Replay : public std::enable_shared_from_this<Replay> {
 
  private:
   void run(Call& call, bool queued);
-  void run_queued(Call& call, bool finishes);
-  void finish();
-  void enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket);
+  void run_queued(Call& call);
+  static void run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> call,
+                            std::shared_ptr<Ticket> ticket);
+  void enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on);
   void refuse_inside_launch() const;
   void refuse_run() const;
   void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);
@@ -99,6 +101,8 @@ class Replay : public std::enable_shared_from_this<Replay> {
   std::atomic<std::uint64_t> trace_clock_reads_ = 0;
   Lane lane_;  // after what it uses, so that its thread ends first
   std::optional<HostScheduler> host_scheduler_;
+  // Of a streamed executable: waits for the device, ticket by ticket, while the lane goes on.
+  std::optional<Lane> finisher_;
 };
 
 }  // namespace offload

@@ -56,6 +56,38 @@ void errors_go_to_their_ticket() {
   CHECK_THAT(bad->done());
 }
 
+void a_ticket_may_be_handed_on() {
+  Lane lane;
+  Lane finisher;
+  const auto good = std::make_shared<Ticket>();
+  const auto bad = std::make_shared<Ticket>();
+  const auto behind = std::make_shared<Ticket>();
+  std::atomic<bool> may_end = false;
+  lane.submit(
+      [&] {
+        finisher.submit(
+            [&] {
+              while (!may_end) pause_for(1);
+            },
+            good);
+      },
+      good, /*hands_on=*/true);
+  lane.submit([] { throw std::runtime_error("broken"); }, bad, /*hands_on=*/true);
+  lane.submit([] {}, behind);
+  behind->wait();  // the lane has gone on
+  CHECK_THAT(!good->done());
+  CHECK_THAT(bad->done());
+  may_end = true;
+  good->wait();
+  bool threw = false;
+  try {
+    bad->wait();
+  } catch (const std::runtime_error&) {
+    threw = true;
+  }
+  CHECK_THAT(threw);
+}
+
 void close_finishes_what_is_queued() {
   Lane lane;
   std::atomic<int> n_done = 0;
@@ -175,6 +207,7 @@ void fork_keeps_lanes_usable() {
 int main() {
   tasks_run_in_order();
   errors_go_to_their_ticket();
+  a_ticket_may_be_handed_on();
   close_finishes_what_is_queued();
   many_threads_submit();
   tasks_without_tickets();

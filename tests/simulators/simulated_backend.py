@@ -18,6 +18,7 @@ from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import Capturer
 from offload.backends.cuda.memory import DeviceMemory
+from offload.machine import CopyCosts
 
 
 class ProofMemory(DeviceMemory):
@@ -48,6 +49,10 @@ class SimulatedBackend(CudaBackend):
     def current_stream(self, index: int) -> int:
         """The default one."""
         return 0
+
+    def copy_costs(self, index: int, resident: object) -> CopyCosts:
+        """Not measured, so that every run decides alike: a copy never pays."""
+        return CopyCosts(1.0, 1e9, 0.0, 0.0)
 
     def proof_memory(self, index: int) -> DeviceMemory:
         """Of the simulated device and the host."""

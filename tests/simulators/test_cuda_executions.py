@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import struct
 import time
-import weakref
 from collections.abc import Callable
 
 import pytest
@@ -14,8 +14,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import offload
-from offload import api
 from offload.errors import BindingError, CaptureError, ExecutionError
 from offload.explain import explain
 from offload.program import Role, TensorView
@@ -23,98 +21,29 @@ from offload.timeline import Scheduling
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
 
-from small_graphs import StepCapturer, current_context, floats, make_program, words
+from loading import (
+    ACT,
+    IN,
+    OUT,
+    WEIGHT,
+    Device,
+    N,
+    add,
+    chain,
+    on_device,
+    result,
+    scale,
+    scale_floats,
+)
+from small_graphs import StepCapturer, floats, make_program, words
 
-from offload.backends.cuda import CudaBackend, OwnedRange, backend
+from offload.backends.cuda import OwnedRange
 from offload.backends.cuda.graph import call
-
-IN, ACT, OUT, WEIGHT = Role.INPUT, Role.ACTIVATION, Role.OUTPUT, Role.WEIGHT
-N = 128  # elements of every Value
-
-
-class SimulatedBackend(CudaBackend):
-    """Takes tensors of the CPU: the simulated device's memory is the host's."""
-
-    def tensor_device(self, index: int) -> torch.device:
-        return torch.device("cpu")
-
-    def current_stream(self, index: int) -> int:
-        return 0
-
-
-class Device:
-    """The simulator, two kernels, and what was captured last."""
-
-    def __init__(self, simulator, monkeypatch) -> None:
-        self.simulator = simulator
-        self.add = simulator.kernel("add_kernel", [8, 8, 8], _add)
-        self.scale = simulator.kernel("scale_kernel", [8, 8, 4], _scale)
-        self._monkeypatch = monkeypatch
-        monkeypatch.setattr(backend, "_arenas", weakref.WeakValueDictionary())
-
-    def load(self, program, steps, capturer=None, **options) -> offload.Executable:
-        simulated = SimulatedBackend(capturer or StepCapturer(steps))
-        self._monkeypatch.setattr(api, "find_backend", lambda name: simulated)
-        return api.Captured(None, program=program).load("cuda", **options)
-
-
-def _add(arguments: bytes) -> None:
-    one, other, result = struct.unpack("<3Q", arguments)
-    for index in range(N):
-        floats(result, N)[index] = floats(one, N)[index] + floats(other, N)[index]
-
-
-def _scale(arguments: bytes) -> None:
-    source, result, factor = struct.unpack("<2Qf", arguments)
-    for index in range(N):
-        floats(result, N)[index] = floats(source, N)[index] * factor
 
 
 @pytest.fixture
 def device(simulator, monkeypatch) -> Device:
-    current_context()
     return Device(simulator, monkeypatch)
-
-
-def scale(at, device, source, result, factor):
-    at.launch(device.scale, words(source), words(result), struct.pack("<f", factor))
-
-
-def add(at, device, one, other, result):
-    at.launch(device.add, words(one), words(other), words(result))
-
-
-def chain(device):
-    """out = ((x * 2) + x) * 3 by way of scratch memory: three launches, four nodes."""
-    program = make_program(
-        [(IN, N), (ACT, N), (ACT, N), (OUT, N)], [("0", "1"), ("01", "2"), ("2", "3")]
-    )
-
-    def last(at):
-        block = at.scratch(4 * N)
-        scale(at, device, at.at[2], block, 3.0)
-        scale(at, device, block, at.at[3], 1.0)
-
-    steps = [
-        lambda at: scale(at, device, at.at[0], at.at[1], 2.0),
-        lambda at: add(at, device, at.at[0], at.at[1], at.at[2]),
-        last,
-    ]
-    return program, steps
-
-
-def on_device(content: torch.Tensor) -> torch.Tensor:
-    """The same numbers in the simulated device's memory, until it is reset."""
-    n_bytes = content.numel() * 4
-    address = int(call("cuMemAlloc", n_bytes))
-    copy = torch.frombuffer((ctypes.c_char * n_bytes).from_address(address), dtype=torch.float32)
-    return copy.copy_(content)
-
-
-def result(run, x):
-    (y,) = run(x, out=(on_device(torch.zeros(N)),))
-    run._loaded.resident.finish()
-    return y
 
 
 def test_a_program_is_proved_and_executed_at_new_addresses(device):
@@ -221,6 +150,25 @@ def test_loading_twice_shares_the_arena(device):
         assert torch.equal(result(run, x), (x * 2 + x) * 3)
 
 
+def test_closing_gives_back_the_memory_that_no_other_needs(device):
+    one = device.load(*chain(device))
+    kept = device.simulator.physical_bytes
+    large = [(IN, N), *[(ACT, 1 << 20)] * 2, (OUT, N)]
+    program = make_program(large, [("0", "1"), ("1", "2"), ("2", "3")])
+    steps = [
+        lambda at, index=index: scale(at, device, at.at[index], at.at[index + 1], 1.0)
+        for index in range(3)
+    ]
+    other = device.load(program, steps, verify=False)
+    assert device.simulator.physical_bytes - kept >= 6 << 20
+    other.close()
+    gc.collect()
+    # A discovery keeps one chunk of its own for as long as its graph.
+    assert device.simulator.physical_bytes - kept <= 2 << 20
+    x = on_device(torch.randn(N))
+    assert torch.equal(result(one, x), (x * 2 + x) * 3)
+
+
 def test_an_address_that_a_kernel_keeps_is_found_by_the_proof(device):
     """Nothing in the arguments shows it: the kernel writes where it was first told to."""
     kept: list[int] = []
@@ -252,7 +200,7 @@ def test_reads_that_the_program_does_not_know_are_found_by_the_proof(device):
     table: dict[int, int] = {}
 
     def remember(arguments: bytes) -> None:
-        _scale(arguments)
+        scale_floats(arguments)
         table[0] = struct.unpack("<2Qf", arguments)[1]
 
     def through_memory(arguments: bytes) -> None:
@@ -270,6 +218,56 @@ def test_reads_that_the_program_does_not_know_are_found_by_the_proof(device):
     ]
     with pytest.raises(CaptureError, match="another result at other addresses"):
         device.load(program, steps)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_padding_that_a_kernel_reads_is_found_by_the_proof(device, is_read):
+    """Padding that each capture leaves otherwise: a counter, for example."""
+
+    def padded(arguments: bytes) -> None:
+        source, result, factor, padding = struct.unpack("<2QfI", arguments)
+        for index in range(N):
+            floats(result, N)[index] = floats(source, N)[index] * factor + padding * is_read
+
+    kernel = device.simulator.kernel("padded_kernel", [8, 8, 8], padded)
+
+    def step(at, source, result):
+        padding = struct.pack("<fI", 2.0, 100 + at.number)
+        at.launch(kernel, words(at.at[source]), words(at.at[result]), padding)
+
+    program = make_program([(IN, N), (ACT, N), (OUT, N)], [("0", "1"), ("1", "2")])
+    steps = [lambda at: step(at, 0, 1), lambda at: step(at, 1, 2)]
+    before = device.simulator.live_bytes
+    if is_read:  # the first of the two is named
+        where = r"'padded_kernel' \(node 0\) of sim::step0 at model.py:1: parameter 2 differs"
+        with pytest.raises(CaptureError, match=where):
+            device.load(program, steps)
+        assert device.simulator.live_bytes == before
+        return
+    run = device.load(program, steps)
+    x = on_device(torch.randn(N))
+    assert torch.equal(result(run, x), x * 4)
+
+
+def test_padding_of_a_host_table_is_set_too(device):
+    host = ctypes.create_string_buffer(24)
+
+    def by_table(arguments: bytes) -> None:
+        (table,) = struct.unpack("<Q", arguments)
+        source, target, padding = (ctypes.c_uint64 * 3).from_address(table)
+        for index in range(N):
+            floats(target, N)[index] = floats(source, N)[index] + padding
+
+    kernel = device.simulator.kernel("table_kernel", [8], by_table)
+
+    def step(at):
+        table = at.scratch(24)
+        ctypes.memmove(host, words(at.at[0], at.at[1], at.number + 7), 24)
+        call("cuMemcpyHtoDAsync", table, ctypes.addressof(host), 24, at.stream)
+        at.launch(kernel, words(table))
+
+    with pytest.raises(CaptureError, match=r"byte 16 of a host table differs .*depend on it"):
+        device.load(make_program([(IN, N), (OUT, N)], [("0", "1")]), [step])
 
 
 def test_host_tables_are_relocated(device):

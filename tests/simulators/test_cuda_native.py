@@ -178,6 +178,9 @@ def test_the_functions_for_torch_use_the_current_pool(cuda, pool_functions):
     address = allocate(100, 0, None)
     free(address, 100, 0, None)
     assert pool.events() == [("allocate", address, 100), ("free", address, 100)]
+    assert pool.n_events == 2
+    assert pool.events(1) == [("free", address, 100)]
+    assert pool.events(2) == pool.events(7) == []
     _native.DiscoveryPool.set_current(None)
     free(address, 100, 0, None)
     assert len(pool.events()) == 2
@@ -215,6 +218,27 @@ def test_mappings_show_the_same_bytes(cuda):
     small, large = arena.map(3 * MEGABYTE), arena.map(9 * MEGABYTE)
     ctypes.memmove(large.address + 3 * MEGABYTE - 4, b"last", 4)
     assert ctypes.string_at(small.address + 3 * MEGABYTE - 4, 4) == b"last"
+
+
+def test_memory_that_no_mapping_shows_any_more_is_given_back(cuda):
+    before = cuda.simulator.physical_bytes
+    arena = _native.CudaArena(0)
+    middle, small, large = (arena.map(size * MEGABYTE) for size in (6, 3, 9))
+    ctypes.memset(small.address, 7, 16)
+    del large
+    assert arena.size_bytes == 6 * MEGABYTE
+    assert cuda.simulator.physical_bytes - before == arena.size_bytes
+    large = arena.map(8 * MEGABYTE)  # grows again, on the same first chunk
+    assert arena.size_bytes == 8 * MEGABYTE
+    assert ctypes.string_at(large.address, 16) == bytes([7] * 16)
+    del middle
+    assert arena.size_bytes == 8 * MEGABYTE  # the largest needs all of it
+    del large
+    assert arena.size_bytes == 6 * MEGABYTE  # a chunk is given back whole
+    assert ctypes.string_at(small.address, 16) == bytes([7] * 16)
+    del small
+    assert arena.size_bytes == 0
+    assert cuda.simulator.physical_bytes == before
 
 
 def test_an_empty_mapping_takes_no_memory(cuda):

@@ -5,6 +5,7 @@ torch takes the simulated device's tensors for tensors of the CPU.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,7 @@ def make(cuda: Cuda, streams: list[int]) -> Make:
         current_stream: Callable[[int], int] | None = None,
         host_scheduled: bool = False,
         output_alignment_bytes: int = 1,
+        copied_output: bool = False,
         **input_fields: Any,
     ) -> tuple[_native.Replay, Chain]:
         chain = Chain(cuda, arena)
@@ -50,6 +52,7 @@ def make(cuda: Cuda, streams: list[int]) -> Make:
                     size_bytes=SIZE_BYTES,
                     operator_allocated=False,
                     alignment_bytes=output_alignment_bytes,
+                    copied=copied_output,
                 )
             ],
             results=[
@@ -94,6 +97,13 @@ def shifted(tensor: torch.Tensor) -> torch.Tensor:
     memory = torch.zeros(COUNT + 2, dtype=torch.int64)
     begin = 1 if memory.data_ptr() % 16 == 0 else 2
     return memory[begin : begin + COUNT].copy_(tensor)
+
+
+def on_device(cuda: Cuda, tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers in the simulated device's memory, until it is reset."""
+    address = cuda.allocate(tensor.tolist())
+    memory = (ctypes.c_char * SIZE_BYTES).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.int64)
 
 
 def test_a_call_returns_once_its_work_is_enqueued(cuda, make, streams):
@@ -233,6 +243,74 @@ def test_a_copied_input_that_is_written_is_copied_back(cuda, make):
     assert replay.last_execution.bytes_copied == 2 * SIZE_BYTES
 
 
+@pytest.mark.parametrize("output_alignment_bytes", [1, 16])
+def test_a_copied_output_moves_no_word(cuda, make, output_alignment_bytes):
+    replay, chain = make(copied_output=True, output_alignment_bytes=output_alignment_bytes)
+    x = numbers()
+    for _ in range(3):
+        y = shifted(torch.zeros(COUNT, dtype=torch.int64))
+        x.add_(1)
+        assert replay.submit((x,), {}, [y], None).result() is y
+        assert y.tolist() == (x + 3).tolist()
+        assert replay.last_execution.bytes_copied == SIZE_BYTES
+        assert replay.last_execution.outputs_allocated == 0
+    assert replay.last_execution.policy == "none"
+    assert chain.resident.n_set_params == 0
+
+
+def test_results_of_a_copied_output_have_memory_of_their_own(cuda, make):
+    replay, _ = make(copied_output=True)
+    results = [replay.submit((numbers(first),), {}, None, None).result() for first in range(4)]
+    assert [one.tolist() for one in results] == [(numbers(i) + 3).tolist() for i in range(4)]
+    assert len({one.untyped_storage().data_ptr() for one in results}) == 4
+    assert replay.last_execution.outputs_allocated == 1
+    results[0].zero_()
+    assert replay.submit((numbers(9),), {}, None, None).result().tolist() == [12, 13, 14, 15]
+
+
+def test_a_copied_output_goes_to_a_buffer_with_other_strides_at_once(cuda, make):
+    cuda.simulator.set_eager(True)  # torch's copies run at once here
+    replay, _ = make(copied_output=True)
+    y = torch.zeros(2 * COUNT, dtype=torch.int64)[::2]
+    replay.execute((numbers(),), {}, [y], None)
+    assert y.tolist() == (numbers() + 3).tolist()
+    assert replay.last_execution.bytes_copied == SIZE_BYTES
+
+
+def test_copies_are_ordered_on_the_stream(cuda, make, streams):
+    """Nothing runs before somebody waits: what is copied is there by then, and in this order."""
+    replay, _ = make(copied=True, copied_output=True)
+    x = on_device(cuda, numbers())
+    results = [on_device(cuda, torch.zeros(COUNT, dtype=torch.int64)) for _ in range(3)]
+    for y in results:
+        replay.execute((x,), {}, [y], None)
+        x = y
+    assert [y.tolist() for y in results] == [[0] * COUNT] * 3
+    cuda.synchronize(streams[-1])
+    assert [y[0].item() for y in results] == [3, 6, 9]
+
+
+def test_copies_are_ordered_between_streams(cuda, make):
+    handles = [cuda.stream() for _ in range(2)]
+    turns = iter(handles * 2)
+    replay, _ = make(lambda _: next(turns), copied=True, copied_output=True)
+    xs = [on_device(cuda, numbers(10 * index)) for index in range(4)]
+    ys = [on_device(cuda, torch.zeros(COUNT, dtype=torch.int64)) for _ in range(4)]
+    for x, y in zip(xs, ys, strict=True):
+        replay.execute((x,), {}, [y], None)
+    cuda.synchronize(handles[1])
+    assert [y.tolist() for y in ys] == [(x + 3).tolist() for x in xs]
+
+
+def test_copies_are_in_a_timeline(make):
+    replay, _ = make(copied=True, copied_output=True)
+    replay.start_trace()
+    replay.submit((numbers(),), {}, None, None).wait()
+    [trace] = replay.stop_trace()
+    transfers = [(one.inbound, one.size_bytes) for one in trace.transfers]
+    assert transfers == [(True, SIZE_BYTES), (False, SIZE_BYTES)]
+
+
 def test_another_shape_is_refused_as_on_any_device(make):
     replay, _ = make()
     with pytest.raises(BindingError, match="x: expected Long"):
@@ -281,7 +359,8 @@ def test_a_ticket_that_failed_leaves_nothing_under_way(cuda, make):
 def test_a_replay_that_goes_waits_first(make):
     """Of what it keeps executions read, as the buffers of copied inputs."""
     replay, chain = make(copied=True)
-    y = replay(numbers())
+    x = numbers()
+    y = replay(x)
     del replay
     assert y.tolist() == (numbers() + 3).tolist()
     assert chain.resident.arena_address == 0
@@ -289,11 +368,12 @@ def test_a_replay_that_goes_waits_first(make):
 
 def test_a_call_under_capture_is_refused_before_it_copies(cuda, make, streams):
     replay, _ = make(copied=True)
-    first = replay(numbers())
+    x = numbers()
+    first = replay(x)
     with cuda.capture(streams[-1]) as graph, pytest.raises(ExecutionError, match="being captured"):
         replay(numbers(5))
     assert graph.nodes == []
-    cuda.synchronize(streams[-1])  # torch's copies run at once here: one would show in the first
+    cuda.synchronize(streams[-1])
     assert first.tolist() == (numbers() + 3).tolist()
 
 

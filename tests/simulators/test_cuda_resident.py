@@ -300,3 +300,49 @@ def test_a_closed_resident_refuses_everything(cuda, arena):
     chain.bind(x=8)
     with pytest.raises(ExecutionError, match="closed"):
         chain.resident.set_stream(cuda.stream())
+
+
+# ---- what re-setting and copying cost -----------------------------------------------------------
+
+KINDS = ["graph", "executable", "stream", "event", "mapping"]
+
+
+def test_costs_are_sampled_without_a_trace(cuda, arena):
+    chain = Chain(cuda, arena)
+    x, y = cuda.allocate(NUMBERS), cuda.allocate([0] * COUNT)
+    chain.bind_first(x, y)
+    run(chain.resident)
+    before = [cuda.simulator.live(kind) for kind in KINDS]
+    n_bytes, n_set = cuda.simulator.live_bytes, chain.resident.n_set_params
+    set_node_ns, submit_ns, device_ns = chain.resident.sample_copy_costs()
+    assert [cuda.simulator.live(kind) for kind in KINDS] == before
+    assert (cuda.simulator.live_bytes, chain.resident.n_set_params) == (n_bytes, n_set)
+    assert cuda.simulator.calls("cuGraphExecKernelNodeSetParams") == 16 * (len(set_node_ns) + 1)
+    assert cuda.simulator.calls("cuGraphLaunch") == 1  # its own
+    assert len(submit_ns) == len(device_ns) == 4 * len(set_node_ns)
+    assert min(set_node_ns) >= 0
+    assert min(submit_ns) >= 0
+    assert {size for size, _ in device_ns} == {4 << 10, 64 << 10, 1 << 20, 4 << 20}
+    assert run(chain.resident) == 0
+    assert read(y, COUNT) == plus(3)
+
+
+@pytest.mark.parametrize(
+    ("function", "nth"),
+    [
+        ("cuStreamCreate", 1), ("cuGraphCreate", 1), ("cuGraphAddKernelNode", 2),
+        ("cuGraphInstantiateWithFlags", 1), ("cuGraphUpload", 1),
+        ("cuGraphExecKernelNodeSetParams", 20), ("cuMemAlloc", 1), ("cuEventCreate", 1),
+        ("cuEventCreate", 2), ("cuMemcpyAsync", 3), ("cuEventRecord", 2),
+        ("cuEventSynchronize", 1), ("cuEventElapsedTime", 5),
+    ],
+)  # fmt: skip
+def test_sampling_that_fails_leaves_nothing(cuda, arena, function, nth):
+    chain = Chain(cuda, arena)
+    before = [cuda.simulator.live(kind) for kind in KINDS]
+    n_bytes = cuda.simulator.live_bytes
+    cuda.simulator.fail(function, 999, nth=nth)
+    with pytest.raises(ExecutionError, match="CUDA_ERROR_UNKNOWN"):
+        chain.resident.sample_copy_costs()
+    assert [cuda.simulator.live(kind) for kind in KINDS] == before
+    assert cuda.simulator.live_bytes == n_bytes

@@ -135,7 +135,8 @@ def test_a_number_that_differs_with_the_layout_is_refused_beside_noise(noise_fir
 def test_bytes_of_noise_that_are_alike_by_chance_stay_noise():
     content = [b"\1\2\3\4", b"\1\2\6\4", b"\5\2\3\6", b"\7\7\7\7"]
     found = discover(of_one_kernel(lambda at: content[at.number] + bytes(4)), 2)
-    assert found.noise == (Noise(0, 0, 0, b"\0\0\xff\0\0\0\0\0"),)
+    assert found.noise == (Noise(0, 0, 0, content[0] + bytes(4), content[1] + bytes(4)),)
+    assert found.noise[0].mask == b"\0\0\xff\0\0\0\0\0"
 
 
 def test_stale_pointers_of_one_layout_are_noise():
@@ -147,17 +148,40 @@ def test_stale_pointers_of_one_layout_are_noise():
     assert [one.offset_bytes for one in found.noise] == [0]
 
 
+def test_a_stale_pointer_to_elsewhere_whose_upper_half_follows_the_layout_is_refused():
+    """Nothing shows that its upper half is noise: it may be a number of its own beside noise, and
+    the proof cannot set it to what another layout has there."""
+    stale = [0x7F10_0000_1000, 0x7F10_0000_2000, 0x5560_0000_3000, 0x7F10_0000_4000]
+    with pytest.raises(CaptureError, match=r"parameter 1 .* differs between captures"):
+        discover(of_one_kernel(lambda at: pack(at[0], stale[at.number])), 2)
+    stale[2] = 0x7F10_0000_3000
+    found = discover(of_one_kernel(lambda at: pack(at[0], stale[at.number])), 2)
+    assert [one.offset_bytes for one in found.noise] == [8]
+
+
+@pytest.mark.parametrize("kind", [NodeKind.MEMCPY, NodeKind.MEMSET])
+def test_an_operand_that_differs_in_one_layout_is_refused(kind):
+    """A copy has no padding: what differs is memory that each capture has of its own."""
+    captures = [
+        capture(GraphNode(1, kind, "copy", (64,), (pack(0x6000_0000_0000 + one.number),)),
+                layout=one) for one in LAYOUTS
+    ]  # fmt: skip
+    with pytest.raises(CaptureError, match="operand"):
+        discover(captures, 2)
+
+
 def test_padding_beside_a_number_is_noise_by_bytes():
     def arguments(at: Layout) -> bytes:
         return struct.pack("<II", 42, [5, 6, 7, 8][at.number])
 
     found = discover(of_one_kernel(arguments), 2)
-    assert found.noise == (Noise(0, 0, 0, b"\0\0\0\0\xff\0\0\0"),)
+    assert [(one.offset_bytes, one.mask) for one in found.noise] == [(0, b"\0\0\0\0\xff\0\0\0")]
 
 
 def test_noise_at_the_end_of_arguments_that_are_no_multiple_of_a_word():
     found = discover(of_one_kernel(lambda at: pack(at[0]) + bytes([1, 0, 0, at.number])), 2)
-    assert found.noise == (Noise(0, 0, 8, b"\0\0\0\xff"),)
+    assert found.noise == (Noise(0, 0, 8, b"\1\0\0\0", b"\1\0\0\1"),)
+    assert found.noise[0].mask == b"\0\0\0\xff"
     assert found.words == (Word(0, 0, 0, 0, 0),)
 
 

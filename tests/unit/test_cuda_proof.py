@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from offload.backends.cuda.proof import Placed, apart, prove
+from offload.backends.cuda.words import Noise
 from offload.errors import CaptureError
 from offload.machine import CostTable, Machine
 from offload.passes import place_values
@@ -57,7 +58,11 @@ class MixingResident:
         self.nodes = nodes
         self.frozen = frozen
         self.words: dict[int, int] = {}
+        self.noise: dict[tuple[int, int, int], bytes] = {}
         self.n_executions = 0
+
+    def overwrite(self, word: tuple[int, int, int], content: bytes) -> None:
+        self.noise[word] = content
 
     def patch(self, patches: list[tuple[int, int]]) -> None:
         for word, address in patches:
@@ -120,7 +125,7 @@ def placed(program: Program, plan: Plan, resident: MixingResident, words=WORDS) 
 
 
 def run_proof(
-    program: Program, loaded: MixingResident, lifetimes=LIFETIMES, words=WORDS, plan=None
+    program: Program, loaded: MixingResident, lifetimes=LIFETIMES, words=WORDS, plan=None, noise=()
 ) -> HostMemory:
     plan = plan or place_values(program, MACHINE, lifetimes=lifetimes)
     unshared = apart(program, plan)
@@ -130,6 +135,8 @@ def run_proof(
         placed(program, plan, loaded, words),
         placed(program, unshared, MixingResident(loaded.nodes), words),
         memory,
+        noise=noise,
+        describe=lambda one: f"kernel {one.node} word {one.offset_bytes}",
     )
     return memory
 
@@ -233,3 +240,68 @@ def test_a_plan_in_which_a_value_has_no_place_is_fine():
     assert plan.places[4] is None
     assert run_proof(program, MixingResident(NODES), plan=plan).blocks == {}
     assert dataclasses.replace(plan).places[1] == Place(plan.feature_map.index, 0)
+
+
+# ---- noise --------------------------------------------------------------------------------------
+
+NOISE = tuple(
+    Noise(node, part, 8 * word, bytes([node, word, 1]), bytes([node, word, 2]))
+    for node, part, n_words in ((0, 0, 5), (1, 0, 100), (2, 1, 7))
+    for word in range(n_words)
+)
+
+
+class Reading(MixingResident):
+    """Adds to the result whatever it reads of its noise; noise is as captured until it is set."""
+
+    def __init__(self, read: Sequence[int], *, together: bool = False, unsteady: bool = False):
+        super().__init__(NODES)
+        self.noise = {(one.node, one.part, one.offset_bytes): one.first for one in NOISE}
+        self.read = [(NOISE[i].node, NOISE[i].part, NOISE[i].offset_bytes) for i in read]
+        self.together = together
+        self.unsteady = unsteady
+
+    def execute(self) -> None:
+        super().execute()
+        seen = [self.noise[place][2] - 1 for place in self.read]
+        added = min(seen) if self.together else sum(seen)
+        result = (ctypes.c_ubyte * 1).from_address(self.words[6])
+        result[0] = (result[0] + added + self.unsteady * self.n_executions) % 256
+
+
+def test_noise_that_nobody_reads_is_set_to_what_the_other_capture_had():
+    resident = Reading([])
+    assert run_proof(make_program(ROLES), resident, noise=NOISE).blocks == {}
+    assert resident.n_executions == 2  # none for the noise
+    assert [*resident.noise.values()] == [one.again for one in NOISE]
+
+
+@pytest.mark.parametrize("word", [0, 4, 5, 50, 104, 105, 111])
+def test_noise_that_is_read_is_found_and_named(word):
+    resident = Reading([word])
+    one = NOISE[word]
+    where = (
+        rf"^kernel {one.node} word {one.offset_bytes} differs between two captures.*depend on it"
+    )
+    with pytest.raises(CaptureError, match=where):
+        run_proof(make_program(ROLES), resident, noise=NOISE)
+    assert resident.n_executions <= 4 + 2 * 7  # it is halved, not tried word by word
+
+
+def test_one_of_several_words_that_are_read_is_named():
+    with pytest.raises(CaptureError, match=r"^kernel 0 word 8 differs"):
+        run_proof(make_program(ROLES), Reading([1, 60]), noise=NOISE)
+
+
+def test_words_that_matter_together_are_named_together():
+    with pytest.raises(CaptureError, match=r"or one of \d+ other words\) differs between"):
+        run_proof(make_program(ROLES), Reading([1, 110], together=True), noise=NOISE)
+
+
+def test_what_cannot_be_moved_is_not_blamed_on_noise():
+    resident = Reading([3])
+    resident.frozen = [4]
+    with pytest.raises(CaptureError, match="another result at other addresses"):
+        run_proof(make_program(ROLES), resident, noise=NOISE)
+    with pytest.raises(CaptureError, match="other bits each time"):
+        run_proof(make_program(ROLES), Reading([3], unsteady=True), noise=NOISE)

@@ -24,8 +24,8 @@ class FakePool:
     def __init__(self, *addresses: int) -> None:
         self._events = [("allocate", address, 2 << 20) for address in addresses]
 
-    def events(self):
-        return [*self._events, ("free", 1, 2 << 20)]
+    def events(self, begin=0):
+        return [*self._events, ("free", 1, 2 << 20)][begin:]
 
 
 @pytest.fixture
@@ -71,6 +71,32 @@ def test_memory_without_a_recorded_request_is_refused(memory):
     found = memory([10, 20], [(10, 16)])
     with pytest.raises(offload.ExecutionError, match=r"no record of the request .* 0x14"):
         found.allocations({10: 0}, {0: 16})
+
+
+def test_settling_asks_for_the_events_of_one_launch(memory, monkeypatch):
+    """A capture of n launches must not read what all of them have allocated at each."""
+    found = memory([10, 20], [(10, 16)])
+    seen: list[tuple[str, int, int]] = []
+    asked: list[int] = []
+
+    class Pool:
+        @property
+        def n_events(self) -> int:
+            return len(seen)
+
+        def events(self, begin=0):
+            asked.append(len(seen[begin:]))
+            return seen[begin:]
+
+    filled: list[int] = []
+    found._pool, found._n_seen = Pool(), 0
+    monkeypatch.setattr(found, "_fill", filled.append)
+    for launch in range(50):
+        seen += [("allocate", 100 * launch, 512), ("allocate", 100 * launch + 1, 1024),
+                 ("free", 100 * launch, 512)]  # fmt: skip
+        found.settle(held={100 * launch + 1})
+    assert asked == [3] * 50
+    assert filled == [512] * 50
 
 
 def test_last_uses_name_each_activation_once():

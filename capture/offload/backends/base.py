@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from typing import Any, Protocol
 
 import torch
 
 from offload import _native
-from offload.machine import Machine
+from offload.machine import CopyCosts, Machine
 from offload.plan import NodeGraph, Plan
 from offload.program import Program, TensorView
 from offload.torch_names import find_dtype
@@ -79,6 +79,9 @@ class Loaded:
         check_weights: raises BindingError where a weight cannot be used where it lies now.
         draw: where kernels read the state of generators: asked at each execution for the seed and
             the offset of each, it moves them on.
+        set_nodes: by slot, the nodes that are re-set each time its address is another.
+        measure_copies: what re-setting and copying cost on the device; None where a slot's
+            address is one word, so that a copy never pays. Raises ExecutionError.
         current_stream: on a device with streams, the handle of the caller's current one on the
             device of this index.
     """
@@ -91,6 +94,8 @@ class Loaded:
     check_weights: Callable[[], None] | None = None
     current_stream: Callable[[int], int] | None = None
     draw: Callable[[], list[int]] | None = None
+    set_nodes: Mapping[int, Set[int]] = dataclasses.field(default_factory=dict)
+    measure_copies: Callable[[], CopyCosts] | None = None
 
 
 def native_layout(view: TensorView) -> _native.TensorLayout:

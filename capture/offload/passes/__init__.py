@@ -1,5 +1,6 @@
 """Passes: pure functions from data to data; they need neither torch nor a device."""
 
+from offload.passes.copied_slots import MovingSlot, SlotChoice, choose_copied_slots
 from offload.passes.dead_launches import remove_dead_launches
 from offload.passes.graph_lifetimes import graph_lifetimes
 from offload.passes.lifetimes import value_lifetimes
@@ -8,8 +9,11 @@ from offload.passes.place_values import place_values
 
 __all__ = [
     "Interval",
+    "MovingSlot",
     "Placement",
+    "SlotChoice",
     "check_placement",
+    "choose_copied_slots",
     "graph_lifetimes",
     "place_intervals",
     "place_values",

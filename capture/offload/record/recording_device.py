@@ -66,7 +66,10 @@ class Allocations(contextlib.AbstractContextManager["Allocations"]):
 
     Owner: one recording; one is active in a process at a time. On the CPU every allocation of every
     thread is seen; on an accelerator those of the recording thread, which go to a pool of its own
-    for that time (`torch.cuda.MemPool`).
+    for that time (`torch.cuda.MemPool`). The other threads' are left alone: a pool for all of them
+    would also take what a graph that another thread captures allocates, and free it under that
+    graph; and torch counts the allocations of a device, but not those of a pool, so that the
+    difference is not known.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -15,10 +15,11 @@ from offload import _native
 from offload.backends import Backend, LaunchReport, Prepared
 from offload.costs import CostModel, HeaderShape, signature_of
 from offload.errors import BindingError
+from offload.passes import SlotChoice, choose_copied_slots
 from offload.plan import Plan, SlotKind
 from offload.program import Role
 from offload.replay.buffers import take_buffers
-from offload.replay.native_replay import native_replay
+from offload.replay.native_replay import moving_slots, native_replay
 from offload.replay.predicted_timeline import with_prediction
 from offload.replay.recorded_timeline import execution_timeline
 from offload.replay.reports import LastExecution, MemoryReport
@@ -63,6 +64,13 @@ class Executable:
 
     Owner of the arena. Calls from several threads are safe and run one at a time; tickets run in
     the order of submission. Made by `Captured.load`.
+
+    Attributes:
+        program, plan: what is resident, and where its Values lie.
+        scheduling: as one task, or launch by launch.
+        copy_choices: for each input and output that may be copied instead of re-setting the nodes
+            that hold its address: what was chosen, and by which costs; empty where none has
+            more than one such node.
     """
 
     def __init__(
@@ -82,9 +90,21 @@ class Executable:
         self._loaded = backend.instantiate(prepared, plan)
         if verify:
             backend.prove(prepared, plan)
+        self.copy_choices = self._choose_copies()
         self._native = native_replay(
-            program, plan, self._loaded, host_scheduled=scheduling is Scheduling.HOST
+            program,
+            plan,
+            self._loaded,
+            host_scheduled=scheduling is Scheduling.HOST,
+            copied={choice.slot for choice in self.copy_choices if choice.is_copied},
         )
+
+    def _choose_copies(self) -> tuple[SlotChoice, ...]:
+        """Inputs and outputs to copy; none where no graph has nodes that would be re-set."""
+        measure = self._loaded.measure_copies
+        if measure is None or self.scheduling is Scheduling.HOST:
+            return ()
+        return choose_copied_slots(moving_slots(self.program, self.plan, self._loaded), measure)
 
     def __call__(
         self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
@@ -264,6 +284,11 @@ class Executable:
             lower_bound_bytes=self.plan.lower_bound_bytes,
             unshared_bytes=self.plan.unshared_bytes,
             outside_bytes=outside if counted else None,
+            buffer_bytes=sum(
+                self.plan.slots[choice.slot].size_bytes
+                for choice in self.copy_choices
+                if choice.is_copied
+            ),
             weight_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.WEIGHT)),
         )
 

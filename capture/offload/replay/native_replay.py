@@ -10,8 +10,9 @@ from offload import _native
 from offload.arguments import plain_places, tensors_of_call
 from offload.backends import Loaded, native_layout
 from offload.errors import CaptureError
+from offload.passes import MovingSlot
 from offload.plan import Plan, SlotKind
-from offload.program import ITEM_BYTES, Program, Role, Value
+from offload.program import ITEM_BYTES, Program, Role, Value, is_dense, span_bytes
 from offload.structure import Structure, unflatten
 
 _TRIGGERS = {
@@ -24,13 +25,13 @@ _TRIGGERS = {
 
 
 def native_replay(
-    program: Program, plan: Plan, loaded: Loaded, *, host_scheduled: bool
+    program: Program, plan: Plan, loaded: Loaded, *, host_scheduled: bool, copied: Set[int]
 ) -> _native.Replay:
-    """The native object that executes a loaded Program."""
+    """The native object that executes a loaded Program; `copied`: the slots that are copied."""
     positional, keyword = plain_places(program)
     structure = program.result_structure
     return _native.Replay(
-        spec=_call_spec(program, plan, loaded),
+        spec=_call_spec(program, plan, loaded, copied),
         triggers=[_TRIGGERS[slot.kind] for slot in plan.slots],
         resident=loaded.resident,
         host_scheduled=host_scheduled,
@@ -55,11 +56,11 @@ def _result_form(structure: Structure, n_results: int) -> str:
     return "other"
 
 
-def _call_spec(program: Program, plan: Plan, loaded: Loaded) -> _native.CallSpec:
+def _call_spec(program: Program, plan: Plan, loaded: Loaded, copied: Set[int]) -> _native.CallSpec:
     written = {index for launch in program.launches for index in launch.writes}
     return _native.CallSpec(
         device=program.device if loaded.device is None else str(loaded.device),
-        inputs=_input_specs(program, plan, written, loaded.alignment_bytes),
+        inputs=_input_specs(program, plan, written, loaded.alignment_bytes, copied),
         outputs=[
             _native.OutputSpec(
                 name=value.name,
@@ -67,6 +68,7 @@ def _call_spec(program: Program, plan: Plan, loaded: Loaded) -> _native.CallSpec
                 size_bytes=value.size_bytes,
                 operator_allocated=value.index in loaded.operator_allocated,
                 alignment_bytes=loaded.alignment_bytes,
+                copied=_slot_of(plan, value.index) in copied,
             )
             for value in program.of_role(Role.OUTPUT)
         ],
@@ -88,6 +90,31 @@ def _call_spec(program: Program, plan: Plan, loaded: Loaded) -> _native.CallSpec
     )
 
 
+def moving_slots(program: Program, plan: Plan, loaded: Loaded) -> list[MovingSlot]:
+    """The slots of inputs and outputs, and which of them may be copied.
+
+    Not an input that overlaps another one of which one is written: they are bound where they lie,
+    as recorded. Nor one with gaps or shared elements, whose copy is no copy of bytes. One that is
+    written is copied back; a result that is an input or a view of it is made of the caller's
+    tensor, copied or not.
+    """
+    written = {index for launch in program.launches for index in launch.writes}
+    together = {leaf for one in program.overlaps for leaf in (one.first, one.second)}
+    slots = []
+    for leaf, view in enumerate(program.inputs):
+        may_copy = leaf not in together and is_dense(view.shape, view.strides)
+        n_copies = (2 if view.value in written else 1) if may_copy else 0
+        slot = _slot_of(plan, view.value)
+        size_bytes = span_bytes(view.shape, view.strides, view.dtype)
+        slots.append(MovingSlot(slot, size_bytes, n_copies, loaded.set_nodes.get(slot, set())))
+    for value in program.of_role(Role.OUTPUT):
+        slot = _slot_of(plan, value.index)
+        n_copies = int(value.index not in loaded.operator_allocated)
+        nodes = loaded.set_nodes.get(slot, set())
+        slots.append(MovingSlot(slot, value.size_bytes, n_copies, nodes))
+    return slots
+
+
 def _slot_of(plan: Plan, value: int) -> int:
     place = plan.places[value]
     if place is None:
@@ -96,7 +123,7 @@ def _slot_of(plan: Plan, value: int) -> int:
 
 
 def _input_specs(
-    program: Program, plan: Plan, written: Set[int], alignment_bytes: int
+    program: Program, plan: Plan, written: Set[int], alignment_bytes: int, copied: Set[int]
 ) -> list[_native.InputSpec]:
     aliased = {result.view.value for result in program.results if result.input_leaf < 0}
     return [
@@ -108,6 +135,7 @@ def _input_specs(
             returned_as_view=view.value in aliased,
             alignment_bytes=1 if on_host else alignment_bytes,
             on_host=on_host,
+            copied=not on_host and _slot_of(plan, view.value) in copied,
         )
         for view in program.inputs
         for on_host in [program.values[view.value].on_host]

@@ -17,7 +17,8 @@ class LastExecution:
         device_ns: the launches, by host scheduling with their delivery.
         policy: `none`, `io` (inputs or outputs moved) or `all` (feature map or weights too).
         slots_changed, words_patched: how much of the header changed.
-        bytes_copied: because a tensor could not be used where it lay.
+        bytes_copied: because a tensor could not be used where it lay, or copying it is cheaper than
+            re-setting the nodes that hold its address.
         outputs_allocated: results for which no buffer was given.
         n_executions: of this executable, this one included.
     """
@@ -59,6 +60,7 @@ class MemoryReport:
         unshared_bytes: what they would take without sharing.
         outside_bytes: allocated by operators at each execution, outside the arena, results
             included; None before the first execution counted it.
+        buffer_bytes: buffers of the inputs and outputs that are always copied.
         weight_bytes: the weights, held by reference.
     """
 
@@ -66,4 +68,5 @@ class MemoryReport:
     lower_bound_bytes: int
     unshared_bytes: int
     outside_bytes: int | None
+    buffer_bytes: int
     weight_bytes: int

@@ -23,7 +23,8 @@ class Ticket {
   // Blocks until it has ended; rethrows its error. The caller must not hold the GIL.
   void wait();
 
-  // Marks the end, with the error if there was one. Called once, by the lane.
+  // Marks the end, with the error if there was one. Called once, by a lane or by work that hands
+  // its ticket on.
   void finish(std::exception_ptr error) noexcept;
 
   // In the child of a fork, for work whose thread does not exist there: ends it with an error,
@@ -56,7 +57,9 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
 
   // Queues a task; its ticket is finished after it. Without a ticket its error is lost.
-  void submit(std::function<void()> task, std::shared_ptr<Ticket> ticket);
+  // `hands_on`: a task that does not throw has seen to it that somebody else finishes its ticket.
+  // A task that is refused is left with the caller.
+  void submit(std::function<void()>&& task, std::shared_ptr<Ticket> ticket, bool hands_on = false);
 
   // Held while the executable executes, on whichever thread; a fork waits for it. Recursive, so
   // that a launch may fork.

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "offload/header.hpp"
@@ -18,6 +19,18 @@ struct LaunchTimes {
   std::vector<std::uint64_t> begin_ns;
   std::vector<std::uint64_t> end_ns;
   std::uint64_t clock_reads = 0;  // made for these times alone
+};
+
+// A moment of a resident: the end of all that it had enqueued when this was made.
+//
+// Owner: whoever waits; may outlive the resident. Thread: any, one at a time. Errors: wait throws
+// ExecutionError if the device failed.
+class Fence {
+ public:
+  virtual ~Fence() = default;
+
+  // Blocks until the moment has come. Needs no lock, so that the resident executes meanwhile.
+  virtual void wait() = 0;
 };
 
 // A program that is loaded on a device and can be executed at the addresses that its words hold.
@@ -60,12 +73,17 @@ class Resident {
   // ExecutionError, also for a stream that is being captured.
   virtual void set_stream(std::uint64_t) {}
 
+  // On a device with streams: enqueues a copy of bytes where set_stream said, and gives true.
+  // False: nothing is done, and torch's own copy is in order. Throws ExecutionError.
+  virtual bool copy(std::uint64_t, std::uint64_t, std::size_t) { return false; }
+
   // On a device whose random kernels read memory: for each generator of the program the seed and
   // the offset that the next execution draws from. After set_stream. Throws ExecutionError.
   virtual void set_random(const std::vector<std::uint64_t>&) {}
 
-  // Waits until what was executed has ended. Throws ExecutionError if the device failed.
-  virtual void finish() {}
+  // On a device that returns before its work is done: the end of what was enqueued so far; null
+  // where nothing is under way. Throws ExecutionError, once nothing is under way any more.
+  virtual std::unique_ptr<Fence> fence() { return nullptr; }
 
   // Waits for what was executed and gives back what it holds on the device; nothing is executed
   // any more.

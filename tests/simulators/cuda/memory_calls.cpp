@@ -260,6 +260,22 @@ Result copy_on_device_async(DevicePointer destination, DevicePointer source, std
   });
 }
 
+// On whichever side each address lies. Memory that was not allocated here counts as pinned, unlike
+// above, and is used when the stream comes to it: clients that let the host's tensors stand for the
+// device's copy them by this function.
+Result copy_async(DevicePointer destination, DevicePointer source, std::size_t n_bytes,
+                  Stream stream) {
+  return call("cuMemcpyAsync", Needs::kContext, [&](simulator::Device& device) {
+    const auto side = [&device](std::uint64_t address) {
+      const simulator::Allocation* const found = device.memory.find(address);
+      const bool is_host = found == nullptr || found->kind == simulator::MemoryKind::kHost;
+      return is_host ? Side::kHost : Side::kDevice;
+    };
+    const Copy copy = line(side(source), source, side(destination), destination, n_bytes);
+    if (n_bytes != 0) device.submit(*device.scheduler.get(as_number(stream)), copy);
+  });
+}
+
 Result copy_3d_async(const Memcpy3D* params, Stream stream) {
   return call("cuMemcpy3DAsync", Needs::kContext, [&](simulator::Device& device) {
     require_given(params);

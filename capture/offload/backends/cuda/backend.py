@@ -18,17 +18,20 @@ from offload.backends.cuda.capture import (
     GraphCapture,
     current_device,
     device_of,
+    node_text,
+    place_text,
 )
+from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.discover import discover
-from offload.backends.cuda.graph import driver_bindings, is_known_address
+from offload.backends.cuda.graph import NodeKind, driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
 from offload.backends.cuda.random_cells import Cell, drawing, random_cells
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
-from offload.backends.cuda.words import CapturesDiffer, Discovery
+from offload.backends.cuda.words import CapturesDiffer, Discovery, Noise
 from offload.errors import BackendUnavailable, BindingError, CaptureError
-from offload.machine import CostTable, Machine
+from offload.machine import CopyCosts, CostTable, Machine
 from offload.plan import Plan, check_plan
 from offload.program import Launch, Overlap, Program, Symbol
 
@@ -38,6 +41,8 @@ chosen for less aligned memory runs on more aligned memory, never the other way 
 
 _MAXIMUM_TRIES = 3
 _LEAST_DRIVER = 12040  # cuFuncGetParamInfo
+
+_copy_costs: dict[int, CopyCosts] = {}
 
 _arenas: weakref.WeakValueDictionary[int, _native.CudaArena] = weakref.WeakValueDictionary()
 
@@ -122,7 +127,7 @@ class CudaBackend:
         for overlap in program.overlaps:
             _refuse_unaligned(program, overlap, self.alignment_bytes)
         capturer = self._capturer or TorchCapturer()
-        names = [f"{launch.operator} at {launch.source}" for launch in program.launches]
+        names = _launch_names(program)
         differ = ""  # what it says; the error itself would keep its frame, and so the captures
         for attempt in range(_MAXIMUM_TRIES):
             captured, again, *others = _capture(program, capturer, 3 * attempt)
@@ -175,7 +180,19 @@ class CudaBackend:
             current_stream=self.current_stream,
             check_weights=check_weights,
             draw=drawing(random) if random is not None and captured.random_cells else None,
+            set_nodes=_set_nodes(captured, plan),
+            measure_copies=functools.partial(self.copy_costs, captured.device, resident),
         )
+
+    def copy_costs(self, index: int, resident: _native.CudaResident) -> CopyCosts:
+        """What re-setting a node and copying cost on a device: measured once in a process.
+
+        Raises:
+            ExecutionError: the driver failed, or has no memory to measure with.
+        """
+        if index not in _copy_costs:
+            _copy_costs[index] = fit_copy_costs(*resident.sample_copy_costs())
+        return _copy_costs[index]
 
     def tensor_device(self, index: int) -> torch.device:
         """The torch device of the tensors that executions take."""
@@ -197,11 +214,18 @@ class CudaBackend:
         are bound to the allocations that they were first given, and those of the proof are freed.
 
         Raises:
-            CaptureError: results or written state differ, or old memory was written.
+            CaptureError: results or written state differ, old memory was written, or a kernel
+                reads what was taken for padding.
             ExecutionError: the device failed, or has no memory for the proof.
         """
         captured: _Captured = prepared.state
         program = prepared.program
+        names = _launch_names(program)
+
+        def describe(noise: Noise) -> str:
+            place = place_text(captured.capture, noise.node, noise.part, noise.offset_bytes)
+            return f"{node_text(captured.capture, names, noise.node)}: {place}"
+
         arena = _native.CudaArena(captured.device)
         twins = []
         try:
@@ -210,10 +234,16 @@ class CudaBackend:
                 relocations = _relocations(captured.discovery, its_plan)
                 twins.append(Placed(its_plan, resident, relocations))
             with self.proof_memory(captured.device) as memory:
-                prove(program, twins[0], twins[1], memory)
+                noise = captured.discovery.noise
+                loaded, unshared = twins
+                prove(program, loaded, unshared, memory, noise=noise, describe=describe)
         finally:
             for twin in twins:
                 twin.resident.close()
+
+
+def _launch_names(program: Program) -> list[str]:
+    return [f"{launch.operator} at {launch.source}" for launch in program.launches]
 
 
 def _points_outside(discovery: Discovery) -> bool:
@@ -318,6 +348,16 @@ def _relocations(discovery: Discovery, plan: Plan) -> list[tuple[int, int, int]]
         offset_bytes = place.offset_bytes + word.value_offset_bytes
         relocations.append((index, place.slot, offset_bytes))
     return relocations
+
+
+def _set_nodes(captured: _Captured, plan: Plan) -> dict[int, set[int]]:
+    """By slot the kernels that hold its address. Copies and memsets are re-set in any case."""
+    nodes: dict[int, set[int]] = {}
+    for index, slot, _ in _relocations(captured.discovery, plan):
+        node = captured.discovery.words[index].node
+        if captured.capture.nodes[node].kind is NodeKind.KERNEL:
+            nodes.setdefault(slot, set()).add(node)
+    return nodes
 
 
 def _resident(

@@ -79,6 +79,23 @@ class GraphCapture:
     random: RandomState | None = None
 
 
+def node_text(capture: GraphCapture, launch_names: Sequence[str], node: int) -> str:
+    """A node for messages: kind, name, and the launch that made it."""
+    one, launch = capture.nodes[node], capture.launches[node]
+    made_by = launch_names[launch] if 0 <= launch < len(launch_names) else ""
+    return f"{one.kind} {one.name!r} (node {node})" + (f" of {made_by}" if made_by else "")
+
+
+def place_text(capture: GraphCapture, node: int, part: int, offset_bytes: int) -> str:
+    """Where in a node a byte lies, for messages: the parameter, or the place in a host table."""
+    if part:
+        return f"byte {offset_bytes} of a host table"
+    for index, (begin, size_bytes) in enumerate(capture.nodes[node].parameters):
+        if begin <= offset_bytes < begin + size_bytes:
+            return f"parameter {index}"
+    return f"byte {offset_bytes}"
+
+
 class Capturer(Protocol):
     """Captures a Program's launches, whose memory comes from a pool of discovery."""
 

@@ -10,7 +10,8 @@ import bisect
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from offload.backends.cuda.capture import GraphCapture, OwnedRange
+from offload.backends.cuda.capture import GraphCapture, OwnedRange, node_text, place_text
+from offload.backends.cuda.graph import NodeKind
 from offload.backends.cuda.words import (
     WORD_BYTES,
     CapturesDiffer,
@@ -18,6 +19,7 @@ from offload.backends.cuda.words import (
     Noise,
     OwnedConstant,
     Word,
+    differing,
 )
 from offload.errors import CaptureError
 
@@ -146,9 +148,7 @@ class _Search:
 
     def where(self, node: int) -> str:
         """The node for messages: kind, name, and the launch that made it."""
-        one, launch = self._nodes[node], self._captures[0].launches[node]
-        made_by = self._names[launch] if 0 <= launch < len(self._names) else ""
-        return f"{one.kind} {one.name!r} (node {node})" + (f" of {made_by}" if made_by else "")
+        return node_text(self._captures[0], self._names, node)
 
     # ---- the same graph in other layouts -------------------------------------------------------
 
@@ -215,13 +215,15 @@ class _Search:
         if owner:
             self._kept.append(OwnedConstant(node, part, offset, _number(first), owner))
             return
-        mask = bytes(0xFF * (one != other) for one, other in zip(first, again, strict=True))
+        mask = differing(first, again)
         if len({_masked(word, mask) for word in words}) > 1:
             self._refuse_unaligned(node, offset, contents)
         is_hidden = _differs_beside(mask, words) and not self._is_stale(words)
         if first == again or is_hidden:
             self._refuse(node, part, offset, "is no address of an allocation in all of them", words)
-        self.noise.append(Noise(node, part, offset, mask))
+        if self._nodes[node].kind is not NodeKind.KERNEL and not part:
+            self._refuse(node, part, offset, "is an operand, which is always used", words)
+        self.noise.append(Noise(node, part, offset, first, again))
 
     def _is_stale(self, words: Sequence[bytes]) -> bool:
         """Whether a word holds some address of the first layout in both captures of it."""
@@ -320,15 +322,12 @@ class _Search:
 
     # ---- messages ------------------------------------------------------------------------------
 
-    def _parameter(self, node: int, offset: int) -> str:
+    def _parameter(self, node: int, offset: int, part: int = 0) -> str:
         """The parameter that holds a byte of the arguments."""
-        for index, (begin, size_bytes) in enumerate(self._nodes[node].parameters):
-            if begin <= offset < begin + size_bytes:
-                return f"parameter {index}"
-        return f"byte {offset}"
+        return place_text(self._captures[0], node, part, offset)
 
     def _refuse(self, node: int, part: int, offset: int, what: str, words: list[bytes]) -> None:
-        place = f"byte {offset} of a host table" if part else self._parameter(node, offset)
+        place = self._parameter(node, offset, part)
         values = ", ".join(f"0x{int.from_bytes(word, 'little'):x}" for word in words)
         raise CaptureError(
             f"{self.where(node)}: {place} (at byte {offset}) differs between captures and {what}: "
@@ -336,7 +335,7 @@ class _Search:
         )
 
     def _refuse_constant(self, node: int, part: int, offset: int, value: int) -> None:
-        place = f"byte {offset} of a host table" if part else self._parameter(node, offset)
+        place = self._parameter(node, offset, part)
         why = (
             "memory of one capture, which is gone after it: something keeps that address between "
             "calls (a cache, or a plan of a library)"
@@ -362,7 +361,14 @@ def _masked(word: bytes, mask: bytes) -> bytes:
 
 
 def _differs_beside(mask: bytes, words: Sequence[bytes]) -> bool:
-    """Whether half a word that has no noise differs: four bytes are a number of their own."""
+    """Whether half a word that has no noise differs: four bytes are a number of their own.
+
+    It may be what is left of a stale address too, but nothing shows it: only what differs in one
+    layout is known to follow nothing. Nor can the proof try it. It would have to set the bytes to
+    what another layout has there, and a kernel that reads a distance between two addresses would
+    follow it to where nothing lies. Bytes that are alike by chance beside noise in one half are
+    let pass, as no distance between allocations fits into less than four bytes.
+    """
     for begin in range(0, len(mask), WORD_BYTES // 2):
         half = slice(begin, begin + WORD_BYTES // 2)
         if not any(mask[half]) and len({word[half] for word in words}) > 1:

@@ -5,10 +5,17 @@
    placement or a lifetime that is wrong shows.
 2. A resident that is placed as the loaded one executes another valid input. Its memory, which is
    kept, then holds another execution's data everywhere.
-3. Every slot moves, and the second resident executes the first input. The results must be equal
-   bit for bit, and the memory of step 2 must be what it was: a word that was missed would have
-   read or written it there. Where results differ it executes once more at the same addresses, to
-   tell a graph that never computes the same bits.
+3. Every slot moves, noise is set to other values, and the second resident executes the first
+   input. The results must be equal bit for bit, and the memory of step 2 must be what it was: a
+   word that was missed would have read or written it there. Where results differ it executes
+   again at the same addresses, to tell a graph that never computes the same bits, and one that
+   reads its noise: then the noise is divided until the bytes are found that matter.
+
+Noise gets the values of the other capture in the same layout. Every byte of it changes, that being
+what made it noise; and what is read by mistake is as valid as before. A value that was made up
+could be a size, an index, an address or a counter that another kernel waits for, and the device
+would fault or never end. Only the values of that capture are safe in this way: an address in
+another layout leads nowhere any more.
 
 What is not shown: that the graph computes what the model does (its results are compared with eager
 where models are tested); and addresses of weights that no launch writes, which stay where they are
@@ -25,11 +32,12 @@ state changes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NoReturn, Protocol
 
 import torch
 
+from offload.backends.cuda.words import Noise
 from offload.errors import CaptureError
 from offload.plan import Place, Plan
 from offload.program import ITEM_BYTES, Program, Role
@@ -63,6 +71,9 @@ class ProvableResident(Protocol):
 
     def patch(self, patches: list[tuple[int, int]]) -> None:
         """Write addresses into words."""
+
+    def overwrite(self, word: tuple[int, int, int], content: bytes) -> None:
+        """Write bytes of a node (its index, part and offset in bytes) where no address lies."""
 
     def execute(self) -> None:
         """Run everything."""
@@ -101,7 +112,15 @@ def apart(program: Program, plan: Plan) -> Plan:
     )
 
 
-def prove(program: Program, loaded: Placed, unshared: Placed, memory: Memory) -> None:
+def prove(
+    program: Program,
+    loaded: Placed,
+    unshared: Placed,
+    memory: Memory,
+    *,
+    noise: Sequence[Noise] = (),
+    describe: Callable[[Noise], str] = repr,
+) -> None:
     """Execute three times, as the module says.
 
     Args:
@@ -109,9 +128,12 @@ def prove(program: Program, loaded: Placed, unshared: Placed, memory: Memory) ->
         loaded: a resident by the Plan that is loaded.
         unshared: the same graph by the Plan that `apart` gives.
         memory: of the device.
+        noise: of the graph.
+        describe: the kernel and parameter of noise, for messages.
 
     Raises:
-        CaptureError: results or written state differ, or old memory was written.
+        CaptureError: results or written state differ, or old memory was written; noise that is
+            read is named by kernel and parameter.
         ExecutionError: the device failed, or has no memory for the proof.
     """
     first, second = (_inputs(program, variant) for variant in range(2))
@@ -127,12 +149,20 @@ def prove(program: Program, loaded: Placed, unshared: Placed, memory: Memory) ->
     before = old.content()
     new = _Bases(program, loaded.plan, memory, first)
     new.take_feature_map(old)
+    _set_noise(loaded, noise, changed=noise)
     new.execute(loaded)
     found, after = new.outcome(), old.content()
     if found != expected and after == before:
-        new.begin_again(old, first)
-        new.execute(loaded)
-        _check_steady(found, new.outcome())
+
+        def outcome_with(changed: Sequence[Noise]) -> dict[str, bytes]:
+            new.begin_again(old, first)
+            _set_noise(loaded, noise, changed)
+            new.execute(loaded)
+            return new.outcome()
+
+        _check_steady(found, outcome_with(noise))
+        if noise and outcome_with(()) == expected:
+            _refuse_noise(noise, describe, lambda some: outcome_with(some) != expected)
     _compare(expected, found, "gives another result at other addresses: {} differs")
     _compare(before, after, "was moved and still writes to its old addresses, in {}")
     old.free()
@@ -148,6 +178,35 @@ def _compare(expected: dict[str, bytes], found: dict[str, bytes], message: str) 
                 f"the captured graph {message.format(name)} from byte {place} on; it cannot be "
                 "relocated safely"
             )
+
+
+def _set_noise(placed: Placed, noise: Sequence[Noise], changed: Sequence[Noise]) -> None:
+    """Give some of the noise the values of the other capture, and the rest its own."""
+    contents = {(one.node, one.part, one.offset_bytes): one.first for one in noise}
+    contents |= {(one.node, one.part, one.offset_bytes): one.again for one in changed}
+    for place, content in contents.items():
+        placed.resident.overwrite(place, content)
+
+
+def _refuse_noise(
+    noise: Sequence[Noise],
+    describe: Callable[[Noise], str],
+    is_read: Callable[[Sequence[Noise]], bool],
+) -> NoReturn:
+    """Refuse noise that results depend on, by the fewest words that halving finds."""
+    while len(noise) > 1:
+        middle = len(noise) // 2
+        halves = (noise[:middle], noise[middle:])
+        found = next((half for half in halves if is_read(half)), None)
+        if found is None:
+            break  # they matter together
+        noise = found
+    more = f" (or one of {len(noise) - 1} other words)" if len(noise) > 1 else ""
+    raise CaptureError(
+        f"{describe(noise[0])}{more} differs between two captures in one layout "
+        f"(0x{noise[0].first[::-1].hex()}, 0x{noise[0].again[::-1].hex()}), so it was taken for "
+        "padding, and the results depend on it: what the kernel would be given is not known"
+    )
 
 
 def _check_steady(found: dict[str, bytes], again: dict[str, bytes]) -> None:

@@ -88,7 +88,7 @@ class PoolMemory:
         except RuntimeError as error:
             reason = self._pool.error or error
             raise ExecutionError(f"no addresses for {size_bytes} bytes: {reason}") from error
-        self._n_seen = len(self._pool.events())
+        self._n_seen = self._pool.n_events
         return content.untyped_storage()
 
     def settle(self, held: Collection[int]) -> None:
@@ -97,22 +97,22 @@ class PoolMemory:
         Args:
             held: the addresses of its results.
         """
-        blocks = [event for event in self._pool.events()[self._n_seen :] if event[0] == "allocate"]
+        blocks = [event for event in self._pool.events(self._n_seen) if event[0] == "allocate"]
         for _, address, size_bytes in blocks:
             if address not in held:
                 self._fill(size_bytes)
-        self._n_seen = len(self._pool.events())
+        self._n_seen = self._pool.n_events
 
     def _fill(self, size_bytes: int) -> None:
         """Take one free block of this size; there may be none, and then it is a new one."""
         small = size_bytes <= _SMALL_BLOCK_BYTES
-        n_before = len(self._pool.events())
+        n_before = self._pool.n_events
         filler = torch.empty(
             _SMALL_REQUEST_BYTES if small else size_bytes, dtype=torch.uint8, device=self._device
         )
         self.kept.append(filler)
         address = filler.data_ptr()
-        if len(self._pool.events()) > n_before:
+        if self._pool.n_events > n_before:
             self._idle.add(address)
         else:
             self._fillers[address] = self._fillers.get(address, 0) + 1

@@ -36,19 +36,30 @@ class Word:
     value_offset_bytes: int
 
 
+def differing(one: bytes, other: bytes) -> bytes:
+    """0xff for each byte that differs, 0 for the others."""
+    return bytes(0xFF * (first != second) for first, second in zip(one, other, strict=True))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Noise:
     """Bytes that nobody initialised: they differ between captures in one layout.
 
     Attributes:
         node, part, offset_bytes: where the word (or what is left of one) stands.
-        mask: 0xff for each byte that differs.
+        first, again: what the two captures hold there.
     """
 
     node: int
     part: int
     offset_bytes: int
-    mask: bytes
+    first: bytes
+    again: bytes
+
+    @property
+    def mask(self) -> bytes:
+        """0xff for each byte that differs."""
+        return differing(self.first, self.again)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

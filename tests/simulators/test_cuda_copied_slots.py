@@ -1,0 +1,156 @@
+"""Inputs and outputs that are copied, since so many nodes hold them: from load to result."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+from offload.explain import explain
+from offload.machine import CopyCosts
+from offload.program import Overlap
+from offload.timeline import Scheduling
+
+pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
+
+from loading import ACT, IN, OUT, Device, N, SimulatedBackend, add, on_device, result, scale
+from small_graphs import make_program
+
+from offload.backends.cuda import CudaBackend, backend
+
+
+@pytest.fixture
+def device(simulator, monkeypatch) -> Device:
+    return Device(simulator, monkeypatch)
+
+
+class CopyingBackend(SimulatedBackend):
+    """Of a device on which a copy of these tensors costs as much as three nodes."""
+
+    def copy_costs(self, index: int, resident: object) -> CopyCosts:
+        return CopyCosts(1000.0, 1000.0, 1488.0, 1.0)
+
+
+def star(device, n_readers):
+    """out = n * x + x, each term by a kernel that reads x; the last one alone writes out."""
+    n = n_readers
+    program = make_program(
+        [(IN, N), *[(ACT, N)] * (n - 1), (OUT, N)],
+        [("0", "1"), *[(f"0{at}", str(at + 1)) for at in range(1, n)]],
+    )
+    steps = [
+        lambda at: scale(at, device, at.at[0], at.at[1], 2.0),
+        *[
+            lambda at, made=made: add(at, device, at.at[0], at.at[made], at.at[made + 1])
+            for made in range(1, n)
+        ],
+    ]
+    return program, steps
+
+
+def test_a_slot_with_many_nodes_is_copied(device):
+    run = device.load(*star(device, 5), backend=CopyingBackend)
+    before = run._loaded.resident.n_set_params
+    for _ in range(3):
+        x = on_device(torch.randn(N))
+        expected = functools.reduce(lambda total, _: x + total, range(4), x * 2)
+        assert torch.equal(result(run, x), expected)
+        assert run.last_execution.bytes_copied == 4 * N
+    assert run.last_execution.slots_changed == 1  # the output
+    assert run._loaded.resident.n_set_params - before == 2  # the first instantiated the graph
+    assert run.memory_report().buffer_bytes == 4 * N
+    said = explain(run)
+    assert (
+        "input input0: copied: 5 nodes would be re-set (5.0 us measured) against 3.0 us for a copy "
+        "of 512 bytes; by itself it pays from K = 4 nodes on"
+    ) in said
+    assert "output output5: not copied: 1 nodes" in said
+    assert "buffers of copied inputs and outputs: 512 bytes" in said
+
+
+def test_a_slot_with_fewer_nodes_than_break_even_is_not_copied(device):
+    run = device.load(*star(device, 3), backend=CopyingBackend)
+    x = on_device(torch.randn(N))
+    assert torch.equal(result(run, x), x + (x + x * 2))
+    assert run.last_execution.bytes_copied == 0
+    assert "input input0: not copied: 3 nodes" in explain(run)
+
+
+def test_an_output_that_many_nodes_write_is_copied(device):
+    def step(at):
+        scale(at, device, at.at[0], at.at[1], 2.0)
+        for _ in range(4):
+            add(at, device, at.at[1], at.at[1], at.at[1])
+
+    program = make_program([(IN, N), (OUT, N)], [("0", "1")])
+    run = device.load(program, [step], backend=CopyingBackend)
+    results = []
+    for _ in range(3):
+        x = on_device(torch.randn(N))
+        (y,) = run.submit(x).result()
+        results.append((y, x * 32))
+        assert run.last_execution.bytes_copied == 4 * N
+    assert all(torch.equal(y, expected) for y, expected in results)
+    assert len({y.data_ptr() for y, _ in results}) == 3
+
+
+def test_a_written_input_is_copied_both_ways_and_counted_so(device):
+    def step(at):
+        for _ in range(7):
+            add(at, device, at.at[0], at.at[0], at.at[0])
+        scale(at, device, at.at[0], at.at[1], 1.0)
+
+    program = make_program([(IN, N), (OUT, N)], [("0", "01")])
+    run = device.load(program, [step], backend=CopyingBackend)
+    x = on_device(torch.randn(N))
+    expected = x * 128
+    assert torch.equal(result(run, x), expected)
+    assert torch.equal(x, expected)
+    assert run.last_execution.bytes_copied == 2 * 4 * N
+    assert "copied: 8 nodes would be re-set (8.0 us measured) against 6.0 us" in explain(run)
+
+
+def test_inputs_that_must_overlap_are_not_copied(device):
+    """They are bound where they lie, however many nodes hold them."""
+
+    def step(at):
+        for _ in range(8):
+            add(at, device, at.at[0], at.at[1], at.at[0])
+        scale(at, device, at.at[0], at.at[2], 1.0)
+
+    program = make_program([(IN, N), (IN, N), (OUT, N)], [("01", "02")])
+    program = dataclasses.replace(program, overlaps=(Overlap(0, 1, 0),))
+    run = device.load(program, [step], backend=CopyingBackend)
+    x = on_device(torch.ones(N))
+    run(x, x, out=(on_device(torch.zeros(N)),))
+    run._loaded.resident.finish()
+    assert x[0] == 256
+    assert run.last_execution.bytes_copied == 0
+
+
+def test_host_scheduling_copies_nothing(device):
+    """A launch by itself is given its addresses anyway."""
+    run = device.load(*star(device, 5), backend=CopyingBackend, scheduling=Scheduling.HOST)
+    assert run.copy_choices == ()
+
+
+def test_costs_are_measured_once_and_only_for_several_nodes(device, monkeypatch):
+    class Measuring(SimulatedBackend):
+        copy_costs = CudaBackend.copy_costs
+
+    monkeypatch.setattr(backend, "_copy_costs", {})
+    program = make_program([(IN, N), (OUT, N)], [("0", "1")])
+    steps = [lambda at: scale(at, device, at.at[0], at.at[1], 2.0)]
+    device.load(program, steps, backend=Measuring)
+    assert device.simulator.calls("cuEventElapsedTime") == 0
+    for _ in range(2):
+        run = device.load(*star(device, 5), backend=Measuring)
+        n_calls = device.simulator.calls("cuEventElapsedTime")
+        assert n_calls > 0
+    assert device.simulator.calls("cuEventElapsedTime") == n_calls
+    (costs,) = backend._copy_costs.values()
+    assert run.copy_choices[0].set_ns == 5 * costs.set_node_ns
+    x = on_device(torch.ones(N))
+    assert result(run, x)[0] == 6
