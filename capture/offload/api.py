@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard, overload
 
@@ -18,9 +20,10 @@ from offload.explain import explain
 from offload.files import open_program, save_program
 from offload.program import Program
 from offload.record import (
+    OutcomeDiffers,
     Recorder,
+    Recording,
     parameters_of,
-    refuse_compiled,
     refuse_hidden_reads,
     verify,
 )
@@ -145,6 +148,11 @@ class Captured:
                 f"the program was recorded on {program.device}, and device {backend.name!r} runs "
                 f"programs recorded on {backend.records()}: capture the model there"
             )
+        if program.opaque is not None and not backend.capabilities.runs_opaque:
+            raise BackendUnavailable(
+                f"the program is one opaque launch, which device {backend.name!r} does not run: "
+                f"{program.opaque.reason}"
+            )
         machine, how = backend.machine(), _scheduling(scheduling)
         prepared = backend.prepare(program)
         lifetimes = (
@@ -198,12 +206,13 @@ class Captured:
                 "leave the block after the first, and call the captured model instead"
             )
         function = self._function
-        refuse_compiled(function)
+        assert function is not None
         refuse_hidden_reads(function)
         recorder = Recorder(
             host_reads=self._host_reads,
             function=function,
             parameters=parameters_of(function),
+            runs_opaque=_runs_opaque,
         )
         _recording.active = True
         return recorder
@@ -215,12 +224,65 @@ class Captured:
         return refusal
 
     def _finish(self, recorder: Recorder, result: Any) -> Any:
-        _recording.active = False
-        handed_out, recording = recorder.finish(result)
+        try:  # until the end, for the callable may run again: its hooks must record nothing
+            handed_out, recording = recorder.finish(result)
+            self._program = _explained(recorder, recording)
+        finally:
+            _recording.active = False
+        return handed_out
+
+
+def _runs_opaque(device: str) -> bool:
+    """Whether Programs recorded on a device type may be one opaque launch there."""
+    try:
+        return find_backend(device).capabilities.runs_opaque
+    except BackendUnavailable:
+        return False
+
+
+def _explained(recorder: Recorder, recording: Recording) -> Program:
+    """The Program that does all that the recorded call did: of launches, or one opaque launch.
+
+    Raises:
+        CaptureError: neither does.
+    """
+    recording, unchecked = _with_unseen_work(recording)
+    program = passes.remove_dead_launches(recording.program)
+    try:
+        verify(recording, program)
+    except OutcomeDiffers as error:
+        if recording.opaque is None or unchecked or program.opaque is not None:
+            raise
+        recording = recording.as_opaque(f"its launches do not explain what it gives: {error}")
         program = passes.remove_dead_launches(recording.program)
         verify(recording, program)
-        self._program = program
-        return handed_out
+    if recording.observed is not None:
+        recorder.check_unchanged()
+    return dataclasses.replace(program, unchecked=unchecked) if unchecked else program
+
+
+def _with_unseen_work(recording: Recording) -> tuple[Recording, str]:
+    """The recording, as opaque if the callable does more than was seen; and why that is not known.
+
+    Raises:
+        ExecutionError: the device failed.
+    """
+    if recording.observed is None or recording.program.opaque is not None:
+        return recording, ""
+    if recording.opaque is None:
+        return recording, recording.unchecked
+    backend = find_backend(recording.device.type)
+    opaque = passes.remove_dead_launches(recording.opaque)
+    try:
+        unseen = backend.unseen_work(recording.observed, opaque)
+    except (CaptureError, BackendUnavailable) as error:
+        return recording, str(error)
+    if not unseen:
+        return recording, ""
+    counted = ", ".join(
+        f"{count} x {name}" for name, count in sorted(Counter(unseen).items())
+    )
+    return recording.as_opaque(f"it launches what the recorder cannot see: {counted}"), ""
 
 
 def _scheduling(name: str) -> Scheduling:
@@ -333,11 +395,13 @@ def _recording_block(model: Callable[..., Any], host_reads: str) -> Iterator[Cap
 def _is_watchable(model: object) -> TypeGuard[torch.nn.Module]:
     """Whether hooks can watch the model's own call.
 
-    Script modules take none before the call; and a TransformerEncoderLayer that has any leaves its
+    Script modules take none before the call; torch compiles the hooks of a module that was compiled
+    in place (`model.compile()`) with it; and a TransformerEncoderLayer that has any leaves its
     fast path, which gives other values for a row that is padded altogether.
     """
     unwatchable = (torch.jit.ScriptModule, torch.nn.TransformerEncoderLayer)
-    return isinstance(model, torch.nn.Module) and not isinstance(model, unwatchable)
+    is_module = isinstance(model, torch.nn.Module) and not isinstance(model, unwatchable)
+    return is_module and model._compiled_call_impl is None
 
 
 @contextlib.contextmanager

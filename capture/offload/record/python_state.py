@@ -130,7 +130,7 @@ class PythonState:
             return
         if type(thing) is torch.Generator:
             self.generators.append(thing)
-        if isinstance(thing, (MethodType, functools.partial)):
+        if isinstance(thing, (MethodType, functools.partial)) or _is_compiled(thing):
             for part_path, part in _parts_called(path, thing):
                 self._pending.append((part_path, part, depth, function_depth))
             return
@@ -203,13 +203,20 @@ def _contents(thing: Any) -> Contents | None:
     return tuple(named), tuple(named.values())
 
 
-def _parts_called(
-    path: str, thing: MethodType | functools.partial[Any]
-) -> Iterator[tuple[str, Any]]:
-    """What stands behind a bound method or a partial; these themselves cannot change."""
+def _is_compiled(thing: Any) -> bool:
+    return isinstance(thing, FunctionType) and "_torchdynamo_orig_callable" in vars(thing)
+
+
+def _parts_called(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    """What stands behind a bound method, a partial or what torch.compile made of a function.
+
+    These themselves cannot change.
+    """
     if isinstance(thing, MethodType):
         yield path, thing.__self__
         yield "", thing.__func__
+    elif isinstance(thing, FunctionType):
+        yield path, vars(thing)["_torchdynamo_orig_callable"]
     else:
         yield path, thing.func
         yield f"{path or 'partial'}.args", thing.args

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import torch
 
 from offload.errors import CaptureError
-from offload.program import Launch, Overlap, Program, Result, Role, TensorView, Value
-from offload.record.callables import Parameters
+from offload.program import Launch, OpaqueCall, Overlap, Program, Result, Role, TensorView, Value
+from offload.record.callables import (
+    Parameters,
+    compiled_parts,
+    refuse_compiled,
+    refuse_nested_captures,
+)
 from offload.record.launches import LaunchRecorder
 from offload.record.model_state import ModelState, changed_unseen_error
 from offload.record.modes import (
@@ -23,7 +28,9 @@ from offload.record.modes import (
     reads_avoided,
     seeding_refused,
 )
-from offload.record.operators import check_plain, is_tensor
+from offload.record.operators import check_plain, is_tensor, user_location
+from offload.record.recorded_call import RecordedCall, Surroundings
+from offload.record.recording import Recording, opaque_form
 from offload.record.recording_device import Allocations, default_generator, find_device
 from offload.record.storages import StorageTable, TrackedStorage, alias
 from offload.structure import (
@@ -39,31 +46,6 @@ from offload.structure import (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Recording:
-    """A recorded call: the Program, and what is needed to check it once.
-
-    Attributes:
-        program: all launches, dead ones included.
-        device: that it was recorded on.
-        before: for each written storage of an input or weight, by identity, its bytes before the
-            call.
-        after: for the same storages the bytes of their Value after it.
-        results: the tensors that the model returned.
-        generator_states: each generator (the default one first), its state before and after.
-        has_unwritten: some Value began without content, so reads of it must be ruled out.
-    """
-
-    program: Program
-    device: torch.device
-    before: Mapping[int, torch.Tensor]
-    after: Mapping[int, torch.Tensor]
-    results: tuple[torch.Tensor, ...]
-    input_tensors: tuple[torch.Tensor, ...]
-    generator_states: tuple[tuple[torch.Generator, torch.Tensor, torch.Tensor], ...]
-    has_unwritten: bool
-
-
 # What torch keeps on an nn.Buffer. Names that begin with an underscore are what libraries note:
 # torch marks what it compiled for, transformers what it initialised.
 _BUFFER_ATTRIBUTES = frozenset({"persistent"})
@@ -73,25 +55,38 @@ class Recorder:
     """Records exactly one call, between `begin` and `finish` (or `abandon`).
 
     Owner: one with-block. Thread: the one that calls the model; other threads' work is not seen,
-    and what depends on it is refused.
+    and what depends on it is refused, or on a device that runs opaque launches makes the call one.
     """
 
     def __init__(
         self,
         *,
         host_reads: str,
-        function: object,
+        function: Callable[..., Any],
         parameters: Parameters,
+        runs_opaque: Callable[[str], bool] = lambda _: False,
     ) -> None:
+        """Look at what is going to be called.
+
+        Args:
+            host_reads: as `capture` takes it.
+            function: what will be called.
+            parameters: its parameters' names.
+            runs_opaque: whether a device of this type can run the call as one opaque launch.
+        """
         with torch.no_grad():
             self.table = StorageTable(ModelState(function))
         self._avoids_reads = host_reads == "avoid"
         self._log = LaunchRecorder(self.table, guards_reads=not self._avoids_reads)
+        self._function = function
         self._parameters = parameters
+        self._runs_opaque = runs_opaque
+        self._compiled: tuple[str, ...] = ()
         self._context = contextlib.ExitStack()
         self._inputs: list[torch.Tensor] = []
         self._originals: list[torch.Tensor] = []
         self._arguments = Structure("constant")
+        self._live_arguments = self._arguments
         self._call: tuple[Any, Any] = ((), {})
 
     # ---- the call ----------------------------------------------------------------------------
@@ -125,7 +120,8 @@ class Recorder:
                 )
         self._choose_device(tensors, names)
         self._originals = tensors
-        self._arguments = frozen(structure)
+        self._arguments, self._live_arguments = frozen(structure), structure
+        self._look_at_compiled()
         with torch.no_grad():
             self._inputs = [alias(tensor) for tensor in tensors]
             for tensor, name in zip(self._inputs, names, strict=True):
@@ -133,6 +129,8 @@ class Recorder:
         for first, second, _ in self._common_memory():
             for leaf in (first, second):  # if one is written, both may change
                 self._tracked_input(leaf).keep_before()
+        if self._compiled:
+            self._keep_state()
         own = [one for one in constants(structure) if type(one) is torch.Generator]
         for generator in (default_generator(self.table.device), *own, *self.table.state.generators):
             self._log.note_generator(generator)
@@ -155,6 +153,32 @@ class Recorder:
         self.table.device = device
         self._log.allocations = Allocations(device)
 
+    def _look_at_compiled(self) -> None:
+        """Find out whether torch.compile hides the launches, and whether that can be recorded.
+
+        Raises:
+            CaptureError: it does, on a device that runs no opaque launches, or by graphs of its
+                own.
+        """
+        self._compiled = compiled_parts(self._function)
+        device = self.table.device
+        self._log.allows_unseen = self._runs_opaque(device.type)
+        if not self._log.allows_unseen:
+            refuse_compiled(self._compiled, device.type)
+        elif self._compiled:
+            refuse_nested_captures(self._function)
+            self._log.unseen = f"{', '.join(self._compiled)} is compiled by torch.compile"
+        self._surroundings = Surroundings.of_caller(
+            device, avoids_reads=self._avoids_reads and not self._compiled
+        )
+
+    def _keep_state(self) -> None:
+        """Keep what a call may write while nobody watches it."""
+        with torch.no_grad():
+            self.table.state.keep_before()
+            for tracked in self.table:
+                tracked.keep_before()
+
     def _enter(self) -> None:
         enter = self._context.enter_context
         try:
@@ -163,11 +187,14 @@ class Recorder:
             raise CaptureError(
                 "another thread is recording a call: one call of a process is recorded at a time"
             ) from None
-        enter(reads_avoided(self._avoids_reads))
+        if not self._compiled:  # of which neither the modes nor the flag would leave anything
+            enter(reads_avoided(self._avoids_reads))
         enter(torch.no_grad())
         enter(autocast_cache_off())
         enter(executions_refused())
         enter(seeding_refused(self._log))
+        if self._compiled:
+            return
         enter(eager_paths_taken())
         enter(FunctionMode(self._log))
         enter(dispatch_mode(self._log))
@@ -201,12 +228,11 @@ class Recorder:
             except OpaqueStructure as error:
                 raise CaptureError(f"the result cannot be taken apart: {error}") from error
             results = tuple(self._result(tensor) for tensor in tensors)
-            overlaps = self._overlaps()
-            leaves = {leaf for one in overlaps for leaf in (one.first, one.second)}
-            overlapping = {self._tracked_input(leaf).storage._cdata for leaf in leaves}
-            self._check_state(overlapping)
+            overlaps, overlapping = self._check_state()
             program = self._program(results, structure, overlaps)
             recording = self._recording(program, tuple(tensors), overlapping)
+            if self._log.allows_unseen:
+                recording = self._with_opaque_form(recording, structure)
             handed_out = [
                 self._handed_out(one, tensor, program)
                 for one, tensor in zip(results, tensors, strict=True)
@@ -221,24 +247,55 @@ class Recorder:
         is_view = program.values[result.view.value].role is Role.INPUT
         return tensor.detach() if is_view else tensor
 
-    def _check_state(self, overlapping: Set[int]) -> None:
-        """Refuse changes of inputs and weights that no launch made.
+    def check_unchanged(self) -> None:
+        """Make sure that calls made since the recorded one have left Python's state alone.
+
+        Raises:
+            CaptureError: naming the attribute or variable.
+        """
+        self.table.state.check_python()
+
+    def _check_state(self) -> tuple[tuple[Overlap, ...], Set[int]]:
+        """Look for changes of inputs and weights that no launch made.
+
+        Returns:
+            The overlaps of inputs, and the storages of these.
+
+        Raises:
+            CaptureError: naming the input, attribute or tensor that changed, on a device that runs
+                no opaque launches; on others they are marked as written.
+        """
+        self.table.state.check_python()
+        overlaps, overlapping = self._overlapping()
+        changed = list(self._unseen_changes(overlapping))
+        for tracked in changed:
+            if not self._compiled:
+                self._log.note_unseen(changed_unseen_error(tracked.value.name))
+            tracked.written = True
+        return self._overlapping() if changed else (overlaps, overlapping)
+
+    def _overlapping(self) -> tuple[tuple[Overlap, ...], Set[int]]:
+        overlaps = self._overlaps()
+        leaves = {leaf for one in overlaps for leaf in (one.first, one.second)}
+        return overlaps, {self._tracked_input(leaf).storage._cdata for leaf in leaves}
+
+    def _unseen_changes(self, overlapping: Set[int]) -> Iterator[TrackedStorage]:
+        """Storages of inputs and weights that changed and that no launch wrote.
 
         Args:
             overlapping: storages of inputs that a launch wrote through another input.
-
-        Raises:
-            CaptureError: naming the input, attribute or tensor that changed.
         """
-        self.table.state.check({one.storage._cdata: one.written for one in self.table})
-        for tracked in self.table:
-            if tracked.storage._cdata in overlapping:
+        state = self.table.state
+        tracked_here = list(self.table)
+        for tensor in state.changed({one.storage._cdata for one in tracked_here if one.written}):
+            if tensor.device != self.table.device:
+                raise changed_unseen_error(state.name(tensor.untyped_storage()._cdata))
+            yield self.table.find(tensor) or self.table.add_weight(tensor)
+        for tracked in tracked_here:
+            if tracked.watch is None or tracked.written or tracked.storage._cdata in overlapping:
                 continue
-            is_known = self.table.state.knows(tracked.storage._cdata)
-            if tracked.watch is None or tracked.written or is_known:
-                continue
-            if tracked.watch.changed_unseen():
-                raise changed_unseen_error(tracked.value.name)
+            if not state.knows(tracked.storage._cdata) and tracked.watch.differs():
+                yield tracked
 
     def _check_arguments_unchanged(self) -> None:
         """Refuse what the call did to its arguments in Python: a replay would not do it again."""
@@ -279,9 +336,15 @@ class Recorder:
         return Result(self.table.view(tensor, self._log.track(tensor, "the result")))
 
     def _program(
-        self, results: tuple[Result, ...], structure: Structure, overlaps: tuple[Overlap, ...]
+        self,
+        results: tuple[Result, ...],
+        structure: Structure,
+        overlaps: tuple[Overlap, ...],
+        *,
+        folds: bool = True,
     ) -> Program:
-        values, folded = self._final_values({result.view.value for result in results})
+        """The Program of all launches; those that make constants are left out if it folds."""
+        values, folded = self._final_values({result.view.value for result in results}, folds)
         holders = {
             one.value.index: (one, one.holders or (one.content(),))
             for one in self.table
@@ -308,14 +371,16 @@ class Recorder:
             versions={"torch": torch.__version__},
         )
 
-    def _final_values(self, returned: Set[int]) -> tuple[tuple[Value, ...], Set[int]]:
+    def _final_values(
+        self, returned: Set[int], folds: bool
+    ) -> tuple[tuple[Value, ...], Set[int]]:
         """All Values with the roles that the whole call gives them, and which were folded."""
         values, folded = [], set()
         for tracked in sorted(self.table, key=lambda one: one.value.index):
             value = tracked.value
             if value.role is Role.ACTIVATION and value.index in returned:
                 value = dataclasses.replace(value, role=Role.OUTPUT)
-            elif value.role is Role.ACTIVATION and tracked.constant:
+            elif folds and value.role is Role.ACTIVATION and tracked.constant:
                 value = dataclasses.replace(value, role=Role.WEIGHT)
                 folded.add(value.index)
             values.append(value)
@@ -342,6 +407,46 @@ class Recorder:
             ),
             has_unwritten=any(one.unwritten_at_birth for one in self.table),
         )
+
+    def _with_opaque_form(self, recording: Recording, structure: Structure) -> Recording:
+        """The recording with what a device needs to tell whether it is all, or as opaque already.
+
+        Raises:
+            CaptureError: the call can only be recorded as one opaque launch, and a tensor that it
+                may read cannot be described.
+        """
+        program = recording.program
+        whole = (program.results, structure, program.overlaps)
+        observed = self._program(*whole, folds=False)
+        try:
+            state = self._reachable_state()
+        except CaptureError as error:
+            if self._log.unseen:
+                raise
+            return dataclasses.replace(recording, observed=observed, unchecked=str(error))
+        call = RecordedCall(self._function, self._live_arguments, structure, self._surroundings)
+        everything = self._program(*whole, folds=False)
+        opaque = opaque_form(
+            everything,
+            OpaqueCall(call, self._log.unseen),
+            reads={one.value.index for one in state},
+            writes={one.value.index for one in state if one.written},
+            is_random=any(
+                not torch.equal(before, after) for _, before, after in recording.generator_states
+            ),
+            source=user_location(),
+        )
+        found = dataclasses.replace(recording, observed=observed, opaque=opaque)
+        return found.as_opaque(self._log.unseen) if self._log.unseen else found
+
+    def _reachable_state(self) -> list[TrackedStorage]:
+        """Inputs, and every weight on the device that the callable holds or was seen to use."""
+        for tensor in self.table.state.tensors():
+            is_here = tensor.device == self.table.device and tensor.untyped_storage().nbytes()
+            if is_here and self.table.find(tensor) is None:
+                check_plain(tensor, self.table.state.name(tensor.untyped_storage()._cdata))
+                self.table.add_weight(tensor)
+        return [one for one in self.table if one.is_state and not one.constant]
 
     @staticmethod
     def _is_folded(launch: Launch, folded: Set[int]) -> bool:
@@ -382,8 +487,9 @@ class Recorder:
 def _kept(tracked: TrackedStorage) -> torch.Tensor:
     if tracked.watch is None or tracked.watch.before is None:
         raise CaptureError(
-            f"{tracked.value.name} was written by an operator that does not declare it, and is too "
-            "large to have been watched: write it with torch operators"
+            f"{tracked.value.name} was written by an operator that does not declare it, or by work "
+            "that the recorder cannot see, and is too large to have been watched: write it with "
+            "torch operators"
         )
     return tracked.watch.before
 
