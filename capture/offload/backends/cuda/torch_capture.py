@@ -28,6 +28,7 @@ from offload.backends.cuda.capture import (
     RandomState,
     device_of,
 )
+from offload.backends.cuda.fixed_weights import weight_ranges
 from offload.backends.cuda.graph import GraphNode, NodeReader, call, driver_bindings, read_graph
 from offload.backends.cuda.torch_pool import PoolMemory
 from offload.backends.cuda.torch_warm_up import Bases, copied, first_line, warm_up
@@ -180,17 +181,20 @@ class _OneCapture:
         handle = self._graph.raw_cuda_graph()
         nodes, edges = read_graph(handle, self._nodes.known)
         launches = [self._nodes.launches.get(node.handle, -1) for node in nodes]
-        owned = self._random_cells()
+        owned = [*self._random_cells(), *weight_ranges(self._program)]
         kept = self._kept
         return GraphCapture(handle, nodes, edges, launches, allocations, owned, kept), recycled
 
     def _stand_ins(self) -> Bases:
-        """Memory for inputs and weights; a tensor on the host stays where it is."""
+        """Memory for inputs and weights; a tensor on the host stays where it is.
+
+        So do the weights of an opaque Program, which reads its own.
+        """
         bases: Bases = {}
         for value in self._program.values:
             if value.role is Role.WEIGHT:
                 holder = self._program.weights[value.index][0]
-                if holder.device.type != "cuda":
+                if holder.device.type != "cuda" or self._program.opaque is not None:
                     bases[value.index] = (holder.untyped_storage(), 0)
                     continue
             if value.role in (Role.INPUT, Role.WEIGHT):
@@ -224,6 +228,8 @@ class _OneCapture:
         self._tensors.append(outcome)
         run.keep(launch, outcome)
         made = [view.value for view in launch.made()]
+        # What the launch has freed is taken first: a copy must not be given any of it.
+        self._memory.settle({run.bases[value][0].data_ptr() for value in made})
         for value in made:
             if value in self._copied:
                 run.bases[value] = (copied(run.bases[value][0]), 0)
