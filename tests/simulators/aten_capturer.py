@@ -24,6 +24,7 @@ from offload.backends.cuda.capture import Allocation, GraphCapture
 from offload.backends.cuda.fixed_weights import weight_ranges
 from offload.backends.cuda.graph import call, driver_bindings, read_graph
 from offload.eager_run import EagerRun
+from offload.errors import CaptureError
 from offload.program import Launch, Program, Role, Symbol, TensorView
 from offload.torch_names import find_dtype, find_overload, symbol_object
 
@@ -193,6 +194,8 @@ class AtenCapturer:
         try:
             with torch.no_grad(), capturing(capture, sees_operators=not is_compiled):
                 outcome = call_again()
+        except RuntimeError as error:
+            raise CaptureError(f"the callable cannot be captured: {error}") from error
         finally:
             graph = call("cuStreamEndCapture", stream)
             call("cuStreamDestroy", stream)

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from offload.backends.cuda.capture import Allocation
 from offload.eager_run import flat
+from offload.errors import CaptureError
 from offload.program import Launch, Program, Role, TensorView, Value, span_bytes
 from offload.record.operators import argument_data, operator_of
 from offload.structure import Structure
@@ -52,6 +53,8 @@ class Capture:
         """Launch an operator as a kernel; its results are new memory, or views of what there is."""
         operator = operator_of(func)
         arguments = operator.in_order(args, kwargs)
+        if operator.reads_host:
+            raise CaptureError(f"{operator.name} cannot be captured: it waits for the device")
         found = [one for one in flat(arguments) if isinstance(one, torch.Tensor)]
         copies = _zeros_like_storages(found)
         outcome = func(*_on(copies, args), **_on(copies, kwargs))

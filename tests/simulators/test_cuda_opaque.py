@@ -9,11 +9,13 @@ from __future__ import annotations
 import copy
 import ctypes
 import struct
+import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
-from checks import sharing, Call
+from checks import Call, sharing
 from nets import ResNet18, images
 from torch import nn
 
@@ -31,6 +33,14 @@ N_REPLAYS = 4
 def backend(simulator, monkeypatch) -> SimulatedBackend:
     """Recordings on the CPU are for the simulated device."""
     return install(simulator, monkeypatch, records=True)
+
+
+@pytest.fixture(autouse=True)
+def compiled_code() -> Iterator[None]:
+    """What one test compiled is no other test's: torch compiles one function only so often."""
+    yield
+    if module := sys.modules.get("torch._dynamo"):
+        module.reset()
 
 
 class Raw:
@@ -126,14 +136,414 @@ def rows():
     return torch.randn(3, 8)
 
 
-def test_a_raw_kernel_that_the_program_misses_is_found(backend, simulator):
+def is_opaque(captured):
+    return [one.operator for one in captured.program.launches] == ["offload::opaque"]
+
+
+def record_by_hooks(model, x):
+    with offload.capture(model) as captured:
+        recorded = model(x)
+    return captured, recorded
+
+
+def record_by_handle(model, x):
+    captured = offload.capture(model, x)
+    return captured, captured.recorded_result
+
+
+RECORDS = pytest.mark.parametrize("record", [record_by_hooks, record_by_handle])
+
+
+# ---- work that the Program misses ----------------------------------------------------------------
+
+
+@RECORDS
+def test_a_raw_kernel_that_the_program_misses_is_found(backend, simulator, record):
     model = Hidden(Raw(simulator)).eval()
     x = rows()
     expected = copy.deepcopy(model)(x)
-    captured = offload.capture(model, x)
-    assert torch.equal(captured.recorded_result, expected)
-    assert [one.operator for one in captured.program.launches] == ["offload::opaque"]
-    assert "1 x raw_add" in captured.program.opaque.reason
+    captured, recorded = record(model, x)
+    assert torch.equal(recorded, expected)
+    assert is_opaque(captured)
+    assert "launches what the recorder cannot see: 1 x raw_add" in captured.program.opaque.reason
+    assert captured.program.launches[0].writes == (captured.program.results[0].view.value,)
     run = assert_replays(model, captured, rows)
     assert [one.mode for one in run.launch_reports()] == ["opaque"]
+    assert run.feature_map_bytes > 0
+    assert run.last_execution.policy == "all"
     assert model.raw.counts.captured > 0
+
+
+@RECORDS
+def test_a_buffer_that_a_raw_kernel_writes(backend, simulator, record):
+    """Once by the recorded call, never by loading, and once by each execution."""
+    model = Hidden(Raw(simulator), buffer=True).eval()
+    captured, _ = record(model, rows())
+    assert torch.equal(model.steps, torch.ones(8))
+    assert is_opaque(captured)
+    assert "2 x raw_add" in captured.program.opaque.reason
+    assert_replays(model, captured, rows)
+    assert torch.equal(model.steps, torch.full((8,), 1.0 + N_REPLAYS))
+
+
+def test_an_input_that_a_raw_kernel_writes(backend, simulator):
+    raw = Raw(simulator)
+
+    def function(x):
+        doubled = x * 2
+        raw(x)
+        return doubled
+
+    captured = offload.capture(function, rows())
+    assert is_opaque(captured)
+    assert "args[0] was changed by work that the recorder cannot see" in (
+        captured.program.opaque.reason
+    )
+    run = captured.load()
+    for _ in range(N_REPLAYS):
+        x = rows()
+        before = x.clone()
+        assert torch.equal(run(x), before * 2)
+        assert torch.equal(x, before + 1)
+
+
+class Launcher(Raw):
+    """Asks the tensor for its address as Triton's launcher does, where the recorder sees it."""
+
+    def __call__(self, target):
+        target.data_ptr()
+        super().__call__(target)
+
+
+@pytest.mark.parametrize("n_items", [8, 40_000])
+def test_an_address_that_is_given_away_makes_the_call_opaque(backend, simulator, n_items):
+    """What may be written through it is kept first, however large it is."""
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("steps", torch.zeros(n_items))
+            self.raw = Launcher(simulator)
+
+        def forward(self, x):
+            self.raw(self.steps)
+            return x + self.steps[:8]
+
+    model = Counting()
+    captured = offload.capture(model, rows())
+    assert "test_cuda_opaque.py" in captured.program.opaque.reason
+    assert "data_ptr" in captured.program.opaque.reason
+    assert_replays(model, captured, rows)
+    assert torch.equal(model.steps, torch.full((n_items,), 1.0 + N_REPLAYS))
+
+
+def test_a_large_buffer_that_is_written_unwatched_is_refused(backend, simulator):
+    model = Hidden(Raw(simulator), buffer=True)
+    model.steps = torch.zeros(40_000)
+    model.linear = nn.Linear(8, 40_000)
+    with pytest.raises(offload.CaptureError, match="steps was written by .* too large to have been"):
+        offload.capture(model, rows())
+
+
+class Plain(nn.Module):
+    """Constants, dead launches, views, reserved memory and state: nothing that is not seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        x.sin()
+        scale = torch.arange(8.0) + torch.ones(8)
+        made = torch.empty(8, 3)
+        made.copy_(self.norm(x).t() * scale[:, None])
+        return made.t()[:, :4], made
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_without_hidden_work_stays_a_program(backend, training):
+    model = Plain().train(training)
+    captured = offload.capture(model, rows())
+    assert captured.program.opaque is None
+    assert captured.program.unchecked == ""
+    assert len(captured.program.launches) > 2
+    assert backend._capturer.n_opaque_captures == 1
+    twin, run = copy.deepcopy(model), captured.load()
+    for _ in range(N_REPLAYS):
+        x = rows()
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), twin(x), rtol=0, atol=0)
+    assert_same_state(model, twin)
+
+
+def test_a_network_without_hidden_work_stays_a_program(backend):
+    captured = offload.capture(ResNet18().eval(), **images(0))
+    assert captured.program.opaque is None
+    assert backend._capturer.n_opaque_captures == 1
+
+
+def test_what_cannot_be_captured_is_not_compared_and_says_so(backend):
+    """Code that cannot run while a graph is captured, though its launches can."""
+
+    def function(x):
+        if current_capture() is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return x * 2
+
+    captured = offload.capture(function, torch.ones(2))
+    assert captured.program.opaque is None
+    assert "not permitted when stream is capturing" in captured.program.unchecked
+    assert "whether the model does work that the recorder cannot see could not be told" in (
+        captured.explain()
+    )
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 2.0))
+
+
+# ---- what torch.compile has wrapped --------------------------------------------------------------
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        return self.linear(x) * self.count
+
+
+def in_place(model):
+    model.compile(backend=compiler)
+    return model
+
+
+COMPILED = {
+    "module": lambda model: torch.compile(model, backend=compiler),
+    "inside": lambda model: nn.Sequential(torch.compile(model, backend=compiler)),
+    "in place": in_place,
+    "function": lambda model: torch.compile(lambda x: model(x), backend=compiler),
+}
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_compiled_callables(backend, kind):
+    """Its own counter, which is written where it is, tells how often it ran."""
+    inner = Counter().eval()
+    twin, model = copy.deepcopy(inner), COMPILED[kind](inner)
+    with torch.no_grad():
+        captured = offload.capture(model, rows())
+        twin(rows())
+    assert is_opaque(captured)
+    assert "is compiled by torch.compile" in captured.program.opaque.reason
+    assert torch.equal(inner.count, torch.ones(()))
+    run = captured.load()
+    assert torch.equal(inner.count, torch.ones(()))
+    for _ in range(N_REPLAYS):
+        x = rows()
+        with torch.no_grad():
+            assert torch.equal(run(x), twin(x))
+        assert_same_state(inner, twin)
+
+
+def test_a_compiled_module_called_by_itself(backend):
+    model = torch.compile(Counter(), backend=compiler)
+    twin = copy.deepcopy(model._orig_mod)
+    with torch.no_grad():
+        with offload.capture(model) as captured:
+            recorded = model(torch.ones(2, 8))
+        assert torch.equal(recorded, twin(torch.ones(2, 8)))
+        x = rows()[:2]
+        assert torch.equal(captured(x), twin(x))
+    assert is_opaque(captured)
+
+
+def graph_capturing():
+    options = {"triton.cudagraphs": True}
+    return [
+        torch.compile(nn.Linear(8, 8), mode="reduce-overhead"),
+        torch.compile(torch.sin, mode="max-autotune"),
+        torch.compile(nn.Linear(8, 8), options=options),
+        torch.compile(nn.Linear(8, 8), backend="cudagraphs"),
+        torch.compile(lambda x: x + 1, backend="cudagraphs"),
+        nn.Sequential(torch.compile(nn.Linear(8, 8), mode="reduce-overhead")),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_captures_graphs_of_its_own_is_refused(backend):
+    compiled = nn.Linear(8, 8)
+    compiled.compile(mode="reduce-overhead")
+    for model in [*graph_capturing(), compiled]:
+        with pytest.raises(offload.CaptureError, match="CUDA graphs of its own"):
+            offload.capture(model, rows())
+
+
+# ---- results, random numbers, surroundings -------------------------------------------------------
+
+
+class Many(nn.Module):
+    """Results of every kind: the input, views of it, of a weight, and two in one storage."""
+
+    def __init__(self, raw):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+        self.raw = raw
+
+    def forward(self, x, flags):
+        y = x * 2
+        self.raw(y)
+        return {"in": x, "views": (x[1:], self.weight.t(), y, y[:, 2:]), "n": 3, **flags}
+
+
+def test_results_of_every_kind(backend, simulator):
+    model, flags = Many(Raw(simulator)), {"flag": "on"}
+    with torch.no_grad():
+        captured = offload.capture(model, rows(), flags)
+        run = captured.load()
+        assert is_opaque(captured)
+        for _ in range(N_REPLAYS):
+            x = rows()
+            got, expected = run(x, flags), model(x, flags)
+            assert got["in"] is x
+            assert sharing(Call(x), got) == sharing(Call(x), expected)
+            torch.testing.assert_close(got["views"], expected["views"], rtol=0, atol=0)
+            assert (got["n"], got["flag"]) == (3, "on")
+
+
+def test_a_generator_that_has_moved_makes_the_launch_random(backend):
+    model = torch.compile(lambda x: x + torch.rand_like(x), backend=compiler)
+    torch.manual_seed(3)
+    captured = offload.capture(model, rows())
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    torch.rand(3, 8), rows()
+    assert captured.program.launches[0].random
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(offload.CaptureError, match="draws random numbers"):
+        captured.load()
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_the_callers_autocast_state_is_that_of_every_call(backend, enabled):
+    """The capture, and the thread on which it runs, have none of their own."""
+    model = torch.compile(nn.Linear(8, 8), backend=compiler)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled):
+        captured = offload.capture(model, rows())
+        expected = model(torch.ones(3, 8))
+    assert expected.dtype == (torch.bfloat16 if enabled else torch.float32)
+    assert torch.equal(captured(torch.ones(3, 8)), expected)
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def opaque_linear(simulator):
+    model = Hidden(Raw(simulator)).eval()
+    return model, offload.capture(model, rows())
+
+
+def test_an_opaque_program_cannot_be_saved(backend, simulator, tmp_path):
+    _, captured = opaque_linear(simulator)
+    with pytest.raises(offload.FileError, match=r"one opaque launch.*raw_add.*holds .* no code"):
+        captured.save(tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_devices_run_no_opaque_programs(backend, simulator):
+    _, captured = opaque_linear(simulator)
+    with pytest.raises(offload.BackendUnavailable, match="opaque launch, which device 'null'"):
+        captured.load("null")
+
+
+def test_its_weights_stay_where_they_are(backend, simulator):
+    model, captured = opaque_linear(simulator)
+    run = captured.load()
+    with pytest.raises(offload.BindingError, match="capture again"):
+        run.rebind_weights()
+    x = rows()
+    with torch.no_grad():
+        model.linear.weight.mul_(2)
+        assert torch.equal(run(x), model(x))
+    bound = model.linear.weight.data
+    model.linear.weight.data = bound.clone()
+    with pytest.raises(offload.BindingError, match=r"linear\.weight"):
+        run(x)
+    model.linear.weight.data = bound
+    assert torch.equal(run(x), model(x))
+
+
+def test_explain(backend, simulator):
+    _, captured = opaque_linear(simulator)
+    text = captured.explain()
+    assert "one opaque launch, because it launches what the recorder cannot see: 1 x raw_add" in text
+    assert "cannot be saved" in text
+
+
+def test_state_in_python_is_refused(backend):
+    class Counting(nn.Module):
+        n = 0
+
+        def forward(self, x):
+            self.n += 1
+            return x + 1
+
+    model = torch.compile(Counting(), backend=compiler)
+    with pytest.raises(offload.CaptureError, match=r"n.* was added|n: 0 became 1"):
+        offload.capture(model, rows())
+
+
+def test_seeding_is_refused(backend):
+    generator = torch.Generator()
+
+    def draw(x):
+        generator.manual_seed(7)
+        return x + torch.rand(3, 8, generator=generator)
+
+    model = torch.compile(draw, backend=compiler)
+    draw(rows())
+    with pytest.raises(offload.CaptureError, match="seeds a random generator"):
+        offload.capture(model, rows())
+
+
+def test_results_that_differ_each_time_are_refused(backend, simulator):
+    class Changing(Raw):
+        def __call__(self, target):
+            self.factor = 1.0
+            numbers.turn += 1
+            with torch._C.DisableTorchFunction():
+                self._execute(struct.pack("<QQf", target.data_ptr(), 8, numbers.turn))
+
+    numbers = threading.local()
+    numbers.turn = 0
+    with pytest.raises(offload.CaptureError, match="result 0 differs"):
+        offload.capture(Hidden(Changing(simulator)).eval(), rows())
+
+
+def test_a_proof_that_fails_puts_buffers_back(backend, simulator):
+    model = Hidden(Raw(simulator), buffer=True).eval()
+    captured = offload.capture(model, rows())
+    before = model.steps.clone()
+    simulator.fail("cuGraphLaunch", 700, 2)
+    with pytest.raises(offload.ExecutionError):
+        captured.load()
+    assert torch.equal(model.steps, before)
+
+
+def test_an_opaque_program_is_proved(backend, simulator):
+    """A raw kernel that keeps its first address is found, and writes no buffer for good."""
+    seen = threading.local()
+    seen.addresses = []
+
+    def keep(block):
+        seen.addresses.append(block[:8])
+        Raw._execute(seen.addresses[0] + block[8:])
+
+    raw = Raw(simulator)
+    model = Hidden(raw, buffer=True).eval()
+    captured = offload.capture(model, rows())
+    raw.function = simulator.kernel("keeping", [8, 8, 4], keep)
+    before = model.steps.clone()
+    with pytest.raises(offload.CaptureError, match="other addresses|old addresses"):
+        captured.load()
+    assert torch.equal(model.steps, before)

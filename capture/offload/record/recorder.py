@@ -187,14 +187,14 @@ class Recorder:
             raise CaptureError(
                 "another thread is recording a call: one call of a process is recorded at a time"
             ) from None
-        if not self._compiled:  # of which neither the modes nor the flag would leave anything
+        if not self._compiled:
             enter(reads_avoided(self._avoids_reads))
         enter(torch.no_grad())
         enter(autocast_cache_off())
         enter(executions_refused())
-        enter(seeding_refused(self._log))
-        if self._compiled:
+        if self._compiled:  # of which the modes would leave nothing; and to compile sets generators
             return
+        enter(seeding_refused(self._log))
         enter(eager_paths_taken())
         enter(FunctionMode(self._log))
         enter(dispatch_mode(self._log))

@@ -68,17 +68,12 @@ def _check_unseeded(recording: Recording, program: Program) -> None:
     Raises:
         CaptureError: it does.
     """
-    drawn = [
-        generator
-        for generator, before, after in recording.generator_states
-        if not torch.equal(before, after)
-    ]
-    seeds = [(generator.initial_seed() + 1) % 2**63 for generator in drawn]
-    for generator, seed in zip(drawn, seeds, strict=True):
+    generators = [generator for generator, _, _ in recording.generator_states]
+    seeds = [(generator.initial_seed() + 1) % 2**63 for generator in generators]
+    for generator, seed in zip(generators, seeds, strict=True):
         generator.manual_seed(seed)
-    if drawn:
-        _Run(recording, program, _FILLS[0]).outcome()
-    if [generator.initial_seed() for generator in drawn] != seeds:
+    _Run(recording, program, _FILLS[0]).outcome()
+    if [generator.initial_seed() for generator in generators] != seeds:
         raise CaptureError(
             "the call seeds a random generator, or restores one, which a replay would not do "
             "again: do it before the call"
