@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard, overload
 
@@ -19,14 +17,8 @@ from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.explain import explain
 from offload.files import open_program, save_program
 from offload.program import Program
-from offload.record import (
-    OutcomeDiffers,
-    Recorder,
-    Recording,
-    parameters_of,
-    refuse_hidden_reads,
-    verify,
-)
+from offload.record import Recorder, parameters_of, refuse_hidden_reads
+from offload.recorded_program import recorded_program, runs_opaque
 from offload.replay import Executable
 from offload.timeline import Scheduling
 
@@ -212,7 +204,7 @@ class Captured:
             host_reads=self._host_reads,
             function=function,
             parameters=parameters_of(function),
-            runs_opaque=_runs_opaque,
+            runs_opaque=runs_opaque,
         )
         _recording.active = True
         return recorder
@@ -226,63 +218,10 @@ class Captured:
     def _finish(self, recorder: Recorder, result: Any) -> Any:
         try:  # until the end, for the callable may run again: its hooks must record nothing
             handed_out, recording = recorder.finish(result)
-            self._program = _explained(recorder, recording)
+            self._program = recorded_program(recorder, recording)
         finally:
             _recording.active = False
         return handed_out
-
-
-def _runs_opaque(device: str) -> bool:
-    """Whether Programs recorded on a device type may be one opaque launch there."""
-    try:
-        return find_backend(device).capabilities.runs_opaque
-    except BackendUnavailable:
-        return False
-
-
-def _explained(recorder: Recorder, recording: Recording) -> Program:
-    """The Program that does all that the recorded call did: of launches, or one opaque launch.
-
-    Raises:
-        CaptureError: neither does.
-    """
-    recording, unchecked = _with_unseen_work(recording)
-    program = passes.remove_dead_launches(recording.program)
-    try:
-        verify(recording, program)
-    except OutcomeDiffers as error:
-        if recording.opaque is None or unchecked or program.opaque is not None:
-            raise
-        recording = recording.as_opaque(f"its launches do not explain what it gives: {error}")
-        program = passes.remove_dead_launches(recording.program)
-        verify(recording, program)
-    if recording.observed is not None:
-        recorder.check_unchanged()
-    return dataclasses.replace(program, unchecked=unchecked) if unchecked else program
-
-
-def _with_unseen_work(recording: Recording) -> tuple[Recording, str]:
-    """The recording, as opaque if the callable does more than was seen; and why that is not known.
-
-    Raises:
-        ExecutionError: the device failed.
-    """
-    if recording.observed is None or recording.program.opaque is not None:
-        return recording, ""
-    if recording.opaque is None:
-        return recording, recording.unchecked
-    backend = find_backend(recording.device.type)
-    opaque = passes.remove_dead_launches(recording.opaque)
-    try:
-        unseen = backend.unseen_work(recording.observed, opaque)
-    except (CaptureError, BackendUnavailable) as error:
-        return recording, str(error)
-    if not unseen:
-        return recording, ""
-    counted = ", ".join(
-        f"{count} x {name}" for name, count in sorted(Counter(unseen).items())
-    )
-    return recording.as_opaque(f"it launches what the recorder cannot see: {counted}"), ""
 
 
 def _scheduling(name: str) -> Scheduling:
@@ -400,8 +339,9 @@ def _is_watchable(model: object) -> TypeGuard[torch.nn.Module]:
     fast path, which gives other values for a row that is padded altogether.
     """
     unwatchable = (torch.jit.ScriptModule, torch.nn.TransformerEncoderLayer)
-    is_module = isinstance(model, torch.nn.Module) and not isinstance(model, unwatchable)
-    return is_module and model._compiled_call_impl is None
+    if not isinstance(model, torch.nn.Module) or isinstance(model, unwatchable):
+        return False
+    return model._compiled_call_impl is None
 
 
 @contextlib.contextmanager

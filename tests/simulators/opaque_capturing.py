@@ -74,8 +74,10 @@ class Capture:
                 made.append(_tensor(storage, one))
                 return made[-1]
             same = (known for known in found if _is_same(known, storage, one))
-            return next(same, None) if operator.returns and _writes(operator) else _tensor(
-                storage, one
+            return (
+                next(same, None)
+                if operator.returns and _writes(operator)
+                else _tensor(storage, one)
             )
 
         results = placed(outcome)
@@ -213,4 +215,3 @@ def _view(tensor: torch.Tensor, value: int) -> TensorView:
     assert span_bytes(shape, strides, dtype) + offset_bytes <= tensor.untyped_storage().nbytes()
     bits = tensor.is_conj(), tensor.is_neg()
     return TensorView(value, offset_bytes, shape, strides, dtype, *bits)
-

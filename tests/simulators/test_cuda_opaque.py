@@ -241,7 +241,9 @@ def test_a_large_buffer_that_is_written_unwatched_is_refused(backend, simulator)
     model = Hidden(Raw(simulator), buffer=True)
     model.steps = torch.zeros(40_000)
     model.linear = nn.Linear(8, 40_000)
-    with pytest.raises(offload.CaptureError, match="steps was written by .* too large to have been"):
+    with pytest.raises(
+        offload.CaptureError, match=r"steps was written by .* too large to have been"
+    ):
         offload.capture(model, rows())
 
 
@@ -322,7 +324,7 @@ COMPILED = {
     "module": lambda model: torch.compile(model, backend=compiler),
     "inside": lambda model: nn.Sequential(torch.compile(model, backend=compiler)),
     "in place": in_place,
-    "function": lambda model: torch.compile(lambda x: model(x), backend=compiler),
+    "function": lambda model: torch.compile(lambda x: model(x * 1), backend=compiler),
 }
 
 
@@ -476,7 +478,7 @@ def test_its_weights_stay_where_they_are(backend, simulator):
 def test_explain(backend, simulator):
     _, captured = opaque_linear(simulator)
     text = captured.explain()
-    assert "one opaque launch, because it launches what the recorder cannot see: 1 x raw_add" in text
+    assert "one opaque launch, because it launches what the recorder cannot see: 1 x raw" in text
     assert "cannot be saved" in text
 
 
@@ -544,6 +546,6 @@ def test_an_opaque_program_is_proved(backend, simulator):
     captured = offload.capture(model, rows())
     raw.function = simulator.kernel("keeping", [8, 8, 4], keep)
     before = model.steps.clone()
-    with pytest.raises(offload.CaptureError, match="other addresses|old addresses"):
+    with pytest.raises(offload.CaptureError, match=r"other addresses|old addresses"):
         captured.load()
     assert torch.equal(model.steps, before)

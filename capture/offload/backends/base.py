@@ -42,7 +42,8 @@ class LaunchReport:
         mode: `thunk` or `out` (it writes where the Plan says), `call` (as recorded: in place, or
             into memory of its own), `copied` (as recorded, then copied: its out-variant failed its
             proof), `unproved` (not executed yet), `graph` (as nodes of a device's own graph),
-            `opaque` (likewise, all nodes of the recorded callable as one launch), `none` (nothing is computed).
+            `opaque` (likewise, all nodes of the recorded callable as one launch), `none` (nothing
+            is computed).
         outside_bytes: bytes that it allocates outside the arena, counted at the first execution.
     """
 

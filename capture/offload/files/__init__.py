@@ -37,8 +37,8 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
 
     Raises:
         FileError: something in the program cannot be written (an object among the arguments, a
-            generator of its own, an operator that is not torch's), it is opaque, a weight was given another
-            storage since the capture, or the path cannot be written to.
+            generator of its own, an operator that is not torch's), it is one opaque launch, a
+            weight was given another storage since the capture, or the path cannot be written to.
     """
     path = Path(path)
     if program.opaque is not None:

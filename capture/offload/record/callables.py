@@ -130,7 +130,7 @@ def _captures_graphs(compiled: Any) -> bool:
     if context is None and isinstance(compiled, FunctionType):
         variables = inspect.getclosurevars(compiled).nonlocals
         context = variables.get("self")
-    compiler = getattr(context, "callback", None)
+    compiler: Any = getattr(context, "callback", None)
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
     return getattr(compiler, "compiler_name", "") == "cudagraphs"

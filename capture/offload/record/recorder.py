@@ -11,6 +11,7 @@ import torch
 
 from offload.errors import CaptureError
 from offload.program import Launch, OpaqueCall, Overlap, Program, Result, Role, TensorView, Value
+from offload.record.call_arguments import CallArguments
 from offload.record.callables import (
     Parameters,
     compiled_parts,
@@ -33,22 +34,7 @@ from offload.record.recorded_call import RecordedCall, Surroundings
 from offload.record.recording import Recording, opaque_form
 from offload.record.recording_device import Allocations, default_generator, find_device
 from offload.record.storages import StorageTable, TrackedStorage, alias
-from offload.structure import (
-    OpaqueStructure,
-    Structure,
-    StructureMismatch,
-    constants,
-    flatten,
-    frozen,
-    leaf_paths,
-    match,
-    unflatten,
-)
-
-
-# What torch keeps on an nn.Buffer. Names that begin with an underscore are what libraries note:
-# torch marks what it compiled for, transformers what it initialised.
-_BUFFER_ATTRIBUTES = frozenset({"persistent"})
+from offload.structure import OpaqueStructure, Structure, constants, flatten, unflatten
 
 
 class Recorder:
@@ -84,9 +70,7 @@ class Recorder:
         self._compiled: tuple[str, ...] = ()
         self._context = contextlib.ExitStack()
         self._inputs: list[torch.Tensor] = []
-        self._originals: list[torch.Tensor] = []
-        self._arguments = Structure("constant")
-        self._live_arguments = self._arguments
+        self._arguments = CallArguments((), {})
         self._call: tuple[Any, Any] = ((), {})
 
     # ---- the call ----------------------------------------------------------------------------
@@ -100,41 +84,22 @@ class Recorder:
         Raises:
             CaptureError: an argument cannot be recorded.
         """
-        try:
-            tensors, structure = flatten((args, kwargs), is_tensor, share_same=False)
-        except OpaqueStructure as error:
-            raise CaptureError(f"an argument cannot be taken apart: {error}") from error
-        names = [_argument_name(path) for _, path in sorted(leaf_paths(structure, "input").items())]
-        for tensor, name in zip(tensors, names, strict=True):
-            check_plain(tensor, name)
-            attributes = sorted(
-                one
-                for one in vars(tensor)
-                if one not in _BUFFER_ATTRIBUTES and not one.startswith("_")
-            )
-            if attributes:
-                raise CaptureError(
-                    f"{name} carries the attributes {attributes}, which the next tensor "
-                    "given there may not have: pass what they hold as arguments of their own, and "
-                    "the tensor's .detach()"
-                )
-        self._choose_device(tensors, names)
-        self._originals = tensors
-        self._arguments, self._live_arguments = frozen(structure), structure
+        self._arguments = CallArguments(args, kwargs)
+        self._choose_device()
         self._look_at_compiled()
         with torch.no_grad():
-            self._inputs = [alias(tensor) for tensor in tensors]
-            for tensor, name in zip(self._inputs, names, strict=True):
+            self._inputs = [alias(tensor) for tensor in self._arguments.tensors]
+            for tensor, name in zip(self._inputs, self._arguments.names, strict=True):
                 self.table.add_input(tensor, name)
         for first, second, _ in self._common_memory():
             for leaf in (first, second):  # if one is written, both may change
                 self._tracked_input(leaf).keep_before()
         if self._compiled:
             self._keep_state()
-        own = [one for one in constants(structure) if type(one) is torch.Generator]
+        own = [one for one in constants(self._arguments.live) if type(one) is torch.Generator]
         for generator in (default_generator(self.table.device), *own, *self.table.state.generators):
             self._log.note_generator(generator)
-        self._call = unflatten(structure, self._inputs)
+        self._call = self._arguments.nested(self._inputs)
         try:
             self._enter()
         except BaseException:
@@ -142,9 +107,10 @@ class Recorder:
             raise
         return self._call
 
-    def _choose_device(self, tensors: list[torch.Tensor], names: list[str]) -> None:
-        device = find_device(tensors or self.table.state.tensors())
-        for tensor, name in zip(tensors, names, strict=True):
+    def _choose_device(self) -> None:
+        given = self._arguments
+        device = find_device(given.tensors or self.table.state.tensors())
+        for tensor, name in zip(given.tensors, given.names, strict=True):
             if tensor.device != device:
                 raise CaptureError(
                     f"{name} is on {tensor.device}, and the model or another input on {device}: "
@@ -222,7 +188,7 @@ class Recorder:
         if self._log.refusal is not None:  # the forward swallowed it and took another path
             raise self._log.refusal
         with torch.no_grad():
-            self._check_arguments_unchanged()
+            self._arguments.check_unchanged(self._call, self._inputs, self.table)
             try:
                 tensors, structure = flatten(result, is_tensor, share_same=True)
             except OpaqueStructure as error:
@@ -243,7 +209,8 @@ class Recorder:
     def _handed_out(self, result: Result, tensor: torch.Tensor, program: Program) -> torch.Tensor:
         """The caller's own tensor, or one on its memory that knows nothing of its twin."""
         if result.input_leaf >= 0:
-            return self._originals[result.input_leaf]
+            given: torch.Tensor = self._arguments.tensors[result.input_leaf]
+            return given
         is_view = program.values[result.view.value].role is Role.INPUT
         return tensor.detach() if is_view else tensor
 
@@ -297,35 +264,6 @@ class Recorder:
             if not state.knows(tracked.storage._cdata) and tracked.watch.differs():
                 yield tracked
 
-    def _check_arguments_unchanged(self) -> None:
-        """Refuse what the call did to its arguments in Python: a replay would not do it again."""
-        advice = (
-            "return new tensors instead, or pass a cache of fixed size that is written in place"
-        )
-        try:
-            tensors = [
-                tensor
-                for expected, given, where in zip(
-                    self._arguments.children, self._call, ("args", "kwargs"), strict=True
-                )
-                for tensor in match(expected, given, is_tensor, where)
-            ]
-        except StructureMismatch as error:
-            raise CaptureError(f"the call changed its arguments: {error}; {advice}") from None
-        names = leaf_paths(self._arguments, "input")
-        for leaf, (tensor, given) in enumerate(zip(tensors, self._inputs, strict=True)):
-            tracked = self.table.find(given)
-            same = tracked is not None and (
-                tensor is given
-                and tuple(given.shape) == tracked.value.shape
-                and given.stride() == tracked.value.strides
-            )
-            if not same:
-                raise CaptureError(
-                    f"the call replaced {_argument_name(names[leaf])}, or changed its storage or "
-                    f"shape in place (resize_, set_, transpose_ and the like): {advice}"
-                )
-
     def _result(self, tensor: torch.Tensor) -> Result:
         check_plain(tensor, "a result")
         for leaf, given in enumerate(self._inputs):
@@ -356,7 +294,7 @@ class Recorder:
             launches=tuple(one for one in self._log.launches if not self._is_folded(one, folded)),
             inputs=tuple(self._input_view(tensor) for tensor in self._inputs),
             results=results,
-            arguments_structure=self._arguments,
+            arguments_structure=self._arguments.structure,
             result_structure=structure,
             overlaps=overlaps,
             weights={index: tensors for index, (_, tensors) in holders.items()},
@@ -371,9 +309,7 @@ class Recorder:
             versions={"torch": torch.__version__},
         )
 
-    def _final_values(
-        self, returned: Set[int], folds: bool
-    ) -> tuple[tuple[Value, ...], Set[int]]:
+    def _final_values(self, returned: Set[int], folds: bool) -> tuple[tuple[Value, ...], Set[int]]:
         """All Values with the roles that the whole call gives them, and which were folded."""
         values, folded = [], set()
         for tracked in sorted(self.table, key=lambda one: one.value.index):
@@ -397,7 +333,7 @@ class Recorder:
         return Recording(
             program,
             device=self.table.device,
-            before={one.storage._cdata: _kept(one) for one in written},
+            before={one.storage._cdata: one.kept() for one in written},
             after={one.storage._cdata: one.own_content().clone() for one in written},
             results=results,
             input_tensors=tuple(self._inputs),
@@ -424,7 +360,7 @@ class Recorder:
             if self._log.unseen:
                 raise
             return dataclasses.replace(recording, observed=observed, unchecked=str(error))
-        call = RecordedCall(self._function, self._live_arguments, structure, self._surroundings)
+        call = RecordedCall(self._function, self._arguments.live, structure, self._surroundings)
         everything = self._program(*whole, folds=False)
         opaque = opaque_form(
             everything,
@@ -482,19 +418,3 @@ class Recorder:
             for first, second, distance_bytes in self._common_memory()
             if self._tracked_input(first).written or self._tracked_input(second).written
         )
-
-
-def _kept(tracked: TrackedStorage) -> torch.Tensor:
-    if tracked.watch is None or tracked.watch.before is None:
-        raise CaptureError(
-            f"{tracked.value.name} was written by an operator that does not declare it, or by work "
-            "that the recorder cannot see, and is too large to have been watched: write it with "
-            "torch operators"
-        )
-    return tracked.watch.before
-
-
-def _argument_name(path: str) -> str:
-    """`input[0][1]` becomes `args[1]`, and `input[1]['mask']` becomes `kwargs['mask']`."""
-    kind = "args" if path.startswith("input[0]") else "kwargs"
-    return kind + path[len("input[0]") :]

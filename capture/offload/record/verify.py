@@ -116,8 +116,9 @@ class _Run:
             storage = holders[0].untyped_storage()
             before = recording.before.get(storage._cdata)
             self._identities[index] = storage._cdata
-            is_copied = before is not None and program.opaque is None
-            self._bases[index] = (_copy(before) if is_copied else storage, 0)
+            if before is not None and program.opaque is None:
+                storage = _copy(before)
+            self._bases[index] = (storage, 0)
         self._eager = EagerRun(program, self._bases, fill)
 
     def _place_inputs(self, recording: Recording) -> None:
@@ -222,7 +223,9 @@ def _compare_with_model(recording: Recording, outcome: _Outcome) -> None:
     for identity, (value, content) in outcome.state.items():
         dtype = find_dtype(value.dtype)
         if not _close(_as_dtype(content, dtype), _as_dtype(recording.after[identity], dtype)):
-            raise OutcomeDiffers(f"{value.name} is left with another content at a second run: {hint}")
+            raise OutcomeDiffers(
+                f"{value.name} is left with another content at a second run: {hint}"
+            )
 
 
 def _as_dtype(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -116,8 +116,12 @@ class CudaBackend:
         unseen: tuple[str, ...] = ()
         for attempt in range(_MAXIMUM_TRIES):
             seen, whole = (
-                _node_names(capturer.capture(one, _native.DiscoveryPool(device, 2 * attempt + turn)))
-                for turn, (capturer, one) in enumerate(zip(capturers, (program, opaque), strict=True))
+                _node_names(
+                    capturer.capture(one, _native.DiscoveryPool(device, 2 * attempt + turn))
+                )
+                for turn, (capturer, one) in enumerate(
+                    zip(capturers, (program, opaque), strict=True)
+                )
             )
             unseen = tuple(sorted((whole - seen).elements()))
             if not unseen:
