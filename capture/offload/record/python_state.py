@@ -37,7 +37,7 @@ _BOOKKEEPING = frozenset(vars(torch.nn.Module())) - {"training"} | {
 }
 
 # Packages whose objects and functions are not looked into: their state is their own affair.
-_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "offload"})
+_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "triton", "numpy", "offload"})
 _PLAIN_OBJECTS = (types.SimpleNamespace, collections.UserDict, collections.UserList)
 
 # What stands in a class besides its state.

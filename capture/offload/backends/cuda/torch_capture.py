@@ -215,7 +215,9 @@ class _OneCapture:
     def _launch(self, run: EagerRun, launch: Launch) -> None:
         try:
             outcome = run.call(launch)()
-        except RuntimeError as error:
+        except CaptureError:
+            raise
+        except Exception as error:  # of an opaque launch any that the user's code raises
             # Without memory torch tries to free some, and fails at that in a capture.
             reason = self._pool.error or first_line(error)
             if self._pool.error is not None or isinstance(error, torch.OutOfMemoryError):

@@ -38,7 +38,9 @@ def warm_up(program: Program, device: int, inputs: Sequence[torch.Tensor] | None
                     f"{launch.source}: {launch.operator} found no memory in the warm-up: "
                     f"{first_line(error)}"
                 ) from error
-            except RuntimeError as error:
+            except CaptureError:
+                raise
+            except Exception as error:  # of an opaque launch any that the user's code raises
                 raise CaptureError(
                     f"{launch.source}: {launch.operator} failed in the warm-up: {first_line(error)}"
                 ) from error
