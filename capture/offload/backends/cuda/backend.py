@@ -113,20 +113,20 @@ class CudaBackend:
         self.machine()
         device = device_of(program)
         capturers = [self._capturer or TorchCapturer() for _ in range(2)]
-        unseen: tuple[str, ...] = ()
+        unseen: Counter[str] | None = None
         for attempt in range(_MAXIMUM_TRIES):
             seen, whole = (
-                _node_names(
-                    capturer.capture(one, _native.DiscoveryPool(device, 2 * attempt + turn))
-                )
-                for turn, (capturer, one) in enumerate(
-                    zip(capturers, (program, opaque), strict=True)
+                _node_names(capturer.capture(one, _native.DiscoveryPool(device, seed)))
+                for seed, capturer, one in zip(
+                    (2 * attempt, 2 * attempt + 1), capturers, (program, opaque), strict=True
                 )
             )
-            unseen = tuple(sorted((whole - seen).elements()))
+            surplus = whole - seen
+            unseen = surplus if unseen is None else unseen & surplus
             if not unseen:
-                break
-        return unseen
+                return ()
+        assert unseen is not None
+        return tuple(sorted(unseen.elements()))
 
     def prepare(self, program: Program) -> Prepared:
         """Capture the Program's launches in three layouts, and find its words.
