@@ -44,6 +44,7 @@ class Captured:
         self._host_reads = host_reads
         self._program = program
         self._in_block = False
+        self._is_finishing = False
         self._refused: Exception | None = None
         self._recorded_result: tuple[Any] | None = None
         self._default: Executable | None = None
@@ -216,10 +217,12 @@ class Captured:
         return refusal
 
     def _finish(self, recorder: Recorder, result: Any) -> Any:
-        try:  # until the end, for the callable may run again: its hooks must record nothing
+        self._is_finishing = True  # the callable may run again, on any thread
+        try:
             handed_out, recording = recorder.finish(result)
             self._program = recorded_program(recorder, recording)
         finally:
+            self._is_finishing = False
             _recording.active = False
         return handed_out
 
@@ -374,6 +377,8 @@ class _Watch:
 
     def before(self, module: Any, args: Any, kwargs: Any) -> Any:
         """Start recording, unless this call is inside a recorded one."""
+        if self._captured._is_finishing:
+            return None
         if self._recorder is not None:
             self._depth += 1
             return None
@@ -391,7 +396,7 @@ class _Watch:
 
     def after(self, module: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """End the recording; torch calls this hook when the forward raised as well."""
-        if self._recorder is None:
+        if self._recorder is None or self._captured._is_finishing:
             return None
         if self._depth:
             self._depth -= 1

@@ -8,6 +8,7 @@ called, and makes such kernels of the operators that it runs: see `opaque_captur
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import dataclasses
 import itertools
@@ -138,7 +139,9 @@ class AtenCapturer:
         """Capture every launch as a kernel; nothing executes."""
         self._programs.append(program)
         if program.opaque is not None:
-            return self._capture_opaque(program, pool)
+            # On a thread of its own, as a capturer of a GPU does: it has no modes of the caller.
+            with concurrent.futures.ThreadPoolExecutor(1) as thread:
+                return thread.submit(self._capture_opaque, program, pool).result()
         used = sorted(
             {view.value for view in program.inputs}
             | {result.view.value for result in program.results}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -115,23 +116,24 @@ class Capture:
         self._launch(program, addresses)
 
 
-_current: list[Capture] = []
+_current = threading.local()  # as a library's current stream: where the recorder does not look
 
 
 def current_capture() -> Capture | None:
     """The capture that is under way, of which torch tells a kernel's launcher the stream."""
-    return _current[-1] if _current else None
+    found: Capture | None = getattr(_current, "capture", None)
+    return found
 
 
 @contextlib.contextmanager
 def capturing(capture: Capture, *, sees_operators: bool) -> Iterator[None]:
     """Let what is called launch into a capture; operators as well, or those of a compiler's own."""
-    _current.append(capture)
+    _current.capture = capture
     try:
         with CapturingMode(capture) if sees_operators else contextlib.nullcontext():
             yield
     finally:
-        _current.pop()
+        del _current.capture
 
 
 class CapturingMode(TorchDispatchMode):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import threading
 import types
 
 import pytest
@@ -103,7 +104,8 @@ def test_it_is_run_by_calling_the_callable():
     ],
 )
 def test_a_callable_that_returns_otherwise_is_refused(other, says):
-    state = types.SimpleNamespace(call=lambda x, w: (x + 1, x))
+    state = threading.local()  # where nobody looks for changes
+    state.call = lambda x, w: (x + 1, x)
     held = torch.ones(8)
 
     class Model(nn.Module):
@@ -120,6 +122,16 @@ def test_a_callable_that_returns_otherwise_is_refused(other, says):
     state.call = other
     with pytest.raises(offload.CaptureError, match=says):
         run.keep(launch, run.call(launch)())
+
+
+def test_a_model_that_has_changed_since_is_refused():
+    model = Counting()
+    program = opaque_program(model, torch.ones(4))
+    model.eval()
+    run = run_on(program, torch.ones(4))
+    with pytest.raises(offload.CaptureError, match=r"changed since .*training: True became False"):
+        run.call(program.launches[0])()
+    assert torch.equal(model.steps, torch.ones(4))
 
 
 def test_signatures_of_two_places_differ():

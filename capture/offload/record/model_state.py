@@ -106,17 +106,18 @@ class ModelState:
     Owner: one Recorder.
 
     Attributes:
+        python_state: what it holds in Python.
         generators: the random generators that the callable can reach.
     """
 
     def __init__(self, function: object) -> None:
-        self._python_state = PythonState(function)
-        self.generators = tuple(self._python_state.generators)
+        self.python_state = PythonState(function)
+        self.generators = tuple(self.python_state.generators)
         self._held: list[tuple[str, _Held]] = []
         self._names: dict[int, str] = {}
         self._holders: dict[int, tuple[torch.Tensor, ...]] = {}
         self._watches: dict[int, StorageWatch] = {}
-        for path, tensor in self._python_state.tensors:
+        for path, tensor in self.python_state.tensors:
             if not _has_plain_memory(tensor):
                 continue
             name, held = path.removeprefix("self."), _held(tensor)
@@ -164,7 +165,7 @@ class ModelState:
             CaptureError: an attribute or variable was assigned, added, removed, or reshaped in
                 place.
         """
-        self._python_state.check()
+        self.python_state.check()
         for name, held in self._held:
             if not held.same():
                 raise CaptureError(

@@ -113,15 +113,17 @@ class PythonState:
         Raises:
             CaptureError: something was assigned, added or removed; the message says what.
         """
-        for place in self._places:
-            change = place.change()
-            if change:
-                raise CaptureError(
-                    f"the call changed an attribute or variable ({change}), which a replay would "
-                    "not do again: keep state in tensors that are written in place "
-                    "(self.x.copy_(...)), or pass it as an argument and return it; what only the "
-                    "first call sets, let a call before the capture set"
-                )
+        if change := self.change():
+            raise CaptureError(
+                f"the call changed an attribute or variable ({change}), which a replay would "
+                "not do again: keep state in tensors that are written in place "
+                "(self.x.copy_(...)), or pass it as an argument and return it; what only the "
+                "first call sets, let a call before the capture set"
+            )
+
+    def change(self) -> str:
+        """The first thing that has changed since, in words; empty if nothing has."""
+        return next(filter(None, (place.change() for place in self._places)), "")
 
     def _enter(self, path: str, thing: Any, depth: int, function_depth: int) -> None:
         """Note what `thing` holds, and put what is below it on the list."""

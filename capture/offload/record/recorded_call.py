@@ -12,6 +12,7 @@ import torch
 from offload.errors import CaptureError
 from offload.record.modes import eager_paths_taken, reads_avoided
 from offload.record.operators import is_tensor
+from offload.record.python_state import PythonState
 from offload.structure import (
     OpaqueStructure,
     Structure,
@@ -74,9 +75,13 @@ class RecordedCall:
     """A callable with the nesting of a call's arguments and of its result.
 
     Thread: any, one call at a time.
+
+    Attributes:
+        state: what the callable holds in Python, as it was when it was recorded.
     """
 
     function: Callable[..., Any]
+    state: PythonState
     arguments: Structure
     result: Structure
     surroundings: Surroundings
@@ -88,9 +93,14 @@ class RecordedCall:
             The tensors of the result, in the order of its structure.
 
         Raises:
-            CaptureError: the result is nested otherwise than the recorded one, or a constant in it
-                is another.
+            CaptureError: the callable has changed since it was recorded; or the result is nested
+                otherwise than the recorded one, or a constant in it is another.
         """
+        if change := self.state.change():
+            raise CaptureError(
+                f"the model has changed since it was recorded ({change}): its program is one "
+                "opaque launch, which calls the model itself; change it back, or capture it again"
+            )
         args, kwargs = unflatten(self.arguments, list(tensors))
         with self.surroundings.restored():
             outcome = self.function(*args, **kwargs)

@@ -360,7 +360,13 @@ class Recorder:
             if self._log.unseen:
                 raise
             return dataclasses.replace(recording, observed=observed, unchecked=str(error))
-        call = RecordedCall(self._function, self._arguments.live, structure, self._surroundings)
+        call = RecordedCall(
+            self._function,
+            self.table.state.python_state,
+            self._arguments.live,
+            structure,
+            self._surroundings,
+        )
         everything = self._program(*whole, folds=False)
         opaque = opaque_form(
             everything,
