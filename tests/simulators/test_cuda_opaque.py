@@ -1,17 +1,10 @@
-"""Models whose launches the recorder cannot see, as one opaque launch on the simulated driver.
-
-A raw kernel here is what a custom extension is on a GPU: eager runs it at once, and under a capture
-it is launched into the stream that is captured. torch sees neither.
-"""
+"""Work that the recorder cannot see makes a model one opaque launch, on the simulated driver."""
 
 from __future__ import annotations
 
 import array
 import copy
-import ctypes
 import struct
-import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -22,121 +15,15 @@ from torch import nn
 import offload
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
-from aten_capturer import launch_kernel
-from opaque_capturing import compiler, current_capture
+from hidden_models import N_REPLAYS, Hidden, Raw, assert_replays, assert_same_state, is_opaque, rows
+from opaque_capturing import current_capture
 from simulated_backend import SimulatedBackend, install
-
-N_REPLAYS = 4
 
 
 @pytest.fixture
 def backend(simulator, monkeypatch) -> SimulatedBackend:
     """Recordings on the CPU are for the simulated device."""
     return install(simulator, monkeypatch, records=True)
-
-
-@pytest.fixture(autouse=True)
-def compiled_code() -> Iterator[None]:
-    """What one test compiled is no other test's: torch compiles one function only so often."""
-    yield
-    if module := sys.modules.get("torch._dynamo"):
-        module.reset()
-
-
-class Raw:
-    """A kernel `target[i] += factor` on float32 that torch does not see.
-
-    Attributes:
-        counts: how often it was run at once, and launched into a capture; where the recorder,
-            which refuses state that changes, does not look.
-    """
-
-    def __init__(self, simulator, factor=1.0):
-        self.factor = factor
-        self.counts = array.array("q", [0, 0])
-        self.function = simulator.kernel("raw_add", [8, 8, 4], self._execute)
-
-    def __deepcopy__(self, memo):
-        return self
-
-    def __call__(self, target):
-        with torch._C.DisableTorchFunction():
-            address = target.data_ptr()
-        block = struct.pack("<QQf", address, target.numel(), self.factor)
-        capture = current_capture()
-        if capture is None:
-            self.counts[0] += 1
-            self._execute(block)
-        else:
-            self.counts[1] += 1
-            launch_kernel(capture.stream, self.function, [8, 8, 4], block + bytes(4))
-
-    @staticmethod
-    def _execute(block):
-        address, count, factor = struct.unpack("<QQf", block[:20])
-        content = (ctypes.c_float * count).from_address(address)
-        for index in range(count):
-            content[index] += factor
-
-
-class Hidden(nn.Module):
-    """A raw kernel in place between operators, on an activation and on a buffer."""
-
-    def __init__(self, raw, *, buffer=False):
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.register_buffer("steps", torch.zeros(8))
-        self.raw, self.writes_buffer = raw, buffer
-
-    def forward(self, x):
-        hidden = self.linear(x).relu()
-        self.raw(hidden)
-        if self.writes_buffer:
-            self.raw(self.steps)
-        return hidden * 2 + self.steps
-
-
-def assert_replays(model, captured, make, device=None):
-    """Inputs, outputs and feature map are other ones at every turn; bits are those of eager."""
-    twin = copy.deepcopy(model)
-    run = captured.load(device)
-    assert_same_state(model, twin)
-    kept = []
-    for turn in range(N_REPLAYS):
-        x = make()
-        own = x.clone()
-        out = torch.empty_like(twin(x.clone())) if turn % 2 else None
-        twin_state(twin, model)
-        with torch.no_grad():
-            expected = twin(x)
-        feature_map = torch.empty(run.feature_map_bytes, dtype=torch.uint8).fill_(255)
-        got = run(own, out=out, feature_map=feature_map)
-        assert torch.equal(got, expected)
-        assert torch.equal(own, x)
-        assert_same_state(model, twin)
-        assert out is None or got is out
-        kept.append((own, got, feature_map))
-    return run
-
-
-def twin_state(twin, model):
-    """Let the twin begin where the model is."""
-    if isinstance(twin, nn.Module):
-        twin.load_state_dict(model.state_dict())
-
-
-def assert_same_state(model, twin):
-    if isinstance(model, nn.Module):
-        for name, one in twin.state_dict().items():
-            assert torch.equal(model.state_dict()[name], one), name
-
-
-def rows():
-    return torch.randn(3, 8)
-
-
-def is_opaque(captured):
-    return [one.operator for one in captured.program.launches] == ["offload::opaque"]
 
 
 def record_by_hooks(model, x):
@@ -300,86 +187,6 @@ def test_what_cannot_be_captured_is_not_compared_and_says_so(backend):
     assert torch.equal(captured(torch.ones(2)), torch.full((2,), 2.0))
 
 
-# ---- what torch.compile has wrapped --------------------------------------------------------------
-
-
-class Counter(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, x):
-        self.count += 1
-        return self.linear(x) * self.count
-
-
-def in_place(model):
-    model.compile(backend=compiler)
-    return model
-
-
-COMPILED = {
-    "module": lambda model: torch.compile(model, backend=compiler),
-    "inside": lambda model: nn.Sequential(torch.compile(model, backend=compiler)),
-    "in place": in_place,
-    "function": lambda model: torch.compile(lambda x: model(x * 1), backend=compiler),
-}
-
-
-@pytest.mark.parametrize("kind", COMPILED)
-def test_compiled_callables(backend, kind):
-    """Its own counter, which is written where it is, tells how often it ran."""
-    inner = Counter().eval()
-    twin, model = copy.deepcopy(inner), COMPILED[kind](inner)
-    with torch.no_grad():
-        captured = offload.capture(model, rows())
-        twin(rows())
-    assert is_opaque(captured)
-    assert "is compiled by torch.compile" in captured.program.opaque.reason
-    assert torch.equal(inner.count, torch.ones(()))
-    run = captured.load()
-    assert torch.equal(inner.count, torch.ones(()))
-    for _ in range(N_REPLAYS):
-        x = rows()
-        with torch.no_grad():
-            assert torch.equal(run(x), twin(x))
-        assert_same_state(inner, twin)
-
-
-def test_a_compiled_module_called_by_itself(backend):
-    model = torch.compile(Counter(), backend=compiler)
-    twin = copy.deepcopy(model._orig_mod)
-    with torch.no_grad():
-        with offload.capture(model) as captured:
-            recorded = model(torch.ones(2, 8))
-        assert torch.equal(recorded, twin(torch.ones(2, 8)))
-        x = rows()[:2]
-        assert torch.equal(captured(x), twin(x))
-    assert is_opaque(captured)
-
-
-def graph_capturing():
-    options = {"triton.cudagraphs": True}
-    return [
-        torch.compile(nn.Linear(8, 8), mode="reduce-overhead"),
-        torch.compile(torch.sin, mode="max-autotune"),
-        torch.compile(nn.Linear(8, 8), options=options),
-        torch.compile(nn.Linear(8, 8), backend="cudagraphs"),
-        torch.compile(lambda x: x + 1, backend="cudagraphs"),
-        nn.Sequential(torch.compile(nn.Linear(8, 8), mode="reduce-overhead")),
-    ]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_captures_graphs_of_its_own_is_refused(backend):
-    compiled = nn.Linear(8, 8)
-    compiled.compile(mode="reduce-overhead")
-    for model in [*graph_capturing(), compiled]:
-        with pytest.raises(offload.CaptureError, match="CUDA graphs of its own"):
-            offload.capture(model, rows())
-
-
 # ---- results, random numbers, surroundings -------------------------------------------------------
 
 
@@ -410,30 +217,6 @@ def test_results_of_every_kind(backend, simulator):
             assert sharing(Call(x), got) == sharing(Call(x), expected)
             torch.testing.assert_close(got["views"], expected["views"], rtol=0, atol=0)
             assert (got["n"], got["flag"]) == (3, "on")
-
-
-def test_a_generator_that_has_moved_makes_the_launch_random(backend):
-    model = torch.compile(lambda x: x + torch.rand_like(x), backend=compiler)
-    torch.manual_seed(3)
-    captured = offload.capture(model, rows())
-    state = torch.get_rng_state()
-    torch.manual_seed(3)
-    torch.rand(3, 8), rows()
-    assert captured.program.launches[0].random
-    assert torch.equal(torch.get_rng_state(), state)
-    with pytest.raises(offload.CaptureError, match="draws random numbers"):
-        captured.load()
-
-
-@pytest.mark.parametrize("enabled", [False, True])
-def test_the_callers_autocast_state_is_that_of_every_call(backend, enabled):
-    """The capture, and the thread on which it runs, have none of their own."""
-    model = torch.compile(nn.Linear(8, 8), backend=compiler)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled):
-        captured = offload.capture(model, rows())
-        expected = model(torch.ones(3, 8))
-    assert expected.dtype == (torch.bfloat16 if enabled else torch.float32)
-    assert torch.equal(captured(torch.ones(3, 8)), expected)
 
 
 # ---- refusals ------------------------------------------------------------------------------------
@@ -481,19 +264,6 @@ def test_explain(backend, simulator):
     assert "cannot be saved" in text
 
 
-def test_state_in_python_is_refused(backend):
-    class Counting(nn.Module):
-        n = 0
-
-        def forward(self, x):
-            self.n += 1
-            return x + 1
-
-    model = torch.compile(Counting(), backend=compiler)
-    with pytest.raises(offload.CaptureError, match=r"n.* was added|n: 0 became 1"):
-        offload.capture(model, rows())
-
-
 def test_a_model_that_changed_before_it_is_loaded_is_refused(backend, simulator):
     model, captured = opaque_linear(simulator)
     model.train()
@@ -502,19 +272,6 @@ def test_a_model_that_changed_before_it_is_loaded_is_refused(backend, simulator)
     model.eval()
     x = rows()
     assert torch.equal(captured(x), model(x))
-
-
-def test_seeding_is_refused(backend):
-    generator = torch.Generator()
-
-    def draw(x):
-        generator.manual_seed(7)
-        return x + torch.rand(3, 8, generator=generator)
-
-    model = torch.compile(draw, backend=compiler)
-    draw(rows())
-    with pytest.raises(offload.CaptureError, match="seeds a random generator"):
-        offload.capture(model, rows())
 
 
 def test_results_that_differ_each_time_are_refused(backend, simulator):
