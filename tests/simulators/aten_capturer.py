@@ -27,6 +27,7 @@ from offload.backends.cuda.graph import call, driver_bindings, read_graph
 from offload.eager_run import EagerRun
 from offload.errors import CaptureError
 from offload.program import Launch, Program, Role, Symbol, TensorView
+from offload.record.callables import compiled_parts
 from offload.torch_names import find_dtype, find_overload, symbol_object
 
 # An integer that looks like an address, and is the same in every capture.
@@ -192,7 +193,7 @@ class AtenCapturer:
         run = EagerRun(program, bases, fill=None)
         (launch,) = program.launches
         call_again = run.call(launch)
-        is_compiled = hasattr(program.opaque.call.function, "_torchdynamo_orig_callable")
+        is_compiled = bool(compiled_parts(program.opaque.call.function))
         call("cuStreamBeginCapture", stream, driver_bindings().CUstreamCaptureMode(1))
         try:
             with torch.no_grad(), capturing(capture, sees_operators=not is_compiled):
