@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 from collections.abc import Iterator
 
@@ -19,9 +20,10 @@ from simulated_backend import SimulatedBackend, install
 
 
 @pytest.fixture
-def backend(simulator, monkeypatch) -> SimulatedBackend:
+def backend(simulator, monkeypatch) -> Iterator[SimulatedBackend]:
     """Recordings on the CPU are for the simulated device."""
-    return install(simulator, monkeypatch, records=True)
+    yield install(simulator, monkeypatch, records=True)
+    gc.collect()  # errors keep captures, which must not give memory back after the device's reset
 
 
 @pytest.fixture(autouse=True)

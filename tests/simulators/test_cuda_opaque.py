@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import array
 import copy
+import gc
 import struct
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,9 +23,10 @@ from simulated_backend import SimulatedBackend, install
 
 
 @pytest.fixture
-def backend(simulator, monkeypatch) -> SimulatedBackend:
+def backend(simulator, monkeypatch) -> Iterator[SimulatedBackend]:
     """Recordings on the CPU are for the simulated device."""
-    return install(simulator, monkeypatch, records=True)
+    yield install(simulator, monkeypatch, records=True)
+    gc.collect()  # errors keep captures, which must not give memory back after the device's reset
 
 
 def record_by_hooks(model, x):
