@@ -17,13 +17,8 @@ from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.explain import explain
 from offload.files import open_program, save_program
 from offload.program import Program
-from offload.record import (
-    Recorder,
-    parameters_of,
-    refuse_compiled,
-    refuse_hidden_reads,
-    verify,
-)
+from offload.record import Recorder, parameters_of, refuse_hidden_reads
+from offload.recorded_program import recorded_program, runs_opaque
 from offload.replay import Executable
 from offload.timeline import Scheduling
 
@@ -49,6 +44,7 @@ class Captured:
         self._host_reads = host_reads
         self._program = program
         self._in_block = False
+        self._is_finishing = False
         self._refused: Exception | None = None
         self._recorded_result: tuple[Any] | None = None
         self._default: Executable | None = None
@@ -144,6 +140,11 @@ class Captured:
                 f"the program was recorded on {program.device}, and device {backend.name!r} runs "
                 f"programs recorded on {backend.records()}: capture the model there"
             )
+        if program.opaque is not None and not backend.capabilities.runs_opaque:
+            raise BackendUnavailable(
+                f"the program is one opaque launch, which device {backend.name!r} does not run: "
+                f"{program.opaque.reason}"
+            )
         program = on_device(program, index)
         machine, how = backend.machine(program.device_index), _scheduling(scheduling)
         prepared = backend.prepare(program)
@@ -198,12 +199,13 @@ class Captured:
                 "leave the block after the first, and call the captured model instead"
             )
         function = self._function
-        refuse_compiled(function)
+        assert function is not None
         refuse_hidden_reads(function)
         recorder = Recorder(
             host_reads=self._host_reads,
             function=function,
             parameters=parameters_of(function),
+            runs_opaque=runs_opaque,
         )
         _recording.active = True
         return recorder
@@ -215,11 +217,13 @@ class Captured:
         return refusal
 
     def _finish(self, recorder: Recorder, result: Any) -> Any:
-        _recording.active = False
-        handed_out, recording = recorder.finish(result)
-        program = passes.remove_dead_launches(recording.program)
-        verify(recording, program)
-        self._program = program
+        self._is_finishing = True  # the callable may run again, on any thread
+        try:
+            handed_out, recording = recorder.finish(result)
+            self._program = recorded_program(recorder, recording)
+        finally:
+            self._is_finishing = False
+            _recording.active = False
         return handed_out
 
 
@@ -333,11 +337,14 @@ def _recording_block(model: Callable[..., Any], host_reads: str) -> Iterator[Cap
 def _is_watchable(model: object) -> TypeGuard[torch.nn.Module]:
     """Whether hooks can watch the model's own call.
 
-    Script modules take none before the call; and a TransformerEncoderLayer that has any leaves its
+    Script modules take none before the call; torch compiles the hooks of a module that was compiled
+    in place (`model.compile()`) with it; and a TransformerEncoderLayer that has any leaves its
     fast path, which gives other values for a row that is padded altogether.
     """
     unwatchable = (torch.jit.ScriptModule, torch.nn.TransformerEncoderLayer)
-    return isinstance(model, torch.nn.Module) and not isinstance(model, unwatchable)
+    if not isinstance(model, torch.nn.Module) or isinstance(model, unwatchable):
+        return False
+    return model._compiled_call_impl is None
 
 
 @contextlib.contextmanager
@@ -370,6 +377,8 @@ class _Watch:
 
     def before(self, module: Any, args: Any, kwargs: Any) -> Any:
         """Start recording, unless this call is inside a recorded one."""
+        if self._captured._is_finishing:
+            return None
         if self._recorder is not None:
             self._depth += 1
             return None
@@ -387,7 +396,7 @@ class _Watch:
 
     def after(self, module: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """End the recording; torch calls this hook when the forward raised as well."""
-        if self._recorder is None:
+        if self._recorder is None or self._captured._is_finishing:
             return None
         if self._depth:
             self._depth -= 1

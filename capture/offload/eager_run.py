@@ -10,7 +10,7 @@ import torch
 
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Program, Symbol, TensorView
-from offload.torch_names import find_dtype, find_overload, symbol_object
+from offload.torch_names import dtype_name, find_dtype, find_overload, symbol_object
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -66,7 +66,13 @@ class EagerRun:
         return positional, named
 
     def call(self, launch: Launch) -> Callable[[], Any]:
-        """The launch as a function of no arguments; it may be called more than once."""
+        """The launch as a function of no arguments; it may be called more than once.
+
+        That of an opaque Program gives the tensors of its results, and writes weights in place.
+        """
+        opaque = self._program.opaque
+        if opaque is not None:
+            return functools.partial(opaque.call, [self.tensor(one) for one in launch.views()])
         positional, named = self.operands(launch)
         return functools.partial(find_overload(launch.operator), *positional, **named)
 
@@ -74,8 +80,12 @@ class EagerRun:
         """Let the Values that a launch makes lie where its outcome lies.
 
         Raises:
-            CaptureError: a result has another shape or other strides than the recorded one.
+            CaptureError: a result has another shape or other strides than the recorded one, or of
+                an opaque launch lies in other memory.
         """
+        if self._program.opaque is not None:
+            self._keep_opaque(launch, outcome)
+            return
         for result, tensor in zip(launch.results, flat(outcome), strict=bool(launch.results)):
             if result is not None:
                 if tuple(tensor.shape) != result.shape or tensor.stride() != result.strides:
@@ -84,6 +94,30 @@ class EagerRun:
                         f"at the second run, {result.shape} at the first"
                     )
                 self.bases[result.value] = (tensor.untyped_storage(), 0)
+
+    def _keep_opaque(self, launch: Launch, outcome: Any) -> None:
+        """As `keep`, where a result may lie in an input, in a weight or beside another result."""
+        known = {storage._cdata for storage, _ in self.bases.values()}
+        for number, (result, made, tensor) in enumerate(
+            zip(self._program.results, launch.results, outcome, strict=True)
+        ):
+            view, storage = result.view, tensor.untyped_storage()
+            if made is not None and storage._cdata not in known:
+                self.bases[view.value] = (storage, 0)
+            base, base_bytes = self.bases.get(view.value, (None, 0))
+            offset_bytes = int(tensor.storage_offset()) * tensor.element_size() - base_bytes
+            is_there = base is not None and storage._cdata == base._cdata
+            is_whole = made is None or storage.nbytes() == self._size_bytes(view)
+            if view != _described(view.value, tensor, offset_bytes) or not (is_there and is_whole):
+                raise CaptureError(
+                    f"{launch.source}: result {number} came out otherwise when the callable ran "
+                    f"again on the same inputs: expected {view} of {self._size_bytes(view)} bytes, "
+                    f"got {tensor.dtype} {list(tensor.shape)} with strides {tensor.stride()} "
+                    f"{'in' if is_there else 'in other memory than'} the recorded place"
+                )
+
+    def _size_bytes(self, view: TensorView) -> int:
+        return self._program.values[view.value].size_bytes
 
     def tensor(self, view: TensorView) -> torch.Tensor:
         """A view of a Value, which gets memory (filled) if it has none."""
@@ -109,3 +143,15 @@ class EagerRun:
         if isinstance(argument, Symbol):
             return symbol_object(argument, self._program)
         return argument
+
+
+def _described(value: int, tensor: torch.Tensor, offset_bytes: int) -> TensorView:
+    return TensorView(
+        value,
+        0 if 0 in tensor.shape else offset_bytes,
+        tuple(tensor.shape),
+        tensor.stride(),
+        dtype_name(tensor.dtype),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )

@@ -15,6 +15,7 @@ _MODES = {
     "thunk": "write where the plan says (typed)",
     "graph": "run as nodes of one graph on the device",
     "out": "write where the plan says (the operator's out-variant)",
+    "opaque": "runs the recorded callable's own kernels as nodes of one graph on the device",
     "none": "compute nothing (null device)",
 }
 
@@ -34,6 +35,14 @@ def explain(run: Executable) -> str:
         f"feature map {memory.feature_map_bytes} bytes ({memory.unshared_bytes} without sharing, "
         f"lower bound {memory.lower_bound_bytes})"
     )
+    if program.opaque is not None:
+        lines.append(f"the model is one opaque launch, because {program.opaque.reason}")
+        lines.append("  it cannot be saved, and its weights cannot be rebound")
+    if program.unchecked:
+        lines.append(
+            "whether the model does work that the recorder cannot see could not be told: "
+            + program.unchecked
+        )
     outside = memory.outside_bytes
     lines.append(
         "bytes outside the arena: counted at the first execution"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offload.structure import Structure
@@ -169,6 +169,25 @@ class Overlap:
     distance_bytes: int
 
 
+OPAQUE_OPERATOR = "offload::opaque"
+"""The operator of the only launch of an opaque Program; torch has none of this name."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpaqueCall:
+    """What the launch of an opaque Program is: the recorded callable itself, by reference.
+
+    Attributes:
+        call: takes the tensors of the Program's inputs in order and gives those of its results in
+            order. It reads and writes weights where they are. Raises CaptureError where its
+            result is nested otherwise than the recorded one.
+        reason: why the call is one launch, for people.
+    """
+
+    call: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+    reason: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """Launches over Values in recorded order, for the device type that they were recorded on.
@@ -190,6 +209,11 @@ class Program:
             the callable's own **kwargs.
         host_reads: where the model would have read a tensor on the host: notes for people.
         versions: of the libraries that recorded it.
+        opaque: of a Program whose launches could not be seen: it has one launch, which calls the
+            recorded callable. Its arguments are the input views; its results are, for each tensor
+            of the Program's results, the view of the Value that it makes there. None for others.
+        unchecked: why nobody could tell whether the callable does more than the launches, on a
+            device that asks; empty if it was told. For people.
     """
 
     device: str
@@ -208,6 +232,8 @@ class Program:
     host_reads: tuple[str, ...] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     device_index: int | None = None
+    opaque: OpaqueCall | None = None
+    unchecked: str = ""
 
     def of_role(self, role: Role) -> tuple[Value, ...]:
         """The Values of one role, in order."""

@@ -103,7 +103,8 @@ class CompiledGraph:
         captured = self._captures.get(key)
         if captured is None:
             return self._record(key, args)
-        if self._state:  # `param.data = ...` changes no guard of torch's
+        # `param.data = ...` changes no guard of torch's. What is opaque keeps its addresses.
+        if self._state and captured.program.opaque is None:
             captured.rebind_weights()
         return captured(*args)
 

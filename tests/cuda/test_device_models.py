@@ -112,16 +112,12 @@ def test_convolutions_in_channels_last():
     replay_at_new_addresses(model, make)
 
 
-def assert_right_or_refused(function, make):
-    """Launches that torch's dispatcher does not see may be refused, and never go wrong."""
-    try:
-        with offload.capture(function) as captured:
-            captured(**make(0))
-        run = captured.load()
-    except offload.CaptureError as error:
-        pytest.skip(f"refused, which is right too: {error}")
-    for turn in (1, 2, 3):
-        assert_close(run(**make(turn)), function(**make(turn)))
+def replay_opaque(function, make):
+    """Launches that torch's dispatcher does not see make the call one opaque launch."""
+    run = replay_at_new_addresses(function, make)
+    assert [one.operator for one in run.program.launches] == ["offload::opaque"]
+    assert [one.mode for one in run.launch_reports()] == ["opaque"]
+    return run
 
 
 def test_raw_triton_kernel():
@@ -131,7 +127,8 @@ def test_raw_triton_kernel():
     def run(x):
         return add_one(x * 2, torch.empty_like(x)) * 3
 
-    assert_right_or_refused(run, normal(1024))
+    run(normal(1024)(0)["x"])  # torch and Triton compile
+    replay_opaque(run, normal(1024))
 
 
 def test_raw_triton_kernel_in_place():
@@ -143,10 +140,71 @@ def test_raw_triton_kernel_in_place():
         add_one(scaled, scaled)
         return scaled
 
-    assert_right_or_refused(run, normal(1024))
+    replay_opaque(run, normal(1024))
 
 
-def test_compiled_model():
-    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).cuda().eval()
-    compiled = torch.compile(Named(model))
-    assert_right_or_refused(compiled, normal(8, 64))
+def test_raw_triton_kernel_on_a_buffer():
+    """It is written by the recorded call and by executions, and not by loading."""
+    pytest.importorskip("triton", reason="a raw Triton kernel")
+    from probe_triton import add_one
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("steps", torch.zeros(100_000, device="cuda"))
+
+        def forward(self, x):
+            add_one(self.steps, self.steps)
+            return x * self.steps[: len(x)]
+
+    model, make = Counting(), normal(1024)
+    captured = offload.capture(model, **make(0))
+    run = captured.load()
+    assert run.program.opaque is not None
+    for turn in (2, 3, 4):
+        x = make(turn)["x"]
+        assert_close(run(x=x), x * turn)
+        assert torch.equal(model.steps, torch.full_like(model.steps, turn))
+
+
+def test_hidden_kernels_are_found_where_no_address_is_asked_for():
+    pytest.importorskip("triton", reason="a raw Triton kernel")
+    from probe_triton import add_one
+
+    def run(x):
+        scaled = x * 2
+        with torch._C.DisableTorchFunction():  # as an extension in C++, which no mode sees
+            add_one(scaled, scaled)
+        return scaled * 3
+
+    replayed = replay_opaque(run, normal(1024))
+    assert "launches what the recorder cannot see" in replayed.program.opaque.reason
+
+
+@pytest.mark.parametrize("kind", ["module", "inside", "in place"])
+def test_compiled_model(kind):
+    model = Named(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))).cuda().eval()
+    if kind == "in place":
+        model.compile()
+        compiled = model
+    else:
+        compiled = torch.compile(model)
+    make, function = normal(8, 64), Named(compiled) if kind == "inside" else compiled
+    captured = offload.capture(function, **make(0))
+    assert captured.program.opaque is not None
+    run = captured.load()
+    for turn in (1, 2, 3):
+        assert_close(run(**make(turn)), function(**make(turn)))
+
+
+def test_compiled_model_with_graphs_of_its_own_is_refused():
+    compiled = torch.compile(nn.Linear(8, 8).cuda(), mode="reduce-overhead")
+    with pytest.raises(offload.CaptureError, match="CUDA graphs of its own"):
+        offload.capture(compiled, torch.ones(2, 8, device="cuda"))
+
+
+def test_models_without_hidden_work_stay_programs():
+    model = Named(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64))).cuda().eval()
+    captured = offload.capture(model, **normal(8, 64)(0))
+    assert captured.program.opaque is None
+    assert captured.program.unchecked == ""

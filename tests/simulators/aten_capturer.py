@@ -2,24 +2,32 @@
 
 A kernel's host function calls the launch's torch operator on tensors over the addresses that stand
 in its argument block when it executes. So whatever can be recorded runs through discovery,
-placement, patching and graph execution as it would on a GPU.
+placement, patching and graph execution as it would on a GPU. An opaque Program's callable is
+called, and makes such kernels of the operators that it runs: see `opaque_capturing`.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
+import dataclasses
 import itertools
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from opaque_capturing import Capture, capturing
 from simulator import Simulator
 
 from offload import _native
 from offload.backends.cuda.capture import Allocation, GraphCapture
+from offload.backends.cuda.fixed_weights import weight_ranges
 from offload.backends.cuda.graph import call, driver_bindings, read_graph
-from offload.program import Launch, Program, Symbol, TensorView
+from offload.eager_run import EagerRun
+from offload.errors import CaptureError
+from offload.program import Launch, Program, Role, Symbol, TensorView
+from offload.record.callables import compiled_parts
 from offload.torch_names import find_dtype, find_overload, symbol_object
 
 # An integer that looks like an address, and is the same in every capture.
@@ -76,7 +84,7 @@ class AtenKernel:
     """
 
     def __init__(self, simulator: Simulator, program: Program, launch: Launch) -> None:
-        self._program = program
+        self.program = program
         self._launch = launch
         self.views = tuple(
             view for view in (*launch.views(), *launch.made()) if not self._is_on_host(view)
@@ -100,7 +108,7 @@ class AtenKernel:
         words = [int.from_bytes(block[at : at + 8], "little") for at in range(0, len(block), 8)]
         assert words[0] == LOOK_ALIKE, "somebody patched an integer"
         tensors = [
-            tensor_at(word - view.offset_bytes, view, self._program.values[view.value].size_bytes)
+            tensor_at(word - view.offset_bytes, view, self.program.values[view.value].size_bytes)
             for word, view in zip(words[1:], self.views, strict=False)
         ]
         begin = len(block) - IMMEDIATE_BYTES * len(self._immediates)
@@ -134,7 +142,7 @@ class AtenKernel:
         if isinstance(argument, tuple):
             return [self._argument(item, tensors, numbers) for item in argument]
         if isinstance(argument, Symbol):
-            return symbol_object(argument, self._program)
+            return symbol_object(argument, self.program)
         return argument
 
 
@@ -144,11 +152,16 @@ class AtenCapturer:
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
         self._kernels: dict[tuple[int, int], AtenKernel] = {}
+        self.n_opaque_captures = 0
         self._programs: list[Program] = []  # kept, so that their identities stay their own
 
     def capture(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
         """Capture every launch as a kernel; nothing executes."""
         self._programs.append(program)
+        if program.opaque is not None:
+            # On a thread of its own, as a capturer of a GPU does: it has no modes of the caller.
+            with concurrent.futures.ThreadPoolExecutor(1) as thread:
+                return thread.submit(self._capture_opaque, program, pool).result()
         used = sorted(
             {view.value for view in program.inputs}
             | {result.view.value for result in program.results}
@@ -179,8 +192,61 @@ class AtenCapturer:
             keep=CapturedGraph(graph),
         )
 
-    def _kernel(self, program: Program, launch: Launch) -> AtenKernel:
-        key = (id(program), launch.index)
+    def _capture_opaque(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
+        """Capture what the callable launches, on memory of the pool; nothing executes."""
+        self.n_opaque_captures += 1
+        numbers = itertools.count()
+
+        def launch_operator(one: Program, addresses: dict[int, int]) -> None:
+            kernel = self._kernel(one, one.launches[0], (id(program), next(numbers)))
+            assert kernel.program.launches == one.launches, "the callable launched something else"
+            launch_kernel(stream, kernel.function, kernel.sizes, kernel.arguments(addresses))
+
+        stream = _current_context_stream()
+        capture = Capture(stream, pool, launch_operator)
+        bases = {
+            index: (holders[0].untyped_storage(), 0) for index, holders in program.weights.items()
+        }
+        for view in program.inputs:
+            size_bytes = program.values[view.value].size_bytes
+            bases[view.value] = (capture.memory(size_bytes, view.value), 0)
+        run = EagerRun(program, bases, fill=None)
+        (launch,) = program.launches
+        call_again = run.call(launch)
+        is_compiled = bool(compiled_parts(program.opaque.call.function))
+        call("cuStreamBeginCapture", stream, driver_bindings().CUstreamCaptureMode(1))
+        try:
+            with torch.no_grad(), capturing(capture, sees_operators=not is_compiled):
+                outcome = call_again()
+        except RuntimeError as error:
+            raise CaptureError(f"the callable cannot be captured: {error}") from error
+        finally:
+            graph = call("cuStreamEndCapture", stream)
+            call("cuStreamDestroy", stream)
+        run.keep(launch, outcome)
+        made = {
+            storage.data_ptr(): index
+            for index, (storage, _) in run.bases.items()
+            if program.values[index].role is Role.OUTPUT
+        }
+        nodes, edges = read_graph(int(graph))
+        return GraphCapture(
+            graph=int(graph),
+            nodes=nodes,
+            edges=edges,
+            launches=(0,) * len(nodes),
+            allocations=tuple(
+                dataclasses.replace(one, value=made.get(one.address, one.value))
+                for one in capture.allocations
+            ),
+            owned=weight_ranges(program),
+            keep=CapturedGraph(graph),
+        )
+
+    def _kernel(
+        self, program: Program, launch: Launch, key: tuple[int, int] | None = None
+    ) -> AtenKernel:
+        key = key or (id(program), launch.index)
         if key not in self._kernels:
             self._kernels[key] = AtenKernel(self._simulator, program, launch)
         return self._kernels[key]

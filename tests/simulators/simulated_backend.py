@@ -59,11 +59,20 @@ class SimulatedBackend(CudaBackend):
         return ProofMemory(index)
 
 
-def install(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> SimulatedBackend:
-    """Let `load(device="cuda-simulated")` find the backend for the rest of the test."""
+def install(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch, *, records: bool = False
+) -> SimulatedBackend:
+    """Let `load(device="cuda-simulated")` find the backend for the rest of the test.
+
+    Args:
+        records: recordings on the CPU are for this backend: they may be opaque, and are compared
+            with what the callable does.
+    """
     simulator.set_eager(True)  # nobody synchronises before looking at a tensor of the CPU
     backend = SimulatedBackend(simulator)
     known = {**backends._BACKENDS, backend.name: lambda: backend}
+    if records:
+        known["cpu"] = lambda: backend
     monkeypatch.setattr(backends, "_BACKENDS", known)
     # The simulator forgets all memory between tests; an arena that lived on would not know.
     monkeypatch.setattr(cuda_backend, "_arenas", weakref.WeakValueDictionary())

@@ -22,6 +22,8 @@ class Capabilities:
     Attributes:
         computes: results are computed (the null backend computes none).
         moves_feature_map: the feature map's address may be new at every execution.
+        runs_opaque: it can run a callable itself as one launch, whatever that does below torch's
+            dispatcher; so what launches it makes can be compared with a Program's.
         queues_work: a call returns once its work is queued, so a failing launch surfaces at a
             ticket's wait; and the device does not work again after one.
     """
@@ -29,6 +31,7 @@ class Capabilities:
     computes: bool = True
     moves_feature_map: bool = True
     queues_work: bool = False
+    runs_opaque: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class LaunchReport:
         mode: `thunk` or `out` (it writes where the Plan says), `call` (as recorded: in place, or
             into memory of its own), `copied` (as recorded, then copied: its out-variant failed its
             proof), `unproved` (not executed yet), `graph` (as nodes of a device's own graph),
-            `none` (nothing is computed).
+            `opaque` (likewise, all nodes of the recorded callable as one launch), `none` (nothing
+            is computed).
         outside_bytes: bytes that it allocates outside the arena, counted at the first execution.
     """
 
@@ -123,6 +127,25 @@ class Backend(Protocol):
 
     def records(self) -> str:
         """The device type on which Programs for it are recorded."""
+
+    def unseen_work(self, program: Program, opaque: Program) -> tuple[str, ...]:
+        """Tell what a callable does on the device besides the launches that were recorded of it.
+
+        Leaves inputs, weights and generators as they are.
+
+        Args:
+            program: every launch that was observed, dead ones and constants included.
+            opaque: the same call as one opaque launch.
+
+        Returns:
+            The names of what the callable launches beyond the Program, one for each launch. None
+            on a device that does not run opaque launches.
+
+        Raises:
+            BackendUnavailable: the device, its driver or a library is missing.
+            CaptureError: one of the two cannot be captured, so that they cannot be compared.
+            ExecutionError: the device failed.
+        """
 
     def prepare(self, program: Program) -> Prepared:
         """Find out what the planner must know. Leaves weights and generators as they are.

@@ -53,6 +53,10 @@ class CpuBackend:
         """Programs recorded on the CPU."""
         return "cpu"
 
+    def unseen_work(self, program: Program, opaque: Program) -> tuple[str, ...]:
+        """Nothing: to run a callable as one launch would be to call it, as eager does."""
+        return ()
+
     def prepare(self, program: Program) -> Prepared:
         """Find the results of launches that have no out-variant of their own.
 

@@ -27,6 +27,10 @@ class NullBackend:
         """Programs recorded on the CPU."""
         return "cpu"
 
+    def unseen_work(self, program: Program, opaque: Program) -> tuple[str, ...]:
+        """Nothing: it computes nothing."""
+        return ()
+
     def prepare(self, program: Program) -> Prepared:
         """The Program as it is: every Value is where the Plan puts it."""
         return Prepared(program)

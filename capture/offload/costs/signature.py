@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from offload.program import Argument, Launch, TensorView
+from offload.program import OPAQUE_OPERATOR, Argument, Launch, TensorView
 
 
 def signature_of(launch: Launch) -> str:
-    """The operator with what its time depends on: dtypes, shapes, strides, other arguments."""
-    return f"{launch.operator}({', '.join(_describe(one) for one in launch.arguments)})"
+    """The operator with what its time depends on: dtypes, shapes, strides, other arguments.
+
+    What an opaque launch does its arguments do not say: it has its place in the user's code too.
+    """
+    where = f" at {launch.source}" if launch.operator == OPAQUE_OPERATOR else ""
+    return f"{launch.operator}({', '.join(_describe(one) for one in launch.arguments)}){where}"
 
 
 def _describe(argument: Argument) -> str:

@@ -260,6 +260,8 @@ def _operators(
     clock: Clock,
 ) -> tuple[OperatorCosts | None, tuple[str, ...]]:
     """The operators' costs, and what is to be said of them."""
+    if run.program.opaque is not None:
+        return None, (f"operators cannot be timed one by one: {run.program.opaque.reason}",)
     with run.timeline() as timeline:
         for _ in range(_TIMELINE_EXECUTIONS):
             run(*args, **kwargs)

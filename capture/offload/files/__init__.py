@@ -38,11 +38,17 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
 
     Raises:
         FileError: something in the program cannot be written (an object among the arguments, a
-            generator of its own, an operator that is not torch's), a weight was given another
-            storage or a host constant another value since the capture, or the path cannot be
-            written to.
+            generator of its own, an operator that is not torch's), it is one opaque launch, a
+            weight was given another storage or a host constant another value since the capture,
+            or the path cannot be written to.
     """
     path = Path(path)
+    if program.opaque is not None:
+        raise FileError(
+            f"{path}: the program is one opaque launch, which calls the model itself "
+            f"({program.opaque.reason}): a file holds launches of torch's operators and no code. "
+            "Save the model, and capture it again where it is loaded"
+        )
     try:
         storages = {
             index: _common_storage(program, index, tensors)

@@ -1,12 +1,14 @@
 """Recording: a model's call becomes a Program. The only user of torch's dispatch internals."""
 
-from offload.record.callables import Parameters, parameters_of, refuse_compiled, refuse_hidden_reads
+from offload.record.callables import Parameters, parameters_of, refuse_hidden_reads
 from offload.record.operators import is_user_file, located_at
-from offload.record.recorder import Recorder, Recording
+from offload.record.recorder import Recorder
+from offload.record.recording import Recording
 from offload.record.recording_device import default_generator
-from offload.record.verify import verify
+from offload.record.verify import OutcomeDiffers, verify
 
 __all__ = [
+    "OutcomeDiffers",
     "Parameters",
     "Recorder",
     "Recording",
@@ -14,7 +16,6 @@ __all__ = [
     "is_user_file",
     "located_at",
     "parameters_of",
-    "refuse_compiled",
     "refuse_hidden_reads",
     "verify",
 ]

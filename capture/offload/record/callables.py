@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -52,26 +53,87 @@ def parameters_of(function: Callable[..., Any] | None) -> Parameters:
     )
 
 
-def refuse_compiled(function: Callable[..., Any] | None) -> None:
-    """Refuse what torch.compile has wrapped: under the recorder's modes it would run eagerly.
+def compiled_parts(function: Callable[..., Any] | None) -> tuple[str, ...]:
+    """What of a callable torch.compile has wrapped: itself, or modules inside it, by name.
+
+    Under the recorder's modes these would run eagerly.
+    """
+    found = [name or "the model" for name, one in _modules_of(function) if _is_compiled(one)]
+    if _module_of(function) is None and _is_compiled(_behind_partials(function)):
+        found.append("the function")
+    return tuple(found)
+
+
+def refuse_compiled(parts: tuple[str, ...], device: str) -> None:
+    """Refuse compiled callables on a device that has nothing to gain from them.
+
+    Args:
+        parts: as `compiled_parts` gives them.
+        device: the device type, for the message.
 
     Raises:
-        CaptureError: the callable, or a module inside it, is compiled.
+        CaptureError: there are any.
     """
-    module = _module_of(function)
-    modules = [] if module is None else list(module.named_modules())
-    compiled = [
-        name or "the model"
-        for name, one in modules
-        if one._compiled_call_impl is not None or hasattr(one, "_orig_mod")
-    ]
-    if hasattr(function, "_torchdynamo_orig_callable"):
-        compiled.append("the function")
-    if compiled:
+    if parts:
         raise CaptureError(
-            f"{', '.join(compiled)} is compiled by torch.compile, which hides its launches: "
-            "capture the model before compiling it"
+            f"{', '.join(parts)} is compiled by torch.compile, which hides its launches: on "
+            f"{device} they would be one call of the compiled code, from which there is nothing "
+            "to gain: capture the model before compiling it"
         )
+
+
+def refuse_nested_captures(function: Callable[..., Any] | None) -> None:
+    """Refuse what captures graphs of its own whenever it is called.
+
+    torch.compile keeps its settings beside what it has wrapped: of inductor the configuration, of
+    other compilers the compiler alone, in the context that the wrapper closes over.
+
+    Raises:
+        CaptureError: the callable, or a module inside it, was compiled for CUDA graphs.
+    """
+    behind = _behind_partials(function)
+    candidates = [("the function", behind), *_modules_of(function)]
+    for name, one in candidates:
+        for compiled in (one, getattr(one, "_compiled_call_impl", None)):
+            if _is_compiled(compiled) and _captures_graphs(compiled):
+                raise CaptureError(
+                    f"{name or 'the model'} is compiled with CUDA graphs of its own "
+                    '(mode="reduce-overhead" or "max-autotune", or the backend "cudagraphs"), and '
+                    "a capture cannot hold another: compile it without them (mode="
+                    '"max-autotune-no-cudagraphs", or no mode), since offload makes the graph'
+                )
+
+
+def _behind_partials(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _modules_of(function: Callable[..., Any] | None) -> list[tuple[str, torch.nn.Module]]:
+    module = _module_of(function)
+    return [] if module is None else list(module.named_modules())
+
+
+def _is_compiled(thing: Any) -> bool:
+    if isinstance(thing, torch.nn.Module):
+        return thing._compiled_call_impl is not None or hasattr(thing, "_orig_mod")
+    return hasattr(thing, "_torchdynamo_orig_callable")
+
+
+def _captures_graphs(compiled: Any) -> bool:
+    """Whether what torch.compile has wrapped was compiled for CUDA graphs."""
+    configuration = getattr(compiled, "get_compiler_config", lambda: None)()
+    if configuration and configuration.get("triton.cudagraphs"):
+        return True
+    context = getattr(compiled, "dynamo_ctx", None)
+    if context is None and isinstance(compiled, FunctionType):
+        variables = inspect.getclosurevars(compiled).nonlocals
+        context = variables.get("self")
+    compiler: Any = getattr(context, "callback", None)
+    while hasattr(compiler, "_torchdynamo_orig_backend"):
+        compiler = compiler._torchdynamo_orig_backend
+    return getattr(compiler, "compiler_name", "") == "cudagraphs"
 
 
 def refuse_hidden_reads(function: Callable[..., Any] | None) -> None:

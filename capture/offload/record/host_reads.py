@@ -29,6 +29,9 @@ REFUSED: Mapping[str, str] = {
     "map2_": _ELEMENTWISE,
 }
 
+# Those that give an address to who asks on the device that it is on, such as a kernel's launcher.
+ADDRESSES = frozenset({"data_ptr", "__cuda_array_interface__"})
+
 _READ_SELF = frozenset({"tolist", "numpy", "__array__"})
 
 # Functions that make a tensor of Python data, and the position of the data.

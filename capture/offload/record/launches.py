@@ -49,6 +49,9 @@ class LaunchRecorder:
         refusal: the first thing that was refused; the call may have swallowed the error.
         running: the torch function that is being called, as the function mode sees it.
         allocations: tells tensors made during the call from those made before; set at the begin.
+        allows_unseen: work that cannot be seen is noted rather than refused: the device can run
+            the call as one opaque launch; set at the begin.
+        unseen: the first such work; empty if there was none.
     """
 
     def __init__(self, table: StorageTable, *, guards_reads: bool) -> None:
@@ -59,6 +62,8 @@ class LaunchRecorder:
         self.allocations = Allocations(torch.device("cpu"))
         self.refusal: CaptureError | None = None
         self.running = ""
+        self.allows_unseen = False
+        self.unseen = ""
         self._guards_reads = guards_reads
         self._changed_state_at = ""
 
@@ -137,12 +142,15 @@ class LaunchRecorder:
             and self._made_during_call(tensor)
         )
         if unseen:
-            raise CaptureError(
-                f"{user_location()}: {name} uses a tensor of shape {list(tensor.shape)} that was "
-                "made during the call by work that the recorder cannot see (another thread, or an "
-                "extension that bypasses torch's dispatcher): move that work to the calling "
-                "thread, or before the capture"
+            self.note_unseen(
+                CaptureError(
+                    f"{user_location()}: {name} uses a tensor of shape {list(tensor.shape)} that "
+                    "was made during the call by work that the recorder cannot see (another "
+                    "thread, or an extension that bypasses torch's dispatcher): move that work to "
+                    "the calling thread, or before the capture"
+                )
             )
+            return self.table.add_made(tensor, name, unwritten=False)
         if name == "aten::lift_fresh" and self._made_during_call(tensor):
             if not self.running:  # inside a torch function the data was looked at, or is torch's
                 raise CaptureError(
@@ -154,6 +162,26 @@ class LaunchRecorder:
         tracked = self.table.add_weight(tensor)
         tracked.foreign = name == "aten::lift_fresh" and not self.table.state.knows(identity)
         return tracked
+
+    def note_unseen(self, refusal: CaptureError) -> None:
+        """Note work that cannot be seen.
+
+        Raises:
+            CaptureError: the refusal, on a device that runs no opaque launches.
+        """
+        if not self.allows_unseen:
+            raise refusal
+        self.unseen = self.unseen or str(refusal)
+
+    def hand_out(self, tensor: torch.Tensor, refusal: CaptureError) -> None:
+        """Note that memory is given to code that cannot be followed, and may write it.
+
+        Raises:
+            CaptureError: as `note_unseen`.
+        """
+        self.note_unseen(refusal)
+        with _disable_current_modes():
+            self.track(tensor, "what its address is given to").keep_before()
 
     def _track_literal(self, tensor: torch.Tensor) -> TrackedStorage:
         """A tensor that the forward made from Python numbers: a fresh copy at each execution.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Set
 
 import torch
 
@@ -75,10 +75,10 @@ class StorageWatch:
         self._latest = self._content.clone()
         return True
 
-    def changed_unseen(self) -> bool:
-        """Whether a storage that no launch wrote differs from before the call."""
-        if self._is_small:
-            return self.changed()
+    def differs(self) -> bool:
+        """Whether the storage differs from before the call."""
+        if self._is_small and self.before is not None:
+            return not torch.equal(self._content, self.before)
         return _checksum(self._content) != self._checksum
 
 
@@ -106,17 +106,18 @@ class ModelState:
     Owner: one Recorder.
 
     Attributes:
+        python_state: what it holds in Python.
         generators: the random generators that the callable can reach.
     """
 
     def __init__(self, function: object) -> None:
-        self._python_state = PythonState(function)
-        self.generators = tuple(self._python_state.generators)
+        self.python_state = PythonState(function)
+        self.generators = tuple(self.python_state.generators)
         self._held: list[tuple[str, _Held]] = []
         self._names: dict[int, str] = {}
         self._holders: dict[int, tuple[torch.Tensor, ...]] = {}
         self._watches: dict[int, StorageWatch] = {}
-        for path, tensor in self._python_state.tensors:
+        for path, tensor in self.python_state.tensors:
             if not _has_plain_memory(tensor):
                 continue
             name, held = path.removeprefix("self."), _held(tensor)
@@ -148,14 +149,23 @@ class ModelState:
         """The watch of a storage, since before the call if it is the model's."""
         return self._watches.get(storage._cdata) or StorageWatch(storage)
 
-    def check(self, written: Mapping[int, bool]) -> None:
-        """Compare with before the call; `written` tells storages that a launch wrote.
+    def keep_before(self) -> None:
+        """Keep the bytes of all that a call may write that nobody can watch while it runs.
+
+        Of parameters only small ones: a copy of all of them could take as much memory as the model.
+        """
+        for identity, watch in self._watches.items():
+            if not all(isinstance(one, torch.nn.Parameter) for one in self._holders[identity]):
+                watch.keep_before()
+
+    def check_python(self) -> None:
+        """Compare what is held in Python, and on which storages, with before the call.
 
         Raises:
             CaptureError: an attribute or variable was assigned, added, removed, or reshaped in
-                place; or its content was changed by work that no launch did.
+                place.
         """
-        self._python_state.check()
+        self.python_state.check()
         for name, held in self._held:
             if not held.same():
                 raise CaptureError(
@@ -163,9 +173,16 @@ class ModelState:
                     "storage, which a replay would not do again: write it in place "
                     "(self.x.copy_(...)), or pass it as an argument and return it"
                 )
+
+    def changed(self, written: Set[int]) -> Iterator[torch.Tensor]:
+        """Tensors, one for each storage whose content differs from before the call.
+
+        Args:
+            written: storages that need not be looked at.
+        """
         for identity, watch in self._watches.items():
-            if not written.get(identity, False) and watch.changed_unseen():
-                raise changed_unseen_error(self._names[identity])
+            if identity not in written and watch.differs():
+                yield self._holders[identity][0]
 
 
 def changed_unseen_error(name: str) -> CaptureError:

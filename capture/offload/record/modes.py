@@ -36,6 +36,9 @@ class Watcher(Protocol):
     def guard_content(self, tensor: torch.Tensor, what: str) -> None:
         """Record a read of a tensor's values on the host, or refuse it."""
 
+    def hand_out(self, tensor: torch.Tensor, refusal: CaptureError) -> None:
+        """Note that a tensor's memory is given to code that cannot be followed, or refuse it."""
+
 
 @contextlib.contextmanager
 def _refusals_kept(watcher: Watcher) -> Iterator[None]:
@@ -113,7 +116,10 @@ class FunctionMode(TorchFunctionMode):
             name = getattr(func, "__name__", "")
         with _refusals_kept(self._watcher):
             if name in host_reads.REFUSED:
-                raise CaptureError(f"{user_location()}: {name}: {host_reads.REFUSED[name]}")
+                refusal = CaptureError(f"{user_location()}: {name}: {host_reads.REFUSED[name]}")
+                if name not in host_reads.ADDRESSES:
+                    raise refusal
+                self._watcher.hand_out(args[0], refusal)
             for tensor in host_reads.tensors_read(name, args, kwargs):
                 self._watcher.guard_content(tensor, f"torch.{name}")
         outside, self._watcher.running = self._watcher.running, name

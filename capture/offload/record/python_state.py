@@ -37,7 +37,7 @@ _BOOKKEEPING = frozenset(vars(torch.nn.Module())) - {"training"} | {
 }
 
 # Packages whose objects and functions are not looked into: their state is their own affair.
-_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "offload"})
+_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "triton", "numpy", "offload"})
 _PLAIN_OBJECTS = (types.SimpleNamespace, collections.UserDict, collections.UserList)
 
 # What stands in a class besides its state.
@@ -113,15 +113,17 @@ class PythonState:
         Raises:
             CaptureError: something was assigned, added or removed; the message says what.
         """
-        for place in self._places:
-            change = place.change()
-            if change:
-                raise CaptureError(
-                    f"the call changed an attribute or variable ({change}), which a replay would "
-                    "not do again: keep state in tensors that are written in place "
-                    "(self.x.copy_(...)), or pass it as an argument and return it; what only the "
-                    "first call sets, let a call before the capture set"
-                )
+        if change := self.change():
+            raise CaptureError(
+                f"the call changed an attribute or variable ({change}), which a replay would "
+                "not do again: keep state in tensors that are written in place "
+                "(self.x.copy_(...)), or pass it as an argument and return it; what only the "
+                "first call sets, let a call before the capture set"
+            )
+
+    def change(self) -> str:
+        """The first thing that has changed since, in words; empty if nothing has."""
+        return next(filter(None, (place.change() for place in self._places)), "")
 
     def _enter(self, path: str, thing: Any, depth: int, function_depth: int) -> None:
         """Note what `thing` holds, and put what is below it on the list."""
@@ -130,7 +132,7 @@ class PythonState:
             return
         if type(thing) is torch.Generator:
             self.generators.append(thing)
-        if isinstance(thing, (MethodType, functools.partial)):
+        if isinstance(thing, (MethodType, functools.partial)) or _is_compiled(thing):
             for part_path, part in _parts_called(path, thing):
                 self._pending.append((part_path, part, depth, function_depth))
             return
@@ -203,13 +205,20 @@ def _contents(thing: Any) -> Contents | None:
     return tuple(named), tuple(named.values())
 
 
-def _parts_called(
-    path: str, thing: MethodType | functools.partial[Any]
-) -> Iterator[tuple[str, Any]]:
-    """What stands behind a bound method or a partial; these themselves cannot change."""
+def _is_compiled(thing: Any) -> bool:
+    return isinstance(thing, FunctionType) and "_torchdynamo_orig_callable" in vars(thing)
+
+
+def _parts_called(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    """What stands behind a bound method, a partial or what torch.compile made of a function.
+
+    These themselves cannot change.
+    """
     if isinstance(thing, MethodType):
         yield path, thing.__self__
         yield "", thing.__func__
+    elif isinstance(thing, FunctionType):
+        yield path, vars(thing)["_torchdynamo_orig_callable"]
     else:
         yield path, thing.func
         yield f"{path or 'partial'}.args", thing.args

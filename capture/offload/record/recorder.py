@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import torch
 
 from offload.errors import CaptureError
-from offload.program import Overlap, Program, Result, Role, TensorView
-from offload.record.callables import Parameters
+from offload.program import OpaqueCall, Overlap, Program, Result, Role, TensorView
+from offload.record.call_arguments import CallArguments
+from offload.record.callables import (
+    Parameters,
+    compiled_parts,
+    refuse_compiled,
+    refuse_nested_captures,
+)
 from offload.record.folding import final_values, folded_values, holders_of, is_folded
 from offload.record.host_constants import may_be_host_constant
 from offload.record.launches import LaunchRecorder
@@ -25,75 +31,48 @@ from offload.record.modes import (
     reads_avoided,
     seeding_refused,
 )
-from offload.record.operators import check_plain, is_tensor
+from offload.record.operators import check_plain, is_tensor, user_location
+from offload.record.recorded_call import RecordedCall, Surroundings
+from offload.record.recording import Recording, opaque_form
 from offload.record.recording_device import Allocations, default_generator, recording_device
 from offload.record.storages import StorageTable, TrackedStorage, alias
-from offload.structure import (
-    OpaqueStructure,
-    Structure,
-    StructureMismatch,
-    constants,
-    flatten,
-    frozen,
-    leaf_paths,
-    match,
-    unflatten,
-)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Recording:
-    """A recorded call: the Program, and what is needed to check it once.
-
-    Attributes:
-        program: all launches, dead ones included.
-        device: that it was recorded on.
-        before: for each written storage of an input or weight, by identity, its bytes before the
-            call.
-        after: for the same storages the bytes of their Value after it.
-        results: the tensors that the model returned.
-        generator_states: each generator (the default one first), its state before and after.
-        has_unwritten: some Value began without content, so reads of it must be ruled out.
-    """
-
-    program: Program
-    device: torch.device
-    before: Mapping[int, torch.Tensor]
-    after: Mapping[int, torch.Tensor]
-    results: tuple[torch.Tensor, ...]
-    input_tensors: tuple[torch.Tensor, ...]
-    generator_states: tuple[tuple[torch.Generator, torch.Tensor, torch.Tensor], ...]
-    has_unwritten: bool
-
-
-# What torch keeps on an nn.Buffer. Names that begin with an underscore are what libraries note:
-# torch marks what it compiled for, transformers what it initialised.
-_BUFFER_ATTRIBUTES = frozenset({"persistent"})
+from offload.structure import OpaqueStructure, Structure, constants, flatten, unflatten
 
 
 class Recorder:
     """Records exactly one call, between `begin` and `finish` (or `abandon`).
 
     Owner: one with-block. Thread: the one that calls the model; other threads' work is not seen,
-    and what depends on it is refused.
+    and what depends on it is refused, or on a device that runs opaque launches makes the call one.
     """
 
     def __init__(
         self,
         *,
         host_reads: str,
-        function: object,
+        function: Callable[..., Any],
         parameters: Parameters,
+        runs_opaque: Callable[[str], bool] = lambda _: False,
     ) -> None:
+        """Look at what is going to be called.
+
+        Args:
+            host_reads: as `capture` takes it.
+            function: what will be called.
+            parameters: its parameters' names.
+            runs_opaque: whether a device of this type can run the call as one opaque launch.
+        """
         with torch.no_grad():
             self.table = StorageTable(ModelState(function))
         self._avoids_reads = host_reads == "avoid"
         self._log = LaunchRecorder(self.table, guards_reads=not self._avoids_reads)
+        self._function = function
         self._parameters = parameters
+        self._runs_opaque = runs_opaque
+        self._compiled: tuple[str, ...] = ()
         self._context = contextlib.ExitStack()
         self._inputs: list[torch.Tensor] = []
-        self._originals: list[torch.Tensor] = []
-        self._arguments = Structure("constant")
+        self._arguments = CallArguments((), {})
         self._call: tuple[Any, Any] = ((), {})
 
     # ---- the call ----------------------------------------------------------------------------
@@ -107,38 +86,22 @@ class Recorder:
         Raises:
             CaptureError: an argument cannot be recorded.
         """
-        try:
-            tensors, structure = flatten((args, kwargs), is_tensor, share_same=False)
-        except OpaqueStructure as error:
-            raise CaptureError(f"an argument cannot be taken apart: {error}") from error
-        names = [_argument_name(path) for _, path in sorted(leaf_paths(structure, "input").items())]
-        for tensor, name in zip(tensors, names, strict=True):
-            check_plain(tensor, name)
-            attributes = sorted(
-                one
-                for one in vars(tensor)
-                if one not in _BUFFER_ATTRIBUTES and not one.startswith("_")
-            )
-            if attributes:
-                raise CaptureError(
-                    f"{name} carries the attributes {attributes}, which the next tensor "
-                    "given there may not have: pass what they hold as arguments of their own, and "
-                    "the tensor's .detach()"
-                )
-        self._choose_device(tensors, names)
-        self._originals = tensors
-        self._arguments = frozen(structure)
+        self._arguments = CallArguments(args, kwargs)
+        self._choose_device()
+        self._look_at_compiled()
         with torch.no_grad():
-            self._inputs = [alias(tensor) for tensor in tensors]
-            for tensor, name in zip(self._inputs, names, strict=True):
+            self._inputs = [alias(tensor) for tensor in self._arguments.tensors]
+            for tensor, name in zip(self._inputs, self._arguments.names, strict=True):
                 self.table.add_input(tensor, name)
         for first, second, _ in self._common_memory():
             for leaf in (first, second):  # if one is written, both may change
                 self._tracked_input(leaf).keep_before()
-        own = [one for one in constants(structure) if type(one) is torch.Generator]
+        if self._compiled:
+            self._keep_state()
+        own = [one for one in constants(self._arguments.live) if type(one) is torch.Generator]
         for generator in (default_generator(self.table.device), *own, *self.table.state.generators):
             self._log.note_generator(generator)
-        self._call = unflatten(structure, self._inputs)
+        self._call = self._arguments.nested(self._inputs)
         try:
             self._enter()
         except BaseException:
@@ -146,9 +109,10 @@ class Recorder:
             raise
         return self._call
 
-    def _choose_device(self, tensors: list[torch.Tensor], names: list[str]) -> None:
-        device = recording_device(tensors, self.table.state.tensors())
-        for tensor, name in zip(tensors, names, strict=True):
+    def _choose_device(self) -> None:
+        given = self._arguments
+        device = recording_device(given.tensors, self.table.state.tensors())
+        for tensor, name in zip(given.tensors, given.names, strict=True):
             if tensor.device != device and not may_be_host_constant(tensor):
                 others = (
                     "" if device.type == "cpu" else "; only tensors of no dimensions may differ"
@@ -160,6 +124,32 @@ class Recorder:
         self.table.device = device
         self._log.allocations = Allocations(device)
 
+    def _look_at_compiled(self) -> None:
+        """Find out whether torch.compile hides the launches, and whether that can be recorded.
+
+        Raises:
+            CaptureError: it does, on a device that runs no opaque launches, or by graphs of its
+                own.
+        """
+        self._compiled = compiled_parts(self._function)
+        device = self.table.device
+        self._log.allows_unseen = self._runs_opaque(device.type)
+        if not self._log.allows_unseen:
+            refuse_compiled(self._compiled, device.type)
+        elif self._compiled:
+            refuse_nested_captures(self._function)
+            self._log.unseen = f"{', '.join(self._compiled)} is compiled by torch.compile"
+        self._surroundings = Surroundings.of_caller(
+            device, avoids_reads=self._avoids_reads and not self._compiled
+        )
+
+    def _keep_state(self) -> None:
+        """Keep what a call may write while nobody watches it."""
+        with torch.no_grad():
+            self.table.state.keep_before()
+            for tracked in self.table:
+                tracked.keep_before()
+
     def _enter(self) -> None:
         enter = self._context.enter_context
         try:
@@ -168,10 +158,13 @@ class Recorder:
             raise CaptureError(
                 "another thread is recording a call: one call of a process is recorded at a time"
             ) from None
-        enter(reads_avoided(self._avoids_reads))
+        if not self._compiled:
+            enter(reads_avoided(self._avoids_reads))
         enter(torch.no_grad())
         enter(autocast_cache_off())
         enter(executions_refused())
+        if self._compiled:  # of which the modes would leave nothing; and to compile sets generators
+            return
         enter(seeding_refused(self._log))
         enter(eager_paths_taken())
         enter(FunctionMode(self._log))
@@ -200,18 +193,17 @@ class Recorder:
         if self._log.refusal is not None:  # the forward swallowed it and took another path
             raise self._log.refusal
         with torch.no_grad():
-            self._check_arguments_unchanged()
+            self._arguments.check_unchanged(self._call, self._inputs, self.table)
             try:
                 tensors, structure = flatten(result, is_tensor, share_same=True)
             except OpaqueStructure as error:
                 raise CaptureError(f"the result cannot be taken apart: {error}") from error
             results = tuple(self._result(tensor) for tensor in tensors)
-            overlaps = self._overlaps()
-            leaves = {leaf for one in overlaps for leaf in (one.first, one.second)}
-            overlapping = {self._tracked_input(leaf).storage._cdata for leaf in leaves}
-            self._check_state(overlapping)
+            overlaps, overlapping = self._check_state()
             program = self._program(results, structure, overlaps)
             recording = self._recording(program, tuple(tensors), overlapping)
+            if self._log.allows_unseen:
+                recording = self._with_opaque_form(recording, structure)
             handed_out = [
                 self._handed_out(one, tensor, program)
                 for one, tensor in zip(results, tensors, strict=True)
@@ -222,61 +214,64 @@ class Recorder:
     def _handed_out(self, result: Result, tensor: torch.Tensor, program: Program) -> torch.Tensor:
         """The caller's own tensor, or one on its memory that knows nothing of its twin."""
         if result.input_leaf >= 0:
-            return self._originals[result.input_leaf]
+            given: torch.Tensor = self._arguments.tensors[result.input_leaf]
+            return given
         is_view = program.values[result.view.value].role is Role.INPUT
         return tensor.detach() if is_view else tensor
 
-    def _check_state(self, overlapping: Set[int]) -> None:
-        """Refuse changes of inputs and weights that no launch made.
+    def check_unchanged(self) -> None:
+        """Make sure that calls made since the recorded one have left Python's state alone.
+
+        Raises:
+            CaptureError: naming the attribute or variable.
+        """
+        self.table.state.check_python()
+
+    def _check_state(self) -> tuple[tuple[Overlap, ...], Set[int]]:
+        """Look for changes of inputs and weights that no launch made.
+
+        Returns:
+            The overlaps of inputs, and the storages of these.
+
+        Raises:
+            CaptureError: naming the input, attribute or tensor that changed, on a device that runs
+                no opaque launches; on others they are marked as written.
+        """
+        self.table.state.check_python()
+        overlaps, overlapping = self._overlapping()
+        changed = list(self._unseen_changes(overlapping))
+        for tracked in changed:
+            if not self._compiled:
+                self._log.note_unseen(changed_unseen_error(tracked.value.name))
+            tracked.written = True
+        return self._overlapping() if changed else (overlaps, overlapping)
+
+    def _overlapping(self) -> tuple[tuple[Overlap, ...], Set[int]]:
+        overlaps = self._overlaps()
+        leaves = {leaf for one in overlaps for leaf in (one.first, one.second)}
+        return overlaps, {self._tracked_input(leaf).storage._cdata for leaf in leaves}
+
+    def _unseen_changes(self, overlapping: Set[int]) -> Iterator[TrackedStorage]:
+        """Storages of inputs and weights that changed and that no launch wrote.
 
         Args:
             overlapping: storages of inputs that a launch wrote through another input.
-
-        Raises:
-            CaptureError: naming the input, attribute or tensor that changed.
         """
-        self.table.state.check({one.storage._cdata: one.written for one in self.table})
-        for tracked in self.table:
-            if tracked.storage._cdata in overlapping:
-                continue
-            is_known = self.table.state.knows(tracked.storage._cdata)
-            if tracked.watch is None or tracked.written or is_known:
-                continue
-            if tracked.watch.changed_unseen():
-                raise changed_unseen_error(tracked.value.name)
-        for tracked in self.table:
+        state = self.table.state
+        tracked_here = list(self.table)
+        for tracked in tracked_here:
             content = tracked.value.host_content
             if content is not None and bytes(tracked.own_content().tolist()) != content:
                 raise changed_unseen_error(tracked.value.name)
-
-    def _check_arguments_unchanged(self) -> None:
-        """Refuse what the call did to its arguments in Python: a replay would not do it again."""
-        advice = (
-            "return new tensors instead, or pass a cache of fixed size that is written in place"
-        )
-        try:
-            tensors = [
-                tensor
-                for expected, given, where in zip(
-                    self._arguments.children, self._call, ("args", "kwargs"), strict=True
-                )
-                for tensor in match(expected, given, is_tensor, where)
-            ]
-        except StructureMismatch as error:
-            raise CaptureError(f"the call changed its arguments: {error}; {advice}") from None
-        names = leaf_paths(self._arguments, "input")
-        for leaf, (tensor, given) in enumerate(zip(tensors, self._inputs, strict=True)):
-            tracked = self.table.find(given)
-            same = tracked is not None and (
-                tensor is given
-                and tuple(given.shape) == tracked.value.shape
-                and given.stride() == tracked.value.strides
-            )
-            if not same:
-                raise CaptureError(
-                    f"the call replaced {_argument_name(names[leaf])}, or changed its storage or "
-                    f"shape in place (resize_, set_, transpose_ and the like): {advice}"
-                )
+        for tensor in state.changed({one.storage._cdata for one in tracked_here if one.written}):
+            if tensor.device != self.table.device:
+                raise changed_unseen_error(state.name(tensor.untyped_storage()._cdata))
+            yield self.table.find(tensor) or self.table.add_weight(tensor)
+        for tracked in tracked_here:
+            if tracked.watch is None or tracked.written or tracked.storage._cdata in overlapping:
+                continue
+            if not state.knows(tracked.storage._cdata) and tracked.watch.differs():
+                yield tracked
 
     def _result(self, tensor: torch.Tensor) -> Result:
         check_plain(tensor, "a result")
@@ -291,10 +286,21 @@ class Recorder:
         return Result(self.table.view(tensor, tracked), next(leaves, -1))
 
     def _program(
-        self, results: tuple[Result, ...], structure: Structure, overlaps: tuple[Overlap, ...]
+        self,
+        results: tuple[Result, ...],
+        structure: Structure,
+        overlaps: tuple[Overlap, ...],
+        *,
+        folds: bool = True,
     ) -> Program:
+        """The Program of all launches; those that make constants are left out if it folds.
+
+        Those that make them on the host are left out in any case.
+        """
         returned = {result.view.value for result in results}
         folded = folded_values(self.table, returned)
+        if not folds:
+            folded &= {one.value.index for one in self.table if one.value.on_host}
         launches = tuple(one for one in self._log.launches if not is_folded(one, folded))
         values = final_values(self.table, returned, folded, launches)
         holders = {
@@ -308,7 +314,7 @@ class Recorder:
             launches=launches,
             inputs=tuple(self._input_view(tensor) for tensor in self._inputs),
             results=results,
-            arguments_structure=self._arguments,
+            arguments_structure=self._arguments.structure,
             result_structure=structure,
             overlaps=overlaps,
             weights={index: tensors for index, (_, tensors) in holders.items()},
@@ -335,7 +341,7 @@ class Recorder:
         return Recording(
             program,
             device=self.table.device,
-            before={one.storage._cdata: _kept(one) for one in written},
+            before={one.storage._cdata: one.kept() for one in written},
             after={one.storage._cdata: one.own_content().clone() for one in written},
             results=results,
             input_tensors=tuple(self._inputs),
@@ -345,6 +351,55 @@ class Recorder:
             ),
             has_unwritten=any(one.unwritten_at_birth for one in self.table),
         )
+
+    def _with_opaque_form(self, recording: Recording, structure: Structure) -> Recording:
+        """The recording with what a device needs to tell whether it is all, or as opaque already.
+
+        Raises:
+            CaptureError: the call can only be recorded as one opaque launch, and a tensor that it
+                may read cannot be described.
+        """
+        program = recording.program
+        whole = (program.results, structure, program.overlaps)
+        observed = self._program(*whole, folds=False)
+        try:
+            state = self._reachable_state()
+        except CaptureError as error:
+            if self._log.unseen:
+                raise
+            return dataclasses.replace(recording, observed=observed, unchecked=str(error))
+        call = RecordedCall(
+            self._function,
+            self.table.state.python_state,
+            self._arguments.live,
+            structure,
+            self._surroundings,
+        )
+        everything = self._program(*whole, folds=False)
+        opaque = opaque_form(
+            everything,
+            OpaqueCall(call, self._log.unseen),
+            reads={one.value.index for one in state},
+            writes={one.value.index for one in state if one.written},
+            is_random=any(
+                not torch.equal(before, after) for _, before, after in recording.generator_states
+            ),
+            source=user_location(),
+        )
+        found = dataclasses.replace(recording, observed=observed, opaque=opaque)
+        return found.as_opaque(self._log.unseen) if self._log.unseen else found
+
+    def _reachable_state(self) -> list[TrackedStorage]:
+        """Inputs, and every weight on the device that the callable holds or was seen to use.
+
+        Host constants that it holds are tracked as well, and so guarded.
+        """
+        for tensor in self.table.state.tensors():
+            is_here = tensor.device == self.table.device or may_be_host_constant(tensor)
+            if is_here and tensor.untyped_storage().nbytes() and self.table.find(tensor) is None:
+                check_plain(tensor, self.table.state.name(tensor.untyped_storage()._cdata))
+                self.table.add_weight(tensor)
+        return [one for one in self.table if one.is_state and not one.constant]
 
     def _input_view(self, tensor: torch.Tensor) -> TensorView:
         tracked = self.table.find(tensor)
@@ -374,18 +429,3 @@ class Recorder:
             for first, second, distance_bytes in self._common_memory()
             if self._tracked_input(first).written or self._tracked_input(second).written
         )
-
-
-def _kept(tracked: TrackedStorage) -> torch.Tensor:
-    if tracked.watch is None or tracked.watch.before is None:
-        raise CaptureError(
-            f"{tracked.value.name} was written by an operator that does not declare it, and is too "
-            "large to have been watched: write it with torch operators"
-        )
-    return tracked.watch.before
-
-
-def _argument_name(path: str) -> str:
-    """`input[0][1]` becomes `args[1]`, and `input[1]['mask']` becomes `kwargs['mask']`."""
-    kind = "args" if path.startswith("input[0]") else "kwargs"
-    return kind + path[len("input[0]") :]

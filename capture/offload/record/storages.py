@@ -64,6 +64,20 @@ class TrackedStorage:
         if self.watch is not None:
             self.watch.keep_before()
 
+    def kept(self) -> torch.Tensor:
+        """The bytes from before the call.
+
+        Raises:
+            CaptureError: nobody has kept them, since what wrote the storage could not be seen.
+        """
+        if self.watch is None or self.watch.before is None:
+            raise CaptureError(
+                f"{self.value.name} was written by an operator that does not declare it, or by "
+                "work that the recorder cannot see, and is too large to have been watched: write "
+                "it with torch operators"
+            )
+        return self.watch.before
+
     def own_content(self) -> torch.Tensor:
         """The bytes of the Value now."""
         return self.content()[self.base_bytes : self.base_bytes + self.value.size_bytes]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -13,7 +13,7 @@ from offload.eager_run import EagerRun, bytes_of
 from offload.errors import CaptureError
 from offload.program import Launch, Program, Role, Value
 from offload.record.operators import as_integers
-from offload.record.recorder import Recording
+from offload.record.recording import Recording
 from offload.record.recording_device import current
 from offload.torch_names import find_dtype
 
@@ -21,20 +21,27 @@ from offload.torch_names import find_dtype
 _FILLS = (0xFF, 0x01)
 
 
+class OutcomeDiffers(CaptureError):
+    """The recorded launches do not give what the call gave."""
+
+
 def verify(recording: Recording, program: Program) -> None:
     """Run `program` on the recorded call's inputs and compare with what the model returned.
 
-    Inputs, weights and generators are left as they are: what the program writes is a copy.
+    Inputs, weights and generators are left as they are: what the program writes is a copy, and
+    the weights that an opaque one writes in place are put back.
 
     Raises:
-        CaptureError: a result or a changed input, buffer or parameter differs from the recorded
-            call, or depends on memory that no launch wrote.
+        OutcomeDiffers: a result or a changed input, buffer or parameter differs from the recorded
+            call.
+        CaptureError: one depends on memory that no launch wrote; or the call seeds a generator.
     """
     with (
         current(recording.device),
         _generators_restored(recording),
         torch.no_grad(),
-        torch._C._DisableAutocast(),
+        # The callable of an opaque program brings the autocast state of its recording.
+        nullcontext() if program.opaque is not None else torch._C._DisableAutocast(),
     ):
         first = _Run(recording, program, _FILLS[0]).outcome()
         for generator, _, after in recording.generator_states:
@@ -49,6 +56,28 @@ def verify(recording: Recording, program: Program) -> None:
             _restore_generators(recording)
             second = _Run(recording, program, _FILLS[1]).outcome()
             _compare_fills(first, second)
+        if program.opaque is not None:
+            _check_unseeded(recording, program)
+
+
+def _check_unseeded(recording: Recording, program: Program) -> None:
+    """Run an opaque program from other seeds: it must not set them itself.
+
+    That the states agree after a run from the recorded ones says nothing of a callable that seeds.
+
+    Raises:
+        CaptureError: it does.
+    """
+    generators = [generator for generator, _, _ in recording.generator_states]
+    seeds = [(generator.initial_seed() + 1) % 2**63 for generator in generators]
+    for generator, seed in zip(generators, seeds, strict=True):
+        generator.manual_seed(seed)
+    _Run(recording, program, _FILLS[0]).outcome()
+    if [generator.initial_seed() for generator in generators] != seeds:
+        raise CaptureError(
+            "the call seeds a random generator, or restores one, which a replay would not do "
+            "again: do it before the call"
+        )
 
 
 def _restore_generators(recording: Recording) -> None:
@@ -79,6 +108,7 @@ class _Run:
 
     def __init__(self, recording: Recording, program: Program, fill: int) -> None:
         self._program = program
+        self._recording = recording
         self._bases: dict[int, tuple[torch.UntypedStorage, int]] = {}
         self._identities: dict[int, int] = {}
         self._place_inputs(recording)
@@ -86,7 +116,9 @@ class _Run:
             storage = holders[0].untyped_storage()
             before = recording.before.get(storage._cdata)
             self._identities[index] = storage._cdata
-            self._bases[index] = ((storage if before is None else _copy(before)), 0)
+            if before is not None and program.opaque is None:
+                storage = _copy(before)
+            self._bases[index] = (storage, 0)
         self._eager = EagerRun(program, self._bases, fill)
 
     def _place_inputs(self, recording: Recording) -> None:
@@ -115,6 +147,26 @@ class _Run:
 
     def outcome(self) -> _Outcome:
         """Run all launches; the result tensors, and the bytes of every written input or weight."""
+        with self._weights_as_before():
+            return self._outcome()
+
+    @contextmanager
+    def _weights_as_before(self) -> Iterator[None]:
+        """Let an opaque program begin with the weights of before the call, and end with its own."""
+        written = [] if self._program.opaque is None else self._written_weights()
+        try:
+            for storage in written:
+                bytes_of(storage).copy_(self._recording.before[storage._cdata])
+            yield
+        finally:
+            for storage in written:
+                bytes_of(storage).copy_(self._recording.after[storage._cdata])
+
+    def _written_weights(self) -> list[torch.UntypedStorage]:
+        storages = (holders[0].untyped_storage() for holders in self._program.weights.values())
+        return [one for one in storages if one._cdata in self._recording.before]
+
+    def _outcome(self) -> _Outcome:
         for launch in self._program.launches:
             try:
                 self._run(launch)
@@ -126,6 +178,8 @@ class _Run:
                     f"again on the same inputs: {error}"
                 ) from error
         results = [self._eager.tensor(result.view) for result in self._program.results]
+        if self._program.opaque is not None:  # results may be views of weights that are put back
+            results = [one.clone() for one in results]
         written = {index for launch in self._program.launches for index in launch.writes}
         state = {
             self._identities[value.index]: (value, self._content(value))
@@ -136,7 +190,8 @@ class _Run:
 
     def _content(self, value: Value) -> torch.Tensor:
         storage, base_bytes = self._bases[value.index]
-        return bytes_of(storage)[base_bytes : base_bytes + value.size_bytes]
+        content = bytes_of(storage)[base_bytes : base_bytes + value.size_bytes]
+        return content if self._program.opaque is None else content.clone()
 
     def _run(self, launch: Launch) -> None:
         outcome = self._eager.call(launch)()
@@ -161,14 +216,16 @@ def _compare_with_model(recording: Recording, outcome: _Outcome) -> None:
     pairs = zip(outcome.results, recording.results, strict=True)
     for position, (replayed, returned) in enumerate(pairs):
         if not _close(replayed, returned):
-            raise CaptureError(
+            raise OutcomeDiffers(
                 f"result {position} differs when the recorded program is run again on the same "
                 f"inputs, or reads memory that nobody wrote: {hint}"
             )
     for identity, (value, content) in outcome.state.items():
         dtype = find_dtype(value.dtype)
         if not _close(_as_dtype(content, dtype), _as_dtype(recording.after[identity], dtype)):
-            raise CaptureError(f"{value.name} is left with another content at a second run: {hint}")
+            raise OutcomeDiffers(
+                f"{value.name} is left with another content at a second run: {hint}"
+            )
 
 
 def _as_dtype(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -155,8 +155,14 @@ class Executable:
 
         Raises:
             BindingError: a new storage is laid out otherwise than the recorded one, or is less
-                aligned than the device needs.
+                aligned than the device needs; or the program is opaque, so that its kernels have
+                the addresses of weights for good.
         """
+        if self.program.opaque is not None:
+            raise BindingError(
+                "weights of a program that is one opaque launch stay where they were when it was "
+                f"loaded ({self.program.opaque.reason}): capture again to use other storages"
+            )
         if self._loaded.check_weights is not None:
             self._loaded.check_weights()
         self._native.rebind_weights()

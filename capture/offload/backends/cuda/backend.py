@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
+from collections import Counter
 from collections.abc import Set
 from typing import Any
 
@@ -23,6 +24,7 @@ from offload.backends.cuda.capture import (
 )
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.discover import discover
+from offload.backends.cuda.fixed_weights import WEIGHT_OWNER
 from offload.backends.cuda.graph import NodeKind, driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
@@ -62,7 +64,7 @@ class CudaBackend:
     """One NVIDIA GPU, or whatever answers to the driver's API."""
 
     name = "cuda"
-    capabilities = Capabilities(queues_work=True)
+    capabilities = Capabilities(queues_work=True, runs_opaque=True)
     alignment_bytes = ALIGNMENT_BYTES
 
     def __init__(self, capturer: Capturer | None = None) -> None:
@@ -111,6 +113,35 @@ class CudaBackend:
     def records(self) -> str:
         """Programs recorded on CUDA tensors."""
         return "cuda"
+
+    def unseen_work(self, program: Program, opaque: Program) -> tuple[str, ...]:
+        """Capture both, and compare which kernels, copies and memsets they are made of.
+
+        Libraries may choose other kernels in another capture: only what the callable launches
+        beyond the Program each time is its own.
+
+        Raises:
+            BackendUnavailable: as `machine`.
+            CaptureError: one of the two cannot be captured.
+            ExecutionError: the driver failed.
+        """
+        self.machine()
+        device = device_of(program)
+        capturers = [self._capturer or TorchCapturer() for _ in range(2)]
+        unseen: Counter[str] | None = None
+        for attempt in range(_MAXIMUM_TRIES):
+            seen, whole = (
+                _node_names(capturer.capture(one, _native.DiscoveryPool(device, seed)))
+                for seed, capturer, one in zip(
+                    (2 * attempt, 2 * attempt + 1), capturers, (program, opaque), strict=True
+                )
+            )
+            surplus = whole - seen
+            unseen = surplus if unseen is None else unseen & surplus
+            if not unseen:
+                return ()
+        assert unseen is not None
+        return tuple(sorted(unseen.elements()))
 
     def prepare(self, program: Program) -> Prepared:
         """Capture the Program's launches in three layouts, and find its words.
@@ -165,12 +196,17 @@ class CudaBackend:
         arena = _arena(captured.device)
         # The resident has a graph of its own: of the capture only what its constant words point
         # to has to stay, for as long as the device executes it. `_arenas` finds the arena as long.
-        keep = (arena, captured.capture.keep if _points_outside(captured.discovery) else None)
+        keep = (
+            arena,
+            captured.capture.keep if _points_outside(captured.discovery) else None,
+            prepared.program.weights if prepared.program.opaque is not None else None,
+        )
         resident = _resident(
             captured, prepared.program, plan, arena, plan.feature_map_bytes, keep=keep
         )
         random = captured.capture.random
-        reports = tuple(LaunchReport("graph", 0) for _ in prepared.program.launches)
+        mode = "graph" if prepared.program.opaque is None else "opaque"
+        reports = tuple(LaunchReport(mode, 0) for _ in prepared.program.launches)
         return Loaded(
             resident,
             frozenset(),
@@ -246,9 +282,17 @@ def _launch_names(program: Program) -> list[str]:
     return [f"{launch.operator} at {launch.source}" for launch in program.launches]
 
 
+def _node_names(capture: GraphCapture) -> Counter[str]:
+    """How often each kernel, copy and memset stands in a captured graph."""
+    return Counter(node.name for node in capture.nodes if node.kind is not NodeKind.EMPTY)
+
+
 def _points_outside(discovery: Discovery) -> bool:
     """Whether constant words point to memory that the capture keeps."""
-    return any(one.owner != RANDOM_OWNER for one in discovery.constants)
+    return any(
+        one.owner != RANDOM_OWNER and not one.owner.startswith(WEIGHT_OWNER)
+        for one in discovery.constants
+    )
 
 
 def _refuse(launch: Launch) -> None:

@@ -26,7 +26,8 @@ Inputs are made up: floating-point numbers are drawn from [0, 1), truth values l
 integers are 0, which is an index into anything. Where that leaves no second input to tell apart,
 the memory of step 2 is filled with zeros. Integers at old addresses become 1, which is an index
 into nearly anything, and is only read if the proof fails. What launches write is a copy, so no
-state changes.
+state changes. Only the weights of an opaque Program are written where they are: they are put back
+after each execution, and what it has left there is compared as well.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from typing import NoReturn, Protocol
 
 import torch
 
+from offload.backends.cuda.fixed_weights import FixedWeights
 from offload.backends.cuda.words import Noise
 from offload.errors import CaptureError
 from offload.plan import Place, Plan
@@ -137,17 +139,18 @@ def prove(
         ExecutionError: the device failed, or has no memory for the proof.
     """
     first, second = (_inputs(program, variant) for variant in range(2))
-    bases = _Bases(program, unshared.plan, memory, first)
+    weights = FixedWeights(program, memory)
+    bases = _Bases(program, unshared.plan, memory, first, weights)
     bases.execute(unshared)
     expected = bases.outcome()
     bases.free()
-    old = _Bases(program, loaded.plan, memory, second)
+    old = _Bases(program, loaded.plan, memory, second, weights)
     old.execute(loaded)
     if first == second:
         old.clear()
     old.write_inputs(_inputs(program, 1, integer=1))
     before = old.content()
-    new = _Bases(program, loaded.plan, memory, first)
+    new = _Bases(program, loaded.plan, memory, first, weights)
     new.take_feature_map(old)
     _set_noise(loaded, noise, changed=noise)
     new.execute(loaded)
@@ -167,6 +170,7 @@ def prove(
     _compare(before, after, "was moved and still writes to its old addresses, in {}")
     old.free()
     new.free()
+    weights.free()
 
 
 def _compare(expected: dict[str, bytes], found: dict[str, bytes], message: str) -> None:
@@ -224,8 +228,14 @@ class _Bases:
     """Memory for one placement: what each slot's base is."""
 
     def __init__(
-        self, program: Program, plan: Plan, memory: Memory, inputs: Sequence[bytes]
+        self,
+        program: Program,
+        plan: Plan,
+        memory: Memory,
+        inputs: Sequence[bytes],
+        weights: FixedWeights,
     ) -> None:
+        self._weights = weights
         self._program = program
         self._plan = plan
         self._memory = memory
@@ -241,7 +251,7 @@ class _Bases:
                 self._bases[place.slot] = self._allocate(value.size_bytes, value.name)
             elif value.role is Role.WEIGHT:
                 address = program.weights[value.index][0].untyped_storage().data_ptr()
-                if value.index in written:
+                if value.index in written and program.opaque is None:
                     original, address = address, self._allocate(value.size_bytes, value.name)
                     self._copies.append((address, original, value.size_bytes))
                 self._bases[place.slot] = address
@@ -295,8 +305,9 @@ class _Bases:
         placed.resident.patch(
             [(word, self._bases[slot] + offset) for word, slot, offset in placed.relocations]
         )
-        placed.resident.execute()
-        placed.resident.finish()
+        with self._weights.restored():
+            placed.resident.execute()
+            placed.resident.finish()
 
     def take_feature_map(self, other: _Bases) -> None:
         """Begin with what another execution has left, which is valid to read by mistake."""
@@ -317,7 +328,8 @@ class _Bases:
     def outcome(self) -> dict[str, bytes]:
         """All that a caller can see: outputs, and inputs and weights as they are afterwards."""
         feature_map = self._bases[self._plan.feature_map.index]
-        return self._read([block for block in self._blocks if block[0] != feature_map])
+        blocks = [block for block in self._blocks if block[0] != feature_map]
+        return self._read(blocks) | self._weights.content
 
     def content(self) -> dict[str, bytes]:
         """All bytes of this placement but those of weights that no launch writes."""

@@ -28,6 +28,7 @@ from offload.backends.cuda.capture import (
     RandomState,
     device_of,
 )
+from offload.backends.cuda.fixed_weights import weight_ranges
 from offload.backends.cuda.graph import GraphNode, NodeReader, call, driver_bindings, read_graph
 from offload.backends.cuda.torch_pool import PoolMemory
 from offload.backends.cuda.torch_warm_up import Bases, copied, first_line, warm_up
@@ -180,16 +181,22 @@ class _OneCapture:
         handle = self._graph.raw_cuda_graph()
         nodes, edges = read_graph(handle, self._nodes.known)
         launches = [self._nodes.launches.get(node.handle, -1) for node in nodes]
-        owned = self._random_cells()
+        owned = [*self._random_cells(), *weight_ranges(self._program)]
         kept = self._kept
         return GraphCapture(handle, nodes, edges, launches, allocations, owned, kept), recycled
 
     def _stand_ins(self) -> Bases:
-        """Memory for inputs and weights; host constants as they were recorded."""
+        """Memory for inputs and weights; host constants as they were recorded.
+
+        The weights of an opaque Program stay where they are, for it reads its own.
+        """
         bases: Bases = {}
         for value in self._program.values:
             if value.host_content is not None:
                 bases[value.index] = (host_storage(value.host_content), 0)
+            elif value.role is Role.WEIGHT and self._program.opaque is not None:
+                holder = self._program.weights[value.index][0]
+                bases[value.index] = (holder.untyped_storage(), 0)
             elif value.role in (Role.INPUT, Role.WEIGHT):
                 bases[value.index] = (self._memory.stand_in(value.size_bytes), 0)
         return bases
@@ -208,7 +215,9 @@ class _OneCapture:
     def _launch(self, run: EagerRun, launch: Launch) -> None:
         try:
             outcome = run.call(launch)()
-        except RuntimeError as error:
+        except CaptureError:
+            raise
+        except Exception as error:  # of an opaque launch any that the user's code raises
             # Without memory torch tries to free some, and fails at that in a capture.
             reason = self._pool.error or first_line(error)
             if self._pool.error is not None or isinstance(error, torch.OutOfMemoryError):
@@ -221,6 +230,8 @@ class _OneCapture:
         self._tensors.append(outcome)
         run.keep(launch, outcome)
         made = [view.value for view in launch.made()]
+        # What the launch has freed is taken first: a copy must not be given any of it.
+        self._memory.settle({run.bases[value][0].data_ptr() for value in made})
         for value in made:
             if value in self._copied:
                 run.bases[value] = (copied(run.bases[value][0]), 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from offload.backends.cuda.fixed_weights import weights_at_risk
 from offload.eager_run import EagerRun, bytes_of, host_storage
 from offload.errors import CaptureError, ExecutionError
 from offload.program import Program, Role
@@ -17,6 +19,8 @@ Bases = dict[int, tuple[torch.UntypedStorage, int]]
 def warm_up(program: Program, device: int, inputs: Sequence[torch.Tensor] | None) -> None:
     """Run each launch once on private copies of what is written; all its memory is given back.
 
+    The weights of an opaque Program are written where they are, and put back.
+
     Raises:
         CaptureError: a launch failed; the message names it.
         ExecutionError: the device has no memory for it, or failed.
@@ -27,13 +31,16 @@ def warm_up(program: Program, device: int, inputs: Sequence[torch.Tensor] | None
         last_uses = _last_uses(program)
         for launch in program.launches:
             try:
-                run.keep(launch, run.call(launch)())
+                with _weights_kept(program):
+                    run.keep(launch, run.call(launch)())
             except torch.OutOfMemoryError as error:
                 raise ExecutionError(
                     f"{launch.source}: {launch.operator} found no memory in the warm-up: "
                     f"{first_line(error)}"
                 ) from error
-            except RuntimeError as error:
+            except CaptureError:
+                raise
+            except Exception as error:  # of an opaque launch any that the user's code raises
                 raise CaptureError(
                     f"{launch.source}: {launch.operator} failed in the warm-up: {first_line(error)}"
                 ) from error
@@ -74,8 +81,23 @@ def _private_bases(program: Program, device: int, inputs: Sequence[torch.Tensor]
         if index in bases:
             continue
         storage = holders[0].untyped_storage()
-        bases[index] = (copied(storage) if index in written else storage, 0)
+        is_copied = index in written and program.opaque is None
+        bases[index] = (copied(storage) if is_copied else storage, 0)
     return bases
+
+
+@contextlib.contextmanager
+def _weights_kept(program: Program) -> Iterator[None]:
+    """Put back what an opaque Program may write where it is, also if its call fails."""
+    storages = [
+        program.weights[value.index][0].untyped_storage() for value in weights_at_risk(program)
+    ]
+    kept = [copied(storage) for storage in storages]
+    try:
+        yield
+    finally:
+        for storage, content in zip(storages, kept, strict=True):
+            bytes_of(storage).copy_(bytes_of(content))
 
 
 def _last_uses(program: Program) -> dict[int, list[int]]:

@@ -1,0 +1,108 @@
+"""Weights of opaque Programs: their addresses are constants, so what writes them writes them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from offload.backends.cuda.capture import OwnedRange
+from offload.program import Program, Role, Value
+
+WEIGHT_OWNER = "weight "
+"""What the owner of a weight's memory is called before its name."""
+
+
+class Memory(Protocol):
+    """What is needed of a device's memory; addresses and sizes in bytes."""
+
+    def allocate(self, size_bytes: int) -> int:
+        """Memory of its own."""
+
+    def free(self, address: int) -> None:
+        """Give one block back."""
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        """Copy to the host."""
+
+    def copy(self, destination: int, source: int, size_bytes: int) -> None:
+        """Copy on the device."""
+
+
+def weights_at_risk(program: Program) -> list[Value]:
+    """The weights of an opaque Program that a call may write, none of any other Program.
+
+    Those that were observed to be written, and all that are no parameters: a write that leaves the
+    same bytes, as on zeros, is not observed. (Parameters could take as much memory as the model.)
+    """
+    if program.opaque is None:
+        return []
+    written = {index for launch in program.launches for index in launch.writes}
+    return [
+        value
+        for value in program.of_role(Role.WEIGHT)
+        if value.index in written
+        or not all(isinstance(one, torch.nn.Parameter) for one in program.weights[value.index])
+    ]
+
+
+def weight_ranges(program: Program) -> list[OwnedRange]:
+    """The memory of an opaque Program's weights, which constant words may point into."""
+    if program.opaque is None:
+        return []
+    return [
+        OwnedRange(storage.data_ptr(), storage.nbytes(), WEIGHT_OWNER + value.name)
+        for value in program.of_role(Role.WEIGHT)
+        for storage in [program.weights[value.index][0].untyped_storage()]
+    ]
+
+
+class FixedWeights:
+    """Copies of what an opaque Program's executions may write where it is, to put back.
+
+    Attributes:
+        content: by name the bytes that the latest execution left.
+    """
+
+    def __init__(self, program: Program, memory: Memory) -> None:
+        self.content: dict[str, bytes] = {}
+        self._memory = memory
+        self._kept: list[tuple[int, int, Value]] = []
+        for value in weights_at_risk(program):
+            original = program.weights[value.index][0].untyped_storage().data_ptr()
+            copy = memory.allocate(value.size_bytes)
+            memory.copy(copy, original, value.size_bytes)
+            self._kept.append((original, copy, value))
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Execute in the block: what it leaves is read and then undone, also if it fails."""
+        try:
+            yield
+            self.content = {f"{value.name} ({value.index})": self._read(original, value)
+                            for original, _, value in self._kept}  # fmt: skip
+        except BaseException:
+            with contextlib.suppress(Exception):  # of a device that has failed
+                self._put_back()
+            raise
+        self._put_back()
+
+    def _read(self, original: int, value: Value) -> bytes:
+        """By way of a block of this memory, which is sure to be readable."""
+        block = self._memory.allocate(value.size_bytes)
+        self._memory.copy(block, original, value.size_bytes)
+        content = self._memory.read(block, value.size_bytes)
+        self._memory.free(block)
+        return content
+
+    def _put_back(self) -> None:
+        for original, copy, value in self._kept:
+            self._memory.copy(original, copy, value.size_bytes)
+
+    def free(self) -> None:
+        """Give the copies back."""
+        for _, copy, _ in self._kept:
+            self._memory.free(copy)
+        self._kept.clear()

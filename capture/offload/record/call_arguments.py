@@ -1,0 +1,116 @@
+"""The arguments of a recorded call: taken apart before it, and compared after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from offload.errors import CaptureError
+from offload.record.operators import check_plain, is_tensor
+from offload.record.storages import StorageTable
+from offload.structure import (
+    OpaqueStructure,
+    StructureMismatch,
+    flatten,
+    frozen,
+    leaf_paths,
+    match,
+    unflatten,
+)
+
+# What torch keeps on an nn.Buffer. Names that begin with an underscore are what libraries note:
+# torch marks what it compiled for, transformers what it initialised.
+_BUFFER_ATTRIBUTES = frozenset({"persistent"})
+
+
+class CallArguments:
+    """The arguments that a caller gave.
+
+    Owner: one Recorder.
+
+    Attributes:
+        tensors: the caller's own, in order.
+        names: of each tensor its place, such as `args[1]`.
+        structure: their nesting, with the content that changeable constants had.
+        live: their nesting with these constants themselves.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take arguments apart.
+
+        Raises:
+            CaptureError: one of them cannot be recorded.
+        """
+        try:
+            self.tensors, self.live = flatten((args, kwargs), is_tensor, share_same=False)
+        except OpaqueStructure as error:
+            raise CaptureError(f"an argument cannot be taken apart: {error}") from error
+        self.structure = frozen(self.live)
+        paths = leaf_paths(self.live, "input")
+        self.names = [_argument_name(paths[leaf]) for leaf in range(len(self.tensors))]
+        for tensor, name in zip(self.tensors, self.names, strict=True):
+            check_plain(tensor, name)
+            _check_attributes(tensor, name)
+
+    def nested(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+        """The same arguments around other tensors."""
+        args, kwargs = unflatten(self.live, list(tensors))
+        return args, kwargs
+
+    def check_unchanged(
+        self, call: tuple[Any, Any], inputs: Sequence[torch.Tensor], table: StorageTable
+    ) -> None:
+        """Refuse what a call did to its arguments in Python: a replay would not do it again.
+
+        Args:
+            call: what it was given, as `nested` made it.
+            inputs: around these tensors.
+            table: what they were when it began.
+
+        Raises:
+            CaptureError: an argument was replaced, reshaped, or changed otherwise.
+        """
+        advice = (
+            "return new tensors instead, or pass a cache of fixed size that is written in place"
+        )
+        try:
+            tensors = [
+                tensor
+                for expected, given, where in zip(
+                    self.structure.children, call, ("args", "kwargs"), strict=True
+                )
+                for tensor in match(expected, given, is_tensor, where)
+            ]
+        except StructureMismatch as error:
+            raise CaptureError(f"the call changed its arguments: {error}; {advice}") from None
+        for name, tensor, given in zip(self.names, tensors, inputs, strict=True):
+            tracked = table.find(given)
+            same = tracked is not None and (
+                tensor is given
+                and tuple(given.shape) == tracked.value.shape
+                and given.stride() == tracked.value.strides
+            )
+            if not same:
+                raise CaptureError(
+                    f"the call replaced {name}, or changed its storage or shape in place "
+                    f"(resize_, set_, transpose_ and the like): {advice}"
+                )
+
+
+def _check_attributes(tensor: torch.Tensor, name: str) -> None:
+    attributes = sorted(
+        one for one in vars(tensor) if one not in _BUFFER_ATTRIBUTES and not one.startswith("_")
+    )
+    if attributes:
+        raise CaptureError(
+            f"{name} carries the attributes {attributes}, which the next tensor given there may "
+            "not have: pass what they hold as arguments of their own, and the tensor's .detach()"
+        )
+
+
+def _argument_name(path: str) -> str:
+    """`input[0][1]` becomes `args[1]`, and `input[1]['mask']` becomes `kwargs['mask']`."""
+    kind = "args" if path.startswith("input[0]") else "kwargs"
+    return kind + path[len("input[0]") :]

@@ -1,0 +1,120 @@
+"""A recorded call that can be made again: what an opaque launch executes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from offload.errors import CaptureError
+from offload.record.modes import eager_paths_taken, reads_avoided
+from offload.record.operators import is_tensor
+from offload.record.python_state import PythonState
+from offload.structure import (
+    OpaqueStructure,
+    Structure,
+    StructureMismatch,
+    flatten,
+    match,
+    unflatten,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The state of torch that chooses what a call launches, apart from its arguments.
+
+    Attributes:
+        is_inference: inference mode is on.
+        autocast: for each device type in question whether autocast is on, and its dtype.
+        default_device: where tensors are made that name no device; None for the CPU.
+        avoids_reads: model code was told that it is being compiled.
+    """
+
+    is_inference: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    default_device: torch.device | None
+    avoids_reads: bool
+
+    @classmethod
+    def of_caller(cls, device: torch.device, *, avoids_reads: bool) -> Surroundings:
+        """As they are now, on this thread, for a call on a device."""
+        default_device = torch.get_default_device()
+        return cls(
+            is_inference=torch.is_inference_mode_enabled(),
+            autocast=tuple(
+                (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+                for kind in sorted({"cpu", device.type})
+            ),
+            default_device=None if default_device.type == "cpu" else default_device,
+            avoids_reads=avoids_reads,
+        )
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Let a call on this thread find them, without gradients as every recording."""
+        with contextlib.ExitStack() as stack:
+            enter = stack.enter_context
+            if self.avoids_reads:
+                enter(reads_avoided(True))
+                enter(eager_paths_taken())
+            if self.default_device is not None:
+                enter(self.default_device)
+            enter(torch.inference_mode(self.is_inference))
+            enter(torch.no_grad())
+            for kind, enabled, dtype in self.autocast:
+                enter(torch.autocast(kind, dtype, enabled, cache_enabled=False))
+            yield
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A callable with the nesting of a call's arguments and of its result.
+
+    Thread: any, one call at a time.
+
+    Attributes:
+        state: what the callable holds in Python, as it was when it was recorded.
+    """
+
+    function: Callable[..., Any]
+    state: PythonState
+    arguments: Structure
+    result: Structure
+    surroundings: Surroundings
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Call with these tensors in the places of the recorded ones.
+
+        Returns:
+            The tensors of the result, in the order of its structure.
+
+        Raises:
+            CaptureError: the callable has changed since it was recorded; or the result is nested
+                otherwise than the recorded one, or a constant in it is another.
+        """
+        if change := self.state.change():
+            raise CaptureError(
+                f"the model has changed since it was recorded ({change}): its program is one "
+                "opaque launch, which calls the model itself; change it back, or capture it again"
+            )
+        args, kwargs = unflatten(self.arguments, list(tensors))
+        with self.surroundings.restored():
+            outcome = self.function(*args, **kwargs)
+        try:
+            found, structure = flatten(outcome, is_tensor, share_same=True)
+            match(self.result, outcome, is_tensor, "the result")
+        except (OpaqueStructure, StructureMismatch) as error:
+            raise CaptureError(
+                f"the callable returned something else when it ran again on the same inputs: "
+                f"{error}"
+            ) from error
+        if structure != self.result:
+            raise CaptureError(
+                "the callable returned one tensor in other places of its result when it ran again "
+                "on the same inputs"
+            )
+        return found

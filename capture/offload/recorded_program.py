@@ -1,0 +1,68 @@
+"""From a recording to the Program that does all that the call did: of launches, or opaque."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+from offload import passes
+from offload.backends import find_backend
+from offload.errors import BackendUnavailable, CaptureError
+from offload.program import Program
+from offload.record import OutcomeDiffers, Recorder, Recording, verify
+
+
+def runs_opaque(device: str) -> bool:
+    """Whether Programs recorded on a device type may be one opaque launch there."""
+    try:
+        return find_backend(device).capabilities.runs_opaque
+    except BackendUnavailable:
+        return False
+
+
+def recorded_program(recorder: Recorder, recording: Recording) -> Program:
+    """The verified Program of a recording.
+
+    On a device that runs opaque launches it is opaque where the callable launches more than was
+    seen, or where what was seen does not explain what it gave.
+
+    Raises:
+        CaptureError: neither form does what the call did, or running it again changed state in
+            Python.
+        ExecutionError: the device failed.
+    """
+    recording, unchecked = _with_unseen_work(recording)
+    program = passes.remove_dead_launches(recording.program)
+    try:
+        verify(recording, program)
+    except OutcomeDiffers as error:
+        if recording.opaque is None or unchecked or program.opaque is not None:
+            raise
+        recording = recording.as_opaque(f"its launches do not explain what it gives: {error}")
+        program = passes.remove_dead_launches(recording.program)
+        verify(recording, program)
+    if recording.observed is not None:
+        recorder.check_unchanged()
+    return dataclasses.replace(program, unchecked=unchecked) if unchecked else program
+
+
+def _with_unseen_work(recording: Recording) -> tuple[Recording, str]:
+    """The recording, as opaque if the callable does more than was seen; and why that is not known.
+
+    Raises:
+        ExecutionError: the device failed.
+    """
+    if recording.observed is None or recording.program.opaque is not None:
+        return recording, ""
+    if recording.opaque is None:
+        return recording, recording.unchecked
+    opaque = passes.remove_dead_launches(recording.opaque)
+    try:
+        backend = find_backend(recording.device.type)
+        unseen = backend.unseen_work(recording.observed, opaque)
+    except (CaptureError, BackendUnavailable) as error:
+        return recording, str(error)
+    if not unseen:
+        return recording, ""
+    names = ", ".join(f"{count} x {name}" for name, count in sorted(Counter(unseen).items()))
+    return recording.as_opaque(f"it launches what the recorder cannot see: {names}"), ""

@@ -1,0 +1,164 @@
+"""Models that torch.compile has wrapped are one opaque launch, on the simulated driver."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import offload
+
+pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
+from hidden_models import N_REPLAYS, assert_same_state, is_opaque, rows
+from opaque_capturing import compiler
+from simulated_backend import SimulatedBackend, install
+
+
+@pytest.fixture
+def backend(simulator, monkeypatch) -> Iterator[SimulatedBackend]:
+    """Recordings on the CPU are for the simulated device."""
+    yield install(simulator, monkeypatch, records=True)
+    gc.collect()  # errors keep captures, which must not give memory back after the device's reset
+
+
+@pytest.fixture(autouse=True)
+def compiled_code() -> Iterator[None]:
+    """What one test compiled is no other test's: torch compiles one function only so often."""
+    yield
+    if module := sys.modules.get("torch._dynamo"):
+        module.reset()
+
+
+# ---- what torch.compile has wrapped --------------------------------------------------------------
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        return self.linear(x) * self.count
+
+
+def in_place(model):
+    model.compile(backend=compiler)
+    return model
+
+
+COMPILED = {
+    "module": lambda model: torch.compile(model, backend=compiler),
+    "inside": lambda model: nn.Sequential(torch.compile(model, backend=compiler)),
+    "in place": in_place,
+    "function": lambda model: torch.compile(lambda x: model(x * 1), backend=compiler),
+}
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_compiled_callables(backend, kind):
+    """Its own counter, which is written where it is, tells how often it ran."""
+    inner = Counter().eval()
+    twin, model = copy.deepcopy(inner), COMPILED[kind](inner)
+    with torch.no_grad():
+        captured = offload.capture(model, rows())
+        twin(rows())
+    assert is_opaque(captured)
+    assert "is compiled by torch.compile" in captured.program.opaque.reason
+    assert torch.equal(inner.count, torch.ones(()))
+    run = captured.load()
+    assert torch.equal(inner.count, torch.ones(()))
+    for _ in range(N_REPLAYS):
+        x = rows()
+        with torch.no_grad():
+            assert torch.equal(run(x), twin(x))
+        assert_same_state(inner, twin)
+
+
+def test_a_compiled_module_called_by_itself(backend):
+    model = torch.compile(Counter(), backend=compiler)
+    twin = copy.deepcopy(model._orig_mod)
+    with torch.no_grad():
+        with offload.capture(model) as captured:
+            recorded = model(torch.ones(2, 8))
+        assert torch.equal(recorded, twin(torch.ones(2, 8)))
+        x = rows()[:2]
+        assert torch.equal(captured(x), twin(x))
+    assert is_opaque(captured)
+
+
+def graph_capturing():
+    options = {"triton.cudagraphs": True}
+    return [
+        torch.compile(nn.Linear(8, 8), mode="reduce-overhead"),
+        torch.compile(torch.sin, mode="max-autotune"),
+        torch.compile(nn.Linear(8, 8), options=options),
+        torch.compile(nn.Linear(8, 8), backend="cudagraphs"),
+        torch.compile(lambda x: x + 1, backend="cudagraphs"),
+        nn.Sequential(torch.compile(nn.Linear(8, 8), mode="reduce-overhead")),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_captures_graphs_of_its_own_is_refused(backend):
+    compiled = nn.Linear(8, 8)
+    compiled.compile(mode="reduce-overhead")
+    for model in [*graph_capturing(), compiled]:
+        with pytest.raises(offload.CaptureError, match="CUDA graphs of its own"):
+            offload.capture(model, rows())
+
+
+def test_a_generator_that_has_moved_makes_the_launch_random(backend):
+    model = torch.compile(lambda x: x + torch.rand_like(x), backend=compiler)
+    torch.manual_seed(3)
+    captured = offload.capture(model, rows())
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    torch.rand(3, 8), rows()
+    assert captured.program.launches[0].random
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(offload.CaptureError, match="draws random numbers"):
+        captured.load()
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_the_callers_autocast_state_is_that_of_every_call(backend, enabled):
+    """The capture, and the thread on which it runs, have none of their own."""
+    model = torch.compile(nn.Linear(8, 8), backend=compiler)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled):
+        captured = offload.capture(model, rows())
+        expected = model(torch.ones(3, 8))
+    assert expected.dtype == (torch.bfloat16 if enabled else torch.float32)
+    assert torch.equal(captured(torch.ones(3, 8)), expected)
+
+
+def test_state_in_python_is_refused(backend):
+    class Counting(nn.Module):
+        n = 0
+
+        def forward(self, x):
+            self.n += 1
+            return x + 1
+
+    model = torch.compile(Counting(), backend=compiler)
+    with pytest.raises(offload.CaptureError, match=r"n.* was added|n: 0 became 1"):
+        offload.capture(model, rows())
+
+
+def test_seeding_is_refused(backend):
+    generator = torch.Generator()
+
+    def draw(x):
+        generator.manual_seed(7)
+        return x + torch.rand(3, 8, generator=generator)
+
+    model = torch.compile(draw, backend=compiler)
+    draw(rows())
+    with pytest.raises(offload.CaptureError, match="seeds a random generator"):
+        offload.capture(model, rows())

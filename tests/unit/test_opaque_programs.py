@@ -1,0 +1,314 @@
+"""Opaque Programs without a device: run again, kept apart, compared, refused."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import threading
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import offload
+from offload.backends.cuda import CudaBackend, GraphNode, NodeKind, torch_capture
+from offload.backends.cuda import backend as cuda_backend
+from offload.backends.cuda.capture import GraphCapture
+from offload.backends.cuda.fixed_weights import FixedWeights, weight_ranges, weights_at_risk
+from offload.backends.cuda.torch_capture import _OneCapture
+from offload.backends.cuda.torch_warm_up import _weights_kept
+from offload.costs import signature_of
+from offload.eager_run import EagerRun
+from offload.passes import remove_dead_launches
+from offload.program import Program, Role
+from offload.record import Recorder, parameters_of
+
+
+class Counting(nn.Module):
+    """A parameter that is read, a buffer that is written, and one that might be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("steps", torch.zeros(4))
+        self.register_buffer("table", torch.ones(4))
+
+    def forward(self, x):
+        self.steps += 1
+        return x * self.weight + self.steps, x
+
+
+def opaque_program(function, *args: torch.Tensor) -> Program:
+    """The opaque form of a call, as for a device that runs such launches."""
+    recorder = Recorder(
+        host_reads="avoid",
+        function=function,
+        parameters=parameters_of(function),
+        runs_opaque=lambda _: True,
+    )
+    args, kwargs = recorder.begin(args, {})
+    _, recording = recorder.finish(function(*args, **kwargs))
+    return remove_dead_launches(recording.as_opaque("the test says so").program)
+
+
+def run_on(program: Program, x: torch.Tensor) -> EagerRun:
+    bases = {index: (one[0].untyped_storage(), 0) for index, one in program.weights.items()}
+    bases[program.inputs[0].value] = (x.untyped_storage(), 0)
+    return EagerRun(program, bases, fill=None)
+
+
+def name(program: Program, index: int) -> str:
+    return program.values[index].name
+
+
+def test_the_launch_reads_all_and_writes_what_changed():
+    program = opaque_program(Counting(), torch.ones(4))
+    (launch,) = program.launches
+    assert launch.operator == "offload::opaque"
+    assert list(launch.views()) == list(program.inputs)
+    assert sorted(name(program, one) for one in launch.reads) == [
+        "args[0]", "steps", "table", "weight",
+    ]  # fmt: skip
+    (output,) = program.of_role(Role.OUTPUT)
+    written = [program.values[one] for one in launch.writes if one != output.index]
+    assert [one.name for one in written] == ["steps"]
+    assert launch.results == (program.results[0].view, None)
+    assert program.results[1].input_leaf == 0
+    assert not launch.random
+    assert [one.role for one in program.values if one.role is Role.ACTIVATION] == []
+
+
+def test_it_is_run_by_calling_the_callable():
+    model = Counting()
+    program = opaque_program(model, torch.ones(4))
+    x = torch.full((4,), 3.0)
+    run = run_on(program, x)
+    (launch,) = program.launches
+    run.keep(launch, run.call(launch)())
+    assert torch.equal(run.tensor(program.results[0].view), torch.full((4,), 5.0))
+    assert run.tensor(program.results[1].view).data_ptr() == x.data_ptr()
+    assert torch.equal(model.steps, torch.full((4,), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (lambda x, w: (x.double(), x), "result 0 came out otherwise"),
+        (lambda x, w: (torch.zeros(8)[::2], x), "result 0 came out otherwise"),
+        (lambda x, w: (torch.zeros(8)[:4], x), "result 0 came out otherwise"),
+        (lambda x, w: (w[:4], x), "in other memory than the recorded place"),
+        (lambda x, w: (x + 1, x + 1), "result 1 .* in other memory than the recorded place"),
+        (lambda x, w: [x + 1, x], "returned something else"),
+        (lambda x, w: (x, x), "one tensor in other places"),
+    ],
+)
+def test_a_callable_that_returns_otherwise_is_refused(other, says):
+    state = threading.local()  # where nobody looks for changes
+    state.call = lambda x, w: (x + 1, x)
+    held = torch.ones(8)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = nn.Buffer(held)
+
+        def forward(self, x):
+            return state.call(x, self.held)
+
+    program = opaque_program(Model(), torch.ones(4))
+    run = run_on(program, torch.ones(4))
+    (launch,) = program.launches
+    state.call = other
+    with pytest.raises(offload.CaptureError, match=says):
+        run.keep(launch, run.call(launch)())
+
+
+def test_a_model_that_has_changed_since_is_refused():
+    model = Counting()
+    program = opaque_program(model, torch.ones(4))
+    model.eval()
+    run = run_on(program, torch.ones(4))
+    with pytest.raises(offload.CaptureError, match=r"changed since .*training: True became False"):
+        run.call(program.launches[0])()
+    assert torch.equal(model.steps, torch.ones(4))
+
+
+def test_signatures_of_two_places_differ():
+    (launch,) = opaque_program(Counting(), torch.ones(4)).launches
+    other = dataclasses.replace(launch, source="elsewhere.py:1")
+    assert signature_of(launch) != signature_of(other)
+
+
+# ---- weights that stay where they are -----------------------------------------------------------
+
+
+class HostMemory:
+    def __init__(self) -> None:
+        self.blocks: dict[int, object] = {}
+
+    def allocate(self, size_bytes: int) -> int:
+        block = ctypes.create_string_buffer(size_bytes)
+        self.blocks[ctypes.addressof(block)] = block
+        return ctypes.addressof(block)
+
+    def free(self, address: int) -> None:
+        del self.blocks[address]
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        return ctypes.string_at(address, size_bytes)
+
+    def copy(self, destination: int, source: int, size_bytes: int) -> None:
+        ctypes.memmove(destination, source, size_bytes)
+
+
+def test_buffers_are_at_risk_and_parameters_only_if_written():
+    program = opaque_program(Counting(), torch.ones(4))
+    assert sorted(one.name for one in weights_at_risk(program)) == ["steps", "table"]
+    (launch,) = program.launches
+    weight = next(one.index for one in program.values if one.name == "weight")
+    writes = dataclasses.replace(launch, writes=(*launch.writes, weight))
+    written = dataclasses.replace(program, launches=(writes,))
+    assert sorted(one.name for one in weights_at_risk(written)) == ["steps", "table", "weight"]
+    assert weights_at_risk(dataclasses.replace(program, opaque=None)) == []
+
+
+def test_weights_own_their_memory():
+    model = Counting()
+    program = opaque_program(model, torch.ones(4))
+    found = {one.owner: (one.address, one.size_bytes) for one in weight_ranges(program)}
+    assert found == {
+        f"weight {name}": (tensor.data_ptr(), 16) for name, tensor in model.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_an_execution_writes_is_read_and_undone(fails):
+    model, memory = Counting(), HostMemory()
+    weights = FixedWeights(opaque_program(model, torch.ones(4)), memory)
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+
+    def execute() -> None:
+        with weights.restored():
+            model.steps.fill_(7)
+            model.table.fill_(8)
+            if fails:
+                raise offload.ExecutionError("the device failed")
+
+    if fails:
+        with pytest.raises(offload.ExecutionError, match="the device failed"):
+            execute()
+        assert weights.content == {}
+    else:
+        execute()
+        left = {one.partition(" ")[0]: content for one, content in weights.content.items()}
+        assert left == {
+            "steps": torch.full((4,), 7.0).numpy().tobytes(),
+            "table": torch.full((4,), 8.0).numpy().tobytes(),
+        }
+    for one, content in before.items():
+        assert torch.equal(model.state_dict()[one], content)
+    weights.free()
+    assert memory.blocks == {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_warm_up_puts_weights_back(fails):
+    model = Counting()
+    program = opaque_program(model, torch.ones(4))
+    before = model.steps.clone()
+
+    def call() -> None:
+        with _weights_kept(program):
+            model(torch.ones(4))
+            if fails:
+                raise ValueError("of the user's code")
+
+    if fails:
+        with pytest.raises(ValueError, match="of the user's code"):
+            call()
+    else:
+        call()
+    assert torch.equal(model.steps, before)
+
+
+# ---- captures -----------------------------------------------------------------------------------
+
+
+class CountingCapturer:
+    """Each capture gives a graph of the kernels that are said next."""
+
+    def __init__(self, *graphs: str) -> None:
+        self.graphs = list(graphs)
+
+    def capture(self, program: Program, pool: object) -> GraphCapture:
+        nodes = [
+            GraphNode(0, NodeKind.EMPTY if one == "-" else NodeKind.KERNEL, one, (), ())
+            for one in self.graphs.pop(0)
+        ]
+        return GraphCapture(0, nodes, (), (), (), (), None)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "unseen", "left"),
+    [
+        (["aab", "baa"], (), 0),
+        (["aab", "ab", "aab", "ab"], (), 2),  # less than the Program is no work that was not seen
+        (["ab", "a-b"], (), 0),
+        (["a", "aa"] * 3, ("a",), 0),
+        (["ab", "axb", "ay", "ay"], (), 0),  # a library has chosen another kernel once
+        (["ab", "axb", "ab", "ayb"], (), 0),
+        (["ab", "azxb", "ab", "azzb", "ab", "azyb"], ("z",), 0),
+    ],
+)
+def test_a_surplus_counts_if_it_is_there_each_time(monkeypatch, graphs, unseen, left):
+    monkeypatch.setattr(CudaBackend, "machine", lambda self: None)
+    monkeypatch.setattr(cuda_backend, "device_of", lambda program: 0)
+    native = types.SimpleNamespace(DiscoveryPool=lambda device, seed: None)
+    monkeypatch.setattr(cuda_backend, "_native", native)
+    capturer = CountingCapturer(*graphs)
+    assert CudaBackend(capturer).unseen_work(None, None) == unseen
+    assert len(capturer.graphs) == left
+
+
+def one_capture(call, copied: set[int], log: list[object]) -> tuple[_OneCapture, EagerRun]:
+    """A capture of an opaque launch whose memory and nodes only note what is asked of them."""
+    program = opaque_program(Counting(), torch.ones(4))
+    assert program.opaque is not None
+    program = dataclasses.replace(program, opaque=dataclasses.replace(program.opaque, call=call))
+    capture = _OneCapture.__new__(_OneCapture)
+    capture._program, capture._copied, capture._tensors = program, copied, []
+    capture._pool = types.SimpleNamespace(error=None)
+    capture._memory = types.SimpleNamespace(settle=lambda held: log.append(("settle", held)))
+    capture._nodes = types.SimpleNamespace(note=lambda launch: log.append("nodes"))
+    return capture, run_on(program, torch.ones(4))
+
+
+def test_a_copied_result_gets_no_memory_that_the_launch_has_freed(monkeypatch):
+    made = torch.ones(4)
+    log: list[object] = []
+    program = opaque_program(Counting(), torch.ones(4))
+    (output,) = program.of_role(Role.OUTPUT)
+    capture, run = one_capture(lambda tensors: [made, tensors[0]], {output.index}, log)
+
+    def copied(storage):
+        log.append("copy")
+        return storage.clone()
+
+    monkeypatch.setattr(torch_capture, "copied", copied)
+    capture._launch(run, capture._program.launches[0])
+    copy = run.bases[output.index][0]
+    assert copy.data_ptr() != made.data_ptr()
+    assert log == [
+        ("settle", {made.data_ptr()}), "copy", "nodes", ("settle", {copy.data_ptr()}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [TypeError, RuntimeError, KeyError])
+def test_whatever_the_callable_raises_is_a_capture_error(kind):
+    def call(tensors):
+        raise kind("of the user's code")
+
+    capture, run = one_capture(call, set(), [])
+    with pytest.raises(offload.CaptureError, match=r"cannot be captured .*of the user"):
+        capture._launch(run, capture._program.launches[0])
