@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard, overload
 
 import torch
@@ -15,10 +15,12 @@ from offload import passes
 from offload.backends import find_backend
 from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.explain import explain
-from offload.files import open_program, save_program
-from offload.program import Program
+from offload.files import find_stored_tensors, open_program, save_program
+from offload.program import Program, StoredTensor
 from offload.record import (
+    FakeWeights,
     Recorder,
+    device_of_call,
     parameters_of,
     refuse_compiled,
     refuse_hidden_reads,
@@ -44,8 +46,11 @@ class Captured:
         function: Callable[..., Any] | None,
         host_reads: str = "avoid",
         program: Program | None = None,
+        stored: Mapping[str, StoredTensor] | None = None,
     ) -> None:
         self._function = function
+        self._stored = stored
+        self._fakes_given = contextlib.ExitStack()
         self._host_reads = host_reads
         self._program = program
         self._in_block = False
@@ -179,7 +184,7 @@ class Captured:
     def _record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call made through the handle."""
         assert self._function is not None
-        recorder = self._start()
+        recorder = self._start(args, kwargs)
         try:
             args, kwargs = _begin(recorder, self._function, args, kwargs)
             result = self._function(*args, **kwargs)
@@ -190,7 +195,7 @@ class Captured:
             raise
         return self._finish(recorder, result)
 
-    def _start(self) -> Recorder:
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder:
         _refuse_nested()
         if self._program is not None:
             raise CaptureError(
@@ -200,15 +205,26 @@ class Captured:
         function = self._function
         refuse_compiled(function)
         refuse_hidden_reads(function)
-        recorder = Recorder(
-            host_reads=self._host_reads,
-            function=function,
-            parameters=parameters_of(function),
-        )
+        fakes = None
+        if self._stored is not None:
+            assert function is not None
+            fakes = FakeWeights(self._stored, device_of_call(args, kwargs))
+            self._fakes_given.enter_context(fakes.given(function))
+        try:
+            recorder = Recorder(
+                host_reads=self._host_reads,
+                function=function,
+                parameters=parameters_of(function),
+                fakes=fakes,
+            )
+        except BaseException:
+            self._fakes_given.close()
+            raise
         _recording.active = True
         return recorder
 
     def _abandon(self, recorder: Recorder) -> CaptureError | None:
+        self._fakes_given.close()
         _recording.active = False
         refusal = recorder.abandon()
         self._refused = refusal or CaptureError("the call in the with-block raised an error")
@@ -216,9 +232,11 @@ class Captured:
 
     def _finish(self, recorder: Recorder, result: Any) -> Any:
         _recording.active = False
-        handed_out, recording = recorder.finish(result)
+        with self._fakes_given:
+            handed_out, recording = recorder.finish(result)
         program = passes.remove_dead_launches(recording.program)
-        verify(recording, program)
+        if self._stored is None:
+            verify(recording, program)
         self._program = program
         return handed_out
 
@@ -251,8 +269,10 @@ def open_file(path: str | os.PathLike[str]) -> Captured:
 class CaptureBlock(contextlib.AbstractContextManager[Captured]):
     """The with-block of `capture`: gives the Captured, and checks that one call was recorded."""
 
-    def __init__(self, model: Callable[..., Any], host_reads: str) -> None:
-        self._block = _recording_block(model, host_reads)
+    def __init__(
+        self, model: Callable[..., Any], host_reads: str, weights: str | os.PathLike[str] | None
+    ) -> None:
+        self._block = _recording_block(model, host_reads, weights)
 
     def __enter__(self) -> Captured:
         return self._block.__enter__()
@@ -262,17 +282,33 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
 
 
 @overload
-def capture(model: Callable[..., Any], /, *, host_reads: str = ...) -> CaptureBlock: ...
+def capture(
+    model: Callable[..., Any],
+    /,
+    *,
+    host_reads: str = ...,
+    weights: str | os.PathLike[str] | None = ...,
+) -> CaptureBlock: ...
 
 
 @overload
 def capture(
-    model: Callable[..., Any], /, *args: Any, host_reads: str = ..., **kwargs: Any
+    model: Callable[..., Any],
+    /,
+    *args: Any,
+    host_reads: str = ...,
+    weights: str | os.PathLike[str] | None = ...,
+    **kwargs: Any,
 ) -> Captured: ...
 
 
 def capture(
-    model: Callable[..., Any], /, *args: Any, host_reads: str = "avoid", **kwargs: Any
+    model: Callable[..., Any],
+    /,
+    *args: Any,
+    host_reads: str = "avoid",
+    weights: str | os.PathLike[str] | None = None,
+    **kwargs: Any,
 ) -> CaptureBlock | Captured:
     """Record one call of `model`: this one, or without arguments the one made in the with-block.
 
@@ -282,7 +318,12 @@ def capture(
     `with capture(model) as captured: y = model(x)` records a module's own call. A plain function
     cannot be watched, so it is called through the handle (`captured(x)` in the block), which works
     for modules too. The block is also the way for a model that takes no arguments, or one with a
-    parameter named `host_reads`.
+    parameter named `host_reads` or `weights`.
+
+    With `weights=` the call is recorded without computing it, under fake tensors on the device of
+    the inputs: its weights are in files, and neither read nor held in memory, so the model may be
+    larger than memory and built on the meta device. Its result has shapes and no content, and the
+    Program is not checked by running it again.
 
     Args:
         model: an nn.Module, or any callable on tensors.
@@ -290,6 +331,8 @@ def capture(
         host_reads: `avoid` tells model code that it is being compiled, so that it reads no tensor
             on the host, and refuses what still does; `guard` records the value that was read and
             checks it at each execution, before any state changes.
+        weights: a safetensors file, or a folder of them, with the module's parameters and buffers
+            by the names that they have in its `state_dict`. What is not there must be in memory.
         **kwargs: see *args.
 
     Returns:
@@ -299,8 +342,9 @@ def capture(
     Raises:
         CaptureError: the call cannot be recorded; a capture inside a captured call; or, at the
             block's end, that it made no call or two.
+        FileError: the files of `weights` cannot be read, or do not fit the model.
     """
-    block = CaptureBlock(model, host_reads)
+    block = CaptureBlock(model, host_reads, weights)
     if not (args or kwargs):
         return block
     with block as captured:
@@ -309,13 +353,21 @@ def capture(
 
 
 @contextlib.contextmanager
-def _recording_block(model: Callable[..., Any], host_reads: str) -> Iterator[Captured]:
+def _recording_block(
+    model: Callable[..., Any], host_reads: str, weights: str | os.PathLike[str] | None
+) -> Iterator[Captured]:
     if host_reads not in HOST_READS:
         raise CaptureError(f"host_reads: expected one of {HOST_READS}, got {host_reads!r}")
     if not callable(model):
         raise CaptureError(f"expected a module or a function, got a {type(model).__qualname__}")
     _refuse_nested()
-    captured = Captured(model, host_reads)
+    if weights is not None and host_reads != "avoid":
+        raise CaptureError(
+            f"host_reads={host_reads!r}: nothing is computed while a model with weights= is "
+            "recorded, so there are no values to read"
+        )
+    stored = None if weights is None else find_stored_tensors(weights)
+    captured = Captured(model, host_reads, stored=stored)
     captured._in_block = True
     with _watching(model, captured):
         try:
@@ -375,7 +427,7 @@ class _Watch:
             return None
         if getattr(_recording, "active", False):
             return None  # it is called through the handle
-        recorder = self._captured._start()
+        recorder = self._captured._start(args, kwargs)
         self._handled = sys.exc_info()[1]
         try:
             arguments = _begin(recorder, module, args, kwargs)

@@ -26,7 +26,8 @@ class Parameters:
     keyword_only: tuple[str, ...] = ()
 
 
-def _module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
+def module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
+    """The module behind a callable: itself, or the one whose method it is."""
     while isinstance(function, functools.partial):
         function = function.func
     if isinstance(function, torch.nn.Module):
@@ -58,7 +59,7 @@ def refuse_compiled(function: Callable[..., Any] | None) -> None:
     Raises:
         CaptureError: the callable, or a module inside it, is compiled.
     """
-    module = _module_of(function)
+    module = module_of(function)
     modules = [] if module is None else list(module.named_modules())
     compiled = [
         name or "the model"
@@ -80,7 +81,7 @@ def refuse_hidden_reads(function: Callable[..., Any] | None) -> None:
     Raises:
         CaptureError: a scripted module or function calls `tolist`.
     """
-    module = _module_of(function)
+    module = module_of(function)
     scripts: list[Any] = [function, *([] if module is None else module.modules())]
     if any("prim::tolist" in str(getattr(script, "inlined_graph", "")) for script in scripts):
         raise CaptureError(

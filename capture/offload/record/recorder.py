@@ -12,6 +12,7 @@ import torch
 from offload.errors import CaptureError
 from offload.program import Launch, Overlap, Program, Result, Role, TensorView, Value
 from offload.record.callables import Parameters
+from offload.record.fake_weights import FakeWeights
 from offload.record.launches import LaunchRecorder
 from offload.record.model_state import ModelState, changed_unseen_error
 from offload.record.modes import (
@@ -82,11 +83,23 @@ class Recorder:
         host_reads: str,
         function: object,
         parameters: Parameters,
+        fakes: FakeWeights | None = None,
     ) -> None:
+        """Begin before the call.
+
+        Args:
+            host_reads: `avoid` or `guard`.
+            function: what is called.
+            parameters: its names.
+            fakes: record under fake tensors; nothing is executed, and the result has no content.
+        """
         with torch.no_grad():
             self.table = StorageTable(ModelState(function))
         self._avoids_reads = host_reads == "avoid"
-        self._log = LaunchRecorder(self.table, guards_reads=not self._avoids_reads)
+        self._fakes = fakes
+        self._log = LaunchRecorder(
+            self.table, guards_reads=not self._avoids_reads, fakes=fakes
+        )
         self._parameters = parameters
         self._context = contextlib.ExitStack()
         self._inputs: list[torch.Tensor] = []
@@ -127,7 +140,8 @@ class Recorder:
         self._originals = tensors
         self._arguments = frozen(structure)
         with torch.no_grad():
-            self._inputs = [alias(tensor) for tensor in tensors]
+            twin = alias if self._fakes is None else self._fakes.input
+            self._inputs = [twin(tensor) for tensor in tensors]
             for tensor, name in zip(self._inputs, names, strict=True):
                 self.table.add_input(tensor, name)
         for first, second, _ in self._common_memory():
@@ -170,6 +184,8 @@ class Recorder:
         enter(seeding_refused(self._log))
         enter(eager_paths_taken())
         enter(FunctionMode(self._log))
+        if self._fakes is not None:
+            enter(self._fakes.mode)
         enter(dispatch_mode(self._log))
 
     def abandon(self) -> CaptureError | None:
@@ -282,11 +298,14 @@ class Recorder:
         self, results: tuple[Result, ...], structure: Structure, overlaps: tuple[Overlap, ...]
     ) -> Program:
         values, folded = self._final_values({result.view.value for result in results})
-        holders = {
-            one.value.index: (one, one.holders or (one.content(),))
-            for one in self.table
-            if values[one.value.index].role is Role.WEIGHT
+        weights = {
+            one.value.index: one for one in self.table if values[one.value.index].role is Role.WEIGHT
         }
+        stored = {}
+        if self._fakes is not None:
+            files = {index: self._fakes.file_of(one.storage) for index, one in weights.items()}
+            stored = {index: file for index, file in files.items() if file is not None}
+        holders = {index: (one, self._holders(one)) for index, one in weights.items()}
         return Program(
             device=self.table.device.type,
             values=values,
@@ -296,17 +315,28 @@ class Recorder:
             arguments_structure=self._arguments,
             result_structure=structure,
             overlaps=overlaps,
-            weights={index: tensors for index, (_, tensors) in holders.items()},
+            weights={
+                index: tuple(map(self._original, tensors))
+                for index, (_, tensors) in holders.items()
+                if index not in stored
+            },
             weight_views={
                 index: tuple(self.table.view(tensor, tracked) for tensor in tensors)
                 for index, (tracked, tensors) in holders.items()
             },
+            stored=stored,
             generators=tuple(generator for generator, _ in self._log.generators),
             parameter_names=self._parameters.positional,
             keyword_only_names=self._parameters.keyword_only,
             host_reads=tuple(self._log.host_reads),
             versions={"torch": torch.__version__},
         )
+
+    def _holders(self, tracked: TrackedStorage) -> tuple[torch.Tensor, ...]:
+        return tracked.holders or (tracked.content(),)
+
+    def _original(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self._fakes is None else self._fakes.original(tensor)
 
     def _final_values(self, returned: Set[int]) -> tuple[tuple[Value, ...], Set[int]]:
         """All Values with the roles that the whole call gives them, and which were folded."""
@@ -327,7 +357,9 @@ class Recorder:
         written = [
             one
             for one in self.table
-            if one.is_state and (one.written or one.storage._cdata in overlapping)
+            if one.is_state
+            and one.storage.device.type != "meta"
+            and (one.written or one.storage._cdata in overlapping)
         ]
         return Recording(
             program,
@@ -363,7 +395,7 @@ class Recorder:
         """Pairs of inputs on common bytes, with the distance of their addresses."""
         spans = [
             (leaf, tensor.data_ptr(), self._tracked_input(leaf).value.size_bytes)
-            for leaf, tensor in enumerate(self._inputs)
+            for leaf, tensor in enumerate(self._originals)
         ]
         for position, (first, start, size) in enumerate(spans):
             for second, other, other_size in spans[position + 1 :]:

@@ -81,6 +81,7 @@ class StorageTable:
     def __init__(self, state: ModelState) -> None:
         self._by_identity: dict[int, TrackedStorage] = {}
         self._retired: list[TrackedStorage] = []
+        self._twins: dict[int, TrackedStorage] = {}
         self.state = state
         self.device = torch.device("cpu")
 
@@ -93,7 +94,8 @@ class StorageTable:
 
     def find(self, tensor: torch.Tensor) -> TrackedStorage | None:
         """The storage that `tensor` views, if it was met before."""
-        return self._by_identity.get(tensor.untyped_storage()._cdata)
+        identity = tensor.untyped_storage()._cdata
+        return self._by_identity.get(identity) or self._twins.get(identity)
 
     def add_input(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
         """Track an argument; its Value is the bytes that the tensor spans."""
@@ -102,7 +104,7 @@ class StorageTable:
             len(self), Role.INPUT, shape, strides, dtype, span_bytes(shape, strides, dtype), name
         )
         offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
-        return self._add(TrackedStorage(value, tensor.untyped_storage(), offset_bytes))
+        return self._add(tensor, TrackedStorage(value, tensor.untyped_storage(), offset_bytes))
 
     def add_weight(self, tensor: torch.Tensor) -> TrackedStorage:
         """Track a tensor that the model holds; its Value is the whole storage."""
@@ -118,7 +120,7 @@ class StorageTable:
             storage.nbytes(),
             self.state.name(storage._cdata),
         )
-        return self._add(TrackedStorage(value, storage, 0, holders=holders))
+        return self._add(tensor, TrackedStorage(value, storage, 0, holders=holders))
 
     def add_made(self, tensor: torch.Tensor, name: str, *, unwritten: bool) -> TrackedStorage:
         """Track a storage that a launch made."""
@@ -132,12 +134,16 @@ class StorageTable:
             storage.nbytes(),
             name,
         )
-        return self._add(TrackedStorage(value, storage, 0, unwritten_at_birth=unwritten))
+        return self._add(tensor, TrackedStorage(value, storage, 0, unwritten_at_birth=unwritten))
 
-    def _add(self, tracked: TrackedStorage) -> TrackedStorage:
-        if tracked.storage.device != self.device:
+    def let_stand_for(self, fake: torch.Tensor, tracked: TrackedStorage) -> None:
+        """Find a storage by its fake twin as well."""
+        self._twins[fake.untyped_storage()._cdata] = tracked
+
+    def _add(self, tensor: torch.Tensor, tracked: TrackedStorage) -> TrackedStorage:
+        if tensor.device != self.device:
             raise CaptureError(
-                f"{tracked.value.name} is on {tracked.storage.device}, but the recording is on "
+                f"{tracked.value.name} is on {tensor.device}, but the recording is on "
                 f"{self.device}: move all tensors of the model to one device"
             )
         self._by_identity[tracked.storage._cdata] = tracked
