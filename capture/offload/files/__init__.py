@@ -37,11 +37,16 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     by name only: opened again, a named tuple is a tuple, a mapping or an object a dict.
 
     Raises:
-        FileError: something in the program cannot be written (an object among the arguments, a
-            generator of its own, an operator that is not torch's), a weight was given another
+        FileError: something in the program cannot be written (weights that are in files of their
+            own, an object among the arguments, a generator of its own, an operator that is not torch's), a weight was given another
             storage since the capture, or the path cannot be written to.
     """
     path = Path(path)
+    for index, stored in program.stored.items():
+        raise FileError(
+            f"{path}: {program.values[index].name} and {len(program.stored) - 1} other weights are "
+            f"not in memory ({stored.name} is in {stored.path}): record the model again from there"
+        )
     try:
         storages = {
             index: _common_storage(program, index, tensors)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.eager_run import flat
@@ -73,9 +78,19 @@ class LaunchRecorder:
             args, kwargs = self._all_fake(self._fakes, operator.name, args, kwargs)
         arguments = operator.in_order(args, kwargs)
         touched = self._before_launch(operator, arguments)
-        outcome = func(*args, **kwargs)
+        with contextlib.nullcontext() if self._fakes is None else self._computing_nothing(operator):
+            outcome = func(*args, **kwargs)
         self._after_launch(operator, arguments, touched, outcome)
         return outcome
+
+    @contextlib.contextmanager
+    def _computing_nothing(self, operator: Operator) -> Iterator[None]:
+        assert self._fakes is not None
+        try:
+            with self._fakes.mode:
+                yield
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            self._require_guard(operator.name, "it reads a tensor's value on the host")
 
     def _all_fake(
         self, fakes: FakeWeights, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]

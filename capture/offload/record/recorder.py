@@ -184,8 +184,6 @@ class Recorder:
         enter(seeding_refused(self._log))
         enter(eager_paths_taken())
         enter(FunctionMode(self._log))
-        if self._fakes is not None:
-            enter(self._fakes.mode)
         enter(dispatch_mode(self._log))
 
     def abandon(self) -> CaptureError | None:
