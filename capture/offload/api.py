@@ -12,10 +12,10 @@ from typing import Any, TypeGuard, overload
 import torch
 
 from offload import passes
-from offload.backends import find_backend
-from offload.errors import BackendUnavailable, BindingError, CaptureError
+from offload.errors import CaptureError
 from offload.explain import explain
 from offload.files import find_stored_tensors, open_program, save_program
+from offload.load import load_program
 from offload.program import Program, StoredTensor
 from offload.record import (
     FakeWeights,
@@ -122,6 +122,7 @@ class Captured:
         *,
         scheduling: str = Scheduling.OFFLOAD,
         verify: bool = True,
+        weights_budget: int | str | None = None,
     ) -> Executable:
         """Make the Program resident on a device.
 
@@ -131,36 +132,27 @@ class Captured:
                 baseline that it is compared with.
             verify: prove at load that a captured graph computes the same at other addresses. The
                 cpu backend proves each launch when it is first executed, whatever is said here.
+            weights_budget: all memory of the device that weights may use: bytes, text such as
+                `2GiB`, or `auto` for what is free. What does not fit is brought from the files of
+                `capture(weights=)`, or from the model's own tensors, while launches run. None:
+                weights are used where they are; those in files are all read.
 
         Raises:
             BackendUnavailable: there is no such device here, or it cannot run this Program.
             CaptureError: the device cannot capture the Program, or the proof failed.
             BindingError: there is no such scheduling; or a weight has another shape, dtype or
                 layout than when it was recorded.
-            PlanError: the Program cannot be placed.
+            PlanError: the Program cannot be placed, or the budget is too small: the message says
+                what is needed, and what sets it.
+            FileError: a weight's file is gone, or shorter than it was.
         """
-        program = self.program
-        backend = find_backend(
-            torch.device(device).type
-            if isinstance(device, torch.device)
-            else (device or program.device)
+        return load_program(
+            self.program,
+            device,
+            scheduling=scheduling,
+            verify=verify,
+            weights_budget=weights_budget,
         )
-        if backend.records() != program.device:
-            raise BackendUnavailable(
-                f"the program was recorded on {program.device}, and device {backend.name!r} runs "
-                f"programs recorded on {backend.records()}: capture the model there"
-            )
-        machine, how = backend.machine(), _scheduling(scheduling)
-        prepared = backend.prepare(program)
-        lifetimes = (
-            None
-            if prepared.graph is None
-            else passes.graph_lifetimes(prepared.program, prepared.graph)
-        )
-        plan = passes.place_values(
-            prepared.program, machine, prepared.operator_allocated, lifetimes
-        )
-        return Executable(prepared, plan, backend, how, verify=verify)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the Program and its weights to one file; `offload.open` reads it without pickle.
@@ -239,14 +231,6 @@ class Captured:
             verify(recording, program)
         self._program = program
         return handed_out
-
-
-def _scheduling(name: str) -> Scheduling:
-    try:
-        return Scheduling(name)
-    except ValueError:
-        expected = [one.value for one in Scheduling]
-        raise BindingError(f"scheduling: expected one of {expected}, got {name!r}") from None
 
 
 def _refuse_nested() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -24,11 +24,13 @@ class Capabilities:
         moves_feature_map: the feature map's address may be new at every execution.
         queues_work: a call returns once its work is queued, so a failing launch surfaces at a
             ticket's wait; and the device does not work again after one.
+        streams_weights: weights can be brought from a store while launches run.
     """
 
     computes: bool = True
     moves_feature_map: bool = True
     queues_work: bool = False
+    streams_weights: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class Loaded:
             the offset of each, it moves them on.
         current_stream: on a device with streams, the handle of the caller's current one on the
             device of this index.
+        weights: for each weight that lies in a memory of the executable's own the tensor there.
+        stream: what brings weights there.
     """
 
     resident: _native.Resident
@@ -91,6 +95,8 @@ class Loaded:
     check_weights: Callable[[], None] | None = None
     current_stream: Callable[[int], int] | None = None
     draw: Callable[[], list[int]] | None = None
+    weights: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    stream: _native.WeightStream | None = None
 
 
 def native_layout(view: TensorView) -> _native.TensorLayout:
