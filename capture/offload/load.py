@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from offload import passes
-from offload.backends import Backend, Prepared, find_backend
+from offload.backends import Backend, Prepared, StreamingBackend, find_backend
 from offload.byte_sizes import parse_bytes
 from offload.eager_run import bytes_of
 from offload.errors import BackendUnavailable, BindingError, ExecutionError
@@ -54,7 +54,7 @@ def load_program(
     plan = _place(prepared, backend)
     if weights_budget is None and not program.stored:
         return Executable(prepared, plan, backend, how, verify=verify)
-    if not backend.capabilities.streams_weights:
+    if not isinstance(backend, StreamingBackend):
         raise BackendUnavailable(
             f"device {backend.name!r} cannot bring weights from a store while it computes"
             + (": load without weights_budget=" if not program.stored else "")
@@ -89,9 +89,7 @@ def _scheduling(name: str) -> Scheduling:
 def _place(prepared: Prepared, backend: Backend) -> Plan:
     graph, program = prepared.graph, prepared.program
     lifetimes = None if graph is None else passes.graph_lifetimes(program, graph)
-    return passes.place_values(
-        program, backend.machine(), prepared.operator_allocated, lifetimes
-    )
+    return passes.place_values(program, backend.machine(), prepared.operator_allocated, lifetimes)
 
 
 class _StreamedLoad:
@@ -101,7 +99,13 @@ class _StreamedLoad:
     """
 
     def __init__(
-        self, prepared: Prepared, plan: Plan, backend: Backend, how: Scheduling, *, verify: bool
+        self,
+        prepared: Prepared,
+        plan: Plan,
+        backend: StreamingBackend,
+        how: Scheduling,
+        *,
+        verify: bool,
     ) -> None:
         self._prepared = prepared
         self._plan = plan
@@ -195,7 +199,8 @@ def _timed_ns(run: Executable) -> tuple[float, ...]:
         sorted(one.of_kind(SpanKind.LAUNCH), key=lambda span: span.launch)
         for one in timeline.executions
     ]
-    return tuple(min(times) for times in zip(*[[s.duration_ns for s in one] for one in spans]))
+    durations = [[span.duration_ns for span in one] for one in spans]
+    return tuple(float(min(times)) for times in zip(*durations, strict=True))
 
 
 @contextlib.contextmanager

@@ -133,8 +133,10 @@ def test_the_model_is_as_it_was(case: tuple[Any, Any, torch.Tensor, Path]) -> No
     assert all(dict(unbuilt.named_buffers())[name] is one for name, one in buffers.items())
     with pytest.raises(ZeroDivisionError):
         offload.capture(Failing(unbuilt), given, weights=prefixed(folder))
-    assert all(dict(unbuilt.named_parameters(remove_duplicate=False))[name] is one
-               for name, one in before.items())
+    assert all(
+        dict(unbuilt.named_parameters(remove_duplicate=False))[name] is one
+        for name, one in before.items()
+    )
 
 
 class Failing(nn.Module):
@@ -212,7 +214,10 @@ def test_a_tensor_that_a_closure_holds_is_a_weight_in_memory(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content | {"0.weight": torch.ones(16, 32)}, r"0.weight is float32\[16, 32\]"),
+        (
+            lambda content: content | {"0.weight": torch.ones(16, 32)},
+            r"0.weight is float32\[16, 32\]",
+        ),
         (lambda content: {n: t.half() for n, t in content.items()}, "is float16"),
         (lambda content: {n: t for n, t in content.items() if n != "2.bias"}, "2.bias float32"),
     ],

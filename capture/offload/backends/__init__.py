@@ -10,10 +10,12 @@ from offload.backends.base import (
     LaunchReport,
     Loaded,
     Prepared,
+    StreamingBackend,
     native_layout,
 )
 from offload.backends.cpu import CpuBackend
 from offload.backends.null import NullBackend
+from offload.backends.weight_sources import managed_weights, native_source
 from offload.errors import BackendUnavailable
 
 
@@ -57,7 +59,10 @@ __all__ = [
     "Loaded",
     "NullBackend",
     "Prepared",
+    "StreamingBackend",
     "backend_names",
     "find_backend",
+    "managed_weights",
     "native_layout",
+    "native_source",
 ]

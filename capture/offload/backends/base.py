@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -12,6 +12,7 @@ from offload import _native
 from offload.machine import Machine
 from offload.plan import NodeGraph, Plan
 from offload.program import Program, TensorView
+from offload.streaming import Link
 from offload.torch_names import find_dtype
 
 
@@ -24,13 +25,11 @@ class Capabilities:
         moves_feature_map: the feature map's address may be new at every execution.
         queues_work: a call returns once its work is queued, so a failing launch surfaces at a
             ticket's wait; and the device does not work again after one.
-        streams_weights: weights can be brought from a store while launches run.
     """
 
     computes: bool = True
     moves_feature_map: bool = True
     queues_work: bool = False
-    streams_weights: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,3 +146,27 @@ class Backend(Protocol):
         Raises:
             CaptureError: it does not; the message says in what.
         """
+
+
+@runtime_checkable
+class StreamingBackend(Backend, Protocol):
+    """A device that can bring weights from a store while launches run: `Plan.streaming`.
+
+    Attributes:
+        alignment_bytes: of a weight in one piece.
+        granule_bytes: of the pieces of weights in several, mapped side by side.
+    """
+
+    alignment_bytes: int
+    granule_bytes: int
+
+    def link(self, program: Program) -> Link:
+        """What it takes to read the program's weights, measured on some of them.
+
+        Raises:
+            FileError: a file is gone, or shorter than it was.
+            ExecutionError: there is no memory for the sample.
+        """
+
+    def free_bytes(self) -> int:
+        """Memory of the device that weights could take now."""

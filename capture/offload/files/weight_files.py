@@ -73,9 +73,7 @@ def find_stored_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]
     return found
 
 
-def _refuse_absent(
-    index: Mapping[str, str], found: Mapping[str, StoredTensor], path: Path
-) -> None:
+def _refuse_absent(index: Mapping[str, str], found: Mapping[str, StoredTensor], path: Path) -> None:
     for name, file in index.items():
         if name not in found:
             raise FileError(f"{path / file}: {_INDEX} says that {name!r} is in it, and it is not")

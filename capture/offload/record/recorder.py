@@ -97,9 +97,7 @@ class Recorder:
             self.table = StorageTable(ModelState(function))
         self._avoids_reads = host_reads == "avoid"
         self._fakes = fakes
-        self._log = LaunchRecorder(
-            self.table, guards_reads=not self._avoids_reads, fakes=fakes
-        )
+        self._log = LaunchRecorder(self.table, guards_reads=not self._avoids_reads, fakes=fakes)
         self._parameters = parameters
         self._context = contextlib.ExitStack()
         self._inputs: list[torch.Tensor] = []
@@ -297,7 +295,9 @@ class Recorder:
     ) -> Program:
         values, folded = self._final_values({result.view.value for result in results})
         weights = {
-            one.value.index: one for one in self.table if values[one.value.index].role is Role.WEIGHT
+            one.value.index: one
+            for one in self.table
+            if values[one.value.index].role is Role.WEIGHT
         }
         stored = {}
         if self._fakes is not None:

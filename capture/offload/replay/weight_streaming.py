@@ -1,4 +1,4 @@
-"""What an executable's weight streaming does: its plan in words, its counts, its weights replaced."""
+"""The weights of an executable that are streamed: its plan in words, counts, new content."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from offload import _native
+from offload.backends import managed_weights, native_source
 from offload.byte_sizes import show_bytes
 from offload.errors import BindingError
 from offload.program import Program, StoredTensor
@@ -25,13 +26,11 @@ class WeightStreaming:
         plan: where weights lie, and the transfers of a pass.
     """
 
-    def __init__(
-        self, program: Program, plan: Streaming, stream: _native.WeightStream
-    ) -> None:
+    def __init__(self, program: Program, plan: Streaming, stream: _native.WeightStream) -> None:
         self.plan = plan
         self._program = program
         self._stream = stream
-        self._values = list(dict.fromkeys(piece.value for piece in plan.pieces))
+        self._numbers = {value: number for number, value in enumerate(managed_weights(program))}
 
     @property
     def bytes_moved(self) -> int:
@@ -58,17 +57,17 @@ class WeightStreaming:
 
         Args:
             weights: by the weight's name, as the program prints it, or as it is stored, a tensor
-                (kept and read at each transfer) or its place in a file.
+                (copied) or its place in a file.
 
         Raises:
             BindingError: there is no such weight, or the new content has another shape or dtype;
                 none has been replaced.
         """
-        places = {self._program.values[value].name: value for value in self._values}
+        places = {self._program.values[value].name: value for value in self._numbers}
         places |= {
             stored.name: value
             for value, stored in self._program.stored.items()
-            if value in self._values
+            if value in self._numbers
         }
         for name, content in weights.items():
             if name not in places:
@@ -78,8 +77,9 @@ class WeightStreaming:
                 )
             _check_like(self._program, places[name], name, content)
         for name, content in weights.items():
-            self._stream.replace(self._values.index(places[name]), native_source(content))
-        self._stream.refresh()
+            if isinstance(content, torch.Tensor):
+                content = content.detach().contiguous().clone().untyped_storage()
+            self._stream.replace(self._numbers[places[name]], native_source(content))
 
     def explain(self) -> str:
         """Say what stays, what is streamed, and what time a pass is predicted to take and why."""
@@ -115,14 +115,7 @@ class WeightStreaming:
 
     @property
     def _weight_bytes(self) -> int:
-        return sum(self._program.values[value].size_bytes for value in self._values)
-
-
-def native_source(content: torch.Tensor | StoredTensor) -> _native.FileRange | torch.Tensor:
-    """Where the native side reads a weight from."""
-    if isinstance(content, StoredTensor):
-        return _native.FileRange(content.path, content.offset_bytes)
-    return content.detach().contiguous().flatten().view(torch.uint8)
+        return sum(self._program.values[value].size_bytes for value in self._numbers)
 
 
 def _check_like(
