@@ -4,18 +4,11 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/StreamGuard.h>
 
-#include <chrono>
-
 #include "offload/errors.hpp"
 #include "offload/lease.hpp"
 #include "replay/kernel_scope.hpp"
 
 namespace offload {
-
-std::uint64_t now_ns() noexcept {
-  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch() /
-                                    std::chrono::nanoseconds(1));
-}
 
 namespace {
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "offload/clock.hpp"
 #include "offload/header.hpp"
 
 namespace offload {
@@ -71,8 +72,5 @@ class Resident {
   // any more.
   virtual void close() noexcept {}
 };
-
-// Nanoseconds of the steady clock.
-std::uint64_t now_ns() noexcept;
 
 }  // namespace offload
