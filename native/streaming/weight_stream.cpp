@@ -353,7 +353,7 @@ bool WeightStream::carry_out(std::uint64_t number, ReadBuffer& buffer) {
   pass_bytes_[pass % 2] += piece.size_bytes;
   if (traced_) {
     const std::lock_guard lock(mutex_);
-    ended_transfers_.push_back({one.weight, begin_ns, end_ns, piece.size_bytes});
+    ended_transfers_.push_back({plan_.weights[one.weight].name, begin_ns, end_ns, piece.size_bytes});
   }
   return true;
 }
@@ -429,8 +429,9 @@ void WeightStream::collect_transfers() {
   const std::uint64_t begin_ns = under_way_begin_ns_;
   if (begin_ns == 0) return;
   const WeightTransfer& one = plan_.transfers[under_way_];
+  const WeightPlacement& weight = plan_.weights[one.weight];
   report_.transfers.push_back(
-      {one.weight, begin_ns, now_ns(), plan_.weights[one.weight].pieces[one.piece].size_bytes});
+      {weight.name, begin_ns, now_ns(), weight.pieces[one.piece].size_bytes});
 }
 
 void WeightStream::abandon_pass() noexcept {

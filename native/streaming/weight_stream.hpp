@@ -13,36 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "offload/pass_report.hpp"
 #include "offload/thread_owner.hpp"
 #include "streaming/stream_plan.hpp"
 #include "streaming/weight_memory.hpp"
 #include "streaming/weight_source.hpp"
 
 namespace offload {
-
-// When a transfer ran; `weight` is its index. One that is under way has the moment of the report
-// as its end.
-struct TransferTime {
-  std::size_t weight = 0;
-  std::uint64_t begin_ns = 0;
-  std::uint64_t end_ns = 0;
-  std::uint64_t size_bytes = 0;
-};
-
-// A launch that waited for weights.
-struct WeightWait {
-  std::size_t launch = 0;
-  std::uint64_t begin_ns = 0;
-  std::uint64_t end_ns = 0;
-};
-
-// What a pass did with weights.
-struct PassReport {
-  std::uint64_t bytes = 0;  // brought for it, partly while the pass before ran
-  std::uint64_t wait_ns = 0;
-  std::vector<TransferTime> transfers;  // traced only: that ended since the last report, or run
-  std::vector<WeightWait> waits;        // traced only
-};
 
 // The weights of one executable: their memory, where their bytes come from, and the worker that
 // brings streamed pieces in order while launches run.
@@ -116,8 +93,8 @@ class WeightStream final : private ThreadOwner {
   // Gives up the pass that has begun, if any; the next one starts a new generation.
   void abandon_pass() noexcept;
 
-  // Of the pass that ended last. Valid until the next begins.
-  PassReport& last_pass() noexcept { return report_; }
+  // Of the pass that ended last, once.
+  PassReport take_report() noexcept { return std::exchange(report_, {}); }
 
   // Ends the worker and lets go of the sources; memory stays while tensors are on it.
   void close() noexcept;
