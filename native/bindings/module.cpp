@@ -8,6 +8,7 @@ PYBIND11_MODULE(_native, module) {
   offload::register_errors(module);
   offload::register_placement(module);
   offload::register_call(module);
+  offload::register_streaming(module);
   offload::register_residents(module);
   offload::register_execution(module);
   offload::register_replay(module);

@@ -71,6 +71,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void refuse_run() const;
   void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);
   void launch(LastExecution& execution, ExecutionTrace* trace);
+  void note_weights(LastExecution& execution, ExecutionTrace* trace);
   void hand_out(Call& call, ExecutionTrace* trace);
   void keep(const LastExecution& execution, std::optional<ExecutionTrace> trace);
   void bind(const Call& call);
@@ -81,6 +82,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   Header header_;
   Weights weights_;
   bool streamed_;
+  bool streams_weights_;
   std::uint64_t arena_address_;  // the resident's own; 0: arena_
   std::uint64_t lease_id_;
   c10::DataPtr arena_;
