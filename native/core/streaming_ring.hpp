@@ -25,10 +25,12 @@ struct RingPiece {
 class RingLayout {
  public:
   // Lays the pieces into as few rounds as `capacity_bytes` allows, and then into the smallest ring
-  // that takes no more rounds (to 1/1024 of the capacity). False if one piece does not fit, or if
-  // one would overwrite what is still to be read when it must be there.
+  // that takes no more rounds (to 1/1024 of the capacity). With `slots` a piece begins at the next
+  // multiple of the largest one's size if that is near, so that pieces of about that size do not
+  // drift from round to round, each over two of the round before. False if one piece does not fit,
+  // or if one would overwrite what is still to be read when it must be there.
   bool lay(const std::vector<RingPiece>& pieces, std::int64_t n_launches,
-           std::int64_t capacity_bytes, std::int64_t granule_bytes);
+           std::int64_t capacity_bytes, std::int64_t granule_bytes, bool slots);
 
   std::int64_t ring_bytes() const noexcept { return ring_bytes_; }
   const std::vector<std::int64_t>& offsets_bytes() const noexcept { return offsets_bytes_; }

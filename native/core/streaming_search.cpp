@@ -25,10 +25,17 @@ constexpr std::int64_t kLevelsPerHalving = 256;
 constexpr std::array<double, 7> kDepths = {2.0, 1.0, 1.5, 2.5, 3.0, 4.0, 6.0};
 
 // Pieces smaller than this part of the largest stay: each costs the link's overhead.
-constexpr std::array<double, 3> kLeastShares = {0.0, 0.3, 0.9};
+constexpr std::array<double, 5> kLeastShares = {0.9, 0.6, 0.3, 0.05, 0.0};
 
-// The largest pieces that are tried: from the largest weight down by a factor of 2^(1/4).
-constexpr int kMostUnits = 64;
+// Tails that are cut into more pieces than are needed, for one that ends the last round.
+constexpr int kMostExtra = 1;
+
+// Of sums of times in another order.
+constexpr double kRounding = 1e-9;
+
+// The largest pieces that are tried: from the largest weight down by a factor of 2^(1/6).
+constexpr int kMostUnits = 96;
+constexpr double kUnitsPerHalving = 6.0;
 
 std::int64_t round_up(std::int64_t number, std::int64_t unit) {
   return (number + unit - 1) / unit * unit;
@@ -67,8 +74,9 @@ class Search {
  private:
   void make_families();
   void search_level(std::int64_t saved_bytes);
-  void try_candidate(const Family& family, std::int64_t saved_bytes, double depth);
-  bool choose(const Family& family, std::int64_t needed_bytes);
+  void try_candidate(const Family& family, std::int64_t saved_bytes, double depth, int n_extra);
+  void simulate_candidate();
+  bool choose(const Family& family, std::int64_t needed_bytes, int n_extra);
   void trim(const Family& family, std::int64_t needed_bytes, std::int64_t chosen_bytes);
   void keep();
   Part part(const Item& item, const Family& family) const;
@@ -88,6 +96,7 @@ class Search {
   std::vector<Item> items_;
   std::vector<Family> families_;
   double best_ns_;
+  std::int64_t best_bytes_ = std::numeric_limits<std::int64_t>::max();
   StreamingSearch found_;
   // Of the candidate at hand.
   std::vector<Part> parts_;
@@ -149,10 +158,10 @@ void Search::make_families() {
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   std::vector<std::int64_t> units;
   for (int step = 0; step < kMostUnits; ++step) {
-    const auto unit =
-        static_cast<std::int64_t>(std::ceil(static_cast<double>(largest) * std::exp2(-step / 4.0)));
-    if (unit < options_.granule_bytes) break;
-    units.push_back(unit);
+    const auto unit = static_cast<std::int64_t>(static_cast<double>(largest) *
+                                                std::exp2(-step / kUnitsPerHalving));
+    const std::int64_t rounded = round_up(unit, options_.granule_bytes);
+    if (units.empty() || rounded < units.back()) units.push_back(rounded);
   }
   const std::size_t stride = 1 + (sizes.size() - 1) / kMostUnits;
   for (const bool long_spans : {false, true}) {
@@ -201,11 +210,16 @@ StreamingSearch Search::run() {
 
 void Search::search_level(std::int64_t saved_bytes) {
   for (const Family& family : families_) {
-    for (const double depth : kDepths) try_candidate(family, saved_bytes, depth);
+    for (const double depth : kDepths) {
+      for (int n_extra = 0; n_extra <= (family.tails ? kMostExtra : 0); ++n_extra) {
+        try_candidate(family, saved_bytes, depth, n_extra);
+      }
+    }
   }
 }
 
-void Search::try_candidate(const Family& family, std::int64_t saved_bytes, double depth) {
+void Search::try_candidate(const Family& family, std::int64_t saved_bytes, double depth,
+                           int n_extra) {
   const std::int64_t capacity_bytes =
       round_up(static_cast<std::int64_t>(depth * static_cast<double>(family.unit_bytes)),
                family.tails ? options_.granule_bytes : options_.alignment_bytes);
@@ -215,7 +229,10 @@ void Search::try_candidate(const Family& family, std::int64_t saved_bytes, doubl
   const std::int64_t n_copies = (needed_bytes + most_bytes - 1) / most_bytes;
   const double bound_ns = bytes_ns(needed_bytes - padding_bytes_) +
                           static_cast<double>(n_copies) * options_.link_overhead_ns;
-  if (bound_ns >= best_ns_ || compute_ns_ >= best_ns_ || !choose(family, needed_bytes)) return;
+  // Of plans that take no more than computing, the one that copies least.
+  const bool is_hidden = best_ns_ <= compute_ns_;
+  if (is_hidden ? needed_bytes - padding_bytes_ >= best_bytes_ : bound_ns >= best_ns_) return;
+  if (!choose(family, needed_bytes, n_extra)) return;
   pieces_.clear();
   for (const std::size_t index : chosen_) {
     const Item& item = items_[index];
@@ -224,7 +241,14 @@ void Search::try_candidate(const Family& family, std::int64_t saved_bytes, doubl
     pieces_.push_back(
         {round_up(parts_[index].streamed_bytes, unit), unit, item.first_launch, item.last_launch});
   }
-  if (!ring_.lay(pieces_, n_launches_, capacity_bytes, options_.alignment_bytes)) return;
+  for (const bool slots : {true, false}) {
+    if (ring_.lay(pieces_, n_launches_, capacity_bytes, options_.alignment_bytes, slots)) {
+      simulate_candidate();
+    }
+  }
+}
+
+void Search::simulate_candidate() {
   transfers_.clear();
   for (std::size_t order = 0; order < chosen_.size(); ++order) {
     transfers_.push_back(
@@ -232,17 +256,22 @@ void Search::try_candidate(const Family& family, std::int64_t saved_bytes, doubl
          pieces_[order].first_launch, ring_.after_steps()[order]});
   }
   ++found_.n_candidates;
-  const double period_ns = simulator_.period_ns(transfers_);
-  if (period_ns < best_ns_) {
+  double period_ns = simulator_.period_ns(transfers_);
+  if (period_ns <= compute_ns_ * (1 + kRounding)) period_ns = compute_ns_;
+  std::int64_t bytes = 0;
+  for (const std::size_t index : chosen_) bytes += parts_[index].streamed_bytes;
+  if (period_ns < best_ns_ || (period_ns <= best_ns_ && bytes < best_bytes_)) {
     best_ns_ = period_ns;
+    best_bytes_ = bytes;
     keep();
   }
 }
 
 // Chooses items whose parts save enough, spread evenly over what the family could stream.
-bool Search::choose(const Family& family, std::int64_t needed_bytes) {
-  const double rate =
-      static_cast<double>(needed_bytes) / static_cast<double>(family.most_saved_bytes);
+bool Search::choose(const Family& family, std::int64_t needed_bytes, int n_extra) {
+  const double rate = static_cast<double>(needed_bytes + n_extra * family.unit_bytes) /
+                      static_cast<double>(family.most_saved_bytes);
+  if (rate > 1) return false;
   chosen_.clear();
   std::int64_t chosen_bytes = 0;
   double due_bytes = 0;
@@ -272,12 +301,14 @@ bool Search::choose(const Family& family, std::int64_t needed_bytes) {
 
 // Gives back what is more than needed: whole items, and then the tops of the largest parts.
 void Search::trim(const Family& family, std::int64_t needed_bytes, std::int64_t chosen_bytes) {
-  for (Part& one : parts_) {
-    if (one.saved_bytes == 0 || chosen_bytes - one.saved_bytes < needed_bytes) continue;
-    chosen_bytes -= one.saved_bytes;
-    one = {};
+  if (!family.tails) {
+    for (Part& one : parts_) {
+      if (one.saved_bytes == 0 || chosen_bytes - one.saved_bytes < needed_bytes) continue;
+      chosen_bytes -= one.saved_bytes;
+      one = {};
+    }
+    return;
   }
-  if (!family.tails) return;
   std::int64_t fits = family.unit_bytes;
   std::int64_t fails = options_.granule_bytes - 1;
   while (fits - fails > options_.granule_bytes) {
@@ -288,8 +319,20 @@ void Search::trim(const Family& family, std::int64_t needed_bytes, std::int64_t 
     }
     (saved >= needed_bytes ? fits : fails) = middle;
   }
+  chosen_bytes = 0;
   for (std::size_t index = 0; index < items_.size(); ++index) {
     if (parts_[index].saved_bytes > 0) parts_[index] = part(items_[index], true, fits);
+    chosen_bytes += parts_[index].saved_bytes;
+  }
+  // All parts of the size of `fits` have become smaller at once, or none: now one by one.
+  for (std::size_t index = 0; index < items_.size(); ++index) {
+    Part& one = parts_[index];
+    const bool is_cut = one.saved_bytes > 0 && one.streamed_bytes < items_[index].size_bytes;
+    const bool is_spare = chosen_bytes - options_.granule_bytes >= needed_bytes;
+    if (!is_cut || !is_spare || one.streamed_bytes <= options_.granule_bytes) continue;
+    one.streamed_bytes -= options_.granule_bytes;
+    one.saved_bytes -= options_.granule_bytes;
+    chosen_bytes -= options_.granule_bytes;
   }
 }
 
