@@ -14,6 +14,9 @@
 namespace offload {
 namespace {
 
+// Of so few weights all sets are tried, and of each all ways to cut it into rounds.
+constexpr std::size_t kFewItems = 8;
+
 // Below a page a weight stays, whatever is searched.
 constexpr std::int64_t kSmallestBytes = 4096;
 
@@ -73,8 +76,10 @@ class Search {
 
  private:
   void make_families();
+  void search_all_sets();
   void search_level(std::int64_t saved_bytes);
   void try_candidate(const Family& family, std::int64_t saved_bytes, double depth, int n_extra);
+  void list_pieces();
   void simulate_candidate();
   bool choose(const Family& family, std::int64_t needed_bytes, int n_extra);
   void trim(const Family& family, std::int64_t needed_bytes, std::int64_t chosen_bytes);
@@ -192,6 +197,7 @@ void Search::make_families() {
 
 StreamingSearch Search::run() {
   if (items_.empty()) return std::move(found_);
+  if (items_.size() <= kFewItems) search_all_sets();
   make_families();
   // The levels, by what each saves against holding all weights: from the budget's downwards.
   std::vector<std::int64_t> levels;
@@ -206,6 +212,24 @@ StreamingSearch Search::run() {
     search_level(levels[level - 1]);
   }
   return std::move(found_);
+}
+
+void Search::search_all_sets() {
+  for (std::uint32_t set = 1; set < 1u << items_.size(); ++set) {
+    chosen_.clear();
+    std::int64_t saved_bytes = 0;
+    for (std::size_t index = 0; index < items_.size(); ++index) {
+      if (((set >> index) & 1u) == 0) continue;
+      parts_[index] = {items_[index].size_bytes, items_[index].aligned_bytes};
+      saved_bytes += items_[index].aligned_bytes;
+      chosen_.push_back(index);
+    }
+    const std::int64_t capacity_bytes = options_.budget_bytes - (full_bytes_ - saved_bytes);
+    list_pieces();
+    for (std::uint32_t begins = 0; begins < 1u << (chosen_.size() - 1); ++begins) {
+      if (ring_.lay_rounds(pieces_, n_launches_, begins, capacity_bytes)) simulate_candidate();
+    }
+  }
 }
 
 void Search::search_level(std::int64_t saved_bytes) {
@@ -233,6 +257,15 @@ void Search::try_candidate(const Family& family, std::int64_t saved_bytes, doubl
   const bool is_hidden = best_ns_ <= compute_ns_;
   if (is_hidden ? needed_bytes - padding_bytes_ >= best_bytes_ : bound_ns >= best_ns_) return;
   if (!choose(family, needed_bytes, n_extra)) return;
+  list_pieces();
+  for (const bool slots : {true, false}) {
+    if (ring_.lay(pieces_, n_launches_, capacity_bytes, options_.alignment_bytes, slots)) {
+      simulate_candidate();
+    }
+  }
+}
+
+void Search::list_pieces() {
   pieces_.clear();
   for (const std::size_t index : chosen_) {
     const Item& item = items_[index];
@@ -240,11 +273,6 @@ void Search::try_candidate(const Family& family, std::int64_t saved_bytes, doubl
     const std::int64_t unit = whole ? options_.alignment_bytes : options_.granule_bytes;
     pieces_.push_back(
         {round_up(parts_[index].streamed_bytes, unit), unit, item.first_launch, item.last_launch});
-  }
-  for (const bool slots : {true, false}) {
-    if (ring_.lay(pieces_, n_launches_, capacity_bytes, options_.alignment_bytes, slots)) {
-      simulate_candidate();
-    }
   }
 }
 

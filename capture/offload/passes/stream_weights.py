@@ -52,7 +52,9 @@ def stream_weights(
     _require_valid(demand, link, granule_bytes, alignment_bytes)
     serial = floor_plan(demand, link, alignment_bytes)
     options = _Options(link, granule_bytes, alignment_bytes, tails)
-    at_floor = _search(demand, options, serial, serial.required_bytes)
+    # All that may be streamed is, so there are no tails.
+    whole = dataclasses.replace(options, tails=False)
+    at_floor = _search(demand, whole, serial, serial.required_bytes)
     floor = _floor(demand, serial, at_floor.period_ns)
     if budget_bytes < floor.required_bytes:
         raise PlanError(_below_floor(floor, budget_bytes))
