@@ -339,3 +339,22 @@ def check_placement(
 def lower_bound_bytes(
     first: array[int], last: array[int], size_bytes: array[int], *, alignment_bytes: int
 ) -> int: ...
+
+# ---- weight streaming ---------------------------------------------------------------------------
+
+def simulate_streaming(
+    launch_ns: Sequence[float], transfers: Sequence[tuple[float, int, int]]
+) -> tuple[float, list[float], list[float], list[float], list[float]]: ...
+def search_streaming(
+    launch_ns: Sequence[float],
+    weights: Sequence[tuple[int, int, int, bool]],
+    *,
+    bytes_per_second: float,
+    overhead_ns: float,
+    budget_bytes: int,
+    floor_bytes: int,
+    floor_period_ns: float,
+    alignment_bytes: int,
+    granule_bytes: int,
+    tails: bool,
+) -> tuple[tuple[list[int], list[int], list[int], list[int], int, float] | None, int]: ...

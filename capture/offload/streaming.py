@@ -25,14 +25,16 @@ class WeightUse:
     Attributes:
         value: of the Program, of role weight.
         size_bytes: of its storage.
-        launches: that read it, ascending; at least one.
+        launches: that read it, ascending; at least one unless it stays.
         name: for messages.
+        stays: it must be resident: a launch writes it, none reads it, or the result shows it.
     """
 
     value: int
     size_bytes: int
     launches: tuple[int, ...]
     name: str
+    stays: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class WeightDemand:
 
     Attributes:
         launch_ns: what each launch takes with all weights resident, in program order.
-        weights: that may be streamed or stay.
+        weights: all of them; each may be streamed or stay, unless it is said to stay.
     """
 
     launch_ns: tuple[float, ...]
@@ -94,8 +96,10 @@ class StreamingFloor:
 
     Attributes:
         required_bytes: no smaller budget has a plan.
-        ring_bytes, resident_bytes: of which; resident are weights too small to be streamed.
-        value: the weight that sets the ring.
+        ring_bytes, resident_bytes: of which; resident are weights that must stay, and those too
+            small to be streamed.
+        value: the weight that sets the ring: the largest that is read when it is fullest; -1
+            without weights.
         name: of it.
         period_ns: the time of a pass that is predicted at this budget.
     """
