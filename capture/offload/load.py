@@ -119,7 +119,8 @@ class _StreamedLoad:
     @property
     def all_bytes(self) -> int:
         """The budget under which nothing is streamed."""
-        return passes.resident_bytes(self._demand(), self._backend.alignment_bytes)
+        unit = self._backend.alignment_bytes
+        return sum(-(-one.size_bytes // unit) * unit for one in self._demand().weights)
 
     def within(self, budget_bytes: int) -> Executable:
         """Load under a budget. If something is streamed, launches are timed first.

@@ -12,6 +12,7 @@ import torch
 
 from offload import _native
 from offload.backends.weight_sources import managed_weights, native_source
+from offload.eager_run import EagerRun
 from offload.program import Program, StoredTensor
 from offload.streaming import Link, Piece, Streaming
 
@@ -29,7 +30,7 @@ def make_stream(
     """The memory of the weights, and what brings them there; resident ones are read.
 
     Returns:
-        The stream, and for each weight that it manages the bytes of it as a tensor.
+        The stream, and for each weight that it manages the tensor that was recorded, there.
 
     Raises:
         ExecutionError: there is not enough memory.
@@ -72,7 +73,11 @@ def make_stream(
         n_launches=len(program.launches),
     )
     stream.load()
-    return stream, {value: stream.tensor(number) for value, number in numbers.items()}
+    bases = {
+        value: (stream.tensor(number).untyped_storage(), 0) for value, number in numbers.items()
+    }
+    run = EagerRun(program, bases, fill=None)
+    return stream, {value: run.tensor(program.weight_views[value][0]) for value in sources}
 
 
 def measure_link(program: Program) -> Link:
@@ -114,6 +119,7 @@ def _read_ns(
     size_bytes: int,
 ) -> int:
     """What it takes to read the first bytes of a weight into memory that is there."""
+    source = native_source(sources[value])
     stream = _native.WeightStream(
         memory_bytes=size_bytes,
         granule_bytes=PAGE_BYTES,
@@ -122,7 +128,7 @@ def _read_ns(
                 name=program.values[value].name,
                 size_bytes=size_bytes,
                 pieces=[(0, size_bytes, 0, False)],
-                source=native_source(sources[value]),
+                source=source if isinstance(source, _native.FileRange) else source[:size_bytes],
             )
         ],
         transfers=[],
