@@ -132,9 +132,9 @@ void register_streaming(py::module_& module) {
       .def(py::init(&streamed_weight), py::kw_only(), py::arg("name"), py::arg("size_bytes"),
            py::arg("pieces"), py::arg("source"));
   py::class_<WeightStream, std::shared_ptr<WeightStream>>(module, "WeightStream")
-      .def(py::init(&make_stream), py::kw_only(), py::arg("memory_bytes"),
-           py::arg("granule_bytes"), py::arg("weights"), py::arg("transfers"),
-           py::arg("n_launches"), py::arg("poison") = false)
+      .def(py::init(&make_stream), py::kw_only(), py::arg("memory_bytes"), py::arg("granule_bytes"),
+           py::arg("weights"), py::arg("transfers"), py::arg("n_launches"),
+           py::arg("poison") = false)
       .def("load", &load, py::arg("progress") = nullptr)
       .def("tensor", &tensor_of, py::arg("index"))
       .def("refresh", &refresh, py::arg("weights") = py::none())

@@ -353,7 +353,8 @@ bool WeightStream::carry_out(std::uint64_t number, ReadBuffer& buffer) {
   pass_bytes_[pass % 2] += piece.size_bytes;
   if (traced_) {
     const std::lock_guard lock(mutex_);
-    ended_transfers_.push_back({plan_.weights[one.weight].name, begin_ns, end_ns, piece.size_bytes});
+    ended_transfers_.push_back(
+        {plan_.weights[one.weight].name, begin_ns, end_ns, piece.size_bytes});
   }
   return true;
 }
