@@ -38,7 +38,9 @@ class HandPlan:
 
     @property
     def resident_bytes(self) -> int:
-        return sum(size for pieces in self.pieces for _, size, _, streamed in pieces if not streamed)
+        return sum(
+            size for pieces in self.pieces for _, size, _, streamed in pieces if not streamed
+        )
 
 
 def plan_of(

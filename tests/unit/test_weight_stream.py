@@ -91,8 +91,8 @@ def test_results_equal_those_of_resident_weights(make_plan, from_file, schedulin
     assert both.plan.transfer_bytes + both.plan.resident_bytes == 5 * WEIGHT_BYTES
 
 
-def test_a_pass_moves_each_streamed_byte_once(file):
-    both = Streamed(Chain(5), (batch(),), three_slots, file=file)
+def test_a_pass_moves_each_streamed_byte_once():
+    both = Streamed(Chain(5), (batch(),), three_slots)
     for number in range(1, 1001):
         both.check(batch())
         # At most the next pass's first three weights have come besides.
@@ -167,7 +167,8 @@ def test_executions_on_threads_and_submitted(file):
     for thread in threads:
         thread.join()
     for result, one in zip(results, expected, strict=True):
-        assert result is not None and torch.equal(result, one)
+        assert result is not None
+        assert torch.equal(result, one)
     assert both.run.last_execution.n_executions == 40
 
 
@@ -176,11 +177,11 @@ def test_a_truncated_file_fails_the_launch_that_needs_it(file):
     both.check(batch())
     whole = file.read_bytes()
     os.truncate(file, streams.HEADER_BYTES + 2 * WEIGHT_BYTES + 100)
-    with pytest.raises(offload.ExecutionError, match=r"layers\.2: .*weights\.bin: expected .* got"):
-        for _ in range(2):  # what had come before may serve one execution
+    for _ in range(2):
+        with pytest.raises(
+            offload.ExecutionError, match=r"layers\.2: .*weights\.bin: expected .*got"
+        ):
             both.run(batch())
-    with pytest.raises(offload.ExecutionError, match=r"layers\.2"):
-        both.run(batch())
     file.write_bytes(whole)
     both.check(batch())
     both.check(batch())
@@ -199,9 +200,7 @@ def test_a_file_that_is_deleted_stays_readable(file):
 def test_a_launch_that_fails_abandons_the_pass(file):
     x, good, bad = batch(), torch.tensor([0, 2]), torch.tensor([0, 9])
     for scheduling in Scheduling:
-        both = Streamed(
-            Picking(6), (x, good), three_slots, file=file, scheduling=scheduling
-        )
+        both = Streamed(Picking(6), (x, good), three_slots, file=file, scheduling=scheduling)
         both.check(x, good)
         for generation in range(2, 6):
             with pytest.raises(offload.ExecutionError, match="index_select"):
@@ -279,9 +278,7 @@ def test_the_timeline_shows_when_weights_came(file, tmp_path):
                 assert wait.end_ns <= launches[wait.launch].begin_ns
             assert all(span.duration_ns >= 0 for span in launches)
         assert n_bytes >= 3 * 2 * WEIGHT_BYTES  # at least the two that fit no more than once
-        waited_ns = sum(
-            span.duration_ns for span in timeline.executions[-1].of_kind(SpanKind.WAIT)
-        )
+        waited_ns = sum(span.duration_ns for span in timeline.executions[-1].of_kind(SpanKind.WAIT))
         assert both.run.last_execution.stream_wait_ns == waited_ns
         timeline.save(tmp_path / "trace.json")
         assert '"weights"' in (tmp_path / "trace.json").read_text()
