@@ -89,7 +89,7 @@ void load(WeightStream& stream, const std::function<void(std::uint64_t)>& progre
 }
 
 py::object tensor_of(const std::shared_ptr<WeightStream>& stream, std::size_t weight) {
-  stream->mode(weight);  // refuses what does not exist
+  stream->check_weight(weight);
   const auto size_bytes = static_cast<std::int64_t>(stream->plan().weights[weight].size_bytes);
   return from_tensor(at::from_blob(
       stream->address(weight), {size_bytes}, [stream](void*) {}, at::TensorOptions(at::kByte)));
@@ -105,7 +105,7 @@ void refresh(WeightStream& stream, std::optional<std::vector<std::size_t>> weigh
 }
 
 void replace(WeightStream& stream, std::size_t weight, py::handle source) {
-  stream.mode(weight);
+  stream.check_weight(weight);
   WeightFiles files;
   std::shared_ptr<WeightSource> made = make_source(stream.plan().weights[weight], source, files);
   const py::gil_scoped_release release;
@@ -113,6 +113,7 @@ void replace(WeightStream& stream, std::size_t weight, py::handle source) {
 }
 
 std::vector<std::string> read_modes(const WeightStream& stream) {
+  const py::gil_scoped_release release;
   std::vector<std::string> names;
   for (std::size_t weight = 0; weight < stream.plan().weights.size(); ++weight) {
     const ReadMode mode = stream.mode(weight);

@@ -414,6 +414,33 @@ def test_a_fork_has_a_stream_of_its_own(make_plan, file):
     assert both.stream.generation == 1
 
 
+def test_forks_beside_threads_that_use_the_stream(file):
+    both = Streamed(Chain(3), (batch(),), two_slots, file=file)
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            assert len(both.stream.read_modes) == 3
+            both.stream.refresh([1])
+            both.run(batch())
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            both.stream.refresh()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    both.check(batch())
+
+
 def test_the_interpreter_exits_with_a_busy_worker(tmp_path):
     script = """
         import sys
