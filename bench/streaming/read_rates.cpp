@@ -5,8 +5,8 @@
 //   /tmp/read_rates FILE          makes FILE (2 GiB) where it does not exist
 //
 // Prints one line for each way, piece size and number of reads in flight: GB/s (pieces one after
-// the other, at offsets that are no multiple of a block), and how quick the computing thread was
-// beside it (1: as quick as alone).
+// the other; unless they are read in place, at offsets that are no multiple of a block), and how
+// quick the computing thread was beside it (1: as quick as alone). Medians of turns.
 
 #include <fcntl.h>
 #include <linux/io_uring.h>
@@ -24,6 +24,7 @@
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -31,6 +32,8 @@ namespace {
 
 constexpr std::size_t kBlock = 4096;
 constexpr std::size_t kFileBytes = std::size_t{2} << 30;
+constexpr int kTurns = 5;
+constexpr double kTurnSeconds = 0.4;
 constexpr std::size_t kHeaderBytes = 1736;  // as a safetensors header may leave the data
 
 std::size_t down(std::size_t value) { return value / kBlock * kBlock; }
@@ -54,7 +57,7 @@ class Readers {
  public:
   explicit Readers(int n_threads) {
     for (int index = 0; index < n_threads; ++index) {
-      threads_.emplace_back([this] { run(); });
+      threads_.emplace_back([this, index] { run(index); });
     }
   }
   ~Readers() {
@@ -74,8 +77,16 @@ class Readers {
     done_.wait(lock, [this] { return n_left_ == 0; });
   }
 
+  // Of the thread that asks.
+  std::size_t number() const { return mine(); }
+
  private:
-  void run() {
+  static std::size_t& mine() {
+    thread_local std::size_t number = 0;
+    return number;
+  }
+  void run(int index) {
+    mine() = static_cast<std::size_t>(index);
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [this] { return closed_ || next_ < n_chunks_; });
@@ -187,79 +198,104 @@ void read_fully(int file, char* to, std::size_t size, std::size_t offset) {
   }
 }
 
-double measure(const char* path, const Way& way, std::size_t piece, int depth, double& share,
-               double alone) {
-  const std::size_t chunk = std::min(piece, std::size_t{1} << 20);
-  const int file = open(path, O_RDONLY | (way.direct ? O_DIRECT : 0));
-  need(file >= 0, "open");
-  posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
-  std::vector<char*> bounce;
-  for (int index = 0; index < depth; ++index) bounce.push_back(pages(chunk + 2 * kBlock));
-  char* const to = pages(piece + kBlock);
+// What a way of reading works on.
+struct Job {
+  int file = -1;
+  std::size_t piece, chunk;
+  char* to = nullptr;
+  std::vector<char*> bounce;  // one for each read in flight
+
+  std::size_t n_chunks() const { return piece / chunk; }
+};
+
+void copy_out(const Job& job, const char* bounce, std::size_t from, std::size_t index) {
+  std::memcpy(job.to + index * job.chunk, bounce + (from - down(from)), job.chunk);
+}
+
+void read_by_ring(const Job& job, std::size_t offset, Ring& ring) {
+  std::size_t sent = 0;
+  std::vector<std::size_t> chunk_of(job.bounce.size());
+  const auto send = [&](std::size_t slot) {
+    const std::size_t from = offset + sent * job.chunk;
+    chunk_of[slot] = sent++;
+    ring.submit(job.file, job.bounce[slot], up(from + job.chunk) - down(from), down(from), slot);
+  };
+  for (std::size_t slot = 0; slot < job.bounce.size() && sent < job.n_chunks(); ++slot) send(slot);
+  for (std::size_t done = 0; done < job.n_chunks(); ++done) {
+    const std::size_t slot = ring.wait();
+    copy_out(job, job.bounce[slot], offset + chunk_of[slot] * job.chunk, chunk_of[slot]);
+    if (sent < job.n_chunks()) send(slot);
+  }
+}
+
+void read_by_threads(const Job& job, std::size_t offset, bool bounced, Readers& readers) {
+  readers.read(job.n_chunks(), [&](std::size_t index) {
+    const std::size_t from = offset + index * job.chunk;
+    if (!bounced) return read_fully(job.file, job.to + index * job.chunk, job.chunk, from);
+    char* const bounce = job.bounce[readers.number()];
+    read_fully(job.file, bounce, up(from + job.chunk) - down(from), down(from));
+    copy_out(job, bounce, from, index);
+  });
+}
+
+// GB/s of one turn; `share`: how quick the computing thread was.
+double measure(const char* path, const Way& way, std::size_t piece, int depth, double alone,
+               double& share) {
+  Job job{open(path, O_RDONLY | (way.direct ? O_DIRECT : 0)),
+          piece,
+          std::min(piece, std::size_t{4} << 20),
+          pages(piece),
+          {}};
+  need(job.file >= 0, "open");
+  posix_fadvise(job.file, 0, 0, POSIX_FADV_DONTNEED);
+  for (int index = 0; index < depth; ++index) job.bounce.push_back(pages(job.chunk + 2 * kBlock));
   Readers readers(way.uring ? 0 : depth);
-  Ring ring(64);
-  std::atomic<int> next_bounce = 0;
+  std::optional<Ring> ring;
+  if (way.uring) ring.emplace(64);
   std::size_t moved = 0, offset = way.bounced || !way.direct ? kHeaderBytes : 0;
   const std::uint64_t before = n_computed;
   const auto begin = std::chrono::steady_clock::now();
   double seconds = 0;
-  while (seconds < 1.0) {
-    if (offset + 2 * piece > kFileBytes) break;
-    if (way.ahead)
-      posix_fadvise(file, static_cast<off_t>(offset + piece), static_cast<off_t>(piece),
+  while (seconds < kTurnSeconds && offset + 2 * piece <= kFileBytes) {
+    if (way.ahead) {
+      posix_fadvise(job.file, static_cast<off_t>(offset + piece), static_cast<off_t>(piece),
                     POSIX_FADV_WILLNEED);
-    const std::size_t n_chunks = piece / chunk;
-    if (way.uring) {
-      std::size_t sent = 0, done = 0;
-      std::vector<std::size_t> chunk_of(static_cast<std::size_t>(depth));
-      const auto send = [&](std::size_t slot) {
-        const std::size_t from = offset + sent * chunk;
-        chunk_of[slot] = sent++;
-        ring.submit(file, bounce[slot], up(from + chunk) - down(from), down(from), slot);
-      };
-      for (std::size_t slot = 0; slot < bounce.size() && sent < n_chunks; ++slot) send(slot);
-      while (done < n_chunks) {
-        const std::size_t slot = ring.wait();
-        const std::size_t from = offset + chunk_of[slot] * chunk;
-        std::memcpy(to + chunk_of[slot] * chunk, bounce[slot] + (from - down(from)), chunk);
-        ++done;
-        if (sent < n_chunks) send(slot);
-      }
+    }
+    if (ring) {
+      read_by_ring(job, offset, *ring);
     } else {
-      readers.read(n_chunks, [&](std::size_t index) {
-        const std::size_t from = offset + index * chunk;
-        if (!way.bounced) return read_fully(file, to + index * chunk, chunk, from);
-        thread_local char* mine = nullptr;
-        if (mine == nullptr) mine = bounce[static_cast<std::size_t>(next_bounce++)];
-        read_fully(file, mine, up(from + chunk) - down(from), down(from));
-        std::memcpy(to + index * chunk, mine + (from - down(from)), chunk);
-      });
+      read_by_threads(job, offset, way.bounced, readers);
     }
     moved += piece, offset += piece;
     seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
   share = static_cast<double>(n_computed - before) / seconds / alone;
-  close(file);
-  munmap(to, piece + kBlock);
+  close(job.file);
+  munmap(job.to, piece);
+  for (char* const one : job.bounce) munmap(one, job.chunk + 2 * kBlock);
   return static_cast<double>(moved) / seconds / 1e9;
+}
+
+void make_file(const char* path) {
+  struct stat status{};
+  if (stat(path, &status) == 0) return;
+  std::FILE* const file = std::fopen(path, "wb");
+  need(file != nullptr, "open");
+  std::vector<std::uint64_t> block(std::size_t{1} << 17);
+  std::uint64_t state = 1;
+  for (std::size_t written = 0; written < kFileBytes; written += block.size() * 8) {
+    for (auto& word : block) word = state = state * 6364136223846793005u + 1442695040888963407u;
+    need(std::fwrite(block.data(), 8, block.size(), file) == block.size(), "write");
+  }
+  std::fclose(file);
+  sync();
 }
 
 }  // namespace
 
 int main(int n_arguments, char** arguments) {
   need(n_arguments == 2, "usage: read_rates FILE");
-  struct stat status{};
-  if (stat(arguments[1], &status) != 0) {
-    std::FILE* const file = std::fopen(arguments[1], "wb");
-    std::vector<std::uint64_t> block(std::size_t{1} << 17);
-    std::uint64_t state = 1;
-    for (std::size_t written = 0; written < kFileBytes; written += block.size() * 8) {
-      for (auto& word : block) word = state = state * 6364136223846793005u + 1442695040888963407u;
-      need(std::fwrite(block.data(), 8, block.size(), file) == block.size(), "write");
-    }
-    std::fclose(file);
-    sync();
-  }
+  make_file(arguments[1]);
   std::thread computer(compute);
   std::this_thread::sleep_for(std::chrono::seconds(1));
   const std::uint64_t before = n_computed;
@@ -270,17 +306,32 @@ int main(int n_arguments, char** arguments) {
                       {"io_uring, direct, bounced", true, true, true, false},
                       {"pread, buffered", false, false, false, false},
                       {"pread, buffered, ahead", false, false, false, true}};
+  struct Case {
+    Way way;
+    std::size_t mebibytes;
+    int depth;
+    std::vector<double> rates, shares;
+  };
+  std::vector<Case> cases;
   for (const Way& way : ways) {
     for (const std::size_t mebibytes : {1, 8, 32}) {
-      for (const int depth : {1, 2, 4, 8}) {
-        if (mebibytes == 1 && depth > 1) continue;
-        double share = 0;
-        const double rate = measure(arguments[1], way, mebibytes << 20, depth, share, alone);
-        std::printf("%-26s %2zu MiB, %d in flight: %5.2f GB/s, compute %.2f\n", way.name, mebibytes,
-                    depth, rate, share);
-        std::fflush(stdout);
-      }
+      cases.push_back({way, mebibytes, 1, {}, {}});
+      if (mebibytes > 1) cases.push_back({way, mebibytes, 4, {}, {}});
     }
+  }
+  for (int turn = 0; turn < kTurns; ++turn) {
+    for (Case& one : cases) {
+      double share = 0;
+      one.rates.push_back(
+          measure(arguments[1], one.way, one.mebibytes << 20, one.depth, alone, share));
+      one.shares.push_back(share);
+    }
+  }
+  for (Case& one : cases) {
+    std::sort(one.rates.begin(), one.rates.end());
+    std::sort(one.shares.begin(), one.shares.end());
+    std::printf("%-26s %2zu MiB, %d in flight: %5.2f GB/s, compute %.2f\n", one.way.name,
+                one.mebibytes, one.depth, one.rates[kTurns / 2], one.shares[kTurns / 2]);
   }
   computing = false;
   computer.join();

@@ -89,7 +89,7 @@ void load(WeightStream& stream, const std::function<void(std::uint64_t)>& progre
 }
 
 py::object tensor_of(const std::shared_ptr<WeightStream>& stream, std::size_t weight) {
-  stream->mode(weight);  // refuses what does not exist
+  stream->check_weight(weight);
   const auto size_bytes = static_cast<std::int64_t>(stream->plan().weights[weight].size_bytes);
   return from_tensor(at::from_blob(
       stream->address(weight), {size_bytes}, [stream](void*) {}, at::TensorOptions(at::kByte)));
@@ -105,7 +105,7 @@ void refresh(WeightStream& stream, std::optional<std::vector<std::size_t>> weigh
 }
 
 void replace(WeightStream& stream, std::size_t weight, py::handle source) {
-  stream.mode(weight);
+  stream.check_weight(weight);
   WeightFiles files;
   std::shared_ptr<WeightSource> made = make_source(stream.plan().weights[weight], source, files);
   const py::gil_scoped_release release;
@@ -113,6 +113,7 @@ void replace(WeightStream& stream, std::size_t weight, py::handle source) {
 }
 
 std::vector<std::string> read_modes(const WeightStream& stream) {
+  const py::gil_scoped_release release;
   std::vector<std::string> names;
   for (std::size_t weight = 0; weight < stream.plan().weights.size(); ++weight) {
     const ReadMode mode = stream.mode(weight);
@@ -132,9 +133,9 @@ void register_weight_stream(py::module_& module) {
       .def(py::init(&streamed_weight), py::kw_only(), py::arg("name"), py::arg("size_bytes"),
            py::arg("pieces"), py::arg("source"));
   py::class_<WeightStream, std::shared_ptr<WeightStream>>(module, "WeightStream")
-      .def(py::init(&make_stream), py::kw_only(), py::arg("memory_bytes"),
-           py::arg("granule_bytes"), py::arg("weights"), py::arg("transfers"),
-           py::arg("n_launches"), py::arg("poison") = false)
+      .def(py::init(&make_stream), py::kw_only(), py::arg("memory_bytes"), py::arg("granule_bytes"),
+           py::arg("weights"), py::arg("transfers"), py::arg("n_launches"),
+           py::arg("poison") = false)
       .def("load", &load, py::arg("progress") = nullptr)
       .def("tensor", &tensor_of, py::arg("index"))
       .def("refresh", &refresh, py::arg("weights") = py::none())

@@ -109,12 +109,12 @@ void WeightStream::load(const std::function<void(std::uint64_t)>& progress) {
 // Brings the worker to rest, reads again what is resident and was replaced, and starts the worker
 // at the first transfer.
 void WeightStream::begin_generation(const std::function<void(std::uint64_t)>& progress) {
+  std::vector<std::pair<std::size_t, std::shared_ptr<WeightSource>>> let_go;
   Lock lock(mutex_);
   rest(lock);
   begin_anew_ = false;  // what is refreshed from now on is for the next pass
   for (auto& [weight, source] : replaced_) sources_[weight].swap(source);
-  const auto let_go = std::move(replaced_);
-  replaced_.clear();
+  let_go.swap(replaced_);  // unlocked: letting go of memory may need the GIL
   const std::vector<bool> stale(stale_);
   stale_.assign(stale_.size(), false);
   try {
@@ -353,7 +353,8 @@ bool WeightStream::carry_out(std::uint64_t number, ReadBuffer& buffer) {
   pass_bytes_[pass % 2] += piece.size_bytes;
   if (traced_) {
     const std::lock_guard lock(mutex_);
-    ended_transfers_.push_back({plan_.weights[one.weight].name, begin_ns, end_ns, piece.size_bytes});
+    ended_transfers_.push_back(
+        {plan_.weights[one.weight].name, begin_ns, end_ns, piece.size_bytes});
   }
   return true;
 }

@@ -29,10 +29,13 @@ namespace offload {
 // whose `first_launch` <= i. So the worker goes on into the next pass as soon as bytes are free,
 // also when the execution has returned. A generation is a run of passes: when weights were
 // replaced, or a pass was abandoned, the next pass begins a new one with all its transfers anew.
+// After a fork the child's stream begins a generation of its own; a pass whose launch forks fails
+// there.
 //
 // Owner: one resident, and every tensor on its memory. Thread: passes come one at a time, from any
-// thread; load, refresh, replace, close and the counters from any thread. Nothing needs the GIL,
-// and the constructor, the destructor and whatever waits must not hold it. Errors: PlanError for a
+// thread; load, refresh, replace, mode, close and the counters from any thread. Nothing needs the
+// GIL, and only address, plan, check_weight and the counters may be called with it: a fork waits
+// for the GIL while it holds the stream. Errors: PlanError for a
 // plan that check_plan refuses, ExecutionError without memory, BindingError for sources that do not
 // fit, all in the constructor; the methods say theirs.
 class WeightStream final : private ThreadOwner {
@@ -61,6 +64,9 @@ class WeightStream final : private ThreadOwner {
   // From the next pass on a weight comes from somewhere else. Throws BindingError for a weight that
   // does not exist or a source of another size.
   void replace(std::size_t weight, std::shared_ptr<WeightSource> source);
+
+  // Throws BindingError for a weight that does not exist.
+  void check_weight(std::size_t weight) const;
 
   // How a weight's source is read. Throws BindingError for a weight that does not exist, and
   // ExecutionError after close.
@@ -117,7 +123,6 @@ class WeightStream final : private ThreadOwner {
   void end() noexcept override;
 
   void check_sources() const;
-  void check_weight(std::size_t weight) const;
   void make_hooks(bool poison);
   void begin_generation(const std::function<void(std::uint64_t)>& progress);
   void look_up(const std::vector<bool>& stale);

@@ -20,6 +20,9 @@ class LastExecution:
         bytes_copied: because a tensor could not be used where it lay.
         outputs_allocated: results for which no buffer was given.
         n_executions: of this executable, this one included.
+        bytes_streamed: of weights, brought for this execution, partly while the one before ran:
+            of each execution every streamed byte exactly once.
+        stream_wait_ns: of device_ns, what launches waited for weights.
     """
 
     convert_ns: int
@@ -33,6 +36,8 @@ class LastExecution:
     bytes_copied: int
     outputs_allocated: int
     n_executions: int
+    bytes_streamed: int = 0
+    stream_wait_ns: int = 0
 
     @property
     def m_l_t_ns(self) -> int:
