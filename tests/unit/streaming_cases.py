@@ -67,8 +67,10 @@ class Interpreter:
         self.draw = random.Random(seed)
         self.copies_first = self.draw.choice((0.05, 0.5, 0.95))
         self.n_launches, self.n_transfers = len(demand.launch_ns), len(streaming.transfers)
-        n_cells = max(-(-one.memory_offset_bytes // ALIGNMENT) + -(-one.size_bytes // ALIGNMENT)
-                      for one in streaming.pieces)
+        n_cells = max(
+            -(-one.memory_offset_bytes // ALIGNMENT) + -(-one.size_bytes // ALIGNMENT)
+            for one in streaming.pieces
+        )
         self.cells: list[tuple | None] = [None] * n_cells
         self.launched = self.copied = 0  # ended, over all passes
         self.launching = self.copying = False

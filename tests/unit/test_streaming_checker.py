@@ -155,7 +155,11 @@ def test_a_ring_over_a_resident_weight():
 def test_a_resident_weight_inside_a_large_streamed_one():
     demand = chain([4096, 65536, 4096])
     plan = streaming(
-        [Piece(0, 0, 4096, 0, False), Piece(1, 0, 65536, 4096, True), Piece(2, 0, 4096, 8192, False)],
+        [
+            Piece(0, 0, 4096, 0, False),
+            Piece(1, 0, 65536, 4096, True),
+            Piece(2, 0, 4096, 8192, False),
+        ],
         [Transfer(1, 1, 1, 1, -1)],
         1 << 20,
     )
@@ -241,7 +245,11 @@ def mutations(draw):
     index = draw(st.integers(0, len(plan.pieces) - 1))
     field = draw(st.sampled_from(["offset_bytes", "size_bytes", "memory_offset_bytes", "streamed"]))
     value = ALIGNMENT * draw(st.integers(0, plan.memory_bytes // ALIGNMENT))
-    return demand, plan, moved(plan, index, **{field: value if field != "streamed" else bool(value)})
+    return (
+        demand,
+        plan,
+        moved(plan, index, **{field: value if field != "streamed" else bool(value)}),
+    )
 
 
 def _plan(demand, budget_bytes):
