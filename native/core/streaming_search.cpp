@@ -2,6 +2,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -28,7 +29,7 @@ constexpr std::int64_t kLevelsPerHalving = 256;
 constexpr std::array<double, 7> kDepths = {2.0, 1.0, 1.5, 2.5, 3.0, 4.0, 6.0};
 
 // Pieces smaller than this part of the largest stay: each costs the link's overhead.
-constexpr std::array<double, 5> kLeastShares = {0.9, 0.6, 0.3, 0.05, 0.0};
+constexpr std::array<double, 4> kLeastShares = {0.9, 0.5, 0.1, 0.0};
 
 // Tails that are cut into more pieces than are needed, for one that ends the last round.
 constexpr int kMostExtra = 1;
@@ -44,10 +45,17 @@ std::int64_t round_up(std::int64_t number, std::int64_t unit) {
   return (number + unit - 1) / unit * unit;
 }
 
-struct Item {
-  std::size_t weight;
+// Weights of one size that are all read by one launch each, or all by several.
+struct Kind {
   std::int64_t size_bytes;
   std::int64_t aligned_bytes;
+  bool is_long;
+  std::int64_t n_items;
+};
+
+struct Item {
+  std::size_t weight;
+  std::size_t kind;
   std::int64_t first_launch;
   std::int64_t last_launch;
 };
@@ -65,7 +73,6 @@ struct Family {
   double least_share;
   std::int64_t unit_bytes;
   std::int64_t most_saved_bytes;
-  std::int64_t n_items;
 };
 
 class Search {
@@ -82,11 +89,15 @@ class Search {
   void list_pieces();
   void simulate_candidate();
   bool choose(const Family& family, std::int64_t needed_bytes, int n_extra);
+  void drop(std::int64_t needed_bytes, std::int64_t chosen_bytes);
   void trim(const Family& family, std::int64_t needed_bytes, std::int64_t chosen_bytes);
   void keep();
-  Part part(const Item& item, const Family& family) const;
-  Part part(const Item& item, bool tails, std::int64_t unit_bytes) const;
-  bool is_long(const Item& item) const { return item.last_launch > item.first_launch; }
+  void add_item(std::size_t weight);
+  std::vector<std::int64_t> units() const;
+  std::vector<std::int64_t> sizes() const;
+  Part part(const Kind& kind, const Family& family) const;
+  Part part(const Kind& kind, bool tails, std::int64_t unit_bytes) const;
+  const Kind& kind_of(std::size_t item) const { return kinds_[items_[item].kind]; }
   double bytes_ns(std::int64_t bytes) const {
     return static_cast<double>(bytes) / options_.link_bytes_per_second * 1e9;
   }
@@ -98,13 +109,16 @@ class Search {
   double compute_ns_;
   std::int64_t full_bytes_ = 0;     // of memory that holds all weights
   std::int64_t padding_bytes_ = 0;  // of which
+  std::vector<Kind> kinds_;
   std::vector<Item> items_;
   std::vector<Family> families_;
   double best_ns_;
   std::int64_t best_bytes_ = std::numeric_limits<std::int64_t>::max();
   StreamingSearch found_;
   // Of the candidate at hand.
-  std::vector<Part> parts_;
+  std::vector<Part> kind_parts_;             // by kind, in pieces of the family's unit
+  std::vector<std::int64_t> n_chosen_kind_;  // by kind
+  std::vector<Part> parts_;                  // by item
   std::vector<std::size_t> chosen_;
   std::vector<RingPiece> pieces_;
   std::vector<StreamingTransfer> transfers_;
@@ -124,9 +138,7 @@ Search::Search(const std::vector<double>& launch_ns, const std::vector<Streaming
     const std::int64_t aligned_bytes = round_up(weight.size_bytes, options.alignment_bytes);
     full_bytes_ += aligned_bytes;
     padding_bytes_ += aligned_bytes - weight.size_bytes;
-    if (weight.stays || weight.size_bytes < kSmallestBytes) continue;
-    items_.push_back(
-        {index, weight.size_bytes, aligned_bytes, weight.first_launch, weight.last_launch});
+    if (!weight.stays && weight.size_bytes >= kSmallestBytes) add_item(index);
   }
   std::stable_sort(items_.begin(), items_.end(), [](const Item& one, const Item& other) {
     return one.first_launch < other.first_launch;
@@ -134,59 +146,73 @@ Search::Search(const std::vector<double>& launch_ns, const std::vector<Streaming
   parts_.resize(items_.size());
 }
 
-Part Search::part(const Item& item, bool tails, std::int64_t unit_bytes) const {
-  if (item.size_bytes <= unit_bytes) return {item.size_bytes, item.aligned_bytes};
-  if (!tails) return {};
-  const std::int64_t resident_bytes =
-      round_up(item.size_bytes - unit_bytes, options_.granule_bytes);
-  if (resident_bytes >= item.size_bytes) return {};
-  return {item.size_bytes - resident_bytes, item.aligned_bytes - resident_bytes};
+void Search::add_item(std::size_t index) {
+  const StreamingWeight& weight = weights_[index];
+  const bool is_long = weight.last_launch > weight.first_launch;
+  const auto found = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) {
+    return kind.size_bytes == weight.size_bytes && kind.is_long == is_long;
+  });
+  items_.push_back({index, static_cast<std::size_t>(found - kinds_.begin()), weight.first_launch,
+                    weight.last_launch});
+  if (found == kinds_.end()) {
+    const std::int64_t aligned_bytes = round_up(weight.size_bytes, options_.alignment_bytes);
+    kinds_.push_back({weight.size_bytes, aligned_bytes, is_long, 0});
+  }
+  ++kinds_[items_.back().kind].n_items;
 }
 
-Part Search::part(const Item& item, const Family& family) const {
-  if (is_long(item) && !family.long_spans) return {};
-  const Part found = part(item, family.tails, family.unit_bytes);
+Part Search::part(const Kind& kind, bool tails, std::int64_t unit_bytes) const {
+  if (kind.size_bytes <= unit_bytes) return {kind.size_bytes, kind.aligned_bytes};
+  if (!tails) return {};
+  const std::int64_t resident_bytes =
+      round_up(kind.size_bytes - unit_bytes, options_.granule_bytes);
+  if (resident_bytes >= kind.size_bytes) return {};
+  return {kind.size_bytes - resident_bytes, kind.aligned_bytes - resident_bytes};
+}
+
+Part Search::part(const Kind& kind, const Family& family) const {
+  if (kind.is_long && !family.long_spans) return {};
+  const Part found = part(kind, family.tails, family.unit_bytes);
   const double least = family.least_share * static_cast<double>(family.unit_bytes);
   return static_cast<double>(found.streamed_bytes) < least ? Part{} : found;
 }
 
-void Search::make_families() {
-  std::int64_t largest = 0;
-  bool has_long = false;
-  std::vector<std::int64_t> sizes;
-  for (const Item& item : items_) {
-    largest = std::max(largest, item.size_bytes);
-    has_long = has_long || is_long(item);
-    sizes.push_back(item.size_bytes);
-  }
-  std::sort(sizes.begin(), sizes.end());
-  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
-  std::vector<std::int64_t> units;
+// The sizes of weights, from the largest down; of very many only some.
+std::vector<std::int64_t> Search::sizes() const {
+  std::vector<std::int64_t> all;
+  for (const Kind& kind : kinds_) all.push_back(kind.size_bytes);
+  std::sort(all.begin(), all.end(), std::greater<>());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  const std::size_t stride = 1 + (all.size() - 1) / kMostUnits;
+  std::vector<std::int64_t> tried;
+  for (std::size_t index = 0; index < all.size(); index += stride) tried.push_back(all[index]);
+  return tried;
+}
+
+// Multiples of the granule, from the largest weight's down.
+std::vector<std::int64_t> Search::units() const {
+  const auto largest = static_cast<double>(sizes().front());
+  std::vector<std::int64_t> tried;
   for (int step = 0; step < kMostUnits; ++step) {
-    const auto unit = static_cast<std::int64_t>(static_cast<double>(largest) *
-                                                std::exp2(-step / kUnitsPerHalving));
-    const std::int64_t rounded = round_up(unit, options_.granule_bytes);
-    if (units.empty() || rounded < units.back()) units.push_back(rounded);
+    const double unit = largest * std::exp2(-step / kUnitsPerHalving);
+    const std::int64_t rounded = round_up(static_cast<std::int64_t>(unit), options_.granule_bytes);
+    if (tried.empty() || rounded < tried.back()) tried.push_back(rounded);
   }
-  const std::size_t stride = 1 + (sizes.size() - 1) / kMostUnits;
+  return tried;
+}
+
+void Search::make_families() {
+  const bool has_long =
+      std::any_of(kinds_.begin(), kinds_.end(), [](const Kind& kind) { return kind.is_long; });
   for (const bool long_spans : {false, true}) {
     if (long_spans && !has_long) continue;
     for (const bool tails : {false, true}) {
       if (tails && !options_.tails) continue;
-      std::vector<std::int64_t> tried = units;
-      if (!tails) {
-        tried.clear();
-        for (std::size_t index = sizes.size(); index > 0; index -= std::min(index, stride)) {
-          tried.push_back(sizes[index - 1]);
-        }
-      }
       for (const double least_share : kLeastShares) {
-        for (const std::int64_t unit : tried) {
-          Family family{tails, long_spans, least_share, unit, 0, 0};
-          for (const Item& item : items_) {
-            const Part found = part(item, family);
-            family.most_saved_bytes += found.saved_bytes;
-            family.n_items += found.saved_bytes > 0 ? 1 : 0;
+        for (const std::int64_t unit : tails ? units() : sizes()) {
+          Family family{tails, long_spans, least_share, unit, 0};
+          for (const Kind& kind : kinds_) {
+            family.most_saved_bytes += kind.n_items * part(kind, family).saved_bytes;
           }
           if (family.most_saved_bytes > 0) families_.push_back(family);
         }
@@ -220,8 +246,8 @@ void Search::search_all_sets() {
     std::int64_t saved_bytes = 0;
     for (std::size_t index = 0; index < items_.size(); ++index) {
       if (((set >> index) & 1u) == 0) continue;
-      parts_[index] = {items_[index].size_bytes, items_[index].aligned_bytes};
-      saved_bytes += items_[index].aligned_bytes;
+      parts_[index] = {kind_of(index).size_bytes, kind_of(index).aligned_bytes};
+      saved_bytes += parts_[index].saved_bytes;
       chosen_.push_back(index);
     }
     const std::int64_t capacity_bytes = options_.budget_bytes - (full_bytes_ - saved_bytes);
@@ -269,7 +295,7 @@ void Search::list_pieces() {
   pieces_.clear();
   for (const std::size_t index : chosen_) {
     const Item& item = items_[index];
-    const bool whole = parts_[index].streamed_bytes == item.size_bytes;
+    const bool whole = parts_[index].streamed_bytes == kind_of(index).size_bytes;
     const std::int64_t unit = whole ? options_.alignment_bytes : options_.granule_bytes;
     pieces_.push_back(
         {round_up(parts_[index].streamed_bytes, unit), unit, item.first_launch, item.last_launch});
@@ -300,67 +326,82 @@ bool Search::choose(const Family& family, std::int64_t needed_bytes, int n_extra
   const double rate = static_cast<double>(needed_bytes + n_extra * family.unit_bytes) /
                       static_cast<double>(family.most_saved_bytes);
   if (rate > 1) return false;
-  chosen_.clear();
+  kind_parts_.clear();
+  for (const Kind& kind : kinds_) kind_parts_.push_back(part(kind, family));
   std::int64_t chosen_bytes = 0;
   double due_bytes = 0;
   for (std::size_t index = 0; index < items_.size(); ++index) {
-    const Part found = part(items_[index], family);
+    const Part& found = kind_parts_[items_[index].kind];
+    const auto saved_bytes = static_cast<double>(found.saved_bytes);
     parts_[index] = {};
-    due_bytes += rate * static_cast<double>(found.saved_bytes);
-    if (found.saved_bytes == 0 || due_bytes < 0.5 * static_cast<double>(found.saved_bytes)) {
-      continue;
-    }
-    due_bytes -= static_cast<double>(found.saved_bytes);
+    due_bytes += rate * saved_bytes;
+    if (found.saved_bytes == 0 || due_bytes < 0.5 * saved_bytes) continue;
+    due_bytes -= saved_bytes;
     parts_[index] = found;
     chosen_bytes += found.saved_bytes;
   }
   for (std::size_t index = 0; index < items_.size() && chosen_bytes < needed_bytes; ++index) {
     if (parts_[index].saved_bytes > 0) continue;
-    parts_[index] = part(items_[index], family);
+    parts_[index] = kind_parts_[items_[index].kind];
     chosen_bytes += parts_[index].saved_bytes;
   }
   if (chosen_bytes < needed_bytes) return false;
-  trim(family, needed_bytes, chosen_bytes);
+  if (family.tails) {
+    trim(family, needed_bytes, chosen_bytes);
+  } else {
+    drop(needed_bytes, chosen_bytes);
+  }
+  chosen_.clear();
   for (std::size_t index = 0; index < items_.size(); ++index) {
     if (parts_[index].saved_bytes > 0) chosen_.push_back(index);
   }
   return true;
 }
 
-// Gives back what is more than needed: whole items, and then the tops of the largest parts.
+// Gives back whole items that are not needed.
+void Search::drop(std::int64_t needed_bytes, std::int64_t chosen_bytes) {
+  for (Part& one : parts_) {
+    if (one.saved_bytes == 0 || chosen_bytes - one.saved_bytes < needed_bytes) continue;
+    chosen_bytes -= one.saved_bytes;
+    one = {};
+  }
+}
+
+// Gives back what is not needed of the largest parts: all of one size at once, then one by one.
 void Search::trim(const Family& family, std::int64_t needed_bytes, std::int64_t chosen_bytes) {
-  if (!family.tails) {
-    for (Part& one : parts_) {
-      if (one.saved_bytes == 0 || chosen_bytes - one.saved_bytes < needed_bytes) continue;
-      chosen_bytes -= one.saved_bytes;
-      one = {};
-    }
-    return;
+  const std::int64_t granule = options_.granule_bytes;
+  if (chosen_bytes - needed_bytes < granule) return;
+  n_chosen_kind_.assign(kinds_.size(), 0);
+  for (std::size_t index = 0; index < items_.size(); ++index) {
+    n_chosen_kind_[items_[index].kind] += parts_[index].saved_bytes > 0 ? 1 : 0;
   }
   std::int64_t fits = family.unit_bytes;
-  std::int64_t fails = options_.granule_bytes - 1;
-  while (fits - fails > options_.granule_bytes) {
+  std::int64_t fails = granule - 1;
+  while (fits - fails > granule) {
     const std::int64_t middle = fails + (fits - fails) / 2;
     std::int64_t saved = 0;
-    for (std::size_t index = 0; index < items_.size(); ++index) {
-      if (parts_[index].saved_bytes > 0) saved += part(items_[index], true, middle).saved_bytes;
+    for (std::size_t kind = 0; kind < kinds_.size(); ++kind) {
+      if (n_chosen_kind_[kind] == 0) continue;
+      saved += n_chosen_kind_[kind] * part(kinds_[kind], true, middle).saved_bytes;
     }
     (saved >= needed_bytes ? fits : fails) = middle;
   }
+  for (std::size_t kind = 0; kind < kinds_.size(); ++kind) {
+    kind_parts_[kind] = part(kinds_[kind], true, fits);
+  }
   chosen_bytes = 0;
   for (std::size_t index = 0; index < items_.size(); ++index) {
-    if (parts_[index].saved_bytes > 0) parts_[index] = part(items_[index], true, fits);
+    if (parts_[index].saved_bytes > 0) parts_[index] = kind_parts_[items_[index].kind];
     chosen_bytes += parts_[index].saved_bytes;
   }
-  // All parts of the size of `fits` have become smaller at once, or none: now one by one.
   for (std::size_t index = 0; index < items_.size(); ++index) {
+    if (chosen_bytes - granule < needed_bytes) break;
     Part& one = parts_[index];
-    const bool is_cut = one.saved_bytes > 0 && one.streamed_bytes < items_[index].size_bytes;
-    const bool is_spare = chosen_bytes - options_.granule_bytes >= needed_bytes;
-    if (!is_cut || !is_spare || one.streamed_bytes <= options_.granule_bytes) continue;
-    one.streamed_bytes -= options_.granule_bytes;
-    one.saved_bytes -= options_.granule_bytes;
-    chosen_bytes -= options_.granule_bytes;
+    const bool is_cut = one.saved_bytes > 0 && one.streamed_bytes < kind_of(index).size_bytes;
+    if (!is_cut || one.streamed_bytes <= granule) continue;
+    one.streamed_bytes -= granule;
+    one.saved_bytes -= granule;
+    chosen_bytes -= granule;
   }
 }
 

@@ -67,7 +67,9 @@ def _check_weight(weight: WeightUse, pieces: list[Piece], streaming: Streaming) 
                 f"memory of {streaming.memory_bytes}"
             )
         granule = streaming.granule_bytes
-        if len(pieces) > 1 and (piece.memory_offset_bytes % granule or piece.offset_bytes % granule):
+        if len(pieces) > 1 and (
+            piece.memory_offset_bytes % granule or piece.offset_bytes % granule
+        ):
             raise PlanError(
                 f"{weight.name}: its piece from byte {piece.offset_bytes} lies at "
                 f"{piece.memory_offset_bytes}; pieces begin at multiples of {granule}"
@@ -78,9 +80,7 @@ def _check_weight(weight: WeightUse, pieces: list[Piece], streaming: Streaming) 
         raise PlanError(f"{weight.name}: expected pieces of {weight.size_bytes} bytes, got {at}")
 
 
-def _check_transfers(
-    weights: dict[int, WeightUse], n_launches: int, streaming: Streaming
-) -> None:
+def _check_transfers(weights: dict[int, WeightUse], n_launches: int, streaming: Streaming) -> None:
     waiting = {index for index, piece in enumerate(streaming.pieces) if piece.streamed}
     for index, one in enumerate(streaming.transfers):
         if one.piece not in waiting:

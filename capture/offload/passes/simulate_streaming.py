@@ -32,9 +32,7 @@ class StreamingPass:
     def wait_ns(self) -> tuple[float, ...]:
         """For each launch how long it waits for its weights after the one before has ended."""
         ends = (0.0, *self.launch_end_ns)
-        return tuple(
-            begin - end for begin, end in zip(self.launch_begin_ns, ends, strict=False)
-        )
+        return tuple(begin - end for begin, end in zip(self.launch_begin_ns, ends, strict=False))
 
 
 def simulate_streaming(demand: WeightDemand, streaming: Streaming, link: Link) -> StreamingPass:

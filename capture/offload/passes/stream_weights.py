@@ -101,9 +101,7 @@ def _search(
     demand: WeightDemand, options: _Options, serial: FloorPlan, budget_bytes: int
 ) -> _Layout:
     """The quickest plan of the family, or the serial one if none is quicker."""
-    weights_bytes = sum(
-        round_up(one.size_bytes, options.alignment_bytes) for one in demand.weights
-    )
+    weights_bytes = sum(round_up(one.size_bytes, options.alignment_bytes) for one in demand.weights)
     if budget_bytes >= weights_bytes:
         compute_ns = simulate_transfers(demand.launch_ns, (), (), options.link).period_ns
         return _Layout({}, (), 0, compute_ns)
