@@ -86,6 +86,7 @@ class Search {
   void search_all_sets();
   void search_level(std::int64_t saved_bytes);
   void try_candidate(const Family& family, std::int64_t saved_bytes, double depth, int n_extra);
+  bool may_be_best() const;
   void list_pieces();
   void simulate_candidate();
   bool choose(const Family& family, std::int64_t needed_bytes, int n_extra);
@@ -282,7 +283,7 @@ void Search::try_candidate(const Family& family, std::int64_t saved_bytes, doubl
   // Of plans that take no more than computing, the one that copies least.
   const bool is_hidden = best_ns_ <= compute_ns_;
   if (is_hidden ? needed_bytes - padding_bytes_ >= best_bytes_ : bound_ns >= best_ns_) return;
-  if (!choose(family, needed_bytes, n_extra)) return;
+  if (!choose(family, needed_bytes, n_extra) || !may_be_best()) return;
   list_pieces();
   for (const bool slots : {true, false}) {
     if (ring_.lay(pieces_, n_launches_, capacity_bytes, options_.alignment_bytes, slots)) {
@@ -300,6 +301,15 @@ void Search::list_pieces() {
     pieces_.push_back(
         {round_up(parts_[index].streamed_bytes, unit), unit, item.first_launch, item.last_launch});
   }
+}
+
+// Whether what is chosen may be the best: no pass is shorter than its copies.
+bool Search::may_be_best() const {
+  double copies_ns = static_cast<double>(chosen_.size()) * options_.link_overhead_ns;
+  std::int64_t bytes = 0;
+  for (const std::size_t index : chosen_) bytes += parts_[index].streamed_bytes;
+  copies_ns += bytes_ns(bytes);
+  return best_ns_ <= compute_ns_ ? bytes < best_bytes_ : copies_ns <= best_ns_ * (1 + kRounding);
 }
 
 void Search::simulate_candidate() {
