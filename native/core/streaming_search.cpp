@@ -21,8 +21,8 @@ constexpr std::size_t kFewItems = 8;
 // Below a page a weight stays, whatever is searched.
 constexpr std::int64_t kSmallestBytes = 4096;
 
-// From one level of memory to the next this part of what is saved against holding all weights.
-constexpr std::int64_t kLevelsPerHalving = 256;
+// A level of memory saves more than the next one by one part in so many.
+constexpr std::int64_t kLevelShare = 256;
 
 // The ring, in units of the largest piece. 1 takes turns with the launches that read it, 2 copies
 // while they run, more smooth launches of unlike lengths.
@@ -230,7 +230,7 @@ StreamingSearch Search::run() {
   std::vector<std::int64_t> levels;
   const std::int64_t least_saved = full_bytes_ - options_.budget_bytes;
   for (std::int64_t saved = full_bytes_ - options_.floor_bytes; saved >= least_saved && saved > 0;
-       saved -= std::max(options_.alignment_bytes, saved / kLevelsPerHalving)) {
+       saved -= std::max(options_.alignment_bytes, saved / kLevelShare)) {
     levels.push_back(saved);
   }
   for (std::size_t level = levels.size(); level > 0; --level) {
