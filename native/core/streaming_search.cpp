@@ -21,8 +21,8 @@ constexpr std::size_t kFewItems = 8;
 // Below a page a weight stays, whatever is searched.
 constexpr std::int64_t kSmallestBytes = 4096;
 
-// From one level of memory to the next this part of what is saved against holding all weights.
-constexpr std::int64_t kLevelsPerHalving = 256;
+// A level of memory saves more than the next one by one part in so many.
+constexpr std::int64_t kLevelShare = 256;
 
 // The ring, in units of the largest piece. 1 takes turns with the launches that read it, 2 copies
 // while they run, more smooth launches of unlike lengths.
@@ -86,6 +86,7 @@ class Search {
   void search_all_sets();
   void search_level(std::int64_t saved_bytes);
   void try_candidate(const Family& family, std::int64_t saved_bytes, double depth, int n_extra);
+  bool may_be_best() const;
   void list_pieces();
   void simulate_candidate();
   bool choose(const Family& family, std::int64_t needed_bytes, int n_extra);
@@ -229,7 +230,7 @@ StreamingSearch Search::run() {
   std::vector<std::int64_t> levels;
   const std::int64_t least_saved = full_bytes_ - options_.budget_bytes;
   for (std::int64_t saved = full_bytes_ - options_.floor_bytes; saved >= least_saved && saved > 0;
-       saved -= std::max(options_.alignment_bytes, saved / kLevelsPerHalving)) {
+       saved -= std::max(options_.alignment_bytes, saved / kLevelShare)) {
     levels.push_back(saved);
   }
   for (std::size_t level = levels.size(); level > 0; --level) {
@@ -282,7 +283,7 @@ void Search::try_candidate(const Family& family, std::int64_t saved_bytes, doubl
   // Of plans that take no more than computing, the one that copies least.
   const bool is_hidden = best_ns_ <= compute_ns_;
   if (is_hidden ? needed_bytes - padding_bytes_ >= best_bytes_ : bound_ns >= best_ns_) return;
-  if (!choose(family, needed_bytes, n_extra)) return;
+  if (!choose(family, needed_bytes, n_extra) || !may_be_best()) return;
   list_pieces();
   for (const bool slots : {true, false}) {
     if (ring_.lay(pieces_, n_launches_, capacity_bytes, options_.alignment_bytes, slots)) {
@@ -300,6 +301,15 @@ void Search::list_pieces() {
     pieces_.push_back(
         {round_up(parts_[index].streamed_bytes, unit), unit, item.first_launch, item.last_launch});
   }
+}
+
+// Whether what is chosen may be the best: no pass is shorter than its copies.
+bool Search::may_be_best() const {
+  double copies_ns = static_cast<double>(chosen_.size()) * options_.link_overhead_ns;
+  std::int64_t bytes = 0;
+  for (const std::size_t index : chosen_) bytes += parts_[index].streamed_bytes;
+  copies_ns += bytes_ns(bytes);
+  return best_ns_ <= compute_ns_ ? bytes < best_bytes_ : copies_ns <= best_ns_ * (1 + kRounding);
 }
 
 void Search::simulate_candidate() {

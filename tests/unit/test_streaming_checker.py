@@ -3,10 +3,6 @@ import dataclasses
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from offload.errors import PlanError
-from offload.passes import check_streaming, stream_weights
-from offload.streaming import Piece, Streaming, StreamingFloor, Transfer
 from streaming_cases import (
     ALIGNMENT,
     GRANULE,
@@ -17,6 +13,10 @@ from streaming_cases import (
     chain,
     demands,
 )
+
+from offload.errors import PlanError
+from offload.passes import check_streaming, stream_weights
+from offload.streaming import Piece, Streaming, StreamingFloor, Transfer
 
 FLOOR = StreamingFloor(0, 0, 0, 0, "", 0.0)
 
@@ -263,11 +263,8 @@ def _plan(demand, budget_bytes):
 def test_mutations_are_rejected_or_harmless(case):
     demand, plan, mutated = case
     check_streaming(demand, plan)
-    try:
-        check_streaming(demand, mutated)
-    except PlanError:
-        return
-    assert outcomes(demand, mutated) == {"right"}
+    if not _is_rejected(demand, mutated):
+        assert outcomes(demand, mutated) == {"right"}
 
 
 def test_waits_are_necessary():
@@ -280,12 +277,17 @@ def test_waits_are_necessary():
         if step < -9:
             continue
         mutated = replaced(plan, index, after_launch=step % 9, after_pass=step // 9)
-        try:
-            check_streaming(demand, mutated)
-        except PlanError as error:
-            assert "may overwrite" in str(error)
+        if _is_rejected(demand, mutated):
             assert "wrong" in outcomes(demand, mutated, n_timings=60)
             n_rejected += 1
         else:
             assert outcomes(demand, mutated) == {"right"}
     assert n_rejected >= len(plan.transfers) // 2
+
+
+def _is_rejected(demand, plan) -> bool:
+    try:
+        check_streaming(demand, plan)
+    except PlanError:
+        return True
+    return False

@@ -4,13 +4,6 @@ import math
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-
-from decoders import ALIGNMENT_BYTES, GRANULE_BYTES, LLAMA_8B, LLAMA_70B, demand_of
-from decoders import LINK as PCIE
-from offload.errors import PlanError
-from offload.passes import check_streaming, roofline_ns, simulate_streaming, stream_weights
-from offload.passes.simulate_streaming import simulate_transfers, transfer_ns
-from offload.streaming import Link, Transfer, WeightDemand, WeightUse
 from streaming_cases import (
     ALIGNMENT,
     GRANULE,
@@ -21,6 +14,13 @@ from streaming_cases import (
     demands,
     reference_period_ns,
 )
+
+from decoders import ALIGNMENT_BYTES, GRANULE_BYTES, LLAMA_8B, LLAMA_70B, demand_of
+from decoders import LINK as PCIE
+from offload.errors import PlanError
+from offload.passes import check_streaming, roofline_ns, simulate_streaming, stream_weights
+from offload.passes.simulate_streaming import simulate_transfers, transfer_ns
+from offload.streaming import Link, Transfer, WeightDemand, WeightUse
 
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
