@@ -194,9 +194,10 @@ def test_the_interpreter_exits_with_a_busy_worker(tmp_path):
         import pathlib, torch, streams
         torch.set_num_threads(1)
         file = pathlib.Path(sys.argv[2])
-        both = streams.Streamed(streams.Chain(6), (streams.batch(),), streams.three_slots, file=file)
-        both.run(streams.batch())
-        both.run.submit(streams.batch())
+        x, plan = streams.batch(), streams.three_slots
+        both = streams.Streamed(streams.Chain(6), (x,), plan, file=file)
+        both.run(x)
+        both.run.submit(x)
         print("done")
     """
     here = str(pathlib.Path(__file__).parent)
