@@ -21,6 +21,9 @@ from offload.timeline import Scheduling
 PAGE_BYTES = 4096
 HEADER_BYTES = 1736  # as a safetensors header leaves the data: at no multiple of a block
 
+WIDTH = 64
+WEIGHT_BYTES = WIDTH * WIDTH * 4
+
 Piece = tuple[int, int, int, bool]
 
 
@@ -186,3 +189,35 @@ class Streamed:
 def _use(program: Program, value: int) -> tuple[int, int]:
     launches = [one.index for one in program.launches if value in one.reads]
     return launches[0], launches[-1]
+
+
+class Chain(torch.nn.Module):
+    """Layers one after the other; `tied`: the first weight is read once more at the end."""
+
+    def __init__(self, n_layers: int, *, tied: bool = False) -> None:
+        super().__init__()
+        self.layers = torch.nn.ParameterList(
+            torch.randn(WIDTH, WIDTH) / WIDTH**0.5 for _ in range(n_layers)
+        )
+        self.tied = tied
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(x @ layer) + x
+        return x @ self.layers[0] if self.tied else x
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(4, WIDTH)
+
+
+def two_slots(sizes: list[int], uses: list[tuple[int, int]]) -> HandPlan:
+    return ring(sizes, uses, 2)
+
+
+def three_slots(sizes: list[int], uses: list[tuple[int, int]]) -> HandPlan:
+    return ring(sizes, uses, 3)
+
+
+def two_tails(sizes: list[int], uses: list[tuple[int, int]]) -> HandPlan:
+    return tails(sizes, uses, 2)
