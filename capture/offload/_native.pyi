@@ -107,6 +107,50 @@ class CallSpec:
         host_constants: Sequence[HostConstantSpec] = ...,
     ) -> None: ...
 
+# ---- weight streaming ---------------------------------------------------------------------------
+
+class FileRange:
+    def __init__(self, path: str, offset_bytes: int) -> None: ...
+
+class StreamedWeight:
+    def __init__(
+        self,
+        *,
+        name: str,
+        size_bytes: int,
+        pieces: Sequence[tuple[int, int, int, bool]],
+        source: FileRange | torch.Tensor,
+    ) -> None: ...
+
+class WeightStream:
+    def __init__(
+        self,
+        *,
+        memory_bytes: int,
+        granule_bytes: int,
+        weights: Sequence[StreamedWeight],
+        transfers: Sequence[tuple[int, int, int, int, int, int]],
+        n_launches: int,
+        poison: bool = False,
+    ) -> None: ...
+    def load(self, progress: Callable[[int], object] | None = None) -> None: ...
+    def tensor(self, index: int) -> torch.Tensor: ...
+    def refresh(self, weights: Sequence[int] | None = None) -> None: ...
+    def replace(self, index: int, source: FileRange | torch.Tensor) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def read_modes(self) -> list[str]: ...
+    @property
+    def bytes_moved(self) -> int: ...
+    @property
+    def n_transfers(self) -> int: ...
+    @property
+    def wait_ns(self) -> int: ...
+    @property
+    def busy_ns(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+
 # ---- residents ----------------------------------------------------------------------------------
 
 class Resident: ...
@@ -126,7 +170,12 @@ class CpuMade:
     ) -> None: ...
 
 class CpuResident(Resident):
-    def __init__(self, slots: Sequence[CpuSlot], tensors: Sequence[CpuTensor]) -> None: ...
+    def __init__(
+        self,
+        slots: Sequence[CpuSlot],
+        tensors: Sequence[CpuTensor],
+        stream: WeightStream | None = None,
+    ) -> None: ...
     def add(
         self,
         *,
@@ -268,6 +317,8 @@ class LastExecution:
     words_patched: int
     bytes_copied: int
     outputs_allocated: int
+    bytes_streamed: int
+    stream_wait_ns: int
     n_executions: int
 
 class Transfer:
@@ -275,6 +326,17 @@ class Transfer:
     end_ns: int
     size_bytes: int
     inbound: bool
+
+class TransferTime:
+    weight: str
+    begin_ns: int
+    end_ns: int
+    size_bytes: int
+
+class WeightWait:
+    launch: int
+    begin_ns: int
+    end_ns: int
 
 class LaunchTimes:
     begin_ns: list[int]
@@ -285,6 +347,8 @@ class ExecutionTrace:
     launches: LaunchTimes
     issues: LaunchTimes
     transfers: list[Transfer]
+    weight_transfers: list[TransferTime]
+    weight_waits: list[WeightWait]
 
 def clock_read_ns(n_reads: int) -> float: ...
 
@@ -357,3 +421,22 @@ def check_placement(
 def lower_bound_bytes(
     first: array[int], last: array[int], size_bytes: array[int], *, alignment_bytes: int
 ) -> int: ...
+
+# ---- weight streaming ---------------------------------------------------------------------------
+
+def simulate_streaming(
+    launch_ns: Sequence[float], transfers: Sequence[tuple[float, int, int]]
+) -> tuple[float, list[float], list[float], list[float], list[float]]: ...
+def search_streaming(
+    launch_ns: Sequence[float],
+    weights: Sequence[tuple[int, int, int, bool]],
+    *,
+    bytes_per_second: float,
+    overhead_ns: float,
+    budget_bytes: int,
+    floor_bytes: int,
+    floor_period_ns: float,
+    alignment_bytes: int,
+    granule_bytes: int,
+    tails: bool,
+) -> tuple[tuple[list[int], list[int], list[int], list[int], int, float] | None, int]: ...

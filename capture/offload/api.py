@@ -6,18 +6,23 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard, overload
 
 import torch
 
-from offload import passes
-from offload.backends import backend_and_index, find_backend, on_device
-from offload.errors import BackendUnavailable, BindingError, CaptureError
+from offload.errors import CaptureError
 from offload.explain import explain
-from offload.files import open_program, save_program
-from offload.program import Program
-from offload.record import Recorder, parameters_of, refuse_hidden_reads
+from offload.files import find_stored_tensors, open_program, save_program
+from offload.load import load_program
+from offload.program import Program, StoredTensor
+from offload.record import (
+    FakeWeights,
+    Recorder,
+    device_of_call,
+    parameters_of,
+    refuse_hidden_reads,
+)
 from offload.recorded_program import recorded_program, runs_opaque
 from offload.replay import Executable
 from offload.timeline import Scheduling
@@ -39,8 +44,11 @@ class Captured:
         function: Callable[..., Any] | None,
         host_reads: str = "avoid",
         program: Program | None = None,
+        stored: Mapping[str, StoredTensor] | None = None,
     ) -> None:
         self._function = function
+        self._stored = stored
+        self._fakes_given = contextlib.ExitStack()
         self._host_reads = host_reads
         self._program = program
         self._in_block = False
@@ -113,6 +121,7 @@ class Captured:
         *,
         scheduling: str = Scheduling.OFFLOAD,
         verify: bool = True,
+        weights_budget: int | str | None = None,
     ) -> Executable:
         """Make the Program resident on a device.
 
@@ -123,6 +132,10 @@ class Captured:
                 baseline that it is compared with.
             verify: prove at load that a captured graph computes the same at other addresses. The
                 cpu backend proves each launch when it is first executed, whatever is said here.
+            weights_budget: all memory of the device that weights may use: bytes, text such as
+                `2GiB`, or `auto` for what is free. What does not fit is brought from the files of
+                `capture(weights=)`, or from the model's own tensors, while launches run. None:
+                weights are used where they are; those in files are all read.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
@@ -130,33 +143,17 @@ class Captured:
             CaptureError: the device cannot capture the Program, or the proof failed.
             BindingError: there is no such scheduling; or a weight has another shape, dtype or
                 layout than when it was recorded.
-            PlanError: the Program cannot be placed.
+            PlanError: the Program cannot be placed, or the budget is too small: the message says
+                what is needed, and what sets it.
+            FileError: a weight's file is gone, or shorter than it was.
         """
-        program = self.program
-        kind, index = backend_and_index(program.device if device is None else device)
-        backend = find_backend(kind)
-        if backend.records() != program.device:
-            raise BackendUnavailable(
-                f"the program was recorded on {program.device}, and device {backend.name!r} runs "
-                f"programs recorded on {backend.records()}: capture the model there"
-            )
-        if program.opaque is not None and not backend.capabilities.runs_opaque:
-            raise BackendUnavailable(
-                f"the program is one opaque launch, which device {backend.name!r} does not run: "
-                f"{program.opaque.reason}"
-            )
-        program = on_device(program, index)
-        machine, how = backend.machine(program.device_index), _scheduling(scheduling)
-        prepared = backend.prepare(program)
-        lifetimes = (
-            None
-            if prepared.graph is None
-            else passes.graph_lifetimes(prepared.program, prepared.graph)
+        return load_program(
+            self.program,
+            device,
+            scheduling=scheduling,
+            verify=verify,
+            weights_budget=weights_budget,
         )
-        plan = passes.place_values(
-            prepared.program, machine, prepared.operator_allocated, lifetimes
-        )
-        return Executable(prepared, plan, backend, how, verify=verify)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the Program and its weights to one file; `offload.open` reads it without pickle.
@@ -180,7 +177,7 @@ class Captured:
     def _record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call made through the handle."""
         assert self._function is not None
-        recorder = self._start()
+        recorder = self._start(args, kwargs)
         try:
             args, kwargs = _begin(recorder, self._function, args, kwargs)
             result = self._function(*args, **kwargs)
@@ -191,7 +188,7 @@ class Captured:
             raise
         return self._finish(recorder, result)
 
-    def _start(self) -> Recorder:
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder:
         _refuse_nested()
         if self._program is not None:
             raise CaptureError(
@@ -201,16 +198,26 @@ class Captured:
         function = self._function
         assert function is not None
         refuse_hidden_reads(function)
-        recorder = Recorder(
-            host_reads=self._host_reads,
-            function=function,
-            parameters=parameters_of(function),
-            runs_opaque=runs_opaque,
-        )
+        fakes = None
+        if self._stored is not None:
+            fakes = FakeWeights(self._stored, device_of_call(args, kwargs))
+            self._fakes_given.enter_context(fakes.given(function))
+        try:
+            recorder = Recorder(
+                host_reads=self._host_reads,
+                function=function,
+                parameters=parameters_of(function),
+                runs_opaque=runs_opaque,
+                fakes=fakes,
+            )
+        except BaseException:
+            self._fakes_given.close()
+            raise
         _recording.active = True
         return recorder
 
     def _abandon(self, recorder: Recorder) -> CaptureError | None:
+        self._fakes_given.close()
         _recording.active = False
         refusal = recorder.abandon()
         self._refused = refusal or CaptureError("the call in the with-block raised an error")
@@ -219,20 +226,13 @@ class Captured:
     def _finish(self, recorder: Recorder, result: Any) -> Any:
         self._is_finishing = True  # the callable may run again, on any thread
         try:
-            handed_out, recording = recorder.finish(result)
+            with self._fakes_given:
+                handed_out, recording = recorder.finish(result)
             self._program = recorded_program(recorder, recording)
         finally:
             self._is_finishing = False
             _recording.active = False
         return handed_out
-
-
-def _scheduling(name: str) -> Scheduling:
-    try:
-        return Scheduling(name)
-    except ValueError:
-        expected = [one.value for one in Scheduling]
-        raise BindingError(f"scheduling: expected one of {expected}, got {name!r}") from None
 
 
 def _refuse_nested() -> None:
@@ -255,8 +255,10 @@ def open_file(path: str | os.PathLike[str]) -> Captured:
 class CaptureBlock(contextlib.AbstractContextManager[Captured]):
     """The with-block of `capture`: gives the Captured, and checks that one call was recorded."""
 
-    def __init__(self, model: Callable[..., Any], host_reads: str) -> None:
-        self._block = _recording_block(model, host_reads)
+    def __init__(
+        self, model: Callable[..., Any], host_reads: str, weights: str | os.PathLike[str] | None
+    ) -> None:
+        self._block = _recording_block(model, host_reads, weights)
 
     def __enter__(self) -> Captured:
         return self._block.__enter__()
@@ -266,17 +268,33 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
 
 
 @overload
-def capture(model: Callable[..., Any], /, *, host_reads: str = ...) -> CaptureBlock: ...
+def capture(
+    model: Callable[..., Any],
+    /,
+    *,
+    host_reads: str = ...,
+    weights: str | os.PathLike[str] | None = ...,
+) -> CaptureBlock: ...
 
 
 @overload
 def capture(
-    model: Callable[..., Any], /, *args: Any, host_reads: str = ..., **kwargs: Any
+    model: Callable[..., Any],
+    /,
+    *args: Any,
+    host_reads: str = ...,
+    weights: str | os.PathLike[str] | None = ...,
+    **kwargs: Any,
 ) -> Captured: ...
 
 
 def capture(
-    model: Callable[..., Any], /, *args: Any, host_reads: str = "avoid", **kwargs: Any
+    model: Callable[..., Any],
+    /,
+    *args: Any,
+    host_reads: str = "avoid",
+    weights: str | os.PathLike[str] | None = None,
+    **kwargs: Any,
 ) -> CaptureBlock | Captured:
     """Record one call of `model`: this one, or without arguments the one made in the with-block.
 
@@ -286,7 +304,12 @@ def capture(
     `with capture(model) as captured: y = model(x)` records a module's own call. A plain function
     cannot be watched, so it is called through the handle (`captured(x)` in the block), which works
     for modules too. The block is also the way for a model that takes no arguments, or one with a
-    parameter named `host_reads`.
+    parameter named `host_reads` or `weights`.
+
+    With `weights=` the call is recorded without computing it, under fake tensors on the device of
+    the inputs: its weights are in files, and neither read nor held in memory, so the model may be
+    larger than memory and built on the meta device. Its result has shapes and no content, and the
+    Program is not checked by running it again.
 
     Args:
         model: an nn.Module, or any callable on tensors.
@@ -294,6 +317,8 @@ def capture(
         host_reads: `avoid` tells model code that it is being compiled, so that it reads no tensor
             on the host, and refuses what still does; `guard` records the value that was read and
             checks it at each execution, before any state changes.
+        weights: a safetensors file, or a folder of them, with the module's parameters and buffers
+            by the names that they have in its `state_dict`. What is not there must be in memory.
         **kwargs: see *args.
 
     Returns:
@@ -303,8 +328,9 @@ def capture(
     Raises:
         CaptureError: the call cannot be recorded; a capture inside a captured call; or, at the
             block's end, that it made no call or two.
+        FileError: the files of `weights` cannot be read, or do not fit the model.
     """
-    block = CaptureBlock(model, host_reads)
+    block = CaptureBlock(model, host_reads, weights)
     if not (args or kwargs):
         return block
     with block as captured:
@@ -313,13 +339,21 @@ def capture(
 
 
 @contextlib.contextmanager
-def _recording_block(model: Callable[..., Any], host_reads: str) -> Iterator[Captured]:
+def _recording_block(
+    model: Callable[..., Any], host_reads: str, weights: str | os.PathLike[str] | None
+) -> Iterator[Captured]:
     if host_reads not in HOST_READS:
         raise CaptureError(f"host_reads: expected one of {HOST_READS}, got {host_reads!r}")
     if not callable(model):
         raise CaptureError(f"expected a module or a function, got a {type(model).__qualname__}")
     _refuse_nested()
-    captured = Captured(model, host_reads)
+    if weights is not None and host_reads != "avoid":
+        raise CaptureError(
+            f"host_reads={host_reads!r}: nothing is computed while a model with weights= is "
+            "recorded, so there are no values to read"
+        )
+    stored = None if weights is None else find_stored_tensors(weights)
+    captured = Captured(model, host_reads, stored=stored)
     captured._in_block = True
     with _watching(model, captured):
         try:
@@ -384,7 +418,7 @@ class _Watch:
             return None
         if getattr(_recording, "active", False):
             return None  # it is called through the handle
-        recorder = self._captured._start()
+        recorder = self._captured._start(args, kwargs)
         self._handled = sys.exc_info()[1]
         try:
             arguments = _begin(recorder, module, args, kwargs)

@@ -40,8 +40,7 @@ def explain(run: Executable) -> str:
         lines.append("  it cannot be saved, and its weights cannot be rebound")
     if program.unchecked:
         lines.append(
-            "whether the model does work that the recorder cannot see could not be told: "
-            + program.unchecked
+            f"whether the program does all that the model does is not checked: {program.unchecked}"
         )
     outside = memory.outside_bytes
     lines.append(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from offload.errors import PlanError
 from offload.program import PLACED_ROLES, Program
+from offload.streaming import Streaming
 
 
 class SlotKind(enum.StrEnum):
@@ -83,6 +84,7 @@ class Plan:
         lower_bound_bytes: the most bytes alive at once; no feature map can be smaller.
         unshared_bytes: what the same Values take without sharing memory.
         method: which ordering or search gave the placement.
+        streaming: where weights lie and when they are brought there; None: used where they are.
     """
 
     slots: tuple[Slot, ...]
@@ -93,6 +95,7 @@ class Plan:
     lower_bound_bytes: int
     unshared_bytes: int
     method: str
+    streaming: Streaming | None = None
 
     def of_kind(self, kind: SlotKind) -> Iterator[Slot]:
         """The slots of one kind, in order."""

@@ -158,6 +158,26 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where the content of a weight lies in a file; contiguous, in the machine's byte order.
+
+    Attributes:
+        name: in the file.
+        path: of the file, absolute.
+        offset_bytes: where in the file it begins.
+        size_bytes: how many bytes it has.
+        shape, dtype: of the tensor.
+    """
+
+    name: str
+    path: str
+    offset_bytes: int
+    size_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Overlap:
     """Two inputs that shared memory while one of them was written: they must do so again.
 
@@ -202,6 +222,7 @@ class Program:
         weights: for each Value of role weight the tensors that hold it (several when parameters
             share a storage); by reference, never a copy.
         weight_views: how each of those tensors viewed the Value when it was recorded.
+        stored: for each Value of role weight that no tensor holds, the file that does.
         generators: the generators that random launches draw from, the default one first.
         parameter_names: names of the callable's positional parameters, to accept keywords; empty
             for those that can be given by position only.
@@ -212,8 +233,8 @@ class Program:
         opaque: of a Program whose launches could not be seen: it has one launch, which calls the
             recorded callable. Its arguments are the input views; its results are, for each tensor
             of the Program's results, the view of the Value that it makes there. None for others.
-        unchecked: why nobody could tell whether the callable does more than the launches, on a
-            device that asks; empty if it was told. For people.
+        unchecked: why it is not known whether the launches do all that the callable does; empty if
+            it was checked. For people.
     """
 
     device: str
@@ -226,6 +247,7 @@ class Program:
     overlaps: tuple[Overlap, ...] = ()
     weights: Mapping[int, tuple[torch.Tensor, ...]] = dataclasses.field(default_factory=dict)
     weight_views: Mapping[int, tuple[TensorView, ...]] = dataclasses.field(default_factory=dict)
+    stored: Mapping[int, StoredTensor] = dataclasses.field(default_factory=dict)
     generators: tuple[torch.Generator, ...] = ()
     parameter_names: tuple[str, ...] = ()
     keyword_only_names: tuple[str, ...] = ()

@@ -33,6 +33,18 @@ using FindTensor = std::function<at::Tensor(pybind11::handle)>;
 c10::IValue to_ivalue(pybind11::handle object, const c10::TypePtr& type, std::optional<int> length,
                       const FindTensor& find_tensor);
 
+// Deletes what owns a thread: the thread may need the GIL to let go of tensors, and a fork in
+// another thread the GIL's release, so nobody may wait for either while holding it.
+template <typename Owner>
+void delete_without_gil(Owner* owner) {
+  if (PyGILState_Check() != 0) {
+    const pybind11::gil_scoped_release release;
+    delete owner;
+  } else {
+    delete owner;
+  }
+}
+
 // A Python number as an operator returns it.
 c10::IValue to_number(pybind11::handle object);
 

@@ -7,7 +7,9 @@ PYBIND11_MODULE(_native, module) {
   module.attr("torch_version") = TORCH_VERSION;  // what it was compiled against
   offload::register_errors(module);
   offload::register_placement(module);
+  offload::register_streaming(module);
   offload::register_call(module);
+  offload::register_weight_stream(module);
   offload::register_residents(module);
   offload::register_execution(module);
   offload::register_replay(module);

@@ -25,6 +25,8 @@ void register_errors(py::module_&) {
       raise_as("PlanError", error.what());
     } catch (const ExecutionError& error) {
       raise_as("ExecutionError", error.what());
+    } catch (const FileError& error) {
+      raise_as("FileError", error.what());
     } catch (const BackendUnavailable& error) {
       raise_as("BackendUnavailable", error.what());
     }

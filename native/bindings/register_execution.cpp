@@ -39,6 +39,8 @@ void register_execution(py::module_& module) {
       .def_property_readonly("device_ns", &LastExecution::device_ns)
       .def_readonly("bytes_copied", &LastExecution::bytes_copied)
       .def_readonly("outputs_allocated", &LastExecution::outputs_allocated)
+      .def_readonly("bytes_streamed", &LastExecution::bytes_streamed)
+      .def_readonly("stream_wait_ns", &LastExecution::stream_wait_ns)
       .def_readonly("n_executions", &LastExecution::n_executions)
       .def_property_readonly(
           "policy", [](const LastExecution& last) { return policy_name(last.counts.policy); })
@@ -51,6 +53,15 @@ void register_execution(py::module_& module) {
       .def_readonly("end_ns", &Transfer::end_ns)
       .def_readonly("size_bytes", &Transfer::size_bytes)
       .def_readonly("inbound", &Transfer::inbound);
+  py::class_<TransferTime>(module, "TransferTime")
+      .def_readonly("weight", &TransferTime::weight)
+      .def_readonly("begin_ns", &TransferTime::begin_ns)
+      .def_readonly("end_ns", &TransferTime::end_ns)
+      .def_readonly("size_bytes", &TransferTime::size_bytes);
+  py::class_<WeightWait>(module, "WeightWait")
+      .def_readonly("launch", &WeightWait::launch)
+      .def_readonly("begin_ns", &WeightWait::begin_ns)
+      .def_readonly("end_ns", &WeightWait::end_ns);
   py::class_<LaunchTimes>(module, "LaunchTimes")
       .def_readonly("begin_ns", &LaunchTimes::begin_ns)
       .def_readonly("end_ns", &LaunchTimes::end_ns);
@@ -58,7 +69,9 @@ void register_execution(py::module_& module) {
       .def_readonly("execution", &ExecutionTrace::execution)
       .def_readonly("launches", &ExecutionTrace::launches)
       .def_readonly("issues", &ExecutionTrace::issues)
-      .def_readonly("transfers", &ExecutionTrace::transfers);
+      .def_readonly("transfers", &ExecutionTrace::transfers)
+      .def_readonly("weight_transfers", &ExecutionTrace::weight_transfers)
+      .def_readonly("weight_waits", &ExecutionTrace::weight_waits);
   module.def(
       "clock_read_ns",
       [](std::uint64_t n_reads) {

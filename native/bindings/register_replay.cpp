@@ -224,16 +224,6 @@ class PythonTicket {
   py::object result_;
 };
 
-// The worker may need the GIL to let go of tensors, so nobody may wait for it while holding it.
-void delete_without_gil(Replay* replay) {
-  if (PyGILState_Check() != 0) {
-    const py::gil_scoped_release release;
-    delete replay;
-  } else {
-    delete replay;
-  }
-}
-
 std::unique_ptr<PythonReplay> make_replay(CallSpec spec, std::vector<Trigger> triggers,
                                           std::shared_ptr<Resident> resident, bool host_scheduled,
                                           const py::object& positional, const py::object& keyword,
@@ -243,7 +233,7 @@ std::unique_ptr<PythonReplay> make_replay(CallSpec spec, std::vector<Trigger> tr
   std::shared_ptr<Replay> replay(
       new Replay(std::move(spec), std::move(triggers), std::move(resident), host_scheduled,
                  /*streamed=*/!current_stream.is_none()),
-      delete_without_gil);
+      delete_without_gil<Replay>);
   return std::make_unique<PythonReplay>(std::move(replay), positional, keyword, std::move(match),
                                         result_form, std::move(build_result),
                                         std::move(current_stream), std::move(draw));

@@ -100,8 +100,12 @@ void register_residents(py::module_& module) {
       py::arg("operator_name"), "Whether a typed out-variant of this operator is built in.");
 
   py::class_<CpuResident, Resident, std::shared_ptr<CpuResident>>(module, "CpuResident")
-      .def(py::init<std::vector<CpuSlot>, const std::vector<CpuTensor>&>(), py::arg("slots"),
-           py::arg("tensors"))
+      .def(py::init([](std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors,
+                       std::shared_ptr<WeightStream> stream) {
+             const py::gil_scoped_release release;
+             return std::make_shared<CpuResident>(std::move(slots), tensors, std::move(stream));
+           }),
+           py::arg("slots"), py::arg("tensors"), py::arg("stream") = nullptr)
       .def("add", &add_launch, py::kw_only(), py::arg("operator_name"), py::arg("overload"),
            py::arg("arguments"), py::arg("out_overload"), py::arg("outputs"), py::arg("made"),
            py::arg("releases"), py::arg("guard"), py::arg("guards_shape"), py::arg("source"))

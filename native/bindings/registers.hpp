@@ -7,7 +7,9 @@ namespace offload {
 
 void register_errors(pybind11::module_& module);
 void register_placement(pybind11::module_& module);
+void register_streaming(pybind11::module_& module);
 void register_call(pybind11::module_& module);
+void register_weight_stream(pybind11::module_& module);
 void register_residents(pybind11::module_& module);
 void register_execution(pybind11::module_& module);
 void register_replay(pybind11::module_& module);

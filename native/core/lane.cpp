@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "offload/thread_owner.hpp"
+
 namespace offload {
 
 bool Ticket::done() const {
@@ -70,10 +72,11 @@ namespace {
 // A hand-off to a thread that looks for work is a hundred times faster than waking one.
 constexpr auto kLookFor = std::chrono::microseconds(50);
 
-// Every live lane, so that fork and interpreter exit find them quiet.
+// Every live lane and owner of other threads, so that fork and interpreter exit find them quiet.
 struct Registry {
   std::mutex mutex;
   std::vector<LaneState*> states;
+  std::vector<ThreadOwner*> owners;
 };
 
 Registry& registry() {
@@ -93,10 +96,12 @@ void hold_all() {
     state->execution.lock();
     state->mutex.lock();
   }
+  for (ThreadOwner* owner : registry().owners) owner->hold();
   if (acquire_after_wait != nullptr) acquire_after_wait(released);
 }
 
 void release_all() {
+  for (ThreadOwner* owner : registry().owners) owner->release();
   for (LaneState* state : registry().states) {
     state->mutex.unlock();
     state->execution.unlock();
@@ -116,7 +121,13 @@ void restart_all() {
     new (&state->mutex) std::mutex();
     new (&state->execution) std::recursive_mutex();
   }
+  for (ThreadOwner* owner : registry().owners) owner->restart();
   new (&registry().mutex) std::mutex();
+}
+
+void watch_forks() {
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(hold_all, release_all, restart_all); });
 }
 
 void run(const std::shared_ptr<LaneState>& state) {
@@ -158,8 +169,7 @@ void run(const std::shared_ptr<LaneState>& state) {
 }  // namespace
 
 Lane::Lane() : state_(std::make_shared<LaneState>()) {
-  static std::once_flag once;
-  std::call_once(once, [] { pthread_atfork(hold_all, release_all, restart_all); });
+  watch_forks();
   const std::lock_guard lock(registry().mutex);
   registry().states.push_back(state_.get());
 }
@@ -228,6 +238,20 @@ void Lane::close_all() noexcept {
     }
   }
   for (std::thread& worker : workers) worker.join();
+  const std::lock_guard lock(registry().mutex);
+  for (ThreadOwner* owner : registry().owners) owner->end();
+}
+
+void register_thread_owner(ThreadOwner& owner) {
+  watch_forks();
+  const std::lock_guard lock(registry().mutex);
+  registry().owners.push_back(&owner);
+}
+
+void unregister_thread_owner(ThreadOwner& owner) noexcept {
+  const std::lock_guard lock(registry().mutex);
+  auto& owners = registry().owners;
+  owners.erase(std::remove(owners.begin(), owners.end(), &owner), owners.end());
 }
 
 }  // namespace offload

@@ -69,8 +69,10 @@ std::vector<at::Tensor> tensors_on(const std::vector<c10::IValue>& stack) {
   return tensors;
 }
 
-CpuResident::CpuResident(std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors)
-    : slots_(std::move(slots)) {
+CpuResident::CpuResident(std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors,
+                         std::shared_ptr<WeightStream> stream)
+    : slots_(std::move(slots)), stream_(std::move(stream)) {
+  if (stream_) stream_->attach();
   storages_.reserve(slots_.size());
   for (const CpuSlot& slot : slots_) {
     storages_.emplace_back(c10::Storage::use_byte_size_t(), slot.size_bytes,
@@ -122,38 +124,57 @@ void CpuResident::patch(const std::vector<Patch>& patches) noexcept {
 
 void CpuResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
   first_launch_ns = now_ns();
-  std::uint64_t begin_ns = first_launch_ns;
+  if (stream_) stream_->begin_pass(launches_.size(), traces_weights_);
   std::size_t current = 0;
   try {
-    for (; current < launches_.size(); ++current) {
-      if (proved_) {
-        run(launches_[current]);
-      } else {
-        prove_and_run(launches_[current]);
-      }
-      if (times == nullptr) continue;
-      times->begin_ns[current] = begin_ns;
-      begin_ns = now_ns();
-      times->end_ns[current] = begin_ns;
-      ++times->clock_reads;
+    if (stream_) {
+      run_all</*streamed=*/true>(current, first_launch_ns, times);
+    } else {
+      run_all</*streamed=*/false>(current, first_launch_ns, times);
     }
   } catch (...) {
+    if (stream_) stream_->abandon_pass();
     fail(launches_[current]);
   }
+  if (stream_) stream_->end_pass();
   proved_ = true;
 }
 
+template <bool streamed>
+void CpuResident::run_all(std::size_t& current, std::uint64_t begin_ns, LaunchTimes* times) {
+  for (; current < launches_.size(); ++current) {
+    if constexpr (streamed) stream_->before(current);
+    run_one(launches_[current]);
+    if constexpr (streamed) stream_->after(current);
+    if (times == nullptr) continue;
+    times->begin_ns[current] = begin_ns;
+    begin_ns = now_ns();
+    times->end_ns[current] = begin_ns;
+    ++times->clock_reads;
+  }
+}
+
 void CpuResident::issue(std::size_t launch) {
+  if (stream_ && launch == 0) stream_->begin_pass(launches_.size(), traces_weights_);
   try {
-    if (proved_) {
-      run(launches_.at(launch));
-    } else {
-      prove_and_run(launches_.at(launch));
-    }
+    if (stream_) stream_->before(launch);
+    run_one(launches_.at(launch));
+    if (stream_) stream_->after(launch);
   } catch (...) {
+    if (stream_) stream_->abandon_pass();
     fail(launches_[launch]);
   }
-  if (launch + 1 == launches_.size()) proved_ = true;
+  if (launch + 1 < launches_.size()) return;
+  if (stream_) stream_->end_pass();
+  proved_ = true;
+}
+
+void CpuResident::run_one(CpuLaunch& launch) {
+  if (proved_) {
+    run(launch);
+  } else {
+    prove_and_run(launch);
+  }
 }
 
 void CpuResident::prove_and_run(CpuLaunch& launch) {
@@ -252,6 +273,10 @@ void CpuResident::adopt(CpuLaunch& launch, const std::vector<at::Tensor>& result
 c10::DataPtr CpuResident::take(std::size_t slot) {
   return storages_.at(slot).unsafeGetStorageImpl()->set_data_ptr(
       c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+}
+
+void CpuResident::close() noexcept {
+  if (stream_) stream_->close();
 }
 
 void CpuResident::release(std::size_t slot) noexcept {

@@ -12,6 +12,7 @@
 #include "cpu/thunks.hpp"
 #include "offload/resident.hpp"
 #include "replay/call.hpp"
+#include "streaming/weight_stream.hpp"
 
 namespace offload {
 
@@ -69,10 +70,14 @@ struct CpuLaunch {
 
 // Owner, thread, errors: as Resident. The first execution proves each out-variant before it is
 // used: run beside the functional operator on the live inputs, it must give the same bits and
-// leave guards around its results untouched.
+// leave guards around its results untouched. Launches wait for the weights that a stream brings:
+// those that do not come are an ExecutionError of the launch that needs them.
 class CpuResident final : public Resident {
  public:
-  CpuResident(std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors);
+  // `stream`: what brings the weights; null: all of them stay where they are. Throws ExecutionError
+  // for a stream that another resident has.
+  CpuResident(std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors,
+              std::shared_ptr<WeightStream> stream);
 
   // The tensors that launches' arguments refer to, by their position in the constructor's list.
   const at::Tensor& tensor(std::size_t index) const { return tensors_.at(index); }
@@ -88,8 +93,15 @@ class CpuResident final : public Resident {
   void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
   c10::DataPtr take(std::size_t slot) override;
+  bool streams_weights() const override { return stream_ != nullptr; }
+  void trace_weights(bool traced) override { traces_weights_ = traced; }
+  PassReport take_pass() override { return stream_->take_report(); }
+  void close() noexcept override;
 
  private:
+  template <bool streamed>
+  void run_all(std::size_t& current, std::uint64_t begin_ns, LaunchTimes* times);
+  void run_one(CpuLaunch& launch);
   void prove_and_run(CpuLaunch& launch);
   void run(CpuLaunch& launch);
   [[noreturn]] void fail(const CpuLaunch& launch);
@@ -103,6 +115,8 @@ class CpuResident final : public Resident {
   std::vector<at::Tensor> tensors_;
   std::vector<CpuLaunch> launches_;
   std::vector<c10::IValue> stack_;
+  std::shared_ptr<WeightStream> stream_;
+  bool traces_weights_ = false;
   bool proved_ = false;
 };
 

@@ -23,7 +23,9 @@ struct LastExecution {
   HeaderCounts counts;
   std::uint64_t bytes_copied = 0;
   std::uint32_t outputs_allocated = 0;
-  std::uint64_t n_executions = 0;  // of this executable so far, this one included
+  std::uint64_t bytes_streamed = 0;  // of weights, brought for it
+  std::uint64_t stream_wait_ns = 0;  // of device_ns: launches waited for weights
+  std::uint64_t n_executions = 0;    // of this executable so far, this one included
 
   // The stages of m_l_t, and the launches after it.
   std::uint64_t convert_ns() const { return checked_ns - call_ns + bound_ns - begin_ns; }
@@ -49,6 +51,8 @@ struct ExecutionTrace {
   LaunchTimes launches;
   LaunchTimes issues;  // host scheduling only
   std::vector<Transfer> transfers;
+  std::vector<TransferTime> weight_transfers;  // their parts that lie within the execution
+  std::vector<WeightWait> weight_waits;
   std::uint64_t clock_reads = 0;  // made for the moments of `execution` because of the trace
 };
 

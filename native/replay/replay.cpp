@@ -4,18 +4,13 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/StreamGuard.h>
 
-#include <chrono>
+#include <algorithm>
 
 #include "offload/errors.hpp"
 #include "offload/lease.hpp"
 #include "replay/kernel_scope.hpp"
 
 namespace offload {
-
-std::uint64_t now_ns() noexcept {
-  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch() /
-                                    std::chrono::nanoseconds(1));
-}
 
 namespace {
 
@@ -69,6 +64,7 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
       header_(std::move(triggers), resident_->relocations()),
       weights_(spec_.weights),
       streamed_(streamed),
+      streams_weights_(resident_->streams_weights()),
       arena_address_(resident_->arena()),
       lease_id_(resident_->lease_id()) {
   make_buffers(spec_);
@@ -238,8 +234,10 @@ void Replay::run(Call& call, bool queued) {
     resident_->patch(header_.refresh(execution.counts));
   }
   execution.patched_ns = now_ns();
+  if (streams_weights_) resident_->trace_weights(traced != nullptr);
   execute_launches(call, execution, traced);
   execution.end_ns = now_ns();
+  if (streams_weights_) note_weights(execution, traced);
   hand_out(call, traced);
   execution.bytes_copied = call.bytes_copied;
   execution.outputs_allocated = call.outputs_allocated;
@@ -262,6 +260,25 @@ void Replay::launch(LastExecution& execution, ExecutionTrace* trace) {
                              trace == nullptr ? nullptr : &trace->issues);
   } else {
     resident_->execute(execution.first_launch_ns, launches);
+  }
+}
+
+// A launch that waited for weights began when they had come, and of transfers the execution has
+// what lies within it: the worker goes on between executions.
+void Replay::note_weights(LastExecution& execution, ExecutionTrace* trace) {
+  PassReport report = resident_->take_pass();
+  execution.bytes_streamed = report.bytes;
+  execution.stream_wait_ns = report.wait_ns;
+  if (trace == nullptr) return;
+  for (const WeightWait& wait : report.waits) {
+    std::uint64_t& begin_ns = trace->launches.begin_ns[wait.launch];
+    begin_ns = std::max(begin_ns, wait.end_ns);
+  }
+  trace->weight_waits = std::move(report.waits);
+  for (TransferTime& one : report.transfers) {
+    if (one.end_ns <= execution.begin_ns) continue;
+    one.begin_ns = std::max(one.begin_ns, execution.begin_ns);
+    trace->weight_transfers.push_back(std::move(one));
   }
 }
 

@@ -77,6 +77,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void refuse_run() const;
   void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);
   void launch(LastExecution& execution, ExecutionTrace* trace);
+  void note_weights(LastExecution& execution, ExecutionTrace* trace);
   void hand_out(Call& call, ExecutionTrace* trace);
   void keep(const LastExecution& execution, std::optional<ExecutionTrace> trace);
   void bind(const Call& call);
@@ -88,6 +89,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   Weights weights_;                   // changed under both mutexes, read under either
   mutable std::mutex weights_mutex_;  // taken after the execution mutex
   bool streamed_;
+  bool streams_weights_;
   std::uint64_t arena_address_;  // the resident's own; 0: arena_
   std::uint64_t lease_id_;
   c10::DataPtr arena_;

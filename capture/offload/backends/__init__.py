@@ -10,11 +10,13 @@ from offload.backends.base import (
     LaunchReport,
     Loaded,
     Prepared,
+    StreamingBackend,
     native_layout,
 )
 from offload.backends.cpu import CpuBackend
 from offload.backends.devices import backend_and_index, on_device
 from offload.backends.null import NullBackend
+from offload.backends.weight_sources import managed_weights, native_source
 from offload.errors import BackendUnavailable
 
 
@@ -58,9 +60,12 @@ __all__ = [
     "Loaded",
     "NullBackend",
     "Prepared",
+    "StreamingBackend",
     "backend_and_index",
     "backend_names",
     "find_backend",
+    "managed_weights",
     "native_layout",
+    "native_source",
     "on_device",
 ]

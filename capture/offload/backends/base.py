@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Set
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -12,6 +12,7 @@ from offload import _native
 from offload.machine import CopyCosts, Machine
 from offload.plan import NodeGraph, Plan
 from offload.program import Program, TensorView
+from offload.streaming import Link
 from offload.torch_names import find_dtype
 
 
@@ -88,6 +89,8 @@ class Loaded:
             address is one word, so that a copy never pays. Raises ExecutionError.
         current_stream: on a device with streams, the handle of the caller's current one on the
             device of this index.
+        weights: for each weight that lies in a memory of the executable's own the tensor there.
+        stream: what brings weights there.
     """
 
     resident: _native.Resident
@@ -100,6 +103,8 @@ class Loaded:
     draw: Callable[[], list[int]] | None = None
     set_nodes: Mapping[int, Set[int]] = dataclasses.field(default_factory=dict)
     measure_copies: Callable[[], CopyCosts] | None = None
+    weights: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    stream: _native.WeightStream | None = None
 
 
 def native_layout(view: TensorView) -> _native.TensorLayout:
@@ -172,3 +177,27 @@ class Backend(Protocol):
         Raises:
             CaptureError: it does not; the message says in what.
         """
+
+
+@runtime_checkable
+class StreamingBackend(Backend, Protocol):
+    """A device that can bring weights from a store while launches run: `Plan.streaming`.
+
+    Attributes:
+        alignment_bytes: of a weight in one piece.
+        granule_bytes: of the pieces of weights in several, mapped side by side.
+    """
+
+    alignment_bytes: int
+    granule_bytes: int
+
+    def link(self, program: Program) -> Link:
+        """What it takes to read the program's weights, measured on some of them.
+
+        Raises:
+            FileError: a file is gone, or shorter than it was.
+            ExecutionError: there is no memory for the sample.
+        """
+
+    def free_bytes(self) -> int:
+        """Memory of the device that weights could take now."""

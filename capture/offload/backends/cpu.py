@@ -18,10 +18,12 @@ from offload.backends.base import (
     Prepared,
     native_layout,
 )
+from offload.backends.cpu_streaming import PAGE_BYTES, free_bytes, make_stream, measure_link
 from offload.errors import CaptureError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, SlotKind, check_plan
 from offload.program import Argument, Launch, Program, Symbol, TensorView
+from offload.streaming import Link
 from offload.torch_names import find_overload, split_operator, symbol_object
 
 # torch's CPU allocator aligns to this, and so do vector instructions at their best.
@@ -43,6 +45,8 @@ class CpuBackend:
 
     name = "cpu"
     capabilities = Capabilities()
+    alignment_bytes = ALIGNMENT_BYTES
+    granule_bytes = PAGE_BYTES
 
     def machine(self, index: int | None = None) -> Machine:
         """This computer."""
@@ -89,6 +93,14 @@ class CpuBackend:
         """
         check_plan(prepared.program, plan)
         return _Builder(prepared.program, plan, prepared.operator_allocated).loaded()
+
+    def link(self, program: Program) -> Link:
+        """What it takes to read the program's weights, measured on some of them."""
+        return measure_link(program)
+
+    def free_bytes(self) -> int:
+        """Memory that this process may still take."""
+        return free_bytes()
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Nothing: out-variants are proved when they are first executed, on the live inputs."""
@@ -159,7 +171,10 @@ class _Builder:
         slots = [
             _native.CpuSlot(slot.size_bytes, relocated[slot.index]) for slot in self._plan.slots
         ]
-        resident = _native.CpuResident(slots, self._tensors)
+        stream, weights = None, {}
+        if self._plan.streaming is not None:
+            stream, weights = make_stream(self._program, self._plan.streaming)
+        resident = _native.CpuResident(slots, self._tensors, stream)
         for launch, description in zip(self._program.launches, launches, strict=True):
             try:
                 resident.add(**description)
@@ -169,6 +184,8 @@ class _Builder:
             resident,
             self._operator_allocated,
             lambda: tuple(LaunchReport(mode, size) for mode, size in resident.launch_modes),
+            weights=weights,
+            stream=stream,
         )
 
     def _describe(self, launch: Launch) -> dict[str, Any]:

@@ -23,11 +23,12 @@ from offload.files.check import check_program
 from offload.files.decode import decode_program
 from offload.files.encode import encode_program
 from offload.files.reader import Malformed, parse
+from offload.files.weight_files import find_stored_tensors
 from offload.program import Program, TensorView, Value
 from offload.record import default_generator
 from offload.torch_names import find_dtype
 
-__all__ = ["open_program", "save_program"]
+__all__ = ["find_stored_tensors", "open_program", "save_program"]
 
 
 def save_program(program: Program, path: str | os.PathLike[str]) -> None:
@@ -38,11 +39,16 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
 
     Raises:
         FileError: something in the program cannot be written (an object among the arguments, a
-            generator of its own, an operator that is not torch's), it is one opaque launch, a
-            weight was given another storage or a host constant another value since the capture,
-            or the path cannot be written to.
+            generator of its own, an operator that is not torch's), it is one opaque launch, its
+            weights are in files of their own, a weight was given another storage or a host constant
+            another value since the capture, or the path cannot be written to.
     """
     path = Path(path)
+    for index, stored in program.stored.items():
+        raise FileError(
+            f"{path}: {program.values[index].name} and {len(program.stored) - 1} other weights are "
+            f"not in memory ({stored.name} is in {stored.path}): record the model again from there"
+        )
     if program.opaque is not None:
         raise FileError(
             f"{path}: the program is one opaque launch, which calls the model itself "

@@ -75,6 +75,7 @@ def _renumbered(program: Program, launches: list[Launch]) -> Program:
         inputs=tuple(view(old) for old in program.inputs),
         results=tuple(Result(view(old.view), old.input_leaf) for old in program.results),
         weights={new[index]: held for index, held in program.weights.items() if index in new},
+        stored={new[index]: held for index, held in program.stored.items() if index in new},
         weight_views={
             new[index]: tuple(view(old) for old in views)
             for index, views in program.weight_views.items()

@@ -1,6 +1,7 @@
 """Recording: a model's call becomes a Program. The only user of torch's dispatch internals."""
 
 from offload.record.callables import Parameters, parameters_of, refuse_hidden_reads
+from offload.record.fake_weights import FakeWeights, device_of_call
 from offload.record.operators import is_user_file, located_at
 from offload.record.recorder import Recorder
 from offload.record.recording import Recording
@@ -8,11 +9,13 @@ from offload.record.recording_device import default_generator
 from offload.record.verify import OutcomeDiffers, verify
 
 __all__ = [
+    "FakeWeights",
     "OutcomeDiffers",
     "Parameters",
     "Recorder",
     "Recording",
     "default_generator",
+    "device_of_call",
     "is_user_file",
     "located_at",
     "parameters_of",

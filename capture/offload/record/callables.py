@@ -27,7 +27,8 @@ class Parameters:
     keyword_only: tuple[str, ...] = ()
 
 
-def _module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
+def module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
+    """The module behind a callable: itself, or the one whose method it is."""
     while isinstance(function, functools.partial):
         function = function.func
     if isinstance(function, torch.nn.Module):
@@ -59,7 +60,7 @@ def compiled_parts(function: Callable[..., Any] | None) -> tuple[str, ...]:
     Under the recorder's modes these would run eagerly.
     """
     found = [name or "the model" for name, one in _modules_of(function) if _is_compiled(one)]
-    if _module_of(function) is None and _is_compiled(_behind_partials(function)):
+    if module_of(function) is None and _is_compiled(_behind_partials(function)):
         found.append("the function")
     return tuple(found)
 
@@ -111,7 +112,7 @@ def _behind_partials(function: Any) -> Any:
 
 
 def _modules_of(function: Callable[..., Any] | None) -> list[tuple[str, torch.nn.Module]]:
-    module = _module_of(function)
+    module = module_of(function)
     return [] if module is None else list(module.named_modules())
 
 
@@ -142,7 +143,7 @@ def refuse_hidden_reads(function: Callable[..., Any] | None) -> None:
     Raises:
         CaptureError: a scripted module or function calls `tolist`.
     """
-    module = _module_of(function)
+    module = module_of(function)
     scripts: list[Any] = [function, *([] if module is None else module.modules())]
     if any("prim::tolist" in str(getattr(script, "inlined_graph", "")) for script in scripts):
         raise CaptureError(

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.eager_run import flat
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Role, Symbol, TensorView
+from offload.record.fake_weights import FakeWeights
 from offload.record.host_constants import check_made, refuse_write
 from offload.record.operators import (
     NO_NESTED_ENCODER,
@@ -54,7 +61,9 @@ class LaunchRecorder:
         unseen: the first such work; empty if there was none.
     """
 
-    def __init__(self, table: StorageTable, *, guards_reads: bool) -> None:
+    def __init__(
+        self, table: StorageTable, *, guards_reads: bool, fakes: FakeWeights | None = None
+    ) -> None:
         self.table = table
         self.launches: list[Launch] = []
         self.host_reads: list[str] = []
@@ -65,16 +74,46 @@ class LaunchRecorder:
         self.allows_unseen = False
         self.unseen = ""
         self._guards_reads = guards_reads
+        self._fakes = fakes
         self._changed_state_at = ""
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator below the modes and record it."""
         operator = operator_of(func)
+        if self._fakes is not None:
+            args, kwargs = self._all_fake(self._fakes, operator.name, args, kwargs)
         arguments = operator.in_order(args, kwargs)
         touched = self._before_launch(operator, arguments)
-        outcome = func(*args, **kwargs)
+        with contextlib.nullcontext() if self._fakes is None else self._computing_nothing(operator):
+            outcome = func(*args, **kwargs)
         self._after_launch(operator, arguments, touched, outcome)
         return outcome
+
+    @contextlib.contextmanager
+    def _computing_nothing(self, operator: Operator) -> Iterator[None]:
+        assert self._fakes is not None
+        try:
+            with self._fakes.mode:
+                yield
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            self._require_guard(operator.name, "it reads a tensor's value on the host")
+
+    def _all_fake(
+        self, fakes: FakeWeights, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with a fake twin for each tensor that is in memory."""
+
+        def twin(argument: Any) -> Any:
+            if isinstance(argument, (list, tuple)):
+                return type(argument)(map(twin, argument))
+            if not isinstance(argument, torch.Tensor) or isinstance(argument, FakeTensor):
+                return argument
+            tracked = self.track(argument, name)
+            fake = fakes.of(argument)
+            self.table.let_stand_for(fake, tracked)
+            return fake
+
+        return twin(args), {key: twin(value) for key, value in kwargs.items()}
 
     def _require_guard(self, what: str, reason: str) -> None:
         place = user_location()
@@ -193,7 +232,8 @@ class LaunchRecorder:
             return self.table.add_weight(tensor)
         source = self.table.add_weight(tensor.clone())
         made = self.table.add_made(tensor, "literal", unwritten=False)
-        source.constant = made.constant = source.known = made.known = True
+        source.constant = source.known = made.known = True
+        made.constant = self._fakes is None  # a fake tensor has no content to keep
         view = self.table.view(tensor, made)
         self._append(
             "aten::clone",
@@ -205,6 +245,8 @@ class LaunchRecorder:
         return made
 
     def _made_during_call(self, tensor: torch.Tensor) -> bool:
+        if isinstance(tensor, FakeTensor):
+            return True
         return self.allocations.contains(tensor.untyped_storage())
 
     def _after_launch(
@@ -282,7 +324,8 @@ class LaunchRecorder:
         """Mark what depends on constants alone, and of that what nobody has written since."""
         pure = operator.is_aten and not operator.random and not operator.reserves
         known = pure and all(one.known for _, one, _ in touched)
-        folds = known and not writes and all(one.constant for _, one, _ in touched)
+        folds = self._fakes is None and known and not writes
+        folds = folds and all(one.constant for _, one, _ in touched)
         for tracked in writes:
             tracked.constant = False
             tracked.known = tracked.known and known

@@ -124,7 +124,9 @@ class ModelState:
             self._held.append((name, held))
             if held.identity not in self._names:
                 self._names[held.identity] = name
-                self._watches[held.identity] = StorageWatch(tensor.untyped_storage())
+                watch = self.watch(tensor.untyped_storage())
+                if watch is not None:
+                    self._watches[held.identity] = watch
             others = self._holders.get(held.identity, ())
             if not any(tensor is other for other in others):
                 self._holders[held.identity] = (*others, tensor)
@@ -145,8 +147,13 @@ class ModelState:
         """The model's tensors on a storage."""
         return self._holders.get(identity, ())
 
-    def watch(self, storage: torch.UntypedStorage) -> StorageWatch:
-        """The watch of a storage, since before the call if it is the model's."""
+    def watch(self, storage: torch.UntypedStorage) -> StorageWatch | None:
+        """The watch of a storage, since before the call if it is the model's.
+
+        A fake tensor's storage has no content to be watched: None.
+        """
+        if storage.device.type == "meta":
+            return None
         return self._watches.get(storage._cdata) or StorageWatch(storage)
 
     def keep_before(self) -> None:

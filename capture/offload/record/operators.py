@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from offload.eager_run import flat
 from offload.errors import CaptureError
@@ -194,7 +195,7 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
             zero-tensor layout.
     """
     plain = (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
         and tensor.layout is torch.strided
         and not tensor.is_quantized
         and not tensor.is_nested

@@ -18,6 +18,7 @@ from offload.record.callables import (
     refuse_compiled,
     refuse_nested_captures,
 )
+from offload.record.fake_weights import FakeWeights
 from offload.record.folding import final_values, folded_values, holders_of, is_folded
 from offload.record.host_constants import may_be_host_constant
 from offload.record.launches import LaunchRecorder
@@ -53,6 +54,7 @@ class Recorder:
         function: Callable[..., Any],
         parameters: Parameters,
         runs_opaque: Callable[[str], bool] = lambda _: False,
+        fakes: FakeWeights | None = None,
     ) -> None:
         """Look at what is going to be called.
 
@@ -61,11 +63,13 @@ class Recorder:
             function: what will be called.
             parameters: its parameters' names.
             runs_opaque: whether a device of this type can run the call as one opaque launch.
+            fakes: record under fake tensors; nothing is executed, and the result has no content.
         """
         with torch.no_grad():
             self.table = StorageTable(ModelState(function))
         self._avoids_reads = host_reads == "avoid"
-        self._log = LaunchRecorder(self.table, guards_reads=not self._avoids_reads)
+        self._fakes = fakes
+        self._log = LaunchRecorder(self.table, guards_reads=not self._avoids_reads, fakes=fakes)
         self._function = function
         self._parameters = parameters
         self._runs_opaque = runs_opaque
@@ -90,7 +94,8 @@ class Recorder:
         self._choose_device()
         self._look_at_compiled()
         with torch.no_grad():
-            self._inputs = [alias(tensor) for tensor in self._arguments.tensors]
+            twin = alias if self._fakes is None else self._fakes.input
+            self._inputs = [twin(tensor) for tensor in self._arguments.tensors]
             for tensor, name in zip(self._inputs, self._arguments.names, strict=True):
                 self.table.add_input(tensor, name)
         for first, second, _ in self._common_memory():
@@ -133,7 +138,7 @@ class Recorder:
         """
         self._compiled = compiled_parts(self._function)
         device = self.table.device
-        self._log.allows_unseen = self._runs_opaque(device.type)
+        self._log.allows_unseen = self._fakes is None and self._runs_opaque(device.type)
         if not self._log.allows_unseen:
             refuse_compiled(self._compiled, device.type)
         elif self._compiled:
@@ -303,11 +308,13 @@ class Recorder:
             folded &= {one.value.index for one in self.table if one.value.on_host}
         launches = tuple(one for one in self._log.launches if not is_folded(one, folded))
         values = final_values(self.table, returned, folded, launches)
-        holders = {
-            one.value.index: (one, holders_of(one))
+        weights = {
+            one.value.index: one
             for one in self.table
             if values[one.value.index].role is Role.WEIGHT
         }
+        holders = {index: (one, holders_of(one)) for index, one in weights.items()}
+        stored = {} if self._fakes is None else self._fakes.files_of(weights)
         return Program(
             device=self.table.device.type,
             values=values,
@@ -317,11 +324,16 @@ class Recorder:
             arguments_structure=self._arguments.structure,
             result_structure=structure,
             overlaps=overlaps,
-            weights={index: tensors for index, (_, tensors) in holders.items()},
+            weights={
+                index: tuple(map(self._original, tensors))
+                for index, (_, tensors) in holders.items()
+                if index not in stored
+            },
             weight_views={
                 index: tuple(self.table.view(tensor, tracked) for tensor in tensors)
                 for index, (tracked, tensors) in holders.items()
             },
+            stored=stored,
             generators=tuple(generator for generator, _ in self._log.generators),
             parameter_names=self._parameters.positional,
             keyword_only_names=self._parameters.keyword_only,
@@ -330,13 +342,18 @@ class Recorder:
             device_index=self.table.device.index,
         )
 
+    def _original(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self._fakes is None else self._fakes.original(tensor)
+
     def _recording(
         self, program: Program, results: tuple[torch.Tensor, ...], overlapping: Set[int]
     ) -> Recording:
         written = [
             one
             for one in self.table
-            if one.is_state and (one.written or one.storage._cdata in overlapping)
+            if one.is_state
+            and one.storage.device.type != "meta"
+            and (one.written or one.storage._cdata in overlapping)
         ]
         return Recording(
             program,
@@ -350,6 +367,7 @@ class Recorder:
                 for generator, before in self._log.generators
             ),
             has_unwritten=any(one.unwritten_at_birth for one in self.table),
+            computed=self._fakes is None,
         )
 
     def _with_opaque_form(self, recording: Recording, structure: Structure) -> Recording:
@@ -415,7 +433,7 @@ class Recorder:
         """Pairs of inputs on common bytes, with the distance of their addresses."""
         spans = [
             (leaf, tensor.data_ptr(), self._tracked_input(leaf).value.size_bytes)
-            for leaf, tensor in enumerate(self._inputs)
+            for leaf, tensor in enumerate(self._arguments.tensors)
         ]
         for position, (first, start, size) in enumerate(spans):
             for second, other, other_size in spans[position + 1 :]:

@@ -28,6 +28,7 @@ class Recording:
         opaque: the call as one opaque launch; None on a device that runs none, and where it
             cannot be one, which `unchecked` says.
         unchecked: why there is no opaque form on a device that runs them.
+        computed: what the call gave was computed; otherwise there is nothing to compare with.
     """
 
     program: Program
@@ -41,6 +42,7 @@ class Recording:
     observed: Program | None = None
     opaque: Program | None = None
     unchecked: str = ""
+    computed: bool = True
 
     def as_opaque(self, reason: str) -> Recording:
         """The same call recorded as one opaque launch.

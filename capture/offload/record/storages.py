@@ -96,6 +96,7 @@ class StorageTable:
     def __init__(self, state: ModelState) -> None:
         self._by_identity: dict[int, TrackedStorage] = {}
         self._retired: list[TrackedStorage] = []
+        self._twins: dict[int, TrackedStorage] = {}
         self.state = state
         self.device = torch.device("cpu")
 
@@ -108,7 +109,8 @@ class StorageTable:
 
     def find(self, tensor: torch.Tensor) -> TrackedStorage | None:
         """The storage that `tensor` views, if it was met before."""
-        return self._by_identity.get(tensor.untyped_storage()._cdata)
+        identity = tensor.untyped_storage()._cdata
+        return self._by_identity.get(identity) or self._twins.get(identity)
 
     def add_input(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
         """Track an argument; its Value is the bytes that the tensor spans.
@@ -132,7 +134,7 @@ class StorageTable:
         """
         storage = tensor.untyped_storage()
         holders = self.state.holders(storage._cdata) or (tensor,)
-        if storage.device != self.device:
+        if tensor.device != self.device:
             holders = tuple(one for one in holders if one.dim() == 0) or (tensor,)
         first = holders[0]
         value = Value(
@@ -164,8 +166,12 @@ class StorageTable:
         )
         return self._add(TrackedStorage(value, storage, 0, unwritten_at_birth=unwritten), tensor)
 
+    def let_stand_for(self, fake: torch.Tensor, tracked: TrackedStorage) -> None:
+        """Find a storage by its fake twin as well."""
+        self._twins[fake.untyped_storage()._cdata] = tracked
+
     def _add(self, tracked: TrackedStorage, tensor: torch.Tensor) -> TrackedStorage:
-        if tracked.storage.device != self.device:
+        if tensor.device != self.device:
             check_host_constant(tensor, tracked, self.device)
             content = bytes(tracked.own_content().tolist())
             tracked.value = dataclasses.replace(tracked.value, host_content=content)

@@ -23,6 +23,7 @@ from offload.replay.native_replay import moving_slots, native_replay
 from offload.replay.predicted_timeline import with_prediction
 from offload.replay.recorded_timeline import execution_timeline
 from offload.replay.reports import LastExecution, MemoryReport
+from offload.replay.weight_streaming import WeightStreaming
 from offload.timeline import Scheduling, Timeline
 
 atexit.register(_native.close_all_lanes)
@@ -168,14 +169,23 @@ class Executable:
         self._native.rebind_weights()
 
     def close(self) -> None:
-        """Wait for what is in flight and give the arena back. Closing twice is fine."""
+        """Wait for what is in flight and give the memory back. Closing twice is fine."""
         self._native.close()
+        if self._loaded.stream is not None:
+            self._loaded.stream.close()
 
     def __enter__(self) -> Executable:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @functools.cached_property
+    def streaming(self) -> WeightStreaming | None:
+        """The weights that lie in a memory of the executable's own; None: used where they are."""
+        if self.plan.streaming is None or self._loaded.stream is None:
+            return None
+        return WeightStreaming(self.program, self.plan.streaming, self._loaded.stream)
 
     @property
     def closed(self) -> bool:

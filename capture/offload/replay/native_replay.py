@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
+
+import torch
 
 from offload import _native
 from offload.arguments import plain_places, tensors_of_call
@@ -74,7 +76,7 @@ def _call_spec(program: Program, plan: Plan, loaded: Loaded, copied: Set[int]) -
         ],
         results=_result_specs(program),
         weights=[
-            _weight_spec(program, plan, value, value.index in written)
+            _weight_spec(program, plan, value, value.index in written, loaded.weights)
             for value in _device_weights(program)
         ],
         host_constants=list(_host_constants(program)),
@@ -161,15 +163,23 @@ def _host_constants(program: Program) -> Iterator[_native.HostConstantSpec]:
 
 
 def _weight_spec(
-    program: Program, plan: Plan, value: Value, is_written: bool
+    program: Program,
+    plan: Plan,
+    value: Value,
+    is_written: bool,
+    moved: Mapping[int, torch.Tensor],
 ) -> _native.WeightSpec:
     views = program.weight_views[value.index]
+    if value.index in moved:
+        views, holders = views[:1], [moved[value.index]]
+    else:
+        holders = list(program.weights[value.index])
     return _native.WeightSpec(
         name=value.name,
         slot=_slot_of(plan, value.index),
         size_bytes=value.size_bytes,
         written=is_written,
-        holders=list(program.weights[value.index]),
+        holders=holders,
         layouts=[native_layout(view) for view in views],
         offsets=[view.offset_bytes // ITEM_BYTES[view.dtype] for view in views],
     )

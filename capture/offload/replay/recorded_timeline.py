@@ -9,6 +9,7 @@ from offload.program import Program
 from offload.timeline import HOST_LANE, ExecutionTimeline, Scheduling, Span, SpanKind
 
 COPY_LANE = "copies"
+WEIGHTS_LANE = "weights"
 
 
 def execution_timeline(
@@ -24,6 +25,7 @@ def execution_timeline(
         *_stages(trace.execution),
         *_transfers(trace),
         *_launches(trace.launches, SpanKind.LAUNCH, device_lane, program),
+        *_weights(trace, device_lane),
     ]
     if scheduling is Scheduling.HOST:
         spans += _launches(trace.issues, SpanKind.ISSUE, HOST_LANE, program)
@@ -37,6 +39,7 @@ def execution_timeline(
         words_patched=trace.execution.words_patched,
         bytes_copied=trace.execution.bytes_copied,
         outputs_allocated=trace.execution.outputs_allocated,
+        bytes_streamed=trace.execution.bytes_streamed,
     )
 
 
@@ -62,6 +65,28 @@ def _transfers(trace: _native.ExecutionTrace) -> Iterator[Span]:
             one.begin_ns,
             one.end_ns,
             size_bytes=one.size_bytes,
+        )
+
+
+def _weights(trace: _native.ExecutionTrace, device_lane: str) -> Iterator[Span]:
+    """The weights that come, and on the device's lane the launches that wait for them."""
+    for one in trace.weight_transfers:
+        yield Span(
+            SpanKind.WEIGHTS,
+            one.weight,
+            WEIGHTS_LANE,
+            one.begin_ns,
+            one.end_ns,
+            size_bytes=one.size_bytes,
+        )
+    for wait in trace.weight_waits:
+        yield Span(
+            SpanKind.WAIT,
+            "wait for weights",
+            device_lane,
+            wait.begin_ns,
+            wait.end_ns,
+            wait.launch,
         )
 
 

@@ -21,6 +21,9 @@ class LastExecution:
             re-setting the nodes that hold its address.
         outputs_allocated: results for which no buffer was given.
         n_executions: of this executable, this one included.
+        bytes_streamed: of weights, brought for this execution, partly while the one before ran:
+            of each execution every streamed byte exactly once.
+        stream_wait_ns: of device_ns, what launches waited for weights.
     """
 
     convert_ns: int
@@ -34,6 +37,8 @@ class LastExecution:
     bytes_copied: int
     outputs_allocated: int
     n_executions: int
+    bytes_streamed: int = 0
+    stream_wait_ns: int = 0
 
     @property
     def m_l_t_ns(self) -> int:

@@ -194,5 +194,5 @@ def _wanted_labels(chart: Chart, lane: Lane, scale: Scale) -> list[tuple[str, fl
 
 def _short(name: str) -> str:
     """An operator without namespace and overload: `aten::add.Tensor` as `add`."""
-    short = name.rpartition("::")[2].partition(".")[0] or name
+    short = name.rpartition("::")[2].partition(".")[0] if "::" in name else name
     return short if len(short) <= _LONGEST_NAME else f"{short[: _LONGEST_NAME - 1]}…"

@@ -36,11 +36,15 @@ _KINDS = {
     SpanKind.ISSUE: "#b5b0d8",
     SpanKind.LAUNCH: "#74b3dd",
     SpanKind.TRANSFER: "#86cb8b",
+    SpanKind.WEIGHTS: "#5fb3a1",
+    SpanKind.WAIT: "#d9d9d9",
 }
 _KIND_NAMES = {
     SpanKind.ISSUE: "issue by the host",
     SpanKind.LAUNCH: "launch",
     SpanKind.TRANSFER: "transfer",
+    SpanKind.WEIGHTS: "weights brought",
+    SpanKind.WAIT: "wait for weights",
 }
 
 _LEFT, _RIGHT = 84.0, 18.0

@@ -29,6 +29,10 @@ class SpanKind(enum.StrEnum):
     """The device runs one launch."""
     TRANSFER = "transfer"
     """Bytes are copied: an input or result that could not be used where it lay."""
+    WEIGHTS = "weights"
+    """Bytes of a weight are brought to the device's memory while launches run."""
+    WAIT = "wait"
+    """A launch waits for its weights."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,11 +41,13 @@ class Span:
 
     Attributes:
         kind: what it is of.
-        name: the stage, the operator, or the direction of a transfer (`copy in`, `copy out`).
+        name: the stage, the operator, the direction of a transfer (`copy in`, `copy out`), or the
+            weight that is brought.
         lane: `host`, or the device's lane.
         begin_ns, end_ns: since the beginning of the timeline; end_ns >= begin_ns.
-        launch: the index of the launch in the program, of an issue or launch; -1 otherwise.
-        size_bytes: of a transfer.
+        launch: the index of the launch in the program, of an issue, launch or wait; -1 otherwise.
+        size_bytes: of a transfer, or of a weight's piece. Of a piece that comes partly outside the
+            execution the span is the part within, and the size that of the piece.
     """
 
     kind: SpanKind
@@ -77,6 +83,7 @@ class ExecutionTimeline:
         slots_changed, words_patched: how much of the header changed.
         bytes_copied: because a tensor could not be used where it lay.
         outputs_allocated: results for which no buffer was given.
+        bytes_streamed: of weights, brought for it.
     """
 
     number: int
@@ -88,6 +95,7 @@ class ExecutionTimeline:
     words_patched: int
     bytes_copied: int
     outputs_allocated: int = 0
+    bytes_streamed: int = 0
 
     def of_kind(self, kind: SpanKind) -> tuple[Span, ...]:
         """The measured spans of one kind."""

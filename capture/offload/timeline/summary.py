@@ -124,7 +124,7 @@ def representative(
 
 
 def quantities_of(executions: Sequence[ExecutionTimeline]) -> tuple[Quantity, ...]:
-    """m_l_t, its stages, issues, launches, transfers, and end to end; of several, the medians.
+    """m_l_t, its stages, issues, launches, transfers, weights, end to end; of several, the medians.
 
     What only some executions have counts as 0 in the others. A median of predictions is given
     only if it was predicted for every execution. At least one execution.
@@ -142,6 +142,8 @@ def quantities_of(executions: Sequence[ExecutionTimeline]) -> tuple[Quantity, ..
             ("issues", SpanKind.ISSUE),
             ("launches", SpanKind.LAUNCH),
             ("transfers", SpanKind.TRANSFER),
+            ("weights brought", SpanKind.WEIGHTS),
+            ("waits for weights", SpanKind.WAIT),
         )
         if kind in kinds
     ]

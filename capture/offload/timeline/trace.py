@@ -167,7 +167,10 @@ class _Writer:
         return slices
 
     def _add_device_event(self, span: Span, thread: int, cause: Event | None) -> None:
-        transfer = span.kind is SpanKind.TRANSFER
+        if span.kind is SpanKind.WAIT:  # the device does nothing
+            self.events.append(_slice("wait", span.name, span, _DEVICE, thread))
+            return
+        transfer = span.kind in (SpanKind.TRANSFER, SpanKind.WEIGHTS)
         event = _slice(
             "gpu_memcpy" if transfer else "kernel",
             _TRANSFERS.get(span.name, f"Memcpy {span.name}") if transfer else span.name,
@@ -177,8 +180,9 @@ class _Writer:
         )
         event["args"] |= {"device": _DEVICE, "stream": thread}
         self.events.append(event)
-        # What began before the submission (an input's copy) was not caused by it.
-        if cause is None or cause["ts"] > event["ts"]:
+        # What began before the submission (an input's copy) was not caused by it, and weights come
+        # when their place is free.
+        if cause is None or cause["ts"] > event["ts"] or span.kind is SpanKind.WEIGHTS:
             return
         event["args"]["correlation"] = cause["args"]["correlation"]
         self._flows += 1
@@ -203,6 +207,7 @@ def _annotation(execution: ExecutionTimeline, spans: Sequence[Span], thread: int
         "slots changed": execution.slots_changed,
         "words patched": execution.words_patched,
         "bytes copied": execution.bytes_copied,
+        "bytes streamed": execution.bytes_streamed,
     }
     return event
 
@@ -211,9 +216,9 @@ def _slice(category: str, name: str, span: Span, process: int, thread: int) -> E
     arguments: dict[str, Any] = {}
     if span.launch >= 0:
         arguments["launch"] = span.launch
-    if span.kind is SpanKind.TRANSFER:
+    if span.kind in (SpanKind.TRANSFER, SpanKind.WEIGHTS):
         arguments["bytes"] = span.size_bytes
-        if span.duration_ns:
+        if span.duration_ns and span.kind is SpanKind.TRANSFER:
             arguments["memory bandwidth (GB/s)"] = span.size_bytes / span.duration_ns
     return {
         "ph": "X",

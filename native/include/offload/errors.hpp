@@ -24,6 +24,12 @@ class ExecutionError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A file cannot be read as what it should be.
+class FileError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 // The plan or its placement cannot be made.
 class PlanError : public std::invalid_argument {
  public:

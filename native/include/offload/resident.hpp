@@ -8,7 +8,9 @@
 #include <memory>
 #include <vector>
 
+#include "offload/clock.hpp"
 #include "offload/header.hpp"
+#include "offload/pass_report.hpp"
 
 namespace offload {
 
@@ -68,6 +70,16 @@ class Resident {
   // (no tensor lies at that address); 0: it shares none. Asked once.
   virtual std::uint64_t lease_id() const { return 0; }
 
+  // Whether weights are streamed while it executes. Asked once.
+  virtual bool streams_weights() const { return false; }
+
+  // Of one that streams weights: whether the next execution keeps when they came. Asked for before
+  // each execution.
+  virtual void trace_weights(bool) {}
+
+  // Of one that streams weights: what the last execution did with them, once.
+  virtual PassReport take_pass() { return {}; }
+
   // On a device with streams: where the next execution and its copies go, after all that this
   // resident has executed and what was copied for it. Asked for before each execution. Throws
   // ExecutionError, also for a stream that is being captured.
@@ -89,8 +101,5 @@ class Resident {
   // any more.
   virtual void close() noexcept {}
 };
-
-// Nanoseconds of the steady clock.
-std::uint64_t now_ns() noexcept;
 
 }  // namespace offload

@@ -1,0 +1,161 @@
+"""Weights on the CPU that are brought from files, or from the model's tensors, as launches run."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from offload import _native
+from offload.backends.weight_sources import managed_weights, native_source
+from offload.eager_run import EagerRun
+from offload.program import Program, StoredTensor
+from offload.streaming import Link, Piece, Streaming
+
+PAGE_BYTES = resource.getpagesize()
+
+# The link is measured on so many bytes of the program's own weights, each read twice, since the
+# first time memory has to be found for them.
+_SAMPLE_BYTES = 128 * 2**20
+_SMALL_BYTES = 64 * 2**10
+
+
+def make_stream(
+    program: Program, streaming: Streaming
+) -> tuple[_native.WeightStream, Mapping[int, torch.Tensor]]:
+    """The memory of the weights, and what brings them there; resident ones are read.
+
+    Returns:
+        The stream, and for each weight that it manages the tensor that was recorded, there.
+
+    Raises:
+        ExecutionError: there is not enough memory.
+        FileError: a file is shorter than it was, or cannot be read.
+    """
+    sources = managed_weights(program)
+    numbers = {value: number for number, value in enumerate(sources)}
+    pieces: dict[int, list[Piece]] = {value: [] for value in sources}
+    places: dict[int, tuple[int, int]] = {}  # by piece: the weight, and which of its pieces
+    for index, piece in enumerate(streaming.pieces):
+        if piece.value in numbers:
+            own = pieces[piece.value]
+            places[index] = (numbers[piece.value], len(own))
+            own.append(piece)
+    stream = _native.WeightStream(
+        memory_bytes=streaming.memory_bytes,
+        granule_bytes=streaming.granule_bytes,
+        weights=[
+            _native.StreamedWeight(
+                name=program.values[value].name,
+                size_bytes=program.values[value].size_bytes,
+                pieces=[
+                    (one.offset_bytes, one.size_bytes, one.memory_offset_bytes, one.streamed)
+                    for one in pieces[value]
+                ],
+                source=native_source(content),
+            )
+            for value, content in sources.items()
+        ],
+        transfers=[
+            (
+                *places[one.piece],
+                one.first_launch,
+                one.last_launch,
+                one.after_launch,
+                one.after_pass,
+            )
+            for one in streaming.transfers
+        ],
+        n_launches=len(program.launches),
+    )
+    stream.load()
+    bases = {
+        value: (stream.tensor(number).untyped_storage(), 0) for value, number in numbers.items()
+    }
+    run = EagerRun(program, bases, fill=None)
+    return stream, {value: run.tensor(program.weight_views[value][0]) for value in sources}
+
+
+def measure_link(program: Program) -> Link:
+    """What it takes to read the program's weights, by reading some of them.
+
+    Raises:
+        FileError: a file is gone, or shorter than it was.
+        ExecutionError: there is no memory for the sample.
+    """
+    sources = managed_weights(program)
+    sizes = {value: program.values[value].size_bytes for value in sources}
+    chosen: list[int] = []
+    for value in sorted(sizes, key=lambda value: (-sizes[value], value)):
+        if sizes[value] and sum(sizes[one] for one in chosen) < _SAMPLE_BYTES:
+            chosen.append(value)
+    if not chosen:
+        return Link(bytes_per_second=1e9, overhead_ns=0.0)
+    large = [
+        (n, _read_ns(program, sources, value, n))
+        for value in chosen
+        for n in [min(sizes[value], _SAMPLE_BYTES)]
+    ]
+    first = chosen[0]
+    n_small = min(_SMALL_BYTES, sizes[first])
+    small_ns = min(_read_ns(program, sources, first, n_small) for _ in range(3))
+    n_bytes, total_ns = (sum(one) for one in zip(*large, strict=True))
+    # bytes / bandwidth + copies * overhead, and the same for a small copy
+    ns_per_byte = max(
+        1e-6, (total_ns - len(large) * small_ns) / max(1, n_bytes - len(large) * n_small)
+    )
+    overhead_ns = max(0.0, small_ns - n_small * ns_per_byte)
+    return Link(bytes_per_second=1e9 / ns_per_byte, overhead_ns=overhead_ns)
+
+
+def _read_ns(
+    program: Program,
+    sources: Mapping[int, torch.UntypedStorage | StoredTensor],
+    value: int,
+    size_bytes: int,
+) -> int:
+    """What it takes to read the first bytes of a weight into memory that is there."""
+    source = native_source(sources[value])
+    stream = _native.WeightStream(
+        memory_bytes=size_bytes,
+        granule_bytes=PAGE_BYTES,
+        weights=[
+            _native.StreamedWeight(
+                name=program.values[value].name,
+                size_bytes=size_bytes,
+                pieces=[(0, size_bytes, 0, False)],
+                source=source if isinstance(source, _native.FileRange) else source[:size_bytes],
+            )
+        ],
+        transfers=[],
+        n_launches=1,
+    )
+    try:
+        stream.load()
+        begin_ns = time.perf_counter_ns()
+        stream.load()
+        return time.perf_counter_ns() - begin_ns
+    finally:
+        stream.close()
+
+
+def free_bytes() -> int:
+    """Memory that this process may still take: of the machine, its control group and its limits."""
+    return max(0, min(_free_bytes()))
+
+
+def _free_bytes() -> Iterator[int]:
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    yield int(fields["MemAvailable"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # no control group, or one without a limit
+        limit = int((group / "memory.max").read_text())
+        yield limit - int((group / "memory.current").read_text())
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        yield limit - pages * PAGE_BYTES

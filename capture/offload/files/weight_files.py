@@ -1,0 +1,134 @@
+"""Where each tensor of a folder of safetensors files lies: names and places, no content.
+
+The safetensors library gives tensors and not where they lie, so the headers are read here: eight
+bytes with the header's length, little-endian, then JSON with dtype, shape and data_offsets by name
+(the format's description in the safetensors repository's README).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+from offload.errors import FileError
+from offload.files.reader import Malformed, Node, parse
+from offload.program import ITEM_BYTES, StoredTensor
+
+_INDEX = "model.safetensors.index.json"
+_HEADER_SIZE_BYTES = 8
+_MAXIMUM_HEADER_BYTES = 100_000_000  # as the safetensors library
+_MAXIMUM_INDEX_BYTES = 2**30
+_METADATA = "__metadata__"
+
+_DTYPES: Mapping[str, str] = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "I32": "int32",
+    "U32": "uint32", "I64": "int64", "U64": "uint64", "F16": "float16", "BF16": "bfloat16",
+    "F32": "float32", "F64": "float64", "C64": "complex64", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+
+
+def find_stored_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
+    """Read which tensors lie where, of one safetensors file or of all in a folder.
+
+    In a folder with an index (`model.safetensors.index.json`) the files that it names, otherwise
+    every `*.safetensors`.
+
+    Returns:
+        By name where each tensor lies. Nothing of their content is read.
+
+    Raises:
+        FileError: there is no such file or folder; a file of the index is missing, or lacks a
+            tensor that the index says it has; a file is damaged or shorter than its header says;
+            or two files have a tensor of the same name.
+    """
+    path = Path(path).absolute()
+    if not path.exists():
+        raise FileError(f"{path}: there is no such file or folder")
+    index = _read_index(path / _INDEX) if (path / _INDEX).is_file() else None
+    if path.is_file():
+        files = [path]
+    elif index is not None:
+        files = [path / name for name in sorted(set(index.values()))]
+    else:
+        files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise FileError(f"{path}: there are no *.safetensors files in this folder")
+    found: dict[str, StoredTensor] = {}
+    for file in files:
+        for stored in _tensors_of(file):
+            if index is not None and index.get(stored.name) != file.name:
+                continue
+            if stored.name in found:
+                raise FileError(
+                    f"{file}: it has a tensor {stored.name!r}, and so has "
+                    f"{found[stored.name].path}: which one is meant cannot be told"
+                )
+            found[stored.name] = stored
+    _refuse_absent(index or {}, found, path)
+    return found
+
+
+def _refuse_absent(index: Mapping[str, str], found: Mapping[str, StoredTensor], path: Path) -> None:
+    for name, file in index.items():
+        if name not in found:
+            raise FileError(f"{path / file}: {_INDEX} says that {name!r} is in it, and it is not")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """By tensor the name of its file."""
+    try:
+        if path.stat().st_size > _MAXIMUM_INDEX_BYTES:
+            raise FileError(f"{path}: larger than any index")
+        fields = parse(path.read_bytes(), path.name).mapping()
+        if "weight_map" not in fields:
+            raise Malformed(f"{path.name} has no weight_map")
+        files = {name: node.text() for name, node in fields["weight_map"].mapping().items()}
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error}") from error
+    except Malformed as error:
+        raise FileError(f"{path}: {error}") from None
+    for name in files.values():
+        if Path(name).name != name:
+            raise FileError(f"{path}: it names {name!r}, which is not a file of this folder")
+    return files
+
+
+def _tensors_of(path: Path) -> Iterator[StoredTensor]:
+    try:
+        with path.open("rb") as file:
+            yield from _read_header(file, path)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error}") from error
+    except Malformed as error:
+        raise FileError(f"{path}: {error}: this is no intact safetensors file") from None
+
+
+def _read_header(file: IO[bytes], path: Path) -> list[StoredTensor]:
+    file_bytes = os.fstat(file.fileno()).st_size
+    header_bytes = int.from_bytes(file.read(_HEADER_SIZE_BYTES), "little")
+    begin_bytes = _HEADER_SIZE_BYTES + header_bytes
+    if header_bytes > _MAXIMUM_HEADER_BYTES or begin_bytes > file_bytes:
+        raise Malformed(f"a header of {header_bytes} bytes in a file of {file_bytes}")
+    header = parse(file.read(header_bytes), "the header").mapping()
+    header.pop(_METADATA, None)
+    stored = [_stored(name, node, path, begin_bytes) for name, node in header.items()]
+    end_bytes = max((one.offset_bytes + one.size_bytes for one in stored), default=0)
+    if end_bytes > file_bytes:
+        raise Malformed(f"its tensors end at byte {end_bytes}, and the file at byte {file_bytes}")
+    return stored
+
+
+def _stored(name: str, node: Node, path: Path, begin_bytes: int) -> StoredTensor:
+    dtype_node, shape_node, offsets = node.fields("dtype", "shape", "data_offsets")
+    dtype = _DTYPES[dtype_node.one_of(_DTYPES, f"a dtype among {', '.join(_DTYPES)}")]
+    shape = shape_node.integers()
+    size_bytes = math.prod(shape) * ITEM_BYTES[dtype]
+    begin, *end = offsets.integers() or (0,)
+    if end != [begin + size_bytes]:
+        offsets.fail(f"a range of {size_bytes} bytes")
+    return StoredTensor(name, str(path), begin_bytes + begin, size_bytes, shape, dtype)

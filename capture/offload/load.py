@@ -1,0 +1,237 @@
+"""Loading: a Program becomes an Executable on a device, its weights streamed where asked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from offload import passes
+from offload.backends import (
+    Backend,
+    Prepared,
+    StreamingBackend,
+    backend_and_index,
+    find_backend,
+    on_device,
+)
+from offload.byte_sizes import parse_bytes
+from offload.eager_run import bytes_of
+from offload.errors import BackendUnavailable, BindingError, ExecutionError
+from offload.made_up_inputs import input_tensors, made_up_inputs
+from offload.plan import Plan
+from offload.program import Program
+from offload.replay import Executable
+from offload.streaming import Streaming, WeightDemand
+from offload.structure import unflatten
+from offload.timeline import Scheduling, SpanKind
+
+AUTO = "auto"
+"""The budget that takes what memory is free."""
+
+# What is left free of what was found free: others allocate meanwhile.
+_FREE_SHARE = 0.9
+_LESS = 0.8
+
+# Of launches that nobody has timed: what they read and write, at the speed of memory.
+_LAUNCH_NS = 1_000.0
+_MEMORY_BYTES_PER_NS = 10.0
+
+_N_WARM_UP = 2
+
+
+def load_program(
+    program: Program,
+    device: str | torch.device | None,
+    *,
+    scheduling: str,
+    verify: bool,
+    weights_budget: int | str | None,
+) -> Executable:
+    """Make a Program resident; the arguments are those of `Captured.load`.
+
+    Raises:
+        BackendUnavailable, CaptureError, BindingError, PlanError, FileError: as `Captured.load`.
+    """
+    kind, index = backend_and_index(program.device if device is None else device)
+    backend = find_backend(kind)
+    _refuse_foreign(program, backend)
+    how = _scheduling(scheduling)
+    program = on_device(program, index)
+    prepared = backend.prepare(program)
+    plan = _place(prepared, backend)
+    if weights_budget is None and not program.stored:
+        return Executable(prepared, plan, backend, how, verify=verify)
+    if not isinstance(backend, StreamingBackend):
+        raise BackendUnavailable(
+            f"device {backend.name!r} cannot bring weights from a store while it computes"
+            + (": load without weights_budget=" if not program.stored else "")
+        )
+    load = _StreamedLoad(prepared, plan, backend, how, verify=verify)
+    if weights_budget == AUTO:
+        return load.within_free_memory()
+    if weights_budget is None:
+        return load.within(load.all_bytes)
+    return load.within(parse_bytes(weights_budget, "weights_budget"))
+
+
+def _refuse_foreign(program: Program, backend: Backend) -> None:
+    if backend.records() != program.device:
+        raise BackendUnavailable(
+            f"the program was recorded on {program.device}, and device {backend.name!r} runs "
+            f"programs recorded on {backend.records()}: capture the model there"
+        )
+    if program.opaque is not None and not backend.capabilities.runs_opaque:
+        raise BackendUnavailable(
+            f"the program is one opaque launch, which device {backend.name!r} does not run: "
+            f"{program.opaque.reason}"
+        )
+
+
+def _scheduling(name: str) -> Scheduling:
+    try:
+        return Scheduling(name)
+    except ValueError:
+        expected = [one.value for one in Scheduling]
+        raise BindingError(f"scheduling: expected one of {expected}, got {name!r}") from None
+
+
+def _place(prepared: Prepared, backend: Backend) -> Plan:
+    graph, program = prepared.graph, prepared.program
+    lifetimes = None if graph is None else passes.graph_lifetimes(program, graph)
+    machine = backend.machine(program.device_index)
+    return passes.place_values(program, machine, prepared.operator_allocated, lifetimes)
+
+
+class _StreamedLoad:
+    """One load of a Program whose weights lie in a store, under budgets that are tried.
+
+    Owner: one call of `load_program`.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        plan: Plan,
+        backend: StreamingBackend,
+        how: Scheduling,
+        *,
+        verify: bool,
+    ) -> None:
+        self._prepared = prepared
+        self._plan = plan
+        self._backend = backend
+        self._how = how
+        self._verify = verify
+        self._link = backend.link(prepared.program)
+        self._launch_ns = _estimated_ns(prepared.program)
+        self._is_timed = False
+
+    @property
+    def all_bytes(self) -> int:
+        """The budget under which nothing is streamed."""
+        unit = self._backend.alignment_bytes
+        return sum(-(-one.size_bytes // unit) * unit for one in self._demand().weights)
+
+    def within(self, budget_bytes: int) -> Executable:
+        """Load under a budget. If something is streamed, launches are timed first.
+
+        Raises:
+            PlanError: the budget is below the floor.
+        """
+        streaming = self._streaming(budget_bytes)
+        if streaming.transfers and not self._is_timed:
+            with self._loaded(streaming, verify=False) as first:
+                self._launch_ns = _timed_ns(first) or self._launch_ns
+            self._is_timed = True
+            streaming = self._streaming(budget_bytes)
+        return self._loaded(streaming, verify=self._verify)
+
+    def within_free_memory(self) -> Executable:
+        """Load under the largest budget that memory has room for; with less where that fails.
+
+        Raises:
+            PlanError: memory has no room for the floor.
+            ExecutionError: not even the floor could be had.
+        """
+        budget_bytes = min(self.all_bytes, int(self._backend.free_bytes() * _FREE_SHARE))
+        while True:
+            streaming = self._streaming(budget_bytes)
+            try:
+                return self.within(budget_bytes)
+            except ExecutionError:
+                floor_bytes = streaming.floor.required_bytes
+                if budget_bytes <= floor_bytes:
+                    raise
+                budget_bytes = max(floor_bytes, int(budget_bytes * _LESS))
+
+    def _demand(self) -> WeightDemand:
+        return passes.weight_demand(self._prepared.program, self._launch_ns)
+
+    def _streaming(self, budget_bytes: int) -> Streaming:
+        return passes.stream_weights(
+            self._demand(),
+            self._link,
+            budget_bytes,
+            granule_bytes=self._backend.granule_bytes,
+            alignment_bytes=self._backend.alignment_bytes,
+            tails=True,
+        )
+
+    def _loaded(self, streaming: Streaming, *, verify: bool) -> Executable:
+        plan = dataclasses.replace(self._plan, streaming=streaming)
+        return Executable(self._prepared, plan, self._backend, self._how, verify=verify)
+
+
+def _estimated_ns(program: Program) -> tuple[float, ...]:
+    """What each launch may take, from the bytes that it reads and writes."""
+    return tuple(
+        _LAUNCH_NS
+        + sum(program.values[index].size_bytes for index in {*launch.reads, *launch.writes})
+        / _MEMORY_BYTES_PER_NS
+        for launch in program.launches
+    )
+
+
+def _timed_ns(run: Executable) -> tuple[float, ...]:
+    """What each launch takes, by executions on made-up inputs, waits for weights left out.
+
+    Weights that are written and generators are put back. Empty where a guard refuses the inputs.
+    """
+    program = run.program
+    tensors = input_tensors(program, made_up_inputs(program, 0))
+    args, kwargs = unflatten(program.arguments_structure, tensors)
+    with _state_kept(program), run.timeline() as timeline:
+        try:
+            for _ in range(_N_WARM_UP):
+                run(*args, **kwargs)
+        except BindingError:
+            return ()
+    spans = [
+        sorted(one.of_kind(SpanKind.LAUNCH), key=lambda span: span.launch)
+        for one in timeline.executions
+    ]
+    durations = [[span.duration_ns for span in one] for one in spans]
+    return tuple(float(min(times)) for times in zip(*durations, strict=True))
+
+
+@contextlib.contextmanager
+def _state_kept(program: Program) -> Iterator[None]:
+    """Put back generators, and weights in memory that the Program writes."""
+    written = {index for launch in program.launches for index in launch.writes}
+    storages = [
+        tensors[0].untyped_storage()
+        for index, tensors in program.weights.items()
+        if index in written
+    ]
+    contents = [bytes_of(storage).clone() for storage in storages]
+    states = [(one, one.get_state()) for one in program.generators]
+    try:
+        yield
+    finally:
+        for storage, content in zip(storages, contents, strict=True):
+            bytes_of(storage).copy_(content)
+        for generator, state in states:
+            generator.set_state(state)

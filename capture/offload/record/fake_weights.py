@@ -1,0 +1,189 @@
+"""A model whose weights are in files, recorded under fake tensors: no weight is in memory.
+
+Fake tensors have shapes, strides and devices, and no content (torch's FakeTensorMode), so the model
+may be larger than memory, or built on the meta device. Its parameters and buffers are fake ones for
+the time of the recording; whatever else it holds in memory stands in by a fake twin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from offload.errors import CaptureError, FileError
+from offload.program import StoredTensor
+from offload.record.callables import module_of
+from offload.record.host_constants import may_be_host_constant
+from offload.record.operators import is_tensor
+from offload.record.recording_device import find_device
+from offload.structure import OpaqueStructure, flatten
+from offload.torch_names import dtype_name
+
+if TYPE_CHECKING:
+    from offload.record.storages import TrackedStorage
+
+
+class FakeWeights:
+    """The fake tensors of one recording, and what they stand for.
+
+    Owner: one Recorder. Thread: the recording one; between `given` and its end no other thread may
+    use the model.
+
+    Attributes:
+        mode: under which everything runs.
+        device: of all fake tensors.
+    """
+
+    def __init__(self, stored: Mapping[str, StoredTensor], device: torch.device) -> None:
+        """Begin without fake tensors.
+
+        Args:
+            stored: by the name that a parameter or buffer has in the model.
+            device: that the Program is recorded for.
+        """
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.device = device
+        self._stored = stored
+        self._files: dict[int, StoredTensor] = {}  # by identity of the fake storage
+        self._originals: dict[int, torch.Tensor] = {}  # by id of the fake tensor
+        self._fakes: list[torch.Tensor] = []  # kept, so that identities stay their own
+
+    @contextlib.contextmanager
+    def given(self, function: Callable[..., Any]) -> Iterator[None]:
+        """Let the model hold fake parameters and buffers.
+
+        Raises:
+            CaptureError: the callable is no module.
+            FileError: a tensor that is on the meta device is in no file, or one in a file has
+                another shape or dtype.
+        """
+        model = module_of(function)
+        if model is None:
+            raise CaptureError(
+                "weights= names the parameters of a module: capture the nn.Module itself, not "
+                f"a {type(function).__qualname__}"
+            )
+        twins = self._twins(model)
+        replaced: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for module in model.modules():
+                for holder in (module._parameters, module._buffers):
+                    for name, tensor in holder.items():
+                        if tensor is not None:
+                            replaced.append((holder, name, tensor))
+                            holder[name] = twins[id(tensor)]
+            yield
+        finally:
+            for holder, name, tensor in replaced:
+                holder[name] = tensor
+
+    def _twins(self, model: torch.nn.Module) -> dict[int, torch.Tensor]:
+        """By id of each parameter and buffer its fake twin."""
+        names: dict[int, list[str]] = {}
+        tensors: dict[int, torch.Tensor] = {}
+        every = (
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        )
+        for name, tensor in every:
+            names.setdefault(id(tensor), []).append(name)
+            tensors[id(tensor)] = tensor
+        absent = [
+            f"{' = '.join(names[key])} {dtype_name(tensor.dtype)}{list(tensor.shape)}"
+            for key, tensor in tensors.items()
+            if tensor.is_meta and not self._find(names[key])
+        ]
+        if absent:
+            shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if absent[8:] else "")
+            raise FileError(
+                f"the files lack {len(absent)} tensors that the model has on the meta device: "
+                f"{shown}. Buffers that are not saved (persistent=False) must be made outside of "
+                "the meta device"
+            )
+        return {key: self._twin(tensor, names[key]) for key, tensor in tensors.items()}
+
+    def _find(self, names: list[str]) -> StoredTensor | None:
+        return next((self._stored[name] for name in names if name in self._stored), None)
+
+    def _twin(self, tensor: torch.Tensor, names: list[str]) -> torch.Tensor:
+        stored = self._find(names)
+        if stored is None:
+            return self.of(tensor)
+        if stored.shape != tuple(tensor.shape) or stored.dtype != dtype_name(tensor.dtype):
+            raise FileError(
+                f"{stored.path}: {stored.name} is {stored.dtype}{list(stored.shape)}, and in the "
+                f"model {dtype_name(tensor.dtype)}{list(tensor.shape)}: build the model as it was "
+                "saved"
+            )
+        fake = self.empty(tensor)
+        if isinstance(tensor, torch.nn.Parameter):
+            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        self._files[fake.untyped_storage()._cdata] = stored
+        self._fakes.append(fake)
+        return fake
+
+    def empty(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A fake contiguous tensor of this one's shape and dtype."""
+        with self.mode:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+
+    def input(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A fake tensor like an argument, on memory of its own."""
+        n_items = 1 + sum(
+            (size - 1) * stride
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+            if math.prod(tensor.shape)
+        )
+        with self.mode:
+            memory = torch.empty(n_items, dtype=tensor.dtype, device=self.device)
+            fake = memory.as_strided(tensor.shape, tensor.stride())
+        self._fakes.append(fake)
+        return fake.requires_grad_(tensor.requires_grad)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake twin of a tensor that is in memory; views of one storage have one too.
+
+        Raises:
+            CaptureError: it lies on another device.
+        """
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if tensor.device != self.device and not may_be_host_constant(tensor):
+            raise CaptureError(
+                f"a tensor of shape {list(tensor.shape)} is on {tensor.device}, and the inputs on "
+                f"{self.device}: move what the files do not hold there"
+            )
+        fake = self.mode.fake_tensor_converter.from_real_tensor(self.mode, tensor)
+        self._originals.setdefault(id(fake), tensor)
+        self._fakes.append(fake)
+        return fake
+
+    def files_of(self, weights: Mapping[int, TrackedStorage]) -> dict[int, StoredTensor]:
+        """Of weights those that fake storages stand for, by index with the place in a file."""
+        return {
+            index: self._files[one.storage._cdata]
+            for index, one in weights.items()
+            if one.storage._cdata in self._files
+        }
+
+    def original(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor in memory that a fake one stands for; others stand for themselves."""
+        return self._originals.get(id(tensor), tensor)
+
+
+def device_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """Where the tensors among a call's arguments lie; the CPU where there are none.
+
+    Raises:
+        CaptureError: they lie on more than one accelerator.
+    """
+    try:
+        tensors, _ = flatten((args, kwargs), is_tensor, share_same=False)
+    except OpaqueStructure:  # which the recorder refuses, and names
+        tensors = []
+    return find_device(tensors)

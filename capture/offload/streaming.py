@@ -1,0 +1,156 @@
+"""Weight streaming as data: what stays in a device's weight memory, what is copied there, when.
+
+A pass is one execution of the Program. Weights lie in one linear range of device memory, of which
+a part is resident and the rest, the ring, is written again and again by transfers. The position of
+each piece is the same in every pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Link:
+    """What a copy from the host store to a device's memory takes: overhead + bytes / bandwidth."""
+
+    bytes_per_second: float
+    overhead_ns: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WeightUse:
+    """A weight, and the launches that read it.
+
+    Attributes:
+        value: of the Program, of role weight.
+        size_bytes: of its storage.
+        launches: that read it, ascending; at least one unless it stays.
+        name: for messages.
+        stays: it must be resident: a launch writes it, none reads it, or the result shows it.
+    """
+
+    value: int
+    size_bytes: int
+    launches: tuple[int, ...]
+    name: str
+    stays: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WeightDemand:
+    """What a pass needs of weights, in which order, and the time that hides their transfers.
+
+    Attributes:
+        launch_ns: what each launch takes with all weights resident, in program order.
+        weights: all of them; each may be streamed or stay, unless it is said to stay.
+    """
+
+    launch_ns: tuple[float, ...]
+    weights: tuple[WeightUse, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of one weight that lie together, and where.
+
+    Attributes:
+        value: the weight.
+        offset_bytes: where in the weight they begin.
+        size_bytes: how many they are.
+        memory_offset_bytes: where in the weight memory they lie. A weight in one piece lies there
+            as it is; the pieces of a weight in several lie at multiples of the granule, and are
+            mapped side by side.
+        streamed: copied by transfers; otherwise it is resident.
+    """
+
+    value: int
+    offset_bytes: int
+    size_bytes: int
+    memory_offset_bytes: int
+    streamed: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transfer:
+    """One copy of a streamed piece, made once in each pass. Transfers run in order, one at a time.
+
+    Attributes:
+        piece: its index in `Streaming.pieces`.
+        first_launch, last_launch: of the pass, that read what it brings.
+        after_launch: it may begin when this launch has ended: the last one that reads bytes that
+            it overwrites (its own piece's, of the pass before, included).
+        after_pass: 0: that launch of the same pass; -1: of the pass before.
+    """
+
+    piece: int
+    first_launch: int
+    last_launch: int
+    after_launch: int
+    after_pass: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StreamingFloor:
+    """The least budget, and what sets it.
+
+    Attributes:
+        required_bytes: no smaller budget has a plan.
+        ring_bytes, resident_bytes: of which; resident are weights that must stay, and those too
+            small to be streamed.
+        value: the weight that sets the ring: the largest that is read when it is fullest; -1
+            without weights.
+        name: of it.
+        period_ns: the time of a pass that is predicted at this budget.
+    """
+
+    required_bytes: int
+    ring_bytes: int
+    resident_bytes: int
+    value: int
+    name: str
+    period_ns: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Streaming:
+    """Where weights lie under a budget, and the transfers of a pass.
+
+    Attributes:
+        budget_bytes: every byte of device memory that weights may use, the ring included.
+        memory_bytes: those that they use.
+        granule_bytes: the unit in which memory can be mapped.
+        pieces: of all weights; those of one weight stand side by side in ascending offset.
+        transfers: in the order in which they run; empty where all weights are resident.
+        period_ns: the time of a pass, as simulated, once the first one is over.
+        compute_ns: that of a pass with all weights resident.
+        roofline_ns: max(compute, (weights - budget) / bandwidth): no plan is quicker.
+        floor: the least budget.
+        link: what a copy takes.
+    """
+
+    budget_bytes: int
+    memory_bytes: int
+    granule_bytes: int
+    pieces: tuple[Piece, ...]
+    transfers: tuple[Transfer, ...]
+    period_ns: float
+    compute_ns: float
+    roofline_ns: float
+    floor: StreamingFloor
+    link: Link
+
+    @property
+    def resident_bytes(self) -> int:
+        """Of weights that stay in device memory."""
+        return sum(piece.size_bytes for piece in self.pieces if not piece.streamed)
+
+    @property
+    def ring_bytes(self) -> int:
+        """Device memory that transfers write."""
+        return self.memory_bytes - self.resident_bytes
+
+    @property
+    def transfer_bytes(self) -> int:
+        """That each pass copies."""
+        return sum(self.pieces[one.piece].size_bytes for one in self.transfers)

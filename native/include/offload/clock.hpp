@@ -1,0 +1,11 @@
+// The clock that everything is measured by.
+#pragma once
+
+#include <cstdint>
+
+namespace offload {
+
+// Nanoseconds of the steady clock.
+std::uint64_t now_ns() noexcept;
+
+}  // namespace offload

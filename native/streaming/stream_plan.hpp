@@ -1,0 +1,55 @@
+// Weight streaming as data: what stays in the weight memory, what is copied there, and when.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace offload {
+
+// Bytes of one weight that lie together, and where in the weight memory.
+struct WeightPiece {
+  std::size_t offset_bytes = 0;  // in the weight
+  std::size_t size_bytes = 0;
+  std::size_t memory_offset_bytes = 0;
+  bool streamed = false;  // copied by transfers; otherwise it is resident
+};
+
+struct WeightPlacement {
+  std::string name;
+  std::size_t size_bytes = 0;
+  std::vector<WeightPiece> pieces;  // side by side, in ascending offset, all of the weight
+};
+
+// One copy of a streamed piece, made once in each pass. Transfers run in order, one at a time.
+struct WeightTransfer {
+  std::size_t weight = 0;
+  std::size_t piece = 0;         // of that weight
+  std::size_t first_launch = 0;  // of the pass, that reads what it brings
+  std::size_t last_launch = 0;
+  std::size_t after_launch = 0;  // it may begin when this one has ended
+  int after_pass = 0;            // 0: of the same pass; -1: of the pass before
+};
+
+struct StreamPlan {
+  std::size_t memory_bytes = 0;
+  std::size_t granule_bytes = 1;  // the unit in which memory can be mapped
+  std::vector<WeightPlacement> weights;
+  std::vector<WeightTransfer> transfers;
+  std::size_t n_launches = 0;
+};
+
+// Refuses a plan that would never end, or whose resident bytes are not safe. That no transfer
+// overwrites ring bytes too early is for the planner's own checker.
+//
+// Throws PlanError, naming the weight or transfer: pieces that do not make up their weight, lie
+// outside the memory, or are mapped off the granule or the system's page; a resident piece that
+// shares bytes with another piece; a streamed piece without a transfer; an index that does not
+// exist; a transfer that waits for a launch which waits for it.
+void check_plan(const StreamPlan& plan);
+
+// By launch, how many transfers of its pass have to be done before it may begin.
+std::vector<std::size_t> transfers_before(const StreamPlan& plan);
+
+}  // namespace offload

@@ -1,0 +1,120 @@
+#include "streaming/weight_memory.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "offload/errors.hpp"
+
+namespace offload {
+namespace {
+
+std::size_t whole_pages(std::size_t size_bytes) {
+  const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
+}
+
+[[noreturn]] void fail(std::size_t size_bytes, const char* what, int error) {
+  throw ExecutionError("the weights need " + std::to_string(size_bytes) + " bytes of " + what +
+                       ", and the system gives none: " + std::strerror(error) +
+                       "; give a smaller budget");
+}
+
+// A file in memory of which every byte is there: a missing page would end the process when it is
+// touched.
+int make_file(std::size_t size_bytes) {
+  const int file = memfd_create("offload weights", MFD_CLOEXEC);
+  if (file < 0) fail(size_bytes, "memory", errno);
+  const int error = posix_fallocate(file, 0, static_cast<off_t>(size_bytes));
+  if (error != 0) {
+    close(file);
+    fail(size_bytes, "memory", error);
+  }
+  return file;
+}
+
+void* map_file(int file, void* at, std::size_t size_bytes, std::size_t offset_bytes) {
+  return mmap(at, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at == nullptr ? 0 : MAP_FIXED),
+              file, static_cast<off_t>(offset_bytes));
+}
+
+}  // namespace
+
+WeightMemory::WeightMemory(const StreamPlan& plan) : size_bytes_(whole_pages(plan.memory_bytes)) {
+  try {
+    map_all(plan);
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+WeightMemory::~WeightMemory() { release(); }
+
+void WeightMemory::map_all(const StreamPlan& plan) {
+  addresses_.assign(plan.weights.size(), nullptr);
+  if (size_bytes_ == 0) return;
+  const bool mapped = std::any_of(plan.weights.begin(), plan.weights.end(),
+                                  [](const auto& weight) { return weight.pieces.size() > 1; });
+  if (mapped) file_ = make_file(size_bytes_);
+  void* const base = mapped ? map_file(file_, nullptr, size_bytes_, 0)
+                            : mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) fail(size_bytes_, "memory", errno);
+  base_ = static_cast<std::byte*>(base);
+  if (mapped) {
+    mappings_.push_back({base_, size_bytes_, 0});
+  } else {
+    madvise(base_, size_bytes_, MADV_HUGEPAGE);  // where the system has none it does without
+  }
+  for (std::size_t weight = 0; weight < plan.weights.size(); ++weight) {
+    const std::vector<WeightPiece>& pieces = plan.weights[weight].pieces;
+    if (pieces.size() <= 1) {
+      addresses_[weight] = base_ + (pieces.empty() ? 0 : pieces.front().memory_offset_bytes);
+      continue;
+    }
+    const std::size_t range_bytes = whole_pages(plan.weights[weight].size_bytes);
+    void* const range =
+        mmap(nullptr, range_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED) fail(range_bytes, "address space", errno);
+    addresses_[weight] = static_cast<std::byte*>(range);
+    ranges_.push_back({addresses_[weight], range_bytes, 0});
+    for (const WeightPiece& piece : pieces) {
+      const Mapping mapping{addresses_[weight] + piece.offset_bytes, whole_pages(piece.size_bytes),
+                            piece.memory_offset_bytes};
+      if (map_file(file_, mapping.address, mapping.size_bytes, mapping.memory_offset_bytes) ==
+          MAP_FAILED) {
+        fail(mapping.size_bytes, "address space", errno);
+      }
+      mappings_.push_back(mapping);
+    }
+  }
+}
+
+void WeightMemory::separate() {
+  if (!is_shared()) return;
+  const int file = make_file(size_bytes_);
+  for (const Mapping& mapping : mappings_) {
+    if (map_file(file, mapping.address, mapping.size_bytes, mapping.memory_offset_bytes) ==
+        MAP_FAILED) {
+      const int error = errno;
+      close(file);
+      fail(mapping.size_bytes, "address space", error);
+    }
+  }
+  close(file_);
+  file_ = file;
+}
+
+void WeightMemory::release() noexcept {
+  for (const Mapping& range : ranges_) munmap(range.address, range.size_bytes);
+  if (base_ != nullptr) munmap(base_, size_bytes_);
+  if (file_ >= 0) close(file_);
+}
+
+}  // namespace offload

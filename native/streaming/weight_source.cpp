@@ -1,0 +1,189 @@
+#include "streaming/weight_source.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <new>
+
+#include "offload/errors.hpp"
+
+namespace offload {
+namespace {
+
+// What direct reads ask for where the system does not say: a block of every usual device.
+constexpr std::size_t kUsualBlockBytes = 4096;
+
+std::size_t down(std::size_t value, std::size_t unit) { return value / unit * unit; }
+std::size_t up(std::size_t value, std::size_t unit) { return down(value + unit - 1, unit); }
+
+[[noreturn]] void fail(const std::string& path, const std::string& what) {
+  throw FileError(path + ": " + what);
+}
+
+[[noreturn]] void fail_short(const std::string& path, std::size_t offset_bytes,
+                             std::size_t expected_bytes, std::size_t got_bytes) {
+  fail(path, "expected " + std::to_string(expected_bytes) + " bytes at offset " +
+                 std::to_string(offset_bytes) + ", got " + std::to_string(got_bytes) +
+                 ": the file ends before; write it anew");
+}
+
+}  // namespace
+
+ReadBuffer::~ReadBuffer() {
+  if (memory_ != nullptr) munmap(memory_, kSizeBytes);
+}
+
+std::byte* ReadBuffer::memory() {
+  if (memory_ == nullptr) {
+    void* const made =
+        mmap(nullptr, kSizeBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (made == MAP_FAILED) throw std::bad_alloc();
+    memory_ = static_cast<std::byte*>(made);
+  }
+  return memory_;
+}
+
+// Not to wait for the writer of a pipe, files that cannot be weights are opened as well.
+WeightFile::WeightFile(std::string path) : path_(std::move(path)) {
+  int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_DIRECT);
+  bool direct = file >= 0;
+  if (!direct && errno == EINVAL) file = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) fail(path_, std::string("cannot be opened: ") + std::strerror(errno));
+  struct stat status{};
+  if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
+    close(file);
+    fail(path_, "expected a regular file");
+  }
+  offset_alignment_ = memory_alignment_ = kUsualBlockBytes;
+#if defined(STATX_DIOALIGN)
+  struct statx details{};
+  if (statx(file, "", AT_EMPTY_PATH, STATX_DIOALIGN, &details) == 0 &&
+      (details.stx_mask & STATX_DIOALIGN) != 0) {
+    direct = direct && details.stx_dio_offset_align != 0;  // 0: no direct reads of this file
+    if (direct) {
+      offset_alignment_ = details.stx_dio_offset_align;
+      memory_alignment_ = details.stx_dio_mem_align;
+    }
+  }
+#endif
+  file_ = file;
+  direct_ = direct;
+  if (!direct) leave_direct();
+}
+
+WeightFile::~WeightFile() { close(file_); }
+
+// Some filesystems take the flag and refuse the reads.
+void WeightFile::leave_direct() {
+  direct_ = false;
+  fcntl(file_, F_SETFL, fcntl(file_, F_GETFL) & ~O_DIRECT);
+  posix_fadvise(file_, 0, 0, POSIX_FADV_SEQUENTIAL);
+}
+
+std::size_t WeightFile::size_bytes() const {
+  struct stat status{};
+  if (fstat(file_, &status) != 0) fail(path_, std::string("no size: ") + std::strerror(errno));
+  return static_cast<std::size_t>(status.st_size);
+}
+
+// Reads up to `span_bytes` and at least `needed_bytes`; a file may end between the two.
+void WeightFile::read_in_place(std::size_t offset_bytes, std::byte* to, std::size_t span_bytes,
+                               std::size_t needed_bytes) {
+  std::size_t done_bytes = 0;
+  while (done_bytes < needed_bytes) {
+    const ssize_t got = pread(file_, to + done_bytes, span_bytes - done_bytes,
+                              static_cast<off_t>(offset_bytes + done_bytes));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EINVAL && direct_) {
+      leave_direct();
+      continue;
+    }
+    if (got < 0) {
+      fail(path_, "reading " + std::to_string(needed_bytes) + " bytes at offset " +
+                      std::to_string(offset_bytes) + ": " + std::strerror(errno));
+    }
+    const std::size_t reached_bytes = done_bytes + static_cast<std::size_t>(got);
+    // A direct read goes on at a block; where that is no progress the file has ended.
+    const std::size_t next_bytes = reached_bytes < needed_bytes && direct_
+                                       ? down(reached_bytes, offset_alignment_)
+                                       : reached_bytes;
+    if (next_bytes <= done_bytes) {
+      fail_short(path_, offset_bytes, needed_bytes, std::min(reached_bytes, needed_bytes));
+    }
+    done_bytes = next_bytes;
+  }
+}
+
+// Reads whole blocks around what is wanted into the buffer, and copies.
+void WeightFile::read_through(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
+                              std::byte* buffer) {
+  std::size_t done_bytes = 0;
+  while (done_bytes < size_bytes) {
+    const std::size_t from = offset_bytes + done_bytes;
+    const std::size_t block = down(from, offset_alignment_);
+    const std::size_t before_bytes = from - block;
+    const std::size_t part_bytes =
+        std::min(size_bytes - done_bytes, ReadBuffer::kSizeBytes - before_bytes);
+    read_in_place(block, buffer, up(before_bytes + part_bytes, offset_alignment_),
+                  before_bytes + part_bytes);
+    std::memcpy(to + done_bytes, buffer + before_bytes, part_bytes);
+    done_bytes += part_bytes;
+  }
+}
+
+void WeightFile::read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
+                      ReadBuffer& buffer) {
+  if (!direct_) return read_in_place(offset_bytes, to, size_bytes, size_bytes);
+  std::size_t in_place_bytes = 0;
+  if (offset_bytes % offset_alignment_ == 0 &&
+      reinterpret_cast<std::uintptr_t>(to) % memory_alignment_ == 0) {
+    in_place_bytes = down(size_bytes, offset_alignment_);
+    read_in_place(offset_bytes, to, in_place_bytes, in_place_bytes);
+  }
+  if (in_place_bytes == size_bytes) return;
+  read_through(offset_bytes + in_place_bytes, to + in_place_bytes, size_bytes - in_place_bytes,
+               buffer.memory());
+}
+
+const std::shared_ptr<WeightFile>& WeightFiles::open(const std::string& path) {
+  std::shared_ptr<WeightFile>& file = files_[path];
+  if (!file) file = std::make_shared<WeightFile>(path);
+  return file;
+}
+
+FileSource::FileSource(std::shared_ptr<WeightFile> file, std::size_t offset_bytes,
+                       std::size_t size_bytes)
+    : file_(std::move(file)), offset_bytes_(offset_bytes), size_bytes_(size_bytes) {
+  check_range(*file_);
+}
+
+void FileSource::check_range(const WeightFile& file) const {
+  const std::size_t file_bytes = file.size_bytes();
+  if (offset_bytes_ <= file_bytes && size_bytes_ <= file_bytes - offset_bytes_) return;
+  fail_short(file.path(), offset_bytes_, size_bytes_,
+             file_bytes - std::min(file_bytes, offset_bytes_));
+}
+
+void FileSource::look_up(WeightFiles& files) {
+  const std::shared_ptr<WeightFile>& file = files.open(file_->path());
+  check_range(*file);
+  file_ = file;
+}
+
+void FileSource::read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
+                      ReadBuffer& buffer) {
+  file_->read(offset_bytes_ + offset_bytes, to, size_bytes, buffer);
+}
+
+void HeldSource::read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
+                      ReadBuffer&) {
+  std::memcpy(to, memory_.get() + offset_bytes, size_bytes);
+}
+
+}  // namespace offload

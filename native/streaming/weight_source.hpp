@@ -1,0 +1,148 @@
+// Where the bytes of weights come from: a range of a file, or memory that is held.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+
+namespace offload {
+
+// Memory that unaligned direct reads go through; made when it is first asked for.
+//
+// Owner: whoever reads. Thread: one at a time. Errors: std::bad_alloc.
+class ReadBuffer {
+ public:
+  static constexpr std::size_t kSizeBytes = std::size_t{4} << 20;
+
+  ReadBuffer() = default;
+  ~ReadBuffer();
+  ReadBuffer(const ReadBuffer&) = delete;
+  ReadBuffer& operator=(const ReadBuffer&) = delete;
+
+  // Page-aligned, kSizeBytes.
+  std::byte* memory();
+
+ private:
+  std::byte* memory_ = nullptr;
+};
+
+// How a source is read.
+enum class ReadMode {
+  kMemory,    // copied from memory
+  kDirect,    // from the file's device, past the page cache
+  kBuffered,  // through the page cache, since the filesystem takes no direct reads
+};
+
+class WeightFiles;
+
+// A weight's bytes in the host store.
+//
+// Owner: the stream. Thread: any; reads of one source may run at once, but not beside look_up.
+// Errors: read and look_up throw FileError.
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+
+  // Copies [offset_bytes, offset_bytes + size_bytes) of the weight.
+  virtual void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
+                    ReadBuffer& buffer) = 0;
+
+  // Looks up what it is read from, which may have been replaced, among `files`. If it throws, the
+  // source stays as it was.
+  virtual void look_up(WeightFiles&) {}
+
+  virtual std::size_t size_bytes() const noexcept = 0;
+  virtual ReadMode mode() const noexcept = 0;
+};
+
+// An open file, read with pread: past the page cache (O_DIRECT) where the filesystem takes it, by
+// itself through the cache where it does not. Straight into place where offset and address are
+// multiples of what the device asks for, else by way of a buffer.
+//
+// bench/streaming/read_rates.cpp measured the ways, beside a thread that computes, two cores, ext4
+// on a virtual disk: see docs/design.md for the figures. Direct reads leave more of the processor
+// to the launches than the page cache does, and several in flight or io_uring added nothing.
+//
+// Owner: shared by the sources that read from it. Thread: any. Errors: FileError with the path,
+// the offset, what was expected and what came.
+class WeightFile {
+ public:
+  explicit WeightFile(std::string path);
+  ~WeightFile();
+  WeightFile(const WeightFile&) = delete;
+  WeightFile& operator=(const WeightFile&) = delete;
+
+  void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes, ReadBuffer& buffer);
+
+  // Bytes of the file when it is asked.
+  std::size_t size_bytes() const;
+
+  const std::string& path() const noexcept { return path_; }
+  bool is_direct() const noexcept { return direct_; }
+
+ private:
+  void leave_direct();
+  void read_in_place(std::size_t offset_bytes, std::byte* to, std::size_t span_bytes,
+                     std::size_t needed_bytes);
+  void read_through(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
+                    std::byte* buffer);
+
+  std::string path_;
+  int file_ = -1;
+  std::atomic<bool> direct_ = false;
+  std::size_t offset_alignment_ = 1;  // of direct reads
+  std::size_t memory_alignment_ = 1;
+};
+
+// Files by path, each opened once, however many weights it has.
+//
+// Owner: whoever makes or looks up sources. Thread: one at a time. Errors: as WeightFile.
+class WeightFiles {
+ public:
+  const std::shared_ptr<WeightFile>& open(const std::string& path);
+
+ private:
+  std::map<std::string, std::shared_ptr<WeightFile>> files_;
+};
+
+// A range of a file. The constructor and look_up throw FileError for a range that ends behind the
+// file.
+class FileSource final : public WeightSource {
+ public:
+  FileSource(std::shared_ptr<WeightFile> file, std::size_t offset_bytes, std::size_t size_bytes);
+
+  void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
+            ReadBuffer& buffer) override;
+  void look_up(WeightFiles& files) override;
+  std::size_t size_bytes() const noexcept override { return size_bytes_; }
+  ReadMode mode() const noexcept override {
+    return file_->is_direct() ? ReadMode::kDirect : ReadMode::kBuffered;
+  }
+
+ private:
+  void check_range(const WeightFile& file) const;
+
+  std::shared_ptr<WeightFile> file_;
+  std::size_t offset_bytes_;
+  std::size_t size_bytes_;
+};
+
+// Memory that somebody keeps alive for it. Its bytes must not change while they are read.
+class HeldSource final : public WeightSource {
+ public:
+  HeldSource(std::shared_ptr<const std::byte> memory, std::size_t size_bytes)
+      : memory_(std::move(memory)), size_bytes_(size_bytes) {}
+
+  void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
+            ReadBuffer& buffer) override;
+  std::size_t size_bytes() const noexcept override { return size_bytes_; }
+  ReadMode mode() const noexcept override { return ReadMode::kMemory; }
+
+ private:
+  std::shared_ptr<const std::byte> memory_;
+  std::size_t size_bytes_;
+};
+
+}  // namespace offload

@@ -1,0 +1,478 @@
+#include "streaming/weight_stream.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <system_error>
+
+#include "offload/clock.hpp"
+#include "offload/errors.hpp"
+
+namespace offload {
+namespace {
+
+// As lanes do: looking for the other side takes a tenth of a microsecond, waking it ten.
+constexpr std::uint64_t kLookForNs = 50'000;
+
+// A fork, close and a new generation wait for no more than this to be read.
+constexpr std::size_t kChunkBytes = std::size_t{8} << 20;
+
+constexpr const char* kClosed = "the executable is closed, or the interpreter is exiting";
+
+// Looks until `reached` holds or the time is over, and says whether it holds.
+template <typename Reached>
+bool look_for(Reached reached) {
+  const std::uint64_t until_ns = now_ns() + kLookForNs;
+  do {
+    if (reached()) return true;
+    std::this_thread::yield();
+  } while (now_ns() < until_ns);
+  return reached();
+}
+
+}  // namespace
+
+WeightStream::WeightStream(StreamPlan plan, std::vector<std::shared_ptr<WeightSource>> sources,
+                           bool poison)
+    : plan_((check_plan(plan), std::move(plan))),
+      memory_(plan_),
+      sources_(std::move(sources)),
+      n_before_(transfers_before(plan_)),
+      stale_(plan_.weights.size(), true) {
+  check_sources();
+  make_hooks(poison);
+  register_thread_owner(*this);
+}
+
+WeightStream::~WeightStream() {
+  unregister_thread_owner(*this);
+  end();
+}
+
+void WeightStream::check_sources() const {
+  if (sources_.size() != plan_.weights.size()) {
+    throw BindingError("expected a source for each of " + std::to_string(plan_.weights.size()) +
+                       " weights, got " + std::to_string(sources_.size()));
+  }
+  for (std::size_t weight = 0; weight < sources_.size(); ++weight) {
+    if (sources_[weight]->size_bytes() == plan_.weights[weight].size_bytes) continue;
+    throw BindingError(plan_.weights[weight].name + ": expected a source of " +
+                       std::to_string(plan_.weights[weight].size_bytes) + " bytes, got " +
+                       std::to_string(sources_[weight]->size_bytes()));
+  }
+}
+
+void WeightStream::check_weight(std::size_t weight) const {
+  if (weight < plan_.weights.size()) return;
+  throw BindingError("expected one of " + std::to_string(plan_.weights.size()) +
+                     " weights, got number " + std::to_string(weight));
+}
+
+void WeightStream::make_hooks(bool poison) {
+  hooks_.assign(plan_.n_launches, 0);
+  poisons_.resize(plan_.n_launches);
+  for (const WeightTransfer& one : plan_.transfers) {
+    hooks_[one.after_launch] |= kSignals;
+    if (!poison) continue;
+    const WeightPiece& piece = plan_.weights[one.weight].pieces[one.piece];
+    hooks_[one.last_launch] |= kPoisons;
+    poisons_[one.last_launch].emplace_back(memory_.address(one.weight) + piece.offset_bytes,
+                                           piece.size_bytes);
+  }
+}
+
+// ---- generations --------------------------------------------------------------------------------
+
+void WeightStream::load(const std::function<void(std::uint64_t)>& progress) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) throw ExecutionError(kClosed);
+    if (loading_ || in_pass_) {
+      throw ExecutionError("weights cannot be loaded beside an execution or another load");
+    }
+    loading_ = true;
+    stale_.assign(stale_.size(), true);
+  }
+  try {
+    begin_generation(progress);
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    loading_ = false;
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  loading_ = false;
+  loaded_ = true;
+}
+
+// Brings the worker to rest, reads again what is resident and was replaced, and starts the worker
+// at the first transfer.
+void WeightStream::begin_generation(const std::function<void(std::uint64_t)>& progress) {
+  std::vector<std::pair<std::size_t, std::shared_ptr<WeightSource>>> let_go;
+  Lock lock(mutex_);
+  rest(lock);
+  begin_anew_ = false;  // what is refreshed from now on is for the next pass
+  for (auto& [weight, source] : replaced_) sources_[weight].swap(source);
+  let_go.swap(replaced_);  // unlocked: letting go of memory may need the GIL
+  const std::vector<bool> stale(stale_);
+  stale_.assign(stale_.size(), false);
+  try {
+    look_up(stale);
+    lock.unlock();
+    if (separate_) memory_.separate();
+    separate_ = false;
+    read_residents(stale, progress);
+    lock.lock();
+    if (closed_) throw ExecutionError(kClosed);
+    start_worker();
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    begin_anew_ = true;
+    for (std::size_t weight = 0; weight < stale.size(); ++weight) {
+      if (stale[weight]) stale_[weight] = true;
+    }
+    throw;
+  }
+}
+
+// Under the mutex, at rest.
+void WeightStream::look_up(const std::vector<bool>& stale) {
+  WeightFiles files;
+  for (std::size_t weight = 0; weight < stale.size(); ++weight) {
+    if (!stale[weight]) continue;
+    try {
+      sources_[weight]->look_up(files);
+    } catch (const std::exception& error) {
+      throw FileError(plan_.weights[weight].name + ": " + error.what());
+    }
+  }
+}
+
+void WeightStream::read_residents(const std::vector<bool>& stale,
+                                  const std::function<void(std::uint64_t)>& progress) {
+  ReadBuffer buffer;
+  std::uint64_t read_bytes = 0;
+  for (std::size_t weight = 0; weight < stale.size(); ++weight) {
+    if (!stale[weight]) continue;
+    for (const WeightPiece& piece : plan_.weights[weight].pieces) {
+      for (std::size_t at = 0; !piece.streamed && at < piece.size_bytes; at += kChunkBytes) {
+        const std::size_t chunk_bytes = std::min(kChunkBytes, piece.size_bytes - at);
+        read_chunk(weight, piece, at, chunk_bytes, buffer);
+        read_bytes += chunk_bytes;
+        if (progress) progress(read_bytes);
+      }
+    }
+  }
+}
+
+void WeightStream::read_chunk(std::size_t weight, const WeightPiece& piece, std::size_t done_bytes,
+                              std::size_t chunk_bytes, ReadBuffer& buffer) {
+  const std::size_t offset_bytes = piece.offset_bytes + done_bytes;
+  const std::lock_guard lock(read_mutex_);
+  try {
+    sources_[weight]->read(offset_bytes, memory_.address(weight) + offset_bytes, chunk_bytes,
+                           buffer);
+  } catch (const std::exception& error) {
+    throw FileError(plan_.weights[weight].name + ": " + error.what());
+  }
+}
+
+// Waits until the worker touches nothing.
+void WeightStream::rest(Lock& lock) {
+  stop_ = true;
+  run_ = false;
+  for_worker_.notify_all();
+  for_others_.wait(lock, [this] { return !working_; });
+}
+
+// Under the mutex, at rest.
+void WeightStream::start_worker() {
+  arrived_ = 0;
+  ended_ = 0;
+  pass_ = arrived_before_ = ended_before_ = 0;
+  failed_ = false;
+  failure_.clear();
+  ended_transfers_.clear();
+  if (!plan_.transfers.empty()) {
+    try {
+      if (!has_worker_) worker_ = std::thread([this] { work(); });
+    } catch (const std::system_error& error) {
+      throw ExecutionError(std::string("no thread can be started to bring weights: ") +
+                           error.what());
+    }
+    has_worker_ = true;
+    stop_ = false;
+    run_ = true;
+    for_worker_.notify_all();
+  }
+  ++generation_;
+}
+
+void WeightStream::refresh(const std::vector<std::size_t>& weights) {
+  for (const std::size_t weight : weights) check_weight(weight);
+  const std::lock_guard lock(mutex_);
+  for (const std::size_t weight : weights) stale_[weight] = true;
+  if (!weights.empty()) begin_anew_ = true;
+}
+
+void WeightStream::replace(std::size_t weight, std::shared_ptr<WeightSource> source) {
+  check_weight(weight);
+  if (source->size_bytes() != plan_.weights[weight].size_bytes) {
+    throw BindingError(plan_.weights[weight].name + ": expected a source of " +
+                       std::to_string(plan_.weights[weight].size_bytes) + " bytes, got " +
+                       std::to_string(source->size_bytes()));
+  }
+  const std::lock_guard lock(mutex_);
+  replaced_.emplace_back(weight, std::move(source));
+  stale_[weight] = true;
+  begin_anew_ = true;
+}
+
+ReadMode WeightStream::mode(std::size_t weight) const {
+  check_weight(weight);
+  const std::lock_guard lock(mutex_);
+  if (sources_.empty()) throw ExecutionError(kClosed);
+  return sources_[weight]->mode();
+}
+
+void WeightStream::attach() {
+  const std::lock_guard lock(mutex_);
+  if (attached_) {
+    throw ExecutionError("this weight stream belongs to another executable; make one for each");
+  }
+  attached_ = true;
+}
+
+void WeightStream::end() noexcept {
+  std::thread worker;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    stop_ = true;
+    if (!failed_) failure_ = kClosed;
+    failed_ = true;
+    begin_anew_ = true;
+    for_worker_.notify_all();
+    for_others_.notify_all();
+    worker = std::move(worker_);
+  }
+  if (worker.joinable()) worker.join();
+}
+
+void WeightStream::close() noexcept {
+  end();
+  std::vector<std::shared_ptr<WeightSource>> let_go;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!loading_ && !in_pass_) let_go = std::move(sources_);
+  }
+}
+
+// ---- the worker ---------------------------------------------------------------------------------
+
+void WeightStream::work() noexcept {
+  ReadBuffer buffer;
+  Lock lock(mutex_);
+  while (true) {
+    for_worker_.wait(lock, [this] { return closed_ || run_; });
+    if (closed_) return;
+    working_ = true;
+    lock.unlock();
+    std::string failure;
+    try {
+      stream_passes(buffer);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    lock.lock();
+    under_way_begin_ns_ = 0;
+    working_ = false;
+    run_ = false;
+    if (!failure.empty() && !failed_) {
+      failure_ = std::move(failure);
+      failed_ = true;
+    }
+    for_others_.notify_all();
+  }
+}
+
+// Until it is told to rest.
+void WeightStream::stream_passes(ReadBuffer& buffer) {
+  const std::uint64_t n_transfers = plan_.transfers.size();
+  for (std::uint64_t number = 0;; ++number) {
+    const std::uint64_t pass = number / n_transfers;
+    const WeightTransfer& one = plan_.transfers[number % n_transfers];
+    const bool waits = one.after_pass == 0 || pass > 0;
+    const std::uint64_t waited_pass = one.after_pass == 0 ? pass : pass - 1;
+    if (waits && !wait_for_launch(waited_pass * plan_.n_launches + one.after_launch + 1)) return;
+    if (!carry_out(number, buffer)) return;
+    arrived_ = number + 1;
+    if (arrived_target_ <= number + 1) {
+      const std::lock_guard lock(mutex_);
+      for_others_.notify_all();
+    }
+  }
+}
+
+// Waits until so many launches have ended; false: it is to rest.
+bool WeightStream::wait_for_launch(std::uint64_t n_ended) {
+  const auto reached = [&] { return stop_ || ended_ >= n_ended; };
+  if (!look_for(reached)) {
+    Lock lock(mutex_);
+    ended_target_ = n_ended;
+    for_worker_.wait(lock, reached);
+    ended_target_ = kNobody;
+  }
+  return !stop_;
+}
+
+// Makes one transfer, by its number in the generation; false: it is to rest.
+bool WeightStream::carry_out(std::uint64_t number, ReadBuffer& buffer) {
+  const std::uint64_t pass = number / plan_.transfers.size();
+  const std::size_t index = number % plan_.transfers.size();
+  const WeightTransfer& one = plan_.transfers[index];
+  const WeightPiece& piece = plan_.weights[one.weight].pieces[one.piece];
+  if (index == 0) pass_bytes_[pass % 2] = 0;
+  const std::uint64_t begin_ns = now_ns();
+  under_way_ = index;
+  under_way_begin_ns_ = begin_ns;
+  bool whole = true;
+  for (std::size_t at = 0; whole && at < piece.size_bytes; at += kChunkBytes) {
+    whole = !stop_;
+    if (whole) {
+      read_chunk(one.weight, piece, at, std::min(kChunkBytes, piece.size_bytes - at), buffer);
+    }
+  }
+  const std::uint64_t end_ns = now_ns();
+  busy_ns_ += end_ns - begin_ns;
+  under_way_begin_ns_ = 0;
+  if (!whole) return false;
+  bytes_moved_ += piece.size_bytes;
+  ++n_transfers_;
+  pass_bytes_[pass % 2] += piece.size_bytes;
+  if (traced_) {
+    const std::lock_guard lock(mutex_);
+    ended_transfers_.push_back(
+        {plan_.weights[one.weight].name, begin_ns, end_ns, piece.size_bytes});
+  }
+  return true;
+}
+
+// ---- the executing thread -----------------------------------------------------------------------
+
+void WeightStream::begin_pass(std::size_t n_launches, bool traced) {
+  if (n_launches != plan_.n_launches) {
+    throw ExecutionError("the weights are streamed for " + std::to_string(plan_.n_launches) +
+                         " launches, the program has " + std::to_string(n_launches));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) throw ExecutionError(kClosed);
+    if (loading_ || !loaded_) throw ExecutionError("the weights are not loaded; call load first");
+    in_pass_ = true;
+  }
+  traced_pass_ = traced;
+  traced_ = traced;
+  report_ = PassReport();
+  if (!begin_anew_) return;
+  try {
+    begin_generation(nullptr);
+  } catch (const std::exception& error) {
+    in_pass_ = false;
+    throw ExecutionError(error.what());
+  }
+}
+
+void WeightStream::wait_for_weights(std::size_t launch) {
+  const std::uint64_t n_arrived = arrived_before_ + n_before_[launch];
+  const std::uint64_t begin_ns = now_ns();
+  const auto reached = [&] { return failed_ || arrived_ >= n_arrived; };
+  if (!look_for(reached)) {
+    Lock lock(mutex_);
+    arrived_target_ = n_arrived;
+    for_others_.wait(lock, reached);
+    arrived_target_ = kNobody;
+  }
+  const std::uint64_t end_ns = now_ns();
+  report_.wait_ns += end_ns - begin_ns;
+  wait_ns_ += end_ns - begin_ns;
+  if (traced_pass_) report_.waits.push_back({launch, begin_ns, end_ns});
+  if (arrived_ >= n_arrived) return;
+  const std::lock_guard lock(mutex_);
+  throw ExecutionError(failure_);
+}
+
+void WeightStream::note_end(std::size_t launch) noexcept {
+  for (const auto& [address, size_bytes] : poisons_[launch]) std::memset(address, 0xFF, size_bytes);
+  if ((hooks_[launch] & kSignals) == 0) return;
+  const std::uint64_t n_ended = ended_before_ + launch + 1;
+  ended_ = n_ended;
+  if (ended_target_ <= n_ended) {
+    const std::lock_guard lock(mutex_);
+    for_worker_.notify_all();
+  }
+}
+
+void WeightStream::end_pass() {
+  report_.bytes = pass_bytes_[pass_ % 2];
+  ++pass_;
+  arrived_before_ += plan_.transfers.size();
+  ended_before_ += plan_.n_launches;
+  in_pass_ = false;
+  if (traced_pass_) collect_transfers();
+}
+
+void WeightStream::collect_transfers() {
+  const std::lock_guard lock(mutex_);
+  report_.transfers = std::move(ended_transfers_);
+  ended_transfers_.clear();
+  const std::uint64_t begin_ns = under_way_begin_ns_;
+  if (begin_ns == 0) return;
+  const WeightTransfer& one = plan_.transfers[under_way_];
+  const WeightPlacement& weight = plan_.weights[one.weight];
+  report_.transfers.push_back(
+      {weight.name, begin_ns, now_ns(), weight.pieces[one.piece].size_bytes});
+}
+
+void WeightStream::abandon_pass() noexcept {
+  if (!in_pass_) return;
+  begin_anew_ = true;
+  stop_ = true;  // what it brings would be brought again
+  in_pass_ = false;
+}
+
+// ---- forks --------------------------------------------------------------------------------------
+
+void WeightStream::hold() noexcept {
+  read_mutex_.lock();
+  mutex_.lock();
+}
+
+void WeightStream::release() noexcept {
+  mutex_.unlock();
+  read_mutex_.unlock();
+}
+
+// Threads that do not exist here may be neither joined nor notified. A pass can be under way only
+// if one of its launches forks: what its weights hold from now on is undefined.
+void WeightStream::restart() noexcept {
+  new (&worker_) std::thread();
+  new (&for_worker_) std::condition_variable();
+  new (&for_others_) std::condition_variable();
+  new (&mutex_) std::mutex();
+  new (&read_mutex_) std::mutex();
+  has_worker_ = working_ = run_ = loading_ = false;
+  arrived_target_ = ended_target_ = kNobody;
+  under_way_begin_ns_ = 0;
+  arrived_ = 0;
+  failure_ = "the process was forked during this execution; execute again";
+  failed_ = true;
+  begin_anew_ = true;
+  if (memory_.is_shared()) {
+    separate_ = true;
+    stale_.assign(stale_.size(), true);
+  }
+}
+
+}  // namespace offload

@@ -1,0 +1,141 @@
+#include "offload/streaming.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "offload/errors.hpp"
+
+namespace {
+
+using offload::search_streaming;
+using offload::StreamingOptions;
+using offload::StreamingPass;
+using offload::StreamingSearch;
+using offload::StreamingSimulator;
+using offload::StreamingTransfer;
+using offload::StreamingWeight;
+
+// 1 ns for each byte, and nothing else.
+constexpr double kLink = 1e9;
+
+void test_a_pass_without_transfers_computes() {
+  const StreamingPass pass = StreamingSimulator({3, 4}).pass({});
+  CHECK_THAT(pass.period_ns == 7);
+  CHECK_THAT(pass.launch_begin_ns == (std::vector<double>{0, 3}));
+  CHECK_THAT(pass.launch_end_ns == (std::vector<double>{3, 7}));
+  CHECK_THAT(StreamingSimulator({}).pass({}).period_ns == 0);
+}
+
+void test_copies_that_take_turns_with_launches() {
+  // Both in one place: each waits for the other's reader.
+  const StreamingPass pass = StreamingSimulator({3, 4}).pass({{10, 0, -1}, {20, 1, 0}});
+  CHECK_THAT(pass.period_ns == 37);
+  CHECK_THAT(pass.transfer_begin_ns == (std::vector<double>{0, 13}));
+  CHECK_THAT(pass.launch_begin_ns == (std::vector<double>{10, 33}));
+}
+
+void test_copies_beside_launches() {
+  // Each in a place of its own: the link is never idle.
+  const StreamingPass pass = StreamingSimulator({3, 4}).pass({{10, 0, -2}, {20, 1, -1}});
+  CHECK_THAT(pass.period_ns == 30);
+  CHECK_THAT(pass.transfer_begin_ns == (std::vector<double>{-4, 6}));
+}
+
+std::string error_of(const std::vector<StreamingTransfer>& transfers) {
+  try {
+    StreamingSimulator({1, 1}).period_ns(transfers);
+  } catch (const offload::PlanError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void test_what_cannot_run_is_refused() {
+  CHECK_THAT(error_of({{1, 1, 1}}).find("waits for launch 1") != std::string::npos);
+  CHECK_THAT(error_of({{1, 0, 0}}) != "");
+  CHECK_THAT(error_of({{1, 1, 0}, {1, 0, -1}}) != "");  // the second comes after the first
+  CHECK_THAT(error_of({{1, 2, 0}}) != "");
+  CHECK_THAT(error_of({{1, 0, -3}}) != "");
+  CHECK_THAT(error_of({{1, 0, -1}, {1, 1, 0}}) == "");
+}
+
+StreamingOptions options(std::int64_t budget_bytes, std::int64_t floor_bytes, bool tails) {
+  return {kLink, 0, budget_bytes, floor_bytes, 1e18, 64, 4096, tails};
+}
+
+// n weights of these bytes, each read by a launch of its own.
+std::vector<StreamingWeight> chain(std::size_t n_weights, std::int64_t size_bytes) {
+  std::vector<StreamingWeight> weights;
+  for (std::size_t index = 0; index < n_weights; ++index) {
+    const auto launch = static_cast<std::int64_t>(index);
+    weights.push_back({size_bytes, launch, launch, false});
+  }
+  return weights;
+}
+
+void test_plans_keep_their_budget() {
+  constexpr std::size_t n_weights = 40;
+  constexpr std::int64_t size_bytes = 1 << 20;
+  const std::vector<double> launch_ns(n_weights, 1e5);
+  for (const bool tails : {false, true}) {
+    for (std::int64_t budget = 2; budget < 40; budget += 3) {
+      const StreamingSearch found = search_streaming(
+          launch_ns, chain(n_weights, size_bytes), options(budget * size_bytes, size_bytes, tails));
+      CHECK_THAT(found.best.has_value() && found.n_candidates > 0);
+      std::int64_t streamed_bytes = 0;
+      for (const std::int64_t one : found.best->streamed_bytes) streamed_bytes += one;
+      const std::int64_t resident_bytes = 40 * size_bytes - streamed_bytes;
+      CHECK_THAT(resident_bytes + found.best->ring_bytes <= budget * size_bytes);
+      CHECK_THAT(found.best->period_ns >= static_cast<double>(streamed_bytes));
+    }
+  }
+}
+
+void test_all_sets_of_a_few() {
+  // Two in the ring and one resident hide nothing; the link is never idle with two places.
+  const std::vector<double> launch_ns{1e4, 1e4, 1e4};
+  const StreamingSearch found =
+      search_streaming(launch_ns, chain(3, 1 << 20), options(2 << 20, 1 << 20, false));
+  CHECK_THAT(found.best.has_value());
+  CHECK_THAT(found.best->order.size() == 2);
+  CHECK_THAT(found.best->ring_bytes == 1 << 20);
+  CHECK_THAT(found.best->period_ns == 2 * (1 << 20) + 3e4 - 1e4);
+}
+
+void test_bad_options_are_refused() {
+  const auto fails = [](const std::vector<StreamingWeight>& weights, StreamingOptions wrong) {
+    try {
+      search_streaming({1}, weights, wrong);
+    } catch (const offload::PlanError&) {
+      return true;
+    }
+    return false;
+  };
+  const StreamingOptions right = options(1 << 20, 1 << 19, true);
+  CHECK_THAT(!fails(chain(1, 4096), right));
+  CHECK_THAT(fails(chain(2, 4096), right));  // the second is read by a launch that there is not
+  CHECK_THAT(fails({{-1, 0, 0, false}}, right));
+  CHECK_THAT(fails({{std::int64_t{1} << 62, 0, 0, false}}, right));
+  StreamingOptions wrong = right;
+  wrong.granule_bytes = 100;
+  CHECK_THAT(fails(chain(1, 4096), wrong));
+  wrong = right;
+  wrong.link_bytes_per_second = 0;
+  CHECK_THAT(fails(chain(1, 4096), wrong));
+}
+
+}  // namespace
+
+int main() {
+  test_a_pass_without_transfers_computes();
+  test_copies_that_take_turns_with_launches();
+  test_copies_beside_launches();
+  test_what_cannot_run_is_refused();
+  test_plans_keep_their_budget();
+  test_all_sets_of_a_few();
+  test_bad_options_are_refused();
+  return offload::test::result();
+}

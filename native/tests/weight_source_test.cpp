@@ -1,0 +1,194 @@
+#include "streaming/weight_source.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "offload/errors.hpp"
+
+namespace {
+
+using offload::FileSource;
+using offload::ReadBuffer;
+using offload::ReadMode;
+using offload::WeightFiles;
+
+constexpr std::size_t kFileBytes = (std::size_t{9} << 20) + 1234;
+
+std::byte pattern(std::size_t at) {
+  return static_cast<std::byte>((at * 2654435761u + (at >> 13)) >> 7 & 0xFF);
+}
+
+// A file that goes with the test.
+class File {
+ public:
+  explicit File(std::size_t size_bytes) {
+    const char* const folder = std::getenv("TMPDIR");
+    path_ = std::string(folder == nullptr ? "/tmp" : folder) + "/offload_weights_XXXXXX";
+    const int file = mkstemp(path_.data());
+    std::vector<std::byte> bytes(size_bytes);
+    for (std::size_t at = 0; at < size_bytes; ++at) bytes[at] = pattern(at);
+    std::size_t written = 0;
+    while (written < size_bytes) {
+      const ssize_t now = write(file, bytes.data() + written, size_bytes - written);
+      if (now <= 0) std::abort();
+      written += static_cast<std::size_t>(now);
+    }
+    close(file);
+  }
+  ~File() { unlink(path_.c_str()); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+template <typename Work>
+std::string error_of(Work work) {
+  try {
+    work();
+  } catch (const offload::FileError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// Ranges of all alignments, through the device and through the page cache, into memory of all
+// alignments, and nothing beside the range is written.
+void ranges_are_read_exactly(const std::string& path, std::size_t file_bytes) {
+  WeightFiles files;
+  const auto file = files.open(path);
+  CHECK_THAT(files.open(path) == file);
+  ReadBuffer buffer;
+  const std::size_t most_bytes = ReadBuffer::kSizeBytes + 3 * 4096;
+  std::vector<std::byte> memory(most_bytes + 8192 + 64);
+  auto* const pages = reinterpret_cast<std::byte*>(
+      (reinterpret_cast<std::uintptr_t>(memory.data()) + 4095) / 4096 * 4096);
+  for (const std::size_t offset : {0ul, 8ul, 511ul, 512ul, 4096ul, 5000ul, 8192ul}) {
+    for (const std::size_t size : {1ul, 511ul, 512ul, 4096ul, 10000ul, 1ul << 20, most_bytes}) {
+      for (const std::size_t shift : {0ul, 1ul, 64ul}) {
+        if (offset + size > file_bytes) continue;
+        std::fill(memory.begin(), memory.end(), std::byte{0x55});
+        FileSource source(file, offset, size);
+        CHECK_THAT(source.size_bytes() == size);
+        source.read(0, pages + shift, size, buffer);
+        bool equal = true;
+        for (std::size_t at = 0; at < size; ++at) {
+          equal = equal && pages[shift + at] == pattern(offset + at);
+        }
+        CHECK_THAT(equal);
+        CHECK_THAT(pages[shift + size] == std::byte{0x55});
+        if (shift > 0) CHECK_THAT(pages[shift - 1] == std::byte{0x55});
+      }
+    }
+  }
+  // The last bytes, which do not fill a block.
+  FileSource tail(file, file_bytes - 100, 100);
+  tail.read(0, pages, 100, buffer);
+  CHECK_THAT(pages[0] == pattern(file_bytes - 100));
+  CHECK_THAT(pages[99] == pattern(file_bytes - 1));
+  tail.read(90, pages, 10, buffer);
+  CHECK_THAT(pages[9] == pattern(file_bytes - 1));
+}
+
+void truncated_files_are_told() {
+  const File file(100'000);
+  WeightFiles files;
+  const auto opened = files.open(file.path());
+  FileSource source(opened, 8, 90'000);
+  CHECK_THAT(has(error_of([&] { FileSource(opened, 20'000, 90'000); }),
+                 "expected 90000 bytes at offset 20000, got 80000"));
+  CHECK_THAT(has(error_of([&] { FileSource(opened, 200'000, 1); }), "got 0"));
+  if (truncate(file.path().c_str(), 50'000) != 0) std::abort();
+  ReadBuffer buffer;
+  std::vector<std::byte> memory(90'000);
+  const std::string error = error_of([&] { source.read(0, memory.data(), 90'000, buffer); });
+  CHECK_THAT(has(error, file.path()));
+  CHECK_THAT(has(error, "got 50000"));
+  source.read(0, memory.data(), 49'992, buffer);  // what is there can still be read
+  CHECK_THAT(memory[0] == pattern(8));
+  CHECK_THAT(has(error_of([&] {
+                   WeightFiles anew;
+                   source.look_up(anew);
+                 }),
+                 "the file ends before"));
+}
+
+void what_is_no_file_is_refused() {
+  CHECK_THAT(has(error_of([] { WeightFiles().open("/nowhere/at/all"); }), "cannot be opened"));
+  CHECK_THAT(has(error_of([] { WeightFiles().open("/tmp"); }), "regular file"));
+  CHECK_THAT(has(error_of([] { WeightFiles().open("/dev/null"); }), "regular file"));
+}
+
+// A path that shows another file from now on is looked up again when it is asked for.
+void replaced_files_are_looked_up() {
+  const File file(5000);
+  WeightFiles files;
+  FileSource source(files.open(file.path()), 0, 5000);
+  const std::string other = file.path() + ".new";
+  const int made = open(other.c_str(), O_WRONLY | O_CREAT, 0600);
+  const std::vector<char> sevens(5000, 7);
+  if (write(made, sevens.data(), sevens.size()) != 5000) std::abort();
+  close(made);
+  if (rename(other.c_str(), file.path().c_str()) != 0) std::abort();
+  ReadBuffer buffer;
+  std::vector<std::byte> memory(5000);
+  source.read(0, memory.data(), 5000, buffer);
+  CHECK_THAT(memory[1] == pattern(1));
+  WeightFiles anew;
+  source.look_up(anew);
+  source.read(0, memory.data(), 5000, buffer);
+  CHECK_THAT(memory[1] == std::byte{7} && memory[4999] == std::byte{7});
+}
+
+// The kernel's own files take no direct reads.
+void filesystems_without_direct_reads_work() {
+  WeightFiles files;
+  const auto file = files.open("/proc/self/maps");
+  CHECK_THAT(!file->is_direct());
+  ReadBuffer buffer;
+  std::vector<std::byte> memory(100);
+  file->read(10, memory.data(), 20, buffer);
+  CHECK_THAT(memory[0] != std::byte{0});
+  CHECK_THAT(FileSource(file, 0, 0).mode() == ReadMode::kBuffered);
+}
+
+void held_memory_is_copied() {
+  const std::shared_ptr<const std::byte> memory(
+      new std::byte[4]{std::byte{1}, std::byte{2}, std::byte{3}, std::byte{4}},
+      std::default_delete<std::byte[]>());
+  offload::HeldSource source(memory, 4);
+  ReadBuffer buffer;
+  std::byte to[2] = {};
+  source.read(1, to, 2, buffer);
+  CHECK_THAT(to[0] == std::byte{2} && to[1] == std::byte{3});
+  CHECK_THAT(source.mode() == ReadMode::kMemory);
+}
+
+}  // namespace
+
+int main() {
+  {
+    const File file(kFileBytes);
+    ranges_are_read_exactly(file.path(), kFileBytes);
+  }
+  truncated_files_are_told();
+  what_is_no_file_is_refused();
+  replaced_files_are_looked_up();
+  filesystems_without_direct_reads_work();
+  held_memory_is_copied();
+  return offload::test::result();
+}

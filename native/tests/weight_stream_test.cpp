@@ -1,0 +1,499 @@
+#include "streaming/weight_stream.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <random>
+
+#include "check.hpp"
+#include "offload/errors.hpp"
+#include "offload/lane.hpp"
+
+namespace {
+
+using offload::ReadBuffer;
+using offload::StreamPlan;
+using offload::WeightSource;
+using offload::WeightStream;
+using offload::WeightTransfer;
+
+void pause_for(int milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
+
+// Bytes that tell the weight and its version; slow, and failing, as the test wants it.
+class TestSource final : public WeightSource {
+ public:
+  TestSource(std::size_t weight, std::size_t size_bytes)
+      : seed_(static_cast<unsigned>(weight) * 31), size_bytes_(size_bytes), random_(seed_) {}
+
+  void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes, ReadBuffer&) override {
+    ++n_reads;
+    if (n_until_failure >= 0 && n_until_failure-- == 0) throw offload::FileError("disk: broken");
+    const int most_us = delay_us;
+    if (most_us > 0) {
+      std::this_thread::sleep_for(
+          std::chrono::microseconds(random_() % static_cast<unsigned>(most_us)));
+    }
+    for (std::size_t at = 0; at < size_bytes; ++at) to[at] = expected(offset_bytes + at);
+  }
+  std::size_t size_bytes() const noexcept override { return size_bytes_; }
+  offload::ReadMode mode() const noexcept override { return offload::ReadMode::kMemory; }
+
+  std::byte expected(std::size_t at) const {
+    return static_cast<std::byte>((seed_ + static_cast<unsigned>(version) * 7 + at * 13) % 251);
+  }
+
+  std::atomic<int> version = 0;
+  std::atomic<int> delay_us = 0;
+  std::atomic<int> n_until_failure = -1;  // -1: never
+  std::atomic<int> n_reads = 0;
+
+ private:
+  unsigned seed_;
+  std::size_t size_bytes_;
+  std::mt19937 random_;
+};
+
+// When a transfer may begin: after the last reader of what lies where it writes.
+void set_afters(StreamPlan& plan) {
+  const auto place = [&](const WeightTransfer& one) {
+    const auto& piece = plan.weights[one.weight].pieces[one.piece];
+    return std::pair(piece.memory_offset_bytes, piece.memory_offset_bytes + piece.size_bytes);
+  };
+  for (std::size_t index = 0; index < plan.transfers.size(); ++index) {
+    WeightTransfer& one = plan.transfers[index];
+    one.after_pass = -1;
+    one.after_launch = one.last_launch;
+    for (std::size_t other = 0; other < plan.transfers.size(); ++other) {
+      const auto [begin, end] = place(one);
+      const auto [other_begin, other_end] = place(plan.transfers[other]);
+      if (begin >= other_end || other_begin >= end) continue;
+      const int pass = other < index ? 0 : -1;
+      const std::size_t last = plan.transfers[other].last_launch;
+      if (pass > one.after_pass) {
+        one.after_pass = pass;
+        one.after_launch = last;
+      } else if (pass == one.after_pass) {
+        one.after_launch = std::max(one.after_launch, last);
+      }
+    }
+  }
+}
+
+// `n_weights` of one size through a ring of `n_slots`, each read by `n_readers` launches.
+StreamPlan ring_plan(std::size_t n_weights, std::size_t n_slots, std::size_t n_readers = 1,
+                     std::size_t size_bytes = 5000) {
+  StreamPlan plan;
+  plan.memory_bytes = n_slots * size_bytes;
+  plan.n_launches = n_weights * n_readers;
+  for (std::size_t weight = 0; weight < n_weights; ++weight) {
+    plan.weights.push_back({"weight " + std::to_string(weight),
+                            size_bytes,
+                            {{0, size_bytes, weight % n_slots * size_bytes, true}}});
+    plan.transfers.push_back(
+        {weight, 0, weight * n_readers, weight * n_readers + n_readers - 1, 0, 0});
+  }
+  set_afters(plan);
+  return plan;
+}
+
+// Two weights with resident heads, whose tails share one ring with a third; a resident fourth.
+StreamPlan aliasing_plan() {
+  constexpr std::size_t kPage = 4096;
+  StreamPlan plan;
+  plan.granule_bytes = kPage;
+  plan.memory_bytes = 5 * kPage;
+  plan.n_launches = 4;
+  plan.weights = {
+      {"first", 3 * kPage, {{0, 2 * kPage, 2 * kPage, false}, {2 * kPage, kPage, 0, true}}},
+      {"second", kPage + 700, {{0, kPage, 4 * kPage, false}, {kPage, 700, kPage, true}}},
+      {"third", 2 * kPage, {{0, 2 * kPage, 0, true}}}};
+  plan.transfers = {{0, 1, 0, 1, 0, 0}, {1, 1, 1, 1, 0, 0}, {2, 0, 2, 3, 0, 0}};
+  set_afters(plan);
+  return plan;
+}
+
+// A stream on test sources, and passes that check every byte that launches read.
+class Fixture {
+ public:
+  explicit Fixture(StreamPlan plan, bool poison = true) {
+    std::vector<std::shared_ptr<WeightSource>> all;
+    for (std::size_t weight = 0; weight < plan.weights.size(); ++weight) {
+      sources.push_back(std::make_shared<TestSource>(weight, plan.weights[weight].size_bytes));
+      all.push_back(sources.back());
+    }
+    stream = std::make_unique<WeightStream>(std::move(plan), std::move(all), poison);
+  }
+
+  void delay(int most_us) {
+    for (const auto& source : sources) source->delay_us = most_us;
+  }
+
+  // The bytes of a weight as launches have to find them.
+  bool arrived(std::size_t weight) const {
+    const std::byte* const bytes = stream->address(weight);
+    for (std::size_t at = 0; at < sources[weight]->size_bytes(); ++at) {
+      if (bytes[at] != sources[weight]->expected(at)) return false;
+    }
+    return true;
+  }
+
+  void run_launch(std::size_t launch) {
+    stream->before(launch);
+    for (const WeightTransfer& one : stream->plan().transfers) {
+      if (one.first_launch <= launch && launch <= one.last_launch) {
+        CHECK_THAT(arrived(one.weight));
+      }
+    }
+    stream->after(launch);
+  }
+
+  // One pass; what a launch throws abandons it.
+  void run(bool traced = false) {
+    const std::size_t n_launches = stream->plan().n_launches;
+    stream->begin_pass(n_launches, traced);
+    try {
+      for (std::size_t launch = 0; launch < n_launches; ++launch) run_launch(launch);
+    } catch (...) {
+      stream->abandon_pass();
+      throw;
+    }
+    stream->end_pass();
+  }
+
+  std::string error_of_run() {
+    try {
+      run();
+    } catch (const offload::ExecutionError& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  std::uint64_t bytes_of_pass() const {
+    std::uint64_t bytes = 0;
+    for (const WeightTransfer& one : stream->plan().transfers) {
+      bytes += stream->plan().weights[one.weight].pieces[one.piece].size_bytes;
+    }
+    return bytes;
+  }
+
+  std::vector<std::shared_ptr<TestSource>> sources;
+  std::unique_ptr<WeightStream> stream;
+};
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+void passes_find_their_weights(StreamPlan plan, int n_passes, int delay_us) {
+  Fixture fixture(std::move(plan));
+  fixture.delay(delay_us);
+  fixture.stream->load(nullptr);
+  for (int pass = 0; pass < n_passes; ++pass) {
+    fixture.run();
+    CHECK_THAT(fixture.stream->take_report().bytes == fixture.bytes_of_pass());
+  }
+  const auto n = static_cast<std::uint64_t>(n_passes);
+  CHECK_THAT(fixture.stream->generation() == 1);
+  const std::uint64_t n_moved = fixture.stream->n_transfers();
+  const std::uint64_t n_of_pass = fixture.stream->plan().transfers.size();
+  CHECK_THAT(n_moved >= n * n_of_pass && n_moved <= (n + 1) * n_of_pass);
+}
+
+// After the last execution the worker goes on to the next pass, as far as bytes are free.
+void the_next_pass_is_prepared() {
+  Fixture fixture(ring_plan(3, 2));
+  fixture.stream->load(nullptr);
+  fixture.run();
+  // Weight 0 lies where weight 2 did, and weight 1 where it was: both are free, weight 2 is not.
+  while (fixture.stream->n_transfers() < 5) pause_for(1);
+  pause_for(20);
+  CHECK_THAT(fixture.stream->n_transfers() == 5);
+  CHECK_THAT(fixture.arrived(0) && fixture.arrived(1));
+  fixture.run();
+  CHECK_THAT(fixture.stream->take_report().bytes == 15'000);
+  while (fixture.stream->n_transfers() < 8) pause_for(1);
+  CHECK_THAT(fixture.stream->bytes_moved() == 8 * 5000);
+}
+
+void loads_say_how_far_they_are() {
+  Fixture fixture(aliasing_plan());
+  std::vector<std::uint64_t> progress;
+  fixture.stream->load([&](std::uint64_t bytes) { progress.push_back(bytes); });
+  CHECK_THAT(progress == (std::vector<std::uint64_t>{2 * 4096, 3 * 4096}));
+  fixture.run();
+  bool threw = false;
+  try {
+    fixture.stream->load([](std::uint64_t) { throw std::runtime_error("enough"); });
+  } catch (const std::runtime_error&) {
+    threw = true;
+  }
+  CHECK_THAT(threw);
+  fixture.run();  // reads again what the load that ended left
+  CHECK_THAT(fixture.stream->generation() == 2);
+}
+
+void failed_transfers_surface_at_their_launch() {
+  Fixture fixture(ring_plan(4, 2));
+  fixture.stream->load(nullptr);
+  fixture.run();
+  fixture.sources[2]->n_until_failure = 0;
+  fixture.stream->begin_pass(4, false);
+  fixture.run_launch(0);
+  fixture.run_launch(1);
+  std::string error;
+  try {
+    fixture.run_launch(2);
+  } catch (const offload::ExecutionError& one) {
+    error = one.what();
+  }
+  CHECK_THAT(error == "weight 2: disk: broken");
+  fixture.stream->abandon_pass();
+  fixture.run();
+  CHECK_THAT(fixture.stream->generation() == 2);
+  // A failure before the pass begins waits for its launch as well.
+  fixture.run();
+  fixture.sources[3]->n_until_failure = 0;
+  CHECK_THAT(has(fixture.error_of_run(), "weight 3"));
+  fixture.run();
+  CHECK_THAT(fixture.stream->generation() == 3);
+}
+
+void abandoned_passes_begin_anew() {
+  Fixture fixture(ring_plan(6, 3));
+  fixture.stream->load(nullptr);
+  for (std::size_t n_launches = 0; n_launches < 6; ++n_launches) {
+    fixture.stream->begin_pass(6, false);
+    for (std::size_t launch = 0; launch < n_launches; ++launch) fixture.run_launch(launch);
+    fixture.stream->abandon_pass();
+    fixture.run();
+    fixture.run();
+    CHECK_THAT(fixture.stream->generation() == 2 + n_launches);
+  }
+}
+
+void replaced_weights_are_read_again() {
+  Fixture fixture(aliasing_plan());
+  fixture.stream->load(nullptr);
+  fixture.run();
+  for (int version = 1; version < 20; ++version) {
+    for (const auto& source : fixture.sources) source->version = version;
+    fixture.stream->refresh({0, 1, 2});
+    fixture.run();
+    CHECK_THAT(fixture.stream->generation() == static_cast<std::uint64_t>(version) + 1);
+    fixture.run();
+  }
+  auto other = std::make_shared<TestSource>(9, fixture.sources[0]->size_bytes());
+  fixture.stream->begin_pass(4, false);
+  fixture.stream->replace(0, other);  // for the next pass; this one goes on with the old source
+  for (std::size_t launch = 0; launch < 4; ++launch) fixture.run_launch(launch);
+  fixture.stream->end_pass();
+  fixture.sources[0] = other;
+  fixture.run();
+  bool refused = false;
+  try {
+    fixture.stream->replace(0, std::make_shared<TestSource>(9, 1));
+  } catch (const offload::BindingError&) {
+    refused = true;
+  }
+  CHECK_THAT(refused);
+  // Weights that cannot be read again fail the execution, and the next one tries once more.
+  fixture.sources[1]->n_until_failure = 0;
+  fixture.stream->refresh({1});
+  CHECK_THAT(has(fixture.error_of_run(), "second: disk: broken"));
+  const int n_reads = fixture.sources[2]->n_reads;
+  fixture.run();
+  CHECK_THAT(fixture.sources[2]->n_reads > n_reads);
+}
+
+void waits_are_told() {
+  Fixture fixture(ring_plan(3, 2));
+  fixture.delay(2000);
+  fixture.stream->load(nullptr);
+  for (int pass = 0; pass < 5; ++pass) fixture.run(/*traced=*/true);
+  const offload::PassReport report = fixture.stream->take_report();
+  std::uint64_t waited_ns = 0;
+  for (const offload::WeightWait& wait : report.waits) {
+    CHECK_THAT(wait.launch < 3 && wait.begin_ns < wait.end_ns);
+    waited_ns += wait.end_ns - wait.begin_ns;
+  }
+  CHECK_THAT(report.wait_ns == waited_ns);
+  CHECK_THAT(fixture.stream->wait_ns() >= waited_ns);
+  CHECK_THAT(!report.transfers.empty());
+  for (const offload::TransferTime& one : report.transfers) {
+    CHECK_THAT(one.weight.size() == 8 && one.begin_ns <= one.end_ns && one.size_bytes == 5000);
+  }
+  fixture.run();
+  CHECK_THAT(fixture.stream->take_report().transfers.empty());
+}
+
+void executions_need_loaded_weights() {
+  Fixture fixture(ring_plan(3, 2));
+  CHECK_THAT(has(fixture.error_of_run(), "call load"));
+  fixture.stream->load(nullptr);
+  bool threw = false;
+  try {
+    fixture.stream->begin_pass(4, false);
+  } catch (const offload::ExecutionError&) {
+    threw = true;
+  }
+  CHECK_THAT(threw);
+  fixture.stream->attach();
+  threw = false;
+  try {
+    fixture.stream->attach();
+  } catch (const offload::ExecutionError&) {
+    threw = true;
+  }
+  CHECK_THAT(threw);
+  fixture.run();
+  fixture.stream->close();
+  fixture.stream->close();
+  CHECK_THAT(has(fixture.error_of_run(), "closed"));
+}
+
+// A worker in the middle of a pass, whose launches never come.
+void busy_streams_close() {
+  for (int time = 0; time < 50; ++time) {
+    Fixture fixture(ring_plan(8, 3));
+    fixture.delay(300);
+    fixture.stream->load(nullptr);
+    if (time % 2 == 0) fixture.stream->begin_pass(8, false);
+  }
+}
+
+// A launch that waits when the stream is closed by another thread.
+void waiting_launches_end_with_close() {
+  Fixture fixture(ring_plan(2, 1));
+  fixture.stream->load(nullptr);
+  fixture.stream->begin_pass(2, false);
+  fixture.run_launch(0);
+  fixture.sources[1]->delay_us = 200'000;
+  std::thread closer([&] {
+    pause_for(5);
+    fixture.stream->close();
+  });
+  try {
+    fixture.stream->before(1);
+    CHECK_THAT(fixture.arrived(1));  // it came in time after all
+  } catch (const offload::ExecutionError& error) {
+    CHECK_THAT(has(error.what(), "closed"));
+  }
+  closer.join();
+}
+
+// Passes on changing threads, while others refresh, replace and look at the counters.
+void many_threads_use_one_stream() {
+  Fixture fixture(aliasing_plan());
+  fixture.delay(20);
+  fixture.stream->load(nullptr);
+  std::atomic<bool> done = false;
+  std::thread refresher([&] {
+    while (!done) {
+      fixture.stream->refresh({0, 2});
+      (void)(fixture.stream->bytes_moved() + fixture.stream->wait_ns());
+      (void)fixture.stream->mode(1);
+      pause_for(1);
+    }
+  });
+  for (int thread = 0; thread < 20; ++thread) {
+    std::thread([&] {
+      for (int pass = 0; pass < 20; ++pass) fixture.run();
+    }).join();
+  }
+  done = true;
+  refresher.join();
+  CHECK_THAT(fixture.stream->generation() > 1);
+}
+
+#if !defined(__SANITIZE_THREAD__)  // the thread sanitizer does not follow threads made after a fork
+int status_of(pid_t child) {
+  int status = 1;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+}
+
+// The child has no worker and, where pieces are mapped, its parent's memory.
+void forks_find_a_stream_at_rest(StreamPlan plan) {
+  Fixture fixture(std::move(plan));
+  fixture.delay(500);
+  fixture.stream->load(nullptr);
+  for (int time = 0; time < 20; ++time) {
+    fixture.run();
+    const pid_t child = fork();
+    if (child == 0) {
+      for (const auto& source : fixture.sources) source->version = 5;
+      fixture.stream->refresh({0, 1, 2});
+      fixture.run();
+      fixture.run();
+      _exit(offload::test::result());
+    }
+    fixture.run();
+    CHECK_THAT(status_of(child) == 0);
+    fixture.run();
+  }
+  CHECK_THAT(fixture.stream->generation() == 1);
+}
+
+void a_launch_that_forks_fails_in_the_child() {
+  Fixture fixture(ring_plan(3, 1));
+  fixture.stream->load(nullptr);
+  fixture.stream->begin_pass(3, false);
+  fixture.run_launch(0);
+  const pid_t child = fork();
+  if (child == 0) {
+    bool threw = false;
+    try {
+      fixture.run_launch(1);
+    } catch (const offload::ExecutionError& error) {
+      threw = has(error.what(), "forked");
+      fixture.stream->abandon_pass();
+    }
+    fixture.run();
+    _exit(threw ? offload::test::result() : 1);
+  }
+  fixture.run_launch(1);
+  fixture.run_launch(2);
+  fixture.stream->end_pass();
+  CHECK_THAT(status_of(child) == 0);
+  fixture.run();
+}
+#endif
+
+void interpreter_exit_ends_busy_workers() {
+  Fixture fixture(ring_plan(8, 4));
+  fixture.delay(1000);
+  fixture.stream->load(nullptr);
+  offload::Lane::close_all();
+  CHECK_THAT(has(fixture.error_of_run(), "closed"));
+}
+
+}  // namespace
+
+int main() {
+  passes_find_their_weights(ring_plan(3, 2), 1000, 0);
+  passes_find_their_weights(ring_plan(7, 3, 2), 200, 50);
+  passes_find_their_weights(ring_plan(2, 1), 200, 20);
+  passes_find_their_weights(aliasing_plan(), 500, 20);
+  the_next_pass_is_prepared();
+  loads_say_how_far_they_are();
+  failed_transfers_surface_at_their_launch();
+  abandoned_passes_begin_anew();
+  replaced_weights_are_read_again();
+  waits_are_told();
+  executions_need_loaded_weights();
+  busy_streams_close();
+  waiting_launches_end_with_close();
+  many_threads_use_one_stream();
+#if !defined(__SANITIZE_THREAD__)
+  forks_find_a_stream_at_rest(ring_plan(3, 2));
+  forks_find_a_stream_at_rest(aliasing_plan());
+  a_launch_that_forks_fails_in_the_child();
+#endif
+  interpreter_exit_ends_busy_workers();
+  return offload::test::result();
+}

@@ -1,0 +1,257 @@
+"""Recording a model whose weights are in files: nothing is computed, and nothing is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from nets import ResNet18
+from stored import save_weights, without_memory
+from torch import nn
+from torch.nn import functional
+
+import offload
+from offload.eager_run import EagerRun
+from offload.program import Program
+
+
+class Decoder(nn.Module):
+    """An embedding that is the head as well, attention with a mask, a buffer, a literal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.query = nn.Linear(32, 96, bias=False)
+        self.norm = nn.LayerNorm(32)
+        self.head = nn.Linear(32, 50, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.tensor([2.0]))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens) * self.scale + torch.tensor([1.0, 2.0]).sum()
+        heads = self.query(self.norm(hidden)).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        return self.head(attended.transpose(1, 2).flatten(2))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, activation="gelu")
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"last": self.layers(x), "first": x}
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4), nn.Softmax(-1))
+
+
+MODELS: dict[str, tuple[Callable[[], Any], Callable[[], torch.Tensor]]] = {
+    "mlp": (mlp, lambda: torch.randn(3, 16)),
+    "decoder": (Decoder, lambda: torch.randint(0, 50, (2, 7))),
+    "encoder": (Encoder, lambda: torch.randn(2, 5, 32)),
+    "resnet": (ResNet18, lambda: torch.randn(1, 3, 32, 32)),
+}
+
+
+@pytest.fixture(params=MODELS)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Any, torch.Tensor, Path]:
+    """A model in memory, the same without memory, an input, the folder of its weights."""
+    build, make = MODELS[request.param]
+    model = build().eval()
+    save_weights(model, tmp_path)
+    return model, without_memory(build), make(), tmp_path
+
+
+def run_eagerly(program: Program, folder: Path, given: torch.Tensor) -> list[torch.Tensor]:
+    """The results of a Program by plain torch calls, its weights read from the file."""
+    content = safetensors.torch.load_file(folder / "model.safetensors")
+    bases = {  # cloned, since alignment may decide which kernel runs
+        index: (content[one.name].clone().untyped_storage(), 0)
+        for index, one in program.stored.items()
+    }
+    bases |= {index: (held[0].untyped_storage(), 0) for index, held in program.weights.items()}
+    bases |= {view.value: (given.clone().untyped_storage(), 0) for view in program.inputs}
+    run = EagerRun(program, bases, None)
+    with torch.no_grad():
+        for launch in program.launches:
+            run.keep(launch, run.call(launch)())
+    return [run.tensor(result.view) for result in program.results]
+
+
+def test_the_program_computes_what_the_model_does(
+    case: tuple[Any, Any, torch.Tensor, Path],
+) -> None:
+    model, unbuilt, given, folder = case
+    with offload.capture(unbuilt, weights=folder) as captured:
+        unbuilt(given)
+    with torch.no_grad():
+        expected = model(given)
+    tensors = list(expected.values()) if isinstance(expected, dict) else [expected]
+    for got, tensor in zip(run_eagerly(captured.program, folder, given), tensors, strict=True):
+        assert torch.equal(got, tensor)
+
+
+def test_the_launches_are_those_of_a_recording_in_memory(
+    case: tuple[Any, Any, torch.Tensor, Path],
+) -> None:
+    model, unbuilt, given, folder = case
+    with torch.no_grad():
+        in_memory = offload.capture(model, given).program
+    program = offload.capture(unbuilt, given, weights=folder).program
+    operators = [launch.operator for launch in program.launches]
+    kept = [launch.operator for launch in in_memory.launches]
+    literals = {"aten::clone", "aten::sum"}  # folded where they have content
+    assert [one for one in operators if one not in literals] == [
+        one for one in kept if one not in literals
+    ]
+    read = {view.value for launch in program.launches for view in launch.views()}
+    assert program.stored.keys() <= read
+    assert len(program.stored) == len(in_memory.weights) - len(in_memory_alone(in_memory, model))
+
+
+def in_memory_alone(program: Program, model: nn.Module) -> list[torch.Tensor]:
+    """Weights of a recording in memory that the model does not hold: folded constants."""
+    state = {tensor.data_ptr() for tensor in model.state_dict().values()}
+    held = [tensors[0] for tensors in program.weights.values()]
+    return [tensor for tensor in held if tensor.data_ptr() not in state]
+
+
+def test_the_model_is_as_it_was(case: tuple[Any, Any, torch.Tensor, Path]) -> None:
+    _, unbuilt, given, folder = case
+    before = dict(unbuilt.named_parameters(remove_duplicate=False))
+    buffers = dict(unbuilt.named_buffers())
+    offload.capture(unbuilt, given, weights=folder)
+    after = dict(unbuilt.named_parameters(remove_duplicate=False))
+    assert all(after[name] is one for name, one in before.items())
+    assert all(dict(unbuilt.named_buffers())[name] is one for name, one in buffers.items())
+    with pytest.raises(ZeroDivisionError):
+        offload.capture(Failing(unbuilt), given, weights=prefixed(folder))
+    assert all(
+        dict(unbuilt.named_parameters(remove_duplicate=False))[name] is one
+        for name, one in before.items()
+    )
+
+
+class Failing(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError
+
+
+def prefixed(folder: Path) -> Path:
+    """The same weights under the names that they have in `Failing`."""
+    content = safetensors.torch.load_file(folder / "model.safetensors")
+    target = folder / "prefixed.safetensors"
+    safetensors.torch.save_file({f"model.{name}": one for name, one in content.items()}, target)
+    return target
+
+
+def test_a_model_in_memory_is_recorded_without_being_computed(tmp_path: Path) -> None:
+    model = mlp().eval()
+    save_weights(model, tmp_path)
+    called = []
+    model[0].register_forward_hook(lambda module, args, result: called.append(type(result)))
+    captured = offload.capture(model, torch.randn(3, 16), weights=tmp_path)
+    assert [one.__name__ for one in called] == ["FakeTensor"]
+    assert not captured.program.weights
+    assert captured.recorded_result.shape == (3, 4)
+
+
+def test_what_is_in_no_file_must_be_in_memory(tmp_path: Path) -> None:
+    model = mlp().eval()
+    save_weights(model, tmp_path)
+    unbuilt = without_memory(mlp)
+    unbuilt.register_buffer("offset", torch.randn(4), persistent=False)
+    unbuilt.forward = lambda x: nn.Sequential.forward(unbuilt, x) + unbuilt.offset
+    given = torch.randn(3, 16)
+    program = offload.capture(unbuilt, given, weights=tmp_path).program
+    held = [tensor for tensors in program.weights.values() for tensor in tensors]
+    assert any(tensor is unbuilt.offset for tensor in held)
+    (got,) = run_eagerly(program, tmp_path, given)
+    with torch.no_grad():
+        assert torch.equal(got, model(given) + unbuilt.offset)
+    unbuilt.offset = torch.empty(4, device="meta")
+    with pytest.raises(offload.FileError, match=r"the files lack 1 tensors .* offset float32\[4\]"):
+        offload.capture(unbuilt, given, weights=tmp_path)
+
+
+def test_a_tensor_that_a_closure_holds_is_a_weight_in_memory(tmp_path: Path) -> None:
+    model = mlp().eval()
+    save_weights(model, tmp_path)
+    table = torch.randn(8, 4)
+
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = without_memory(mlp)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.model(x) + table[2:5] * table.view(4, 8)[0, 1]
+
+    given = torch.randn(3, 16)
+    content = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    renamed = {f"model.{name}": one for name, one in content.items()}
+    safetensors.torch.save_file(renamed, tmp_path / "model.safetensors")
+    program = offload.capture(Looking(), given, weights=tmp_path).program
+    assert [one.untyped_storage().data_ptr() for (one,) in program.weights.values()] == [
+        table.data_ptr()
+    ]
+    (got,) = run_eagerly(program, tmp_path, given)
+    with torch.no_grad():
+        assert torch.equal(got, model(given) + table[2:5] * table.view(4, 8)[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda content: content | {"0.weight": torch.ones(16, 32)},
+            r"0.weight is float32\[16, 32\]",
+        ),
+        (lambda content: {n: t.half() for n, t in content.items()}, "is float16"),
+        (lambda content: {n: t for n, t in content.items() if n != "2.bias"}, "2.bias float32"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    content = change(dict(mlp().state_dict()))
+    safetensors.torch.save_file(content, tmp_path / "model.safetensors")
+    with pytest.raises(offload.FileError, match=message):
+        offload.capture(without_memory(mlp), torch.randn(3, 16), weights=tmp_path)
+
+
+def test_reads_on_the_host_are_refused(tmp_path: Path) -> None:
+    class Reading(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if super().forward(x).sum().item() > 0 else -x
+
+    save_weights(Reading(4, 4), tmp_path)
+    with torch.device("meta"):
+        model = Reading(4, 4)
+    with pytest.raises(offload.CaptureError, match="reads a tensor's value on the host"):
+        offload.capture(model, torch.randn(2, 4), weights=tmp_path)
+    with pytest.raises(offload.CaptureError, match="no values to read"):
+        offload.capture(model, torch.randn(2, 4), weights=tmp_path, host_reads="guard")
+
+
+def test_a_function_has_no_names_for_weights(tmp_path: Path) -> None:
+    save_weights(mlp(), tmp_path)
+    with pytest.raises(offload.CaptureError, match="capture the nn.Module itself, not a function"):
+        offload.capture(lambda x: x + 1, torch.randn(2), weights=tmp_path)
+
+
+def test_a_program_without_its_weights_cannot_be_saved(tmp_path: Path) -> None:
+    save_weights(mlp(), tmp_path)
+    captured = offload.capture(without_memory(mlp), torch.randn(3, 16), weights=tmp_path)
+    with pytest.raises(offload.FileError, match="0.weight is in .*model.safetensors"):
+        captured.save(tmp_path / "program.offload")
+    assert not (tmp_path / "program.offload").exists()

@@ -1,0 +1,334 @@
+"""Executions under a budget of weights: the same bits as with all of them resident."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from stored import LAYERS, WIDTH, compute_wide, save_weights, without_memory, write_wide
+from test_stored_weights import MODELS, mlp
+from torch import nn
+
+import offload
+from offload.api import Captured
+
+KIB = 1024
+
+
+class Deep(nn.Module):
+    """Layers of unequal sizes, one of them used twice, a buffer that is written."""
+
+    def __init__(self, width: int = 128, n_layers: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(width, (index % 3 + 1) * width),
+                nn.ReLU(),
+                nn.Linear((index % 3 + 1) * width, width),
+            )
+            for index in range(n_layers)
+        )
+        self.twice = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        x = self.twice(x)
+        for layer in self.layers:
+            x = self.norm(x + layer(x))
+        return self.twice(x) + self.calls
+
+
+def weight_bytes(program: offload.Program) -> int:
+    return sum(value.size_bytes for value in program.values if value.role == "weight")
+
+
+def floor_of(captured: Captured) -> int:
+    """The least budget, as the refusal of a smaller one says it."""
+    with pytest.raises(offload.PlanError) as refused:
+        captured.load(weights_budget=1)
+    found = re.search(r"(\d+) bytes", str(refused.value))
+    assert found is not None
+    return int(found[1])
+
+
+def budgets_of(captured: Captured) -> list[int]:
+    """From the floor to all weights."""
+    floor, whole = floor_of(captured), weight_bytes(captured.program)
+    rest = max(0, whole - floor)  # none where all weights are too small to be streamed
+    return [floor, *(floor + rest * part // 5 for part in range(1, 6)), floor + whole]
+
+
+@pytest.fixture(params=[*MODELS, "deep"])
+def case(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> tuple[Callable[[], Any], Callable[[], torch.Tensor], Path, Any]:
+    """What builds a model, an input, the folder of its weights, and it in memory."""
+    build, make = {**MODELS, "deep": (Deep, lambda: torch.randn(4, 128))}[request.param]
+    model = build().eval()
+    save_weights(model, tmp_path)
+    return build, make, tmp_path, model
+
+
+def results(outcome: Any) -> list[torch.Tensor]:
+    return list(outcome.values()) if isinstance(outcome, dict) else [outcome]
+
+
+def test_every_budget_gives_the_same_bits(case: Any) -> None:
+    build, make, folder, _ = case
+    captured = offload.capture(without_memory(build), make(), weights=folder)
+    inputs = [make() for _ in range(3)]
+    with captured.load() as resident:
+        assert resident.streaming is not None
+        assert not resident.streaming.plan.transfers
+        expected = [results(resident(one)) for one in inputs]
+    for budget in budgets_of(captured):
+        with captured.load(weights_budget=budget) as run:
+            plan = run.streaming.plan
+            assert plan.memory_bytes <= budget
+            for given, wanted in zip(inputs, expected, strict=True):
+                for got, tensor in zip(results(run(given)), wanted, strict=True):
+                    assert torch.equal(got, tensor)
+            assert run.last_execution.bytes_streamed == plan.transfer_bytes
+
+
+def test_resident_weights_give_the_bits_of_the_model_in_memory(case: Any) -> None:
+    build, make, folder, model = case
+    given = make()
+    with torch.no_grad(), offload.capture(model) as in_memory:
+        model(given)
+    save_weights(model, folder)  # as the recorded call has left them
+    with in_memory.load() as run:
+        expected = [one.clone() for one in results(run(given))]
+    captured = offload.capture(without_memory(build), given, weights=folder)
+    with captured.load(weights_budget=floor_of(captured)) as run:
+        for got, tensor in zip(results(run(given)), expected, strict=True):
+            assert torch.equal(got, tensor)
+
+
+def test_a_model_in_memory_is_its_own_store(case: Any) -> None:
+    _, make, _, model = case
+    given = make()
+    with torch.no_grad():
+        captured = offload.capture(model, given)
+    state = {name: one.clone() for name, one in model.state_dict().items()}
+    with captured.load() as run:
+        expected = [one.clone() for one in results(run(given))]
+    for budget in budgets_of(captured)[::3]:
+        model.load_state_dict(state)
+        with captured.load(weights_budget=budget) as run:
+            for got, tensor in zip(results(run(given)), expected, strict=True):
+                assert torch.equal(got, tensor)
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Captured:
+    save_weights(Deep().eval(), tmp_path)
+    return offload.capture(without_memory(Deep), torch.randn(4, 128), weights=tmp_path)
+
+
+def test_a_budget_below_the_floor_says_what_is_needed(deep: Captured) -> None:
+    floor = floor_of(deep)
+    deep.load(weights_budget=floor).close()
+    with pytest.raises(offload.PlanError) as refused:
+        deep.load(weights_budget=floor - 1)
+    message = str(refused.value)
+    assert str(floor) in message
+    assert str(floor - 1) in message
+    assert "layers.2" in message  # the largest weight sets the floor
+
+
+@pytest.mark.parametrize("budget", ["256KiB", "0.25 MiB", 256 * KIB, "262144"])
+def test_a_budget_is_bytes_or_text(deep: Captured, budget: int | str) -> None:
+    with deep.load(weights_budget=max(floor_of(deep), 512 * KIB)) as run:
+        assert run.streaming.plan.budget_bytes >= 512 * KIB
+    with pytest.raises(offload.PlanError, match="262144"):
+        deep.load(weights_budget=budget)
+
+
+@pytest.mark.parametrize("budget", ["2 gallons", "", -1, "-1", 2.5, True])
+def test_other_budgets_are_refused(deep: Captured, budget: Any) -> None:
+    with pytest.raises(offload.BindingError, match=r"weights_budget: expected a number of bytes"):
+        deep.load(weights_budget=budget)
+
+
+def test_auto_takes_all_where_there_is_room(deep: Captured) -> None:
+    with deep.load(weights_budget="auto") as run:
+        assert not run.streaming.plan.transfers
+
+
+def test_auto_takes_what_is_free(deep: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    from offload.backends.cpu import CpuBackend
+
+    given = torch.randn(4, 128)
+    with deep.load() as run:
+        expected = run(given)
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self: 700 * KIB)
+    with deep.load(weights_budget="auto") as run:
+        assert run.streaming.plan.transfers
+        assert run.streaming.plan.memory_bytes <= 700 * KIB
+        assert torch.equal(run(given), expected)
+
+
+def test_each_pass_moves_what_does_not_stay(deep: Captured) -> None:
+    with deep.load(weights_budget=floor_of(deep) + 100 * KIB) as run:
+        plan = run.streaming.plan
+        assert plan.transfer_bytes == weight_bytes(deep.program) - plan.resident_bytes
+        for _ in range(5):
+            run(torch.randn(4, 128))
+            assert run.last_execution.bytes_streamed == plan.transfer_bytes
+
+
+def test_addresses_may_be_new_and_executions_submitted(deep: Captured) -> None:
+    with deep.load() as run:
+        inputs = [torch.randn(4, 128) for _ in range(8)]
+        expected = [run(one).clone() for one in inputs]
+    with deep.load(weights_budget=floor_of(deep)) as run:
+        arenas = [torch.empty(run.feature_map_bytes, dtype=torch.uint8) for _ in range(2)]
+        outputs = [torch.empty(4, 128) for _ in inputs]
+        tickets = [
+            run.submit(one, out=out, feature_map=arena)
+            for one, out, arena in zip(inputs, outputs, itertools.cycle(arenas))  # noqa: B905
+        ]
+        for ticket, out, tensor in zip(tickets, outputs, expected, strict=True):
+            assert ticket.result() is out
+            assert torch.equal(out, tensor)
+
+
+def test_host_scheduling_streams_alike(deep: Captured) -> None:
+    given = torch.randn(4, 128)
+    with deep.load() as run:
+        expected = run(given)
+    with deep.load(weights_budget=floor_of(deep), scheduling="host") as run:
+        assert torch.equal(run(given), expected)
+
+
+def test_two_executables_have_memories_of_their_own(deep: Captured) -> None:
+    given = torch.randn(4, 128)
+    floor = floor_of(deep)
+    with deep.load() as run:
+        expected = [run(given).clone() for _ in range(3)]
+    with deep.load(weights_budget=floor) as one, deep.load(weights_budget=2 * floor) as other:
+        for wanted in expected:
+            assert torch.equal(one(given), wanted)
+            assert torch.equal(other(given), wanted)
+
+
+def test_weights_are_replaced_in_place(tmp_path: Path) -> None:
+    model, other = mlp().eval(), mlp().eval()
+    save_weights(model, tmp_path)
+    captured = offload.capture(without_memory(mlp), torch.randn(3, 16), weights=tmp_path)
+    given = torch.randn(3, 16)
+    for budget in (floor_of(captured), 10**9):
+        with captured.load(weights_budget=budget) as run, torch.no_grad():
+            run(given)
+            n_executions = run.last_execution.n_executions
+            new = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+            run.streaming.replace(new)
+            torch.testing.assert_close(run(given), other(given))
+            assert run.last_execution.n_executions == n_executions + 1
+            with pytest.raises(offload.BindingError, match=r"0.weight: expected float32\[32, 16\]"):
+                run.streaming.replace({"2.bias": torch.zeros(4), "0.weight": torch.ones(2)})
+            torch.testing.assert_close(run(given), other(given))
+            with pytest.raises(offload.BindingError, match="no weight of this name"):
+                run.streaming.replace({"3.weight": torch.ones(2)})
+
+
+def test_changed_files_are_read_again(tmp_path: Path) -> None:
+    model = mlp().eval()
+    save_weights(model, tmp_path)
+    captured = offload.capture(without_memory(mlp), torch.randn(3, 16), weights=tmp_path)
+    given = torch.randn(3, 16)
+    with captured.load(weights_budget=floor_of(captured)) as run, torch.no_grad():
+        run(given)
+        for parameter in model.parameters():
+            parameter.mul_(2)
+        path = tmp_path / "model.safetensors"
+        content = safetensors.torch.save(dict(model.state_dict()))
+        with path.open("r+b") as file:
+            file.write(content)
+        run.streaming.refresh()
+        torch.testing.assert_close(run(given), model(given))
+
+
+def test_a_truncated_file_fails_at_the_call_and_is_well_again_afterwards(
+    deep: Captured, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    content = path.read_bytes()
+    given = torch.randn(4, 128)
+    with deep.load() as run:
+        expected = [run(given).clone() for _ in range(3)]
+    with deep.load(weights_budget=floor_of(deep)) as run:
+        assert torch.equal(run(given), expected[0])
+        with path.open("r+b") as file:
+            file.truncate(len(content) // 4)
+        with pytest.raises(offload.ExecutionError, match=r"layers.*model.safetensors"):
+            for _ in range(3):
+                run(given)
+        path.write_bytes(content)
+        run.streaming.refresh()
+        assert torch.equal(run(given), expected[0])  # the buffer is read again as well
+    path.write_bytes(content[: len(content) // 4])
+    with pytest.raises(offload.FileError, match="model.safetensors"):
+        deep.load()
+
+
+def test_a_result_that_is_a_weight_stays(tmp_path: Path) -> None:
+    class Returning(Deep):
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x), self.layers[2][0].weight[1:]
+
+    model = Returning().eval()
+    save_weights(model, tmp_path)
+    captured = offload.capture(without_memory(Returning), torch.randn(4, 128), weights=tmp_path)
+    with captured.load(weights_budget=floor_of(captured)) as run:
+        _, weight = run(torch.randn(4, 128))
+        run(torch.randn(4, 128))
+        assert torch.equal(weight, model.layers[2][0].weight[1:])
+
+
+def test_explain_says_what_stays_and_what_sets_the_floor(deep: Captured) -> None:
+    floor = floor_of(deep)
+    with deep.load(weights_budget=floor + 64 * KIB) as run:
+        text = run.streaming.explain()
+    assert f"streamed: layers.2" in text
+    for word in ("stay", "ring", "predicted", "no plan is quicker", "least budget", "set by"):
+        assert word in text
+
+
+def test_a_device_that_cannot_stream_says_so(deep: Captured) -> None:
+    with pytest.raises(offload.BackendUnavailable, match="cannot bring weights from a store"):
+        deep.load(device="null")
+
+
+@pytest.mark.slow
+def test_a_model_larger_than_the_memory_of_its_process(tmp_path: Path) -> None:
+    write_wide(tmp_path, WIDTH, LAYERS)
+    model_bytes = 4 * WIDTH * WIDTH * LAYERS
+    budget_bytes = model_bytes // 8
+    limit_bytes = model_bytes // 2
+    finished = subprocess.run(
+        [
+            sys.executable, str(Path(__file__).with_name("limited_process.py")), str(tmp_path),
+            str(budget_bytes), str(limit_bytes),
+        ],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(finished.stdout.splitlines()[-1])
+    with torch.no_grad():
+        expected = compute_wide(tmp_path, WIDTH, LAYERS)
+    assert found["checksum"] == pytest.approx(float(expected.double().sum()), rel=1e-4)
+    assert found["streamed_bytes"] >= model_bytes - budget_bytes
+    assert found["peak_bytes"] < limit_bytes

@@ -1,0 +1,294 @@
+import dataclasses
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from streaming_cases import (
+    ALIGNMENT,
+    GRANULE,
+    LINK,
+    Interpreter,
+    Stuck,
+    WrongBytes,
+    chain,
+    demands,
+)
+
+from offload.errors import PlanError
+from offload.passes import check_streaming, stream_weights
+from offload.streaming import Piece, Streaming, StreamingFloor, Transfer
+
+FLOOR = StreamingFloor(0, 0, 0, 0, "", 0.0)
+
+
+def streaming(pieces, transfers, memory_bytes):
+    return Streaming(
+        budget_bytes=memory_bytes,
+        memory_bytes=memory_bytes,
+        granule_bytes=GRANULE,
+        pieces=tuple(pieces),
+        transfers=tuple(transfers),
+        period_ns=0.0,
+        compute_ns=0.0,
+        roofline_ns=0.0,
+        floor=FLOOR,
+        link=Link(1e9, 0.0),
+    )
+
+
+def in_slots(slots, after, size_bytes=8192):
+    """A chain in which weight i lies in slots[i] and its transfer waits for after[i]."""
+    n_launches = len(slots)
+    pieces = [
+        Piece(index, 0, size_bytes, slot * size_bytes, True) for index, slot in enumerate(slots)
+    ]
+    transfers = [
+        Transfer(index, index, index, step % n_launches, step // n_launches)
+        for index, step in enumerate(after)
+    ]
+    return chain([size_bytes] * n_launches), streaming(
+        pieces, transfers, (max(slots) + 1) * size_bytes
+    )
+
+
+def outcomes(demand, plan, n_timings=30):
+    """What executions at so many timings come to."""
+    found = set()
+    for seed in range(n_timings):
+        try:
+            Interpreter(demand, plan, seed).run(n_passes=4)
+            found.add("right")
+        except WrongBytes:
+            found.add("wrong")
+        except Stuck:
+            found.add("stuck")
+    return found
+
+
+def replaced(plan, index, **changes):
+    transfers = list(plan.transfers)
+    transfers[index] = dataclasses.replace(transfers[index], **changes)
+    return dataclasses.replace(plan, transfers=tuple(transfers))
+
+
+def moved(plan, index, **changes):
+    pieces = list(plan.pieces)
+    pieces[index] = dataclasses.replace(pieces[index], **changes)
+    return dataclasses.replace(plan, pieces=tuple(pieces))
+
+
+# ---- each class of race -------------------------------------------------------------------------
+
+
+def test_three_units_in_two_slots():
+    """As in vLLM #54975: the wait is right for a ring that goes on, not for fixed positions."""
+    right = in_slots([0, 1, 0], [-1, -2, 0])
+    check_streaming(*right)
+    assert outcomes(*right) == {"right"}
+    demand, drifting = in_slots([0, 1, 0], [-2, -1, 0])  # each waits for the unit two before
+    with pytest.raises(PlanError, match=r"transfer 0 of weight 0 may overwrite what transfer 2"):
+        check_streaming(demand, drifting)
+    assert "wrong" in outcomes(demand, drifting)
+
+
+def test_a_write_before_the_last_reader():
+    demand, plan = in_slots([0, 0, 1, 1], [-1, 0, -1, 2])
+    check_streaming(demand, plan)
+    early = replaced(plan, 1, after_launch=3, after_pass=-1)
+    with pytest.raises(PlanError, match=r"transfer 1 .* transfer 0 .* before launch 0"):
+        check_streaming(demand, early)
+    assert "wrong" in outcomes(demand, early)
+
+
+def test_a_write_over_the_pass_before():
+    demand, plan = in_slots([0, 1, 2], [-3, -2, -1])
+    check_streaming(demand, plan)
+    early = replaced(plan, 2, after_launch=1)
+    with pytest.raises(PlanError, match=r"transfer 2 .* transfer 2 .* before launch 2"):
+        check_streaming(demand, early)
+    assert "wrong" in outcomes(demand, early)
+
+
+def test_a_read_before_arrival():
+    demand, plan = in_slots([0, 1, 2], [-3, -2, -1])
+    late = replaced(plan, 1, first_launch=2)
+    with pytest.raises(PlanError, match=r"transfer 1 of weight 1 is for launches 2 to 1"):
+        check_streaming(demand, late)
+    assert "wrong" in outcomes(demand, late)
+
+
+def test_what_waits_for_itself():
+    demand, plan = in_slots([0, 1, 2], [-3, -2, -1])
+    stuck = replaced(plan, 1, after_launch=1, after_pass=0)
+    with pytest.raises(PlanError, match=r"launch 1 waits for transfer 1"):
+        check_streaming(demand, stuck)
+    assert outcomes(demand, stuck) == {"stuck"}
+
+
+def test_a_cycle_over_two_transfers():
+    demand, plan = in_slots([0, 1, 2], [-3, -2, -1])
+    plan = dataclasses.replace(plan, transfers=(plan.transfers[2], *plan.transfers[:2]))
+    check_streaming(demand, plan)  # another order, and nothing waits
+    stuck = replaced(plan, 0, after_launch=0, after_pass=0)
+    with pytest.raises(PlanError, match=r"launch 0 waits for transfer 1 .* launch 0 of the same"):
+        check_streaming(demand, stuck)
+    assert outcomes(demand, stuck) == {"stuck"}
+
+
+def test_an_earlier_transfer_may_wait_on_behalf_of_a_later_one():
+    demand, plan = in_slots([0, 1, 0], [-1, -3, 0])
+    check_streaming(demand, plan)  # transfer 1 begins after transfer 0, which has waited
+    assert outcomes(demand, plan) == {"right"}
+
+
+def test_a_ring_over_a_resident_weight():
+    demand = chain([8192, 8192])
+    plan = streaming(
+        [Piece(0, 0, 8192, 0, False), Piece(1, 0, 8192, 4096, True)],
+        [Transfer(1, 1, 1, 1, -1)],
+        1 << 20,
+    )
+    with pytest.raises(PlanError, match=r"weight 1 at byte 4096 .* overlaps one of weight 0"):
+        check_streaming(demand, plan)
+    assert "wrong" in outcomes(demand, plan)
+
+
+def test_a_resident_weight_inside_a_large_streamed_one():
+    demand = chain([4096, 65536, 4096])
+    plan = streaming(
+        [
+            Piece(0, 0, 4096, 0, False),
+            Piece(1, 0, 65536, 4096, True),
+            Piece(2, 0, 4096, 8192, False),
+        ],
+        [Transfer(1, 1, 1, 1, -1)],
+        1 << 20,
+    )
+    with pytest.raises(PlanError, match="weight 2 at byte 8192"):
+        check_streaming(demand, plan)
+
+
+# ---- pieces and budget --------------------------------------------------------------------------
+
+
+def test_pieces_and_budget():
+    demand = chain([3 * GRANULE, 8192])
+    right = streaming(
+        [
+            Piece(0, 0, GRANULE, 0, False),
+            Piece(0, GRANULE, 2 * GRANULE, GRANULE, True),
+            Piece(1, 0, 8192, 3 * GRANULE, False),
+        ],
+        [Transfer(1, 0, 0, 0, -1)],
+        5 * GRANULE,
+    )
+    check_streaming(demand, right)
+    wrong = {
+        "of a budget of": dataclasses.replace(right, budget_bytes=5 * GRANULE - 1),
+        "outside of the memory": dataclasses.replace(right, memory_bytes=4 * GRANULE),
+        "lies at 4352": moved(right, 1, memory_offset_bytes=GRANULE + 256),
+        "expected a piece from byte 4096": moved(right, 1, offset_bytes=2 * GRANULE),
+        "expected pieces of 12288 bytes, got 8192": moved(right, 1, size_bytes=GRANULE),
+        "got 0 bytes": moved(right, 2, size_bytes=0),
+        "pieces begin at multiples": moved(
+            moved(right, 0, size_bytes=GRANULE - 256),
+            1,
+            offset_bytes=GRANULE - 256,
+            size_bytes=2 * GRANULE + 256,
+        ),
+        "pieces of no weight": moved(right, 2, value=7),
+        "not streamed or was brought": replaced(right, 0, piece=0),
+        "no transfer brings weight 0": dataclasses.replace(right, transfers=()),
+        "do not stand side by side": dataclasses.replace(
+            right, pieces=(right.pieces[0], right.pieces[2], right.pieces[1])
+        ),
+        "there are 2 launches": replaced(right, 0, after_launch=2),
+        "of pass -2": replaced(right, 0, after_pass=-2),
+    }
+    for message, plan in wrong.items():
+        with pytest.raises(PlanError, match=message):
+            check_streaming(demand, plan)
+    twice = dataclasses.replace(right, transfers=right.transfers * 2)
+    with pytest.raises(PlanError, match="was brought"):
+        check_streaming(demand, twice)
+
+
+def test_a_weight_that_must_stay():
+    demand, plan = in_slots([0, 1], [-2, -1])
+    first = dataclasses.replace(demand.weights[0], stays=True)
+    demand = dataclasses.replace(demand, weights=(first, demand.weights[1]))
+    with pytest.raises(PlanError, match="weight 0 must stay resident"):
+        check_streaming(demand, plan)
+
+
+# ---- mutations ----------------------------------------------------------------------------------
+
+
+@st.composite
+def mutations(draw):
+    """A plan of the planner, and that plan with one field of one piece or transfer changed."""
+    demand = draw(demands(most_weights=8))
+    roomy = _plan(demand, 1 << 40)
+    floor, full = roomy.floor.required_bytes, roomy.memory_bytes
+    plan = _plan(demand, draw(st.integers(floor, full)))
+    n_launches = len(demand.launch_ns)
+    if plan.transfers and draw(st.booleans()):
+        index = draw(st.integers(0, len(plan.transfers) - 1))
+        field = draw(
+            st.sampled_from(["piece", "first_launch", "last_launch", "after_launch", "after_pass"])
+        )
+        limits = {"piece": (0, len(plan.pieces) - 1), "after_pass": (-2, 1)}
+        value = draw(st.integers(*limits.get(field, (-1, n_launches))))
+        return demand, plan, replaced(plan, index, **{field: value})
+    if plan.transfers and draw(st.booleans()):
+        order = draw(st.permutations(plan.transfers))
+        return demand, plan, dataclasses.replace(plan, transfers=tuple(order))
+    index = draw(st.integers(0, len(plan.pieces) - 1))
+    field = draw(st.sampled_from(["offset_bytes", "size_bytes", "memory_offset_bytes", "streamed"]))
+    value = ALIGNMENT * draw(st.integers(0, plan.memory_bytes // ALIGNMENT))
+    return (
+        demand,
+        plan,
+        moved(plan, index, **{field: value if field != "streamed" else bool(value)}),
+    )
+
+
+def _plan(demand, budget_bytes):
+    return stream_weights(
+        demand, LINK, budget_bytes, granule_bytes=GRANULE, alignment_bytes=ALIGNMENT, tails=True
+    )
+
+
+@given(mutations())
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+def test_mutations_are_rejected_or_harmless(case):
+    demand, plan, mutated = case
+    check_streaming(demand, plan)
+    if not _is_rejected(demand, mutated):
+        assert outcomes(demand, mutated) == {"right"}
+
+
+def test_waits_are_necessary():
+    """Of a tight plan every earlier wait is rejected, and does go wrong at some timing."""
+    demand = chain([8192] * 9, launch_ns=4_000.0)
+    plan = _plan(demand, 4 * 8192)
+    n_rejected = 0
+    for index, one in enumerate(plan.transfers):
+        step = one.after_pass * 9 + one.after_launch - 1
+        if step < -9:
+            continue
+        mutated = replaced(plan, index, after_launch=step % 9, after_pass=step // 9)
+        if _is_rejected(demand, mutated):
+            assert "wrong" in outcomes(demand, mutated, n_timings=60)
+            n_rejected += 1
+        else:
+            assert outcomes(demand, mutated) == {"right"}
+    assert n_rejected >= len(plan.transfers) // 2
+
+
+def _is_rejected(demand, plan) -> bool:
+    try:
+        check_streaming(demand, plan)
+    except PlanError:
+        return True
+    return False
