@@ -245,13 +245,13 @@ def test_reads_on_the_host_are_refused(tmp_path: Path) -> None:
 
 def test_a_function_has_no_names_for_weights(tmp_path: Path) -> None:
     save_weights(mlp(), tmp_path)
-    with pytest.raises(offload.CaptureError, match="capture the nn.Module itself, not a function"):
+    with pytest.raises(offload.CaptureError, match=r"capture the nn.Module itself, not a function"):
         offload.capture(lambda x: x + 1, torch.randn(2), weights=tmp_path)
 
 
 def test_a_program_without_its_weights_cannot_be_saved(tmp_path: Path) -> None:
     save_weights(mlp(), tmp_path)
     captured = offload.capture(without_memory(mlp), torch.randn(3, 16), weights=tmp_path)
-    with pytest.raises(offload.FileError, match="0.weight is in .*model.safetensors"):
+    with pytest.raises(offload.FileError, match=r"0.weight is in .*model.safetensors"):
         captured.save(tmp_path / "program.offload")
     assert not (tmp_path / "program.offload").exists()

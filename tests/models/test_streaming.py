@@ -198,7 +198,7 @@ def test_addresses_may_be_new_and_executions_submitted(deep: Captured) -> None:
         outputs = [torch.empty(4, 128) for _ in inputs]
         tickets = [
             run.submit(one, out=out, feature_map=arena)
-            for one, out, arena in zip(inputs, outputs, itertools.cycle(arenas))  # noqa: B905
+            for one, out, arena in zip(inputs, outputs, itertools.cycle(arenas))
         ]
         for ticket, out, tensor in zip(tickets, outputs, expected, strict=True):
             assert ticket.result() is out
@@ -274,13 +274,12 @@ def test_a_truncated_file_fails_at_the_call_and_is_well_again_afterwards(
         with path.open("r+b") as file:
             file.truncate(len(content) // 4)
         with pytest.raises(offload.ExecutionError, match=r"layers.*model.safetensors"):
-            for _ in range(3):
-                run(given)
+            _ = [run(given) for _ in range(3)]
         path.write_bytes(content)
         run.streaming.refresh()
         assert torch.equal(run(given), expected[0])  # the buffer is read again as well
     path.write_bytes(content[: len(content) // 4])
-    with pytest.raises(offload.FileError, match="model.safetensors"):
+    with pytest.raises(offload.FileError, match=r"model.safetensors"):
         deep.load()
 
 
@@ -302,7 +301,7 @@ def test_explain_says_what_stays_and_what_sets_the_floor(deep: Captured) -> None
     floor = floor_of(deep)
     with deep.load(weights_budget=floor + 64 * KIB) as run:
         text = run.streaming.explain()
-    assert f"streamed: layers.2" in text
+    assert "streamed: layers.2" in text
     for word in ("stay", "ring", "predicted", "no plan is quicker", "least budget", "set by"):
         assert word in text
 

@@ -32,7 +32,7 @@ def streaming(pieces, transfers, memory_bytes):
         compute_ns=0.0,
         roofline_ns=0.0,
         floor=FLOOR,
-        link=Link(1e9, 0.0),
+        link=LINK,
     )
 
 

@@ -1,4 +1,4 @@
-"""Where tensors lie in safetensors files: found as the library writes them, refused when damaged."""
+"""Where tensors lie in safetensors files: as the library writes them, refused when damaged."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -171,7 +172,8 @@ class _Builder:
         slots = [
             _native.CpuSlot(slot.size_bytes, relocated[slot.index]) for slot in self._plan.slots
         ]
-        stream, weights = None, {}
+        stream: _native.WeightStream | None = None
+        weights: Mapping[int, torch.Tensor] = {}
         if self._plan.streaming is not None:
             stream, weights = make_stream(self._program, self._plan.streaming)
         resident = _native.CpuResident(slots, self._tensors, stream)

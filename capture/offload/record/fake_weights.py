@@ -72,7 +72,8 @@ class FakeWeights:
         replaced: list[tuple[dict[str, Any], str, Any]] = []
         try:
             for module in model.modules():
-                for holder in (module._parameters, module._buffers):
+                holders: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+                for holder in holders:
                     for name, tensor in holder.items():
                         if tensor is not None:
                             replaced.append((holder, name, tensor))
