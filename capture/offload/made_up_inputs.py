@@ -15,13 +15,15 @@ def made_up_inputs(program: Program, variant: int, integer: int = 0) -> list[byt
     """Bytes for each input that are valid for any model; variants differ where they can.
 
     Floating-point numbers are drawn from [0, 1), truth values likewise, and integers are all the
-    same: 0 is an index into anything.
+    same: 0 is an index into anything. Host constants are as they were recorded.
     """
     generator = torch.Generator().manual_seed(variant)
-    return [
-        _valid_bytes(program.values[view.value].dtype, view.end_bytes, generator, integer)
-        for view in program.inputs
-    ]
+    contents = []
+    for view in program.inputs:
+        value = program.values[view.value]
+        content = _valid_bytes(value.dtype, view.end_bytes, generator, integer)
+        contents.append(content if value.host_content is None else value.host_content)
+    return contents
 
 
 def _valid_bytes(

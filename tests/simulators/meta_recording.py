@@ -23,21 +23,6 @@ from offload.record.recorder import Recorder
 META = torch.device("meta")
 
 
-class NoWatch:
-    """Of a storage without content."""
-
-    before = None
-
-    def changed(self) -> bool:
-        return False
-
-    def changed_unseen(self) -> bool:
-        return False
-
-    def keep_before(self) -> None:
-        pass
-
-
 class HostAllocations(recording_device.Allocations):
     """Sees what is allocated on the CPU; the meta device allocates nothing."""
 
@@ -50,7 +35,7 @@ class HostAllocations(recording_device.Allocations):
 
 def take_meta_for_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the recorder take it for one for the rest of the test."""
-    own_alias, own_watch = storages.alias, storages.ModelState.watch
+    own_alias = storages.alias
     found = recording_device.find_device
 
     def find_device(tensors: Iterable[torch.Tensor]) -> torch.device:
@@ -60,11 +45,6 @@ def take_meta_for_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording_device, "find_device", find_device)
     monkeypatch.setattr(
         recording, "alias", lambda one: one.view_as(one) if one.is_meta else own_alias(one)
-    )
-    monkeypatch.setattr(
-        storages.ModelState,
-        "watch",
-        lambda self, one: NoWatch() if one.device == META else own_watch(self, one),
     )
     monkeypatch.setattr(recording, "Allocations", HostAllocations)
     monkeypatch.setattr(recording, "default_generator", lambda _: torch.default_generator)

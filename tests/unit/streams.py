@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
 from typing import Any
 from unittest import mock
@@ -174,8 +173,11 @@ class Streamed:
         backend = CpuBackend()
         prepared = backend.prepare(program)
         plan = place_values(program, backend.machine(), prepared.operator_allocated)
+        make_resident = _native.CpuResident
         with mock.patch.object(
-            _native, "CpuResident", functools.partial(_native.CpuResident, stream=self.stream)
+            _native,
+            "CpuResident",
+            lambda slots, tensors, _: make_resident(slots, tensors, self.stream),
         ):
             return Executable(prepared, plan, backend, scheduling)
 

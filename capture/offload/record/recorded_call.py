@@ -29,7 +29,7 @@ class Surroundings:
 
     Attributes:
         is_inference: inference mode is on.
-        autocast: for each device type in question whether autocast is on, and its dtype.
+        autocast: for each device type that has it whether autocast is on, and its dtype.
         default_device: where tensors are made that name no device; None for the CPU.
         avoids_reads: model code was told that it is being compiled.
     """
@@ -48,6 +48,7 @@ class Surroundings:
             autocast=tuple(
                 (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
                 for kind in sorted({"cpu", device.type})
+                if torch.amp.is_autocast_available(kind)
             ),
             default_device=None if default_device.type == "cpu" else default_device,
             avoids_reads=avoids_reads,

@@ -36,14 +36,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
-import torch
-
 from offload.backends.cuda.fixed_weights import FixedWeights
 from offload.backends.cuda.words import Noise
 from offload.errors import CaptureError
+from offload.made_up_inputs import made_up_inputs, overlapping_inputs
 from offload.plan import Place, Plan
-from offload.program import ITEM_BYTES, Program, Role
-from offload.torch_names import find_dtype
+from offload.program import Program, Role
 
 
 class Memory(Protocol):
@@ -138,7 +136,7 @@ def prove(
             read is named by kernel and parameter.
         ExecutionError: the device failed, or has no memory for the proof.
     """
-    first, second = (_inputs(program, variant) for variant in range(2))
+    first, second = (made_up_inputs(program, variant) for variant in range(2))
     weights = FixedWeights(program, memory)
     bases = _Bases(program, unshared.plan, memory, first, weights)
     bases.execute(unshared)
@@ -148,7 +146,7 @@ def prove(
     old.execute(loaded)
     if first == second:
         old.clear()
-    old.write_inputs(_inputs(program, 1, integer=1))
+    old.write_inputs(made_up_inputs(program, 1, integer=1))
     before = old.content()
     new = _Bases(program, loaded.plan, memory, first, weights)
     new.take_feature_map(old)
@@ -276,7 +274,7 @@ class _Bases:
         """
         together = [
             leaves
-            for leaves in _overlapping(self._program)
+            for leaves in overlapping_inputs(self._program)
             if not self._program.values[self._value(leaves[0][0])].on_host
         ]
         for leaves in together:
@@ -345,40 +343,3 @@ class _Bases:
         for address, _, _ in self._blocks:
             self._memory.free(address)
         self._blocks.clear()
-
-
-def _overlapping(program: Program) -> list[list[tuple[int, int]]]:
-    """The inputs in groups that overlap, each with its distance from the group's first in bytes."""
-    groups = {leaf: [(leaf, 0)] for leaf in range(len(program.inputs))}
-    for overlap in program.overlaps:
-        one, other = groups[overlap.first], groups[overlap.second]
-        if one is not other:
-            shift = dict(one)[overlap.first] + overlap.distance_bytes - dict(other)[overlap.second]
-            one += [(leaf, offset + shift) for leaf, offset in other]
-            groups.update({leaf: one for leaf, _ in other})
-    return list({id(group): group for group in groups.values()}.values())
-
-
-def _inputs(program: Program, variant: int, integer: int = 0) -> list[bytes]:
-    """Bytes for each input that are valid for any model; variants differ where they can."""
-    generator = torch.Generator().manual_seed(variant)
-    return [
-        _valid_bytes(program.values[view.value].dtype, view.end_bytes, generator, integer)
-        for view in program.inputs
-    ]
-
-
-def _valid_bytes(
-    dtype_name: str, size_bytes: int, generator: torch.Generator, integer: int
-) -> bytes:
-    dtype, n_items = find_dtype(dtype_name), size_bytes // ITEM_BYTES[dtype_name]
-    if dtype.is_complex:
-        numbers = torch.rand(n_items, 2, generator=generator)
-        content = torch.view_as_complex(numbers).to(dtype)
-    elif dtype is torch.bool:
-        content = torch.rand(n_items, generator=generator) < 0.5
-    elif dtype.is_floating_point:
-        content = torch.rand(n_items, generator=generator).to(dtype)
-    else:
-        return integer.to_bytes(ITEM_BYTES[dtype_name], "little") * n_items
-    return content.view(torch.uint8).numpy().tobytes() if n_items else b""
