@@ -6,7 +6,8 @@
 //
 // Prints one line for each way, piece size and number of reads in flight: GB/s (pieces one after
 // the other; unless they are read in place, at offsets that are no multiple of a block), and how
-// quick the computing thread was beside it (1: as quick as alone). Medians of turns.
+// much of a processor it took beside the computing thread, in seconds for a GB. The quickest of
+// some turns and the median of processor time, since neighbours on the machine only slow it.
 
 #include <fcntl.h>
 #include <linux/io_uring.h>
@@ -39,10 +40,14 @@ constexpr std::size_t kHeaderBytes = 1736;  // as a safetensors header may leave
 std::size_t down(std::size_t value) { return value / kBlock * kBlock; }
 std::size_t up(std::size_t value) { return down(value + kBlock - 1); }
 
-char* pages(std::size_t size) {
-  void* const memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+// As the weights' own memory: huge pages, where the system gives them, are fewer to describe to
+// the device.
+char* pages(std::size_t size, bool huge) {
+  void* const memory =
+      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) std::abort();
+  madvise(memory, size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  std::memset(memory, 0, size);
   return static_cast<char*>(memory);
 }
 
@@ -168,11 +173,10 @@ class Ring {
 
 struct Way {
   const char* name;
-  bool direct, bounced, uring, ahead;
+  bool direct, bounced, uring, ahead, huge;
 };
 
 std::atomic<bool> computing = true;
-std::atomic<std::uint64_t> n_computed = 0;
 
 // Reads weights that are in its caches' reach and beyond, as a matrix times a vector does.
 void compute() {
@@ -184,7 +188,6 @@ void compute() {
       for (std::size_t lane = 0; lane < 16; ++lane) sum[lane] += matrix[at + lane] * 1.5f;
     }
     sink = sum[0];
-    ++n_computed;
   }
   (void)sink;
 }
@@ -238,22 +241,35 @@ void read_by_threads(const Job& job, std::size_t offset, bool bounced, Readers& 
   });
 }
 
-// GB/s of one turn; `share`: how quick the computing thread was.
-double measure(const char* path, const Way& way, std::size_t piece, int depth, double alone,
-               double& share) {
+// Seconds of a processor that all threads but the computing one have taken.
+double processor_seconds(clockid_t computing_clock) {
+  timespec all{}, computing_time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &all);
+  clock_gettime(computing_clock, &computing_time);
+  return static_cast<double>(all.tv_sec - computing_time.tv_sec) +
+         static_cast<double>(all.tv_nsec - computing_time.tv_nsec) / 1e9;
+}
+
+struct Rate {
+  double gigabytes_per_second, processor_seconds;  // for a GB
+};
+
+// One turn.
+Rate measure(const char* path, const Way& way, std::size_t piece, int depth, clockid_t computing) {
   Job job{open(path, O_RDONLY | (way.direct ? O_DIRECT : 0)),
           piece,
           std::min(piece, std::size_t{4} << 20),
-          pages(piece),
+          pages(piece, way.huge),
           {}};
   need(job.file >= 0, "open");
   posix_fadvise(job.file, 0, 0, POSIX_FADV_DONTNEED);
-  for (int index = 0; index < depth; ++index) job.bounce.push_back(pages(job.chunk + 2 * kBlock));
+  for (int index = 0; index < depth; ++index)
+    job.bounce.push_back(pages(job.chunk + 2 * kBlock, way.huge));
   Readers readers(way.uring ? 0 : depth);
   std::optional<Ring> ring;
   if (way.uring) ring.emplace(64);
   std::size_t moved = 0, offset = way.bounced || !way.direct ? kHeaderBytes : 0;
-  const std::uint64_t before = n_computed;
+  const double before = processor_seconds(computing);
   const auto begin = std::chrono::steady_clock::now();
   double seconds = 0;
   while (seconds < kTurnSeconds && offset + 2 * piece <= kFileBytes) {
@@ -269,11 +285,12 @@ double measure(const char* path, const Way& way, std::size_t piece, int depth, d
     moved += piece, offset += piece;
     seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
-  share = static_cast<double>(n_computed - before) / seconds / alone;
+  const double taken = processor_seconds(computing) - before;
   close(job.file);
   munmap(job.to, piece);
   for (char* const one : job.bounce) munmap(one, job.chunk + 2 * kBlock);
-  return static_cast<double>(moved) / seconds / 1e9;
+  const double gigabytes = static_cast<double>(moved) / 1e9;
+  return {gigabytes / seconds, taken / gigabytes};
 }
 
 void make_file(const char* path) {
@@ -297,20 +314,20 @@ int main(int n_arguments, char** arguments) {
   need(n_arguments == 2, "usage: read_rates FILE");
   make_file(arguments[1]);
   std::thread computer(compute);
-  std::this_thread::sleep_for(std::chrono::seconds(1));
-  const std::uint64_t before = n_computed;
-  std::this_thread::sleep_for(std::chrono::seconds(1));
-  const double alone = static_cast<double>(n_computed - before);
-  const Way ways[] = {{"pread, direct, in place", true, false, false, false},
-                      {"pread, direct, bounced", true, true, false, false},
-                      {"io_uring, direct, bounced", true, true, true, false},
-                      {"pread, buffered", false, false, false, false},
-                      {"pread, buffered, ahead", false, false, false, true}};
+  clockid_t clock{};
+  need(pthread_getcpuclockid(computer.native_handle(), &clock) == 0, "clock");
+  const Way ways[] = {{"pread, direct, in place", true, false, false, false, true},
+                      {"  the same, small pages", true, false, false, false, false},
+                      {"pread, direct, bounced", true, true, false, false, true},
+                      {"  the same, small pages", true, true, false, false, false},
+                      {"io_uring, direct, bounced", true, true, true, false, true},
+                      {"pread, buffered", false, false, false, false, true},
+                      {"pread, buffered, ahead", false, false, false, true, true}};
   struct Case {
     Way way;
     std::size_t mebibytes;
     int depth;
-    std::vector<double> rates, shares;
+    std::vector<double> rates, taken;
   };
   std::vector<Case> cases;
   for (const Way& way : ways) {
@@ -321,17 +338,16 @@ int main(int n_arguments, char** arguments) {
   }
   for (int turn = 0; turn < kTurns; ++turn) {
     for (Case& one : cases) {
-      double share = 0;
-      one.rates.push_back(
-          measure(arguments[1], one.way, one.mebibytes << 20, one.depth, alone, share));
-      one.shares.push_back(share);
+      const Rate rate = measure(arguments[1], one.way, one.mebibytes << 20, one.depth, clock);
+      one.rates.push_back(rate.gigabytes_per_second);
+      one.taken.push_back(rate.processor_seconds);
     }
   }
   for (Case& one : cases) {
     std::sort(one.rates.begin(), one.rates.end());
-    std::sort(one.shares.begin(), one.shares.end());
-    std::printf("%-26s %2zu MiB, %d in flight: %5.2f GB/s, compute %.2f\n", one.way.name,
-                one.mebibytes, one.depth, one.rates[kTurns / 2], one.shares[kTurns / 2]);
+    std::sort(one.taken.begin(), one.taken.end());
+    std::printf("%-26s %2zu MiB, %d in flight: %5.2f GB/s, %.2f s of a processor for a GB\n",
+                one.way.name, one.mebibytes, one.depth, one.rates.back(), one.taken[kTurns / 2]);
   }
   computing = false;
   computer.join();

@@ -10,14 +10,10 @@
 #include <string>
 
 #include "offload/errors.hpp"
+#include "streaming/pages.hpp"
 
 namespace offload {
 namespace {
-
-std::size_t whole_pages(std::size_t size_bytes) {
-  const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  return (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
-}
 
 [[noreturn]] void fail(std::size_t size_bytes, const char* what, int error) {
   throw ExecutionError("the weights need " + std::to_string(size_bytes) + " bytes of " + what +
@@ -62,16 +58,10 @@ void WeightMemory::map_all(const StreamPlan& plan) {
   const bool mapped = std::any_of(plan.weights.begin(), plan.weights.end(),
                                   [](const auto& weight) { return weight.pieces.size() > 1; });
   if (mapped) file_ = make_file(size_bytes_);
-  void* const base = mapped ? map_file(file_, nullptr, size_bytes_, 0)
-                            : mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE,
-                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (base == MAP_FAILED) fail(size_bytes_, "memory", errno);
+  void* const base = mapped ? map_file(file_, nullptr, size_bytes_, 0) : map_pages(size_bytes_);
+  if (base == MAP_FAILED || base == nullptr) fail(size_bytes_, "memory", errno);
   base_ = static_cast<std::byte*>(base);
-  if (mapped) {
-    mappings_.push_back({base_, size_bytes_, 0});
-  } else {
-    madvise(base_, size_bytes_, MADV_HUGEPAGE);  // where the system has none it does without
-  }
+  if (mapped) mappings_.push_back({base_, size_bytes_, 0});
   for (std::size_t weight = 0; weight < plan.weights.size(); ++weight) {
     const std::vector<WeightPiece>& pieces = plan.weights[weight].pieces;
     if (pieces.size() <= 1) {

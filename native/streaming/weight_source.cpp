@@ -12,6 +12,7 @@
 #include <new>
 
 #include "offload/errors.hpp"
+#include "streaming/pages.hpp"
 
 namespace offload {
 namespace {
@@ -41,10 +42,8 @@ ReadBuffer::~ReadBuffer() {
 
 std::byte* ReadBuffer::memory() {
   if (memory_ == nullptr) {
-    void* const made =
-        mmap(nullptr, kSizeBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (made == MAP_FAILED) throw std::bad_alloc();
-    memory_ = static_cast<std::byte*>(made);
+    memory_ = map_pages(kSizeBytes);
+    if (memory_ == nullptr) throw std::bad_alloc();
   }
   return memory_;
 }

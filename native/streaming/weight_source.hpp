@@ -61,9 +61,9 @@ class WeightSource {
 // itself through the cache where it does not. Straight into place where offset and address are
 // multiples of what the device asks for, else by way of a buffer.
 //
-// bench/streaming/read_rates.cpp measured the ways, beside a thread that computes, two cores, ext4
-// on a virtual disk: see docs/design.md for the figures. Direct reads leave more of the processor
-// to the launches than the page cache does, and several in flight or io_uring added nothing.
+// bench/streaming/read_rates.cpp measured the ways beside a thread that computes (figures in
+// docs/design.md): direct reads into huge pages were the quickest and left the processor to the
+// launches; several in flight, of threads or of io_uring, added nothing.
 //
 // Owner: shared by the sources that read from it. Thread: any. Errors: FileError with the path,
 // the offset, what was expected and what came.

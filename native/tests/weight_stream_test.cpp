@@ -31,7 +31,10 @@ class TestSource final : public WeightSource {
 
   void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes, ReadBuffer&) override {
     ++n_reads;
-    if (n_until_failure >= 0 && n_until_failure-- == 0) throw offload::FileError("disk: broken");
+    if (broken) {
+      ++n_failures;
+      throw offload::FileError("disk: broken");
+    }
     const int most_us = delay_us;
     if (most_us > 0) {
       std::this_thread::sleep_for(
@@ -48,8 +51,9 @@ class TestSource final : public WeightSource {
 
   std::atomic<int> version = 0;
   std::atomic<int> delay_us = 0;
-  std::atomic<int> n_until_failure = -1;  // -1: never
+  std::atomic<bool> broken = false;
   std::atomic<int> n_reads = 0;
+  std::atomic<int> n_failures = 0;
 
  private:
   unsigned seed_;
@@ -241,7 +245,7 @@ void failed_transfers_surface_at_their_launch() {
   Fixture fixture(ring_plan(4, 2));
   fixture.stream->load(nullptr);
   fixture.run();
-  fixture.sources[2]->n_until_failure = 0;
+  fixture.sources[2]->broken = true;
   fixture.stream->begin_pass(4, false);
   fixture.run_launch(0);
   fixture.run_launch(1);
@@ -252,13 +256,17 @@ void failed_transfers_surface_at_their_launch() {
     error = one.what();
   }
   CHECK_THAT(error == "weight 2: disk: broken");
+  fixture.sources[2]->broken = false;
   fixture.stream->abandon_pass();
   fixture.run();
   CHECK_THAT(fixture.stream->generation() == 2);
-  // A failure before the pass begins waits for its launch as well.
+  // What failed before the pass began waits for its launch as well.
+  while (fixture.stream->n_transfers() < 4 + 2 + 4 + 2) pause_for(1);
+  fixture.sources[0]->broken = true;
   fixture.run();
-  fixture.sources[3]->n_until_failure = 0;
-  CHECK_THAT(has(fixture.error_of_run(), "weight 3"));
+  while (fixture.sources[0]->n_failures == 0) pause_for(1);
+  fixture.sources[0]->broken = false;
+  CHECK_THAT(has(fixture.error_of_run(), "weight 0"));
   fixture.run();
   CHECK_THAT(fixture.stream->generation() == 3);
 }
@@ -302,9 +310,10 @@ void replaced_weights_are_read_again() {
   }
   CHECK_THAT(refused);
   // Weights that cannot be read again fail the execution, and the next one tries once more.
-  fixture.sources[1]->n_until_failure = 0;
+  fixture.sources[1]->broken = true;
   fixture.stream->refresh({1});
   CHECK_THAT(has(fixture.error_of_run(), "second: disk: broken"));
+  fixture.sources[1]->broken = false;
   const int n_reads = fixture.sources[2]->n_reads;
   fixture.run();
   CHECK_THAT(fixture.sources[2]->n_reads > n_reads);

@@ -98,11 +98,11 @@ class AtenKernel:
         words = [LOOK_ALIKE, *(addresses[view.value] + view.offset_bytes for view in self.views)]
         block = b"".join(word.to_bytes(8, "little") for word in words)
         block += (7).to_bytes(4, "little") + os.urandom(4) + (9).to_bytes(8, "little")
-        contents = (self._program.values[view.value].host_content for view in self._immediates)
+        contents = (self.program.values[view.value].host_content for view in self._immediates)
         return block + b"".join(one.ljust(IMMEDIATE_BYTES, b"\0") for one in contents if one)
 
     def _is_on_host(self, view: TensorView) -> bool:
-        return self._program.values[view.value].on_host
+        return self.program.values[view.value].on_host
 
     def _execute(self, block: bytes) -> None:
         words = [int.from_bytes(block[at : at + 8], "little") for at in range(0, len(block), 8)]
