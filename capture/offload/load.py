@@ -177,7 +177,7 @@ class _StreamedLoad:
             budget_bytes,
             granule_bytes=self._backend.granule_bytes,
             alignment_bytes=self._backend.alignment_bytes,
-            tails=True,
+            tails=self._backend.maps_pieces(),
         )
 
     def _loaded(self, streaming: Streaming, *, verify: bool) -> Executable:

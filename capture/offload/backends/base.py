@@ -199,5 +199,8 @@ class StreamingBackend(Backend, Protocol):
             ExecutionError: there is no memory for the sample.
         """
 
+    def maps_pieces(self) -> bool:
+        """Whether pieces of a weight can be mapped side by side, so that a part may stay."""
+
     def free_bytes(self) -> int:
         """Memory of the device that weights could take now."""

@@ -19,7 +19,13 @@ from offload.backends.base import (
     Prepared,
     native_layout,
 )
-from offload.backends.cpu_streaming import PAGE_BYTES, free_bytes, make_stream, measure_link
+from offload.backends.cpu_streaming import (
+    PAGE_BYTES,
+    free_bytes,
+    is_address_space_limited,
+    make_stream,
+    measure_link,
+)
 from offload.errors import CaptureError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, SlotKind, check_plan
@@ -98,6 +104,10 @@ class CpuBackend:
     def link(self, program: Program) -> Link:
         """What it takes to read the program's weights, measured on some of them."""
         return measure_link(program)
+
+    def maps_pieces(self) -> bool:
+        """Unless addresses are scarce: pieces take as many as the weight has bytes."""
+        return not is_address_space_limited()
 
     def free_bytes(self) -> int:
         """Memory that this process may still take."""

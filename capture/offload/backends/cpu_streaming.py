@@ -143,6 +143,11 @@ def _read_ns(
         stream.close()
 
 
+def is_address_space_limited() -> bool:
+    """Whether somebody has limited the addresses of this process (`ulimit -v`)."""
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
 def free_bytes() -> int:
     """Memory that this process may still take: of the machine, its control group and its limits."""
     return max(0, min(_free_bytes()))
@@ -155,7 +160,7 @@ def _free_bytes() -> Iterator[int]:
     with contextlib.suppress(OSError, ValueError):  # no control group, or one without a limit
         limit = int((group / "memory.max").read_text())
         yield limit - int((group / "memory.current").read_text())
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
+    if is_address_space_limited():
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         yield limit - pages * PAGE_BYTES

@@ -104,6 +104,8 @@ def moving_slots(program: Program, plan: Plan, loaded: Loaded) -> list[MovingSlo
     together = {leaf for one in program.overlaps for leaf in (one.first, one.second)}
     slots = []
     for leaf, view in enumerate(program.inputs):
+        if program.values[view.value].on_host:
+            continue
         may_copy = leaf not in together and is_dense(view.shape, view.strides)
         n_copies = (2 if view.value in written else 1) if may_copy else 0
         slot = _slot_of(plan, view.value)
