@@ -83,9 +83,9 @@ class HostConstantSpec:
         *,
         name: str,
         content: bytes,
+        layout: TensorLayout,
         input: int | None = None,
-        holders: list[torch.Tensor] = ...,
-        layouts: Sequence[TensorLayout] = ...,
+        holder: torch.Tensor | None = None,
     ) -> None: ...
 
 class OverlapSpec:

@@ -50,7 +50,7 @@ class Device:
     def load(self, program, steps, capturer=None, backend=SimulatedBackend, **options):
         simulated = backend(capturer or StepCapturer(steps))
         self._monkeypatch.setattr(load, "find_backend", lambda name: simulated)
-        return Captured(None, program=program).load("cuda", **options)
+        return Captured(program).load("cuda", **options)
 
 
 def add_floats(arguments: bytes) -> None:

@@ -188,6 +188,17 @@ def test_what_cannot_be_captured_is_not_compared_and_says_so(backend):
     assert torch.equal(captured(torch.ones(2)), torch.full((2,), 2.0))
 
 
+def test_it_is_loaded_and_executed_in_the_block(backend, simulator):
+    """Loading calls the model again, which is no second call of the user's."""
+    model = Hidden(Raw(simulator)).eval()
+    with offload.capture(model) as captured:
+        model(rows())
+        run = captured.load()
+        x = rows()
+        got = run(x)
+    assert torch.equal(got, model(x))
+
+
 # ---- results, random numbers, surroundings -------------------------------------------------------
 
 

@@ -110,7 +110,7 @@ class Device:
         backend = SimulatedBackend(self._simulator, capturer)
         self._monkeypatch.setattr(load, "find_backend", lambda name: backend)
         program = dataclasses.replace(program, launches=launches, device="cpu")
-        return Captured(None, program=program).load(backend.name)
+        return Captured(program).load(backend.name)
 
     def _step(self, capturer: RandomCapturer, index: int):
         def step(at):

@@ -152,15 +152,26 @@ def _device_weights(program: Program) -> list[Value]:
 
 def _host_constants(program: Program) -> Iterator[_native.HostConstantSpec]:
     """What each execution must find on the host as it was recorded: inputs, and held tensors."""
-    leaves = {view.value: leaf for leaf, view in enumerate(program.inputs)}
-    for value in program.values:
+    for leaf, view in enumerate(program.inputs):
+        value = program.values[view.value]
         if value.host_content is not None:
             yield _native.HostConstantSpec(
                 name=value.name,
                 content=value.host_content,
-                input=leaves.get(value.index),
-                holders=list(program.weights.get(value.index, ())),
-                layouts=[native_layout(view) for view in program.weight_views.get(value.index, ())],
+                layout=native_layout(view),
+                input=leaf,
+            )
+    for value in program.of_role(Role.WEIGHT):
+        if value.host_content is None:
+            continue
+        for holder, view in zip(
+            program.weights[value.index], program.weight_views[value.index], strict=True
+        ):
+            yield _native.HostConstantSpec(
+                name=value.name,
+                content=value.host_content[view.offset_bytes : view.end_bytes],
+                layout=native_layout(view),
+                holder=holder,
             )
 
 

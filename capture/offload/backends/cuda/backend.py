@@ -125,8 +125,8 @@ class CudaBackend:
             CaptureError: one of the two cannot be captured.
             ExecutionError: the driver failed.
         """
-        self.machine()
         device = device_of(program)
+        self.machine(device)
         capturers = [self._capturer or TorchCapturer() for _ in range(2)]
         unseen: Counter[str] | None = None
         for attempt in range(_MAXIMUM_TRIES):
