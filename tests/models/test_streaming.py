@@ -19,7 +19,7 @@ from test_stored_weights import MODELS, mlp
 from torch import nn
 
 import offload
-from offload.api import Captured
+from offload import Captured
 
 KIB = 1024
 
