@@ -41,10 +41,11 @@ void register_call(py::module_& module) {
            py::arg("shape"), py::arg("strides"), py::arg("dtype"), py::arg("conjugate"),
            py::arg("negative"));
   py::class_<InputSpec>(module, "InputSpec")
-      .def(py::init<std::string, TensorLayout, std::size_t, bool, bool, std::size_t, bool, bool>(),
+      .def(py::init<std::string, TensorLayout, std::size_t, bool, bool, bool, std::size_t, bool,
+                    bool>(),
            py::kw_only(), py::arg("name"), py::arg("layout"), py::arg("slot"), py::arg("written"),
-           py::arg("returned_as_view"), py::arg("alignment_bytes") = 1, py::arg("copied") = false,
-           py::arg("on_host") = false);
+           py::arg("may_be_written") = false, py::arg("returned_as_view") = false,
+           py::arg("alignment_bytes") = 1, py::arg("copied") = false, py::arg("on_host") = false);
   py::class_<OutputSpec>(module, "OutputSpec")
       .def(py::init<std::string, std::size_t, std::size_t, bool, std::size_t, bool>(),
            py::kw_only(), py::arg("name"), py::arg("slot"), py::arg("size_bytes"),

@@ -156,7 +156,8 @@ void bind_input(const CallSpec& spec, std::size_t index, Call& call) {
   at::Tensor copy = input.copied ? input.buffer : fresh(input.layout, spec.device);
   call.copies_in.push_back({given, copy});
   call.bytes_copied += given.nbytes();
-  if (input.written) {
+  const bool takes_writes = !repeats_elements(given.sizes(), given.strides());
+  if (input.written || (input.may_be_written && takes_writes)) {
     call.copies_back.push_back({copy, given});
     call.bytes_copied += given.nbytes();
   }

@@ -28,6 +28,7 @@ struct InputSpec {
   TensorLayout layout;
   std::size_t slot = 0;
   bool written = false;
+  bool may_be_written = false;      // by unseen work: what was copied is copied back as well
   bool returned_as_view = false;    // the result aliases it, so a strided copy will not do
   std::size_t alignment_bytes = 1;  // copied where its address is no multiple
   bool copied = false;              // always, into `buffer`, whose address stays
