@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import sys
 from collections.abc import Iterator
 
@@ -20,10 +19,9 @@ from simulated_backend import SimulatedBackend, install
 
 
 @pytest.fixture
-def backend(simulator, monkeypatch) -> Iterator[SimulatedBackend]:
+def backend(simulator, monkeypatch) -> SimulatedBackend:
     """Recordings on the CPU are for the simulated device."""
-    yield install(simulator, monkeypatch, records=True)
-    gc.collect()  # errors keep captures, which must not give memory back after the device's reset
+    return install(simulator, monkeypatch, records=True)
 
 
 @pytest.fixture(autouse=True)

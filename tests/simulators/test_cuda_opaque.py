@@ -5,9 +5,7 @@ from __future__ import annotations
 import array
 import copy
 import ctypes
-import gc
 import struct
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -24,10 +22,9 @@ from simulated_backend import SimulatedBackend, install
 
 
 @pytest.fixture
-def backend(simulator, monkeypatch) -> Iterator[SimulatedBackend]:
+def backend(simulator, monkeypatch) -> SimulatedBackend:
     """Recordings on the CPU are for the simulated device."""
-    yield install(simulator, monkeypatch, records=True)
-    gc.collect()  # errors keep captures, which must not give memory back after the device's reset
+    return install(simulator, monkeypatch, records=True)
 
 
 def record_by_hooks(model, x):
