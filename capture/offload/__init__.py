@@ -10,8 +10,9 @@ Or, for one call in a script: `captured = offload.capture(model, x)`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from offload.api import Captured, capture
-from offload.api import open_file as open
+from offload.api import capture
+from offload.captured import Captured
+from offload.captured import open_file as open
 from offload.costs import CostModel
 from offload.errors import (
     BackendUnavailable,

@@ -29,7 +29,8 @@ class InputSpec:
         layout: TensorLayout,
         slot: int,
         written: bool,
-        returned_as_view: bool,
+        may_be_written: bool = False,
+        returned_as_view: bool = False,
         alignment_bytes: int = 1,
         copied: bool = False,
         on_host: bool = False,
@@ -83,9 +84,9 @@ class HostConstantSpec:
         *,
         name: str,
         content: bytes,
+        layout: TensorLayout,
         input: int | None = None,
-        holders: list[torch.Tensor] = ...,
-        layouts: Sequence[TensorLayout] = ...,
+        holder: torch.Tensor | None = None,
     ) -> None: ...
 
 class OverlapSpec:

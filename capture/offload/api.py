@@ -1,4 +1,4 @@
-"""What a user calls: `offload.capture`, and the Captured that it gives."""
+"""What a user calls to record: `offload.capture`."""
 
 from __future__ import annotations
 
@@ -11,228 +11,23 @@ from typing import Any, TypeGuard, overload
 
 import torch
 
+from offload.captured import Captured
 from offload.errors import CaptureError
-from offload.explain import explain
-from offload.files import find_stored_tensors, open_program, save_program
-from offload.load import load_program
-from offload.program import Program, StoredTensor
+from offload.files import find_stored_tensors
+from offload.program import StoredTensor
 from offload.record import (
     FakeWeights,
     Recorder,
     device_of_call,
+    is_called_again,
     parameters_of,
     refuse_hidden_reads,
 )
 from offload.recorded_program import recorded_program, runs_opaque
-from offload.replay import Executable
-from offload.timeline import Scheduling
 
 HOST_READS = ("avoid", "guard")
 
 _recording = threading.local()
-
-
-class Captured:
-    """A model's recorded call. Call it with new tensors to execute.
-
-    Attributes:
-        program: the recorded Program; None until the call in the with-block is done.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any] | None,
-        host_reads: str = "avoid",
-        program: Program | None = None,
-        stored: Mapping[str, StoredTensor] | None = None,
-    ) -> None:
-        self._function = function
-        self._stored = stored
-        self._fakes_given = contextlib.ExitStack()
-        self._host_reads = host_reads
-        self._program = program
-        self._in_block = False
-        self._is_finishing = False
-        self._refused: Exception | None = None
-        self._recorded_result: tuple[Any] | None = None
-        self._default: Executable | None = None
-        self._load_lock = threading.Lock()
-
-    @property
-    def program(self) -> Program:
-        """The recorded Program.
-
-        Raises:
-            CaptureError: nothing has been recorded yet.
-        """
-        if self._program is None:
-            raise CaptureError("nothing is recorded yet: call the model once inside the with-block")
-        return self._program
-
-    @property
-    def recorded_result(self) -> Any:
-        """What the recorded call returned; kept alive by this object.
-
-        Raises:
-            CaptureError: the call was made in a with-block, which returned its result there, or
-                the Program was opened from a file.
-        """
-        if self._recorded_result is None:
-            raise CaptureError(
-                "only capture(model, *args) keeps the recorded call's result: in a with-block, "
-                "keep what the call returns"
-            )
-        return self._recorded_result[0]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Execute with new tensors; in the with-block, call the model and record it.
-
-        Takes what the model took and returns what it returned, nested alike.
-
-        Raises:
-            CaptureError: the call cannot be recorded.
-            BindingError: an argument does not fit the recorded call; nothing has run.
-            ExecutionError: a launch failed.
-        """
-        if self._default is not None:
-            return self._default(*args, **kwargs)
-        if self._in_block:
-            return self._record_call(args, kwargs)
-        return self._loaded()(*args, **kwargs)
-
-    def _loaded(self) -> Executable:
-        with self._load_lock:
-            if self._default is None:
-                self._default = self.load()
-            return self._default
-
-    def rebind_weights(self) -> None:
-        """Use the storages that the parameters have now, in calls of this object.
-
-        Raises:
-            BindingError: a new storage is laid out otherwise than the recorded one.
-        """
-        if self._default is not None:
-            self._default.rebind_weights()
-
-    def load(
-        self,
-        device: str | torch.device | None = None,
-        *,
-        scheduling: str = Scheduling.OFFLOAD,
-        verify: bool = True,
-        weights_budget: int | str | None = None,
-    ) -> Executable:
-        """Make the Program resident on a device.
-
-        Args:
-            device: device type, which may have an index (`cuda:1`); by default what the Program
-                was recorded on, or to which its file was read.
-            scheduling: `offload` delivers the program as one task; `host` launch by launch, the
-                baseline that it is compared with.
-            verify: prove at load that a captured graph computes the same at other addresses. The
-                cpu backend proves each launch when it is first executed, whatever is said here.
-            weights_budget: all memory of the device that weights may use: bytes, text such as
-                `2GiB`, or `auto` for what is free. What does not fit is brought from the files of
-                `capture(weights=)`, or from the model's own tensors, while launches run. None:
-                weights are used where they are; those in files are all read.
-
-        Raises:
-            BackendUnavailable: there is no such device here, it cannot run this Program, or the
-                Program's weights and inputs are on another one of its type.
-            CaptureError: the device cannot capture the Program, or the proof failed.
-            BindingError: there is no such scheduling; or a weight has another shape, dtype or
-                layout than when it was recorded.
-            PlanError: the Program cannot be placed, or the budget is too small: the message says
-                what is needed, and what sets it.
-            FileError: a weight's file is gone, or shorter than it was.
-        """
-        return load_program(
-            self.program,
-            device,
-            scheduling=scheduling,
-            verify=verify,
-            weights_budget=weights_budget,
-        )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the Program and its weights to one file; `offload.open` reads it without pickle.
-
-        Raises:
-            CaptureError: nothing has been recorded yet.
-            FileError: something in the program cannot be written, or the path cannot be written to.
-        """
-        save_program(self.program, path)
-
-    def explain(self) -> str:
-        """Say what a user should know: launches without an out-variant, copies, reads avoided.
-
-        Loads the Program if it is not loaded. Which out-variants failed their proof, and the bytes
-        outside the arena, are known after the first execution.
-        """
-        return explain(self._loaded())
-
-    # ---- recording ---------------------------------------------------------------------------
-
-    def _record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a call made through the handle."""
-        assert self._function is not None
-        recorder = self._start(args, kwargs)
-        try:
-            args, kwargs = _begin(recorder, self._function, args, kwargs)
-            result = self._function(*args, **kwargs)
-        except BaseException as error:
-            refusal = self._abandon(recorder)
-            if refusal is not None and refusal is not error:
-                raise refusal from error  # an interpreter on the way has wrapped it
-            raise
-        return self._finish(recorder, result)
-
-    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder:
-        _refuse_nested()
-        if self._program is not None:
-            raise CaptureError(
-                "the model was called twice in the with-block: one capture records one call; "
-                "leave the block after the first, and call the captured model instead"
-            )
-        function = self._function
-        assert function is not None
-        refuse_hidden_reads(function)
-        fakes = None
-        if self._stored is not None:
-            fakes = FakeWeights(self._stored, device_of_call(args, kwargs))
-            self._fakes_given.enter_context(fakes.given(function))
-        try:
-            recorder = Recorder(
-                host_reads=self._host_reads,
-                function=function,
-                parameters=parameters_of(function),
-                runs_opaque=runs_opaque,
-                fakes=fakes,
-            )
-        except BaseException:
-            self._fakes_given.close()
-            raise
-        _recording.active = True
-        return recorder
-
-    def _abandon(self, recorder: Recorder) -> CaptureError | None:
-        self._fakes_given.close()
-        _recording.active = False
-        refusal = recorder.abandon()
-        self._refused = refusal or CaptureError("the call in the with-block raised an error")
-        return refusal
-
-    def _finish(self, recorder: Recorder, result: Any) -> Any:
-        self._is_finishing = True  # the callable may run again, on any thread
-        try:
-            with self._fakes_given:
-                handed_out, recording = recorder.finish(result)
-            self._program = recorded_program(recorder, recording)
-        finally:
-            self._is_finishing = False
-            _recording.active = False
-        return handed_out
 
 
 def _refuse_nested() -> None:
@@ -242,14 +37,98 @@ def _refuse_nested() -> None:
         )
 
 
-def open_file(path: str | os.PathLike[str]) -> Captured:
-    """Open a saved Program; the model's code is not needed, and nothing is executed.
+class _OneRecording:
+    """The recording of the one call of a with-block.
 
-    Raises:
-        FileError: the file is missing, truncated, corrupted, newer than this version, or asks for
-            an operator that is not on the list of safe ones.
+    Owner: the block.
+
+    Attributes:
+        captured: who gets the Program.
+        refused: why the call was not recorded, if it was made and was not.
     """
-    return Captured(None, program=open_program(path))
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        host_reads: str,
+        stored: Mapping[str, StoredTensor] | None,
+    ) -> None:
+        self.captured = Captured()
+        self.refused: Exception | None = None
+        self._function = function
+        self._host_reads = host_reads
+        self._stored = stored
+        self._fakes_given = contextlib.ExitStack()
+
+    def record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make and record a call through the handle.
+
+        Raises:
+            CaptureError: it cannot be recorded.
+        """
+        recorder = self.start(args, kwargs)
+        try:
+            args, kwargs = _begin(recorder, self._function, args, kwargs)
+            result = self._function(*args, **kwargs)
+        except BaseException as error:
+            refusal = self.abandon(recorder)
+            if refusal is not None and refusal is not error:
+                raise refusal from error  # an interpreter on the way has wrapped it
+            raise
+        return self.finish(recorder, result)
+
+    def start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder:
+        """The recorder of a call that is about to be made.
+
+        Raises:
+            CaptureError: a call is being recorded, or was recorded, already; or this one cannot be.
+        """
+        _refuse_nested()
+        if self.captured._program is not None:
+            raise CaptureError(
+                "the model was called twice in the with-block: one capture records one call; "
+                "leave the block after the first, and call the captured model instead"
+            )
+        refuse_hidden_reads(self._function)
+        fakes = None
+        if self._stored is not None:
+            fakes = FakeWeights(self._stored, device_of_call(args, kwargs))
+            self._fakes_given.enter_context(fakes.given(self._function))
+        try:
+            recorder = Recorder(
+                host_reads=self._host_reads,
+                function=self._function,
+                parameters=parameters_of(self._function),
+                runs_opaque=runs_opaque,
+                fakes=fakes,
+            )
+        except BaseException:
+            self._fakes_given.close()
+            raise
+        _recording.active = True
+        return recorder
+
+    def abandon(self, recorder: Recorder) -> CaptureError | None:
+        """Give up: the call raised. Gives what the recorder refused, if it raised because of it."""
+        self._fakes_given.close()
+        _recording.active = False
+        refusal = recorder.abandon()
+        self.refused = refusal or CaptureError("the call in the with-block raised an error")
+        return refusal
+
+    def finish(self, recorder: Recorder, result: Any) -> Any:
+        """End with what the call returned; gives the result to hand to the caller.
+
+        Raises:
+            CaptureError: what the call did cannot be done again.
+        """
+        try:
+            with self._fakes_given:
+                handed_out, recording = recorder.finish(result)
+            self.captured._program = recorded_program(recorder, recording)
+        finally:
+            _recording.active = False
+        return handed_out
 
 
 class CaptureBlock(contextlib.AbstractContextManager[Captured]):
@@ -353,19 +232,20 @@ def _recording_block(
             "recorded, so there are no values to read"
         )
     stored = None if weights is None else find_stored_tensors(weights)
-    captured = Captured(model, host_reads, stored=stored)
-    captured._in_block = True
-    with _watching(model, captured):
+    recording = _OneRecording(model, host_reads, stored)
+    captured = recording.captured
+    captured._record = recording.record_call
+    with _watching(model, recording):
         try:
             yield captured
         finally:
-            captured._in_block = False
-            captured._function = None
-    if captured._program is None and captured._refused is not None:
-        raise captured._refused
-    if captured._program is None:
-        how = "model(x)" if _is_watchable(model) else "captured(x)"
-        raise CaptureError(f"nothing was called in the with-block: call {how} there exactly once")
+            captured._record = None
+    if captured._program is not None:
+        return
+    if recording.refused is not None:
+        raise recording.refused
+    how = "model(x)" if _is_watchable(model) else "captured(x)"
+    raise CaptureError(f"nothing was called in the with-block: call {how} there exactly once")
 
 
 def _is_watchable(model: object) -> TypeGuard[torch.nn.Module]:
@@ -382,12 +262,12 @@ def _is_watchable(model: object) -> TypeGuard[torch.nn.Module]:
 
 
 @contextlib.contextmanager
-def _watching(model: Callable[..., Any], captured: Captured) -> Iterator[None]:
+def _watching(model: Callable[..., Any], recording: _OneRecording) -> Iterator[None]:
     """Record the module's own call in the block, by hooks around its forward."""
     if not _is_watchable(model):
         yield
         return
-    watch = _Watch(captured)
+    watch = _Watch(recording)
     hooks = [
         model.register_forward_pre_hook(watch.before, prepend=True, with_kwargs=True),
         model.register_forward_hook(watch.after, with_kwargs=True, always_call=True),
@@ -403,48 +283,48 @@ def _watching(model: Callable[..., Any], captured: Captured) -> Iterator[None]:
 class _Watch:
     """The hooks of one with-block around one module's forward."""
 
-    def __init__(self, captured: Captured) -> None:
-        self._captured = captured
+    def __init__(self, recording: _OneRecording) -> None:
+        self._recording = recording
         self._recorder: Recorder | None = None
         self._depth = 0
         self._handled: BaseException | None = None
 
     def before(self, module: Any, args: Any, kwargs: Any) -> Any:
         """Start recording, unless this call is inside a recorded one."""
-        if self._captured._is_finishing:
+        if is_called_again():
             return None
         if self._recorder is not None:
             self._depth += 1
             return None
         if getattr(_recording, "active", False):
             return None  # it is called through the handle
-        recorder = self._captured._start(args, kwargs)
+        recorder = self._recording.start(args, kwargs)
         self._handled = sys.exc_info()[1]
         try:
             arguments = _begin(recorder, module, args, kwargs)
         except BaseException:
-            self._captured._abandon(recorder)
+            self._recording.abandon(recorder)
             raise
         self._recorder = recorder
         return arguments
 
     def after(self, module: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """End the recording; torch calls this hook when the forward raised as well."""
-        if self._recorder is None or self._captured._is_finishing:
+        if self._recorder is None or is_called_again():
             return None
         if self._depth:
             self._depth -= 1
             return None
         recorder, self._recorder = self._recorder, None
         if sys.exc_info()[1] is not self._handled:
-            self._captured._abandon(recorder)
+            self._recording.abandon(recorder)
             return None
-        return self._captured._finish(recorder, result)
+        return self._recording.finish(recorder, result)
 
     def end(self) -> None:
         """Drop a recording that never came to its end."""
         if self._recorder is not None:
-            self._captured._abandon(self._recorder)
+            self._recording.abandon(self._recorder)
             self._recorder = None
 
 

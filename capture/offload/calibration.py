@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from offload.api import Captured, capture
+from offload.api import capture
 from offload.backends import find_backend
+from offload.captured import Captured
 from offload.costs import (
     CostKey,
     CostModel,

@@ -21,8 +21,8 @@ from rich.table import Table
 
 import offload
 from offload import _native
-from offload.api import open_file
 from offload.backends import backend_names, find_backend
+from offload.captured import open_file
 from offload.demo import QUERIES, Ranking, Search, load_encoder, read_page, search_page
 from offload.diagnosis.targets import diagnose_target
 from offload.errors import BackendUnavailable, FileError, OffloadError

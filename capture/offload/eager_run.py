@@ -69,9 +69,14 @@ class EagerRun:
         """The launch as a function of no arguments; it may be called more than once.
 
         That of an opaque Program gives the tensors of its results, and writes weights in place.
+
+        Raises:
+            CaptureError: a host constant that an opaque Program's callable holds has another value
+                than the recorded one, which the callable would read.
         """
         opaque = self._program.opaque
         if opaque is not None:
+            _check_host_constants(self._program)
             return functools.partial(opaque.call, [self.tensor(one) for one in launch.views()])
         positional, named = self.operands(launch)
         return functools.partial(find_overload(launch.operator), *positional, **named)
@@ -143,6 +148,32 @@ class EagerRun:
         if isinstance(argument, Symbol):
             return symbol_object(argument, self._program)
         return argument
+
+
+def _check_host_constants(program: Program) -> None:
+    """Make sure that a callable which reads its own host constants finds what was recorded.
+
+    Executions are held against what was recorded, and would not notice that a capture was not.
+
+    Raises:
+        CaptureError: one of them has another value now.
+    """
+    for index, holders in program.weights.items():
+        value = program.values[index]
+        if value.host_content is None:
+            continue
+        for holder, view in zip(holders, program.weight_views[index], strict=True):
+            begin = int(holder.storage_offset()) * holder.element_size()
+            size_bytes = view.end_bytes - view.offset_bytes
+            content = bytes_of(holder.untyped_storage())[begin : begin + size_bytes]
+            is_here = holder.device.type == "cpu"
+            recorded = value.host_content[view.offset_bytes : view.end_bytes]
+            if not is_here or bytes(content.tolist()) != recorded:
+                raise CaptureError(
+                    f"{value.name}, a tensor on the CPU, has changed since it was recorded: the "
+                    "program is one opaque launch, which calls the model itself, and its kernels "
+                    "would take the new value; change it back, or capture again"
+                )
 
 
 def _described(value: int, tensor: torch.Tensor, offset_bytes: int) -> TensorView:

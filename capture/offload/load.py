@@ -60,16 +60,13 @@ def load_program(
     _refuse_foreign(program, backend)
     how = _scheduling(scheduling)
     program = on_device(program, index)
+    is_streamed = weights_budget is not None or bool(program.stored)
+    store = _streaming_backend(program, backend) if is_streamed else None
     prepared = backend.prepare(program)
     plan = _place(prepared, backend)
-    if weights_budget is None and not program.stored:
+    if store is None:
         return Executable(prepared, plan, backend, how, verify=verify)
-    if not isinstance(backend, StreamingBackend):
-        raise BackendUnavailable(
-            f"device {backend.name!r} cannot bring weights from a store while it computes"
-            + (": load without weights_budget=" if not program.stored else "")
-        )
-    load = _StreamedLoad(prepared, plan, backend, how, verify=verify)
+    load = _StreamedLoad(prepared, plan, store, how, verify=verify)
     if weights_budget == AUTO:
         return load.within_free_memory()
     if weights_budget is None:
@@ -88,6 +85,17 @@ def _refuse_foreign(program: Program, backend: Backend) -> None:
             f"the program is one opaque launch, which device {backend.name!r} does not run: "
             f"{program.opaque.reason}"
         )
+
+
+def _streaming_backend(program: Program, backend: Backend) -> StreamingBackend:
+    if isinstance(backend, StreamingBackend):
+        return backend
+    advice = "load without weights_budget="
+    if program.stored:
+        advice = "capture the model without weights=, its weights in the device's memory"
+    raise BackendUnavailable(
+        f"device {backend.name!r} cannot bring weights from a store while it computes: {advice}"
+    )
 
 
 def _scheduling(name: str) -> Scheduling:

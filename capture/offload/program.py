@@ -80,9 +80,9 @@ class Value:
         size_bytes: the bytes that it spans.
         name: for people: a parameter's name, an argument's place, the operator that made it.
         host_content: of a host constant its bytes when it was recorded; None: it lies on the
-            device. A host constant is a tensor of no dimensions on the CPU in a Program for
-            another device. Launches take its value when they are captured, so it has no slot, and
-            each execution must find the same bytes.
+            device. A host constant is a tensor on the CPU in a Program for another device, of no
+            dimensions but where unseen code may read it. Launches take its value when they are
+            captured, so it has no slot, and each execution must find the same bytes.
     """
 
     index: int

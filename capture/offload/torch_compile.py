@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from offload.api import Captured, capture
+from offload.api import capture
+from offload.captured import Captured
 from offload.errors import CaptureError
 from offload.record import is_user_file, located_at
 

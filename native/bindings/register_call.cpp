@@ -23,11 +23,10 @@ WeightSpec weight_spec(std::string name, std::size_t slot, std::size_t size_byte
   return weight;
 }
 
-HostConstantSpec host_constant_spec(std::string name, const py::bytes& content,
-                                    std::optional<std::size_t> input, const py::list& holders,
-                                    std::vector<TensorLayout> layouts) {
-  return {std::move(name), content.cast<std::string>(), input, to_tensors(holders),
-          std::move(layouts)};
+HostConstantSpec host_constant_spec(std::string name, const py::bytes& content, TensorLayout layout,
+                                    std::optional<std::size_t> input, const py::object& holder) {
+  return {std::move(name), content.cast<std::string>(), std::move(layout), input,
+          holder.is_none() ? at::Tensor() : to_tensor(holder)};
 }
 
 }  // namespace
@@ -42,10 +41,11 @@ void register_call(py::module_& module) {
            py::arg("shape"), py::arg("strides"), py::arg("dtype"), py::arg("conjugate"),
            py::arg("negative"));
   py::class_<InputSpec>(module, "InputSpec")
-      .def(py::init<std::string, TensorLayout, std::size_t, bool, bool, std::size_t, bool, bool>(),
+      .def(py::init<std::string, TensorLayout, std::size_t, bool, bool, bool, std::size_t, bool,
+                    bool>(),
            py::kw_only(), py::arg("name"), py::arg("layout"), py::arg("slot"), py::arg("written"),
-           py::arg("returned_as_view"), py::arg("alignment_bytes") = 1, py::arg("copied") = false,
-           py::arg("on_host") = false);
+           py::arg("may_be_written") = false, py::arg("returned_as_view") = false,
+           py::arg("alignment_bytes") = 1, py::arg("copied") = false, py::arg("on_host") = false);
   py::class_<OutputSpec>(module, "OutputSpec")
       .def(py::init<std::string, std::size_t, std::size_t, bool, std::size_t, bool>(),
            py::kw_only(), py::arg("name"), py::arg("slot"), py::arg("size_bytes"),
@@ -65,8 +65,7 @@ void register_call(py::module_& module) {
            py::arg("offsets"));
   py::class_<HostConstantSpec>(module, "HostConstantSpec")
       .def(py::init(&host_constant_spec), py::kw_only(), py::arg("name"), py::arg("content"),
-           py::arg("input") = py::none(), py::arg("holders") = py::list(),
-           py::arg("layouts") = std::vector<TensorLayout>());
+           py::arg("layout"), py::arg("input") = py::none(), py::arg("holder") = py::none());
   py::class_<OverlapSpec>(module, "OverlapSpec")
       .def(py::init<std::size_t, std::size_t, std::int64_t>(), py::kw_only(), py::arg("first"),
            py::arg("second"), py::arg("distance_bytes"));

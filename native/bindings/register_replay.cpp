@@ -273,8 +273,14 @@ void register_replay(py::module_& module) {
           "rebind_weights", [](PythonReplay& self) { self.replay().rebind_weights(); },
           py::call_guard<py::gil_scoped_release>())
       .def(
-          "close", [](PythonReplay& self) { self.replay().close(); },
-          py::call_guard<py::gil_scoped_release>())
+          "close",
+          [](PythonReplay& self) {
+            {
+              const py::gil_scoped_release release;
+              self.replay().close();
+            }
+            self.replay().release_buffers();  // calls are bound under the GIL, and before the close
+          })
       .def_property_readonly("closed", [](PythonReplay& self) { return self.replay().closed(); })
       .def_property_readonly("last_execution",
                              [](PythonReplay& self) { return self.replay().last_execution(); })

@@ -10,6 +10,7 @@
 #include "offload/errors.hpp"
 #include "replay/host_constants.hpp"
 #include "replay/kernel_scope.hpp"
+#include "replay/overlaps.hpp"
 
 namespace offload {
 namespace {
@@ -28,12 +29,6 @@ std::string text(const at::Tensor& tensor) {
 
 [[noreturn]] void refuse(const std::string& message) { throw BindingError(message); }
 
-struct Range {
-  std::uint64_t begin;
-  std::uint64_t end;
-  bool overlaps(const Range& other) const { return begin < other.end && other.begin < end; }
-};
-
 // Bytes from the first element to one past the last.
 std::size_t span(c10::IntArrayRef shape, c10::IntArrayRef strides, std::size_t item_bytes) {
   std::int64_t last = 0;
@@ -42,15 +37,6 @@ std::size_t span(c10::IntArrayRef shape, c10::IntArrayRef strides, std::size_t i
     last += (shape[dim] - 1) * strides[dim];
   }
   return static_cast<std::size_t>(last + 1) * item_bytes;
-}
-
-std::size_t span_of(const at::Tensor& tensor) {
-  return span(tensor.sizes(), tensor.strides(), tensor.element_size());
-}
-
-Range range_of(const at::Tensor& tensor) {
-  const auto begin = reinterpret_cast<std::uint64_t>(tensor.const_data_ptr());
-  return {begin, begin + span_of(tensor)};
 }
 
 // Equal strides but for dimensions of one element, whose stride is never used.
@@ -89,7 +75,7 @@ void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const st
   }
   const std::size_t begin =
       static_cast<std::size_t>(tensor.storage_offset()) * tensor.element_size();
-  if (tensor.numel() > 0 && begin + span_of(tensor) > tensor.storage().nbytes()) {
+  if (tensor.numel() > 0 && begin + span_bytes_of(tensor) > tensor.storage().nbytes()) {
     refuse(name + ": the tensor's memory was freed or shrunk (its storage has " +
            std::to_string(tensor.storage().nbytes()) + " bytes); give it memory again");
   }
@@ -170,111 +156,19 @@ void bind_input(const CallSpec& spec, std::size_t index, Call& call) {
   at::Tensor copy = input.copied ? input.buffer : fresh(input.layout, spec.device);
   call.copies_in.push_back({given, copy});
   call.bytes_copied += given.nbytes();
-  if (input.written) {
+  const bool takes_writes = !repeats_elements(given.sizes(), given.strides());
+  if (input.written || (input.may_be_written && takes_writes)) {
     call.copies_back.push_back({copy, given});
     call.bytes_copied += given.nbytes();
   }
   call.bound_inputs.push_back(std::move(copy));
 }
 
-// Inputs of which one is written must overlap exactly as recorded, the others not at all.
-void check_input_overlaps(const CallSpec& spec, const Call& call) {
-  for (std::size_t first = 0; first < spec.inputs.size(); ++first) {
-    for (std::size_t second = first + 1; second < spec.inputs.size(); ++second) {
-      if (!spec.inputs[first].written && !spec.inputs[second].written) continue;
-      const Range one = range_of(call.inputs[first]);
-      const Range other = range_of(call.inputs[second]);
-      const OverlapSpec* recorded = nullptr;
-      for (const OverlapSpec& overlap : spec.overlaps) {
-        if (overlap.first == first && overlap.second == second) recorded = &overlap;
-      }
-      const std::string names = spec.inputs[first].name + " and " + spec.inputs[second].name;
-      if (recorded == nullptr) {
-        if (one.overlaps(other)) {
-          refuse(names + " overlap in memory and one of them is written: they were separate when " +
-                 "recorded, so pass separate tensors");
-        }
-      } else if (static_cast<std::int64_t>(other.begin - one.begin) != recorded->distance_bytes ||
-                 !call.bound_inputs[first].is_same(call.inputs[first]) ||
-                 !call.bound_inputs[second].is_same(call.inputs[second])) {
-        refuse(names + " shared memory when recorded, " + std::to_string(recorded->distance_bytes) +
-               " bytes apart, and one of them is written: they must do so again, with the same " +
-               "strides");
-      }
-    }
-  }
-}
-
-Range range_of(const WeightSpec& weight) {
-  const auto begin = reinterpret_cast<std::uint64_t>(weight.holders.front().storage().data());
-  return {begin, begin + weight.size_bytes};
-}
-
-// Inputs and weights of which one is written must not overlap.
-void check_weight_overlaps(const CallSpec& spec, const Call& call) {
-  for (const WeightSpec& weight : spec.weights) {
-    for (std::size_t index = 0; index < spec.inputs.size(); ++index) {
-      if (!weight.written && !spec.inputs[index].written) continue;
-      if (range_of(call.inputs[index]).overlaps(range_of(weight))) {
-        refuse(spec.inputs[index].name + " overlaps " + weight.name +
-               " in memory and one of them is written: pass a copy");
-      }
-    }
-  }
-}
-
-std::string buffer_name(std::size_t index) { return "out[" + std::to_string(index) + "]"; }
-
-// The memory of the given buffers, sorted, so that each other range is found among them quickly.
-class GivenRanges {
- public:
-  explicit GivenRanges(const std::vector<at::Tensor>& given) {
-    for (std::size_t index = 0; index < given.size(); ++index) {
-      if (!given[index].defined() || given[index].numel() == 0) continue;
-      ranges_.push_back({range_of(given[index]), index});
-    }
-    std::sort(ranges_.begin(), ranges_.end(), [](const Given& one, const Given& other) {
-      return one.range.begin < other.range.begin;
-    });
-    for (std::size_t at = 1; at < ranges_.size(); ++at) {
-      if (!ranges_[at - 1].range.overlaps(ranges_[at].range)) continue;
-      const auto [first, second] = std::minmax(ranges_[at - 1].index, ranges_[at].index);
-      refuse(buffer_name(first) + " overlaps " + buffer_name(second) + ": pass separate memory");
-    }
-  }
-
-  // Refuses a buffer that overlaps `range`, which is that of `name`.
-  void refuse_overlap(const Range& range, const std::string& name) const {
-    if (range.begin == range.end) return;
-    const auto after =
-        std::lower_bound(ranges_.begin(), ranges_.end(), range.end,
-                         [](const Given& one, std::uint64_t end) { return one.range.begin < end; });
-    if (after == ranges_.begin() || !std::prev(after)->range.overlaps(range)) return;
-    refuse(buffer_name(std::prev(after)->index) + " overlaps " + name +
-           " in memory: pass separate memory");
-  }
-
- private:
-  struct Given {
-    Range range;
-    std::size_t index;
-  };
-  std::vector<Given> ranges_;
-};
-
-void check_given_overlaps(const CallSpec& spec, const Call& call) {
-  const GivenRanges given(call.given_results);
-  for (std::size_t index = 0; index < spec.inputs.size(); ++index) {
-    given.refuse_overlap(range_of(call.inputs[index]), spec.inputs[index].name);
-  }
-  for (const WeightSpec& weight : spec.weights) given.refuse_overlap(range_of(weight), weight.name);
-}
-
 void check_given(const CallSpec& spec, Call& call, std::size_t index) {
   const at::Tensor& given = call.given_results[index];
   if (!given.defined()) return;
   const ResultSpec& result = spec.results[index];
-  const std::string name = "out[" + std::to_string(index) + "]";
+  const std::string name = given_name(index);
   if (result.source != ResultSource::kOutput) {
     const bool of_input = result.source == ResultSource::kInput;
     refuse(name + ": the result is " +
@@ -364,37 +258,11 @@ void check_feature_map(const CallSpec& spec, const Call& call) {
            " bytes, got " + std::to_string(map.nbytes()) +
            "; allocate run.feature_map_bytes of them");
   }
-  const Range range = range_of(map);
-  if (range.begin % spec.alignment_bytes != 0 && spec.feature_map_bytes > 0) {
+  if (!is_aligned(map, spec.alignment_bytes) && spec.feature_map_bytes > 0) {
     refuse("feature_map: expected an address aligned to " + std::to_string(spec.alignment_bytes) +
            " bytes; torch.empty gives one, a slice may not");
   }
-  for (std::size_t index = 0; index < call.inputs.size(); ++index) {
-    if (range_of(call.inputs[index]).overlaps(range)) {
-      refuse("feature_map overlaps " + spec.inputs[index].name + ": pass separate memory");
-    }
-  }
-  for (const WeightSpec& weight : spec.weights) {
-    const auto begin = reinterpret_cast<std::uint64_t>(weight.holders.front().storage().data());
-    if (range.overlaps({begin, begin + weight.size_bytes})) {
-      refuse("feature_map overlaps " + weight.name + ": pass separate memory");
-    }
-  }
-  for (const at::Tensor& given : call.given_results) {
-    if (given.defined() && range_of(given).overlaps(range)) {
-      refuse("feature_map overlaps an out= buffer: pass separate memory");
-    }
-  }
-}
-
-bool has_writes(const CallSpec& spec) {
-  for (const InputSpec& input : spec.inputs) {
-    if (input.written) return true;
-  }
-  for (const WeightSpec& weight : spec.weights) {
-    if (weight.written) return true;
-  }
-  return false;
+  check_feature_map_overlaps(spec, call);
 }
 
 }  // namespace
@@ -410,7 +278,7 @@ void check_devices(const CallSpec& spec, const Call& call) {
     if (!spec.inputs[index].on_host) check(call.inputs[index], spec.inputs[index].name);
   }
   for (std::size_t index = 0; index < call.given_results.size(); ++index) {
-    check(call.given_results[index], buffer_name(index));
+    check(call.given_results[index], given_name(index));
   }
   check(call.feature_map, "feature_map");
 }
@@ -430,6 +298,11 @@ void make_buffers(CallSpec& spec) {
   }
 }
 
+void release_buffers(CallSpec& spec) noexcept {
+  for (InputSpec& input : spec.inputs) input.buffer.reset();
+  for (OutputSpec& output : spec.outputs) output.buffer.reset();
+}
+
 c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string& what) {
   try {
     return c10::GetAllocator(device.type())->allocate(n_bytes);
@@ -437,6 +310,10 @@ c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string
     throw ExecutionError("out of memory: " + std::to_string(n_bytes) + " bytes for " + what +
                          " cannot be allocated on " + device.str());
   }
+}
+
+std::size_t span_bytes_of(const at::Tensor& tensor) {
+  return span(tensor.sizes(), tensor.strides(), tensor.element_size());
 }
 
 std::size_t TensorLayout::span_bytes() const {
@@ -477,8 +354,7 @@ Call bind_call(const CallSpec& spec, std::vector<at::Tensor> inputs, std::vector
   call.feature_map = feature_map;
   for (std::size_t index = 0; index < spec.inputs.size(); ++index) bind_input(spec, index, call);
   if (!spec.host_constants.empty()) check_host_constants(spec, call);
-  if (has_writes(spec)) check_input_overlaps(spec, call);
-  if (has_writes(spec)) check_weight_overlaps(spec, call);
+  check_written_overlaps(spec, call);
   bind_outputs(spec, call);
   if (has_out) check_given_overlaps(spec, call);
   check_feature_map(spec, call);

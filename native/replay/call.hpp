@@ -28,6 +28,7 @@ struct InputSpec {
   TensorLayout layout;
   std::size_t slot = 0;
   bool written = false;
+  bool may_be_written = false;      // by unseen work: what was copied is copied back as well
   bool returned_as_view = false;    // the result aliases it, so a strided copy will not do
   std::size_t alignment_bytes = 1;  // copied where its address is no multiple
   bool copied = false;              // always, into `buffer`, whose address stays
@@ -73,14 +74,14 @@ struct WeightSpec {
   c10::Storage storage;               // the one that is bound
 };
 
-// A tensor of no dimensions on the host: an input, or a tensor of the model. Launches of a device
-// hold its value, so each execution must find it again.
+// A tensor on the host, of no dimensions but where unseen code may read it: an input, or a tensor
+// of the model. Launches of a device hold its value, so each execution must find it again.
 struct HostConstantSpec {
   std::string name;
-  std::string content;                // its bytes when it was recorded
-  std::optional<std::size_t> input;   // which one it is
-  std::vector<at::Tensor> holders;    // of a tensor of the model; empty for an input
-  std::vector<TensorLayout> layouts;  // of each holder, as recorded
+  std::string content;               // the bytes that it spanned when it was recorded
+  TensorLayout layout;               // as recorded
+  std::optional<std::size_t> input;  // which one it is; none: `holder`
+  at::Tensor holder;                 // the tensor of the model
 };
 
 // Inputs that must overlap as recorded, since one of them is written.
@@ -147,8 +148,14 @@ void check_devices(const CallSpec& spec, const Call& call);
 // is not enough memory.
 void make_buffers(CallSpec& spec);
 
+// Gives them back. No call may be bound meanwhile or afterwards.
+void release_buffers(CallSpec& spec) noexcept;
+
 // Memory of a device. Throws ExecutionError, naming what it is for, if there is not enough.
 c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string& what);
+
+// Bytes of a tensor from its first element to one past its last.
+std::size_t span_bytes_of(const at::Tensor& tensor);
 
 // A tensor of this layout on a storage.
 at::Tensor tensor_on(c10::Storage storage, std::int64_t offset_bytes, const TensorLayout& layout,

@@ -50,8 +50,12 @@ std::string bits_text(const std::string& content) {
   return bits + ")";
 }
 
-[[noreturn]] void refuse_value(const HostConstantSpec& constant, const std::string& got,
-                               c10::ScalarType dtype) {
+[[noreturn]] void refuse_value(const HostConstantSpec& constant, const std::string& got) {
+  if (!constant.layout.shape.empty()) {
+    throw BindingError(constant.name + ": its content is not what it was recorded with on the CPU" +
+                       kAdvice);
+  }
+  const c10::ScalarType dtype = constant.layout.dtype;
   const std::string one = number_text(constant.content, dtype);
   const std::string other = number_text(got, dtype);
   const bool alike = one == other;
@@ -62,22 +66,23 @@ std::string bits_text(const std::string& content) {
 
 bool is_laid_out_as_recorded(const at::Tensor& tensor, const TensorLayout& layout) {
   return tensor.layout() == c10::kStrided && tensor.scalar_type() == layout.dtype &&
-         tensor.sizes() == c10::IntArrayRef(layout.shape) && tensor.is_conj() == layout.conjugate &&
-         tensor.is_neg() == layout.negative;
+         tensor.sizes() == c10::IntArrayRef(layout.shape) &&
+         tensor.strides() == c10::IntArrayRef(layout.strides) &&
+         tensor.is_conj() == layout.conjugate && tensor.is_neg() == layout.negative;
 }
 
-void check_tensor(const HostConstantSpec& constant, const at::Tensor& tensor,
-                  const TensorLayout& layout) {
+void check_tensor(const HostConstantSpec& constant, const at::Tensor& tensor) {
   const std::size_t n_bytes = constant.content.size();
   if (!tensor.device().is_cpu()) {
     throw BindingError(constant.name + ": expected a tensor on the CPU, got one on " +
                        tensor.device().str() + kAdvice);
   }
-  if (!is_laid_out_as_recorded(tensor, layout)) {
-    throw BindingError(constant.name +
-                       ": it has another shape or dtype, or is conjugated or negated otherwise, "
-                       "than when it was recorded on the CPU" +
-                       kAdvice);
+  if (!is_laid_out_as_recorded(tensor, constant.layout)) {
+    throw BindingError(
+        constant.name +
+        ": it has another shape, dtype or strides, or is conjugated or negated otherwise, "
+        "than when it was recorded on the CPU" +
+        kAdvice);
   }
   const std::size_t begin =
       static_cast<std::size_t>(tensor.storage_offset()) * tensor.element_size();
@@ -86,7 +91,7 @@ void check_tensor(const HostConstantSpec& constant, const at::Tensor& tensor,
   }
   const auto* const bytes = static_cast<const char*>(tensor.const_data_ptr());
   if (std::memcmp(bytes, constant.content.data(), n_bytes) != 0) {
-    refuse_value(constant, std::string(bytes, n_bytes), layout.dtype);
+    refuse_value(constant, std::string(bytes, n_bytes));
   }
 }
 
@@ -94,12 +99,7 @@ void check_tensor(const HostConstantSpec& constant, const at::Tensor& tensor,
 
 void check_host_constants(const CallSpec& spec, const Call& call) {
   for (const HostConstantSpec& constant : spec.host_constants) {
-    if (constant.input) {
-      check_tensor(constant, call.inputs[*constant.input], spec.inputs[*constant.input].layout);
-    }
-    for (std::size_t index = 0; index < constant.holders.size(); ++index) {
-      check_tensor(constant, constant.holders[index], constant.layouts[index]);
-    }
+    check_tensor(constant, constant.input ? call.inputs[*constant.input] : constant.holder);
   }
 }
 

@@ -1,4 +1,4 @@
-// Tensors of no dimensions on the host, whose values a device's launches hold since they were
+// Tensors on the host, whose values a device's launches hold since they were
 // captured.
 #pragma once
 

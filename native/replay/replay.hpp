@@ -65,6 +65,10 @@ class Replay : public std::enable_shared_from_this<Replay> {
 
   // Waits for what is in flight; later executions fail.
   void close() noexcept;
+
+  // After close: gives back the buffers of copied inputs and outputs. No call may be bound to the
+  // spec meanwhile or afterwards.
+  void release_buffers() noexcept { offload::release_buffers(spec_); }
   bool closed() const { return closed_; }
 
  private:

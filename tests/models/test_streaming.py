@@ -19,7 +19,8 @@ from test_stored_weights import MODELS, mlp
 from torch import nn
 
 import offload
-from offload.api import Captured
+from offload import Captured
+from offload.backends import NullBackend
 
 KIB = 1024
 
@@ -306,8 +307,11 @@ def test_explain_says_what_stays_and_what_sets_the_floor(deep: Captured) -> None
         assert word in text
 
 
-def test_a_device_that_cannot_stream_says_so(deep: Captured) -> None:
-    with pytest.raises(offload.BackendUnavailable, match="cannot bring weights from a store"):
+def test_a_device_that_cannot_stream_says_so_at_once(deep: Captured, monkeypatch) -> None:
+    monkeypatch.setattr(NullBackend, "prepare", lambda *_: pytest.fail("nothing is prepared"))
+    with pytest.raises(
+        offload.BackendUnavailable, match=r"cannot bring weights from a store .* without weights=,"
+    ):
         deep.load(device="null")
 
 

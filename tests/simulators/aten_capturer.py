@@ -24,7 +24,7 @@ from offload import _native
 from offload.backends.cuda.capture import Allocation, GraphCapture
 from offload.backends.cuda.fixed_weights import weight_ranges
 from offload.backends.cuda.graph import call, driver_bindings, read_graph
-from offload.eager_run import EagerRun
+from offload.eager_run import EagerRun, host_storage
 from offload.errors import CaptureError
 from offload.program import Launch, Program, Role, Symbol, TensorView
 from offload.record.callables import compiled_parts
@@ -208,8 +208,18 @@ class AtenCapturer:
             index: (holders[0].untyped_storage(), 0) for index, holders in program.weights.items()
         }
         for view in program.inputs:
-            size_bytes = program.values[view.value].size_bytes
-            bases[view.value] = (capture.memory(size_bytes, view.value), 0)
+            value = program.values[view.value]
+            memory = (
+                capture.memory(value.size_bytes, view.value)
+                if value.host_content is None
+                else host_storage(value.host_content)
+            )
+            bases[view.value] = (memory, 0)
+        capture.on_host = {
+            storage.data_ptr()
+            for index, (storage, _) in bases.items()
+            if program.values[index].on_host
+        }
         run = EagerRun(program, bases, fill=None)
         (launch,) = program.launches
         call_again = run.call(launch)

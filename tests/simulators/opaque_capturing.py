@@ -32,10 +32,12 @@ class Capture:
     Attributes:
         stream: the one that is captured.
         allocations: in the order in which they were made.
+        on_host: the addresses of host constants, whose content kernels take when they are launched.
     """
 
     def __init__(self, stream: Any, pool: Any, launch: Callable[[Program, dict[int, int]], None]):
         self.stream = stream
+        self.on_host: set[int] = set()
         self.allocations: list[Allocation] = []
         self.tensors: list[torch.Tensor] = []  # kept, so that no storage is taken for another
         self._pool = pool
@@ -95,9 +97,10 @@ class Capture:
         values, addresses = [], {}
         for identity, index in number.items():
             storage = next(map(_storage, (t for t in tensors if _storage(t)._cdata == identity)))
-            size_bytes = storage.nbytes()
-            values.append(Value(index, Role.INPUT, (), (), "uint8", size_bytes, ""))
-            addresses[index] = storage.data_ptr()
+            size_bytes, address = storage.nbytes(), storage.data_ptr()
+            content = ctypes.string_at(address, size_bytes) if address in self.on_host else None
+            values.append(Value(index, Role.INPUT, (), (), "uint8", size_bytes, "", content))
+            addresses[index] = address
 
         def described(one: Any) -> Any:
             if isinstance(one, torch.Tensor):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import mmap
+from pathlib import Path
 
 import pytest
 import torch
 
+import offload
 from offload.explain import explain
 from offload.machine import CopyCosts
 from offload.program import Overlap
@@ -15,7 +18,9 @@ from offload.timeline import Scheduling
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
 
+import simulated_backend
 from loading import ACT, IN, OUT, Device, N, SimulatedBackend, add, on_device, result, scale
+from simulated_backend import SimulatedBackend as AtenBackend
 from small_graphs import make_program
 
 from offload.backends.cuda import CudaBackend, backend
@@ -154,3 +159,29 @@ def test_costs_are_measured_once_and_only_for_several_nodes(device, monkeypatch)
     assert run.copy_choices[0].set_ns == 5 * costs.set_node_ns
     x = on_device(torch.ones(N))
     assert result(run, x)[0] == 6
+
+
+def resident_bytes() -> int:
+    """Of this process's memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_closing_gives_the_buffers_back(simulator, monkeypatch):
+    class Copying(AtenBackend):
+        def copy_costs(self, index, resident):
+            return CopyCosts(1e6, 1.0, 1.0, 0.0)
+
+    n_items = 2**23
+    monkeypatch.setattr(simulated_backend, "SimulatedBackend", Copying)
+    name = simulated_backend.install(simulator, monkeypatch).name
+    x = torch.ones(n_items)
+    captured = offload.capture(lambda x: (x + 1, x[:8] * 2, x[8:16] * 3), x)
+    run = captured.load(name)
+    assert run.memory_report().buffer_bytes >= 4 * n_items
+    results = run(x)
+    before = resident_bytes()
+    run.close()
+    assert before - resident_bytes() > 3 * n_items
+    assert [one[0].item() for one in results] == [2, 2, 3]
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        run(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import copy
+import ctypes
 import struct
 
 import pytest
@@ -91,6 +92,38 @@ def test_an_input_that_a_raw_kernel_writes(backend, simulator):
         before = x.clone()
         assert torch.equal(run(x), before * 2)
         assert torch.equal(x, before + 1)
+
+
+class Clamping(Raw):
+    """A kernel that writes nothing new where nothing is negative."""
+
+    @staticmethod
+    def _execute(block):
+        address, count, _ = struct.unpack("<QQf", block[:20])
+        content = (ctypes.c_float * count).from_address(address)
+        for index in range(count):
+            content[index] = max(content[index], 0.0)
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+def test_an_input_that_a_raw_kernel_writes_unobserved(backend, simulator, begin):
+    """Where it has to be copied, as it is not aligned, it is copied back as well."""
+    raw = Clamping(simulator)
+
+    def function(x):
+        raw(x)
+        return x * 2
+
+    captured = offload.capture(function, torch.ones(8))
+    assert is_opaque(captured)
+    assert captured.program.inputs[0].value not in captured.program.launches[0].writes
+    run, memory = captured.load(), torch.full((9,), -1.0)
+    x = memory[begin:][:8]
+    assert torch.equal(run(x), torch.zeros(8))
+    assert torch.equal(x, torch.zeros(8))
+    assert run.last_execution.bytes_copied == 2 * 32 * begin
+    assert memory[-1 if begin == 0 else 0] == -1
+    assert torch.equal(run(torch.ones(()).expand(8)), torch.full((8,), 2.0))
 
 
 class Launcher(Raw):
@@ -183,6 +216,17 @@ def test_what_cannot_be_captured_is_not_compared_and_says_so(backend):
     assert "not permitted when stream is capturing" in captured.program.unchecked
     assert "whether the program does all that the model does is not checked" in (captured.explain())
     assert torch.equal(captured(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_it_is_loaded_and_executed_in_the_block(backend, simulator):
+    """Loading calls the model again, which is no second call of the user's."""
+    model = Hidden(Raw(simulator)).eval()
+    with offload.capture(model) as captured:
+        model(rows())
+        run = captured.load()
+        x = rows()
+        got = run(x)
+    assert torch.equal(got, model(x))
 
 
 # ---- results, random numbers, surroundings -------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import offload
-from offload import api, load
+from offload import Captured, load
 from offload.program import Role, TensorView
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
@@ -110,7 +110,7 @@ class Device:
         backend = SimulatedBackend(self._simulator, capturer)
         self._monkeypatch.setattr(load, "find_backend", lambda name: backend)
         program = dataclasses.replace(program, launches=launches, device="cpu")
-        return api.Captured(None, program=program).load(backend.name)
+        return Captured(program).load(backend.name)
 
     def _step(self, capturer: RandomCapturer, index: int):
         def step(at):

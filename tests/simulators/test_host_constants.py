@@ -21,10 +21,11 @@ from offload import BindingError, Captured, CaptureError, PlanError
 from offload.backends import CpuBackend
 from offload.explain import explain
 from offload.plan import Place, SlotKind, check_plan
-from offload.program import ITEM_BYTES, Program, Role, TensorView, Value
-from offload.torch_names import find_dtype
+from offload.program import Program, Role, TensorView, Value
+from offload.torch_names import dtype_name, find_dtype
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
+from hidden_models import Raw
 from simulated_backend import SimulatedBackend, install
 
 
@@ -82,9 +83,7 @@ def loaded(backend) -> Loaded:
     model, factor = Scaled(), torch.tensor(0.5)
     captured = offload.capture(model, factor, torch.ones(3, 4))
     program = with_host_constants(captured, factor)
-    return Loaded(
-        model, Captured(None, program=program).load(backend.name), factor, torch.randn(3, 4)
-    )
+    return Loaded(model, Captured(program).load(backend.name), factor, torch.randn(3, 4))
 
 
 def test_they_are_executed_and_take_no_memory_of_the_device(loaded):
@@ -171,8 +170,8 @@ def test_a_parameter_may_be_given_other_memory_with_the_same_value(loaded):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda scale: setattr(scale, "data", torch.tensor([2.5])), "another shape or dtype"),
-        (lambda scale: setattr(scale, "data", torch.tensor(2.5).double()), "another shape or"),
+        (lambda scale: setattr(scale, "data", torch.tensor([2.5])), "another shape, dtype"),
+        (lambda scale: setattr(scale, "data", torch.tensor(2.5).double()), "another shape, dt"),
         (lambda scale: scale.untyped_storage().resize_(0), "its memory was freed or shrunk"),
     ],
 )
@@ -198,7 +197,7 @@ def test_what_is_loaded_is_what_was_recorded(backend):
     program = with_host_constants(offload.capture(model, factor, x), factor)
     with torch.no_grad():
         model.scale.fill_(100.0)
-    run = Captured(None, program=program).load(backend.name)
+    run = Captured(program).load(backend.name)
     with pytest.raises(BindingError, match=r"scale: .* as 2\.5, got 100"):
         run(factor, x)
     with torch.no_grad():
@@ -206,18 +205,24 @@ def test_what_is_loaded_is_what_was_recorded(backend):
         assert torch.equal(run(factor, x), model(factor, x))
 
 
-def guarding(tensor: torch.Tensor) -> Program:
-    """A Program that uses no host constant, and was computed from this one."""
+def guarding(*holders: torch.Tensor) -> Program:
+    """A Program that uses no host constant, and was computed from what these hold."""
     program = offload.capture(torch.sin, torch.ones(3)).program
-    index, dtype = len(program.values), str(tensor.dtype).removeprefix("torch.")
-    value = Value(
-        index, Role.WEIGHT, (), (), dtype, ITEM_BYTES[dtype], "number", content_of(tensor)
+    index, first = len(program.values), holders[0]
+    dtype, content = dtype_name(first.dtype), content_of(first)
+    shape, strides = tuple(first.shape), first.stride()
+    value = Value(index, Role.WEIGHT, shape, strides, dtype, len(content), "number", content)
+    views = tuple(
+        TensorView(
+            index, one.storage_offset() * one.element_size(), tuple(one.shape), one.stride(), dtype
+        )
+        for one in holders
     )
     return dataclasses.replace(
         program,
         values=(*program.values, value),
-        weights={index: (tensor,)},
-        weight_views={index: (TensorView(index, 0, (), (), dtype),)},
+        weights={index: holders},
+        weight_views={index: views},
     )
 
 
@@ -239,7 +244,7 @@ def guarding(tensor: torch.Tensor) -> Program:
 )
 def test_both_values_are_told(backend, dtype, one, other, texts):
     number = torch.tensor(one, dtype=find_dtype(dtype))
-    run = Captured(None, program=guarding(number)).load(backend.name)
+    run = Captured(guarding(number)).load(backend.name)
     x = torch.randn(3)
     assert torch.equal(run(x), torch.sin(x))
     number.fill_(other)
@@ -251,20 +256,20 @@ def test_both_values_are_told(backend, dtype, one, other, texts):
 def test_a_tensor_that_left_the_cpu_is_refused(backend):
     program = guarding(torch.tensor(2.5))
     moved = {index: (held[0].to("meta"),) for index, held in program.weights.items()}
-    run = Captured(None, program=dataclasses.replace(program, weights=moved)).load(backend.name)
+    run = Captured(dataclasses.replace(program, weights=moved)).load(backend.name)
     with pytest.raises(BindingError, match="number: expected a tensor on the CPU, got one on meta"):
         run(torch.ones(3))
 
 
 def test_values_are_compared_by_their_bits(backend):
     number = torch.tensor(math.nan)
-    run = Captured(None, program=guarding(number)).load(backend.name)
+    run = Captured(guarding(number)).load(backend.name)
     run(torch.ones(3))
     number.copy_(torch.tensor(0x7FC00001, dtype=torch.int32).view(torch.float32))
     with pytest.raises(BindingError, match=r"nan \(0x7fc00000\), got nan \(0x7fc00001\)"):
         run(torch.ones(3))
     zero = torch.tensor(0.0)
-    run = Captured(None, program=guarding(zero)).load(backend.name)
+    run = Captured(guarding(zero)).load(backend.name)
     zero.neg_()
     with pytest.raises(BindingError, match="as 0, got -0: "):
         run(torch.ones(3))
@@ -281,7 +286,7 @@ def test_a_refused_call_draws_nothing(backend, monkeypatch):
         )
 
     monkeypatch.setattr(backend, "instantiate", drawing)
-    run = Captured(None, program=guarding(number)).load(backend.name)
+    run = Captured(guarding(number)).load(backend.name)
     number.fill_(2.0)
     with pytest.raises(BindingError, match="number"):
         run(torch.ones(3))
@@ -308,7 +313,7 @@ def test_a_program_on_the_cpu_has_none(loaded):
 
 def load_recorded(backend: SimulatedBackend, function, *args: torch.Tensor) -> offload.Executable:
     program = dataclasses.replace(record(function, *args), device="cpu")
-    return Captured(None, program=program).load(backend.name)
+    return Captured(program).load(backend.name)
 
 
 def test_what_was_folded_is_executed(backend, monkeypatch):
@@ -371,3 +376,86 @@ def test_any_mixture_of_host_and_device_computes_what_eager_does(backend, steps)
     with run:
         x = torch.randn(4)
         assert torch.equal(run(x, factor), function(x, factor))
+
+
+# ---- in opaque Programs, whose callable reads its own --------------------------------------------
+
+
+class Raised(nn.Module):
+    """A number and a raw kernel that nobody sees."""
+
+    def __init__(self, raw: Raw) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(2.5))
+        self.raw = raw
+
+    def forward(self, factor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.scale * factor
+        self.raw(y)
+        return y
+
+
+@pytest.fixture
+def raised(simulator, monkeypatch) -> Captured:
+    """Its Program, with the numbers on the host."""
+    install(simulator, monkeypatch, records=True)
+    factor = torch.tensor(0.5)
+    captured = offload.capture(Raised(Raw(simulator)), factor, torch.ones(3, 4))
+    assert captured.program.opaque is not None
+    return Captured(with_host_constants(captured, factor))
+
+
+def held_by(captured: Captured) -> Raised:
+    assert captured.program.opaque is not None
+    return captured.program.opaque.call.function
+
+
+def test_the_numbers_of_an_opaque_program_are_guarded(raised):
+    model, run = held_by(raised), raised.load()
+    on_host = [value for value in run.program.values if value.on_host]
+    assert sorted(value.name for value in on_host) == ["args[0]", "scale"]
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        assert torch.equal(run(torch.tensor(0.5), x), x * 2.5 * 0.5 + 1)
+    model.scale.fill_(3.0)
+    with pytest.raises(BindingError, match=r"scale: it was recorded on the CPU as 2\.5, got 3: "):
+        run(torch.tensor(0.5), x)
+    model.scale.fill_(2.5)
+    with pytest.raises(BindingError, match=r"args\[0\]: it was recorded .* as 0\.5, got 1: "):
+        run(torch.tensor(1.0), x)
+    assert torch.equal(run(torch.tensor(0.5), x), x * 2.5 * 0.5 + 1)
+
+
+def test_an_opaque_program_is_not_captured_with_other_numbers(raised):
+    """They would be in its kernels, and executions would be held against the recorded ones."""
+    model = held_by(raised)
+    model.scale.fill_(3.0)
+    with pytest.raises(CaptureError, match="scale, a tensor on the CPU, has changed since it was"):
+        raised.load()
+    model.scale.fill_(2.5)
+    x = torch.randn(3, 4)
+    assert torch.equal(raised.load()(torch.tensor(0.5), x), x * 2.5 * 0.5 + 1)
+
+
+# ---- of several numbers, which compiled code may have read ---------------------------------------
+
+
+def test_every_holder_of_a_larger_one_is_guarded(backend):
+    table = torch.arange(6.0)
+    program = guarding(table, table[1:3])
+    run = Captured(program).load(backend.name)
+    x = torch.randn(3)
+    assert torch.equal(run(x), torch.sin(x))
+    table[5] = 0.0
+    with pytest.raises(BindingError, match="number: its content is not what it was recorded with"):
+        run(x)
+    table[5] = 5.0
+    row = program.weights[program.values[-1].index][1]
+    row.data = torch.tensor([1.0, 2.0])
+    assert torch.equal(run(x), torch.sin(x))
+    row.data = torch.tensor([1.0, 9.0])
+    with pytest.raises(BindingError, match="number: its content is not"):
+        run(x)
+    row.data = torch.arange(4.0)[1::2]
+    with pytest.raises(BindingError, match="another shape, dtype or strides"):
+        run(x)

@@ -70,7 +70,7 @@ def test_a_program_stays_on_the_device_that_it_was_recorded_on():
     program = dataclasses.replace(recorded(), device_index=1)
     assert not program.weights
     assert device_of(program) == 1
-    captured = offload.Captured(None, program=program)
+    captured = offload.Captured(program)
     for device in ("cuda:0", torch.device("cuda:0")):
         with pytest.raises(
             BackendUnavailable, match=r"are on cuda:1: to run it on cuda:0, capture the model there"
@@ -91,7 +91,7 @@ def test_the_machine_is_that_of_the_programs_device(monkeypatch, device, index):
     monkeypatch.setattr(CudaBackend, "machine", machine)
     program = dataclasses.replace(recorded(), device_index=1)
     with pytest.raises(BackendUnavailable, match="seen"):
-        offload.Captured(None, program=program).load(device)
+        offload.Captured(program).load(device)
     assert asked == [index]
 
 
@@ -105,7 +105,7 @@ def test_a_program_of_no_device_goes_where_it_is_loaded(monkeypatch):
     monkeypatch.setattr(CudaBackend, "machine", lambda self, index: None)
     monkeypatch.setattr(CudaBackend, "prepare", prepare)
     with pytest.raises(BackendUnavailable, match="seen"):
-        offload.Captured(None, program=recorded()).load("cuda:1")
+        offload.Captured(recorded()).load("cuda:1")
     assert asked == [1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import ctypes
 import dataclasses
 import threading
@@ -39,7 +40,7 @@ class Counting(nn.Module):
         return x * self.weight + self.steps, x
 
 
-def opaque_program(function, *args: torch.Tensor) -> Program:
+def opaque_program(function, *args: object) -> Program:
     """The opaque form of a call, as for a device that runs such launches."""
     recorder = Recorder(
         host_reads="avoid",
@@ -232,6 +233,70 @@ def test_the_warm_up_puts_weights_back(fails):
     assert torch.equal(model.steps, before)
 
 
+# ---- tensors on the CPU ------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """A number that kernels take when they are captured, as it is on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(2.5))
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x):
+        return x * self.scale + self.shift
+
+
+def with_scale_on_the_host(model: Scaled) -> Program:
+    program = opaque_program(model, torch.ones(4))
+    values = tuple(
+        dataclasses.replace(value, host_content=content_of(model.scale))
+        if value.name == "scale"
+        else value
+        for value in program.values
+    )
+    return dataclasses.replace(program, values=values)
+
+
+def content_of(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().numpy().tobytes()
+
+
+def test_host_constants_are_no_memory_of_the_device():
+    """No kernel may point there, and nothing copies them on the device."""
+    program = with_scale_on_the_host(Scaled())
+    assert [one.name for one in weights_at_risk(program)] == ["shift"]
+    assert [one.owner for one in weight_ranges(program)] == ["weight shift"]
+
+
+def test_a_callable_is_not_called_with_other_host_constants():
+    """It would be captured with a value that executions are not held against."""
+    model = Scaled()
+    program = with_scale_on_the_host(model)
+    x = torch.ones(4)
+    run = run_on(program, x)
+    (launch,) = program.launches
+    model.scale.fill_(3.0)
+    with pytest.raises(
+        offload.CaptureError, match=r"scale, a tensor on the CPU, has changed since"
+    ):
+        run.call(launch)
+    model.scale.fill_(2.5)
+    assert torch.equal(run.call(launch)()[0], torch.full((4,), 3.5))
+
+
+def test_a_callable_is_not_called_with_a_changed_argument():
+    options = array.array("d", [2.0])
+    program = opaque_program(lambda x, one: x * one[0], torch.ones(4), options)
+    run = run_on(program, torch.ones(4))
+    (launch,) = program.launches
+    assert torch.equal(run.call(launch)()[0], torch.full((4,), 2.0))
+    options[0] = 3.0
+    with pytest.raises(offload.CaptureError, match=r"an argument of the recorded call, a array,"):
+        run.call(launch)()
+
+
 # ---- captures -----------------------------------------------------------------------------------
 
 
@@ -262,7 +327,8 @@ class CountingCapturer:
     ],
 )
 def test_a_surplus_counts_if_it_is_there_each_time(monkeypatch, graphs, unseen, left):
-    monkeypatch.setattr(CudaBackend, "machine", lambda self: None)
+    asked = []
+    monkeypatch.setattr(CudaBackend, "machine", lambda self, index: asked.append(index))
     monkeypatch.setattr(cuda_backend, "device_of", lambda program: 0)
     native = types.SimpleNamespace(DiscoveryPool=lambda device, seed: None)
     monkeypatch.setattr(cuda_backend, "_native", native)

@@ -9,11 +9,15 @@ import torch
 from meta_recording import record, take_meta_for_an_accelerator
 from torch import nn
 
+from offload import passes
 from offload.backends.cuda.torch_capture import _OneCapture
 from offload.backends.cuda.torch_warm_up import _private_bases
 from offload.errors import CaptureError
 from offload.program import Program, Role
-from offload.record import recording_device
+from offload.record import recorder, recording_device
+from offload.record.callables import Parameters
+from offload.record.fake_weights import FakeWeights
+from offload.record.recording import Recording
 
 
 @pytest.fixture(autouse=True)
@@ -253,6 +257,95 @@ def test_a_change_that_no_launch_made_is_refused():
     memory = scale.numpy()
     with pytest.raises(CaptureError, match="was changed by work that the recorder cannot see"):
         record(run, on_device(3))
+
+
+# ---- what compiled code may read, which nobody sees ----------------------------------------------
+
+
+def recorded_compiled(monkeypatch, function, *args: torch.Tensor) -> Recording:
+    """The recording of a call of which torch.compile would have hidden the launches."""
+    monkeypatch.setattr(recorder, "compiled_parts", lambda _: ("the function",))
+    watching = recorder.Recorder(
+        host_reads="avoid",
+        function=function,
+        parameters=Parameters((), ()),
+        runs_opaque=lambda _: True,
+    )
+    args, _ = watching.begin(args, {})
+    return watching.finish(function(*args))[1]
+
+
+class Tables(nn.Module):
+    def __init__(self, n_items: int) -> None:
+        super().__init__()
+        self.table = torch.arange(float(n_items))
+        self.row = self.table[1:3]
+        self.unused = torch.tensor(4.0)
+
+    def forward(self, x):
+        return x + self.table[1].item()
+
+
+def test_every_tensor_on_the_cpu_that_compiled_code_holds_is_guarded(monkeypatch):
+    program = recorded_compiled(monkeypatch, Tables(4), on_device(3)).program
+    assert program.opaque is not None
+    contents = {one.name: one.host_content for one in program.values if one.on_host}
+    assert contents == {
+        "table": torch.arange(4.0).numpy().tobytes(),
+        "unused": torch.tensor(4.0).numpy().tobytes(),
+    }
+    (table,) = (index for index in program.weights if program.values[index].name == "table")
+    assert [view.offset_bytes for view in program.weight_views[table]] == [0, 4]
+
+
+def test_a_large_one_is_refused(monkeypatch):
+    with pytest.raises(CaptureError, match=r"table, of 80000 bytes, is on the CPU"):
+        recorded_compiled(monkeypatch, Tables(20_000), on_device(3))
+
+
+def test_numbers_that_compiled_code_draws_on_the_cpu_are_refused(monkeypatch):
+    with pytest.raises(CaptureError, match="the function is compiled, and draws random numbers on"):
+        recorded_compiled(monkeypatch, lambda x: x * torch.rand(()).item(), on_device(3))
+
+
+# ---- under fake tensors, for weights in files ----------------------------------------------------
+
+
+def recorded_fake(function, *args: torch.Tensor) -> Program:
+    watching = recorder.Recorder(
+        host_reads="avoid",
+        function=function,
+        parameters=Parameters((), ()),
+        runs_opaque=lambda _: True,
+        fakes=FakeWeights({}, torch.device("meta")),
+    )
+    args, _ = watching.begin(args, {})
+    return passes.remove_dead_launches(watching.finish(function(*args))[1].program)
+
+
+def test_an_input_on_the_cpu_stays_there_while_nothing_is_computed():
+    program = recorded_fake(lambda x, t: x * t, on_device(3), torch.tensor(7.0))
+    assert constants(program) == {"args[1]": 7.0}
+    assert operators(program) == ["aten::mul.Tensor"]
+
+
+def test_what_is_computed_from_host_constants_alone_is_computed():
+    held = torch.tensor(0.0)
+
+    def function(x, t):
+        return x * (held.exp() + t + torch.full((), 3.0)) + torch.tensor(5.0)
+
+    program = recorded_fake(function, on_device(3), torch.tensor(7.0))
+    assert sorted(constants(program).values()) == [0.0, 5.0, 7.0, 11.0]
+    assert operators(program) == ["aten::mul.Tensor", "aten::add.Tensor"]
+
+
+def test_compiled_code_has_nothing_to_record_there(monkeypatch):
+    monkeypatch.setattr(recorder, "compiled_parts", lambda _: ("the model",))
+    with pytest.raises(
+        CaptureError, match=r"the model is compiled .* with weights= nothing is comp"
+    ):
+        recorded_fake(lambda x: x, on_device(3))
 
 
 # ---- what a capture reads ------------------------------------------------------------------------

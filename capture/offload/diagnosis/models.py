@@ -10,7 +10,8 @@ from typing import Any, TypeGuard
 
 import torch
 
-from offload.api import Captured, capture
+from offload.api import capture
+from offload.captured import Captured
 from offload.diagnosis.diagnosis import Diagnosis, Gain, MeasuredGain, NamedTiming, UnknownGain
 from offload.diagnosis.evidence import (
     Finding,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from offload.api import open_file
+from offload.captured import open_file
 from offload.diagnosis.diagnosis import Diagnosis
 from offload.diagnosis.models import diagnose_call, diagnose_saved
 from offload.diagnosis.traces import diagnose_trace

@@ -65,21 +65,20 @@ def compiled_parts(function: Callable[..., Any] | None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def refuse_compiled(parts: tuple[str, ...], device: str) -> None:
-    """Refuse compiled callables on a device that has nothing to gain from them.
+def refuse_compiled(parts: tuple[str, ...], reason: str) -> None:
+    """Refuse compiled callables.
 
     Args:
         parts: as `compiled_parts` gives them.
-        device: the device type, for the message.
+        reason: why they cannot be recorded, for the message.
 
     Raises:
         CaptureError: there are any.
     """
     if parts:
         raise CaptureError(
-            f"{', '.join(parts)} is compiled by torch.compile, which hides its launches: on "
-            f"{device} they would be one call of the compiled code, from which there is nothing "
-            "to gain: capture the model before compiling it"
+            f"{', '.join(parts)} is compiled by torch.compile, which hides its launches: {reason}: "
+            "capture the model before compiling it"
         )
 
 

@@ -1,4 +1,6 @@
-"""Host constants: tensors of no dimensions on the CPU in a recording on another device.
+"""Host constants: tensors on the CPU in a recording on another device, of no dimensions.
+
+(Of any shape where compiled code may have read them, as nobody sees what it does.)
 
 torch reads them on the host when it launches a kernel, whose arguments then hold their value. So
 each execution must find what was recorded (see `native/replay/host_constants.hpp`), and what the
@@ -18,6 +20,10 @@ from offload.record.operators import Operator, user_location
 
 if TYPE_CHECKING:
     from offload.record.storages import TrackedStorage
+
+
+COMPARED_BYTES = 64 * 1024
+"""Of tensors on the CPU that compiled code may have read: comparing this many takes a few us."""
 
 
 def may_be_host_constant(tensor: torch.Tensor) -> bool:
@@ -50,6 +56,22 @@ def check_host_constant(
             f"{user_location()}: {name} is one number of a larger tensor on the CPU, and the "
             f"recording is on {device}: give it memory of its own with .clone(), or move it with "
             f'.to("{device}")'
+        )
+
+
+def check_read_unseen(tracked: TrackedStorage, device: torch.device) -> None:
+    """Refuse what unseen code may read on the CPU and is too large to be compared each time.
+
+    Raises:
+        CaptureError: it has more than COMPARED_BYTES.
+    """
+    size_bytes = tracked.value.size_bytes
+    if size_bytes > COMPARED_BYTES:
+        raise CaptureError(
+            f"{tracked.value.name}, of {size_bytes} bytes, is on the CPU, and the recording is on "
+            f"{device}: compiled code may read it there when it is captured, and each execution "
+            f"would have to compare it, which it does up to {COMPARED_BYTES} bytes; move it with "
+            f'.to("{device}"), or let the model not hold it'
         )
 
 
@@ -89,4 +111,38 @@ def check_made(operator: Operator, made: list[TrackedStorage], device: torch.dev
             f"{user_location()}: {operator.name} makes a tensor on the CPU and {reason}, and the "
             f"recording is on {device}, whose launches take what is on the CPU as constants: make "
             f"it on {device}"
+        )
+
+
+def check_result(tracked: TrackedStorage, device: torch.device) -> None:
+    """Refuse a host constant as a result.
+
+    Raises:
+        CaptureError: `tracked` is one.
+    """
+    if tracked.value.on_host:
+        raise CaptureError(
+            f"a result is {tracked.value.name}, a tensor on the CPU, which a program on {device} "
+            f'does not give: leave it out of the result, or return it moved with .to("{device}")'
+        )
+
+
+def check_undrawn(
+    before: torch.Tensor | None, compiled: tuple[str, ...], device: torch.device
+) -> None:
+    """Refuse random numbers that compiled code has drawn on the CPU: kernels would hold them.
+
+    Args:
+        before: the state of torch's generator there before the call; None: nobody asks.
+        compiled: what may have drawn.
+        device: of the recording.
+
+    Raises:
+        CaptureError: the generator has moved.
+    """
+    if before is not None and not torch.equal(before, torch.default_generator.get_state()):
+        raise CaptureError(
+            f"{', '.join(compiled)} is compiled, and draws random numbers on the CPU or seeds its "
+            f"generator, and the recording is on {device}, whose launches would hold the numbers "
+            f'that were drawn once: draw them there, with device="{device}"'
         )

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-)
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.eager_run import flat
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Role, Symbol, TensorView
+from offload.record.fake_launches import FakeLaunches
 from offload.record.fake_weights import FakeWeights
+from offload.record.guards import HostReadGuards
 from offload.record.host_constants import check_made, refuse_write
 from offload.record.operators import (
-    NO_NESTED_ENCODER,
     Operator,
     argument_data,
     as_integers,
@@ -51,7 +48,7 @@ class LaunchRecorder:
     Attributes:
         table: the storages met so far.
         launches: the launches so far.
-        host_reads: notes on reads that became guards.
+        guards: what is guarded, or may not be.
         generators: those that random operators drew from, with their state before the call.
         refusal: the first thing that was refused; the call may have swallowed the error.
         running: the torch function that is being called, as the function mode sees it.
@@ -66,69 +63,27 @@ class LaunchRecorder:
     ) -> None:
         self.table = table
         self.launches: list[Launch] = []
-        self.host_reads: list[str] = []
+        self.guards = HostReadGuards(allowed=guards_reads)
         self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
         self.allocations = Allocations(torch.device("cpu"))
         self.refusal: CaptureError | None = None
         self.running = ""
         self.allows_unseen = False
         self.unseen = ""
-        self._guards_reads = guards_reads
-        self._fakes = fakes
-        self._changed_state_at = ""
+        self._fakes = None if fakes is None else FakeLaunches(fakes, table, self)
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator below the modes and record it."""
         operator = operator_of(func)
+        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self._fakes is not None:
-            args, kwargs = self._all_fake(self._fakes, operator.name, args, kwargs)
+            args, kwargs, context = self._fakes.launch(operator, args, kwargs)
         arguments = operator.in_order(args, kwargs)
         touched = self._before_launch(operator, arguments)
-        with contextlib.nullcontext() if self._fakes is None else self._computing_nothing(operator):
+        with context:
             outcome = func(*args, **kwargs)
         self._after_launch(operator, arguments, touched, outcome)
         return outcome
-
-    @contextlib.contextmanager
-    def _computing_nothing(self, operator: Operator) -> Iterator[None]:
-        assert self._fakes is not None
-        try:
-            with self._fakes.mode:
-                yield
-        except (DataDependentOutputException, DynamicOutputShapeException):
-            self._require_guard(operator.name, "it reads a tensor's value on the host")
-
-    def _all_fake(
-        self, fakes: FakeWeights, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with a fake twin for each tensor that is in memory."""
-
-        def twin(argument: Any) -> Any:
-            if isinstance(argument, (list, tuple)):
-                return type(argument)(map(twin, argument))
-            if not isinstance(argument, torch.Tensor) or isinstance(argument, FakeTensor):
-                return argument
-            tracked = self.track(argument, name)
-            fake = fakes.of(argument)
-            self.table.let_stand_for(fake, tracked)
-            return fake
-
-        return twin(args), {key: twin(value) for key, value in kwargs.items()}
-
-    def _require_guard(self, what: str, reason: str) -> None:
-        place = user_location()
-        if not self._guards_reads:
-            raise CaptureError(
-                f"{place}: {what}: {reason}, which a replay cannot repeat. Compute it with "
-                'tensors, pass it as an argument, or capture with host_reads="guard" to have each '
-                "execution check that it is as recorded"
-            )
-        if self._changed_state_at:
-            raise CaptureError(
-                f"{place}: {what} is guarded, but the call has already changed state at "
-                f"{self._changed_state_at}, so a failing guard would come too late: read before "
-                "the first change of an input, buffer, parameter or random generator"
-            )
 
     def _before_launch(self, operator: Operator, arguments: list[Any]) -> list[Touched]:
         """Find the storages that the operator is given; keep what it is going to write."""
@@ -146,7 +101,7 @@ class LaunchRecorder:
         if shape_depends_on_data(operator, arguments):
             sources = [self.track(tensor, name) for tensor in shape_sources(name, arguments)]
             if not all(tracked.known for tracked in sources):
-                self._require_guard(name, "its result's shape depends on the data")
+                self.guards.require(name, "its result's shape depends on the data")
         return touched
 
     def _before_write(self, name: str, tracked: TrackedStorage) -> None:
@@ -269,13 +224,13 @@ class LaunchRecorder:
         if reads_host and operator.is_aten and all(tracked.known for _, tracked, _ in touched):
             return  # the value can never be another
         if reads_host:
-            self._note_host_read(operator.name, outcomes)
+            self.guards.note_read(operator.name, outcomes)
         elif operator.reserves or (operator.returns and not (made or writes)):
             return  # it reserves memory, makes views, or answers from shapes alone
         elif operator.is_aten and not made and _all_on_host(touched):
             return  # a check that can never come out otherwise
-        if (operator.random or any(one.is_state for one in writes)) and not self._changed_state_at:
-            self._changed_state_at = user_location()
+        if operator.random or any(one.is_state for one in writes):
+            self.guards.note_change()
         self._append(
             operator.name,
             tuple(self._argument(argument) for argument in arguments),
@@ -299,20 +254,9 @@ class LaunchRecorder:
         guard: bool | int | float | complex | None = None,
         guards_shape: bool = False,
     ) -> None:
-        self.launches.append(
-            Launch(
-                len(self.launches),
-                operator,
-                arguments,
-                results,
-                reads,
-                writes,
-                random,
-                guard,
-                guards_shape,
-                user_location(),
-            )
-        )
+        index, source = len(self.launches), user_location()
+        observed = (results, reads, writes, random, guard, guards_shape)
+        self.launches.append(Launch(index, operator, arguments, *observed, source))
 
     def _note_constants(
         self,
@@ -324,14 +268,15 @@ class LaunchRecorder:
         """Mark what depends on constants alone, and of that what nobody has written since."""
         pure = operator.is_aten and not operator.random and not operator.reserves
         known = pure and all(one.known for _, one, _ in touched)
-        folds = self._fakes is None and known and not writes
-        folds = folds and all(one.constant for _, one, _ in touched)
+        folds = known and not writes and all(one.constant for _, one, _ in touched)
         for tracked in writes:
             tracked.constant = False
             tracked.known = tracked.known and known
         for tracked in made:
             tracked.known = known
-            tracked.constant = folds and tracked.value.size_bytes <= FOLDED_BYTES
+            has_content = self._fakes is None or tracked.value.on_host
+            is_small = tracked.value.size_bytes <= FOLDED_BYTES
+            tracked.constant = folds and has_content and is_small
 
     def _follow_metadata(self, operator: Operator, touched: list[Touched]) -> None:
         """After resize_, set_, transpose_ and the like: the tensor may lie elsewhere now."""
@@ -385,18 +330,6 @@ class LaunchRecorder:
             results.append(view)
         return made, results
 
-    def _note_host_read(self, name: str, outcomes: list[Any]) -> None:
-        reason = "it reads a tensor's value on the host"
-        if name == "aten::_nested_tensor_from_mask_left_aligned":
-            reason += f" ({NO_NESTED_ENCODER} to do without)"
-        self._require_guard(name, reason)
-        if len(outcomes) != 1 or not isinstance(outcomes[0], (bool, int, float, complex)):
-            raise CaptureError(
-                f"{user_location()}: {name} reads tensors on the host and returns something else "
-                "than one number, which cannot be guarded: call it outside the model"
-            )
-        self.host_reads.append(f"guarded: {name} at {user_location()}")
-
     def guard_content(self, tensor: torch.Tensor, what: str) -> None:
         """Record that every execution must find these bytes in `tensor` (guard mode only).
 
@@ -407,8 +340,8 @@ class LaunchRecorder:
             tracked = self.track(tensor, what)
             if tracked.known:
                 return
-            self._require_guard(what, "it reads a tensor's values on the host")
-            self.host_reads.append(f"guarded: {what} at {user_location()}")
+            self.guards.require(what, "it reads a tensor's values on the host")
+            self.guards.note(what)
             bits = as_integers(tensor)
             expected = self.table.add_weight(bits.clone())
             views = (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from offload.constants import same_constant
 from offload.errors import CaptureError
 from offload.record.modes import eager_paths_taken, reads_avoided
 from offload.record.operators import is_tensor
@@ -17,6 +19,7 @@ from offload.structure import (
     OpaqueStructure,
     Structure,
     StructureMismatch,
+    constants,
     flatten,
     match,
     unflatten,
@@ -71,6 +74,24 @@ class Surroundings:
             yield
 
 
+_calls = threading.local()
+
+
+def is_called_again() -> bool:
+    """Whether this thread is making a recorded call again, which watchers of calls are to leave."""
+    return getattr(_calls, "again", False)
+
+
+@contextlib.contextmanager
+def _called_again() -> Iterator[None]:
+    before = is_called_again()
+    _calls.again = True
+    try:
+        yield
+    finally:
+        _calls.again = before
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecordedCall:
     """A callable with the nesting of a call's arguments and of its result.
@@ -79,11 +100,14 @@ class RecordedCall:
 
     Attributes:
         state: what the callable holds in Python, as it was when it was recorded.
+        arguments: their nesting, with the constants themselves.
+        recorded: the same, with the content that changeable constants had.
     """
 
     function: Callable[..., Any]
     state: PythonState
     arguments: Structure
+    recorded: Structure
     result: Structure
     surroundings: Surroundings
 
@@ -94,7 +118,8 @@ class RecordedCall:
             The tensors of the result, in the order of its structure.
 
         Raises:
-            CaptureError: the callable has changed since it was recorded; or the result is nested
+            CaptureError: the callable, or a changeable constant that it was given, has changed
+                since it was recorded; or the result is nested
                 otherwise than the recorded one, or a constant in it is another.
         """
         if change := self.state.change():
@@ -102,8 +127,15 @@ class RecordedCall:
                 f"the model has changed since it was recorded ({change}): its program is one "
                 "opaque launch, which calls the model itself; change it back, or capture it again"
             )
+        for was, now in zip(constants(self.recorded), constants(self.arguments), strict=True):
+            if not same_constant(was, now):
+                raise CaptureError(
+                    f"an argument of the recorded call, a {type(now).__qualname__}, has changed "
+                    "since: the program is one opaque launch, which calls the model with it; "
+                    "change it back, or capture again"
+                )
         args, kwargs = unflatten(self.arguments, list(tensors))
-        with self.surroundings.restored():
+        with _called_again(), self.surroundings.restored():
             outcome = self.function(*args, **kwargs)
         try:
             found, structure = flatten(outcome, is_tensor, share_same=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
-from offload.program import OpaqueCall, Overlap, Program, Result, Role, TensorView
+from offload.program import OpaqueCall, Overlap, Program, Result, Role
 from offload.record.call_arguments import CallArguments
 from offload.record.callables import (
     Parameters,
@@ -19,8 +19,8 @@ from offload.record.callables import (
     refuse_nested_captures,
 )
 from offload.record.fake_weights import FakeWeights
-from offload.record.folding import final_values, folded_values, holders_of, is_folded
-from offload.record.host_constants import may_be_host_constant
+from offload.record.host_constants import check_result, check_undrawn, may_be_host_constant
+from offload.record.input_overlaps import common_memory, written_overlaps
 from offload.record.launches import LaunchRecorder
 from offload.record.model_state import ModelState, changed_unseen_error
 from offload.record.modes import (
@@ -37,7 +37,8 @@ from offload.record.recorded_call import RecordedCall, Surroundings
 from offload.record.recording import Recording, opaque_form
 from offload.record.recording_device import Allocations, default_generator, recording_device
 from offload.record.storages import StorageTable, TrackedStorage, alias
-from offload.structure import OpaqueStructure, Structure, constants, flatten, unflatten
+from offload.record.whole_program import SeenCall
+from offload.structure import OpaqueStructure, constants, flatten, unflatten
 
 
 class Recorder:
@@ -78,6 +79,7 @@ class Recorder:
         self._inputs: list[torch.Tensor] = []
         self._arguments = CallArguments((), {})
         self._call: tuple[Any, Any] = ((), {})
+        self._host_state: torch.Tensor | None = None
 
     # ---- the call ----------------------------------------------------------------------------
 
@@ -94,13 +96,12 @@ class Recorder:
         self._choose_device()
         self._look_at_compiled()
         with torch.no_grad():
-            twin = alias if self._fakes is None else self._fakes.input
-            self._inputs = [twin(tensor) for tensor in self._arguments.tensors]
+            self._inputs = [self._twin(tensor) for tensor in self._arguments.tensors]
             for tensor, name in zip(self._inputs, self._arguments.names, strict=True):
                 self.table.add_input(tensor, name)
-        for first, second, _ in self._common_memory():
+        for first, second, _ in common_memory(self.table, self._arguments.tensors, self._inputs):
             for leaf in (first, second):  # if one is written, both may change
-                self._tracked_input(leaf).keep_before()
+                self.table.of(self._inputs[leaf]).keep_before()
         if self._compiled:
             self._keep_state()
         own = [one for one in constants(self._arguments.live) if type(one) is torch.Generator]
@@ -113,6 +114,12 @@ class Recorder:
             self._context.close()
             raise
         return self._call
+
+    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What stands for an argument; host constants have their value where all else is fake."""
+        if self._fakes is None or tensor.device != self.table.device:
+            return alias(tensor)
+        return self._fakes.input(tensor)
 
     def _choose_device(self) -> None:
         given = self._arguments
@@ -139,10 +146,20 @@ class Recorder:
         self._compiled = compiled_parts(self._function)
         device = self.table.device
         self._log.allows_unseen = self._fakes is None and self._runs_opaque(device.type)
-        if not self._log.allows_unseen:
-            refuse_compiled(self._compiled, device.type)
+        if self._fakes is not None:
+            refuse_compiled(
+                self._compiled, "with weights= nothing is computed, and it launches none"
+            )
+        elif not self._log.allows_unseen:
+            refuse_compiled(
+                self._compiled,
+                f"on {device.type} they would be one call of the compiled code, from which there "
+                "is nothing to gain",
+            )
         elif self._compiled:
             refuse_nested_captures(self._function)
+            if device.type != "cpu":
+                self._host_state = torch.default_generator.get_state()
             self._log.unseen = f"{', '.join(self._compiled)} is compiled by torch.compile"
         self._surroundings = Surroundings.of_caller(
             device, avoids_reads=self._avoids_reads and not self._compiled
@@ -205,10 +222,20 @@ class Recorder:
                 raise CaptureError(f"the result cannot be taken apart: {error}") from error
             results = tuple(self._result(tensor) for tensor in tensors)
             overlaps, overlapping = self._check_state()
-            program = self._program(results, structure, overlaps)
+            seen = SeenCall(
+                self.table,
+                self._log,
+                self._arguments,
+                self._inputs,
+                self._parameters,
+                self._fakes,
+                results,
+                structure,
+            )
+            program = seen.program(overlaps)
             recording = self._recording(program, tuple(tensors), overlapping)
             if self._log.allows_unseen:
-                recording = self._with_opaque_form(recording, structure)
+                recording = self._with_opaque_form(recording, seen)
             handed_out = [
                 self._handed_out(one, tensor, program)
                 for one, tensor in zip(results, tensors, strict=True)
@@ -243,6 +270,7 @@ class Recorder:
                 no opaque launches; on others they are marked as written.
         """
         self.table.state.check_python()
+        check_undrawn(self._host_state, self._compiled, self.table.device)
         overlaps, overlapping = self._overlapping()
         changed = list(self._unseen_changes(overlapping))
         for tracked in changed:
@@ -252,9 +280,9 @@ class Recorder:
         return self._overlapping() if changed else (overlaps, overlapping)
 
     def _overlapping(self) -> tuple[tuple[Overlap, ...], Set[int]]:
-        overlaps = self._overlaps()
+        overlaps = written_overlaps(self.table, self._arguments.tensors, self._inputs)
         leaves = {leaf for one in overlaps for leaf in (one.first, one.second)}
-        return overlaps, {self._tracked_input(leaf).storage._cdata for leaf in leaves}
+        return overlaps, {self.table.of(self._inputs[leaf]).storage._cdata for leaf in leaves}
 
     def _unseen_changes(self, overlapping: Set[int]) -> Iterator[TrackedStorage]:
         """Storages of inputs and weights that changed and that no launch wrote.
@@ -281,69 +309,9 @@ class Recorder:
     def _result(self, tensor: torch.Tensor) -> Result:
         check_plain(tensor, "a result")
         tracked = self._log.track(tensor, "the result")
-        if tracked.value.on_host:
-            raise CaptureError(
-                f"a result is {tracked.value.name}, a tensor on the CPU, which a program on "
-                f"{self.table.device} does not give: leave it out of the result, or return it "
-                f'moved with .to("{self.table.device}")'
-            )
+        check_result(tracked, self.table.device)
         leaves = (leaf for leaf, given in enumerate(self._inputs) if tensor is given)
         return Result(self.table.view(tensor, tracked), next(leaves, -1))
-
-    def _program(
-        self,
-        results: tuple[Result, ...],
-        structure: Structure,
-        overlaps: tuple[Overlap, ...],
-        *,
-        folds: bool = True,
-    ) -> Program:
-        """The Program of all launches; those that make constants are left out if it folds.
-
-        Those that make them on the host are left out in any case.
-        """
-        returned = {result.view.value for result in results}
-        folded = folded_values(self.table, returned)
-        if not folds:
-            folded &= {one.value.index for one in self.table if one.value.on_host}
-        launches = tuple(one for one in self._log.launches if not is_folded(one, folded))
-        values = final_values(self.table, returned, folded, launches)
-        weights = {
-            one.value.index: one
-            for one in self.table
-            if values[one.value.index].role is Role.WEIGHT
-        }
-        holders = {index: (one, holders_of(one)) for index, one in weights.items()}
-        stored = {} if self._fakes is None else self._fakes.files_of(weights)
-        return Program(
-            device=self.table.device.type,
-            values=values,
-            launches=launches,
-            inputs=tuple(self._input_view(tensor) for tensor in self._inputs),
-            results=results,
-            arguments_structure=self._arguments.structure,
-            result_structure=structure,
-            overlaps=overlaps,
-            weights={
-                index: tuple(map(self._original, tensors))
-                for index, (_, tensors) in holders.items()
-                if index not in stored
-            },
-            weight_views={
-                index: tuple(self.table.view(tensor, tracked) for tensor in tensors)
-                for index, (tracked, tensors) in holders.items()
-            },
-            stored=stored,
-            generators=tuple(generator for generator, _ in self._log.generators),
-            parameter_names=self._parameters.positional,
-            keyword_only_names=self._parameters.keyword_only,
-            host_reads=tuple(self._log.host_reads),
-            versions={"torch": torch.__version__},
-            device_index=self.table.device.index,
-        )
-
-    def _original(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if self._fakes is None else self._fakes.original(tensor)
 
     def _recording(
         self, program: Program, results: tuple[torch.Tensor, ...], overlapping: Set[int]
@@ -370,16 +338,15 @@ class Recorder:
             computed=self._fakes is None,
         )
 
-    def _with_opaque_form(self, recording: Recording, structure: Structure) -> Recording:
+    def _with_opaque_form(self, recording: Recording, seen: SeenCall) -> Recording:
         """The recording with what a device needs to tell whether it is all, or as opaque already.
 
         Raises:
             CaptureError: the call can only be recorded as one opaque launch, and a tensor that it
                 may read cannot be described.
         """
-        program = recording.program
-        whole = (program.results, structure, program.overlaps)
-        observed = self._program(*whole, folds=False)
+        overlaps = recording.program.overlaps
+        observed = seen.program(overlaps, folds=False)
         try:
             state = self._reachable_state()
         except CaptureError as error:
@@ -390,10 +357,11 @@ class Recorder:
             self._function,
             self.table.state.python_state,
             self._arguments.live,
-            structure,
+            self._arguments.structure,
+            seen.structure,
             self._surroundings,
         )
-        everything = self._program(*whole, folds=False)
+        everything = seen.program(overlaps, folds=False)
         opaque = opaque_form(
             everything,
             OpaqueCall(call, self._log.unseen),
@@ -410,40 +378,16 @@ class Recorder:
     def _reachable_state(self) -> list[TrackedStorage]:
         """Inputs, and every weight on the device that the callable holds or was seen to use.
 
-        Host constants that it holds are tracked as well, and so guarded.
+        Host constants that it holds are tracked as well, and so guarded; of compiled code, whose
+        reads nobody sees, every tensor on the CPU.
         """
         for tensor in self.table.state.tensors():
-            is_here = tensor.device == self.table.device or may_be_host_constant(tensor)
-            if is_here and tensor.untyped_storage().nbytes() and self.table.find(tensor) is None:
+            if not tensor.untyped_storage().nbytes() or self.table.find(tensor) is not None:
+                continue
+            is_here = tensor.device == self.table.device
+            is_read_unseen = self._compiled and not is_here and tensor.device.type == "cpu"
+            if is_here or is_read_unseen or may_be_host_constant(tensor):
                 check_plain(tensor, self.table.state.name(tensor.untyped_storage()._cdata))
-                self.table.add_weight(tensor)
+                add = self.table.add_read_unseen if is_read_unseen else self.table.add_weight
+                add(tensor)
         return [one for one in self.table if one.is_state and not one.constant]
-
-    def _input_view(self, tensor: torch.Tensor) -> TensorView:
-        tracked = self.table.find(tensor)
-        assert tracked is not None
-        return self.table.view(tensor, tracked)
-
-    def _tracked_input(self, leaf: int) -> TrackedStorage:
-        tracked = self.table.find(self._inputs[leaf])
-        assert tracked is not None
-        return tracked
-
-    def _common_memory(self) -> Iterator[tuple[int, int, int]]:
-        """Pairs of inputs on common bytes, with the distance of their addresses."""
-        spans = [
-            (leaf, tensor.data_ptr(), self._tracked_input(leaf).value.size_bytes)
-            for leaf, tensor in enumerate(self._arguments.tensors)
-        ]
-        for position, (first, start, size) in enumerate(spans):
-            for second, other, other_size in spans[position + 1 :]:
-                if start < other + other_size and other < start + size:
-                    yield first, second, other - start
-
-    def _overlaps(self) -> tuple[Overlap, ...]:
-        """Pairs of inputs on common bytes of which at least one is written."""
-        return tuple(
-            Overlap(first, second, distance_bytes)
-            for first, second, distance_bytes in self._common_memory()
-            if self._tracked_input(first).written or self._tracked_input(second).written
-        )

@@ -10,7 +10,7 @@ import torch
 from offload.eager_run import bytes_of
 from offload.errors import CaptureError
 from offload.program import ITEM_BYTES, Role, TensorView, Value, span_bytes
-from offload.record.host_constants import check_host_constant
+from offload.record.host_constants import check_host_constant, check_read_unseen
 from offload.record.model_state import ModelState, StorageWatch
 from offload.record.operators import user_location
 from offload.torch_names import dtype_name
@@ -112,6 +112,12 @@ class StorageTable:
         identity = tensor.untyped_storage()._cdata
         return self._by_identity.get(identity) or self._twins.get(identity)
 
+    def of(self, tensor: torch.Tensor) -> TrackedStorage:
+        """The storage that `tensor` views, which was met before."""
+        tracked = self.find(tensor)
+        assert tracked is not None
+        return tracked
+
     def add_input(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
         """Track an argument; its Value is the bytes that the tensor spans.
 
@@ -132,11 +138,26 @@ class StorageTable:
         Raises:
             CaptureError: it is neither on the device nor a host constant.
         """
-        storage = tensor.untyped_storage()
-        holders = self.state.holders(storage._cdata) or (tensor,)
+        holders = self.state.holders(tensor.untyped_storage()._cdata) or (tensor,)
         if tensor.device != self.device:
             holders = tuple(one for one in holders if one.dim() == 0) or (tensor,)
+        return self._add(self._held(holders), holders[0])
+
+    def add_read_unseen(self, tensor: torch.Tensor) -> TrackedStorage:
+        """Track a tensor on the CPU that the model holds, and that unseen code may have read.
+
+        It is a host constant, of any shape.
+
+        Raises:
+            CaptureError: it is too large to be compared at each execution.
+        """
+        tracked = self._held(self.state.holders(tensor.untyped_storage()._cdata))
+        check_read_unseen(tracked, self.device)
+        return self._insert(tracked, on_host=True)
+
+    def _held(self, holders: tuple[torch.Tensor, ...]) -> TrackedStorage:
         first = holders[0]
+        storage = first.untyped_storage()
         value = Value(
             len(self),
             Role.WEIGHT,
@@ -146,7 +167,7 @@ class StorageTable:
             storage.nbytes(),
             self.state.name(storage._cdata),
         )
-        return self._add(TrackedStorage(value, storage, 0, holders=holders), first)
+        return TrackedStorage(value, storage, 0, holders=holders)
 
     def add_made(self, tensor: torch.Tensor, name: str, *, unwritten: bool) -> TrackedStorage:
         """Track a storage that a launch made.
@@ -171,8 +192,13 @@ class StorageTable:
         self._twins[fake.untyped_storage()._cdata] = tracked
 
     def _add(self, tracked: TrackedStorage, tensor: torch.Tensor) -> TrackedStorage:
-        if tensor.device != self.device:
+        on_host = tensor.device != self.device
+        if on_host:
             check_host_constant(tensor, tracked, self.device)
+        return self._insert(tracked, on_host=on_host)
+
+    def _insert(self, tracked: TrackedStorage, *, on_host: bool) -> TrackedStorage:
+        if on_host:
             content = bytes(tracked.own_content().tolist())
             tracked.value = dataclasses.replace(tracked.value, host_content=content)
             tracked.known = tracked.constant = tracked.is_state

@@ -97,10 +97,12 @@ def moving_slots(program: Program, plan: Plan, loaded: Loaded) -> list[MovingSlo
 
     Not an input that overlaps another one of which one is written: they are bound where they lie,
     as recorded. Nor one with gaps or shared elements, whose copy is no copy of bytes. One that is
-    written is copied back; a result that is an input or a view of it is made of the caller's
-    tensor, copied or not.
+    written, or may be by unseen work, is copied back; a result that is an input or a view of it is
+    made of the caller's tensor, copied or not.
     """
     written = {index for launch in program.launches for index in launch.writes}
+    if program.opaque is not None:  # a write that left the same bytes was not observed
+        written |= {view.value for view in program.inputs}
     together = {leaf for one in program.overlaps for leaf in (one.first, one.second)}
     slots = []
     for leaf, view in enumerate(program.inputs):
@@ -136,6 +138,7 @@ def _input_specs(
             layout=native_layout(view),
             slot=0 if on_host else _slot_of(plan, view.value),
             written=view.value in written,
+            may_be_written=program.opaque is not None and not on_host,
             returned_as_view=view.value in aliased,
             alignment_bytes=1 if on_host else alignment_bytes,
             on_host=on_host,
@@ -152,15 +155,26 @@ def _device_weights(program: Program) -> list[Value]:
 
 def _host_constants(program: Program) -> Iterator[_native.HostConstantSpec]:
     """What each execution must find on the host as it was recorded: inputs, and held tensors."""
-    leaves = {view.value: leaf for leaf, view in enumerate(program.inputs)}
-    for value in program.values:
+    for leaf, view in enumerate(program.inputs):
+        value = program.values[view.value]
         if value.host_content is not None:
             yield _native.HostConstantSpec(
                 name=value.name,
                 content=value.host_content,
-                input=leaves.get(value.index),
-                holders=list(program.weights.get(value.index, ())),
-                layouts=[native_layout(view) for view in program.weight_views.get(value.index, ())],
+                layout=native_layout(view),
+                input=leaf,
+            )
+    for value in program.of_role(Role.WEIGHT):
+        if value.host_content is None:
+            continue
+        for holder, view in zip(
+            program.weights[value.index], program.weight_views[value.index], strict=True
+        ):
+            yield _native.HostConstantSpec(
+                name=value.name,
+                content=value.host_content[view.offset_bytes : view.end_bytes],
+                layout=native_layout(view),
+                holder=holder,
             )
 
 

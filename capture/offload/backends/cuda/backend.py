@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Set
 from typing import Any
 
 import torch
@@ -29,13 +28,14 @@ from offload.backends.cuda.graph import NodeKind, driver_bindings, is_known_addr
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
 from offload.backends.cuda.random_cells import Cell, drawing, random_cells
+from offload.backends.cuda.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
 from offload.backends.cuda.words import CapturesDiffer, Discovery, Noise
-from offload.errors import BackendUnavailable, BindingError, CaptureError
+from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
 from offload.plan import Plan, check_plan
-from offload.program import Launch, Overlap, Program, Symbol
+from offload.program import Program
 
 ALIGNMENT_BYTES = 256
 """Of every Value: what cuBLASLt takes into account when it chooses a kernel. A kernel that was
@@ -125,8 +125,8 @@ class CudaBackend:
             CaptureError: one of the two cannot be captured.
             ExecutionError: the driver failed.
         """
-        self.machine()
         device = device_of(program)
+        self.machine(device)
         capturers = [self._capturer or TorchCapturer() for _ in range(2)]
         unseen: Counter[str] | None = None
         for attempt in range(_MAXIMUM_TRIES):
@@ -154,9 +154,9 @@ class CudaBackend:
         """
         self.machine(device_of(program))
         for launch in program.launches:
-            _refuse(launch)
+            refuse_launch(launch)
         for overlap in program.overlaps:
-            _refuse_unaligned(program, overlap, self.alignment_bytes)
+            refuse_unaligned(program, overlap, self.alignment_bytes)
         capturer = self._capturer or TorchCapturer()
         names = _launch_names(program)
         differ = ""  # what it says; the error itself would keep its frame, and so the captures
@@ -189,10 +189,8 @@ class CudaBackend:
         check_plan(prepared.program, plan)
         captured: _Captured = prepared.state
         named = {word.value for word in captured.discovery.words}
-        check_weights = functools.partial(
-            _check_weights, prepared.program, named, self.alignment_bytes
-        )
-        check_weights()
+        check = functools.partial(check_weights, prepared.program, named, self.alignment_bytes)
+        check()
         arena = _arena(captured.device)
         # The resident has a graph of its own: of the capture only what its constant words point
         # to has to stay, for as long as the device executes it. `_arenas` finds the arena as long.
@@ -214,7 +212,7 @@ class CudaBackend:
             device=self.tensor_device(captured.device),
             alignment_bytes=self.alignment_bytes,
             current_stream=self.current_stream,
-            check_weights=check_weights,
+            check_weights=check,
             draw=drawing(random) if random is not None and captured.random_cells else None,
             set_nodes=_set_nodes(captured, plan),
             measure_copies=functools.partial(self.copy_costs, captured.device, resident),
@@ -293,60 +291,6 @@ def _points_outside(discovery: Discovery) -> bool:
         one.owner != RANDOM_OWNER and not one.owner.startswith(WEIGHT_OWNER)
         for one in discovery.constants
     )
-
-
-def _refuse(launch: Launch) -> None:
-    """Refuse what a graph cannot do by itself.
-
-    Raises:
-        CaptureError: the launch reads on the host, or makes host memory.
-    """
-    if launch.guard is not None or launch.guards_shape:
-        what = "is read on the host" if launch.guard is not None else "has shapes that depend on it"
-        raise CaptureError(
-            f"{launch.source}: what {launch.operator} gives {what}, which an execution would have "
-            "to wait for in the middle of a device's graph"
-        )
-    for argument in launch.arguments:
-        is_device = isinstance(argument, Symbol) and argument.kind == "device"
-        if is_device and not str(argument).startswith("cuda"):
-            raise CaptureError(
-                f"{launch.source}: {launch.operator} makes a tensor on {argument}, which a graph "
-                "on a GPU cannot"
-            )
-
-
-def _refuse_unaligned(program: Program, overlap: Overlap, alignment_bytes: int) -> None:
-    """Refuse inputs that overlap, one of them written, so that one must be less aligned.
-
-    Raises:
-        CaptureError: their distance is no multiple of the alignment.
-    """
-    if overlap.distance_bytes % alignment_bytes:
-        first, second = (
-            program.values[program.inputs[leaf].value].name
-            for leaf in (overlap.first, overlap.second)
-        )
-        raise CaptureError(
-            f"{first} and {second} share memory, {abs(overlap.distance_bytes)} bytes apart, and "
-            "one of them is written: neither can be copied elsewhere, and kernels are chosen for "
-            f"addresses that are multiples of {alignment_bytes} bytes"
-        )
-
-
-def _check_weights(program: Program, named: Set[int], alignment_bytes: int) -> None:
-    """Refuse weights that words name and that are less aligned than they were captured.
-
-    Raises:
-        BindingError: a storage's address is no multiple of the alignment.
-    """
-    for index, holders in program.weights.items():
-        address = holders[0].untyped_storage().data_ptr()
-        if index in named and address % alignment_bytes:
-            raise BindingError(
-                f"{program.values[index].name}: its memory begins at 0x{address:x}, and kernels "
-                f"are chosen for multiples of {alignment_bytes} bytes: give it a clone()"
-            )
 
 
 def _capture(

@@ -42,7 +42,7 @@ def weights_at_risk(program: Program) -> list[Value]:
     written = {index for launch in program.launches for index in launch.writes}
     return [
         value
-        for value in program.of_role(Role.WEIGHT)
+        for value in _device_weights(program)
         if value.index in written
         or not all(isinstance(one, torch.nn.Parameter) for one in program.weights[value.index])
     ]
@@ -54,9 +54,14 @@ def weight_ranges(program: Program) -> list[OwnedRange]:
         return []
     return [
         OwnedRange(storage.data_ptr(), storage.nbytes(), WEIGHT_OWNER + value.name)
-        for value in program.of_role(Role.WEIGHT)
+        for value in _device_weights(program)
         for storage in [program.weights[value.index][0].untyped_storage()]
     ]
+
+
+def _device_weights(program: Program) -> list[Value]:
+    """All weights but host constants, which no kernel can reach, and which nothing may write."""
+    return [value for value in program.of_role(Role.WEIGHT) if not value.on_host]
 
 
 class FixedWeights:

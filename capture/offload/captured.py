@@ -1,0 +1,163 @@
+"""The Captured: a recorded call, to be executed, loaded, saved and explained."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from offload.errors import CaptureError
+from offload.explain import explain
+from offload.files import open_program, save_program
+from offload.load import load_program
+from offload.program import Program
+from offload.replay import Executable
+from offload.timeline import Scheduling
+
+
+class Captured:
+    """A model's recorded call. Call it with new tensors to execute.
+
+    Attributes:
+        program: the recorded Program, once the call in the with-block is done.
+    """
+
+    def __init__(self, program: Program | None = None) -> None:
+        """Begin with a Program, or with none until `offload.capture` has recorded a call.
+
+        Args:
+            program: what was recorded.
+        """
+        # What `capture` sets: how calls are recorded in its block, and what came of it.
+        self._program = program
+        self._record: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
+        self._recorded_result: tuple[Any] | None = None
+        self._default: Executable | None = None
+        self._load_lock = threading.Lock()
+
+    @property
+    def program(self) -> Program:
+        """The recorded Program.
+
+        Raises:
+            CaptureError: nothing has been recorded yet.
+        """
+        if self._program is None:
+            raise CaptureError("nothing is recorded yet: call the model once inside the with-block")
+        return self._program
+
+    @property
+    def recorded_result(self) -> Any:
+        """What the recorded call returned; kept alive by this object.
+
+        Raises:
+            CaptureError: the call was made in a with-block, which returned its result there, or
+                the Program was opened from a file.
+        """
+        if self._recorded_result is None:
+            raise CaptureError(
+                "only capture(model, *args) keeps the recorded call's result: in a with-block, "
+                "keep what the call returns"
+            )
+        return self._recorded_result[0]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Execute with new tensors; in the with-block, call the model and record it.
+
+        Takes what the model took and returns what it returned, nested alike.
+
+        Raises:
+            CaptureError: the call cannot be recorded.
+            BindingError: an argument does not fit the recorded call; nothing has run.
+            ExecutionError: a launch failed.
+        """
+        if self._default is not None:
+            return self._default(*args, **kwargs)
+        if self._record is not None:
+            return self._record(args, kwargs)
+        return self._loaded()(*args, **kwargs)
+
+    def _loaded(self) -> Executable:
+        with self._load_lock:
+            if self._default is None:
+                self._default = self.load()
+            return self._default
+
+    def rebind_weights(self) -> None:
+        """Use the storages that the parameters have now, in calls of this object.
+
+        Raises:
+            BindingError: a new storage is laid out otherwise than the recorded one.
+        """
+        if self._default is not None:
+            self._default.rebind_weights()
+
+    def load(
+        self,
+        device: str | torch.device | None = None,
+        *,
+        scheduling: str = Scheduling.OFFLOAD,
+        verify: bool = True,
+        weights_budget: int | str | None = None,
+    ) -> Executable:
+        """Make the Program resident on a device.
+
+        Args:
+            device: device type, which may have an index (`cuda:1`); by default what the Program
+                was recorded on, or to which its file was read.
+            scheduling: `offload` delivers the program as one task; `host` launch by launch, the
+                baseline that it is compared with.
+            verify: prove at load that a captured graph computes the same at other addresses. The
+                cpu backend proves each launch when it is first executed, whatever is said here.
+            weights_budget: all memory of the device that weights may use: bytes, text such as
+                `2GiB`, or `auto` for what is free. What does not fit is brought from the files of
+                `capture(weights=)`, or from the model's own tensors, while launches run. None:
+                weights are used where they are; those in files are all read.
+
+        Raises:
+            BackendUnavailable: there is no such device here, it cannot run this Program, or the
+                Program's weights and inputs are on another one of its type.
+            CaptureError: the device cannot capture the Program, or the proof failed.
+            BindingError: there is no such scheduling; or a weight has another shape, dtype or
+                layout than when it was recorded.
+            PlanError: the Program cannot be placed, or the budget is too small: the message says
+                what is needed, and what sets it.
+            FileError: a weight's file is gone, or shorter than it was.
+        """
+        return load_program(
+            self.program,
+            device,
+            scheduling=scheduling,
+            verify=verify,
+            weights_budget=weights_budget,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the Program and its weights to one file; `offload.open` reads it without pickle.
+
+        Raises:
+            CaptureError: nothing has been recorded yet.
+            FileError: something in the program cannot be written, or the path cannot be written to.
+        """
+        save_program(self.program, path)
+
+    def explain(self) -> str:
+        """Say what a user should know: launches without an out-variant, copies, reads avoided.
+
+        Loads the Program if it is not loaded. Which out-variants failed their proof, and the bytes
+        outside the arena, are known after the first execution.
+        """
+        return explain(self._loaded())
+
+
+def open_file(path: str | os.PathLike[str]) -> Captured:
+    """Open a saved Program; the model's code is not needed, and nothing is executed.
+
+    Raises:
+        FileError: the file is missing, truncated, corrupted, newer than this version, or asks for
+            an operator that is not on the list of safe ones.
+    """
+    return Captured(open_program(path))

@@ -1,0 +1,91 @@
+"""Launches under fake tensors: what an operator is given, and that nothing is computed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
+
+from offload.record.fake_weights import FakeWeights
+from offload.record.guards import HostReadGuards
+from offload.record.host_constants import may_be_host_constant
+from offload.record.operators import Operator, tensors_in
+from offload.record.storages import StorageTable, TrackedStorage
+
+
+class Tracker(Protocol):
+    """Who knows the storages that launches use.
+
+    Attributes:
+        guards: of host reads.
+    """
+
+    guards: HostReadGuards
+
+    def track(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
+        """The storage of a tensor that the operator `name` uses."""
+
+
+class FakeLaunches:
+    """Gives operators fake tensors; host constants alone are computed, for their value is needed.
+
+    Owner: one LaunchRecorder.
+    """
+
+    def __init__(self, fakes: FakeWeights, table: StorageTable, tracker: Tracker) -> None:
+        self._fakes = fakes
+        self._table = table
+        self._tracker = tracker
+
+    def launch(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], contextlib.AbstractContextManager[Any]]:
+        """The arguments to call an operator with, and the context to call it in.
+
+        Raises:
+            CaptureError: as `track`; or a tensor lies on another device.
+        """
+        if self._is_on_host(args, kwargs):
+            return args, kwargs, contextlib.nullcontext()
+        fake = self._all_fake(operator.name, args)
+        named = self._all_fake(operator.name, kwargs)
+        return fake, named, self._computing_nothing(operator)
+
+    def _is_on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether all that is given, or what is made of numbers, can be host constants."""
+        if self._table.device.type == "cpu":
+            return False
+        tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
+        if not tensors:
+            return torch.device(kwargs.get("device") or "cpu").type == "cpu"
+        return not any(isinstance(one, FakeTensor) for one in tensors) and all(
+            map(may_be_host_constant, tensors)
+        )
+
+    @contextlib.contextmanager
+    def _computing_nothing(self, operator: Operator) -> Iterator[None]:
+        try:
+            with self._fakes.mode:
+                yield
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            self._tracker.guards.require(operator.name, "it reads a tensor's value on the host")
+
+    def _all_fake(self, name: str, given: Any) -> Any:
+        """What an operator is given with a fake twin for each tensor that is in memory."""
+        if isinstance(given, (list, tuple)):
+            return type(given)(self._all_fake(name, one) for one in given)
+        if isinstance(given, dict):
+            return {key: self._all_fake(name, one) for key, one in given.items()}
+        if not isinstance(given, torch.Tensor) or isinstance(given, FakeTensor):
+            return given
+        tracked = self._tracker.track(given, name)
+        fake = self._fakes.of(given)
+        self._table.let_stand_for(fake, tracked)
+        return fake

@@ -1,0 +1,69 @@
+"""Guards: host reads whose values each execution must find again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offload.errors import CaptureError
+from offload.record.operators import NO_NESTED_ENCODER, user_location
+
+
+class HostReadGuards:
+    """What a recorded call reads on the host, and whether it may.
+
+    Owner: one LaunchRecorder.
+
+    Attributes:
+        notes: on reads that became guards.
+    """
+
+    def __init__(self, *, allowed: bool) -> None:
+        """Begin without any; if they are not allowed each is refused."""
+        self.notes: list[str] = []
+        self._allowed = allowed
+        self._changed_state_at = ""
+
+    def note_change(self) -> None:
+        """A launch changes state: a guard behind it would fail too late."""
+        self._changed_state_at = self._changed_state_at or user_location()
+
+    def note(self, what: str) -> None:
+        """Note that a read became a guard."""
+        self.notes.append(f"guarded: {what} at {user_location()}")
+
+    def require(self, what: str, reason: str) -> None:
+        """Make sure that a read can be guarded.
+
+        Raises:
+            CaptureError: reads are to be avoided, or state has changed already.
+        """
+        place = user_location()
+        if not self._allowed:
+            raise CaptureError(
+                f"{place}: {what}: {reason}, which a replay cannot repeat. Compute it with "
+                'tensors, pass it as an argument, or capture with host_reads="guard" to have each '
+                "execution check that it is as recorded"
+            )
+        if self._changed_state_at:
+            raise CaptureError(
+                f"{place}: {what} is guarded, but the call has already changed state at "
+                f"{self._changed_state_at}, so a failing guard would come too late: read before "
+                "the first change of an input, buffer, parameter or random generator"
+            )
+
+    def note_read(self, name: str, outcomes: list[Any]) -> None:
+        """Note an operator that reads tensors and returns one number.
+
+        Raises:
+            CaptureError: as `require`; or it returns something else.
+        """
+        reason = "it reads a tensor's value on the host"
+        if name == "aten::_nested_tensor_from_mask_left_aligned":
+            reason += f" ({NO_NESTED_ENCODER} to do without)"
+        self.require(name, reason)
+        if len(outcomes) != 1 or not isinstance(outcomes[0], (bool, int, float, complex)):
+            raise CaptureError(
+                f"{user_location()}: {name} reads tensors on the host and returns something else "
+                "than one number, which cannot be guarded: call it outside the model"
+            )
+        self.note(name)
