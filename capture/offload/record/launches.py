@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -97,6 +99,12 @@ class LaunchRecorder:
                 yield
         except (DataDependentOutputException, DynamicOutputShapeException):
             self._require_guard(operator.name, "it reads a tensor's value on the host")
+        except (UnsupportedOperatorException, UnsupportedFakeTensorException) as error:
+            raise CaptureError(
+                f"{user_location()}: torch cannot tell what {operator.name} gives without "
+                "computing it: register a fake implementation (torch.library.register_fake), or "
+                "capture without weights="
+            ) from error
 
     def _all_fake(
         self, fakes: FakeWeights, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -108,8 +116,11 @@ class LaunchRecorder:
                 return type(argument)(map(twin, argument))
             if not isinstance(argument, torch.Tensor) or isinstance(argument, FakeTensor):
                 return argument
+            own = fakes.of_model(argument)
+            if own is not None:
+                return own
             tracked = self.track(argument, name)
-            fake = fakes.of(argument)
+            fake = fakes.of(argument, f"a tensor of shape {list(argument.shape)} that {name} uses")
             self.table.let_stand_for(fake, tracked)
             return fake
 
@@ -136,7 +147,7 @@ class LaunchRecorder:
         name = operator.name
         for is_write, argument in zip(operator.declares_write, arguments, strict=True):
             if type(argument) is torch.Generator:
-                self.note_generator(argument)
+                self._check_generator(argument, name)
             for tensor in tensors_in(argument):
                 check_plain(tensor, name)
                 tracked = self.track(tensor, name)
@@ -425,6 +436,19 @@ class LaunchRecorder:
             writes=(),
             guard=True,
         )
+
+    def _check_generator(self, generator: torch.Generator, name: str) -> None:
+        """Refuse a generator that nobody knew before the call.
+
+        Raises:
+            CaptureError: the call has made it, and a replay would draw on from it.
+        """
+        if all(_identity(known) != _identity(generator) for known, _ in self.generators):
+            raise CaptureError(
+                f"{user_location()}: {name} draws from a torch.Generator that the call made, whose "
+                "numbers a replay would not begin anew: pass it as an argument, or let the model "
+                "hold it"
+            )
 
     def note_generator(self, generator: torch.Generator) -> int:
         """The position of a generator among those used, its state kept at first sight."""
