@@ -122,7 +122,7 @@ void truncated_files_are_told() {
   CHECK_THAT(memory[0] == pattern(8));
   CHECK_THAT(has(error_of([&] {
                    WeightFiles anew;
-                   source.look_up(anew);
+                   source.look_up(anew, /*opens=*/true);
                  }),
                  "the file ends before"));
 }
@@ -149,7 +149,7 @@ void replaced_files_are_looked_up() {
   source.read(0, memory.data(), 5000, buffer);
   CHECK_THAT(memory[1] == pattern(1));
   WeightFiles anew;
-  source.look_up(anew);
+  source.look_up(anew, /*opens=*/true);
   source.read(0, memory.data(), 5000, buffer);
   CHECK_THAT(memory[1] == std::byte{7} && memory[4999] == std::byte{7});
 }
