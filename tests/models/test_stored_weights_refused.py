@@ -233,3 +233,30 @@ def test_a_file_that_is_written_while_it_is_used_is_refused_until_it_is_read_aga
             _ = [run(given) for _ in range(3)]
         run.streaming.refresh()
         torch.testing.assert_close(run(given), other(given))
+
+
+def test_a_parameter_without_a_shape_is_refused(tmp_path: Path) -> None:
+    save_weights(nn.Linear(4, 4), tmp_path)
+    with pytest.raises(offload.CaptureError, match="weight has no shape yet"):
+        offload.capture(nn.LazyLinear(4), torch.randn(2, 4), weights=tmp_path)
+
+
+def test_buffers_may_be_parts_of_one_memory(tmp_path: Path) -> None:
+    class Parts(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 8)
+            self.whole = torch.arange(80.0).view(10, 8)
+            self.register_buffer("head", self.whole[:4].data, persistent=False)
+            self.register_buffer("tail", self.whole[6:].data, persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + self.head - 2 * self.tail + self.whole[3:7]
+
+    model = Parts()
+    save_weights(model, tmp_path)
+    given = torch.randn(4, 8)
+    captured = offload.capture(model, given, weights=tmp_path)
+    with captured.load() as run, torch.no_grad():
+        torch.testing.assert_close(run(given), model(given))
+        model.whole.neg_()
+        torch.testing.assert_close(run(given), model(given))

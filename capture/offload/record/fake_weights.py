@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from offload.eager_run import bytes_of
 from offload.errors import CaptureError, FileError
 from offload.program import ITEM_BYTES, StoredTensor, span_bytes
 from offload.record.callables import module_of
@@ -51,6 +52,7 @@ class FakeWeights:
         self._stored = stored
         self._files: dict[int, StoredTensor] = {}  # by identity of the fake storage
         self._originals: dict[int, torch.Tensor] = {}  # by id of the fake tensor
+        self._storages: dict[int, torch.UntypedStorage] = {}  # that fake ones stand for
         self._twins: dict[int, torch.Tensor] = {}  # by id of the model's own tensor
         self._in_files: dict[int, list[tuple[int, int, str]]] = {}  # bytes, by storage's identity
         self._fakes: list[torch.Tensor] = []  # kept, so that identities stay their own
@@ -60,8 +62,8 @@ class FakeWeights:
         """Let the model hold fake parameters and buffers.
 
         Raises:
-            CaptureError: the callable is no module, or a tensor of a file shares memory with
-                another one of the model.
+            CaptureError: the callable is no module or a scripted one, a parameter has no shape
+                yet, or a tensor of a file shares memory with another one of the model.
             FileError: a tensor that is on the meta device is in no file, one in a file has
                 another shape or dtype, or the files have nothing of the model.
         """
@@ -111,6 +113,10 @@ class FakeWeights:
             *model.named_buffers(remove_duplicate=False),
         )
         for name, tensor in every:
+            if torch.nn.parameter.is_lazy(tensor):
+                raise CaptureError(
+                    f"{name} has no shape yet: call the model once before capturing it"
+                )
             names.setdefault(id(tensor), []).append(name)
             tensors[id(tensor)] = tensor
         absent = [
@@ -222,10 +228,18 @@ class FakeWeights:
                 f"a tensor of shape {list(tensor.shape)} is on {tensor.device}, and the inputs on "
                 f"{self.device}: move what the files do not hold there"
             )
+        self._make_whole(tensor.untyped_storage())
         fake = self.mode.fake_tensor_converter.from_real_tensor(self.mode, tensor)
         self._originals.setdefault(id(fake), tensor)
         self._fakes.append(fake)
         return fake
+
+    def _make_whole(self, storage: torch.UntypedStorage) -> None:
+        """Let what stands for a storage have all its bytes: the first view may show a part."""
+        if storage._cdata not in self._storages:
+            self._storages[storage._cdata] = storage
+            converter = self.mode.fake_tensor_converter
+            self._fakes.append(converter.from_real_tensor(self.mode, bytes_of(storage)))
 
     def files_of(self, weights: Mapping[int, TrackedStorage]) -> dict[int, StoredTensor]:
         """Of weights those that fake storages stand for, by index with the place in a file."""

@@ -99,11 +99,14 @@ class LaunchRecorder:
                 yield
         except (DataDependentOutputException, DynamicOutputShapeException):
             self._require_guard(operator.name, "it reads a tensor's value on the host")
-        except (UnsupportedOperatorException, UnsupportedFakeTensorException) as error:
+        except Exception as error:  # that of an aten operator is what eager would raise
+            unsupported = (UnsupportedOperatorException, UnsupportedFakeTensorException)
+            if operator.is_aten and not isinstance(error, unsupported):
+                raise
             raise CaptureError(
                 f"{user_location()}: torch cannot tell what {operator.name} gives without "
                 "computing it: register a fake implementation (torch.library.register_fake), or "
-                "capture without weights="
+                f"capture without weights= ({error})"
             ) from error
 
     def _all_fake(
