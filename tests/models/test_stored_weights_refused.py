@@ -260,3 +260,18 @@ def test_buffers_may_be_parts_of_one_memory(tmp_path: Path) -> None:
         torch.testing.assert_close(run(given), model(given))
         model.whole.neg_()
         torch.testing.assert_close(run(given), model(given))
+
+
+def test_running_statistics_are_written_though_no_schema_says_so(tmp_path: Path) -> None:
+    class Norm(nn.BatchNorm1d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            state = self.weight, self.bias, self.running_mean, self.running_var
+            return torch.ops.aten.native_batch_norm(x, *state, self.training, 0.1, 1e-5)[0]
+
+    save_weights(Norm(8), tmp_path)
+    given = torch.randn(4, 8)
+    for training, n_written in ((True, 2), (False, 0)):
+        captured = offload.capture(Norm(8).train(training), given, weights=tmp_path)
+        program = captured.program
+        written = {index for launch in program.launches for index in launch.writes}
+        assert len(written & program.stored.keys()) == n_written

@@ -33,6 +33,7 @@ from offload.record.operators import (
     shape_sources,
     tensors_in,
     user_location,
+    written_arguments,
 )
 from offload.record.recording_device import Allocations
 from offload.record.storages import StorageTable, TrackedStorage
@@ -148,7 +149,9 @@ class LaunchRecorder:
         """Find the storages that the operator is given; keep what it is going to write."""
         touched = []
         name = operator.name
-        for is_write, argument in zip(operator.declares_write, arguments, strict=True):
+        for is_write, argument in zip(
+            written_arguments(operator, arguments), arguments, strict=True
+        ):
             if type(argument) is torch.Generator:
                 self._check_generator(argument, name)
             for tensor in tensors_in(argument):
