@@ -15,11 +15,13 @@ from offload.backends import (
     StreamingBackend,
     backend_and_index,
     find_backend,
+    managed_weights,
     on_device,
 )
 from offload.byte_sizes import parse_bytes
 from offload.eager_run import bytes_of
 from offload.errors import BackendUnavailable, BindingError, ExecutionError
+from offload.files import check_stored_tensors
 from offload.made_up_inputs import input_tensors, made_up_inputs
 from offload.plan import Plan
 from offload.program import Program
@@ -136,6 +138,7 @@ class _StreamedLoad:
         self._link = backend.link(prepared.program)
         self._launch_ns = _estimated_ns(prepared.program)
         self._is_timed = False
+        self._estimated = ""
 
     @property
     def all_bytes(self) -> int:
@@ -152,7 +155,8 @@ class _StreamedLoad:
         streaming = self._streaming(budget_bytes)
         if streaming.transfers and not self._is_timed:
             with self._loaded(streaming, verify=False) as first:
-                self._launch_ns = _timed_ns(first) or self._launch_ns
+                self._take_times(first)
+            del first  # its memory is given back before the next one is asked for
             self._is_timed = True
             streaming = self._streaming(budget_bytes)
         return self._loaded(streaming, verify=self._verify)
@@ -175,11 +179,25 @@ class _StreamedLoad:
                     raise
                 budget_bytes = max(floor_bytes, int(budget_bytes * _LESS))
 
+    def _take_times(self, run: Executable) -> None:
+        """Let launches be timed; where made-up inputs are none for this model, keep estimates."""
+        try:
+            self._launch_ns = _timed_ns(run)
+        except (BindingError, ExecutionError) as error:
+            self._estimated = f"launches could not be timed on made-up inputs: {error}"
+
     def _demand(self) -> WeightDemand:
-        return passes.weight_demand(self._prepared.program, self._launch_ns)
+        program = self._prepared.program
+        demand = passes.weight_demand(program, self._launch_ns)
+        managed = managed_weights(program)
+        weights = (
+            one if one.value in managed else dataclasses.replace(one, stays=True)
+            for one in demand.weights
+        )
+        return dataclasses.replace(demand, weights=tuple(weights))
 
     def _streaming(self, budget_bytes: int) -> Streaming:
-        return passes.stream_weights(
+        streaming = passes.stream_weights(
             self._demand(),
             self._link,
             budget_bytes,
@@ -187,10 +205,20 @@ class _StreamedLoad:
             alignment_bytes=self._backend.alignment_bytes,
             tails=self._backend.maps_pieces(),
         )
+        return dataclasses.replace(streaming, estimated=self._estimated)
 
     def _loaded(self, streaming: Streaming, *, verify: bool) -> Executable:
         plan = dataclasses.replace(self._plan, streaming=streaming)
-        return Executable(self._prepared, plan, self._backend, self._how, verify=verify)
+        stored = self._prepared.program.stored.values()
+        check_stored_tensors(stored)
+        return Executable(
+            self._prepared,
+            plan,
+            self._backend,
+            self._how,
+            verify=verify,
+            check_stored=lambda: check_stored_tensors(stored),
+        )
 
 
 def _estimated_ns(program: Program) -> tuple[float, ...]:
@@ -206,17 +234,18 @@ def _estimated_ns(program: Program) -> tuple[float, ...]:
 def _timed_ns(run: Executable) -> tuple[float, ...]:
     """What each launch takes, by executions on made-up inputs, waits for weights left out.
 
-    Weights that are written and generators are put back. Empty where a guard refuses the inputs.
+    Weights that are written and generators are put back.
+
+    Raises:
+        BindingError: a guard refuses the inputs.
+        ExecutionError: a launch does.
     """
     program = run.program
     tensors = input_tensors(program, made_up_inputs(program, 0))
     args, kwargs = unflatten(program.arguments_structure, tensors)
     with _state_kept(program), run.timeline() as timeline:
-        try:
-            for _ in range(_N_WARM_UP):
-                run(*args, **kwargs)
-        except BindingError:
-            return ()
+        for _ in range(_N_WARM_UP):
+            run(*args, **kwargs)
     spans = [
         sorted(one.of_kind(SpanKind.LAUNCH), key=lambda span: span.launch)
         for one in timeline.executions

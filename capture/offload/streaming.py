@@ -127,6 +127,8 @@ class Streaming:
         roofline_ns: max(compute, (weights - budget) / bandwidth): no plan is quicker.
         floor: the least budget.
         link: what a copy takes.
+        estimated: why the times of launches are estimates; empty if they were measured, or need
+            not be.
     """
 
     budget_bytes: int
@@ -139,6 +141,7 @@ class Streaming:
     roofline_ns: float
     floor: StreamingFloor
     link: Link
+    estimated: str = ""
 
     @property
     def resident_bytes(self) -> int:

@@ -2,6 +2,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <tuple>
 
 #include "convert.hpp"
@@ -104,12 +105,16 @@ void refresh(WeightStream& stream, std::optional<std::vector<std::size_t>> weigh
   stream.refresh(*weights);
 }
 
-void replace(WeightStream& stream, std::size_t weight, py::handle source) {
-  stream.check_weight(weight);
+// All of them or, if one of them is refused, none.
+void replace(WeightStream& stream, const std::map<std::size_t, py::object>& sources) {
   WeightFiles files;
-  std::shared_ptr<WeightSource> made = make_source(stream.plan().weights[weight], source, files);
+  std::map<std::size_t, std::shared_ptr<WeightSource>> made;
+  for (const auto& [weight, source] : sources) {
+    stream.check_weight(weight);
+    made[weight] = make_source(stream.plan().weights[weight], source, files);
+  }
   const py::gil_scoped_release release;
-  stream.replace(weight, std::move(made));
+  stream.replace(std::move(made));
 }
 
 std::vector<std::string> read_modes(const WeightStream& stream) {
@@ -139,8 +144,9 @@ void register_weight_stream(py::module_& module) {
       .def("load", &load, py::arg("progress") = nullptr)
       .def("tensor", &tensor_of, py::arg("index"))
       .def("refresh", &refresh, py::arg("weights") = py::none())
-      .def("replace", &replace, py::arg("index"), py::arg("source"))
+      .def("replace", &replace, py::arg("sources"))
       .def("close", &WeightStream::close, py::call_guard<py::gil_scoped_release>())
+      .def("give_back", &WeightStream::give_back, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("read_modes", &read_modes)
       .def_property_readonly("bytes_moved", &WeightStream::bytes_moved)
       .def_property_readonly("n_transfers", &WeightStream::n_transfers)

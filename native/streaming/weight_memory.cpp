@@ -101,6 +101,18 @@ void WeightMemory::separate() {
   file_ = file;
 }
 
+// As they have no use any more, a failure is none.
+void WeightMemory::give_back() noexcept {
+  if (base_ == nullptr) return;
+  if (is_shared()) {
+    const auto end = static_cast<off_t>(size_bytes_);
+    [[maybe_unused]] const int failed =
+        fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, end);
+  } else {
+    madvise(base_, size_bytes_, MADV_DONTNEED);
+  }
+}
+
 void WeightMemory::release() noexcept {
   for (const Mapping& range : ranges_) munmap(range.address, range.size_bytes);
   if (base_ != nullptr) munmap(base_, size_bytes_);

@@ -34,6 +34,10 @@ class WeightMemory {
   // throws, the addresses may show memory of either.
   void separate();
 
+  // Gives the memory back but for its addresses, which hold zeros from then on. Not between a fork
+  // and separate.
+  void give_back() noexcept;
+
  private:
   struct Mapping {
     std::byte* address;

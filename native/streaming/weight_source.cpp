@@ -54,8 +54,7 @@ WeightFile::WeightFile(std::string path) : path_(std::move(path)) {
   bool direct = file >= 0;
   if (!direct && errno == EINVAL) file = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) fail(path_, std::string("cannot be opened: ") + std::strerror(errno));
-  struct stat status{};
-  if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
+  if (fstat(file, &opened_) != 0 || !S_ISREG(opened_.st_mode)) {
     close(file);
     fail(path_, "expected a regular file");
   }
@@ -138,6 +137,23 @@ void WeightFile::read_through(std::size_t offset_bytes, std::byte* to, std::size
 
 void WeightFile::read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
                       ReadBuffer& buffer) {
+  read_all(offset_bytes, to, size_bytes, buffer);
+  check_unchanged();
+}
+
+void WeightFile::check_unchanged() const {
+  struct stat now{};
+  if (fstat(file_, &now) != 0) fail(path_, std::string("no state: ") + std::strerror(errno));
+  if (now.st_size == opened_.st_size && now.st_mtim.tv_sec == opened_.st_mtim.tv_sec &&
+      now.st_mtim.tv_nsec == opened_.st_mtim.tv_nsec) {
+    return;
+  }
+  fail(path_, "it was written since it was opened: refresh the weights, so that all of them are "
+              "read again");
+}
+
+void WeightFile::read_all(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
+                          ReadBuffer& buffer) {
   if (!direct_) return read_in_place(offset_bytes, to, size_bytes, size_bytes);
   std::size_t in_place_bytes = 0;
   if (offset_bytes % offset_alignment_ == 0 &&
@@ -169,7 +185,8 @@ void FileSource::check_range(const WeightFile& file) const {
              file_bytes - std::min(file_bytes, offset_bytes_));
 }
 
-void FileSource::look_up(WeightFiles& files) {
+void FileSource::look_up(WeightFiles& files, bool opens) {
+  if (!opens && !files.has(file_->path())) return;
   const std::shared_ptr<WeightFile>& file = files.open(file_->path());
   check_range(*file);
   file_ = file;

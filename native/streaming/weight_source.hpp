@@ -1,6 +1,8 @@
 // Where the bytes of weights come from: a range of a file, or memory that is held.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <atomic>
 #include <cstddef>
 #include <map>
@@ -49,9 +51,9 @@ class WeightSource {
   virtual void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
                     ReadBuffer& buffer) = 0;
 
-  // Looks up what it is read from, which may have been replaced, among `files`. If it throws, the
-  // source stays as it was.
-  virtual void look_up(WeightFiles&) {}
+  // Looks up what it is read from, which may have been replaced, among `files`: at its path, or,
+  // unless `opens`, only if that is open there. If it throws, the source stays as it was.
+  virtual void look_up(WeightFiles&, bool /*opens*/) {}
 
   virtual std::size_t size_bytes() const noexcept = 0;
   virtual ReadMode mode() const noexcept = 0;
@@ -64,6 +66,9 @@ class WeightSource {
 // bench/streaming/read_rates.cpp measured the ways beside a thread that computes (figures in
 // docs/design.md): direct reads into huge pages were the quickest and left the processor to the
 // launches; several in flight, of threads or of io_uring, added nothing.
+//
+// A file that is written while it is open is refused from then on: some of its weights would be
+// those of before, others those of now.
 //
 // Owner: shared by the sources that read from it. Thread: any. Errors: FileError with the path,
 // the offset, what was expected and what came.
@@ -84,6 +89,9 @@ class WeightFile {
 
  private:
   void leave_direct();
+  void read_all(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
+                ReadBuffer& buffer);
+  void check_unchanged() const;
   void read_in_place(std::size_t offset_bytes, std::byte* to, std::size_t span_bytes,
                      std::size_t needed_bytes);
   void read_through(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
@@ -91,6 +99,7 @@ class WeightFile {
 
   std::string path_;
   int file_ = -1;
+  struct stat opened_{};  // as it was when it was opened
   std::atomic<bool> direct_ = false;
   std::size_t offset_alignment_ = 1;  // of direct reads
   std::size_t memory_alignment_ = 1;
@@ -102,6 +111,7 @@ class WeightFile {
 class WeightFiles {
  public:
   const std::shared_ptr<WeightFile>& open(const std::string& path);
+  bool has(const std::string& path) const { return files_.count(path) != 0; }
 
  private:
   std::map<std::string, std::shared_ptr<WeightFile>> files_;
@@ -115,7 +125,7 @@ class FileSource final : public WeightSource {
 
   void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
             ReadBuffer& buffer) override;
-  void look_up(WeightFiles& files) override;
+  void look_up(WeightFiles& files, bool opens) override;
   std::size_t size_bytes() const noexcept override { return size_bytes_; }
   ReadMode mode() const noexcept override {
     return file_->is_direct() ? ReadMode::kDirect : ReadMode::kBuffered;

@@ -56,11 +56,15 @@ void WeightStream::check_sources() const {
                        " weights, got " + std::to_string(sources_.size()));
   }
   for (std::size_t weight = 0; weight < sources_.size(); ++weight) {
-    if (sources_[weight]->size_bytes() == plan_.weights[weight].size_bytes) continue;
-    throw BindingError(plan_.weights[weight].name + ": expected a source of " +
-                       std::to_string(plan_.weights[weight].size_bytes) + " bytes, got " +
-                       std::to_string(sources_[weight]->size_bytes()));
+    check_source(weight, *sources_[weight]);
   }
+}
+
+void WeightStream::check_source(std::size_t weight, const WeightSource& source) const {
+  if (source.size_bytes() == plan_.weights[weight].size_bytes) return;
+  throw BindingError(plan_.weights[weight].name + ": expected a source of " +
+                     std::to_string(plan_.weights[weight].size_bytes) + " bytes, got " +
+                     std::to_string(source.size_bytes()));
 }
 
 void WeightStream::check_weight(std::size_t weight) const {
@@ -139,12 +143,14 @@ void WeightStream::begin_generation(const std::function<void(std::uint64_t)>& pr
 // Under the mutex, at rest.
 void WeightStream::look_up(const std::vector<bool>& stale) {
   WeightFiles files;
-  for (std::size_t weight = 0; weight < stale.size(); ++weight) {
-    if (!stale[weight]) continue;
-    try {
-      sources_[weight]->look_up(files);
-    } catch (const std::exception& error) {
-      throw FileError(plan_.weights[weight].name + ": " + error.what());
+  for (const bool turn : {true, false}) {  // then the others of the same files
+    for (std::size_t weight = 0; weight < stale.size(); ++weight) {
+      if (stale[weight] != turn) continue;
+      try {
+        sources_[weight]->look_up(files, /*opens=*/turn);
+      } catch (const std::exception& error) {
+        throw FileError(plan_.weights[weight].name + ": " + error.what());
+      }
     }
   }
 }
@@ -216,17 +222,17 @@ void WeightStream::refresh(const std::vector<std::size_t>& weights) {
   if (!weights.empty()) begin_anew_ = true;
 }
 
-void WeightStream::replace(std::size_t weight, std::shared_ptr<WeightSource> source) {
-  check_weight(weight);
-  if (source->size_bytes() != plan_.weights[weight].size_bytes) {
-    throw BindingError(plan_.weights[weight].name + ": expected a source of " +
-                       std::to_string(plan_.weights[weight].size_bytes) + " bytes, got " +
-                       std::to_string(source->size_bytes()));
+void WeightStream::replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources) {
+  for (const auto& [weight, source] : sources) {
+    check_weight(weight);
+    check_source(weight, *source);
   }
   const std::lock_guard lock(mutex_);
-  replaced_.emplace_back(weight, std::move(source));
-  stale_[weight] = true;
-  begin_anew_ = true;
+  for (auto& [weight, source] : sources) {
+    replaced_.emplace_back(weight, std::move(source));
+    stale_[weight] = true;
+    begin_anew_ = true;
+  }
 }
 
 ReadMode WeightStream::mode(std::size_t weight) const {
@@ -267,6 +273,11 @@ void WeightStream::close() noexcept {
     const std::lock_guard lock(mutex_);
     if (!loading_ && !in_pass_) let_go = std::move(sources_);
   }
+}
+
+void WeightStream::give_back() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (closed_ && !loading_ && !in_pass_ && !separate_) memory_.give_back();
 }
 
 // ---- the worker ---------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -61,9 +62,9 @@ class WeightStream final : private ThreadOwner {
   // next pass on they are read again. Throws BindingError for a weight that does not exist.
   void refresh(const std::vector<std::size_t>& weights);
 
-  // From the next pass on a weight comes from somewhere else. Throws BindingError for a weight that
-  // does not exist or a source of another size.
-  void replace(std::size_t weight, std::shared_ptr<WeightSource> source);
+  // From the next pass on these weights come from somewhere else. Throws BindingError for a weight
+  // that does not exist or a source of another size; then none is replaced.
+  void replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources);
 
   // Throws BindingError for a weight that does not exist.
   void check_weight(std::size_t weight) const;
@@ -105,6 +106,9 @@ class WeightStream final : private ThreadOwner {
   // Ends the worker and lets go of the sources; memory stays while tensors are on it.
   void close() noexcept;
 
+  // Once closed: gives the memory back though tensors are on it, which hold zeros from then on.
+  void give_back() noexcept;
+
   // Totals: of transfers that ended, of waits, of time that the worker spent on transfers.
   std::uint64_t bytes_moved() const noexcept { return bytes_moved_; }
   std::uint64_t n_transfers() const noexcept { return n_transfers_; }
@@ -123,6 +127,7 @@ class WeightStream final : private ThreadOwner {
   void end() noexcept override;
 
   void check_sources() const;
+  void check_source(std::size_t weight, const WeightSource& source) const;
   void make_hooks(bool poison);
   void begin_generation(const std::function<void(std::uint64_t)>& progress);
   void look_up(const std::vector<bool>& stale);

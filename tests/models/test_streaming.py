@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from torch import nn
 
 import offload
 from offload import Captured
-from offload.backends import NullBackend
+from offload.backends import NullBackend, cpu
 
 KIB = 1024
 
@@ -335,3 +337,126 @@ def test_a_model_larger_than_the_memory_of_its_process(tmp_path: Path) -> None:
     assert found["checksum"] == pytest.approx(float(expected.double().sum()), rel=1e-4)
     assert found["streamed_bytes"] >= model_bytes - budget_bytes
     assert found["peak_bytes"] < limit_bytes
+
+
+class Layers(nn.Module):
+    """Layers of 64 KiB, and something at their end that made-up inputs may not do."""
+
+    def __init__(self, end: Any) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(128, 128, bias=False) for _ in range(6))
+        self.end = end
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> Any:
+        ended = self.end(other)
+        for layer in self.layers:
+            x = layer(x)
+        return x, ended
+
+
+@pytest.mark.parametrize(
+    ("end", "other"),
+    [
+        (lambda other: 7 // other, torch.tensor([2, 3])),
+        (torch.linalg.cholesky, torch.eye(3) * 4),
+    ],
+)
+@pytest.mark.parametrize("budget", [128 * KIB, "auto"])
+def test_inputs_that_cannot_be_made_up_leave_estimates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any, other: torch.Tensor, budget: Any
+) -> None:
+    model = Layers(end)
+    save_weights(model, tmp_path)
+    given = torch.randn(4, 128)
+    captured = offload.capture(model, given, other, weights=tmp_path)
+    monkeypatch.setattr("offload.backends.cpu.free_bytes", lambda: 200 * KIB)
+    with captured.load(weights_budget=budget) as run, torch.no_grad():
+        assert run.streaming.plan.transfers
+        assert "times of launches are estimates" in run.streaming.explain()
+        for got, expected in zip(run(given, other), model(given, other), strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+def test_what_is_in_memory_stays_where_the_rest_is_in_files(tmp_path: Path) -> None:
+    table = torch.randn(128, 128)
+    model = Layers(lambda other: other @ table)
+    save_weights(model, tmp_path)
+    given, other = torch.randn(4, 128), torch.randn(2, 128)
+    captured = offload.capture(model, given, other, weights=tmp_path)
+    (held,) = captured.program.weights
+    with captured.load(weights_budget=floor_of(captured)) as run, torch.no_grad():
+        plan = run.streaming.plan
+        assert plan.transfer_bytes == 6 * 64 * KIB
+        assert [one.streamed for one in plan.pieces if one.value == held] == [False]
+        for got, expected in zip(run(given, other), model(given, other), strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+def test_a_load_gives_one_memory_back_before_it_takes_the_next(
+    deep: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams: list[weakref.ref[Any]] = []
+    make_stream = cpu.make_stream
+
+    def make(*args: Any) -> Any:
+        assert [one() for one in streams] == [None] * len(streams)
+        made = make_stream(*args)
+        streams.append(weakref.ref(made[0]))
+        return made
+
+    monkeypatch.setattr(cpu, "make_stream", make)
+    with deep.load(weights_budget=floor_of(deep)):
+        assert len(streams) == 2
+
+
+@pytest.mark.parametrize("factor", [1, 100])
+def test_a_closed_executable_has_given_its_memory_back(deep: Captured, factor: int) -> None:
+    run = deep.load(weights_budget=floor_of(deep) * factor)
+    expected = run(torch.ones(4, 128)).clone()
+    weight = next(iter(run._loaded.weights.values()))
+    run.close()
+    run.close()
+    assert not weight.any()
+    with deep.load() as other:
+        assert torch.equal(other(torch.ones(4, 128)), expected)
+
+
+def test_a_result_on_a_weight_outlives_the_executable(tmp_path: Path) -> None:
+    model = Layers(lambda other: model.layers[0].weight[1:])
+    save_weights(model, tmp_path)
+    given = torch.randn(4, 128)
+    captured = offload.capture(model, given, given, weights=tmp_path)
+    run = captured.load(weights_budget=128 * KIB)
+    _, weight = run(given, given)
+    run.close()
+    del run
+    assert torch.equal(weight, model.layers[0].weight[1:])
+
+
+def test_replaced_weights_lie_as_the_old_ones_did() -> None:
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(64, 32).t())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight
+
+    given, new = torch.randn(2, 32), torch.randn(32, 64)
+    captured = offload.capture(Transposed(), given)
+    with captured.load(weights_budget="1MiB") as run:
+        run.streaming.replace({"weight": new})
+        torch.testing.assert_close(run(given), given @ new)
+
+
+def test_several_weights_are_replaced_together_or_not_at_all(tmp_path: Path) -> None:
+    model = mlp().eval()
+    save_weights(model, tmp_path)
+    given = torch.randn(3, 16)
+    captured = offload.capture(model, given, weights=tmp_path)
+    gone = next(one for one in captured.program.stored.values() if one.name == "2.bias")
+    gone = dataclasses.replace(gone, path=str(tmp_path / "gone"))
+    with captured.load() as run, torch.no_grad():
+        with pytest.raises(offload.FileError, match="gone"):
+            run.streaming.replace({"0.weight": torch.zeros(32, 16), "2.bias": gone})
+        torch.testing.assert_close(run(given), model(given))

@@ -160,22 +160,23 @@ def test_a_weight_from_somewhere_else(make_plan, file):
     both.check(batch())
     with torch.no_grad():
         both.weights[2].neg_()
-    both.stream.replace(2, streams.weight_bytes(both.weights[2]))
+    both.stream.replace({2: streams.weight_bytes(both.weights[2])})
     both.check(batch())
     assert both.stream.read_modes[2] == "memory"
     other = file.with_suffix(".adapter")
     with torch.no_grad():
         both.weights[0].mul_(2)
-    both.stream.replace(0, write_file(other, both.weights)[0])
+    both.stream.replace({0: write_file(other, both.weights)[0]})
     both.check(batch())
     with pytest.raises(offload.BindingError, match=r"layers\.3: expected a source of 16384 bytes"):
-        both.stream.replace(3, torch.zeros(5, dtype=torch.uint8))
+        both.stream.replace({3: torch.zeros(5, dtype=torch.uint8)})
     with pytest.raises(offload.BindingError, match="contiguous uint8"):
-        both.stream.replace(3, torch.zeros(WEIGHT_BYTES // 4))
+        both.stream.replace({3: torch.zeros(WEIGHT_BYTES // 4)})
     with pytest.raises(offload.BindingError, match="number 4"):
-        both.stream.replace(4, torch.zeros(5, dtype=torch.uint8))
+        both.stream.replace({4: torch.zeros(5, dtype=torch.uint8)})
+    zeros = torch.zeros(WEIGHT_BYTES, dtype=torch.uint8)
     with pytest.raises(offload.FileError, match="got 0"):
-        both.stream.replace(3, _native.FileRange(str(other), 10**9))
+        both.stream.replace({1: zeros, 3: _native.FileRange(str(other), 10**9)})
     both.check(batch())
 
 

@@ -54,10 +54,11 @@ def test_a_truncated_file_fails_the_launch_that_needs_it(file):
     os.truncate(file, streams.HEADER_BYTES + 2 * WEIGHT_BYTES + 100)
     for _ in range(2):
         with pytest.raises(
-            offload.ExecutionError, match=r"layers\.2: .*weights\.bin: expected .*got"
+            offload.ExecutionError, match=r"layers\.\d: .*weights\.bin: (it was written|expected)"
         ):
             both.run(batch())
     file.write_bytes(whole)
+    both.stream.refresh()
     both.check(batch())
     both.check(batch())
 

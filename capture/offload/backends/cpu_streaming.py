@@ -41,7 +41,7 @@ def make_stream(
     pieces: dict[int, list[Piece]] = {value: [] for value in sources}
     places: dict[int, tuple[int, int]] = {}  # by piece: the weight, and which of its pieces
     for index, piece in enumerate(streaming.pieces):
-        if piece.value in numbers:
+        if piece.value in numbers and piece.size_bytes:
             own = pieces[piece.value]
             places[index] = (numbers[piece.value], len(own))
             own.append(piece)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -71,6 +71,29 @@ def find_stored_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]
             found[stored.name] = stored
     _refuse_absent(index or {}, found, path)
     return found
+
+
+def check_stored_tensors(stored: Iterable[StoredTensor]) -> None:
+    """Make sure that files still have these tensors where they were; their content may be new.
+
+    Raises:
+        FileError: a file is gone, damaged, or was written anew with another layout.
+    """
+    files: dict[str, dict[str, StoredTensor]] = {}
+    for one in stored:
+        if one.path not in files:
+            files[one.path] = {other.name: other for other in _tensors_of(Path(one.path))}
+        found = files[one.path].get(one.name)
+        if found != one:
+            now = "is not there now" if found is None else f"is {_described(found)} now"
+            raise FileError(
+                f"{one.path}: {one.name} was {_described(one)} when the model was captured, and "
+                f"{now}: capture again, or put the file back"
+            )
+
+
+def _described(one: StoredTensor) -> str:
+    return f"{one.dtype}{list(one.shape)} at byte {one.offset_bytes}"
 
 
 def _refuse_absent(index: Mapping[str, str], found: Mapping[str, StoredTensor], path: Path) -> None:

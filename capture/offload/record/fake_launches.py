@@ -11,12 +11,15 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
 )
 
+from offload.errors import CaptureError
 from offload.record.fake_weights import FakeWeights
 from offload.record.guards import HostReadGuards
 from offload.record.host_constants import may_be_host_constant
-from offload.record.operators import Operator, tensors_in
+from offload.record.operators import Operator, tensors_in, user_location
 from offload.record.storages import StorageTable, TrackedStorage
 
 
@@ -76,6 +79,15 @@ class FakeLaunches:
                 yield
         except (DataDependentOutputException, DynamicOutputShapeException):
             self._tracker.guards.require(operator.name, "it reads a tensor's value on the host")
+        except Exception as error:  # that of an aten operator is what eager would raise
+            unsupported = (UnsupportedOperatorException, UnsupportedFakeTensorException)
+            if operator.is_aten and not isinstance(error, unsupported):
+                raise
+            raise CaptureError(
+                f"{user_location()}: torch cannot tell what {operator.name} gives without "
+                "computing it: register a fake implementation (torch.library.register_fake), or "
+                f"capture without weights= ({error})"
+            ) from error
 
     def _all_fake(self, name: str, given: Any) -> Any:
         """What an operator is given with a fake twin for each tensor that is in memory."""
@@ -85,7 +97,10 @@ class FakeLaunches:
             return {key: self._all_fake(name, one) for key, one in given.items()}
         if not isinstance(given, torch.Tensor) or isinstance(given, FakeTensor):
             return given
+        own = self._fakes.of_model(given)
+        if own is not None:
+            return own
         tracked = self._tracker.track(given, name)
-        fake = self._fakes.of(given)
+        fake = self._fakes.of(given, f"a tensor of shape {list(given.shape)} that {name} uses")
         self._table.let_stand_for(fake, tracked)
         return fake

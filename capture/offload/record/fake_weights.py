@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from offload.eager_run import bytes_of
 from offload.errors import CaptureError, FileError
-from offload.program import StoredTensor
+from offload.program import ITEM_BYTES, StoredTensor, span_bytes
 from offload.record.callables import module_of
 from offload.record.host_constants import may_be_host_constant
 from offload.record.operators import is_tensor
@@ -51,6 +52,9 @@ class FakeWeights:
         self._stored = stored
         self._files: dict[int, StoredTensor] = {}  # by identity of the fake storage
         self._originals: dict[int, torch.Tensor] = {}  # by id of the fake tensor
+        self._storages: dict[int, torch.UntypedStorage] = {}  # that fake ones stand for
+        self._twins: dict[int, torch.Tensor] = {}  # by id of the model's own tensor
+        self._in_files: dict[int, list[tuple[int, int, str]]] = {}  # bytes, by storage's identity
         self._fakes: list[torch.Tensor] = []  # kept, so that identities stay their own
 
     @contextlib.contextmanager
@@ -58,9 +62,10 @@ class FakeWeights:
         """Let the model hold fake parameters and buffers.
 
         Raises:
-            CaptureError: the callable is no module.
-            FileError: a tensor that is on the meta device is in no file, or one in a file has
-                another shape or dtype.
+            CaptureError: the callable is no module or a scripted one, a parameter has no shape
+                yet, or a tensor of a file shares memory with another one of the model.
+            FileError: a tensor that is on the meta device is in no file, one in a file has
+                another shape or dtype, or the files have nothing of the model.
         """
         model = module_of(function)
         if model is None:
@@ -68,7 +73,12 @@ class FakeWeights:
                 "weights= names the parameters of a module: capture the nn.Module itself, not "
                 f"a {type(function).__qualname__}"
             )
-        twins = self._twins(model)
+        if isinstance(model, torch.jit.ScriptModule):
+            raise CaptureError(
+                "weights= cannot give a ScriptModule other parameters: capture the nn.Module that "
+                "it was made from"
+            )
+        self._make_twins(model)
         replaced: list[tuple[dict[str, Any], str, Any]] = []
         try:
             for module in model.modules():
@@ -77,14 +87,25 @@ class FakeWeights:
                     for name, tensor in holder.items():
                         if tensor is not None:
                             replaced.append((holder, name, tensor))
-                            holder[name] = twins[id(tensor)]
+                            holder[name] = self._twins[id(tensor)]
+            self._refresh_lists(model)
             yield
         finally:
             for holder, name, tensor in replaced:
                 holder[name] = tensor
+            self._refresh_lists(model)
 
-    def _twins(self, model: torch.nn.Module) -> dict[int, torch.Tensor]:
-        """By id of each parameter and buffer its fake twin."""
+    def _refresh_lists(self, model: torch.nn.Module) -> None:
+        """Recurrent layers keep their parameters in lists as well, and look whether they are old.
+
+        On accelerators they would also lay out anew what has no memory; there the call is refused.
+        """
+        for module in model.modules():
+            if isinstance(module, torch.nn.RNNBase) and self.device.type == "cpu":
+                module._init_flat_weights()
+
+    def _make_twins(self, model: torch.nn.Module) -> None:
+        """Make a fake twin of each parameter and buffer."""
         names: dict[int, list[str]] = {}
         tensors: dict[int, torch.Tensor] = {}
         every = (
@@ -92,6 +113,10 @@ class FakeWeights:
             *model.named_buffers(remove_duplicate=False),
         )
         for name, tensor in every:
+            if torch.nn.parameter.is_lazy(tensor):
+                raise CaptureError(
+                    f"{name} has no shape yet: call the model once before capturing it"
+                )
             names.setdefault(id(tensor), []).append(name)
             tensors[id(tensor)] = tensor
         absent = [
@@ -106,7 +131,36 @@ class FakeWeights:
                 f"{shown}. Buffers that are not saved (persistent=False) must be made outside of "
                 "the meta device"
             )
-        return {key: self._twin(tensor, names[key]) for key, tensor in tensors.items()}
+        if self._stored and not any(self._find(one) for one in names.values()):
+            have = ", ".join(sorted(self._stored)[:3])
+            wanted = ", ".join(one[0] for one in list(names.values())[:3]) or "nothing"
+            raise FileError(
+                f"the files have none of the model's tensors: they have {have}, ..., the model "
+                f"{wanted}, ...: capture the module that was saved"
+            )
+        for key, tensor in tensors.items():
+            if self._find(names[key]):
+                self._note_bytes(tensor, names[key][0])
+        self._twins = {key: self._twin(tensor, names[key]) for key, tensor in tensors.items()}
+
+    def _note_bytes(self, tensor: torch.Tensor, name: str) -> None:
+        """Note which memory the files stand for, which must be the memory of one tensor only."""
+        self._refuse_shared(tensor, name)
+        begin, end = _span(tensor)
+        spans = self._in_files.setdefault(tensor.untyped_storage()._cdata, [])
+        spans.append((begin, end, name))
+
+    def _refuse_shared(self, tensor: torch.Tensor, name: str) -> None:
+        begin, end = _span(tensor)
+        for other_begin, other_end, other in self._in_files.get(
+            tensor.untyped_storage()._cdata, ()
+        ):
+            if begin < other_end and other_begin < end:
+                raise CaptureError(
+                    f"{name} shares memory with {other}, whose content is in the files: what it "
+                    "shows of that cannot be told. Let the model hold the same Parameter twice, or "
+                    f"compute the view in the forward from {other}"
+                )
 
     def _find(self, names: list[str]) -> StoredTensor | None:
         return next((self._stored[name] for name in names if name in self._stored), None)
@@ -114,7 +168,7 @@ class FakeWeights:
     def _twin(self, tensor: torch.Tensor, names: list[str]) -> torch.Tensor:
         stored = self._find(names)
         if stored is None:
-            return self.of(tensor)
+            return self.of(tensor, names[0])
         if stored.shape != tuple(tensor.shape) or stored.dtype != dtype_name(tensor.dtype):
             raise FileError(
                 f"{stored.path}: {stored.name} is {stored.dtype}{list(stored.shape)}, and in the "
@@ -143,26 +197,49 @@ class FakeWeights:
         with self.mode:
             memory = torch.empty(n_items, dtype=tensor.dtype, device=self.device)
             fake = memory.as_strided(tensor.shape, tensor.stride())
+            if tensor.is_conj():
+                fake = torch._conj(fake)
+            if tensor.is_neg():
+                fake = torch._neg_view(fake)
+        if isinstance(tensor, torch.nn.Parameter):
+            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
         self._fakes.append(fake)
         return fake.requires_grad_(tensor.requires_grad)
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def of_model(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The twin of one of the model's parameters and buffers, which a list may hold as well."""
+        return self._twins.get(id(tensor))
+
+    def of(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """The fake twin of a tensor that is in memory; views of one storage have one too.
 
+        Args:
+            tensor: to be stood in for.
+            name: of it or of what uses it, for the message.
+
         Raises:
-            CaptureError: it lies on another device.
+            CaptureError: it lies on another device, or shows memory whose content is in a file.
         """
         if isinstance(tensor, FakeTensor):
             return tensor
+        self._refuse_shared(tensor, name)
         if tensor.device != self.device and not may_be_host_constant(tensor):
             raise CaptureError(
                 f"a tensor of shape {list(tensor.shape)} is on {tensor.device}, and the inputs on "
                 f"{self.device}: move what the files do not hold there"
             )
+        self._make_whole(tensor.untyped_storage())
         fake = self.mode.fake_tensor_converter.from_real_tensor(self.mode, tensor)
         self._originals.setdefault(id(fake), tensor)
         self._fakes.append(fake)
         return fake
+
+    def _make_whole(self, storage: torch.UntypedStorage) -> None:
+        """Let what stands for a storage have all its bytes: the first view may show a part."""
+        if storage._cdata not in self._storages:
+            self._storages[storage._cdata] = storage
+            converter = self.mode.fake_tensor_converter
+            self._fakes.append(converter.from_real_tensor(self.mode, bytes_of(storage)))
 
     def files_of(self, weights: Mapping[int, TrackedStorage]) -> dict[int, StoredTensor]:
         """Of weights those that fake storages stand for, by index with the place in a file."""
@@ -175,6 +252,13 @@ class FakeWeights:
     def original(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in memory that a fake one stands for; others stand for themselves."""
         return self._originals.get(id(tensor), tensor)
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The bytes of its storage that a tensor covers, begin and end."""
+    dtype = dtype_name(tensor.dtype)
+    begin = int(tensor.storage_offset()) * ITEM_BYTES[dtype]
+    return begin, begin + span_bytes(tuple(tensor.shape), tensor.stride(), dtype)
 
 
 def device_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

@@ -28,6 +28,7 @@ from offload.record.operators import (
     shape_sources,
     tensors_in,
     user_location,
+    written_arguments,
 )
 from offload.record.recording_device import Allocations
 from offload.record.storages import StorageTable, TrackedStorage
@@ -89,9 +90,11 @@ class LaunchRecorder:
         """Find the storages that the operator is given; keep what it is going to write."""
         touched = []
         name = operator.name
-        for is_write, argument in zip(operator.declares_write, arguments, strict=True):
+        for is_write, argument in zip(
+            written_arguments(operator, arguments), arguments, strict=True
+        ):
             if type(argument) is torch.Generator:
-                self.note_generator(argument)
+                self._check_generator(argument, name)
             for tensor in tensors_in(argument):
                 check_plain(tensor, name)
                 tracked = self.track(tensor, name)
@@ -358,6 +361,19 @@ class LaunchRecorder:
             writes=(),
             guard=True,
         )
+
+    def _check_generator(self, generator: torch.Generator, name: str) -> None:
+        """Refuse a generator that nobody knew before the call.
+
+        Raises:
+            CaptureError: the call has made it, and a replay would draw on from it.
+        """
+        if all(_identity(known) != _identity(generator) for known, _ in self.generators):
+            raise CaptureError(
+                f"{user_location()}: {name} draws from a torch.Generator that the call made, whose "
+                "numbers a replay would not begin anew: pass it as an argument, or let the model "
+                "hold it"
+            )
 
     def note_generator(self, generator: torch.Generator) -> int:
         """The position of a generator among those used, its state kept at first sight."""

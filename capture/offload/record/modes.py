@@ -232,6 +232,28 @@ def seeding_refused(watcher: Watcher) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def seeding_noticed(generators: Iterable[torch.Generator], watcher: Watcher) -> Iterator[None]:
+    """Refuse what sets the state of these generators, where no operator draws from them.
+
+    Each is moved on by a draw for that time, so that a seed which sets it as it was is seen too.
+    """
+    before = [(one, one.get_state()) for one in generators]
+    for generator, _ in before:
+        torch.rand(1, generator=generator, device=generator.device)
+    moved = [one.get_state() for one, _ in before]
+    try:
+        yield
+    finally:
+        for (generator, state), expected in zip(before, moved, strict=True):
+            if not torch.equal(generator.get_state(), expected):
+                watcher.refusal = watcher.refusal or CaptureError(
+                    "the call seeds or restores a torch.Generator, which a replay would not do "
+                    "again: do it before the call"
+                )
+            generator.set_state(state)
+
+
+@contextlib.contextmanager
 def autocast_cache_off() -> Iterator[None]:
     """Casts cached by autocast outside the call would be taken for constants."""
     before = torch.is_autocast_cache_enabled()

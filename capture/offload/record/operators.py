@@ -62,6 +62,12 @@ _SHAPE_SOURCES = {
 }
 _UNTAGGED_SHAPES = frozenset(_SHAPE_SOURCES) - {"aten::masked_select"}
 
+# Operators that write running statistics (arguments 3 and 4) while training (5), which their
+# schemas do not declare.
+_BATCH_NORMS = frozenset(
+    {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
+)
+
 # Where the user's code is not: torch, offload, and what stands between a `with` and its exit.
 _SKIPPED = (
     str(Path(torch.__file__).parent) + os.sep,
@@ -166,6 +172,18 @@ def operator_of(func: Any) -> Operator:
         moves_metadata=torch.Tag.inplace_view in func.tags,
         dynamic_shape=name in _UNTAGGED_SHAPES or _tagged_dynamic(func),
         is_aten=func.namespace == "aten",
+    )
+
+
+def written_arguments(operator: Operator, arguments: list[Any]) -> tuple[bool, ...]:
+    """For each argument whether it is written: as declared, or as is known beyond that."""
+    trains = operator.name in _BATCH_NORMS and bool(arguments[5])
+    writes = (
+        {3, 4} if trains else {1, 2} if operator.name == "aten::batch_norm_update_stats" else ()
+    )
+    return tuple(
+        is_declared or position in writes
+        for position, is_declared in enumerate(operator.declares_write)
     )
 
 

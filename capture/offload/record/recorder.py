@@ -30,6 +30,7 @@ from offload.record.modes import (
     eager_paths_taken,
     executions_refused,
     reads_avoided,
+    seeding_noticed,
     seeding_refused,
 )
 from offload.record.operators import check_plain, is_tensor, user_location
@@ -187,6 +188,10 @@ class Recorder:
         enter(executions_refused())
         if self._compiled:  # of which the modes would leave nothing; and to compile sets generators
             return
+        if self._fakes is not None:
+            default = default_generator(self.table.device)
+            known = (one for one, _ in self._log.generators)
+            enter(seeding_noticed([one for one in known if one is not default], self._log))
         enter(seeding_refused(self._log))
         enter(eager_paths_taken())
         enter(FunctionMode(self._log))

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -82,7 +82,10 @@ class Executable:
         scheduling: Scheduling = Scheduling.OFFLOAD,
         *,
         verify: bool = True,
+        check_stored: Callable[[], None] = lambda: None,
     ) -> None:
+        """Make a Program resident; `check_stored` refuses files whose layout is another now."""
+        self._check_stored = check_stored
         program = prepared.program
         self.program = program
         self.plan = plan
@@ -169,10 +172,16 @@ class Executable:
         self._native.rebind_weights()
 
     def close(self) -> None:
-        """Wait for what is in flight and give the memory back. Closing twice is fine."""
+        """Wait for what is in flight and give the memory back. Closing twice is fine.
+
+        Weights that results show keep theirs until these and the executable are dropped.
+        """
         self._native.close()
-        if self._loaded.stream is not None:
-            self._loaded.stream.close()
+        if self._loaded.stream is None:
+            return
+        self._loaded.stream.close()
+        if all(one.view.value not in self._loaded.weights for one in self.program.results):
+            self._loaded.stream.give_back()
 
     def __enter__(self) -> Executable:
         return self
@@ -185,7 +194,9 @@ class Executable:
         """The weights that lie in a memory of the executable's own; None: used where they are."""
         if self.plan.streaming is None or self._loaded.stream is None:
             return None
-        return WeightStreaming(self.program, self.plan.streaming, self._loaded.stream)
+        return WeightStreaming(
+            self.program, self.plan.streaming, self._loaded.stream, self._check_stored
+        )
 
     @property
     def closed(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -12,7 +12,7 @@ from offload import _native
 from offload.backends import managed_weights, native_source
 from offload.byte_sizes import show_bytes
 from offload.errors import BindingError
-from offload.program import Program, StoredTensor
+from offload.program import Program, StoredTensor, is_dense
 from offload.streaming import Streaming
 from offload.torch_names import find_dtype
 
@@ -26,10 +26,17 @@ class WeightStreaming:
         plan: where weights lie, and the transfers of a pass.
     """
 
-    def __init__(self, program: Program, plan: Streaming, stream: _native.WeightStream) -> None:
+    def __init__(
+        self,
+        program: Program,
+        plan: Streaming,
+        stream: _native.WeightStream,
+        check_stored: Callable[[], None],
+    ) -> None:
         self.plan = plan
         self._program = program
         self._stream = stream
+        self._check_stored = check_stored
         self._numbers = {value: number for number, value in enumerate(managed_weights(program))}
 
     @property
@@ -48,8 +55,10 @@ class WeightStreaming:
         Waits for what is in flight; the next execution sees the new content.
 
         Raises:
-            ExecutionError: a file cannot be read any more.
+            FileError: a file is gone, or has its tensors at other places than when the model was
+                captured.
         """
+        self._check_stored()
         self._stream.refresh()
 
     def replace(self, weights: Mapping[str, torch.Tensor | StoredTensor]) -> None:
@@ -60,29 +69,35 @@ class WeightStreaming:
                 (copied) or its place in a file.
 
         Raises:
-            BindingError: there is no such weight, or the new content has another shape or dtype;
-                none has been replaced.
+            BindingError: there is no such weight or several, the new content has another shape or
+                dtype, or the weight is laid out as no tensor of its shape; none has been replaced.
+            FileError: a file cannot be read; none has been replaced.
         """
-        places = {self._program.values[value].name: value for value in self._numbers}
-        places |= {
-            stored.name: value
-            for value, stored in self._program.stored.items()
-            if value in self._numbers
-        }
-        for name, content in weights.items():
-            if name not in places:
-                raise BindingError(
-                    f"{name}: no weight of this name is streamed or resident here; there are "
-                    f"{', '.join(sorted(places))}"
-                )
-            _check_like(self._program, places[name], name, content)
-        for name, content in weights.items():
-            source = (
-                content.detach().contiguous().clone().untyped_storage()
-                if isinstance(content, torch.Tensor)
-                else content
+        values = {name: self._value_of(name) for name in weights}
+        sources = {
+            self._numbers[values[name]]: native_source(
+                _laid_out_like(self._program, values[name], name, content)
             )
-            self._stream.replace(self._numbers[places[name]], native_source(source))
+            for name, content in weights.items()
+        }
+        if len(sources) < len(weights):
+            raise BindingError(f"{', '.join(weights)}: several of these name one weight")
+        self._stream.replace(sources)
+
+    def _value_of(self, name: str) -> int:
+        names: dict[str, set[int]] = {}
+        for value in self._numbers:
+            names.setdefault(self._program.values[value].name, set()).add(value)
+            if value in self._program.stored:
+                names.setdefault(self._program.stored[value].name, set()).add(value)
+        found = names.get(name, set())
+        if len(found) != 1:
+            raise BindingError(
+                f"{name}: {'several weights' if found else 'no weight'} of this name "
+                f"{'are' if found else 'is'} streamed or resident here; there are "
+                f"{', '.join(sorted(names))}"
+            )
+        return found.pop()
 
     def explain(self) -> str:
         """Say what stays, what is streamed, and what time a pass is predicted to take and why."""
@@ -105,6 +120,8 @@ class WeightStreaming:
             f"{show_bytes(plan.floor.resident_bytes)}), at which {plan.floor.period_ns / 1e6:.3f} "
             "ms are predicted",
         ]
+        if plan.estimated:
+            lines.append(f"  times of launches are estimates from their bytes: {plan.estimated}")
         sizes = Counter[int]()
         for piece in streamed:
             sizes[piece.value] += piece.size_bytes
@@ -121,15 +138,35 @@ class WeightStreaming:
         return sum(self._program.values[value].size_bytes for value in self._numbers)
 
 
-def _check_like(
+def _is_row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a dense tensor lies in memory as files have it."""
+    used = [stride for size, stride in zip(shape, strides, strict=True) if size > 1]
+    return used == sorted(used, reverse=True)
+
+
+def _laid_out_like(
     program: Program, value: int, name: str, content: torch.Tensor | StoredTensor
-) -> None:
+) -> torch.UntypedStorage | StoredTensor:
+    """New content of a weight, a tensor's as a copy that lies in memory as the weight does.
+
+    Raises:
+        BindingError: it has another shape or dtype, or the weight fills no memory of its own.
+    """
     expected = program.values[value]
     dtype = content.dtype if isinstance(content, torch.Tensor) else find_dtype(content.dtype)
     same = tuple(content.shape) == expected.shape and dtype == find_dtype(expected.dtype)
     n_bytes = math.prod(content.shape) * dtype.itemsize
-    if not same or n_bytes != expected.size_bytes:
+    view = program.weight_views[value][0]
+    is_whole = is_dense(view.shape, view.strides) and not (view.conjugate or view.negative)
+    if isinstance(content, StoredTensor):
+        is_whole = is_whole and _is_row_major(view.shape, view.strides)
+    if not same or not is_whole or n_bytes != expected.size_bytes:
         raise BindingError(
-            f"{name}: expected {expected.dtype}{list(expected.shape)}, contiguous, got "
+            f"{name}: expected {expected.dtype}{list(expected.shape)} with strides "
+            f"{list(view.strides)} in {expected.size_bytes} bytes, got "
             f"{str(dtype).removeprefix('torch.')}{list(content.shape)}"
         )
+    if isinstance(content, StoredTensor):
+        return content
+    copy = torch.empty_strided(view.shape, view.strides, dtype=dtype)
+    return copy.copy_(content.detach()).untyped_storage()

@@ -1,0 +1,277 @@
+"""What a recording under fake tensors must not take for something else, and files that change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from stored import save_weights, without_memory
+from torch import nn
+
+import offload
+
+
+class Shared(nn.Module):
+    """Two Parameters on one memory, and a view of it that no module knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8, bias=False)
+        self.second = nn.Linear(8, 8, bias=False)
+        self.second.weight = nn.Parameter(self.first.weight.data)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+class Viewing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8, bias=False)
+        self.part = self.linear.weight.data[:3]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.linear(x), self.part * 2
+
+
+class Listing(nn.Module):
+    """Holds a parameter in a list as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8, bias=False)
+        self.tied = [self.linear.weight]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) @ self.tied[0]
+
+
+class Seeding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.generator = torch.Generator().manual_seed(7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.generator.manual_seed(7)
+        return self.linear(x) + torch.rand(4, generator=self.generator)
+
+
+@pytest.mark.parametrize("model_class", [Shared, Viewing])
+def test_memory_that_a_file_stands_for_in_part_is_refused(
+    tmp_path: Path, model_class: type[nn.Module]
+) -> None:
+    save_weights(model_class(), tmp_path)
+    with pytest.raises(offload.CaptureError, match="shares memory with"):
+        offload.capture(model_class(), torch.randn(2, 8), weights=tmp_path)
+
+
+def test_a_parameter_in_a_list_is_the_one_in_the_file(tmp_path: Path) -> None:
+    model = Listing()
+    save_weights(model, tmp_path)
+    given = torch.randn(2, 8)
+    for other in (Listing(), without_memory(Listing)):
+        captured = offload.capture(other, given, weights=tmp_path)
+        assert len(captured.program.stored) == 1
+        assert not captured.program.weights
+        with captured.load() as run, torch.no_grad():
+            torch.testing.assert_close(run(given), model(given))
+
+
+@pytest.mark.parametrize("layer_class", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_read_the_file(tmp_path: Path, layer_class: Any) -> None:
+    def build() -> Any:
+        return layer_class(16, 16, 2)
+
+    model = build()
+    save_weights(model, tmp_path)
+    given = torch.randn(5, 2, 16)
+    for other in (build(), without_memory(build)):
+        before = list(other._flat_weights)
+        captured = offload.capture(other, given, weights=tmp_path)
+        assert all(one is now for one, now in zip(before, other._flat_weights, strict=True))
+        assert len(captured.program.stored) == 8
+        with captured.load() as run, torch.no_grad():
+            torch.testing.assert_close(run(given)[0], model(given)[0])
+
+
+def test_a_generator_that_the_call_seeds_is_refused(tmp_path: Path) -> None:
+    model = Seeding()
+    save_weights(model, tmp_path)
+    state = model.generator.get_state()
+    with pytest.raises(offload.CaptureError, match="seeds or restores"):
+        offload.capture(model, torch.randn(2, 4), weights=tmp_path)
+    assert torch.equal(model.generator.get_state(), state)
+
+
+def test_a_generator_that_the_call_makes_is_refused() -> None:
+    def draw(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(3, generator=torch.Generator().manual_seed(3))
+
+    with pytest.raises(offload.CaptureError, match="Generator that the call made"):
+        offload.capture(draw, torch.zeros(3))
+
+
+def test_generators_are_left_as_they_were(tmp_path: Path) -> None:
+    class Drawing(nn.Linear):
+        def forward(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+            return super().forward(x) + torch.rand(4, generator=generator)
+
+    model = Drawing(4, 4)
+    save_weights(model, tmp_path)
+    given, own = torch.randn(2, 4), torch.Generator().manual_seed(5)
+    states = own.get_state(), torch.get_rng_state()
+    captured = offload.capture(model, given, own, weights=tmp_path)
+    assert torch.equal(own.get_state(), states[0])
+    assert torch.equal(torch.get_rng_state(), states[1])
+    with captured.load() as run, torch.no_grad():
+        got = run(given, own)
+        torch.testing.assert_close(got, model(given, own.manual_seed(5)))
+
+
+def test_files_with_nothing_of_the_model_are_refused(tmp_path: Path) -> None:
+    save_weights(nn.Sequential(nn.Sequential(nn.Linear(4, 4))), tmp_path)
+    with pytest.raises(offload.FileError, match=r"none of the model's tensors.*0\.0\.bias"):
+        offload.capture(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4), weights=tmp_path)
+
+
+def test_an_operator_that_only_computing_could_explain_is_refused(tmp_path: Path) -> None:
+    @torch.library.custom_op("offload_tests::opaque_shape", mutates_args=())
+    def opaque_shape(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    class Calling(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return opaque_shape(super().forward(x))
+
+    save_weights(Calling(4, 4), tmp_path)
+    with pytest.raises(offload.CaptureError, match="register a fake implementation"):
+        offload.capture(Calling(4, 4), torch.randn(2, 4), weights=tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_script_module_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    save_weights(model, tmp_path)
+    scripted = torch.jit.trace(model, torch.randn(2, 4))
+    with pytest.raises(offload.CaptureError, match="ScriptModule"):
+        offload.capture(scripted, torch.randn(2, 4), weights=tmp_path)
+
+
+def test_conjugate_inputs_stay_conjugate(tmp_path: Path) -> None:
+    class Scaling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.randn(8, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    model = Scaling()
+    save_weights(model, tmp_path)
+    given = torch.randn(3, 8, dtype=torch.complex64).conj()
+    captured = offload.capture(model, given, weights=tmp_path)
+    assert captured.program.inputs[0].conjugate
+    with captured.load() as run, torch.no_grad():
+        torch.testing.assert_close(run(given), model(given))
+
+
+def test_a_weight_of_no_bytes(tmp_path: Path) -> None:
+    class Joining(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.none = nn.Parameter(torch.zeros(0, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.none, super().forward(x)])
+
+    model = Joining()
+    save_weights(model, tmp_path)
+    given = torch.randn(2, 4)
+    captured = offload.capture(model, given, weights=tmp_path)
+    with captured.load() as run, torch.no_grad():
+        torch.testing.assert_close(run(given), model(given))
+
+
+def test_a_file_with_another_layout_than_when_it_was_captured_is_refused(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    save_weights(model, tmp_path)
+    given = torch.randn(2, 64)
+    captured = offload.capture(model, given, weights=tmp_path)
+    path, whole = tmp_path / "model.safetensors", (tmp_path / "model.safetensors").read_bytes()
+    with captured.load() as run, torch.no_grad():
+        safetensors.torch.save_file(dict(model.state_dict()), path, metadata={"step": "1" * 64})
+        with pytest.raises(offload.FileError, match=r"0\.\w+ was .* at byte .*capture again"):
+            captured.load()
+        with pytest.raises(offload.FileError, match="capture again"):
+            run.streaming.refresh()
+        path.write_bytes(whole)
+        run.streaming.refresh()
+        torch.testing.assert_close(run(given), model(given))
+
+
+def test_a_file_that_is_written_while_it_is_used_is_refused_until_it_is_read_again(
+    tmp_path: Path,
+) -> None:
+    def build() -> nn.Sequential:
+        return nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
+
+    model, other = build(), build()
+    save_weights(model, tmp_path)
+    given = torch.randn(2, 64)
+    captured = offload.capture(without_memory(build), given, weights=tmp_path)
+    content = safetensors.torch.save(dict(other.state_dict()))
+    with captured.load(weights_budget=2 * 64 * 64 * 4) as run, torch.no_grad():
+        torch.testing.assert_close(run(given), model(given))
+        assert run.streaming.plan.transfers
+        with (tmp_path / "model.safetensors").open("r+b") as file:
+            file.write(content)
+        with pytest.raises(offload.ExecutionError, match="it was written since it was opened"):
+            _ = [run(given) for _ in range(3)]
+        run.streaming.refresh()
+        torch.testing.assert_close(run(given), other(given))
+
+
+def test_a_parameter_without_a_shape_is_refused(tmp_path: Path) -> None:
+    save_weights(nn.Linear(4, 4), tmp_path)
+    with pytest.raises(offload.CaptureError, match="weight has no shape yet"):
+        offload.capture(nn.LazyLinear(4), torch.randn(2, 4), weights=tmp_path)
+
+
+def test_buffers_may_be_parts_of_one_memory(tmp_path: Path) -> None:
+    class Parts(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 8)
+            self.whole = torch.arange(80.0).view(10, 8)
+            self.register_buffer("head", self.whole[:4].data, persistent=False)
+            self.register_buffer("tail", self.whole[6:].data, persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + self.head - 2 * self.tail + self.whole[3:7]
+
+    model = Parts()
+    save_weights(model, tmp_path)
+    given = torch.randn(4, 8)
+    captured = offload.capture(model, given, weights=tmp_path)
+    with captured.load() as run, torch.no_grad():
+        torch.testing.assert_close(run(given), model(given))
+        model.whole.neg_()
+        torch.testing.assert_close(run(given), model(given))
+
+
+def test_running_statistics_are_written_though_no_schema_says_so(tmp_path: Path) -> None:
+    class Norm(nn.BatchNorm1d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            state = self.weight, self.bias, self.running_mean, self.running_var
+            return torch.ops.aten.native_batch_norm(x, *state, self.training, 0.1, 1e-5)[0]
+
+    save_weights(Norm(8), tmp_path)
+    given = torch.randn(4, 8)
+    for training, n_written in ((True, 2), (False, 0)):
+        captured = offload.capture(Norm(8).train(training), given, weights=tmp_path)
+        program = captured.program
+        written = {index for launch in program.launches for index in launch.writes}
+        assert len(written & program.stored.keys()) == n_written
