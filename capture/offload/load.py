@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -49,6 +49,7 @@ def load_program(
     scheduling: str,
     verify: bool,
     weights_budget: int | str | None,
+    progress: Callable[[int, int], object] | None,
 ) -> Executable:
     """Make a Program resident; the arguments are those of `Captured.load`.
 
@@ -69,7 +70,7 @@ def load_program(
             f"device {backend.name!r} cannot bring weights from a store while it computes"
             + (": load without weights_budget=" if not program.stored else "")
         )
-    load = _StreamedLoad(prepared, plan, backend, how, verify=verify)
+    load = _StreamedLoad(prepared, plan, backend, how, verify=verify, progress=progress)
     if weights_budget == AUTO:
         return load.within_free_memory()
     if weights_budget is None:
@@ -119,12 +120,14 @@ class _StreamedLoad:
         how: Scheduling,
         *,
         verify: bool,
+        progress: Callable[[int, int], object] | None,
     ) -> None:
         self._prepared = prepared
         self._plan = plan
         self._backend = backend
         self._how = how
         self._verify = verify
+        self._progress = progress
         self._link = backend.link(prepared.program)
         self._launch_ns = _estimated_ns(prepared.program)
         self._is_timed = False
@@ -182,7 +185,14 @@ class _StreamedLoad:
 
     def _loaded(self, streaming: Streaming, *, verify: bool) -> Executable:
         plan = dataclasses.replace(self._plan, streaming=streaming)
-        return Executable(self._prepared, plan, self._backend, self._how, verify=verify)
+        return Executable(
+            self._prepared,
+            plan,
+            self._backend,
+            self._how,
+            verify=verify,
+            progress=self._progress,
+        )
 
 
 def _estimated_ns(program: Program) -> tuple[float, ...]:

@@ -500,8 +500,8 @@ std::vector<at::Tensor> results_of(const CallSpec& spec, Call& call) {
                                            : tensor_on(input.storage(), base + result.offset_bytes,
                                                        result.layout, spec.device));
     } else if (result.source == ResultSource::kWeight) {
-      results.push_back(tensor_on(spec.weights[result.index].holders.front().storage(),
-                                  result.offset_bytes, result.layout, spec.device));
+      results.push_back(tensor_on(spec.weights[result.index].place(), result.offset_bytes,
+                                  result.layout, spec.device));
     } else if (given.defined()) {
       results.push_back(given);
     } else {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -13,6 +13,7 @@ from offload.backends import managed_weights, native_source
 from offload.byte_sizes import show_bytes
 from offload.errors import BindingError
 from offload.program import Program, StoredTensor
+from offload.replay.reports import LastExecution
 from offload.streaming import Streaming
 from offload.torch_names import find_dtype
 
@@ -26,8 +27,15 @@ class WeightStreaming:
         plan: where weights lie, and the transfers of a pass.
     """
 
-    def __init__(self, program: Program, plan: Streaming, stream: _native.WeightStream) -> None:
+    def __init__(
+        self,
+        program: Program,
+        plan: Streaming,
+        stream: _native.WeightStream,
+        last_execution: Callable[[], LastExecution],
+    ) -> None:
         self.plan = plan
+        self._last_execution = last_execution
         self._program = program
         self._stream = stream
         self._numbers = {value: number for number, value in enumerate(managed_weights(program))}
@@ -78,14 +86,14 @@ class WeightStreaming:
             _check_like(self._program, places[name], name, content)
         for name, content in weights.items():
             source = (
-                content.detach().contiguous().clone().untyped_storage()
+                content.detach().contiguous().clone()
                 if isinstance(content, torch.Tensor)
                 else content
             )
             self._stream.replace(self._numbers[places[name]], native_source(source))
 
     def explain(self) -> str:
-        """Say what stays, what is streamed, and what time a pass is predicted to take and why."""
+        """Say what stays, what is streamed, and what a pass takes: predicted, why, and measured."""
         plan = self.plan
         streamed = [plan.pieces[one.piece] for one in plan.transfers]
         lines = [
@@ -100,6 +108,7 @@ class WeightStreaming:
             f"ms ({plan.roofline_ns / plan.period_ns:.1%})"
             if plan.period_ns
             else "predicted: nothing to compute",
+            self._measured(),
             f"least budget: {show_bytes(plan.floor.required_bytes)}, set by {plan.floor.name} "
             f"(ring {show_bytes(plan.floor.ring_bytes)}, resident "
             f"{show_bytes(plan.floor.resident_bytes)}), at which {plan.floor.period_ns / 1e6:.3f} "
@@ -115,6 +124,17 @@ class WeightStreaming:
                 + (f" of {show_bytes(whole)}" if n_bytes < whole else "")
             )
         return "\n".join(lines)
+
+    def _measured(self) -> str:
+        last = self._last_execution()
+        if not last.n_executions:
+            return "measured: nothing has been executed yet"
+        return (
+            f"measured: {last.device_ns / 1e6:.3f} ms by the last execution, of which launches "
+            f"waited {last.stream_wait_ns / 1e6:.3f} ms for weights; "
+            f"{show_bytes(last.bytes_streamed)} brought at "
+            f"{show_bytes(last.stream_bytes_per_second)}/s"
+        )
 
     @property
     def _weight_bytes(self) -> int:
