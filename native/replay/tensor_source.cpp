@@ -44,6 +44,7 @@ bool TensorSource::has_changed() const noexcept {
 
 void TensorSource::read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
                         ReadBuffer&) {
+  if (storage_->nbytes() < size_bytes_) throw FileError("its memory was freed or shrunk");
   std::memcpy(to, static_cast<const std::byte*>(storage_->data()) + offset_bytes, size_bytes);
 }
 

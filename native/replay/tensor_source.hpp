@@ -17,8 +17,8 @@ namespace offload {
 // and when they have another storage. Not counted is what is written through `param.data`, through
 // NumPy, or to tensors that were made in inference mode.
 //
-// Owner: the stream. Thread: as WeightSource. Errors: BindingError where the storage is shorter
-// than the weight.
+// Owner: the stream. Thread: as WeightSource. Errors: where the storage is shorter than the
+// weight BindingError, and of read FileError.
 class TensorSource final : public WeightSource {
  public:
   // `tensors`: at least one, on the CPU.

@@ -40,12 +40,10 @@ def test_unchanged_weights_in_memory_are_not_read_again() -> None:
     captured, budgets = in_memory(Deep().eval(), torch.randn(4, 128))
     for budget in budgets:
         with captured.load(weights_budget=budget) as run:
-            loaded = run.streaming.bytes_moved
             for _ in range(4):
                 run(torch.randn(4, 128))
-            n_passes = 4 + 1  # the next one's weights come early
-            moved = run.streaming.bytes_moved - loaded
-            assert moved <= n_passes * run.streaming.plan.transfer_bytes
+                assert run.last_execution.bytes_streamed == run.streaming.plan.transfer_bytes
+            assert run._loaded.stream.generation == 1
 
 
 def test_writes_that_torch_does_not_count_are_seen_after_a_refresh() -> None:
@@ -79,6 +77,25 @@ def test_swapped_storages_are_refused_until_they_are_bound() -> None:
                 run.rebind_weights()
             model[0].weight.data = torch.randn(32, 16)
             run.rebind_weights()
+            assert torch.equal(run(given), model(given))
+
+
+def test_memory_that_was_freed_is_refused() -> None:
+    model, given = mlp().eval(), torch.randn(3, 16)
+    captured, budgets = in_memory(model, given)
+    for budget in budgets:
+        with captured.load(weights_budget=budget) as run:
+            run(given)
+            storage = model[0].weight.untyped_storage()
+            n_bytes = storage.nbytes()
+            storage.resize_(0)
+            with pytest.raises(offload.BindingError, match=r"0\.weight"):
+                run(given)
+            with pytest.raises(offload.BindingError, match=r"0\.weight"):
+                captured.load(weights_budget=budget)
+            storage.resize_(n_bytes)
+            with torch.no_grad():
+                model[0].weight.fill_(0.5)
             assert torch.equal(run(given), model(given))
 
 
