@@ -82,13 +82,14 @@ def _streamed(
         piece = streaming.pieces[transfer.piece]
         name = program.values[piece.value].name
         for shift_ns in (0.0, one.period_ns):
-            begin, end = max(0.0, begin_ns + shift_ns), min(end_ns + shift_ns, one.period_ns)
-            if begin < end:
+            from_ns = round(max(0.0, begin_ns + shift_ns))
+            until_ns = round(min(end_ns + shift_ns, one.period_ns))
+            if from_ns < until_ns:
                 yield Span(
                     SpanKind.WEIGHTS,
                     name,
                     WEIGHTS_LANE,
-                    origin_ns + round(begin),
-                    origin_ns + round(end),
+                    origin_ns + from_ns,
+                    origin_ns + until_ns,
                     size_bytes=piece.size_bytes,
                 )
