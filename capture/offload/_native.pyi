@@ -76,6 +76,7 @@ class WeightSpec:
         holders: list[torch.Tensor],
         layouts: Sequence[TensorLayout],
         offsets: Sequence[int],
+        moved: torch.Tensor | None = None,
     ) -> None: ...
 
 class HostConstantSpec:
@@ -120,7 +121,7 @@ class StreamedWeight:
         name: str,
         size_bytes: int,
         pieces: Sequence[tuple[int, int, int, bool]],
-        source: FileRange | torch.Tensor,
+        source: FileRange | torch.Tensor | list[torch.Tensor],
     ) -> None: ...
 
 class WeightStream:
@@ -137,7 +138,9 @@ class WeightStream:
     def load(self, progress: Callable[[int], object] | None = None) -> None: ...
     def tensor(self, index: int) -> torch.Tensor: ...
     def refresh(self, weights: Sequence[int] | None = None) -> None: ...
-    def replace(self, sources: Mapping[int, FileRange | torch.Tensor]) -> None: ...
+    def replace(
+        self, sources: Mapping[int, FileRange | torch.Tensor | list[torch.Tensor]]
+    ) -> None: ...
     def close(self) -> None: ...
     def give_back(self) -> None: ...
     @property
@@ -320,6 +323,7 @@ class LastExecution:
     bytes_copied: int
     outputs_allocated: int
     bytes_streamed: int
+    stream_busy_ns: int
     stream_wait_ns: int
     n_executions: int
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -51,6 +51,7 @@ def load_program(
     scheduling: str,
     verify: bool,
     weights_budget: int | str | None,
+    progress: Callable[[int, int], object] | None,
 ) -> Executable:
     """Make a Program resident; the arguments are those of `Captured.load`.
 
@@ -68,7 +69,7 @@ def load_program(
     plan = _place(prepared, backend)
     if store is None:
         return Executable(prepared, plan, backend, how, verify=verify)
-    load = _StreamedLoad(prepared, plan, store, how, verify=verify)
+    load = _StreamedLoad(prepared, plan, store, how, verify=verify, progress=progress)
     if weights_budget == AUTO:
         return load.within_free_memory()
     if weights_budget is None:
@@ -129,12 +130,14 @@ class _StreamedLoad:
         how: Scheduling,
         *,
         verify: bool,
+        progress: Callable[[int, int], object] | None,
     ) -> None:
         self._prepared = prepared
         self._plan = plan
         self._backend = backend
         self._how = how
         self._verify = verify
+        self._progress = progress
         self._link = backend.link(prepared.program)
         self._launch_ns = _estimated_ns(prepared.program)
         self._is_timed = False
@@ -218,6 +221,7 @@ class _StreamedLoad:
             self._how,
             verify=verify,
             check_stored=lambda: check_stored_tensors(stored),
+            progress=self._progress,
         )
 
 

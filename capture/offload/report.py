@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
 
+from offload.byte_sizes import show_bytes
 from offload.replay import Executable, LastExecution, MemoryReport
 from offload.timeline.summary import microseconds
 
@@ -25,6 +26,7 @@ class Report:
         stages_ns: of m_l_t the median of each stage, by name.
         m_l_t_ns: the median header duration.
         last: the latest execution.
+        streaming: of weights under a budget; None where none are streamed.
     """
 
     n_launches: int
@@ -33,6 +35,29 @@ class Report:
     stages_ns: dict[str, int]
     m_l_t_ns: int
     last: LastExecution
+    streaming: StreamingReport | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StreamingReport:
+    """What streams the weights of an executable, and what that cost its executions.
+
+    Attributes:
+        budget_bytes, memory_bytes: what weights may use of the device's memory, and what they do.
+        streamed_bytes: brought for each execution.
+        bytes_per_second: the median rate at which they were brought, while they were.
+        wait_ns: the median of what the launches of an execution waited for weights.
+        predicted_ns: of an execution's launches and waits.
+        measured_ns: the median of the same.
+    """
+
+    budget_bytes: int
+    memory_bytes: int
+    streamed_bytes: int
+    bytes_per_second: float
+    wait_ns: int
+    predicted_ns: float
+    measured_ns: int
 
 
 def report_on(executable: Executable, executions: Sequence[LastExecution]) -> Report:
@@ -46,6 +71,25 @@ def report_on(executable: Executable, executions: Sequence[LastExecution]) -> Re
         },
         m_l_t_ns=_median(one.m_l_t_ns for one in executions),
         last=executions[-1],
+        streaming=_streaming_report(executable, executions),
+    )
+
+
+def _streaming_report(
+    executable: Executable, executions: Sequence[LastExecution]
+) -> StreamingReport | None:
+    streaming = executable.streaming
+    if streaming is None or not streaming.plan.transfers:
+        return None
+    plan = streaming.plan
+    return StreamingReport(
+        budget_bytes=plan.budget_bytes,
+        memory_bytes=plan.memory_bytes,
+        streamed_bytes=plan.transfer_bytes,
+        bytes_per_second=statistics.median(one.stream_bytes_per_second for one in executions),
+        wait_ns=_median(one.stream_wait_ns for one in executions),
+        predicted_ns=plan.period_ns,
+        measured_ns=_median(one.device_ns for one in executions),
     )
 
 
@@ -55,7 +99,7 @@ def _median(samples: Iterable[int]) -> int:
 
 def report_table(report: Report) -> Table:
     """The report as a table of two columns."""
-    memory, last = report.memory, report.last
+    memory, last, streaming = report.memory, report.last, report.streaming
     outside = memory.outside_bytes
     rows = [
         ("launches", f"{report.n_launches:,}"),
@@ -64,7 +108,8 @@ def report_table(report: Report) -> Table:
         ("  lower bound", f"{memory.lower_bound_bytes:,} bytes"),
         ("outside the arena", "not counted yet" if outside is None else f"{outside:,} bytes"),
         ("buffers of copied slots", f"{memory.buffer_bytes:,} bytes"),
-        ("weights, by reference", f"{memory.weight_bytes:,} bytes"),
+        ("weights" if streaming else "weights, by reference", f"{memory.weight_bytes:,} bytes"),
+        *(_streaming_rows(streaming) if streaming else ()),
         (f"m_l_t, median of {report.n_executions}", microseconds(report.m_l_t_ns)),
         *((f"  {stage}", microseconds(time)) for stage, time in report.stages_ns.items()),
         ("last execution: policy", last.policy),
@@ -78,6 +123,16 @@ def report_table(report: Report) -> Table:
     for name, figure in rows:
         table.add_row(name, figure)
     return table
+
+
+def _streaming_rows(streaming: StreamingReport) -> Iterator[tuple[str, str]]:
+    yield "  budget", f"{streaming.budget_bytes:,} bytes"
+    yield "  memory used of it", f"{streaming.memory_bytes:,} bytes"
+    yield "  streamed by an execution", f"{streaming.streamed_bytes:,} bytes"
+    yield "  brought at", f"{show_bytes(streaming.bytes_per_second)}/s"
+    yield "  launches waited", microseconds(streaming.wait_ns)
+    yield "  execution, predicted", microseconds(streaming.predicted_ns)
+    yield "  execution, measured", microseconds(streaming.measured_ns)
 
 
 def printable(text: str) -> str:

@@ -27,7 +27,8 @@ class WeightUse:
         size_bytes: of its storage.
         launches: that read it, ascending; at least one unless it stays.
         name: for messages.
-        stays: it must be resident: a launch writes it, none reads it, or the result shows it.
+        stays: it must be resident: a launch writes it, none reads it, the result shows it, or it is
+            in memory beside weights in files.
     """
 
     value: int

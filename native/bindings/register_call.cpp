@@ -11,7 +11,7 @@ namespace {
 
 WeightSpec weight_spec(std::string name, std::size_t slot, std::size_t size_bytes, bool written,
                        const py::list& holders, std::vector<TensorLayout> layouts,
-                       std::vector<std::int64_t> offsets) {
+                       std::vector<std::int64_t> offsets, py::handle moved) {
   WeightSpec weight;
   weight.name = std::move(name);
   weight.slot = slot;
@@ -20,6 +20,7 @@ WeightSpec weight_spec(std::string name, std::size_t slot, std::size_t size_byte
   weight.holders = to_tensors(holders);
   weight.layouts = std::move(layouts);
   weight.offsets = std::move(offsets);
+  if (!moved.is_none()) weight.moved = to_tensor(moved);
   return weight;
 }
 
@@ -62,7 +63,7 @@ void register_call(py::module_& module) {
   py::class_<WeightSpec>(module, "WeightSpec")
       .def(py::init(&weight_spec), py::kw_only(), py::arg("name"), py::arg("slot"),
            py::arg("size_bytes"), py::arg("written"), py::arg("holders"), py::arg("layouts"),
-           py::arg("offsets"));
+           py::arg("offsets"), py::arg("moved") = py::none());
   py::class_<HostConstantSpec>(module, "HostConstantSpec")
       .def(py::init(&host_constant_spec), py::kw_only(), py::arg("name"), py::arg("content"),
            py::arg("layout"), py::arg("input") = py::none(), py::arg("holder") = py::none());

@@ -40,6 +40,7 @@ void register_execution(py::module_& module) {
       .def_readonly("bytes_copied", &LastExecution::bytes_copied)
       .def_readonly("outputs_allocated", &LastExecution::outputs_allocated)
       .def_readonly("bytes_streamed", &LastExecution::bytes_streamed)
+      .def_readonly("stream_busy_ns", &LastExecution::stream_busy_ns)
       .def_readonly("stream_wait_ns", &LastExecution::stream_wait_ns)
       .def_readonly("n_executions", &LastExecution::n_executions)
       .def_property_readonly(

@@ -8,6 +8,7 @@
 #include "convert.hpp"
 #include "offload/errors.hpp"
 #include "registers.hpp"
+#include "replay/tensor_source.hpp"
 #include "streaming/weight_stream.hpp"
 
 namespace py = pybind11;
@@ -24,7 +25,8 @@ struct FileRange {
 using Piece = std::tuple<std::size_t, std::size_t, std::size_t, bool>;
 using Transfer = std::tuple<std::size_t, std::size_t, std::size_t, std::size_t, std::size_t, int>;
 
-// A weight, and the FileRange or tensor that its bytes come from.
+// A weight, and what its bytes come from: a FileRange, a tensor of bytes that do not change, or a
+// list of the model's tensors, whose changes are seen.
 struct StreamedWeight {
   WeightPlacement placement;
   py::object source;
@@ -48,6 +50,13 @@ std::shared_ptr<WeightSource> make_source(const WeightPlacement& weight, py::han
                                           weight.size_bytes);
     } catch (const FileError& error) {
       throw FileError(weight.name + ": " + error.what());
+    }
+  }
+  if (py::isinstance<py::list>(source)) {
+    try {
+      return std::make_shared<TensorSource>(to_tensors(source), weight.size_bytes);
+    } catch (const BindingError& error) {
+      throw BindingError(weight.name + ": " + error.what());
     }
   }
   const at::Tensor tensor = to_tensor(source);

@@ -376,8 +376,10 @@ std::vector<at::Tensor> results_of(const CallSpec& spec, Call& call) {
                                            : tensor_on(input.storage(), base + result.offset_bytes,
                                                        result.layout, spec.device));
     } else if (result.source == ResultSource::kWeight) {
-      results.push_back(tensor_on(spec.weights[result.index].holders.front().storage(),
-                                  result.offset_bytes, result.layout, spec.device));
+      const WeightSpec& weight = spec.weights[result.index];
+      const at::Tensor& holder = weight.moved.defined() ? weight.moved : weight.holders.front();
+      results.push_back(
+          tensor_on(holder.storage(), result.offset_bytes, result.layout, spec.device));
     } else if (given.defined()) {
       results.push_back(given);
     } else {

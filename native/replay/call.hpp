@@ -71,7 +71,11 @@ struct WeightSpec {
   std::vector<at::Tensor> holders;
   std::vector<TensorLayout> layouts;  // of each holder, as recorded
   std::vector<std::int64_t> offsets;  // of each holder in the storage, in elements
-  c10::Storage storage;               // the one that is bound
+  at::Tensor moved;                   // where launches find it; undefined: in the holders' storage
+  c10::Storage storage;               // the holders' when they were bound
+
+  // The memory that launches are given.
+  const c10::Storage& place() const { return moved.defined() ? moved.storage() : storage; }
 };
 
 // A tensor on the host, of no dimensions but where unseen code may read it: an input, or a tensor

@@ -24,6 +24,7 @@ struct LastExecution {
   std::uint64_t bytes_copied = 0;
   std::uint32_t outputs_allocated = 0;
   std::uint64_t bytes_streamed = 0;  // of weights, brought for it
+  std::uint64_t stream_busy_ns = 0;  // what bringing them took
   std::uint64_t stream_wait_ns = 0;  // of device_ns: launches waited for weights
   std::uint64_t n_executions = 0;    // of this executable so far, this one included
 

@@ -194,7 +194,7 @@ void Replay::bind(const Call& call) {
     }
   }
   for (const WeightSpec& weight : spec_.weights) {
-    header_.bind(weight.slot, reinterpret_cast<std::uint64_t>(weight.storage.data()));
+    header_.bind(weight.slot, reinterpret_cast<std::uint64_t>(weight.place().data()));
   }
   header_.bind(spec_.feature_map_slot, feature_map_address(call));
 }
@@ -268,6 +268,7 @@ void Replay::launch(LastExecution& execution, ExecutionTrace* trace) {
 void Replay::note_weights(LastExecution& execution, ExecutionTrace* trace) {
   PassReport report = resident_->take_pass();
   execution.bytes_streamed = report.bytes;
+  execution.stream_busy_ns = report.busy_ns;
   execution.stream_wait_ns = report.wait_ns;
   if (trace == nullptr) return;
   for (const WeightWait& wait : report.waits) {

@@ -8,6 +8,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace offload {
 
@@ -42,7 +44,7 @@ class WeightFiles;
 // A weight's bytes in the host store.
 //
 // Owner: the stream. Thread: any; reads of one source may run at once, but not beside look_up.
-// Errors: read and look_up throw FileError.
+// Errors: read throws FileError; look_up too, and BindingError for memory that does not fit.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
@@ -54,6 +56,12 @@ class WeightSource {
   // Looks up what it is read from, which may have been replaced, among `files`: at its path, or,
   // unless `opens`, only if that is open there. If it throws, the source stays as it was.
   virtual void look_up(WeightFiles&, bool /*opens*/) {}
+
+  // Whether has_changed can ever say so.
+  virtual bool tells_changes() const noexcept { return false; }
+
+  // Whether what it is read from has changed since it was looked up.
+  virtual bool has_changed() const noexcept { return false; }
 
   virtual std::size_t size_bytes() const noexcept = 0;
   virtual ReadMode mode() const noexcept = 0;
@@ -105,16 +113,19 @@ class WeightFile {
   std::size_t memory_alignment_ = 1;
 };
 
-// Files by path, each opened once, however many weights it has.
+// Files by path, each opened once, however many weights it has; and what sources let go of while
+// they are looked up, for freeing Python's memory takes the GIL, which no lock may be held for.
 //
 // Owner: whoever makes or looks up sources. Thread: one at a time. Errors: as WeightFile.
 class WeightFiles {
  public:
   const std::shared_ptr<WeightFile>& open(const std::string& path);
   bool has(const std::string& path) const { return files_.count(path) != 0; }
+  void keep(std::shared_ptr<const void> memory) { kept_.push_back(std::move(memory)); }
 
  private:
   std::map<std::string, std::shared_ptr<WeightFile>> files_;
+  std::vector<std::shared_ptr<const void>> kept_;
 };
 
 // A range of a file. The constructor and look_up throw FileError for a range that ends behind the

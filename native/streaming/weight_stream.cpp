@@ -113,16 +113,18 @@ void WeightStream::load(const std::function<void(std::uint64_t)>& progress) {
 // Brings the worker to rest, reads again what is resident and was replaced, and starts the worker
 // at the first transfer.
 void WeightStream::begin_generation(const std::function<void(std::uint64_t)>& progress) {
+  // Unlocked: letting go of memory may need the GIL.
+  WeightFiles files;
   std::vector<std::pair<std::size_t, std::shared_ptr<WeightSource>>> let_go;
   Lock lock(mutex_);
   rest(lock);
   begin_anew_ = false;  // what is refreshed from now on is for the next pass
   for (auto& [weight, source] : replaced_) sources_[weight].swap(source);
-  let_go.swap(replaced_);  // unlocked: letting go of memory may need the GIL
+  let_go.swap(replaced_);
   const std::vector<bool> stale(stale_);
   stale_.assign(stale_.size(), false);
   try {
-    look_up(stale);
+    look_up(stale, files);
     lock.unlock();
     if (separate_) memory_.separate();
     separate_ = false;
@@ -141,13 +143,18 @@ void WeightStream::begin_generation(const std::function<void(std::uint64_t)>& pr
 }
 
 // Under the mutex, at rest.
-void WeightStream::look_up(const std::vector<bool>& stale) {
-  WeightFiles files;
+void WeightStream::look_up(const std::vector<bool>& stale, WeightFiles& files) {
+  watched_.clear();
+  for (std::size_t weight = 0; weight < stale.size(); ++weight) {
+    if (sources_[weight]->tells_changes()) watched_.push_back(weight);
+  }
   for (const bool turn : {true, false}) {  // then the others of the same files
     for (std::size_t weight = 0; weight < stale.size(); ++weight) {
       if (stale[weight] != turn) continue;
       try {
         sources_[weight]->look_up(files, /*opens=*/turn);
+      } catch (const BindingError& error) {
+        throw BindingError(plan_.weights[weight].name + ": " + error.what());
       } catch (const std::exception& error) {
         throw FileError(plan_.weights[weight].name + ": " + error.what());
       }
@@ -232,6 +239,13 @@ void WeightStream::replace(std::map<std::size_t, std::shared_ptr<WeightSource>> 
     replaced_.emplace_back(weight, std::move(source));
     stale_[weight] = true;
     begin_anew_ = true;
+  }
+}
+
+// On the executing thread, which alone changes sources while a pass is under way.
+void WeightStream::note_changes() {
+  for (const std::size_t weight : watched_) {
+    if (sources_[weight]->has_changed()) refresh({weight});
   }
 }
 
@@ -344,7 +358,7 @@ bool WeightStream::carry_out(std::uint64_t number, ReadBuffer& buffer) {
   const std::size_t index = number % plan_.transfers.size();
   const WeightTransfer& one = plan_.transfers[index];
   const WeightPiece& piece = plan_.weights[one.weight].pieces[one.piece];
-  if (index == 0) pass_bytes_[pass % 2] = 0;
+  if (index == 0) pass_bytes_[pass % 2] = pass_busy_ns_[pass % 2] = 0;
   const std::uint64_t begin_ns = now_ns();
   under_way_ = index;
   under_way_begin_ns_ = begin_ns;
@@ -362,6 +376,7 @@ bool WeightStream::carry_out(std::uint64_t number, ReadBuffer& buffer) {
   bytes_moved_ += piece.size_bytes;
   ++n_transfers_;
   pass_bytes_[pass % 2] += piece.size_bytes;
+  pass_busy_ns_[pass % 2] += end_ns - begin_ns;
   if (traced_) {
     const std::lock_guard lock(mutex_);
     ended_transfers_.push_back(
@@ -386,6 +401,7 @@ void WeightStream::begin_pass(std::size_t n_launches, bool traced) {
   traced_pass_ = traced;
   traced_ = traced;
   report_ = PassReport();
+  note_changes();
   if (!begin_anew_) return;
   try {
     begin_generation(nullptr);
@@ -427,6 +443,7 @@ void WeightStream::note_end(std::size_t launch) noexcept {
 
 void WeightStream::end_pass() {
   report_.bytes = pass_bytes_[pass_ % 2];
+  report_.busy_ns = pass_busy_ns_[pass_ % 2];
   ++pass_;
   arrived_before_ += plan_.transfers.size();
   ended_before_ += plan_.n_launches;

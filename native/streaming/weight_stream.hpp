@@ -55,7 +55,8 @@ class WeightStream final : private ThreadOwner {
 
   // Reads the resident pieces, on this thread, and starts the first pass's transfers. `progress`,
   // which may be empty, gets the bytes read so far; what it throws ends the load. Throws FileError
-  // naming the weight; ExecutionError after close, or beside an execution or another load.
+  // or BindingError naming the weight; ExecutionError after close, or beside an execution or
+  // another load.
   void load(const std::function<void(std::uint64_t)>& progress);
 
   // The bytes of these weights have changed in their sources, or files at their paths: from the
@@ -76,9 +77,10 @@ class WeightStream final : private ThreadOwner {
   // Gives the stream to its executable. Throws ExecutionError if it has one.
   void attach();
 
-  // Begins a pass, where needed with a new generation. `traced`: keep when transfers ran and
-  // launches waited. Throws ExecutionError if the stream is not loaded or closed, the number of
-  // launches is not the plan's, or weights cannot be read again (the next pass tries once more).
+  // Begins a pass, where needed with a new generation: also if a source says that it has changed.
+  // `traced`: keep when transfers ran and launches waited. Throws ExecutionError if the stream is
+  // not loaded or closed, the number of launches is not the plan's, or weights cannot be read again
+  // (the next pass tries once more).
   void begin_pass(std::size_t n_launches, bool traced);
 
   // Waits for the weights of a launch. Throws ExecutionError naming the weight and the cause if a
@@ -130,7 +132,8 @@ class WeightStream final : private ThreadOwner {
   void check_source(std::size_t weight, const WeightSource& source) const;
   void make_hooks(bool poison);
   void begin_generation(const std::function<void(std::uint64_t)>& progress);
-  void look_up(const std::vector<bool>& stale);
+  void look_up(const std::vector<bool>& stale, WeightFiles& files);
+  void note_changes();
   void read_residents(const std::vector<bool>& stale,
                       const std::function<void(std::uint64_t)>& progress);
   void read_chunk(std::size_t weight, const WeightPiece& piece, std::size_t done_bytes,
@@ -154,6 +157,7 @@ class WeightStream final : private ThreadOwner {
   const StreamPlan plan_;
   WeightMemory memory_;
   std::vector<std::shared_ptr<WeightSource>> sources_;  // by weight; changed at rest
+  std::vector<std::size_t> watched_;                    // weights whose sources tell changes
   std::vector<std::size_t> n_before_;                   // by launch, of transfers_before
   std::vector<std::uint8_t> hooks_;                     // by launch: what its end does
   std::vector<std::vector<std::pair<std::byte*, std::size_t>>> poisons_;  // by launch
@@ -175,6 +179,7 @@ class WeightStream final : private ThreadOwner {
   std::atomic<bool> stop_ = false;                       // the worker is to rest
   std::atomic<bool> traced_ = false;
   std::atomic<std::uint64_t> pass_bytes_[2] = {0, 0};  // by pass modulo 2: no more are under way
+  std::atomic<std::uint64_t> pass_busy_ns_[2] = {0, 0};
   std::atomic<std::uint64_t> under_way_begin_ns_ = 0;  // of the worker's transfer; 0: none
   std::atomic<std::size_t> under_way_ = 0;
 

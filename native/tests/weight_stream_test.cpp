@@ -42,6 +42,11 @@ class TestSource final : public WeightSource {
     }
     for (std::size_t at = 0; at < size_bytes; ++at) to[at] = expected(offset_bytes + at);
   }
+  void look_up(offload::WeightFiles&, bool opens) override {
+    if (opens) looked_up_ = version;
+  }
+  bool tells_changes() const noexcept override { return true; }
+  bool has_changed() const noexcept override { return tells && looked_up_ != version; }
   std::size_t size_bytes() const noexcept override { return size_bytes_; }
   offload::ReadMode mode() const noexcept override { return offload::ReadMode::kMemory; }
 
@@ -52,12 +57,14 @@ class TestSource final : public WeightSource {
   std::atomic<int> version = 0;
   std::atomic<int> delay_us = 0;
   std::atomic<bool> broken = false;
+  std::atomic<bool> tells = false;
   std::atomic<int> n_reads = 0;
   std::atomic<int> n_failures = 0;
 
  private:
   unsigned seed_;
   std::size_t size_bytes_;
+  int looked_up_ = 0;
   std::mt19937 random_;
 };
 
@@ -319,6 +326,20 @@ void replaced_weights_are_read_again() {
   CHECK_THAT(fixture.sources[2]->n_reads > n_reads);
 }
 
+void changes_are_seen_by_the_next_pass() {
+  Fixture fixture(aliasing_plan());
+  for (const auto& source : fixture.sources) source->tells = true;
+  fixture.stream->load(nullptr);
+  fixture.run();
+  fixture.sources[1]->version = 1;
+  const int n_reads = fixture.sources[0]->n_reads;
+  fixture.run();
+  CHECK_THAT(fixture.stream->generation() == 2);
+  fixture.run();
+  CHECK_THAT(fixture.stream->generation() == 2);
+  CHECK_THAT(fixture.sources[0]->n_reads <= n_reads + 3);  // its tail: the head has not changed
+}
+
 void waits_are_told() {
   Fixture fixture(ring_plan(3, 2));
   fixture.delay(2000);
@@ -493,6 +514,7 @@ int main() {
   failed_transfers_surface_at_their_launch();
   abandoned_passes_begin_anew();
   replaced_weights_are_read_again();
+  changes_are_seen_by_the_next_pass();
   waits_are_told();
   executions_need_loaded_weights();
   busy_streams_close();

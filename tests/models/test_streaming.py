@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import re
 import subprocess
 import sys
 import weakref
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from budgets import Deep, budgets_of, floor_of, weight_bytes
 from stored import LAYERS, WIDTH, compute_wide, save_weights, without_memory, write_wide
 from test_stored_weights import MODELS, mlp
 from torch import nn
@@ -25,51 +25,6 @@ from offload import Captured
 from offload.backends import NullBackend, cpu
 
 KIB = 1024
-
-
-class Deep(nn.Module):
-    """Layers of unequal sizes, one of them used twice, a buffer that is written."""
-
-    def __init__(self, width: int = 128, n_layers: int = 6) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(
-                nn.Linear(width, (index % 3 + 1) * width),
-                nn.ReLU(),
-                nn.Linear((index % 3 + 1) * width, width),
-            )
-            for index in range(n_layers)
-        )
-        self.twice = nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width)
-        self.register_buffer("calls", torch.zeros(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls.add_(1)
-        x = self.twice(x)
-        for layer in self.layers:
-            x = self.norm(x + layer(x))
-        return self.twice(x) + self.calls
-
-
-def weight_bytes(program: offload.Program) -> int:
-    return sum(value.size_bytes for value in program.values if value.role == "weight")
-
-
-def floor_of(captured: Captured) -> int:
-    """The least budget, as the refusal of a smaller one says it."""
-    with pytest.raises(offload.PlanError) as refused:
-        captured.load(weights_budget=1)
-    found = re.search(r"(\d+) bytes", str(refused.value))
-    assert found is not None
-    return int(found[1])
-
-
-def budgets_of(captured: Captured) -> list[int]:
-    """From the floor to all weights."""
-    floor, whole = floor_of(captured), weight_bytes(captured.program)
-    rest = max(0, whole - floor)  # none where all weights are too small to be streamed
-    return [floor, *(floor + rest * part // 5 for part in range(1, 6)), floor + whole]
 
 
 @pytest.fixture(params=[*MODELS, "deep"])

@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import safetensors.torch
+import torch
+from torch.nn.functional import linear
+
 import offload
 
 README = Path(__file__).parents[2] / "README.md"
@@ -43,3 +47,20 @@ def test_five_minutes(tmp_path, monkeypatch, capsys):
     assert again(x).equal(captured(x))
     assert captured.recorded_result.equal(names["y"])
     assert captured(x).equal(names["y4"])
+
+
+def test_a_model_larger_than_its_budget(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_example("A model larger than its budget")
+    printed = capsys.readouterr().out
+    assert "least budget" in printed
+    assert "of weights streamed at" in printed
+    run, x, y = names["run"], names["x"], names["y"]
+    assert run.streaming.plan.memory_bytes <= 4 * 2**20
+    weights = safetensors.torch.load_file(tmp_path / "weights.safetensors")
+    expected = x
+    for index in range(16):
+        expected = linear(expected, weights[f"{index}.weight"], weights[f"{index}.bias"])
+    torch.testing.assert_close(y, expected)
+    run.streaming.replace({f"15.{name}": weights[f"15.{name}"] * 0 for name in ("weight", "bias")})
+    assert run(x).count_nonzero() == 0

@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+import safetensors.torch
 import torch
 
 import offload
@@ -58,6 +59,16 @@ def test_a_weight_that_no_launch_reads_stays():
     program = dataclasses.replace(program, launches=launches)
     demand = weight_demand(program, [1.0] * len(launches))
     assert [(one.launches, one.stays) for one in demand.weights] == [((), True)] * 2
+
+
+def test_what_is_in_memory_beside_weights_in_files_stays(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    safetensors.torch.save_file({"0.weight": model[0].weight}, tmp_path / "model.safetensors")
+    program = offload.capture(model, torch.randn(2, 8), weights=tmp_path).program
+    demand = weight_demand(program, [1.0] * len(program.launches))
+    stays = {one.name: one.stays for one in demand.weights}
+    assert sorted(stays.values()) == [False, True, True, True]
+    assert not next(one for name, one in stays.items() if name.endswith("0.weight"))
 
 
 def test_one_time_for_each_launch():

@@ -90,7 +90,7 @@ class Loaded:
         current_stream: on a device with streams, the handle of the caller's current one on the
             device of this index.
         weights: for each weight that lies in a memory of the executable's own the tensor there.
-        stream: what brings weights there.
+        stream: what brings weights there, not loaded yet.
     """
 
     resident: _native.Resident

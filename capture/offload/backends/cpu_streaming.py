@@ -27,14 +27,15 @@ _SMALL_BYTES = 64 * 2**10
 def make_stream(
     program: Program, streaming: Streaming
 ) -> tuple[_native.WeightStream, Mapping[int, torch.Tensor]]:
-    """The memory of the weights, and what brings them there; resident ones are read.
+    """The memory of the weights, and what brings them there; nothing is read yet.
 
     Returns:
         The stream, and for each weight that it manages the tensor that was recorded, there.
 
     Raises:
         ExecutionError: there is not enough memory.
-        FileError: a file is shorter than it was, or cannot be read.
+        FileError: a file is gone, or shorter than it was.
+        BindingError: a weight's memory was freed or shrunk.
     """
     sources = managed_weights(program)
     numbers = {value: number for number, value in enumerate(sources)}
@@ -72,7 +73,6 @@ def make_stream(
         ],
         n_launches=len(program.launches),
     )
-    stream.load()
     bases = {
         value: (stream.tensor(number).untyped_storage(), 0) for value, number in numbers.items()
     }
@@ -114,12 +114,13 @@ def measure_link(program: Program) -> Link:
 
 def _read_ns(
     program: Program,
-    sources: Mapping[int, torch.UntypedStorage | StoredTensor],
+    sources: Mapping[int, list[torch.Tensor] | StoredTensor],
     value: int,
     size_bytes: int,
 ) -> int:
     """What it takes to read the first bytes of a weight into memory that is there."""
-    source = native_source(sources[value])
+    content = sources[value]
+    source = native_source(content if isinstance(content, StoredTensor) else content[0])
     stream = _native.WeightStream(
         memory_bytes=size_bytes,
         granule_bytes=PAGE_BYTES,

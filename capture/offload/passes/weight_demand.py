@@ -19,7 +19,8 @@ def weight_demand(program: Program, launch_ns: Sequence[float]) -> WeightDemand:
 
     Returns:
         An entry for each Value of role weight, in order. A weight must stay resident if a launch
-        writes it, if no launch reads it, or if the result shows it.
+        writes it, if no launch reads it, if the result shows it, or if it is in memory beside
+        weights in files.
 
     Raises:
         PlanError: not one duration for each launch, or one is negative or not finite.
@@ -30,6 +31,8 @@ def weight_demand(program: Program, launch_ns: Sequence[float]) -> WeightDemand:
         )
     readers: dict[int, list[int]] = {value.index: [] for value in program.of_role(Role.WEIGHT)}
     stays = {result.view.value for result in program.results}
+    if program.stored:
+        stays.update(readers.keys() - program.stored.keys())
     for launch in program.launches:
         for index in dict.fromkeys(launch.reads):
             if index in readers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from offload import _native
-from offload.backends import Backend, LaunchReport, Prepared
+from offload.backends import Backend, LaunchReport, Loaded, Prepared
 from offload.costs import CostModel, HeaderShape, signature_of
 from offload.errors import BindingError
 from offload.passes import SlotChoice, choose_copied_slots
@@ -83,6 +82,7 @@ class Executable:
         *,
         verify: bool = True,
         check_stored: Callable[[], None] = lambda: None,
+        progress: Callable[[int, int], object] | None = None,
     ) -> None:
         """Make a Program resident; `check_stored` refuses files whose layout is another now."""
         self._check_stored = check_stored
@@ -92,6 +92,7 @@ class Executable:
         self.scheduling = scheduling
         self._backend = backend
         self._loaded = backend.instantiate(prepared, plan)
+        _read_weights(self._loaded, plan, progress)
         if verify:
             backend.prove(prepared, plan)
         self.copy_choices = self._choose_copies()
@@ -194,8 +195,13 @@ class Executable:
         """The weights that lie in a memory of the executable's own; None: used where they are."""
         if self.plan.streaming is None or self._loaded.stream is None:
             return None
+        native = self._native  # and not the executable, which would then keep itself
         return WeightStreaming(
-            self.program, self.plan.streaming, self._loaded.stream, self._check_stored
+            self.program,
+            self.plan.streaming,
+            self._loaded.stream,
+            self._check_stored,
+            lambda: LastExecution.of(native.last_execution),
         )
 
     @property
@@ -216,10 +222,7 @@ class Executable:
     @property
     def last_execution(self) -> LastExecution:
         """What the latest finished execution did; all zero before the first."""
-        last = self._native.last_execution
-        return LastExecution(
-            **{field.name: getattr(last, field.name) for field in dataclasses.fields(LastExecution)}
-        )
+        return LastExecution.of(self._native.last_execution)
 
     @contextlib.contextmanager
     def timeline(self, costs: CostModel | None = None) -> Iterator[Timeline]:
@@ -272,6 +275,7 @@ class Executable:
                 self.header_shape(one.outputs_allocated, one.slots_changed, one.words_patched),
                 costs,
                 self.device,
+                streaming=self.plan.streaming,
             )
             for one in timeline.executions
         )
@@ -318,6 +322,23 @@ class Executable:
             ),
             weight_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.WEIGHT)),
         )
+
+
+def _read_weights(
+    loaded: Loaded, plan: Plan, progress: Callable[[int, int], object] | None
+) -> None:
+    if loaded.stream is None or plan.streaming is None:
+        return
+    if progress is None:
+        loaded.stream.load()
+        return
+    total_bytes = sum(
+        piece.size_bytes
+        for piece in plan.streaming.pieces
+        if not piece.streamed and piece.value in loaded.weights
+    )
+    progress(0, total_bytes)
+    loaded.stream.load(lambda done_bytes: progress(done_bytes, total_bytes))
 
 
 def _check_feature_map(feature_map: object) -> None:

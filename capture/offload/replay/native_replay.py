@@ -185,11 +185,10 @@ def _weight_spec(
     is_written: bool,
     moved: Mapping[int, torch.Tensor],
 ) -> _native.WeightSpec:
-    views = program.weight_views[value.index]
-    if value.index in moved:
-        views, holders = views[:1], [moved[value.index]]
-    else:
-        holders = list(program.weights[value.index])
+    views, place = program.weight_views[value.index], moved.get(value.index)
+    holders = list(program.weights.get(value.index, ()))
+    if place is not None and not holders:  # its content is in a file
+        views, holders, place = views[:1], [place], None
     return _native.WeightSpec(
         name=value.name,
         slot=_slot_of(plan, value.index),
@@ -198,6 +197,7 @@ def _weight_spec(
         holders=holders,
         layouts=[native_layout(view) for view in views],
         offsets=[view.offset_bytes // ITEM_BYTES[view.dtype] for view in views],
+        moved=place,
     )
 
 

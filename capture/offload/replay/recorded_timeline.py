@@ -6,10 +6,17 @@ from collections.abc import Iterator
 
 from offload import _native
 from offload.program import Program
-from offload.timeline import HOST_LANE, ExecutionTimeline, Scheduling, Span, SpanKind
+from offload.timeline import (
+    HOST_LANE,
+    WEIGHT_WAIT,
+    WEIGHTS_LANE,
+    ExecutionTimeline,
+    Scheduling,
+    Span,
+    SpanKind,
+)
 
 COPY_LANE = "copies"
-WEIGHTS_LANE = "weights"
 
 
 def execution_timeline(
@@ -82,7 +89,7 @@ def _weights(trace: _native.ExecutionTrace, device_lane: str) -> Iterator[Span]:
     for wait in trace.weight_waits:
         yield Span(
             SpanKind.WAIT,
-            "wait for weights",
+            WEIGHT_WAIT,
             device_lane,
             wait.begin_ns,
             wait.end_ns,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from offload import _native
+from offload.byte_sizes import show_bytes
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LastExecution:
@@ -23,6 +26,7 @@ class LastExecution:
         n_executions: of this executable, this one included.
         bytes_streamed: of weights, brought for this execution, partly while the one before ran:
             of each execution every streamed byte exactly once.
+        stream_busy_ns: what bringing them took.
         stream_wait_ns: of device_ns, what launches waited for weights.
     """
 
@@ -38,20 +42,38 @@ class LastExecution:
     outputs_allocated: int
     n_executions: int
     bytes_streamed: int = 0
+    stream_busy_ns: int = 0
     stream_wait_ns: int = 0
+
+    @classmethod
+    def of(cls, native: _native.LastExecution) -> LastExecution:
+        """As the native side keeps it."""
+        return cls(**{field.name: getattr(native, field.name) for field in dataclasses.fields(cls)})
 
     @property
     def m_l_t_ns(self) -> int:
         """The header's duration: convert, policy, patch and submit."""
         return self.convert_ns + self.policy_ns + self.patch_ns + self.submit_ns
 
+    @property
+    def stream_bytes_per_second(self) -> float:
+        """The rate at which weights were brought, while they were; 0 where none were."""
+        return 1e9 * self.bytes_streamed / self.stream_busy_ns if self.stream_busy_ns else 0.0
+
     def __str__(self) -> str:
-        return (
+        header = (
             f"m_l_t {self.m_l_t_ns / 1e3:.2f} us = convert {self.convert_ns / 1e3:.2f} + policy "
             f"{self.policy_ns / 1e3:.2f} + patch {self.patch_ns / 1e3:.2f} + submit "
             f"{self.submit_ns / 1e3:.2f}; device {self.device_ns / 1e3:.2f} us; policy "
             f"{self.policy}: {self.slots_changed} slots changed, {self.words_patched} words "
             f"patched, {self.bytes_copied} bytes copied"
+        )
+        if not self.bytes_streamed:
+            return header
+        return (
+            f"{header}; {show_bytes(self.bytes_streamed)} of weights streamed at "
+            f"{show_bytes(round(self.stream_bytes_per_second))}/s, waited for "
+            f"{self.stream_wait_ns / 1e3:.2f} us"
         )
 
 
@@ -66,7 +88,7 @@ class MemoryReport:
         outside_bytes: allocated by operators at each execution, outside the arena, results
             included; None before the first execution counted it.
         buffer_bytes: buffers of the inputs and outputs that are always copied.
-        weight_bytes: the weights, held by reference.
+        weight_bytes: the weights: held by reference, or streamed under a budget, the whole of them.
     """
 
     feature_map_bytes: int

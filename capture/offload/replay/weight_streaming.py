@@ -13,6 +13,7 @@ from offload.backends import managed_weights, native_source
 from offload.byte_sizes import show_bytes
 from offload.errors import BindingError
 from offload.program import Program, StoredTensor, is_dense
+from offload.replay.reports import LastExecution
 from offload.streaming import Streaming
 from offload.torch_names import find_dtype
 
@@ -32,8 +33,10 @@ class WeightStreaming:
         plan: Streaming,
         stream: _native.WeightStream,
         check_stored: Callable[[], None],
+        last_execution: Callable[[], LastExecution],
     ) -> None:
         self.plan = plan
+        self._last_execution = last_execution
         self._program = program
         self._stream = stream
         self._check_stored = check_stored
@@ -100,7 +103,7 @@ class WeightStreaming:
         return found.pop()
 
     def explain(self) -> str:
-        """Say what stays, what is streamed, and what time a pass is predicted to take and why."""
+        """Say what stays, what is streamed, and what a pass takes: predicted, why, and measured."""
         plan = self.plan
         streamed = [plan.pieces[one.piece] for one in plan.transfers]
         lines = [
@@ -115,6 +118,7 @@ class WeightStreaming:
             f"ms ({plan.roofline_ns / plan.period_ns:.1%})"
             if plan.period_ns
             else "predicted: nothing to compute",
+            self._measured(),
             f"least budget: {show_bytes(plan.floor.required_bytes)}, set by {plan.floor.name} "
             f"(ring {show_bytes(plan.floor.ring_bytes)}, resident "
             f"{show_bytes(plan.floor.resident_bytes)}), at which {plan.floor.period_ns / 1e6:.3f} "
@@ -133,6 +137,17 @@ class WeightStreaming:
             )
         return "\n".join(lines)
 
+    def _measured(self) -> str:
+        last = self._last_execution()
+        if not last.n_executions:
+            return "measured: nothing has been executed yet"
+        return (
+            f"measured: {last.device_ns / 1e6:.3f} ms by the last execution, of which launches "
+            f"waited {last.stream_wait_ns / 1e6:.3f} ms for weights; "
+            f"{show_bytes(last.bytes_streamed)} brought at "
+            f"{show_bytes(last.stream_bytes_per_second)}/s"
+        )
+
     @property
     def _weight_bytes(self) -> int:
         return sum(self._program.values[value].size_bytes for value in self._numbers)
@@ -146,7 +161,7 @@ def _is_row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def _laid_out_like(
     program: Program, value: int, name: str, content: torch.Tensor | StoredTensor
-) -> torch.UntypedStorage | StoredTensor:
+) -> torch.Tensor | StoredTensor:
     """New content of a weight, a tensor's as a copy that lies in memory as the weight does.
 
     Raises:
@@ -169,4 +184,4 @@ def _laid_out_like(
     if isinstance(content, StoredTensor):
         return content
     copy = torch.empty_strided(view.shape, view.strides, dtype=dtype)
-    return copy.copy_(content.detach()).untyped_storage()
+    return copy.copy_(content.detach())

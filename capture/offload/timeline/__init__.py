@@ -1,6 +1,23 @@
 """Timelines: what executions did and when, as a table, a trace file, a picture or a page."""
 
-from offload.timeline.spans import HOST_LANE, ExecutionTimeline, Scheduling, Span, SpanKind
+from offload.timeline.spans import (
+    HOST_LANE,
+    WEIGHT_WAIT,
+    WEIGHTS_LANE,
+    ExecutionTimeline,
+    Scheduling,
+    Span,
+    SpanKind,
+)
 from offload.timeline.timeline import Timeline
 
-__all__ = ["HOST_LANE", "ExecutionTimeline", "Scheduling", "Span", "SpanKind", "Timeline"]
+__all__ = [
+    "HOST_LANE",
+    "WEIGHTS_LANE",
+    "WEIGHT_WAIT",
+    "ExecutionTimeline",
+    "Scheduling",
+    "Span",
+    "SpanKind",
+    "Timeline",
+]

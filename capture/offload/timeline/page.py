@@ -42,6 +42,7 @@ def save_page(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     )
     environment.filters["microseconds"] = microseconds
     template = environment.from_string(source.read_text("utf-8"))
+    groups = launch_groups(timeline.executions)
     trace = gzip.compress(json.dumps(trace_of(timeline)).encode(), mtime=0)
     page = template.render(
         heading=heading(timeline),
@@ -49,7 +50,8 @@ def save_page(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         figures=Markup(figures_svg(timeline).partition("<svg")[2]),
         sections=sections_of(timeline.executions),
         shown_executions=SHOWN_EXECUTIONS,
-        groups=launch_groups(timeline.executions),
+        groups=groups,
+        waited=any(group.wait_ns for group in groups),
         shown_launches=SHOWN_LAUNCHES,
         predicted=any(one.predicted for one in timeline.executions),
         cost=cost_sentence(timeline),

@@ -8,6 +8,12 @@ import enum
 HOST_LANE = "host"
 """The lane of the thread that called: header stages, and the launches that it issues."""
 
+WEIGHTS_LANE = "weights"
+"""The lane of what brings weights to the device's memory."""
+
+WEIGHT_WAIT = "wait for weights"
+"""The name of a wait."""
+
 
 class Scheduling(enum.StrEnum):
     """How a program reaches the device."""

@@ -83,11 +83,13 @@ class LaunchGroup:
             predicted only if every execution has a prediction.
         longest_ns: the longest of them.
         share: of the time that all launches take.
+        wait_ns: for which they waited for weights, which is no part of `total`.
     """
 
     total: Quantity
     longest_ns: int
     share: float
+    wait_ns: int = 0
 
 
 def microseconds(duration_ns: float) -> str:
@@ -177,15 +179,22 @@ def launch_groups(executions: Sequence[ExecutionTimeline]) -> tuple[LaunchGroup,
     Beyond `SHOWN_LAUNCHES` groups, the last one sums up the rest.
     """
     pairs = [
-        (one.of_kind(SpanKind.LAUNCH), _launches(one.predicted)) for one in executions if one.spans
+        (one.of_kind(SpanKind.LAUNCH), _launches(one.predicted), one.of_kind(SpanKind.WAIT))
+        for one in executions
+        if one.spans
     ]
-    one_by_one = max((len(launches) for launches, _ in pairs), default=0) <= SHOWN_LAUNCHES
-    predicted_all = all(predicted for _, predicted in pairs)
+    one_by_one = max((len(launches) for launches, _, _ in pairs), default=0) <= SHOWN_LAUNCHES
+    predicted_all = all(predicted for _, predicted, _ in pairs)
     durations: dict[str, list[int]] = {}
+    waits: dict[str, int] = {}
     predictions: dict[str, int] = {}
-    for launches, predicted in pairs:
+    for launches, predicted, waited in pairs:
+        names = {span.launch: _launch_name(span, one_by_one) for span in launches}
         for span in launches:
-            durations.setdefault(_launch_name(span, one_by_one), []).append(span.duration_ns)
+            durations.setdefault(names[span.launch], []).append(span.duration_ns)
+        for span in waited:
+            name = names[span.launch]
+            waits[name] = waits.get(name, 0) + span.duration_ns
         for span in predicted:
             name = _launch_name(span, one_by_one)
             predictions[name] = predictions.get(name, 0) + span.duration_ns
@@ -197,6 +206,7 @@ def launch_groups(executions: Sequence[ExecutionTimeline]) -> tuple[LaunchGroup,
             ),
             max(times),
             sum(times) / total_ns,
+            waits.get(name, 0),
         )
         for name, times in durations.items()
     ]
@@ -294,5 +304,10 @@ def _fold_rest(groups: list[LaunchGroup]) -> tuple[LaunchGroup, ...]:
     )
     return (
         *shown,
-        LaunchGroup(total, max(one.longest_ns for one in rest), sum(one.share for one in rest)),
+        LaunchGroup(
+            total,
+            max(one.longest_ns for one in rest),
+            sum(one.share for one in rest),
+            sum(one.wait_ns for one in rest),
+        ),
     )

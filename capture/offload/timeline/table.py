@@ -62,12 +62,16 @@ def _launches_table(groups: tuple[LaunchGroup, ...], predicted: bool) -> Table:
     _add_time_columns(table, predicted)
     table.add_column("longest", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
+    waited = any(group.wait_ns for group in groups)
+    if waited:
+        table.add_column("waited for weights", justify="right", no_wrap=True)
     for group in groups:
         table.add_row(
             escape(group.total.label),
             *_figures(group.total, predicted),
             microseconds(group.longest_ns),
             f"{100 * group.share:.1f} %",
+            *([microseconds(group.wait_ns)] if waited else ()),
         )
     return table
 

@@ -25,10 +25,12 @@ struct WeightWait {
 };
 
 // `bytes` are those that the execution's own transfers brought, also where they ran before it
-// began: of each execution that ends well they are all streamed bytes, exactly once. The lists are
-// kept where a timeline asks; transfers are those that ended since the last report or run.
+// began: of each execution that ends well they are all streamed bytes, exactly once; `busy_ns` is
+// what they took. The lists are kept where a timeline asks; transfers are those that ended since
+// the last report or run.
 struct PassReport {
   std::uint64_t bytes = 0;
+  std::uint64_t busy_ns = 0;
   std::uint64_t wait_ns = 0;  // of launches for weights
   std::vector<TransferTime> transfers;
   std::vector<WeightWait> waits;

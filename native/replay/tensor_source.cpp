@@ -1,0 +1,52 @@
+#include "replay/tensor_source.hpp"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "offload/errors.hpp"
+
+namespace offload {
+
+TensorSource::TensorSource(std::vector<at::Tensor> tensors, std::size_t size_bytes)
+    : tensors_(std::move(tensors)), size_bytes_(size_bytes) {
+  WeightFiles none;
+  look_up(none, /*opens=*/true);
+}
+
+// Of tensors that are tied without being views of one another each has a count of its own.
+std::uint64_t TensorSource::n_writes() const noexcept {
+  std::uint64_t sum = 0;
+  for (const at::Tensor& tensor : tensors_) {
+    const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
+    if (version.enabled()) sum += version.current_version();
+  }
+  return sum;
+}
+
+void TensorSource::look_up(WeightFiles& files, bool opens) {
+  if (!opens) return;
+  const c10::Storage& storage = tensors_.front().storage();
+  if (storage.nbytes() < size_bytes_) {
+    throw BindingError("expected " + std::to_string(size_bytes_) + " bytes of memory, got " +
+                       std::to_string(storage.nbytes()) + ": it was freed or shrunk");
+  }
+  std::shared_ptr<const c10::Storage> present = std::make_shared<const c10::Storage>(storage);
+  files.keep(storage_);
+  storage_ = std::move(present);
+  n_writes_ = n_writes();
+}
+
+bool TensorSource::has_changed() const noexcept {
+  return n_writes() != n_writes_ ||
+         tensors_.front().unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() !=
+             storage_->unsafeGetStorageImpl();
+}
+
+void TensorSource::read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
+                        ReadBuffer&) {
+  if (storage_->nbytes() < size_bytes_) throw FileError("its memory was freed or shrunk");
+  std::memcpy(to, static_cast<const std::byte*>(storage_->data()) + offset_bytes, size_bytes);
+}
+
+}  // namespace offload

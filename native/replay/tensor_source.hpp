@@ -1,0 +1,44 @@
+// A weight in memory: what the model's own tensors hold.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "streaming/weight_source.hpp"
+
+namespace offload {
+
+// Tensors of one storage, all of which is the weight. Tells when they were written, by the count
+// that torch keeps for autograd (`_version`, of tensors that share memory as views one for all),
+// and when they have another storage. Not counted is what is written through `param.data`, through
+// NumPy, or to tensors that were made in inference mode.
+//
+// Owner: the stream. Thread: as WeightSource. Errors: where the storage is shorter than the
+// weight BindingError, and of read FileError.
+class TensorSource final : public WeightSource {
+ public:
+  // `tensors`: at least one, on the CPU.
+  TensorSource(std::vector<at::Tensor> tensors, std::size_t size_bytes);
+
+  void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
+            ReadBuffer& buffer) override;
+  void look_up(WeightFiles& files, bool opens) override;
+  bool tells_changes() const noexcept override { return true; }
+  bool has_changed() const noexcept override;
+  std::size_t size_bytes() const noexcept override { return size_bytes_; }
+  ReadMode mode() const noexcept override { return ReadMode::kMemory; }
+
+ private:
+  std::uint64_t n_writes() const noexcept;
+
+  std::vector<at::Tensor> tensors_;
+  std::size_t size_bytes_;
+  std::shared_ptr<const c10::Storage> storage_;  // theirs when they were looked up
+  std::uint64_t n_writes_ = 0;                   // before they were read
+};
+
+}  // namespace offload
