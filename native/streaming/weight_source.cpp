@@ -148,8 +148,9 @@ void WeightFile::check_unchanged() const {
       now.st_mtim.tv_nsec == opened_.st_mtim.tv_nsec) {
     return;
   }
-  fail(path_, "it was written since it was opened: refresh the weights, so that all of them are "
-              "read again");
+  fail(path_,
+       "it was written since it was opened: refresh the weights, so that all of them are "
+       "read again");
 }
 
 void WeightFile::read_all(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
