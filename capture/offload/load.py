@@ -146,11 +146,15 @@ class _StreamedLoad:
         """
         streaming = self._streaming(budget_bytes)
         if streaming.transfers and not self._is_timed:
-            with self._loaded(streaming, verify=False) as first:
-                self._launch_ns = _timed_ns(first) or self._launch_ns
-            self._is_timed = True
+            self._time_launches(streaming)
             streaming = self._streaming(budget_bytes)
         return self._loaded(streaming, verify=self._verify)
+
+    def _time_launches(self, streaming: Streaming) -> None:
+        """By an executable whose memory has gone when this returns."""
+        with self._loaded(streaming, verify=False) as run:
+            self._launch_ns = _timed_ns(run) or self._launch_ns
+        self._is_timed = True
 
     def within_free_memory(self) -> Executable:
         """Load under the largest budget that memory has room for; with less where that fails.

@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from test_stored_weights import MODELS, mlp
 
 import offload
 from offload.api import Captured
+from offload.replay import Executable
 
 KIB = 1024
 
@@ -258,6 +260,20 @@ def test_explain_says_what_stays_and_what_sets_the_floor(deep: Captured) -> None
     assert "streamed: layers.2" in text
     for word in ("stay", "ring", "predicted", "no plan is quicker", "least budget", "set by"):
         assert word in text
+
+
+def test_one_load_at_a_time_has_memory(deep: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Executable]] = []
+
+    class Watched(Executable):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            assert not any(one() for one in made)
+            super().__init__(*args, **kwargs)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr("offload.load.Executable", Watched)
+    deep.load(weights_budget=floor_of(deep)).close()
+    assert len(made) == 2  # the first times launches
 
 
 def test_a_device_that_cannot_stream_says_so(deep: Captured) -> None:
