@@ -7,9 +7,9 @@ streamed pass begins as the one before has left the ring. Beside them: blocks re
 run, nothing ahead, as many leading ones resident as the budget has room for. Files are as
 safetensors writes them; what an aligned file gains is shown once.
 
-Memory is the peak of processes that take turns. From the least budget to half of the weights it may
-grow by 1.01 times the growth of the budget; and beyond the imports it is at most 1.01 times the
-budget and the streamed bytes together.
+Memory is the peak of processes that take turns, by proportional set size. From the least budget to
+half of the weights it may grow by 1.01 times the growth of the budget; and beyond the imports it is
+at most 1.01 times the budget and the streamed bytes together.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from turns import take_turns
 
 PROCESS = Path(streaming_process.__file__)
 BUDGETS_PERCENT = (25, 50, 75)
-ROUNDS, ROUND_NS = 8, 500_000_000
+ROUNDS, ROUND_NS = 8, 300_000_000
 MEMORY_ROUNDS = 3
 MIB = 2**20
 BLOCK_BYTES = 4096  # at multiples of which a disk is read without a buffer

@@ -157,12 +157,15 @@ class _StreamedLoad:
         """
         streaming = self._streaming(budget_bytes)
         if streaming.transfers and not self._is_timed:
-            with self._loaded(streaming, verify=False) as first:
-                self._take_times(first)
-            del first  # its memory is given back before the next one is asked for
-            self._is_timed = True
+            self._time_launches(streaming)
             streaming = self._streaming(budget_bytes)
         return self._loaded(streaming, verify=self._verify)
+
+    def _time_launches(self, streaming: Streaming) -> None:
+        """By an executable whose memory has gone when this returns."""
+        with self._loaded(streaming, verify=False) as run:
+            self._take_times(run)
+        self._is_timed = True
 
     def within_free_memory(self) -> Executable:
         """Load under the largest budget that memory has room for; with less where that fails.

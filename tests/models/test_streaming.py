@@ -23,6 +23,7 @@ from torch import nn
 import offload
 from offload import Captured
 from offload.backends import NullBackend, cpu
+from offload.replay import Executable
 
 KIB = 1024
 
@@ -262,6 +263,20 @@ def test_explain_says_what_stays_and_what_sets_the_floor(deep: Captured) -> None
     assert "streamed: layers.2" in text
     for word in ("stay", "ring", "predicted", "no plan is quicker", "least budget", "set by"):
         assert word in text
+
+
+def test_one_load_at_a_time_has_memory(deep: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Executable]] = []
+
+    class Watched(Executable):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            assert not any(one() for one in made)
+            super().__init__(*args, **kwargs)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr("offload.load.Executable", Watched)
+    deep.load(weights_budget=floor_of(deep)).close()
+    assert len(made) == 2  # the first times launches
 
 
 def test_a_device_that_cannot_stream_says_so_at_once(deep: Captured, monkeypatch) -> None:
