@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import UNSEEN, assert_same, capture, check, normal, normals, refusal
+from checks import assert_same, capture, check, normal, normals, refusal
 from torch import manual_seed, nn
 
 import offload
@@ -212,7 +212,7 @@ def own_seeded_generator(x):
     [
         seeded_in_the_forward,
         drawn_in_a_fork,
-        pytest.param(own_seeded_generator, marks=UNSEEN),
+        own_seeded_generator,
     ],
 )
 def test_generators_moved_by_hand(function):
