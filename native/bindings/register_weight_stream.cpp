@@ -99,7 +99,7 @@ void load(WeightStream& stream, const std::function<void(std::uint64_t)>& progre
 }
 
 py::object tensor_of(const std::shared_ptr<WeightStream>& stream, std::size_t weight) {
-  stream->check_weight(weight);
+  check_weight(stream->plan(), weight);
   const auto size_bytes = static_cast<std::int64_t>(stream->plan().weights[weight].size_bytes);
   return from_tensor(at::from_blob(
       stream->address(weight), {size_bytes}, [stream](void*) {}, at::TensorOptions(at::kByte)));
@@ -119,7 +119,7 @@ void replace(WeightStream& stream, const std::map<std::size_t, py::object>& sour
   WeightFiles files;
   std::map<std::size_t, std::shared_ptr<WeightSource>> made;
   for (const auto& [weight, source] : sources) {
-    stream.check_weight(weight);
+    check_weight(stream.plan(), weight);
     made[weight] = make_source(stream.plan().weights[weight], source, files);
   }
   const py::gil_scoped_release release;
