@@ -1,0 +1,83 @@
+// The table of a resident's kernel arguments on the device, and the two ways to refresh it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ascend/argument_layout.hpp"
+#include "ascend/runtime.hpp"
+#include "offload/header.hpp"
+
+namespace offload::acl {
+
+// What a refresh has done so far.
+struct RefreshCounts {
+  std::uint64_t copies = 0;          // of a range of the table, or of the base table
+  std::uint64_t bytes_copied = 0;    // by them
+  std::uint64_t gathers = 0;         // kernel launches
+  std::uint64_t bytes_launched = 0;  // of bases that went in launch arguments
+};
+
+// Brings a table up to date on a stream, before the kernels that read it.
+//
+// Owner: one resident, whose executions follow one another. Thread: callers serialise, with the
+// device's context current but for relocations and patch. Errors: constructors and enqueue throw
+// ExecutionError; after one that failed, the next enqueue does all that is missing.
+class TableRefresh {
+ public:
+  virtual ~TableRefresh() = default;
+
+  // The words that a header patches.
+  virtual const std::vector<Relocation>& relocations() const = 0;
+
+  // Writes words on the host.
+  virtual void patch(const std::vector<Patch>& patches) noexcept = 0;
+
+  // Enqueues what the device's table lacks; nothing where it lacks nothing. ExecutionError while
+  // there are words that were never patched.
+  virtual void enqueue(Stream stream) = 0;
+
+  // Where the arguments of a block lie on the device.
+  virtual const void* block(std::size_t index) const = 0;
+
+  const RefreshCounts& counts() const { return counts_; }
+
+ protected:
+  RefreshCounts counts_;
+};
+
+// What a table is made of; see lay_out.
+struct TableParts {
+  std::vector<ArgumentBlock> blocks;
+  std::vector<ArgumentWord> words;
+  std::vector<Relocation> relocations;  // one for each word
+  std::vector<Trigger> triggers;        // by slot
+};
+
+// Words are written in a copy of the table on the host, and one HOST_TO_BUF_TO_DEVICE copy brings
+// the range from the first to the last changed word to the device: the runtime keeps what it was
+// given at the call, so the host's copy may change again at once.
+std::unique_ptr<TableRefresh> make_host_refresh(const Runtime& runtime, const TableParts& parts);
+
+// A kernel that gathers, args[w] = base[index[w]] + offset[w], with this argument block: addresses
+// of args, index (uint32) and offset (uint64), the number of words, the address of the bases.
+struct GatherKernel {
+  Function function = nullptr;
+  std::uint32_t n_blocks = 1;
+};
+
+inline constexpr std::size_t kGatherArgumentsBytes = 40;
+
+// What launch arguments may hold, so that they need no copy of their own: 1,024 bytes go to the
+// device with the launch itself.
+inline constexpr std::size_t kLaunchBytes = 1024;
+
+// The device writes the words itself: one kernel launch that has the bases in its arguments where
+// they fit and the runtime takes arguments of the host; else one copy of the changed range of the
+// base table and the launch. A header patches one word for each slot, its base. Throws
+// BackendUnavailable where the runtime launches no kernels.
+std::unique_ptr<TableRefresh> make_gather_refresh(const Runtime& runtime, const TableParts& parts,
+                                                  const GatherKernel& kernel);
+
+}  // namespace offload::acl

@@ -1,0 +1,199 @@
+#include "ascend/runtime.hpp"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "offload/errors.hpp"
+
+namespace offload::acl {
+namespace {
+
+constexpr const char* kLibraries[] = {"libascendcl.so", "libacl_rt.so", "libacl_mdl.so",
+                                      "libnnopbase.so", "libopapi.so"};
+
+constexpr const char* kCapabilityNames[kCapabilities] = {
+    "core",          "kernel_launch",      "capture",
+    "task_group",    "exchange_mode",      "host_args",
+    "memcpy_desc",   "explicit_build",     "task_params",
+    "offline_model", "finalize_reference", "stream_count",
+};
+
+std::atomic<std::uint64_t> n_references{0};
+std::atomic<int> n_streams{0};
+
+struct Libraries {
+  std::vector<void*> handles;
+  std::string names;   // of those that were opened
+  std::string reason;  // why the first was not
+};
+
+Libraries open_libraries() {
+  Libraries found;
+  for (const char* const name : kLibraries) {
+    void* const library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    if (library != nullptr) {
+      found.handles.push_back(library);
+      found.names += (found.names.empty() ? "" : ", ") + std::string(name);
+    } else if (found.reason.empty()) {
+      const char* const reason = dlerror();
+      found.reason = reason != nullptr ? reason : name;
+    }
+  }
+  return found;
+}
+
+void* resolve(const Libraries& libraries, const char* symbol) {
+  for (void* const library : libraries.handles) {
+    if (void* const found = dlsym(library, symbol)) return found;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void Runtime::open() {
+  const Libraries libraries = open_libraries();
+  if (libraries.handles.empty()) {
+    throw BackendUnavailable(
+        "the Ascend runtime's library cannot be opened: " + libraries.reason +
+        "; nor is there libacl_rt.so, libacl_mdl.so, libnnopbase.so or libopapi.so: install CANN "
+        "8.1 or later and source its set_env.sh");
+  }
+  for (std::string& symbols : missing_) symbols.clear();
+#define OFFLOAD_RESOLVE(name, symbol, capability, result, signature)   \
+  name = reinterpret_cast<decltype(name)>(resolve(libraries, symbol)); \
+  if (name == nullptr) {                                               \
+    std::string& symbols = missing_[index_of(Capability::capability)]; \
+    symbols += (symbols.empty() ? "" : ", ") + std::string(symbol);    \
+  }
+  OFFLOAD_ACL_FUNCTIONS(OFFLOAD_RESOLVE)
+#undef OFFLOAD_RESOLVE
+  const std::string& core = missing_[index_of(Capability::kCore)];
+  if (!core.empty()) {
+    throw BackendUnavailable("the Ascend runtime has no " + core + " in " + libraries.names +
+                             "; offload needs CANN 8.1 or later");
+  }
+}
+
+void Runtime::initialize() const {
+  const Error error = init(nullptr);
+  if (error != kSuccess && error != kAclRepeatInitialize) {
+    throw BackendUnavailable("the Ascend runtime does not start: " + describe(error));
+  }
+  ++n_references;
+}
+
+void Runtime::release() const noexcept {
+  if (!has(Capability::kFinalizeReference)) return;
+  for (std::uint64_t left = n_references.exchange(0); left > 0; --left) {
+    std::uint64_t count = 0;
+    if (finalize_reference(&count) != kSuccess) return;
+  }
+}
+
+const Runtime& Runtime::get() {
+  static std::mutex mutex;
+  static const Runtime* opened = nullptr;
+  const std::lock_guard lock(mutex);
+  if (opened == nullptr) {
+    static Runtime runtime;
+    runtime.open();
+    runtime.initialize();
+    opened = &runtime;
+  }
+  return *opened;
+}
+
+void Runtime::require(Capability capability, const char* what) const {
+  const std::string& symbols = missing_[index_of(capability)];
+  if (symbols.empty()) return;
+  throw BackendUnavailable(std::string(what) + " needs " + symbols +
+                           ", which this Ascend runtime lacks: install a newer CANN");
+}
+
+std::vector<std::pair<std::string, bool>> Runtime::capabilities() const {
+  std::vector<std::pair<std::string, bool>> found;
+  for (int index = 1; index < kCapabilities; ++index) {
+    found.emplace_back(kCapabilityNames[index], has(static_cast<Capability>(index)));
+  }
+  return found;
+}
+
+std::string Runtime::describe(Error error) const {
+  const char* const name = error_name(error);
+  std::string text = std::to_string(static_cast<int>(error));
+  if (name != nullptr) text += " " + std::string(name);
+  const char* const message = get_recent_error_message();
+  if (message != nullptr && *message != '\0') text += " (" + std::string(message) + ")";
+  return text;
+}
+
+void Runtime::fail(Error error, const std::string& what) const {
+  throw ExecutionError(what + ": " + describe(error));
+}
+
+void Runtime::check_memory(Error error, std::size_t n_bytes, const char* what) const {
+  if (error == kSuccess) return;
+  const bool ran_out =
+      error == kRtMemoryAllocation || error == kRtDeviceOom || error == kAclBadAlloc;
+  fail(error, ran_out ? std::string(what) + ", " + std::to_string(n_bytes) + " bytes" : what);
+}
+
+Device::Device(const Runtime& runtime, int index) : index_(index) {
+  std::uint32_t count = 0;
+  runtime.check(runtime.get_device_count(&count), "counting devices");
+  if (index < 0 || static_cast<std::uint32_t>(index) >= count) {
+    throw BackendUnavailable("npu:" + std::to_string(index) + " does not exist: there are " +
+                             std::to_string(count) + " devices");
+  }
+  Context before = nullptr;
+  if (runtime.get_current_context(&before) != kSuccess) before = nullptr;
+  runtime.check(runtime.set_device(index), "choosing the device");
+  const Error error = runtime.get_current_context(&context_);
+  if (before != nullptr && before != context_) runtime.set_current_context(before);
+  runtime.check(error, "finding the device's context");
+}
+
+DeviceMemory::DeviceMemory(const Runtime& runtime, std::size_t n_bytes, const char* what)
+    : runtime_(runtime), n_bytes_(n_bytes) {
+  if (n_bytes == 0) return;
+  runtime_.check_memory(runtime_.malloc(&address_, n_bytes, kMallocHugeFirst), n_bytes, what);
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (address_ != nullptr) runtime_.free(address_);
+}
+
+OwnStream::OwnStream(const Runtime& runtime, std::uint32_t flags) : runtime_(runtime) {
+  const Error error = runtime_.create_stream(&stream_, 0, flags);
+  if (error == kRtNoStreamResource || error == kRtResourceAllocFail) {
+    std::string what = "making a stream: offload holds " + std::to_string(count()) +
+                       ", and a device has " + std::to_string(kStreamBudget) +
+                       " (A2, A3, 950) for all that use it";
+    std::uint32_t n_available = 0;
+    if (runtime_.has(Capability::kStreamCount) &&
+        runtime_.get_available_streams(&n_available) == kSuccess) {
+      what += ", " + std::to_string(n_available) + " of them free";
+    }
+    runtime_.fail(error, what + "; each loaded program takes one: close some");
+  }
+  runtime_.check(error, "making a stream");
+  ++n_streams;
+}
+
+OwnStream::~OwnStream() {
+  runtime_.destroy_stream(stream_);
+  --n_streams;
+}
+
+int OwnStream::count() { return n_streams; }
+
+OrderEvent::OrderEvent(const Runtime& runtime) : runtime_(runtime) {
+  runtime_.check(runtime_.create_event(&event_, kEventSync), "making an event");
+}
+
+OrderEvent::~OrderEvent() { runtime_.destroy_event(event_); }
+
+}  // namespace offload::acl

@@ -1,0 +1,202 @@
+// The Ascend runtime, opened at run time: its functions, capabilities and errors, and the contexts
+// that it works in.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ascend/acl_functions.hpp"
+
+namespace offload::acl {
+
+// Streams of one device by the documentation: 1984 on A2, A3 and 950, 1024 on 310P, 512 on 310B.
+inline constexpr int kStreamBudget = 1984;
+
+// The function table of the runtime's libraries, each symbol looked up in all of them: in
+// libascendcl.so, and where CANN is split, in libacl_rt.so, libacl_mdl.so, libnnopbase.so and
+// libopapi.so.
+//
+// The runtime is initialised once by reference: an earlier aclInit of the process (torch_npu's) is
+// as good, and aclFinalize, which ends the runtime for everybody, is never called.
+//
+// Owner: the process; never closed, since objects of static life may still use it. Thread: any.
+// Errors: get, initialize and require throw BackendUnavailable; check and check_memory throw
+// ExecutionError.
+class Runtime {
+ public:
+  // Opens the libraries, resolves every function and initialises the runtime; done once, tried
+  // again after a failure. Throws naming the library or symbol that is missing, or why the runtime
+  // does not start.
+  static const Runtime& get();
+
+  // Takes a reference on the runtime once more: needed where somebody has ended it for everybody.
+  void initialize() const;
+
+  // Gives back the references that this process took through offload, where the runtime counts
+  // them (CANN 8.5 and later). Nothing is called afterwards.
+  void release() const noexcept;
+
+  bool has(Capability capability) const { return missing_[index_of(capability)].empty(); }
+
+  // Throws naming the symbols that are missing, and what needs them.
+  void require(Capability capability, const char* what) const;
+
+  // By name, what the runtime has; "core" is not among them.
+  std::vector<std::pair<std::string, bool>> capabilities() const;
+
+  // Throws with the code, its name and the runtime's own words, and what was attempted.
+  void check(Error error, const std::string& what) const {
+    if (error != kSuccess) fail(error, what);
+  }
+  void check(Error error, const char* what) const {
+    if (error != kSuccess) fail(error, what);
+  }
+
+  // The same, saying how many bytes were wanted if memory ran out.
+  void check_memory(Error error, std::size_t n_bytes, const char* what) const;
+
+  [[noreturn]] void fail(Error error, const std::string& what) const;
+
+  // "507015 ACL_ERROR_RT_AICORE_EXCEPTION (what the runtime says of it)".
+  std::string describe(Error error) const;
+
+#define OFFLOAD_DECLARE(name, symbol, capability, result, signature) \
+  result(*name) signature = nullptr;
+  OFFLOAD_ACL_FUNCTIONS(OFFLOAD_DECLARE)
+#undef OFFLOAD_DECLARE
+
+ private:
+  static std::size_t index_of(Capability capability) {
+    return static_cast<std::size_t>(capability);
+  }
+  void open();
+
+  std::array<std::string, kCapabilities> missing_;  // symbols, by capability
+};
+
+// The default context of a device, which torch_npu uses too. It stays until the process ends: it
+// may not be ours to end.
+//
+// Thread: any. Errors: the constructor throws BackendUnavailable for a device that does not exist,
+// ExecutionError if the context cannot be had.
+class Device {
+ public:
+  Device(const Runtime& runtime, int index);
+
+  Context context() const { return context_; }
+  int index() const { return index_; }
+
+ private:
+  int index_ = 0;
+  Context context_ = nullptr;
+};
+
+// While it lives, a device's context is this thread's current one. A thread that had none keeps it.
+//
+// Owner: a stack frame. Errors: none; a context that cannot be set shows in the next call.
+class ContextScope {
+ public:
+  ContextScope(const Runtime& runtime, const Device& device) : runtime_(runtime) {
+    if (runtime_.get_current_context(&before_) != kSuccess) before_ = nullptr;
+    changed_ = before_ != device.context();
+    if (changed_) runtime_.set_current_context(device.context());
+  }
+  ~ContextScope() {
+    if (changed_ && before_ != nullptr) runtime_.set_current_context(before_);
+  }
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  const Runtime& runtime_;
+  Context before_ = nullptr;
+  bool changed_ = false;
+};
+
+// While it lives, calls on this thread that a stream capture would refuse are let through, since
+// they do not concern the captured work; where the runtime has that.
+//
+// Owner: a stack frame. Errors: none.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const Runtime& runtime) : runtime_(runtime) {
+    changed_ = runtime_.has(Capability::kExchangeMode) &&
+               runtime_.exchange_capture_mode(&mode_) == kSuccess;
+  }
+  ~RelaxedCapture() {
+    if (changed_) runtime_.exchange_capture_mode(&mode_);
+  }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const Runtime& runtime_;
+  CaptureMode mode_ = kCaptureRelaxed;  // then the one before
+  bool changed_ = false;
+};
+
+// Device memory.
+//
+// Owner: one object; needs a current context while it is made and destroyed. Errors: the
+// constructor throws ExecutionError. No bytes: no memory, address 0.
+class DeviceMemory {
+ public:
+  DeviceMemory(const Runtime& runtime, std::size_t n_bytes, const char* what);
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  void* data() const { return address_; }
+  std::uint64_t address() const { return reinterpret_cast<std::uint64_t>(address_); }
+  std::size_t size_bytes() const { return n_bytes_; }
+
+ private:
+  const Runtime& runtime_;
+  std::size_t n_bytes_;
+  void* address_ = nullptr;
+};
+
+// A stream of our own, counted.
+//
+// Owner: one object; needs a current context while it is made and destroyed. Errors: the
+// constructor throws ExecutionError, which says how many streams offload holds and what the device
+// has where they ran out.
+class OwnStream {
+ public:
+  OwnStream(const Runtime& runtime, std::uint32_t flags);
+  ~OwnStream();
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+  Stream handle() const { return stream_; }
+
+  // How many there are now in this process.
+  static int count();
+
+ private:
+  const Runtime& runtime_;
+  Stream stream_ = nullptr;
+};
+
+// An event that orders streams and that hosts wait for; it can be recorded again.
+//
+// Owner: one object; needs a current context while it is made and destroyed. Errors: the
+// constructor throws ExecutionError.
+class OrderEvent {
+ public:
+  explicit OrderEvent(const Runtime& runtime);
+  ~OrderEvent();
+  OrderEvent(const OrderEvent&) = delete;
+  OrderEvent& operator=(const OrderEvent&) = delete;
+
+  Event handle() const { return event_; }
+
+ private:
+  const Runtime& runtime_;
+  Event event_ = nullptr;
+};
+
+}  // namespace offload::acl
