@@ -16,6 +16,7 @@ _MODES = {
     "graph": "run as nodes of one graph on the device",
     "out": "write where the plan says (the operator's out-variant)",
     "opaque": "runs the recorded callable's own kernels as nodes of one graph on the device",
+    "model": "run as tasks of one model on the device",
     "none": "compute nothing (null device)",
 }
 
@@ -35,6 +36,7 @@ def explain(run: Executable) -> str:
         f"feature map {memory.feature_map_bytes} bytes ({memory.unshared_bytes} without sharing, "
         f"lower bound {memory.lower_bound_bytes})"
     )
+    lines += run.notes()
     if program.opaque is not None:
         lines.append(f"the model is one opaque launch, because {program.opaque.reason}")
         lines.append("  it cannot be saved, and its weights cannot be rebound")

@@ -14,4 +14,5 @@ PYBIND11_MODULE(_native, module) {
   offload::register_execution(module);
   offload::register_replay(module);
   offload::register_cuda(module);
+  offload::register_ascend(module);
 }

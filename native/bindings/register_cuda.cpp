@@ -8,6 +8,7 @@
 #include "cuda/cuda_resident.hpp"
 #include "cuda/discovery_pool.hpp"
 #include "registers.hpp"
+#include "resident_seam.hpp"
 
 namespace py = pybind11;
 
@@ -74,12 +75,6 @@ void register_pool(py::module_& module) {
       .def_static("set_current", &DiscoveryPool::set_current, py::arg("pool"));
 }
 
-// Handles come from Python as numbers.
-template <typename Handle>
-Handle to_handle(std::uint64_t number) {
-  return reinterpret_cast<Handle>(number);
-}
-
 // (node, part, offset in bytes)
 using WordTuple = std::tuple<std::uint32_t, std::uint32_t, std::size_t>;
 
@@ -90,28 +85,6 @@ std::vector<cuda::NodeWord> to_words(const std::vector<WordTuple>& words) {
   }
   return converted;
 }
-
-// Lets go of a resident, on whichever thread, and then of what its graph points into. It waits for
-// the device, and must not hold up other threads meanwhile.
-class DeleteResident {
- public:
-  explicit DeleteResident(py::object keep) : keep_(keep.release().ptr()) {}
-
-  void operator()(CudaResident* resident) const {
-    if (PyGILState_Check() == 0) {
-      delete resident;
-    } else {
-      const py::gil_scoped_release release;
-      delete resident;
-    }
-    if (Py_IsInitialized() == 0) return;
-    const py::gil_scoped_acquire gil;
-    Py_DECREF(keep_);
-  }
-
- private:
-  PyObject* keep_;  // given up by the call, since copies of a deleter go without the GIL
-};
 
 std::shared_ptr<CudaResident> make_resident(
     int device, std::uint64_t graph, std::shared_ptr<CudaArena> arena, std::size_t arena_bytes,
@@ -142,23 +115,7 @@ std::shared_ptr<CudaResident> make_resident(
     const auto text = static_cast<std::string_view>(bytes);
     program.host_tables.emplace(node, std::vector<unsigned char>(text.begin(), text.end()));
   }
-  return {new CudaResident(std::move(program)), DeleteResident(std::move(keep))};
-}
-
-void patch_words(CudaResident& resident,
-                 const std::vector<std::pair<std::uint32_t, std::uint64_t>>& words) {
-  const std::size_t n_words = resident.relocations().size();
-  std::vector<Patch> patches;
-  for (const auto& [word, address] : words) {
-    if (word >= n_words) throw std::invalid_argument("a patch names a word that does not exist");
-    patches.push_back({word, address});
-  }
-  resident.patch(patches);
-}
-
-void execute_resident(CudaResident& resident) {
-  std::uint64_t first_launch_ns = 0;
-  resident.execute(first_launch_ns, nullptr);
+  return {new CudaResident(std::move(program)), DeleteResident<CudaResident>(std::move(keep))};
 }
 
 py::tuple copy_samples(const CudaResident& resident) {
@@ -180,10 +137,10 @@ void register_resident(py::module_& module) {
            py::arg("host_tables") = py::dict(), py::arg("random_cells") = py::list(),
            py::arg("keep") = py::none())
       .def("load", &CudaResident::load, Unlocked())
-      .def("patch", &patch_words, py::arg("words"))
+      .def("patch", &patch_words<CudaResident>, py::arg("words"))
       .def("set_stream", &CudaResident::set_stream, py::arg("stream"), Unlocked())
       .def("set_random", &CudaResident::set_random, py::arg("seeds_and_offsets"), Unlocked())
-      .def("execute", &execute_resident, Unlocked())
+      .def("execute", &execute_resident<CudaResident>, Unlocked())
       .def("issue", &CudaResident::issue, py::arg("launch"), Unlocked())
       .def("finish", &CudaResident::finish, Unlocked())
       .def(

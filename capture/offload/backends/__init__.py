@@ -12,6 +12,7 @@ from offload.backends.base import (
     Prepared,
     StreamingBackend,
     native_layout,
+    slot_triggers,
 )
 from offload.backends.cpu import CpuBackend
 from offload.backends.devices import backend_and_index, on_device
@@ -27,10 +28,17 @@ def _cuda_backend() -> Backend:
     return CudaBackend()
 
 
+def _ascend_backend() -> Backend:
+    from offload.backends.ascend import AscendBackend  # noqa: PLC0415
+
+    return AscendBackend()
+
+
 _BACKENDS: dict[str, Callable[[], Backend]] = {
     "cpu": CpuBackend,
     "null": NullBackend,
     "cuda": _cuda_backend,
+    "npu": _ascend_backend,
 }
 
 
@@ -68,4 +76,5 @@ __all__ = [
     "native_layout",
     "native_source",
     "on_device",
+    "slot_triggers",
 ]

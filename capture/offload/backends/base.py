@@ -10,7 +10,7 @@ import torch
 
 from offload import _native
 from offload.machine import CopyCosts, Machine
-from offload.plan import NodeGraph, Plan
+from offload.plan import NodeGraph, Plan, SlotKind
 from offload.program import Program, TensorView
 from offload.streaming import Link
 from offload.torch_names import find_dtype
@@ -43,8 +43,8 @@ class LaunchReport:
         mode: `thunk` or `out` (it writes where the Plan says), `call` (as recorded: in place, or
             into memory of its own), `copied` (as recorded, then copied: its out-variant failed its
             proof), `unproved` (not executed yet), `graph` (as nodes of a device's own graph),
-            `opaque` (likewise, all nodes of the recorded callable as one launch), `none` (nothing
-            is computed).
+            `opaque` (likewise, all nodes of the recorded callable as one launch), `model` (as tasks
+            of one model on the device), `none` (nothing is computed).
         outside_bytes: bytes that it allocates outside the arena, counted at the first execution.
     """
 
@@ -91,6 +91,7 @@ class Loaded:
             device of this index.
         weights: for each weight that lies in a memory of the executable's own the tensor there.
         stream: what brings weights there, not loaded yet.
+        notes: what else a user should know of how it is executed, in sentences for people.
     """
 
     resident: _native.Resident
@@ -105,6 +106,21 @@ class Loaded:
     measure_copies: Callable[[], CopyCosts] | None = None
     weights: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     stream: _native.WeightStream | None = None
+    notes: Callable[[], tuple[str, ...]] = tuple
+
+
+_TRIGGERS = {
+    SlotKind.INPUT: _native.Trigger.IO,
+    SlotKind.OUTPUT: _native.Trigger.IO,
+    SlotKind.WEIGHT: _native.Trigger.WEIGHT,
+    SlotKind.FEATURE_MAP: _native.Trigger.FEATURE_MAP,
+    SlotKind.OPERATOR: _native.Trigger.INTERNAL,
+}
+
+
+def slot_triggers(plan: Plan) -> list[_native.Trigger]:
+    """For each slot of a Plan what makes its address change."""
+    return [_TRIGGERS[slot.kind] for slot in plan.slots]
 
 
 def native_layout(view: TensorView) -> _native.TensorLayout:

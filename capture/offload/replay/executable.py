@@ -306,6 +306,10 @@ class Executable:
         """How each launch is carried out, in program order."""
         return self._loaded.launch_reports()
 
+    def notes(self) -> tuple[str, ...]:
+        """What else the device says of how the program is executed, in sentences for people."""
+        return self._loaded.notes()
+
     def memory_report(self) -> MemoryReport:
         """The executable's memory by kind."""
         counted = self.last_execution.n_executions > 0

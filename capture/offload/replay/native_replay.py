@@ -10,20 +10,12 @@ import torch
 
 from offload import _native
 from offload.arguments import plain_places, tensors_of_call
-from offload.backends import Loaded, native_layout
+from offload.backends import Loaded, native_layout, slot_triggers
 from offload.errors import CaptureError
 from offload.passes import MovingSlot
-from offload.plan import Plan, SlotKind
+from offload.plan import Plan
 from offload.program import ITEM_BYTES, Program, Role, Value, is_dense, span_bytes
 from offload.structure import Structure, unflatten
-
-_TRIGGERS = {
-    SlotKind.INPUT: _native.Trigger.IO,
-    SlotKind.OUTPUT: _native.Trigger.IO,
-    SlotKind.WEIGHT: _native.Trigger.WEIGHT,
-    SlotKind.FEATURE_MAP: _native.Trigger.FEATURE_MAP,
-    SlotKind.OPERATOR: _native.Trigger.INTERNAL,
-}
 
 
 def native_replay(
@@ -34,7 +26,7 @@ def native_replay(
     structure = program.result_structure
     return _native.Replay(
         spec=_call_spec(program, plan, loaded, copied),
-        triggers=[_TRIGGERS[slot.kind] for slot in plan.slots],
+        triggers=slot_triggers(plan),
         resident=loaded.resident,
         host_scheduled=host_scheduled,
         positional=positional,

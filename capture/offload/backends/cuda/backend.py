@@ -28,10 +28,10 @@ from offload.backends.cuda.graph import NodeKind, driver_bindings, is_known_addr
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
 from offload.backends.cuda.random_cells import Cell, drawing, random_cells
-from offload.backends.cuda.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
 from offload.backends.cuda.words import CapturesDiffer, Discovery, Noise
+from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
 from offload.plan import Plan, check_plan
@@ -154,7 +154,7 @@ class CudaBackend:
         """
         self.machine(device_of(program))
         for launch in program.launches:
-            refuse_launch(launch)
+            refuse_launch(launch, "cuda")
         for overlap in program.overlaps:
             refuse_unaligned(program, overlap, self.alignment_bytes)
         capturer = self._capturer or TorchCapturer()

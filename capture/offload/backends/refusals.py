@@ -1,4 +1,4 @@
-"""What a graph on a GPU cannot be made of, or run with: refused before anything is captured."""
+"""What a device that runs a whole program as one task refuses, before anything runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from offload.errors import BindingError, CaptureError
 from offload.program import Launch, Overlap, Program, Symbol
 
 
-def refuse_launch(launch: Launch) -> None:
-    """Refuse what a graph cannot do by itself.
+def refuse_launch(launch: Launch, device_type: str) -> None:
+    """Refuse what a graph on a device of this type cannot do by itself.
 
     Raises:
         CaptureError: the launch reads on the host, or makes host memory.
@@ -22,10 +22,10 @@ def refuse_launch(launch: Launch) -> None:
         )
     for argument in launch.arguments:
         is_device = isinstance(argument, Symbol) and argument.kind == "device"
-        if is_device and not str(argument).startswith("cuda"):
+        if is_device and not str(argument).startswith(device_type):
             raise CaptureError(
                 f"{launch.source}: {launch.operator} makes a tensor on {argument}, which a graph "
-                "on a GPU cannot"
+                f"on {device_type} cannot"
             )
 
 

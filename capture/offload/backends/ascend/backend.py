@@ -1,0 +1,263 @@
+"""The Ascend backend: kernels in one model on the device, which read their arguments from a table.
+
+At each execution the table's words are brought up to date, on the stream of the execution: by the
+host, which writes those that changed and copies the range that they span; or by the device, which
+gathers all of them from a table of the slots' addresses.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from typing import Any, Literal
+
+import torch
+
+from offload import _native
+from offload.backends.ascend.kernels import Capturer, GatherKernel, KernelCapture
+from offload.backends.base import (
+    Capabilities,
+    LaunchReport,
+    Loaded,
+    Prepared,
+    slot_triggers,
+)
+from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
+from offload.errors import BackendUnavailable, CaptureError
+from offload.machine import CostTable, Machine
+from offload.plan import Plan, check_plan
+from offload.program import Program
+
+ALIGNMENT_BYTES = 512
+"""Of every Value in the feature map: what cube and vector units prefer, and torch_npu's unit."""
+
+TENSOR_ALIGNMENT_BYTES = 32
+"""Of inputs, given outputs and weights: what operators take; what is less aligned is copied."""
+
+
+class Refresh(enum.StrEnum):
+    """Who writes the addresses into the table of kernel arguments."""
+
+    HOST = "host"
+    GATHER = "gather"
+
+
+class AscendBackend:
+    """One Ascend device, or whatever answers to its runtime's API."""
+
+    name = "npu"
+    capabilities = Capabilities(queues_work=True)
+    alignment_bytes = ALIGNMENT_BYTES
+    tensor_alignment_bytes = TENSOR_ALIGNMENT_BYTES
+
+    def __init__(
+        self,
+        capturer: Capturer | None = None,
+        *,
+        refresh: Refresh | str = Refresh.HOST,
+        form: Literal["build", "capture"] | None = None,
+    ) -> None:
+        """A backend that loads what the capturer makes kernels of.
+
+        Args:
+            capturer: makes kernels of launches.
+            refresh: who writes addresses into the table.
+            form: how a model is made: by an explicit build or by capturing a stream. None: by a
+                build, where the runtime has it.
+        """
+        self._capturer = capturer
+        self._refresh = Refresh(refresh)
+        self._form = form
+
+    def machine(self, index: int | None = None) -> Machine:
+        """A device; by default torch's current one.
+
+        Raises:
+            BackendUnavailable: the runtime's library, a function of it, this device, or a
+                capturer is missing; the message names all that is.
+        """
+        index = self.current_device() if index is None else index
+        missing = self._missing(index)
+        if missing:
+            raise BackendUnavailable("; ".join(missing))
+        name, memory_bytes = _native.ascend_device(index)
+        return Machine("npu", name, memory_bytes, self.alignment_bytes, CostTable())
+
+    def _missing(self, index: int) -> list[str]:
+        missing = []
+        try:
+            n_devices = _native.ascend_device_count()
+            if not n_devices:
+                missing.append("the Ascend runtime finds no device")
+            elif index >= n_devices:
+                missing.append(f"there is no device {index}: the runtime finds {n_devices}")
+            missing += self._missing_functions(_native.ascend_capabilities())
+        except BackendUnavailable as error:
+            missing.append(str(error))
+        if self._capturer is None:
+            missing.append(
+                "models of torch_npu are not captured yet: give AscendBackend a capturer that "
+                "makes kernels of a program's launches"
+            )
+        return missing
+
+    def _missing_functions(self, has: dict[str, bool]) -> list[str]:
+        missing = []
+        if not has["kernel_launch"]:
+            missing.append("the runtime cannot launch kernels of our own (aclrtLaunchKernel)")
+        forms = {"build": "explicit_build", "capture": "capture"}
+        wanted = [self._form] if self._form else list(forms)
+        if not any(has[forms[form]] for form in wanted):
+            missing.append(
+                f"the runtime cannot make a model by {' or '.join(wanted)} (aclmdlRIBuildBegin, "
+                "aclmdlRICaptureBegin): install a newer CANN"
+            )
+        return missing
+
+    def records(self) -> str:
+        """Programs recorded on NPU tensors."""
+        return "npu"
+
+    def unseen_work(self, program: Program, opaque: Program) -> tuple[str, ...]:
+        """Nothing: opaque launches are not run."""
+        return ()
+
+    def prepare(self, program: Program) -> Prepared:
+        """Have kernels made of the Program's launches.
+
+        Raises:
+            BackendUnavailable: as `machine`.
+            CaptureError: there is no kernel for a launch, or the Program draws random numbers.
+            ExecutionError: the runtime failed.
+        """
+        device = self.device_of(program)
+        self.machine(device)
+        for launch in program.launches:
+            refuse_launch(launch, program.device)
+        for overlap in program.overlaps:
+            refuse_unaligned(program, overlap, self.tensor_alignment_bytes)
+        if program.generators:
+            raise CaptureError(
+                "the program draws random numbers, which kernels on an Ascend device could only "
+                "repeat: cells for seeds and offsets are not built yet"
+            )
+        assert self._capturer is not None  # machine has seen to it
+        return Prepared(program, state=self._capturer.capture(program, device))
+
+    def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
+        """Make the model, and lay its kernels' arguments out in one table.
+
+        Raises:
+            PlanError: the Plan does not fit the Program.
+            BindingError: a weight's memory is not aligned.
+            BackendUnavailable: the device is to gather, and there is no kernel for it.
+            ExecutionError: the runtime failed; memory and streams that ran out are said.
+        """
+        program, captured = prepared.program, prepared.state
+        check_plan(program, plan)
+        device = self.device_of(program)
+        named = {address.value for one in captured.kernels for address in one.addresses}
+        check = functools.partial(check_weights, program, named, self.tensor_alignment_bytes)
+        check()
+        resident = _resident(
+            captured, program, plan, device, form=self._form, gather=self._gather_kernel(device)
+        )
+        reports = tuple(LaunchReport("model", 0) for _ in program.launches)
+        return Loaded(
+            resident,
+            frozenset(),
+            lambda: reports,
+            device=self.tensor_device(device),
+            alignment_bytes=self.tensor_alignment_bytes,
+            current_stream=self.current_stream,
+            check_weights=check,
+            notes=functools.partial(_notes, resident, self._refresh),
+        )
+
+    def _gather_kernel(self, device: int) -> GatherKernel | None:
+        if self._refresh is Refresh.HOST:
+            return None
+        assert self._capturer is not None  # machine has seen to it
+        kernel = self._capturer.gather_kernel(device)
+        if kernel is None:
+            raise BackendUnavailable(
+                "refresh='gather': the kernel that gathers addresses on the device is not built, "
+                "since no kernel compiler is here; use refresh='host'"
+            )
+        return kernel
+
+    def prove(self, prepared: Prepared, plan: Plan) -> None:
+        """Nothing: the capturer knows which words are addresses, none was found by comparing."""
+
+    def device_of(self, program: Program) -> int:
+        """The device that a Program was recorded on, or to which its file was read."""
+        return self.current_device() if program.device_index is None else program.device_index
+
+    def current_device(self) -> int:
+        """Torch's current device; the first one where torch knows none."""
+        npu: Any = getattr(torch, "npu", None)
+        return int(npu.current_device()) if npu is not None and npu.is_available() else 0
+
+    def tensor_device(self, index: int) -> torch.device:
+        """The torch device of the tensors that executions take."""
+        return torch.device("npu", index)
+
+    def current_stream(self, index: int) -> int:
+        """The runtime's handle of the caller's current stream, once torch's queue is empty."""
+        npu: Any = getattr(torch, "npu")  # noqa: B009 - torch_npu adds it
+        return int(npu.current_stream(index).npu_stream)
+
+
+def _resident(
+    captured: KernelCapture,
+    program: Program,
+    plan: Plan,
+    device: int,
+    *,
+    form: str | None,
+    gather: GatherKernel | None,
+) -> _native.AscendResident:
+    words: list[tuple[int, int]] = []
+    relocations: list[tuple[int, int, int]] = []
+    for block, kernel in enumerate(captured.kernels):
+        for address in kernel.addresses:
+            place = plan.places[address.value]
+            if place is None:
+                raise CaptureError(
+                    f"a kernel of {program.launches[kernel.launch].operator} takes the address of "
+                    f"{program.values[address.value].name}, which has no place"
+                )
+            offset_bytes = place.offset_bytes + address.value_offset_bytes
+            relocations.append((len(words), place.slot, offset_bytes))
+            words.append((block, address.offset_bytes))
+    return _native.AscendResident(
+        device=device,
+        arena_bytes=plan.feature_map_bytes,
+        kernels=[
+            (one.function, one.n_blocks, one.launch, one.arguments) for one in captured.kernels
+        ],
+        words=words,
+        relocations=relocations,
+        triggers=slot_triggers(plan),
+        n_launches=len(program.launches),
+        form=form,
+        gather=None if gather is None else (gather.function, gather.n_blocks),
+        keep=(captured.keep, gather),
+    )
+
+
+def _notes(resident: _native.AscendResident, refresh: Refresh) -> tuple[str, ...]:
+    """How the model was made, and how its arguments are refreshed; what that took so far."""
+    made = {"build": "an explicit build", "capture": "the capture of a stream"}[resident.form]
+    counts = resident.refresh_counts
+    done = f"{counts['copies']} copies of {counts['bytes_copied']} bytes so far"
+    if refresh is Refresh.GATHER:
+        done = (
+            f"{counts['gathers']} launches so far, with {counts['bytes_launched']} bytes of "
+            f"arguments; {done}"
+        )
+    who = {
+        Refresh.HOST: "the host writes what changed, and copies it at once",
+        Refresh.GATHER: "a kernel gathers them on the device",
+    }[refresh]
+    return (f"one model, made by {made}", f"addresses of kernel arguments: {who} ({done})")

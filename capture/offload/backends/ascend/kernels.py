@@ -1,0 +1,92 @@
+"""What a capturer gives: a Program's launches as kernels, and their words that are addresses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from offload.program import Program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Address:
+    """A word of eight bytes in a kernel's arguments that is the address of a Value.
+
+    Attributes:
+        offset_bytes: where in the argument block it lies; a multiple of 8.
+        value: the Value of the Program.
+        value_offset_bytes: how far behind the Value's begin it points.
+    """
+
+    offset_bytes: int
+    value: int
+    value_offset_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel that runs on the device.
+
+    Attributes:
+        function: the runtime's handle of it.
+        n_blocks: on how many cores' worth of blocks it runs.
+        arguments: its argument block; what stands where addresses lie does not count.
+        addresses: the words of it that are addresses of Values.
+        launch: the launch of the Program that it belongs to.
+    """
+
+    function: int
+    n_blocks: int
+    arguments: bytes
+    addresses: tuple[Address, ...]
+    launch: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KernelCapture:
+    """A Program's launches as kernels.
+
+    Attributes:
+        kernels: in the order in which they run, one after the other.
+        keep: whatever has to live as long as they may run.
+    """
+
+    kernels: Sequence[Kernel]
+    keep: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GatherKernel:
+    """The kernel that refreshes argument tables: `args[w] = base[index[w]] + offset[w]`.
+
+    What its arguments are says `native/ascend/argument_table.hpp`.
+
+    Attributes:
+        function: the runtime's handle of it.
+        n_blocks: on how many cores' worth of blocks it runs.
+        keep: whatever has to live as long as it may run.
+    """
+
+    function: int
+    n_blocks: int
+    keep: Any
+
+
+class Capturer(Protocol):
+    """Makes kernels of a Program's launches, whose arguments it knows."""
+
+    def capture(self, program: Program, device: int) -> KernelCapture:
+        """Give the kernels of every launch; nothing executes.
+
+        Args:
+            program: its launches, in order.
+            device: the index of the device that the kernels are loaded on.
+
+        Raises:
+            CaptureError: there is no kernel for a launch; the message names it.
+            ExecutionError: the runtime failed.
+        """
+
+    def gather_kernel(self, device: int) -> GatherKernel | None:
+        """The kernel that refreshes argument tables; None where it is not built."""

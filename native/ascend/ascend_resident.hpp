@@ -1,0 +1,75 @@
+// A program resident on an Ascend device: one model whose kernels read their arguments from a table
+// of our own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ascend/argument_table.hpp"
+#include "ascend/resident_model.hpp"
+#include "ascend/stream_resident.hpp"
+
+namespace offload::acl {
+
+// One kernel of a program. Its arguments are the block of the same index.
+struct Kernel {
+  Function function = nullptr;
+  std::uint32_t n_blocks = 1;
+  std::size_t launch = 0;  // of the Program
+};
+
+// What a resident is made of.
+struct AscendProgram {
+  int device = 0;
+  std::size_t arena_bytes = 0;  // of the feature map
+  std::vector<Kernel> kernels;  // in the order in which they run
+  TableParts table;
+  std::size_t n_launches = 0;
+  std::optional<ModelForm> form;       // none: what the runtime can do best
+  std::optional<GatherKernel> gather;  // none: the host writes the words
+};
+
+// The model is made by the constructor; its kernels find their arguments in the table when they
+// run. Refresh and execution go to one stream.
+//
+// Owner, thread, errors: as StreamResident. The constructor throws BackendUnavailable,
+// ExecutionError where the runtime fails (nothing is left behind), and std::invalid_argument for
+// words that lie nowhere.
+class AscendResident final : public StreamResident {
+ public:
+  explicit AscendResident(AscendProgram program);
+  ~AscendResident() override;
+
+  std::vector<Relocation> relocations() const override { return relocations_; }
+  void patch(const std::vector<Patch>& patches) noexcept override;
+  std::size_t n_launches() const override { return launch_kernels_.size(); }
+
+  // The times of single launches inside a model are not known: each gets the moment at which the
+  // model was launched.
+  void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
+  void issue(std::size_t launch) override;
+  std::uint64_t arena() const override { return arena_ ? arena_->address() : 0; }
+
+  // Of the life of this resident, closed or not.
+  RefreshCounts counts() const { return refresh_ ? refresh_->counts() : last_counts_; }
+  ModelForm form() const { return form_; }
+
+ private:
+  void release() noexcept override;
+  void make(const AscendProgram& program);
+  void launch_kernel(std::size_t kernel, Stream stream) const;
+
+  std::vector<Kernel> kernels_;
+  std::vector<std::size_t> argument_bytes_;               // by kernel
+  std::vector<std::vector<std::size_t>> launch_kernels_;  // by launch
+  std::unique_ptr<TableRefresh> refresh_;
+  std::vector<Relocation> relocations_;
+  std::optional<DeviceMemory> arena_;
+  std::optional<ResidentModel> model_;
+  ModelForm form_ = ModelForm::kBuild;
+  RefreshCounts last_counts_;
+};
+
+}  // namespace offload::acl

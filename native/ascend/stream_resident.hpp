@@ -1,0 +1,63 @@
+// What every resident on an Ascend device does with streams.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "ascend/runtime.hpp"
+#include "offload/resident.hpp"
+
+namespace offload::acl {
+
+// A resident whose work goes to one stream at a time: a stream other than the last waits for that,
+// so that executions follow one another, and no refresh overtakes an execution.
+//
+// Owner, thread, errors: as Resident. The constructor throws BackendUnavailable and ExecutionError.
+// Execute and issue enqueue on the stream and return; a device fault surfaces at a fence, or at any
+// later call. A stream must live until a fence behind its work was waited for, or until the next
+// execution on another one. Whoever derives closes in its destructor.
+class StreamResident : public Resident {
+ public:
+  ~StreamResident() override;
+  c10::DataPtr take(std::size_t slot) final;
+  void set_stream(std::uint64_t stream) final;
+  bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) final;
+  std::unique_ptr<Fence> fence() final;
+  void close() noexcept final;
+
+  // Waits until what was executed has ended. Throws ExecutionError if the device failed.
+  void finish();
+
+ protected:
+  explicit StreamResident(int device);
+
+  // Gives back what it holds on the device, whose context is current, once nothing is under way;
+  // the first time, and whenever it is closed again.
+  virtual void release() noexcept = 0;
+
+  void refuse_closed() const;
+
+  // Called before something is enqueued on the stream that set_stream chose.
+  void note_enqueued();
+
+  Stream stream() const { return stream_; }
+  const Runtime& runtime() const { return runtime_; }
+  const Device& device() const { return device_; }
+
+ private:
+  void refuse_capturing(Stream stream, const char* which) const;
+  bool in_flight() const { return n_enqueued_ > *n_ended_; }
+
+  const Runtime& runtime_;
+  Device device_;
+  Stream stream_ = nullptr;
+  std::optional<Stream> last_stream_;  // of the last execution and the copies around it
+  std::uint64_t n_enqueued_ = 0;       // pieces of work so far, copies included
+  std::shared_ptr<std::atomic<std::uint64_t>> n_ended_;  // of them; told by fences
+  std::optional<OrderEvent> done_;
+  bool is_closed_ = false;
+};
+
+}  // namespace offload::acl

@@ -1,0 +1,64 @@
+// What the bindings of residents on a device's streams have in common: handles, lifetimes, and the
+// methods of the seam, which are bound for tests and for proofs. Executions go through a Replay.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "offload/resident.hpp"
+
+namespace offload {
+
+// Handles come from Python as numbers.
+template <typename Handle>
+Handle to_handle(std::uint64_t number) {
+  return reinterpret_cast<Handle>(number);
+}
+
+// Lets go of a resident, on whichever thread, and then of what it points into. It waits for the
+// device, and must not hold up other threads meanwhile.
+template <typename Kind>
+class DeleteResident {
+ public:
+  explicit DeleteResident(pybind11::object keep) : keep_(keep.release().ptr()) {}
+
+  void operator()(Kind* resident) const {
+    if (PyGILState_Check() == 0) {
+      delete resident;
+    } else {
+      const pybind11::gil_scoped_release release;
+      delete resident;
+    }
+    if (Py_IsInitialized() == 0) return;
+    const pybind11::gil_scoped_acquire gil;
+    Py_DECREF(keep_);
+  }
+
+ private:
+  PyObject* keep_;  // given up by the call, since copies of a deleter go without the GIL
+};
+
+// Patches words by their numbers. Throws std::invalid_argument for one that does not exist.
+template <typename Kind>
+void patch_words(Kind& resident,
+                 const std::vector<std::pair<std::uint32_t, std::uint64_t>>& words) {
+  const std::size_t n_words = resident.relocations().size();
+  std::vector<Patch> patches;
+  for (const auto& [word, address] : words) {
+    if (word >= n_words) throw std::invalid_argument("a patch names a word that does not exist");
+    patches.push_back({word, address});
+  }
+  resident.patch(patches);
+}
+
+template <typename Kind>
+void execute_resident(Kind& resident) {
+  std::uint64_t first_launch_ns = 0;
+  resident.execute(first_launch_ns, nullptr);
+}
+
+}  // namespace offload
