@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from offload.api import capture
 from offload.captured import Captured
-from offload.captured import open_file as open
+from offload.captured import open_model as open
 from offload.costs import CostModel
 from offload.errors import (
     BackendUnavailable,

@@ -13,6 +13,7 @@ from offload.errors import CaptureError
 from offload.explain import explain
 from offload.files import open_program, save_program
 from offload.load import load_program
+from offload.offline_model import OfflineModel
 from offload.program import Program
 from offload.replay import Executable
 from offload.timeline import Scheduling
@@ -171,3 +172,14 @@ def open_file(path: str | os.PathLike[str]) -> Captured:
             an operator that is not on the list of safe ones.
     """
     return Captured(open_program(path))
+
+
+def open_model(path: str | os.PathLike[str]) -> Captured | OfflineModel:
+    """Open what was saved (see `open_file`), or by its ending `.om` an Ascend offline model.
+
+    Raises:
+        FileError: as `open_file`; of an offline model, that there is no such file.
+    """
+    if os.fspath(path).endswith(".om"):
+        return OfflineModel(path)
+    return open_file(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from offload import passes
 from offload.backends import (
     Backend,
+    OfflineBackend,
     Prepared,
     StreamingBackend,
     backend_and_index,
@@ -76,6 +78,23 @@ def load_program(
     if budget == AUTO:
         return load.within_free_memory()
     return load.within(load.all_bytes if budget is None else budget)
+
+
+def load_offline_model(path: Path, device: str | torch.device, *, scheduling: str) -> Executable:
+    """Make an offline model resident; the arguments are those of `OfflineModel.load`.
+
+    Raises:
+        BackendUnavailable, CaptureError, BindingError, ExecutionError: as `OfflineModel.load`.
+    """
+    kind, index = backend_and_index(device)
+    backend = find_backend(kind)
+    how = _scheduling(scheduling)
+    if not isinstance(backend, OfflineBackend):
+        raise BackendUnavailable(
+            f"{path}: device {backend.name!r} loads no offline models (.om): load it on npu"
+        )
+    prepared, its_backend = backend.open_offline(path, index)
+    return Executable(prepared, _place(prepared, its_backend), its_backend, how)
 
 
 def _budget(given: int | str | None) -> int | Literal["auto"] | None:

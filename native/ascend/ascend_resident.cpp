@@ -9,7 +9,8 @@
 namespace offload::acl {
 
 AscendResident::AscendResident(AscendProgram program)
-    : StreamResident(program.device), kernels_(std::move(program.kernels)) {
+    : StreamResident(program.device, program.copies_on_device),
+      kernels_(std::move(program.kernels)) {
   if (kernels_.size() != program.table.blocks.size()) {
     throw std::invalid_argument("each kernel needs one block of arguments");
   }

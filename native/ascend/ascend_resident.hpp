@@ -29,6 +29,7 @@ struct AscendProgram {
   std::size_t n_launches = 0;
   std::optional<ModelForm> form;       // none: what the runtime can do best
   std::optional<GatherKernel> gather;  // none: the host writes the words
+  bool copies_on_device = true;        // see StreamResident
 };
 
 // The model is made by the constructor; its kernels find their arguments in the table when they

@@ -7,8 +7,8 @@
 
 namespace offload::acl {
 
-OfflineResident::OfflineResident(int device_index, const std::string& path)
-    : StreamResident(device_index) {
+OfflineResident::OfflineResident(int device_index, const std::string& path, bool copies_on_device)
+    : StreamResident(device_index, copies_on_device) {
   runtime().require(Capability::kOfflineModel, "loading an offline model");
   const ContextScope scope(runtime(), device());
   try {

@@ -26,7 +26,7 @@ struct OfflineTensor {
 // nothing is left behind then.
 class OfflineResident final : public StreamResident {
  public:
-  OfflineResident(int device, const std::string& path);
+  OfflineResident(int device, const std::string& path, bool copies_on_device);
   ~OfflineResident() override;
 
   const std::vector<OfflineTensor>& inputs() const { return inputs_; }

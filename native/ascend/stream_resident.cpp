@@ -45,9 +45,10 @@ class AscendFence final : public Fence {
 
 }  // namespace
 
-StreamResident::StreamResident(int device)
+StreamResident::StreamResident(int device, bool copies_on_device)
     : runtime_(Runtime::get()),
       device_(runtime_, device),
+      copies_on_device_(copies_on_device),
       n_ended_(std::make_shared<std::atomic<std::uint64_t>>(0)) {
   const ContextScope scope(runtime_, device_);
   done_.emplace(runtime_);
@@ -73,6 +74,7 @@ c10::DataPtr StreamResident::take(std::size_t) {
 
 bool StreamResident::copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) {
   refuse_closed();
+  if (!copies_on_device_) return false;
   if (n_bytes == 0) return true;
   const ContextScope scope(runtime_, device_);
   runtime_.check(

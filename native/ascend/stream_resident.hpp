@@ -31,7 +31,8 @@ class StreamResident : public Resident {
   void finish();
 
  protected:
-  explicit StreamResident(int device);
+  // `copies_on_device`: tensors lie in the device's memory, so that `copy` copies them there.
+  StreamResident(int device, bool copies_on_device);
 
   // Gives back what it holds on the device, whose context is current, once nothing is under way;
   // the first time, and whenever it is closed again.
@@ -52,6 +53,7 @@ class StreamResident : public Resident {
 
   const Runtime& runtime_;
   Device device_;
+  bool copies_on_device_;
   Stream stream_ = nullptr;
   std::optional<Stream> last_stream_;  // of the last execution and the copies around it
   std::uint64_t n_enqueued_ = 0;       // pieces of work so far, copies included

@@ -64,7 +64,8 @@ std::shared_ptr<AscendResident> make_resident(
     const std::vector<std::pair<std::uint32_t, std::size_t>>& words,
     const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>>& relocations,
     std::vector<Trigger> triggers, std::size_t n_launches, const std::optional<std::string>& form,
-    const std::optional<std::pair<std::uint64_t, std::uint32_t>>& gather, py::object keep) {
+    bool copies_on_device, const std::optional<std::pair<std::uint64_t, std::uint32_t>>& gather,
+    py::object keep) {
   acl::AscendProgram program;
   program.device = device_index;
   program.arena_bytes = arena_bytes;
@@ -82,6 +83,7 @@ std::shared_ptr<AscendResident> make_resident(
   program.table.triggers = std::move(triggers);
   program.n_launches = n_launches;
   program.form = to_form(form);
+  program.copies_on_device = copies_on_device;
   if (gather) program.gather = {to_handle<acl::Function>(gather->first), gather->second};
   return {new AscendResident(std::move(program)), DeleteResident<AscendResident>(std::move(keep))};
 }
@@ -110,12 +112,13 @@ void register_offline(py::module_& module) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
   py::class_<OfflineResident, Resident, std::shared_ptr<OfflineResident>>(module,
                                                                           "AscendOfflineModel")
-      .def(py::init([](int index, const std::string& path) {
+      .def(py::init([](int index, const std::string& path, bool copies_on_device) {
              const py::gil_scoped_release release;
-             return std::shared_ptr<OfflineResident>(new OfflineResident(index, path),
-                                                     delete_without_gil<OfflineResident>);
+             return std::shared_ptr<OfflineResident>(
+                 new OfflineResident(index, path, copies_on_device),
+                 delete_without_gil<OfflineResident>);
            }),
-           py::kw_only(), py::arg("device"), py::arg("path"))
+           py::kw_only(), py::arg("device"), py::arg("path"), py::arg("copies_on_device") = true)
       .def_property_readonly("inputs",
                              [](const OfflineResident& one) { return described(one.inputs()); })
       .def_property_readonly("outputs",
@@ -135,8 +138,8 @@ void register_resident(py::module_& module) {
   py::class_<AscendResident, Resident, std::shared_ptr<AscendResident>>(module, "AscendResident")
       .def(py::init(&make_resident), py::kw_only(), py::arg("device"), py::arg("arena_bytes"),
            py::arg("kernels"), py::arg("words"), py::arg("relocations"), py::arg("triggers"),
-           py::arg("n_launches"), py::arg("form") = py::none(), py::arg("gather") = py::none(),
-           py::arg("keep") = py::none())
+           py::arg("n_launches"), py::arg("form") = py::none(), py::arg("copies_on_device") = true,
+           py::arg("gather") = py::none(), py::arg("keep") = py::none())
       .def("patch", &patch_words<AscendResident>, py::arg("words"))
       .def("set_stream", &AscendResident::set_stream, py::arg("stream"), Unlocked())
       .def("execute", &execute_resident<AscendResident>, Unlocked())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Set
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -192,6 +193,27 @@ class Backend(Protocol):
 
         Raises:
             CaptureError: it does not; the message says in what.
+        """
+
+
+@runtime_checkable
+class OfflineBackend(Backend, Protocol):
+    """A device that loads offline models: files that its vendor's compiler has made."""
+
+    def open_offline(self, path: Path, index: int | None) -> tuple[Prepared, Backend]:
+        """Load an offline model, and describe it as a Program of one launch.
+
+        Args:
+            path: of the file.
+            index: which device; None: torch's current one.
+
+        Returns:
+            The prepared Program, and the backend that instantiates just this one.
+
+        Raises:
+            BackendUnavailable: the device, its runtime or a function of it is missing.
+            CaptureError: a shape or dtype of the model is unknown, or torch does not have it.
+            ExecutionError: the file cannot be loaded, or the device has no memory for it.
         """
 
 

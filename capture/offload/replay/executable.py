@@ -130,7 +130,7 @@ class Executable:
         """
         if out is None and feature_map is None:
             return self._native(*args, **kwargs)
-        _check_feature_map(feature_map)
+        self._check_feature_map(feature_map)
         return self._native.execute(args, kwargs, self._buffers(out), feature_map)
 
     def submit(
@@ -145,8 +145,21 @@ class Executable:
             BindingError: an argument does not fit, or a host constant has another value.
             ExecutionError: the executable is closed.
         """
-        _check_feature_map(feature_map)
+        self._check_feature_map(feature_map)
         return Ticket(self._native.submit(args, kwargs, self._buffers(out), feature_map))
+
+    def _check_feature_map(self, feature_map: object) -> None:
+        if feature_map is None:
+            return
+        if not isinstance(feature_map, torch.Tensor):
+            raise BindingError(
+                f"feature_map: expected a uint8 tensor, got a {type(feature_map).__qualname__}"
+            )
+        if not self._backend.capabilities.moves_feature_map:
+            raise BindingError(
+                "feature_map: the feature map of this program lies where it was loaded, for good; "
+                "execute without feature_map="
+            )
 
     def _buffers(self, out: Any) -> list[torch.Tensor | None] | None:
         if out is None:
@@ -343,10 +356,3 @@ def _read_weights(
     )
     progress(0, total_bytes)
     loaded.stream.load(lambda done_bytes: progress(done_bytes, total_bytes))
-
-
-def _check_feature_map(feature_map: object) -> None:
-    if feature_map is not None and not isinstance(feature_map, torch.Tensor):
-        raise BindingError(
-            f"feature_map: expected a uint8 tensor, got a {type(feature_map).__qualname__}"
-        )

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import enum
 import functools
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from offload import _native
 from offload.backends.ascend.kernels import Capturer, GatherKernel, KernelCapture
+from offload.backends.ascend.offline import open_offline
 from offload.backends.base import (
+    Backend,
     Capabilities,
     LaunchReport,
     Loaded,
@@ -49,6 +52,8 @@ class AscendBackend:
     capabilities = Capabilities(queues_work=True)
     alignment_bytes = ALIGNMENT_BYTES
     tensor_alignment_bytes = TENSOR_ALIGNMENT_BYTES
+    copies_on_device = True
+    """Tensors lie in the device's memory, so that the runtime copies them on their stream."""
 
     def __init__(
         self,
@@ -77,29 +82,51 @@ class AscendBackend:
                 capturer is missing; the message names all that is.
         """
         index = self.current_device() if index is None else index
-        missing = self._missing(index)
-        if missing:
-            raise BackendUnavailable("; ".join(missing))
-        name, memory_bytes = _native.ascend_device(index)
-        return Machine("npu", name, memory_bytes, self.alignment_bytes, CostTable())
-
-    def _missing(self, index: int) -> list[str]:
-        missing = []
-        try:
-            n_devices = _native.ascend_device_count()
-            if not n_devices:
-                missing.append("the Ascend runtime finds no device")
-            elif index >= n_devices:
-                missing.append(f"there is no device {index}: the runtime finds {n_devices}")
+        missing = self._missing_device(index)
+        if not missing:
             missing += self._missing_functions(_native.ascend_capabilities())
-        except BackendUnavailable as error:
-            missing.append(str(error))
         if self._capturer is None:
             missing.append(
                 "models of torch_npu are not captured yet: give AscendBackend a capturer that "
                 "makes kernels of a program's launches"
             )
-        return missing
+        if missing:
+            raise BackendUnavailable("; ".join(missing))
+        return self.device_machine(index)
+
+    def device_machine(self, index: int | None) -> Machine:
+        """A device, whatever is to run on it.
+
+        Raises:
+            BackendUnavailable: the runtime's library or this device is missing.
+        """
+        index = self.current_device() if index is None else index
+        missing = self._missing_device(index)
+        if missing:
+            raise BackendUnavailable("; ".join(missing))
+        name, memory_bytes = _native.ascend_device(index)
+        return Machine("npu", name, memory_bytes, self.alignment_bytes, CostTable())
+
+    def open_offline(self, path: Path, index: int | None) -> tuple[Prepared, Backend]:
+        """Load an offline model; its one launch is the model's own.
+
+        Raises:
+            BackendUnavailable, CaptureError, ExecutionError: as `OfflineBackend` says.
+        """
+        index = self.current_device() if index is None else index
+        self.device_machine(index)
+        return open_offline(self, path, index)
+
+    def _missing_device(self, index: int) -> list[str]:
+        try:
+            n_devices = _native.ascend_device_count()
+        except BackendUnavailable as error:
+            return [str(error)]
+        if not n_devices:
+            return ["the Ascend runtime finds no device"]
+        if index >= n_devices:
+            return [f"there is no device {index}: the runtime finds {n_devices}"]
+        return []
 
     def _missing_functions(self, has: dict[str, bool]) -> list[str]:
         missing = []
@@ -160,7 +187,13 @@ class AscendBackend:
         check = functools.partial(check_weights, program, named, self.tensor_alignment_bytes)
         check()
         resident = _resident(
-            captured, program, plan, device, form=self._form, gather=self._gather_kernel(device)
+            captured,
+            program,
+            plan,
+            device=device,
+            form=self._form,
+            gather=self._gather_kernel(device),
+            copies_on_device=self.copies_on_device,
         )
         reports = tuple(LaunchReport("model", 0) for _ in program.launches)
         return Loaded(
@@ -212,10 +245,11 @@ def _resident(
     captured: KernelCapture,
     program: Program,
     plan: Plan,
-    device: int,
     *,
+    device: int,
     form: str | None,
     gather: GatherKernel | None,
+    copies_on_device: bool,
 ) -> _native.AscendResident:
     words: list[tuple[int, int]] = []
     relocations: list[tuple[int, int, int]] = []
@@ -241,6 +275,7 @@ def _resident(
         triggers=slot_triggers(plan),
         n_launches=len(program.launches),
         form=form,
+        copies_on_device=copies_on_device,
         gather=None if gather is None else (gather.function, gather.n_blocks),
         keep=(captured.keep, gather),
     )
