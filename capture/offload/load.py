@@ -35,9 +35,8 @@ AUTO = "auto"
 _FREE_SHARE = 0.9
 _LESS = 0.8
 
-# Of launches that nobody has timed: what they read and write, at the speed of memory.
+# Of launches that nobody has timed, besides what they read and write.
 _LAUNCH_NS = 1_000.0
-_MEMORY_BYTES_PER_NS = 10.0
 
 _N_WARM_UP = 2
 
@@ -126,8 +125,9 @@ class _StreamedLoad:
         self._how = how
         self._verify = verify
         self._link = backend.link(prepared.program)
-        self._launch_ns = _estimated_ns(prepared.program)
-        self._is_timed = False
+        self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
+        # Where work is queued nobody knows when a launch began: the estimate stays.
+        self._is_timed = backend.capabilities.queues_work
 
     @property
     def all_bytes(self) -> int:
@@ -136,7 +136,7 @@ class _StreamedLoad:
         return sum(-(-one.size_bytes // unit) * unit for one in self._demand().weights)
 
     def within(self, budget_bytes: int) -> Executable:
-        """Load under a budget. If something is streamed, launches are timed first.
+        """Load under a budget. If some are streamed, launches are timed first where they can be.
 
         Raises:
             PlanError: the budget is below the floor.
@@ -185,12 +185,12 @@ class _StreamedLoad:
         return Executable(self._prepared, plan, self._backend, self._how, verify=verify)
 
 
-def _estimated_ns(program: Program) -> tuple[float, ...]:
+def _estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, ...]:
     """What each launch may take, from the bytes that it reads and writes."""
     return tuple(
         _LAUNCH_NS
         + sum(program.values[index].size_bytes for index in {*launch.reads, *launch.writes})
-        / _MEMORY_BYTES_PER_NS
+        / memory_bytes_per_ns
         for launch in program.launches
     )
 

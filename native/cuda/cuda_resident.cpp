@@ -105,13 +105,14 @@ CudaResident::CudaResident(CudaProgram program)
   const RelaxedCapture relaxed(driver_);
   try {
     driver_.check(driver_.graph_clone(&clone_, program.graph), "cloning the captured graph");
-    make_nodes(program);
+    const std::vector<GraphNode> nodes = make_nodes(program);
     make_words(program);
     make_tables();
     make_random_cells(program);
     group_by_launch(program);
     done_.emplace(driver_);
     mapping_ = arena_->map(program.arena_bytes);
+    add_weights(program, nodes);
   } catch (...) {
     close();
     throw;
@@ -120,7 +121,9 @@ CudaResident::CudaResident(CudaProgram program)
 
 CudaResident::~CudaResident() { close(); }
 
-void CudaResident::make_nodes(const CudaProgram& program) {
+// Gives the nodes of the clone.
+std::vector<GraphNode> CudaResident::make_nodes(const CudaProgram& program) {
+  std::vector<GraphNode> found;
   std::vector<bool> source_is_word(program.nodes.size());
   for (const NodeWord& word : program.words) {
     if (word.node >= program.nodes.size()) {
@@ -138,6 +141,7 @@ void CudaResident::make_nodes(const CudaProgram& program) {
     GraphNode node = nullptr;
     driver_.check(driver_.graph_node_find_in_clone(&node, program.nodes[index], clone_),
                   "finding a node in the cloned graph");
+    found.push_back(node);
     const auto table = program.host_tables.find(index);
     nodes_.emplace_back();
     nodes_.back().parameters =
@@ -145,6 +149,19 @@ void CudaResident::make_nodes(const CudaProgram& program) {
                   source_is_word[index]);
   }
   marked_.reserve(nodes_.size());
+  return found;
+}
+
+void CudaResident::add_weights(const CudaProgram& program, const std::vector<GraphNode>& nodes) {
+  if (program.weights == nullptr) return;
+  program.weights->attach();
+  weights_ = program.weights;
+  add_copies(driver_, clone_, nodes, program.streamed, *weights_, context_.handle());
+  std::vector<std::size_t> prologue;
+  for (const StreamedCopy& copy : program.streamed.copies) {
+    if (copy.for_next_pass) prologue.push_back(copy.transfer);
+  }
+  weights_->set_prologue(std::move(prologue));
 }
 
 void CudaResident::make_words(const CudaProgram& program) {
@@ -400,6 +417,7 @@ void CudaResident::set_changed() {
 void CudaResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
   const ContextScope scope(driver_, context_);
   prepare();
+  if (weights_) weights_->begin_pass(stream_);
   if (exec_ == nullptr) {
     load_in_context();
   } else {
@@ -407,12 +425,24 @@ void CudaResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
   }
   arena_->enter(stream_);
   first_launch_ns = now_ns();
-  driver_.check(driver_.graph_launch(exec_, stream_), "launching the graph");
+  launch();
   ++n_graph_launches_;
   note_enqueued();
   if (times == nullptr) return;
   std::fill(times->begin_ns.begin(), times->begin_ns.end(), first_launch_ns);
   std::fill(times->end_ns.begin(), times->end_ns.end(), first_launch_ns);
+}
+
+void CudaResident::launch() {
+  const bool has_lane = weights_ && !weights_->copies().empty();
+  if (has_lane) weights_->enter(stream_);
+  const Stream on = has_lane ? weights_->lane() : stream_;
+  driver_.check(driver_.graph_launch(exec_, on), "launching the graph");
+  if (has_lane) weights_->leave(stream_);
+}
+
+PassReport CudaResident::take_pass() {
+  return weights_ ? weights_->take_report() : PassReport();
 }
 
 void CudaResident::issue(std::size_t launch) {
@@ -424,6 +454,10 @@ void CudaResident::issue(std::size_t launch) {
                          ", belongs to no launch, so the program cannot be scheduled by the host");
   }
   arena_->enter(stream_);
+  if (weights_) {
+    if (launch == 0) weights_->begin_pass(stream_);
+    weights_->issue_before(launch, stream_);
+  }
   for (const std::uint32_t node : launch_nodes_.at(launch)) {
     const Result result = nodes_[node].parameters->issue(stream_);
     if (result != kSuccess) {
@@ -488,12 +522,14 @@ void CudaResident::close() noexcept {
     driver_.event_synchronize(done_->handle());
     *n_ended_ = n_enqueued_;
   }
+  if (weights_) weights_->rest();  // its last copies go on behind the execution
   if (exec_ != nullptr) driver_.graph_exec_destroy(std::exchange(exec_, nullptr));
   if (clone_ != nullptr) driver_.graph_destroy(std::exchange(clone_, nullptr));
   if (random_cells_ != 0) driver_.memory_free(std::exchange(random_cells_, 0));
   tables_.reset();
   done_.reset();
   mapping_.reset();
+  if (weights_) weights_->close();
 }
 
 }  // namespace offload::cuda

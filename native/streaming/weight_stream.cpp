@@ -56,17 +56,8 @@ void WeightStream::check_sources() const {
                        " weights, got " + std::to_string(sources_.size()));
   }
   for (std::size_t weight = 0; weight < sources_.size(); ++weight) {
-    if (sources_[weight]->size_bytes() == plan_.weights[weight].size_bytes) continue;
-    throw BindingError(plan_.weights[weight].name + ": expected a source of " +
-                       std::to_string(plan_.weights[weight].size_bytes) + " bytes, got " +
-                       std::to_string(sources_[weight]->size_bytes()));
+    check_source(plan_.weights[weight], *sources_[weight]);
   }
-}
-
-void WeightStream::check_weight(std::size_t weight) const {
-  if (weight < plan_.weights.size()) return;
-  throw BindingError("expected one of " + std::to_string(plan_.weights.size()) +
-                     " weights, got number " + std::to_string(weight));
 }
 
 void WeightStream::make_hooks(bool poison) {
@@ -210,19 +201,15 @@ void WeightStream::start_worker() {
 }
 
 void WeightStream::refresh(const std::vector<std::size_t>& weights) {
-  for (const std::size_t weight : weights) check_weight(weight);
+  for (const std::size_t weight : weights) check_weight(plan_, weight);
   const std::lock_guard lock(mutex_);
   for (const std::size_t weight : weights) stale_[weight] = true;
   if (!weights.empty()) begin_anew_ = true;
 }
 
 void WeightStream::replace(std::size_t weight, std::shared_ptr<WeightSource> source) {
-  check_weight(weight);
-  if (source->size_bytes() != plan_.weights[weight].size_bytes) {
-    throw BindingError(plan_.weights[weight].name + ": expected a source of " +
-                       std::to_string(plan_.weights[weight].size_bytes) + " bytes, got " +
-                       std::to_string(source->size_bytes()));
-  }
+  check_weight(plan_, weight);
+  check_source(plan_.weights[weight], *source);
   const std::lock_guard lock(mutex_);
   replaced_.emplace_back(weight, std::move(source));
   stale_[weight] = true;
@@ -230,7 +217,7 @@ void WeightStream::replace(std::size_t weight, std::shared_ptr<WeightSource> sou
 }
 
 ReadMode WeightStream::mode(std::size_t weight) const {
-  check_weight(weight);
+  check_weight(plan_, weight);
   const std::lock_guard lock(mutex_);
   if (sources_.empty()) throw ExecutionError(kClosed);
   return sources_[weight]->mode();

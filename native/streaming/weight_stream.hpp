@@ -65,9 +65,6 @@ class WeightStream final : private ThreadOwner {
   // does not exist or a source of another size.
   void replace(std::size_t weight, std::shared_ptr<WeightSource> source);
 
-  // Throws BindingError for a weight that does not exist.
-  void check_weight(std::size_t weight) const;
-
   // How a weight's source is read. Throws BindingError for a weight that does not exist, and
   // ExecutionError after close.
   ReadMode mode(std::size_t weight) const;

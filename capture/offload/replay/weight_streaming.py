@@ -26,7 +26,12 @@ class WeightStreaming:
         plan: where weights lie, and the transfers of a pass.
     """
 
-    def __init__(self, program: Program, plan: Streaming, stream: _native.WeightStream) -> None:
+    def __init__(
+        self,
+        program: Program,
+        plan: Streaming,
+        stream: _native.WeightStream | _native.CudaWeightStream,
+    ) -> None:
         self.plan = plan
         self._program = program
         self._stream = stream

@@ -159,6 +159,25 @@ SIMULATOR_EXPORT void sim_set_strict_kinds(int strict) {
   driver().device.graphs.set_strict_kinds(strict != 0);
 }
 
+// In which order nodes of graphs run where their edges leave it open, from the next launch on: 0
+// what was added last first, 1 what was added first, 2 by chance.
+SIMULATOR_EXPORT void sim_set_node_order(int order, std::uint64_t seed) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().device.graphs.set_node_order(static_cast<simulator::NodeOrder>(order), seed);
+}
+
+// The nth copy that runs from now on (1: the next) is a fault of the device instead.
+SIMULATOR_EXPORT void sim_fault_copy(std::uint64_t nth) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().device.scheduler.fault_copy(nth);
+}
+
+// Bytes of copies from memory of the host that have run.
+SIMULATOR_EXPORT std::uint64_t sim_bytes_from_host() {
+  const std::lock_guard lock(driver().device.mutex);
+  return driver().device.scheduler.bytes_from_host();
+}
+
 // What the driver says of itself; it has no function that is newer.
 SIMULATOR_EXPORT void sim_set_driver_version(int version) {
   const std::lock_guard lock(driver().device.mutex);

@@ -19,6 +19,8 @@ Bases = dict[int, tuple[torch.UntypedStorage, int]]
 def warm_up(program: Program, device: int, inputs: Sequence[torch.Tensor] | None) -> None:
     """Run each launch once on private copies of what is written; all its memory is given back.
 
+    Weights in files are zeros from their first launch to their last.
+
     The weights of an opaque Program are written where they are, and put back.
 
     Raises:
@@ -30,6 +32,9 @@ def warm_up(program: Program, device: int, inputs: Sequence[torch.Tensor] | None
         run = EagerRun(program, _private_bases(program, device, inputs), fill=0)
         last_uses = _last_uses(program)
         for launch in program.launches:
+            for value in program.stored:
+                if value in launch.reads or value in launch.writes:
+                    run.bases.setdefault(value, (_zeros(program, value, device), 0))
             try:
                 with _weights_kept(program):
                     run.keep(launch, run.call(launch)())
@@ -100,15 +105,21 @@ def _weights_kept(program: Program) -> Iterator[None]:
             bytes_of(storage).copy_(bytes_of(content))
 
 
+def _zeros(program: Program, value: int, device: int) -> torch.UntypedStorage:
+    """What stands for a weight whose content is in a file; all of them may be too large."""
+    size_bytes = program.values[value].size_bytes
+    return torch.zeros(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+
+
 def _last_uses(program: Program) -> dict[int, list[int]]:
-    """By launch the activations that no later launch uses."""
+    """By launch the activations, and weights in files, that no later launch uses."""
     last: dict[int, int] = {}
     for launch in program.launches:
         for value in (*launch.reads, *launch.writes):
             last[value] = launch.index
     dead: dict[int, list[int]] = {}
     for value, index in last.items():
-        if program.values[value].role is Role.ACTIVATION:
+        if program.values[value].role is Role.ACTIVATION or value in program.stored:
             dead.setdefault(index, []).append(value)
     return dead
 
