@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,8 @@ def check(run, inputs, expected) -> None:
             assert torch.equal(got, tensor)
 
 
-@pytest.mark.parametrize("name", [*MODELS, "deep"])
+# The decoder was recorded with an attention of the CPU that draws from a generator.
+@pytest.mark.parametrize("name", [*sorted(MODELS.keys() - {"decoder"}), "deep"])
 def test_every_budget_gives_the_same_bits(name, backend, simulator, tmp_path):
     build, make = {**MODELS, "deep": (Deep, lambda: torch.randn(*GIVEN))}[name]
     save_weights(build().eval(), tmp_path)
@@ -159,18 +161,20 @@ def test_addresses_may_be_new_and_executions_submitted(backend, simulator, deep,
 
 def test_outputs_are_ready_before_the_last_copies(backend, simulator, deep, device_floor):
     """The device runs no further than somebody waits: an execution does not wait for its tail."""
-    given, out = torch.randn(*GIVEN), torch.empty(*GIVEN)
-    ((expected,),) = expected_of(deep, [given])
+    inputs = [torch.randn(*GIVEN) for _ in range(10)]
+    expected = expected_of(deep, inputs)
     simulator.set_eager(False)
-    simulator.set_node_order(OLDEST_FIRST)
+    simulator.set_node_order(RANDOM, 5)
     with deep.load(backend.name, weights_budget=device_floor + 60 * 1024) as run:
-        plan = run.streaming.plan
-        assert any(one.after_pass < 0 for one in plan.transfers)
+        assert any(one.after_pass < 0 for one in run.streaming.plan.transfers)
         before = simulator.bytes_from_host
-        run(given, out=out)
-        run._loaded.resident.finish()
-        assert torch.equal(out, expected)
-        assert simulator.bytes_from_host - before < run.streaming.bytes_moved
+        n_ahead = 0
+        for given, (wanted,) in zip(inputs, expected, strict=True):
+            out = run(given)
+            run._loaded.resident.finish()
+            assert torch.equal(out, wanted)
+            n_ahead += simulator.bytes_from_host - before < run.streaming.bytes_moved
+        assert n_ahead
 
 
 def test_two_executables_have_memories_of_their_own(backend, deep, device_floor):
@@ -287,10 +291,9 @@ def test_a_copy_that_faults_surfaces_at_the_wait(backend, simulator, deep, devic
 )  # fmt: skip
 def test_a_failed_load_leaves_nothing(function, nth, backend, simulator, deep, device_floor):
     deep.load(backend.name, weights_budget=device_floor, verify=False).close()
+    gc.collect()  # graphs of refusals, whose errors hold frames
     kinds = ("executable", "graph", "stream", "event", "mapping", "reservation")
     held = [simulator.live(kind) for kind in kinds], simulator.host_bytes, simulator.physical_bytes
-    prepared = backend.prepare(deep.program)
-    del prepared
     real = backend.prepare
 
     def prepare(program):
@@ -302,6 +305,7 @@ def test_a_failed_load_leaves_nothing(function, nth, backend, simulator, deep, d
     with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_UNKNOWN"):
         deep.load(backend.name, weights_budget=device_floor, verify=False)
     simulator.forget_calls()
+    gc.collect()
     found = [simulator.live(kind) for kind in kinds], simulator.host_bytes, simulator.physical_bytes
     assert found == held
 
