@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <queue>
 #include <stdexcept>
 #include <utility>
 
+#include "cuda/cuda_fence.hpp"
+#include "cuda/graph_order.hpp"
 #include "offload/errors.hpp"
 
 namespace offload::cuda {
@@ -15,79 +16,6 @@ constexpr std::size_t kRandomCellBytes = 16;
 constexpr unsigned long long kUseNodePriority = 8;  // CUDA_GRAPH_INSTANTIATE_FLAG_..., as torch
 
 std::string node_name(std::size_t node) { return "node " + std::to_string(node); }
-
-// The place of each node in an order that all edges allow, the lower index first where they leave
-// it open.
-std::vector<std::size_t> order_of(const Driver& driver, Graph graph,
-                                  const std::vector<GraphNode>& nodes) {
-  std::size_t n_edges = 0;
-  driver.check(driver.graph_get_edges(graph, nullptr, nullptr, nullptr, &n_edges),
-               "counting the graph's edges");
-  std::vector<GraphNode> from(n_edges);
-  std::vector<GraphNode> to(n_edges);
-  std::vector<EdgeData> data(n_edges);
-  if (n_edges > 0) {
-    driver.check(driver.graph_get_edges(graph, from.data(), to.data(), data.data(), &n_edges),
-                 "reading the graph's edges");
-  }
-  std::map<GraphNode, std::size_t> index_of;
-  for (std::size_t node = 0; node < nodes.size(); ++node) index_of[nodes[node]] = node;
-  std::vector<std::vector<std::size_t>> after(nodes.size());
-  std::vector<std::size_t> n_before(nodes.size());
-  for (std::size_t edge = 0; edge < n_edges; ++edge) {
-    const std::size_t target = index_of.at(to[edge]);
-    after[index_of.at(from[edge])].push_back(target);
-    ++n_before[target];
-  }
-  std::priority_queue<std::size_t, std::vector<std::size_t>, std::greater<>> ready;
-  for (std::size_t node = 0; node < nodes.size(); ++node) {
-    if (n_before[node] == 0) ready.push(node);
-  }
-  std::vector<std::size_t> order;
-  while (!ready.empty()) {
-    const std::size_t node = ready.top();
-    ready.pop();
-    order.push_back(node);
-    for (const std::size_t next : after[node]) {
-      if (--n_before[next] == 0) ready.push(next);
-    }
-  }
-  return order;
-}
-
-// Ends what a resident had enqueued so far, by an event of its own.
-class CudaFence final : public Fence {
- public:
-  CudaFence(std::shared_ptr<CudaArena> arena, std::unique_ptr<OrderEvent> event,
-            std::uint64_t n_enqueued, std::shared_ptr<std::atomic<std::uint64_t>> n_ended)
-      : arena_(std::move(arena)),
-        event_(std::move(event)),
-        n_enqueued_(n_enqueued),
-        n_ended_(std::move(n_ended)) {}
-
-  ~CudaFence() override {
-    const ContextScope scope(arena_->driver(), arena_->context());
-    event_.reset();
-  }
-
-  void wait() override {
-    const Driver& driver = arena_->driver();
-    const ContextScope scope(driver, arena_->context());
-    const RelaxedCapture relaxed(driver);
-    const Result result = driver.event_synchronize(event_->handle());
-    // After a fault too: nothing runs any more.
-    std::uint64_t n_known = *n_ended_;
-    while (n_known < n_enqueued_ && !n_ended_->compare_exchange_weak(n_known, n_enqueued_)) {
-    }
-    driver.check(result, "executing the program");
-  }
-
- private:
-  std::shared_ptr<CudaArena> arena_;  // for its context
-  std::unique_ptr<OrderEvent> event_;
-  std::uint64_t n_enqueued_;
-  std::shared_ptr<std::atomic<std::uint64_t>> n_ended_;
-};
 
 }  // namespace
 
@@ -441,9 +369,7 @@ void CudaResident::launch() {
   if (has_lane) weights_->leave(stream_);
 }
 
-PassReport CudaResident::take_pass() {
-  return weights_ ? weights_->take_report() : PassReport();
-}
+PassReport CudaResident::take_pass() { return weights_ ? weights_->take_report() : PassReport(); }
 
 void CudaResident::issue(std::size_t launch) {
   const ContextScope scope(driver_, context_);

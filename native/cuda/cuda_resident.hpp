@@ -55,9 +55,9 @@ struct CudaProgram {
 // which may have been freed and made again at the same one. A node whose re-setting failed is
 // re-set by the next execution, whatever its image.
 //
-// Where weights are streamed the graph has their copies as nodes, and is launched on a stream of its
-// own: the caller's waits for the outputs alone, and the copies for the next execution go on. They
-// are no words, and are never re-set.
+// Where weights are streamed the graph has their copies as nodes, and is launched on a stream of
+// its own: the caller's waits for the outputs alone, and the copies for the next execution go on.
+// They are no words, and are never re-set.
 //
 // Changed host tables are written to the half that no execution reads (HostTables), so that a
 // patch never waits for the latest execution, only for those before the last change.

@@ -222,6 +222,7 @@ void CudaWeightStream::read_weight(std::size_t weight, std::byte* staging,
 
 void CudaWeightStream::begin_pass(Stream stream) {
   if (closed_) throw ExecutionError(kClosed);
+  pass_bytes_ = 0;
   if (!begin_anew_) return;
   const RelaxedCapture relaxed(driver_);
   driver_.check(driver_.stream_synchronize(stream), "waiting for executions before weights change");

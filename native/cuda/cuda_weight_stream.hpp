@@ -39,11 +39,11 @@ struct WeightCopy {
 // refresh, replace, mode, close and the counters from any; the rest as the resident is called.
 // Nothing needs the GIL. Errors: the constructor throws PlanError for a plan that check_plan
 // refuses or with weights in several pieces, BindingError for sources that do not fit,
-// BackendUnavailable without the device, ExecutionError without memory; nothing is left behind then.
+// BackendUnavailable without the device, ExecutionError without memory; nothing is left behind
+// then.
 class CudaWeightStream {
  public:
-  CudaWeightStream(int device, StreamPlan plan,
-                   std::vector<std::shared_ptr<WeightSource>> sources);
+  CudaWeightStream(int device, StreamPlan plan, std::vector<std::shared_ptr<WeightSource>> sources);
   ~CudaWeightStream();
   CudaWeightStream(const CudaWeightStream&) = delete;
   CudaWeightStream& operator=(const CudaWeightStream&) = delete;
@@ -141,10 +141,10 @@ class CudaWeightStream {
   std::optional<OwnStream> lane_;
   std::optional<OrderEvent> begin_;
   std::optional<OrderEvent> ready_;
-  std::vector<WeightCopy> copies_;                          // by transfer
-  std::vector<std::byte*> stored_;                          // by weight; null: resident
-  std::vector<std::vector<std::size_t>> first_transfers_;   // by launch, that it is first to read
-  std::vector<std::shared_ptr<WeightSource>> sources_;      // by weight; null: the store is it
+  std::vector<WeightCopy> copies_;                         // by transfer
+  std::vector<std::byte*> stored_;                         // by weight; null: resident
+  std::vector<std::vector<std::size_t>> first_transfers_;  // by launch, that it is first to read
+  std::vector<std::shared_ptr<WeightSource>> sources_;     // by weight; null: the store is it
   std::vector<std::size_t> prologue_;
   std::uint64_t graph_bytes_ = 0;  // that each pass copies
   bool holds_prologue_ = false;    // the ring does

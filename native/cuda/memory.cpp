@@ -86,7 +86,8 @@ RegisteredMemory::RegisteredMemory(const Driver& driver, std::size_t n_bytes)
   if (n_bytes == 0) return;
   const std::string wanted = std::to_string(n_bytes) + " bytes of host memory";
   data_ = map_pages(n_bytes);
-  if (data_ == nullptr) throw ExecutionError("there are no " + wanted + ": " + std::strerror(errno));
+  if (data_ == nullptr)
+    throw ExecutionError("there are no " + wanted + ": " + std::strerror(errno));
   const Result result = driver_.memory_host_register(data_, whole_pages(n_bytes), kForAll);
   if (result == kSuccess) return;
   munmap(data_, whole_pages(n_bytes));

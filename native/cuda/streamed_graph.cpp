@@ -64,9 +64,9 @@ class Builder {
     params.width_bytes = n_bytes;
     params.height = params.depth = 1;
     GraphNode node = nullptr;
-    driver_.check(driver_.graph_add_memcpy_node(&node, graph_, after.data(), after.size(), &params,
-                                                context_),
-                  "adding the copy of a weight to the graph");
+    driver_.check(
+        driver_.graph_add_memcpy_node(&node, graph_, after.data(), after.size(), &params, context_),
+        "adding the copy of a weight to the graph");
     ++n_added_;
     return node;
   }

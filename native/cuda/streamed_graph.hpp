@@ -25,8 +25,8 @@ struct StreamedGraph {
 };
 
 // Adds one copy node for each transfer, in a chain, and the node that records `weights.ready()`. A
-// copy of more than 256 MiB is several nodes: a node of 512 MiB took twice as long as an ordinary copy
-// (PyTorch's issue 191284). `nodes`: the captured ones, in `graph`.
+// copy of more than 256 MiB is several nodes: a node of 512 MiB took twice as long as an ordinary
+// copy (PyTorch's issue 191284). `nodes`: the captured ones, in `graph`.
 //
 // Throws ExecutionError where the driver fails, or the graph has another number of nodes than was
 // added; std::invalid_argument for a node, or a list of transfers, that does not fit.

@@ -252,12 +252,15 @@ class AtenCapturer:
             keep=CapturedGraph(graph),
         )
 
+    def _note_end(self, launch: Launch) -> None:
+        self.on_end(launch)
+
     def _kernel(
         self, program: Program, launch: Launch, key: tuple[int, int] | None = None
     ) -> AtenKernel:
         key = key or (id(program), launch.index)
         if key not in self._kernels:
             self._kernels[key] = AtenKernel(
-                self._simulator, program, launch, lambda one: self.on_end(one)
+                self._simulator, program, launch, self._note_end
             )
         return self._kernels[key]

@@ -44,7 +44,10 @@ class WeightStreaming:
 
     @property
     def wait_ns(self) -> int:
-        """For which launches have waited for transfers since the executable was loaded."""
+        """For which launches have waited for transfers since the executable was loaded.
+
+        0 on a device that executes a graph: nobody knows when its launches began.
+        """
         return self._stream.wait_ns
 
     def refresh(self) -> None:

@@ -46,7 +46,7 @@ struct Step {
 struct GraphRun {
   std::vector<std::shared_ptr<const Step>> steps;
   std::vector<std::size_t> order;
-  std::size_t next = 0;  // in the order: what runs next
+  std::size_t next = 0;                                  // in the order: what runs next
   std::map<std::uint64_t, std::shared_ptr<Mark>> marks;  // of this launch, by the event
 };
 

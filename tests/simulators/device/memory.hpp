@@ -125,7 +125,7 @@ class Memory {
   static constexpr std::size_t kDefaultLimitBytes = std::size_t{16} << 30;
   std::map<std::uint64_t, Allocation> allocations_;  // by address
   std::map<std::uint64_t, std::size_t> reservations_;
-  std::map<std::uint64_t, std::size_t> registered_;  // of the host, by address
+  std::map<std::uint64_t, std::size_t> registered_;         // of the host, by address
   std::map<std::uint64_t, std::shared_ptr<Chunk>> chunks_;  // handles that were not released
   std::vector<std::weak_ptr<Chunk>> all_chunks_;
   std::map<std::uint64_t, Block> blocks_;                   // by the address that was handed out

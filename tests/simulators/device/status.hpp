@@ -9,7 +9,7 @@ enum class Status {
   kInvalidValue,
   kInvalidHandle,
   kOutOfMemory,
-  kAlreadyRegistered,   // memory of the host
+  kAlreadyRegistered,  // memory of the host
   kNotRegistered,
   kNotReady,            // work is still queued
   kIllegalState,        // the object is in another state than the call needs

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
+from offload.backends.cuda import refusals
 from offload.backends.cuda.capture import (
     RANDOM_OWNER,
     Capturer,
@@ -39,10 +40,10 @@ from offload.backends.cuda.streaming import (
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
 from offload.backends.cuda.words import CapturesDiffer, Discovery, Noise
-from offload.errors import BackendUnavailable, BindingError, CaptureError
+from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
 from offload.plan import Plan, check_plan
-from offload.program import Launch, Overlap, Program, Symbol
+from offload.program import Program
 from offload.streaming import Link
 
 ALIGNMENT_BYTES = 256
@@ -164,9 +165,9 @@ class CudaBackend:
         """
         self.machine(device_of(program))
         for launch in program.launches:
-            _refuse(launch)
+            refusals.refuse_launch(launch)
         for overlap in program.overlaps:
-            _refuse_unaligned(program, overlap, self.alignment_bytes)
+            refusals.refuse_unaligned(program, overlap, self.alignment_bytes)
         capturer = self._capturer or TorchCapturer()
         names = _launch_names(program)
         differ = ""  # what it says; the error itself would keep its frame, and so the captures
@@ -203,7 +204,7 @@ class CudaBackend:
         captured: _Captured = prepared.state
         named = {word.value for word in captured.discovery.words}
         check_weights = functools.partial(
-            _check_weights, prepared.program, named, self.alignment_bytes
+            refusals.check_weights, prepared.program, named, self.alignment_bytes
         )
         check_weights()
         arena = _arena(captured.device)
@@ -343,60 +344,6 @@ def _points_outside(discovery: Discovery) -> bool:
         one.owner != RANDOM_OWNER and not one.owner.startswith(WEIGHT_OWNER)
         for one in discovery.constants
     )
-
-
-def _refuse(launch: Launch) -> None:
-    """Refuse what a graph cannot do by itself.
-
-    Raises:
-        CaptureError: the launch reads on the host, or makes host memory.
-    """
-    if launch.guard is not None or launch.guards_shape:
-        what = "is read on the host" if launch.guard is not None else "has shapes that depend on it"
-        raise CaptureError(
-            f"{launch.source}: what {launch.operator} gives {what}, which an execution would have "
-            "to wait for in the middle of a device's graph"
-        )
-    for argument in launch.arguments:
-        is_device = isinstance(argument, Symbol) and argument.kind == "device"
-        if is_device and not str(argument).startswith("cuda"):
-            raise CaptureError(
-                f"{launch.source}: {launch.operator} makes a tensor on {argument}, which a graph "
-                "on a GPU cannot"
-            )
-
-
-def _refuse_unaligned(program: Program, overlap: Overlap, alignment_bytes: int) -> None:
-    """Refuse inputs that overlap, one of them written, so that one must be less aligned.
-
-    Raises:
-        CaptureError: their distance is no multiple of the alignment.
-    """
-    if overlap.distance_bytes % alignment_bytes:
-        first, second = (
-            program.values[program.inputs[leaf].value].name
-            for leaf in (overlap.first, overlap.second)
-        )
-        raise CaptureError(
-            f"{first} and {second} share memory, {abs(overlap.distance_bytes)} bytes apart, and "
-            "one of them is written: neither can be copied elsewhere, and kernels are chosen for "
-            f"addresses that are multiples of {alignment_bytes} bytes"
-        )
-
-
-def _check_weights(program: Program, named: Set[int], alignment_bytes: int) -> None:
-    """Refuse weights that words name and that are less aligned than they were captured.
-
-    Raises:
-        BindingError: a storage's address is no multiple of the alignment.
-    """
-    for index, holders in program.weights.items():
-        address = holders[0].untyped_storage().data_ptr()
-        if index in named and address % alignment_bytes:
-            raise BindingError(
-                f"{program.values[index].name}: its memory begins at 0x{address:x}, and kernels "
-                f"are chosen for multiples of {alignment_bytes} bytes: give it a clone()"
-            )
 
 
 def _capture(

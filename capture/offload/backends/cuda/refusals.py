@@ -1,0 +1,62 @@
+"""What a Program may not have in a graph on a GPU, told before anything is captured or executed."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from offload.errors import BindingError, CaptureError
+from offload.program import Launch, Overlap, Program, Symbol
+
+
+def refuse_launch(launch: Launch) -> None:
+    """Refuse what a graph cannot do by itself.
+
+    Raises:
+        CaptureError: the launch reads on the host, or makes host memory.
+    """
+    if launch.guard is not None or launch.guards_shape:
+        what = "is read on the host" if launch.guard is not None else "has shapes that depend on it"
+        raise CaptureError(
+            f"{launch.source}: what {launch.operator} gives {what}, which an execution would have "
+            "to wait for in the middle of a device's graph"
+        )
+    for argument in launch.arguments:
+        is_device = isinstance(argument, Symbol) and argument.kind == "device"
+        if is_device and not str(argument).startswith("cuda"):
+            raise CaptureError(
+                f"{launch.source}: {launch.operator} makes a tensor on {argument}, which a graph "
+                "on a GPU cannot"
+            )
+
+
+def refuse_unaligned(program: Program, overlap: Overlap, alignment_bytes: int) -> None:
+    """Refuse inputs that overlap, one of them written, so that one must be less aligned.
+
+    Raises:
+        CaptureError: their distance is no multiple of the alignment.
+    """
+    if overlap.distance_bytes % alignment_bytes:
+        first, second = (
+            program.values[program.inputs[leaf].value].name
+            for leaf in (overlap.first, overlap.second)
+        )
+        raise CaptureError(
+            f"{first} and {second} share memory, {abs(overlap.distance_bytes)} bytes apart, and "
+            "one of them is written: neither can be copied elsewhere, and kernels are chosen for "
+            f"addresses that are multiples of {alignment_bytes} bytes"
+        )
+
+
+def check_weights(program: Program, named: Set[int], alignment_bytes: int) -> None:
+    """Refuse weights that words name and that are less aligned than they were captured.
+
+    Raises:
+        BindingError: a storage's address is no multiple of the alignment.
+    """
+    for index, holders in program.weights.items():
+        address = holders[0].untyped_storage().data_ptr()
+        if index in named and address % alignment_bytes:
+            raise BindingError(
+                f"{program.values[index].name}: its memory begins at 0x{address:x}, and kernels "
+                f"are chosen for multiples of {alignment_bytes} bytes: give it a clone()"
+            )
