@@ -12,7 +12,7 @@ import weakref
 import torch
 from small_graphs import StepCapturer, current_context, floats, make_program, words
 
-from offload import api
+from offload import api, load
 from offload.backends.cuda import CudaBackend, backend
 from offload.backends.cuda.graph import call
 from offload.machine import CopyCosts
@@ -49,7 +49,7 @@ class Device:
 
     def load(self, program, steps, capturer=None, backend=SimulatedBackend, **options):
         simulated = backend(capturer or StepCapturer(steps))
-        self._monkeypatch.setattr(api, "find_backend", lambda name: simulated)
+        self._monkeypatch.setattr(load, "find_backend", lambda name: simulated)
         return api.Captured(None, program=program).load("cuda", **options)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import offload
-from offload import api
+from offload import api, load
 from offload.program import Role, TensorView
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
@@ -108,7 +108,7 @@ class Device:
         capturer = RandomCapturer((), generator=generator, n_cells=n_cells)
         capturer.steps = [self._step(capturer, index) for index in range(n_launches)]
         backend = SimulatedBackend(self._simulator, capturer)
-        self._monkeypatch.setattr(api, "find_backend", lambda name: backend)
+        self._monkeypatch.setattr(load, "find_backend", lambda name: backend)
         program = dataclasses.replace(program, launches=launches, device="cpu")
         return api.Captured(None, program=program).load(backend.name)
 
