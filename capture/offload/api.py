@@ -134,8 +134,8 @@ class Captured:
                 cpu backend proves each launch when it is first executed, whatever is said here.
             weights_budget: all memory of the device that weights may use: bytes, text such as
                 `2GiB`, or `auto` for what is free. What does not fit is brought from the files of
-                `capture(weights=)`, or from the model's own tensors, while launches run. None:
-                weights are used where they are; those in files are all read.
+                `capture(weights=)`, or on the CPU from the model's own tensors, while launches
+                run. None: weights are used where they are; those in files are all read.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the

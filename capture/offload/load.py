@@ -15,6 +15,7 @@ from offload.backends import (
     StreamingBackend,
     backend_and_index,
     find_backend,
+    managed_weights,
     on_device,
 )
 from offload.byte_sizes import parse_bytes
@@ -168,7 +169,15 @@ class _StreamedLoad:
                 budget_bytes = max(floor_bytes, int(budget_bytes * _LESS))
 
     def _demand(self) -> WeightDemand:
-        return passes.weight_demand(self._prepared.program, self._launch_ns)
+        """What a pass needs; weights that are used where they lie stay."""
+        program = self._prepared.program
+        demand = passes.weight_demand(program, self._launch_ns)
+        managed = managed_weights(program)
+        weights = tuple(
+            dataclasses.replace(one, stays=one.stays or one.value not in managed)
+            for one in demand.weights
+        )
+        return dataclasses.replace(demand, weights=weights)
 
     def _streaming(self, budget_bytes: int) -> Streaming:
         return passes.stream_weights(

@@ -260,7 +260,5 @@ class AtenCapturer:
     ) -> AtenKernel:
         key = key or (id(program), launch.index)
         if key not in self._kernels:
-            self._kernels[key] = AtenKernel(
-                self._simulator, program, launch, self._note_end
-            )
+            self._kernels[key] = AtenKernel(self._simulator, program, launch, self._note_end)
         return self._kernels[key]

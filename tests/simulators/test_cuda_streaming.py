@@ -15,6 +15,8 @@ from test_stored_weights import MODELS
 from test_streaming import Deep, floor_of, results, weight_bytes
 
 import offload
+from offload.backends.cuda import streaming
+from offload.backends.cuda.graph import call
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
 from simulated_backend import SimulatedBackend, install
@@ -175,6 +177,20 @@ def test_outputs_are_ready_before_the_last_copies(backend, simulator, deep, devi
             assert torch.equal(out, wanted)
             n_ahead += simulator.bytes_from_host - before < run.streaming.bytes_moved
         assert n_ahead
+
+
+def test_the_lane_waits_for_what_the_caller_has_enqueued(backend, simulator, deep, device_floor):
+    """Whichever stream the device comes to first: an input is written before it is read."""
+    inputs = [torch.randn(*GIVEN) for _ in range(3)]
+    expected = expected_of(deep, inputs)
+    given, out = torch.zeros(*GIVEN), torch.empty(*GIVEN)
+    with deep.load(backend.name, weights_budget=device_floor) as run:
+        simulator.set_eager(False)
+        for source, (wanted,) in zip(inputs, expected, strict=True):
+            call("cuMemcpyAsync", given.data_ptr(), source.data_ptr(), given.nbytes, 0)
+            run(given, out=out)
+            call("cuCtxSynchronize")  # which begins with the streams that were made
+            assert torch.equal(out, wanted)
 
 
 def test_two_executables_have_memories_of_their_own(backend, deep, device_floor):
@@ -340,8 +356,6 @@ def test_auto_takes_what_is_free(backend, monkeypatch, deep, device_floor):
 def test_free_memory_and_the_link_are_those_of_the_device(backend, simulator, deep):
     simulator.set_memory_limit(2**30)
     assert backend.free_bytes() == 2**30 - simulator.physical_bytes
-    from offload.backends.cuda import streaming
-
     streaming._links.clear()
     n_held = simulator.live_bytes, simulator.host_bytes, simulator.live("event")
     link = streaming.measure_link(0)
