@@ -38,7 +38,13 @@ CudaWeightStream::CudaWeightStream(int device, StreamPlan plan,
   make_copies();
 }
 
-CudaWeightStream::~CudaWeightStream() { close(); }
+// Whoever had a tensor on the memory may have let go of it while kernels that read it run.
+CudaWeightStream::~CudaWeightStream() {
+  close();
+  const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
+  if (addresses_) driver_.context_synchronize();
+}
 
 void CudaWeightStream::check_sources() const {
   if (sources_.size() != plan_.weights.size()) {

@@ -193,6 +193,7 @@ struct LaunchConfig {
   X(primary_context_release, "cuDevicePrimaryCtxRelease", 11000, (Device device))                  \
   X(context_get_current, "cuCtxGetCurrent", 4000, (Context * context))                             \
   X(context_set_current, "cuCtxSetCurrent", 4000, (Context context))                               \
+  X(context_synchronize, "cuCtxSynchronize", 2000, ())                                             \
   X(memory_get_info, "cuMemGetInfo", 3020, (std::size_t* free, std::size_t* total))                \
   X(memory_allocate, "cuMemAlloc", 3020, (DevicePointer * address, std::size_t n_bytes))           \
   X(memory_free, "cuMemFree", 3020, (DevicePointer address))                                       \

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import gc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
 import torch
 from simulator import NEWEST_FIRST, OLDEST_FIRST, RANDOM
-from stored import save_weights, without_memory
+from stored import Wide, compute_wide, save_weights, without_memory, write_wide
 from test_stored_weights import MODELS
 from test_streaming import Deep, floor_of, results, weight_bytes
 
@@ -193,6 +194,26 @@ def test_the_lane_waits_for_what_the_caller_has_enqueued(backend, simulator, dee
             assert torch.equal(out, wanted)
 
 
+@pytest.mark.slow
+def test_a_copy_of_more_than_256_mib_is_several_nodes(backend, simulator, tmp_path):
+    width, n_layers = 8200, 2
+    write_wide(tmp_path, width, n_layers)
+    given = torch.full((1, width), 0.5)
+    captured = offload.capture(
+        without_memory(lambda: Wide(width, n_layers)), given, weights=tmp_path
+    )
+    expected = compute_wide(tmp_path, width, n_layers)
+    budget = floor_on(captured, backend)
+    n_nodes = simulator.calls("cuGraphAddMemcpyNode")
+    with captured.load(backend.name, weights_budget=budget, verify=False) as run:
+        n_transfers = len(run.streaming.plan.transfers)
+        assert 4 * width**2 > 256 * 2**20
+        assert n_transfers > 0
+        assert simulator.calls("cuGraphAddMemcpyNode") - n_nodes == 2 * n_transfers
+        for _ in range(2):
+            torch.testing.assert_close(run(given), expected)
+
+
 def test_two_executables_have_memories_of_their_own(backend, deep, device_floor):
     given = torch.randn(*GIVEN)
     expected = expected_of(deep, [given] * 3)
@@ -373,3 +394,9 @@ def test_weights_on_the_device_have_no_store(backend):
         captured = offload.capture(Deep().eval(), torch.randn(*GIVEN))
     with pytest.raises(offload.BackendUnavailable, match="capture with weights="):
         captured.load(backend.name, weights_budget="1 GiB")
+
+
+def test_an_opaque_launch_keeps_its_weights():
+    program = SimpleNamespace(opaque=SimpleNamespace(reason="it was compiled"), stored={0: None})
+    with pytest.raises(offload.BackendUnavailable, match=r"one opaque launch.*it was compiled"):
+        streaming.refuse_unstored(program)

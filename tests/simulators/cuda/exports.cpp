@@ -23,7 +23,6 @@ const Symbol kSymbols[] = {
     {"cuGetProcAddress", 11030, reinterpret_cast<void*>(&get_proc_address)},
     {"cuGetProcAddress", 12000, reinterpret_cast<void*>(&get_proc_address_v2)},
     {"cuCtxGetDevice", 2000, reinterpret_cast<void*>(&context_get_device)},
-    {"cuCtxSynchronize", 2000, reinterpret_cast<void*>(&context_synchronize)},
     {"cuGraphGetEdges", 10000, reinterpret_cast<void*>(&graph_get_edges_v1)},
     {"cuStreamGetCaptureInfo", 12030, reinterpret_cast<void*>(&stream_get_capture_info_v3)},
 };
