@@ -10,7 +10,7 @@ import torch
 from offload.backends.cuda.fixed_weights import weights_at_risk
 from offload.eager_run import EagerRun, bytes_of, host_storage
 from offload.errors import CaptureError, ExecutionError
-from offload.program import Program, Role
+from offload.program import Launch, Program, Role
 
 Bases = dict[int, tuple[torch.UntypedStorage, int]]
 """By Value its storage, and the byte at which it begins there."""
@@ -32,9 +32,7 @@ def warm_up(program: Program, device: int, inputs: Sequence[torch.Tensor] | None
         run = EagerRun(program, _private_bases(program, device, inputs), fill=0)
         last_uses = _last_uses(program)
         for launch in program.launches:
-            for value in program.stored:
-                if value in launch.reads or value in launch.writes:
-                    run.bases.setdefault(value, (_zeros(program, value, device), 0))
+            _take_stored(program, launch, run.bases, torch.device("cuda", device))
             try:
                 with _weights_kept(program):
                     run.keep(launch, run.call(launch)())
@@ -105,10 +103,13 @@ def _weights_kept(program: Program) -> Iterator[None]:
             bytes_of(storage).copy_(bytes_of(content))
 
 
-def _zeros(program: Program, value: int, device: int) -> torch.UntypedStorage:
-    """What stands for a weight whose content is in a file; all of them may be too large."""
-    size_bytes = program.values[value].size_bytes
-    return torch.zeros(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+def _take_stored(program: Program, launch: Launch, bases: Bases, device: torch.device) -> None:
+    """Zeros for the weights in files that a launch is the first to use: all may be too large."""
+    for value in program.stored.keys() & {*launch.reads, *launch.writes}:
+        if value not in bases:
+            size_bytes = program.values[value].size_bytes
+            zeros = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+            bases[value] = (zeros.untyped_storage(), 0)
 
 
 def _last_uses(program: Program) -> dict[int, list[int]]:
