@@ -37,9 +37,8 @@ AUTO = "auto"
 _FREE_SHARE = 0.9
 _LESS = 0.8
 
-# Of launches that nobody has timed: what they read and write, at the speed of memory.
+# Of launches that nobody has timed, besides what they read and write.
 _LAUNCH_NS = 1_000.0
-_MEMORY_BYTES_PER_NS = 10.0
 
 _N_WARM_UP = 2
 
@@ -139,8 +138,9 @@ class _StreamedLoad:
         self._verify = verify
         self._progress = progress
         self._link = backend.link(prepared.program)
-        self._launch_ns = _estimated_ns(prepared.program)
-        self._is_timed = False
+        self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
+        # Where work is queued nobody knows when a launch began: the estimate stays.
+        self._is_timed = backend.capabilities.queues_work
         self._estimated = ""
 
     @property
@@ -150,7 +150,7 @@ class _StreamedLoad:
         return sum(-(-one.size_bytes // unit) * unit for one in self._demand().weights)
 
     def within(self, budget_bytes: int) -> Executable:
-        """Load under a budget. If something is streamed, launches are timed first.
+        """Load under a budget. If some are streamed, launches are timed first where they can be.
 
         Raises:
             PlanError: the budget is below the floor.
@@ -193,14 +193,15 @@ class _StreamedLoad:
             self._estimated = f"launches could not be timed on made-up inputs: {error}"
 
     def _demand(self) -> WeightDemand:
+        """What a pass needs; weights that are used where they lie stay."""
         program = self._prepared.program
         demand = passes.weight_demand(program, self._launch_ns)
         managed = managed_weights(program)
-        weights = (
-            one if one.value in managed else dataclasses.replace(one, stays=True)
+        weights = tuple(
+            dataclasses.replace(one, stays=one.stays or one.value not in managed)
             for one in demand.weights
         )
-        return dataclasses.replace(demand, weights=tuple(weights))
+        return dataclasses.replace(demand, weights=weights)
 
     def _streaming(self, budget_bytes: int) -> Streaming:
         streaming = passes.stream_weights(
@@ -228,12 +229,12 @@ class _StreamedLoad:
         )
 
 
-def _estimated_ns(program: Program) -> tuple[float, ...]:
+def _estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, ...]:
     """What each launch may take, from the bytes that it reads and writes."""
     return tuple(
         _LAUNCH_NS
         + sum(program.values[index].size_bytes for index in {*launch.reads, *launch.writes})
-        / _MEMORY_BYTES_PER_NS
+        / memory_bytes_per_ns
         for launch in program.launches
     )
 

@@ -10,36 +10,11 @@
 #include "registers.hpp"
 #include "replay/tensor_source.hpp"
 #include "streaming/weight_stream.hpp"
+#include "weight_arguments.hpp"
 
 namespace py = pybind11;
 
 namespace offload {
-namespace {
-
-// Where a weight's bytes begin in a file; they are as many as the weight has.
-struct FileRange {
-  std::string path;
-  std::size_t offset_bytes = 0;
-};
-
-using Piece = std::tuple<std::size_t, std::size_t, std::size_t, bool>;
-using Transfer = std::tuple<std::size_t, std::size_t, std::size_t, std::size_t, std::size_t, int>;
-
-// A weight, and what its bytes come from: a FileRange, a tensor of bytes that do not change, or a
-// list of the model's tensors, whose changes are seen.
-struct StreamedWeight {
-  WeightPlacement placement;
-  py::object source;
-};
-
-StreamedWeight streamed_weight(std::string name, std::size_t size_bytes,
-                               const std::vector<Piece>& pieces, py::object source) {
-  StreamedWeight weight{{std::move(name), size_bytes, {}}, std::move(source)};
-  for (const auto& [offset_bytes, piece_bytes, memory_offset_bytes, streamed] : pieces) {
-    weight.placement.pieces.push_back({offset_bytes, piece_bytes, memory_offset_bytes, streamed});
-  }
-  return weight;
-}
 
 std::shared_ptr<WeightSource> make_source(const WeightPlacement& weight, py::handle source,
                                           WeightFiles& files) {
@@ -71,10 +46,9 @@ std::shared_ptr<WeightSource> make_source(const WeightPlacement& weight, py::han
   return std::make_shared<HeldSource>(std::move(memory), tensor.nbytes());
 }
 
-std::shared_ptr<WeightStream> make_stream(std::size_t memory_bytes, std::size_t granule_bytes,
-                                          const std::vector<StreamedWeight>& weights,
-                                          const std::vector<Transfer>& transfers,
-                                          std::size_t n_launches, bool poison) {
+std::pair<StreamPlan, std::vector<std::shared_ptr<WeightSource>>> stream_arguments(
+    std::size_t memory_bytes, std::size_t granule_bytes, const std::vector<StreamedWeight>& weights,
+    const std::vector<TransferTuple>& transfers, std::size_t n_launches) {
   StreamPlan plan;
   plan.memory_bytes = memory_bytes;
   plan.granule_bytes = granule_bytes;
@@ -88,6 +62,33 @@ std::shared_ptr<WeightStream> make_stream(std::size_t memory_bytes, std::size_t 
   for (const auto& [weight, piece, first, last, after, pass] : transfers) {
     plan.transfers.push_back({weight, piece, first, last, after, pass});
   }
+  return {std::move(plan), std::move(sources)};
+}
+
+const char* mode_name(ReadMode mode) {
+  if (mode == ReadMode::kMemory) return "memory";
+  return mode == ReadMode::kDirect ? "direct" : "buffered";
+}
+
+namespace {
+
+using Piece = std::tuple<std::size_t, std::size_t, std::size_t, bool>;
+
+StreamedWeight streamed_weight(std::string name, std::size_t size_bytes,
+                               const std::vector<Piece>& pieces, py::object source) {
+  StreamedWeight weight{{std::move(name), size_bytes, {}}, std::move(source)};
+  for (const auto& [offset_bytes, piece_bytes, memory_offset_bytes, streamed] : pieces) {
+    weight.placement.pieces.push_back({offset_bytes, piece_bytes, memory_offset_bytes, streamed});
+  }
+  return weight;
+}
+
+std::shared_ptr<WeightStream> make_stream(std::size_t memory_bytes, std::size_t granule_bytes,
+                                          const std::vector<StreamedWeight>& weights,
+                                          const std::vector<TransferTuple>& transfers,
+                                          std::size_t n_launches, bool poison) {
+  auto [plan, sources] =
+      stream_arguments(memory_bytes, granule_bytes, weights, transfers, n_launches);
   const py::gil_scoped_release release;
   return {new WeightStream(std::move(plan), std::move(sources), poison),
           delete_without_gil<WeightStream>};
@@ -99,7 +100,7 @@ void load(WeightStream& stream, const std::function<void(std::uint64_t)>& progre
 }
 
 py::object tensor_of(const std::shared_ptr<WeightStream>& stream, std::size_t weight) {
-  stream->check_weight(weight);
+  check_weight(stream->plan(), weight);
   const auto size_bytes = static_cast<std::int64_t>(stream->plan().weights[weight].size_bytes);
   return from_tensor(at::from_blob(
       stream->address(weight), {size_bytes}, [stream](void*) {}, at::TensorOptions(at::kByte)));
@@ -119,7 +120,7 @@ void replace(WeightStream& stream, const std::map<std::size_t, py::object>& sour
   WeightFiles files;
   std::map<std::size_t, std::shared_ptr<WeightSource>> made;
   for (const auto& [weight, source] : sources) {
-    stream.check_weight(weight);
+    check_weight(stream.plan(), weight);
     made[weight] = make_source(stream.plan().weights[weight], source, files);
   }
   const py::gil_scoped_release release;
@@ -130,10 +131,7 @@ std::vector<std::string> read_modes(const WeightStream& stream) {
   const py::gil_scoped_release release;
   std::vector<std::string> names;
   for (std::size_t weight = 0; weight < stream.plan().weights.size(); ++weight) {
-    const ReadMode mode = stream.mode(weight);
-    names.emplace_back(mode == ReadMode::kMemory   ? "memory"
-                       : mode == ReadMode::kDirect ? "direct"
-                                                   : "buffered");
+    names.emplace_back(mode_name(stream.mode(weight)));
   }
   return names;
 }

@@ -110,6 +110,12 @@ void check_transfer(const StreamPlan& plan, std::size_t index) {
 
 }  // namespace
 
+void check_weight(const StreamPlan& plan, std::size_t weight) {
+  if (weight < plan.weights.size()) return;
+  throw BindingError("expected one of " + std::to_string(plan.weights.size()) +
+                     " weights, got number " + std::to_string(weight));
+}
+
 std::vector<std::size_t> transfers_before(const StreamPlan& plan) {
   std::vector<std::size_t> n_before(plan.n_launches, 0);
   for (std::size_t index = 0; index < plan.transfers.size(); ++index) {

@@ -49,6 +49,9 @@ struct StreamPlan {
 // exist; a transfer that waits for a launch which waits for it.
 void check_plan(const StreamPlan& plan);
 
+// Throws BindingError for a weight that the plan does not have.
+void check_weight(const StreamPlan& plan, std::size_t weight);
+
 // By launch, how many transfers of its pass have to be done before it may begin.
 std::vector<std::size_t> transfers_before(const StreamPlan& plan);
 

@@ -173,6 +173,12 @@ const std::shared_ptr<WeightFile>& WeightFiles::open(const std::string& path) {
   return file;
 }
 
+void check_source(const WeightPlacement& weight, const WeightSource& source) {
+  if (source.size_bytes() == weight.size_bytes) return;
+  throw BindingError(weight.name + ": expected a source of " + std::to_string(weight.size_bytes) +
+                     " bytes, got " + std::to_string(source.size_bytes()));
+}
+
 FileSource::FileSource(std::shared_ptr<WeightFile> file, std::size_t offset_bytes,
                        std::size_t size_bytes)
     : file_(std::move(file)), offset_bytes_(offset_bytes), size_bytes_(size_bytes) {

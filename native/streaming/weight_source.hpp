@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "streaming/stream_plan.hpp"
+
 namespace offload {
 
 // Memory that unaligned direct reads go through; made when it is first asked for.
@@ -66,6 +68,9 @@ class WeightSource {
   virtual std::size_t size_bytes() const noexcept = 0;
   virtual ReadMode mode() const noexcept = 0;
 };
+
+// Throws BindingError unless the source has the weight's size.
+void check_source(const WeightPlacement& weight, const WeightSource& source);
 
 // An open file, read with pread: past the page cache (O_DIRECT) where the filesystem takes it, by
 // itself through the cache where it does not. Straight into place where offset and address are

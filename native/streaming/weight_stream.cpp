@@ -56,21 +56,8 @@ void WeightStream::check_sources() const {
                        " weights, got " + std::to_string(sources_.size()));
   }
   for (std::size_t weight = 0; weight < sources_.size(); ++weight) {
-    check_source(weight, *sources_[weight]);
+    check_source(plan_.weights[weight], *sources_[weight]);
   }
-}
-
-void WeightStream::check_source(std::size_t weight, const WeightSource& source) const {
-  if (source.size_bytes() == plan_.weights[weight].size_bytes) return;
-  throw BindingError(plan_.weights[weight].name + ": expected a source of " +
-                     std::to_string(plan_.weights[weight].size_bytes) + " bytes, got " +
-                     std::to_string(source.size_bytes()));
-}
-
-void WeightStream::check_weight(std::size_t weight) const {
-  if (weight < plan_.weights.size()) return;
-  throw BindingError("expected one of " + std::to_string(plan_.weights.size()) +
-                     " weights, got number " + std::to_string(weight));
 }
 
 void WeightStream::make_hooks(bool poison) {
@@ -223,7 +210,7 @@ void WeightStream::start_worker() {
 }
 
 void WeightStream::refresh(const std::vector<std::size_t>& weights) {
-  for (const std::size_t weight : weights) check_weight(weight);
+  for (const std::size_t weight : weights) check_weight(plan_, weight);
   const std::lock_guard lock(mutex_);
   for (const std::size_t weight : weights) stale_[weight] = true;
   if (!weights.empty()) begin_anew_ = true;
@@ -231,8 +218,8 @@ void WeightStream::refresh(const std::vector<std::size_t>& weights) {
 
 void WeightStream::replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources) {
   for (const auto& [weight, source] : sources) {
-    check_weight(weight);
-    check_source(weight, *source);
+    check_weight(plan_, weight);
+    check_source(plan_.weights[weight], *source);
   }
   const std::lock_guard lock(mutex_);
   for (auto& [weight, source] : sources) {
@@ -250,7 +237,7 @@ void WeightStream::note_changes() {
 }
 
 ReadMode WeightStream::mode(std::size_t weight) const {
-  check_weight(weight);
+  check_weight(plan_, weight);
   const std::lock_guard lock(mutex_);
   if (sources_.empty()) throw ExecutionError(kClosed);
   return sources_[weight]->mode();

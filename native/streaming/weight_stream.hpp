@@ -67,9 +67,6 @@ class WeightStream final : private ThreadOwner {
   // that does not exist or a source of another size; then none is replaced.
   void replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources);
 
-  // Throws BindingError for a weight that does not exist.
-  void check_weight(std::size_t weight) const;
-
   // How a weight's source is read. Throws BindingError for a weight that does not exist, and
   // ExecutionError after close.
   ReadMode mode(std::size_t weight) const;

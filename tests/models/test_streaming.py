@@ -256,6 +256,26 @@ def test_a_result_that_is_a_weight_stays(tmp_path: Path) -> None:
         assert torch.equal(weight, model.layers[2][0].weight[1:])
 
 
+def test_what_no_file_holds_stays_in_memory(tmp_path: Path) -> None:
+    class Masked(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            mask = torch.ones(128, 128, device="cpu").tril()
+            self.register_buffer("mask", mask, persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x @ self.mask)
+
+    save_weights(Masked().eval(), tmp_path)
+    captured = offload.capture(without_memory(Masked), torch.randn(4, 128), weights=tmp_path)
+    given = torch.randn(4, 128)
+    with captured.load() as run:
+        expected = run(given)
+    for budget in budgets_of(captured):
+        with captured.load(weights_budget=budget) as run:
+            assert torch.equal(run(given), expected)
+
+
 def test_explain_says_what_stays_and_what_sets_the_floor(deep: Captured) -> None:
     floor = floor_of(deep)
     with deep.load(weights_budget=floor + 64 * KIB) as run:

@@ -13,7 +13,7 @@ import ctypes
 import dataclasses
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -83,8 +83,15 @@ class AtenKernel:
     device, a structure of 16 bytes whose middle is padding, and the value of each host constant.
     """
 
-    def __init__(self, simulator: Simulator, program: Program, launch: Launch) -> None:
+    def __init__(
+        self,
+        simulator: Simulator,
+        program: Program,
+        launch: Launch,
+        note_end: Callable[[Launch], None],
+    ) -> None:
         self.program = program
+        self._note_end = note_end
         self._launch = launch
         self.views = tuple(
             view for view in (*launch.views(), *launch.made()) if not self._is_on_host(view)
@@ -120,6 +127,7 @@ class AtenKernel:
         ]
         with torch.no_grad():
             self._call(iter(tensors), iter(numbers))
+        self._note_end(self._launch)
 
     def _call(self, tensors: Any, numbers: Any) -> None:
         schema = find_overload(self._launch.operator)._schema
@@ -153,6 +161,7 @@ class AtenCapturer:
         self._simulator = simulator
         self._kernels: dict[tuple[int, int], AtenKernel] = {}
         self.n_opaque_captures = 0
+        self.on_end: Callable[[Launch], None] = lambda launch: None  # of each kernel
         self._programs: list[Program] = []  # kept, so that their identities stay their own
 
     def capture(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
@@ -253,10 +262,13 @@ class AtenCapturer:
             keep=CapturedGraph(graph),
         )
 
+    def _note_end(self, launch: Launch) -> None:
+        self.on_end(launch)
+
     def _kernel(
         self, program: Program, launch: Launch, key: tuple[int, int] | None = None
     ) -> AtenKernel:
         key = key or (id(program), launch.index)
         if key not in self._kernels:
-            self._kernels[key] = AtenKernel(self._simulator, program, launch)
+            self._kernels[key] = AtenKernel(self._simulator, program, launch, self._note_end)
         return self._kernels[key]

@@ -104,7 +104,7 @@ class Loaded:
     set_nodes: Mapping[int, Set[int]] = dataclasses.field(default_factory=dict)
     measure_copies: Callable[[], CopyCosts] | None = None
     weights: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    stream: _native.WeightStream | None = None
+    stream: _native.WeightStream | _native.CudaWeightStream | None = None
 
 
 def native_layout(view: TensorView) -> _native.TensorLayout:
@@ -186,15 +186,18 @@ class StreamingBackend(Backend, Protocol):
     Attributes:
         alignment_bytes: of a weight in one piece.
         granule_bytes: of the pieces of weights in several, mapped side by side.
+        memory_bytes_per_ns: at which launches that nobody has timed are taken to read and write.
     """
 
     alignment_bytes: int
     granule_bytes: int
+    memory_bytes_per_ns: float
 
     def link(self, program: Program) -> Link:
         """What it takes to read the program's weights, measured on some of them.
 
         Raises:
+            BackendUnavailable: the program's weights have no store that this device can read.
             FileError: a file is gone, or shorter than it was.
             ExecutionError: there is no memory for the sample.
         """

@@ -54,6 +54,7 @@ class CpuBackend:
     capabilities = Capabilities()
     alignment_bytes = ALIGNMENT_BYTES
     granule_bytes = PAGE_BYTES
+    memory_bytes_per_ns = 10.0
 
     def machine(self, index: int | None = None) -> Machine:
         """This computer."""

@@ -11,10 +11,16 @@ from pathlib import Path
 import torch
 
 from offload import _native
-from offload.backends.weight_sources import managed_weights, native_source
-from offload.eager_run import EagerRun
-from offload.program import Program, StoredTensor
-from offload.streaming import Link, Piece, Streaming
+from offload.backends.weight_sources import (
+    Sources,
+    managed_tensors,
+    managed_weights,
+    native_source,
+    native_transfers,
+    native_weights,
+)
+from offload.program import Program
+from offload.streaming import Link, Streaming
 
 PAGE_BYTES = resource.getpagesize()
 
@@ -38,46 +44,15 @@ def make_stream(
         BindingError: a weight's memory was freed or shrunk.
     """
     sources = managed_weights(program)
-    numbers = {value: number for number, value in enumerate(sources)}
-    pieces: dict[int, list[Piece]] = {value: [] for value in sources}
-    places: dict[int, tuple[int, int]] = {}  # by piece: the weight, and which of its pieces
-    for index, piece in enumerate(streaming.pieces):
-        if piece.value in numbers and piece.size_bytes:
-            own = pieces[piece.value]
-            places[index] = (numbers[piece.value], len(own))
-            own.append(piece)
     stream = _native.WeightStream(
         memory_bytes=streaming.memory_bytes,
         granule_bytes=streaming.granule_bytes,
-        weights=[
-            _native.StreamedWeight(
-                name=program.values[value].name,
-                size_bytes=program.values[value].size_bytes,
-                pieces=[
-                    (one.offset_bytes, one.size_bytes, one.memory_offset_bytes, one.streamed)
-                    for one in pieces[value]
-                ],
-                source=native_source(content),
-            )
-            for value, content in sources.items()
-        ],
-        transfers=[
-            (
-                *places[one.piece],
-                one.first_launch,
-                one.last_launch,
-                one.after_launch,
-                one.after_pass,
-            )
-            for one in streaming.transfers
-        ],
+        weights=native_weights(program, streaming, sources),
+        transfers=native_transfers(streaming, sources),
         n_launches=len(program.launches),
     )
-    bases = {
-        value: (stream.tensor(number).untyped_storage(), 0) for value, number in numbers.items()
-    }
-    run = EagerRun(program, bases, fill=None)
-    return stream, {value: run.tensor(program.weight_views[value][0]) for value in sources}
+    memory = [stream.tensor(number) for number in range(len(sources))]
+    return stream, managed_tensors(program, sources, memory)
 
 
 def measure_link(program: Program) -> Link:
@@ -114,7 +89,7 @@ def measure_link(program: Program) -> Link:
 
 def _read_ns(
     program: Program,
-    sources: Mapping[int, list[torch.Tensor] | StoredTensor],
+    sources: Sources,
     value: int,
     size_bytes: int,
 ) -> int:

@@ -31,7 +31,7 @@ class WeightStreaming:
         self,
         program: Program,
         plan: Streaming,
-        stream: _native.WeightStream,
+        stream: _native.WeightStream | _native.CudaWeightStream,
         check_stored: Callable[[], None],
         last_execution: Callable[[], LastExecution],
     ) -> None:
@@ -49,7 +49,10 @@ class WeightStreaming:
 
     @property
     def wait_ns(self) -> int:
-        """For which launches have waited for transfers since the executable was loaded."""
+        """For which launches have waited for transfers since the executable was loaded.
+
+        0 on a device that executes a graph: nobody knows when its launches began.
+        """
         return self._stream.wait_ns
 
     def refresh(self) -> None:

@@ -122,6 +122,11 @@ void Scheduler::advance(Stream& stream, const Mark* until) {
       if (!mark->done) advance(*mark->stream, mark.get());
       if (stream.queue.empty()) return;  // a fault dropped it
     }
+    if (auto* run = std::get_if<GraphRun>(&stream.queue.front())) {
+      if (!advance_graph(*run)) stream.queue.pop_front();
+      if (fault_) drop_all();
+      continue;
+    }
     const Operation operation = std::move(stream.queue.front());
     stream.queue.pop_front();
     perform(operation);
@@ -129,11 +134,21 @@ void Scheduler::advance(Stream& stream, const Mark* until) {
   }
 }
 
+// Runs one node, so that a graph goes no further than somebody waits; false: there is none left.
+bool Scheduler::advance_graph(GraphRun& run) {
+  if (run.next == run.order.size()) return false;
+  const auto step = run.steps[run.order[run.next++]];  // a fault may drop the run meanwhile
+  if (const auto* record = std::get_if<EventRecord>(&step->work)) {
+    perform(Record{run.marks.at(record->event)});
+  } else {
+    perform(*step);
+  }
+  return true;
+}
+
 void Scheduler::perform(const Operation& operation) {
   if (const auto* work = std::get_if<Work>(&operation)) {
     perform(*work);
-  } else if (const auto* run = std::get_if<GraphRun>(&operation)) {
-    perform(*run);
   } else if (const auto* record = std::get_if<Record>(&operation)) {
     record->mark->at_ns = now_ns();
     record->mark->done = true;
@@ -160,18 +175,30 @@ void Scheduler::perform(const Work& work) {
       fault_ = Status::kIllegalAddress;
       return;
     }
-    if (const auto* copy = std::get_if<Copy>(&work)) simulator::run(*copy);
+    if (const auto* copy = std::get_if<Copy>(&work)) {
+      if (copies_to_fault_ > 0 && --copies_to_fault_ == 0) {
+        fault_ = Status::kIllegalAddress;
+        return;
+      }
+      if (copy->source.side == Side::kHost) {
+        bytes_from_host_ += copy->width_bytes * copy->height * copy->depth;
+      }
+      simulator::run(*copy);
+    }
     if (const auto* fill = std::get_if<Fill>(&work)) simulator::run(*fill);
   }
 }
 
 void Scheduler::perform(const GraphRun& run) {
   for (const std::size_t index : run.order) {
-    const Step& step = *run.steps[index];
-    if (!graphs_.holds(step)) fault_ = Status::kIllegalAddress;
-    if (!fault_) perform(step.work);
+    perform(*run.steps[index]);
     if (fault_) return;
   }
+}
+
+void Scheduler::perform(const Step& step) {
+  if (!graphs_.holds(step)) fault_ = Status::kIllegalAddress;
+  if (!fault_) perform(step.work);
 }
 
 bool Scheduler::is_idle(const Stream& stream) const {
@@ -236,6 +263,7 @@ void Scheduler::reset() {
     stream->frontier.clear();
   }
   eager_ = false;
+  copies_to_fault_ = bytes_from_host_ = 0;
   fault_.reset();
 }
 

@@ -82,6 +82,11 @@ class Scheduler {
   void run_until(const std::shared_ptr<Mark>& mark);
   void run_all();
 
+  // The nth copy from now (1: the next) faults instead.
+  void fault_copy(std::uint64_t nth) { copies_to_fault_ = nth; }
+  // Bytes of copies from the host that have run.
+  std::uint64_t bytes_from_host() const { return bytes_from_host_; }
+
   // The sticky fault of the device, if there is one.
   std::optional<Status> fault() const { return fault_; }
   void set_fault(Status status);
@@ -95,9 +100,11 @@ class Scheduler {
   class Execution;
 
   void advance(Stream& stream, const Mark* until);
+  bool advance_graph(GraphRun& run);
   void perform(const Operation& operation);
   void perform(const Work& work);
   void perform(const GraphRun& run);
+  void perform(const Step& step);
   std::shared_ptr<Mark> tail(Stream& stream);
   void drop_all();
 
@@ -108,6 +115,8 @@ class Scheduler {
   std::shared_ptr<Stream> default_, thread_default_;
   std::condition_variable_any ended_;
   bool executing_ = false;
+  std::uint64_t copies_to_fault_ = 0;  // 0: none will
+  std::uint64_t bytes_from_host_ = 0;
   bool eager_ = false;
   std::optional<Status> fault_;
 };

@@ -92,7 +92,12 @@ struct ChildGraph {
   std::shared_ptr<const GraphRun> run;
 };
 
-using Work = std::variant<KernelCall, Copy, Fill, HostCall, ChildGraph>;
+// In a graph: an event happens when what the node depends on has ended.
+struct EventRecord {
+  std::uint64_t event = 0;
+};
+
+using Work = std::variant<KernelCall, Copy, Fill, HostCall, ChildGraph, EventRecord>;
 
 // The bytes from the first that is touched to one past the last.
 std::size_t span_bytes(const Operand& operand, const Copy& copy);

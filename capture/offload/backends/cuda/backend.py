@@ -6,12 +6,14 @@ import dataclasses
 import functools
 import weakref
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
+from offload.backends.cuda import refusals
 from offload.backends.cuda.capture import (
     RANDOM_OWNER,
     Capturer,
@@ -29,6 +31,13 @@ from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
 from offload.backends.cuda.random_cells import Cell, drawing, random_cells
 from offload.backends.cuda.refusals import check_weights, refuse_launch, refuse_unaligned
+from offload.backends.cuda.streamed_copies import StreamedGraph, streamed_graph
+from offload.backends.cuda.streaming import (
+    free_bytes,
+    make_stream,
+    measure_link,
+    refuse_unstored,
+)
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
 from offload.backends.cuda.words import CapturesDiffer, Discovery, Noise
@@ -36,6 +45,7 @@ from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
 from offload.plan import Plan, check_plan
 from offload.program import Program
+from offload.streaming import Link
 
 ALIGNMENT_BYTES = 256
 """Of every Value: what cuBLASLt takes into account when it chooses a kernel. A kernel that was
@@ -66,6 +76,8 @@ class CudaBackend:
     name = "cuda"
     capabilities = Capabilities(queues_work=True, runs_opaque=True)
     alignment_bytes = ALIGNMENT_BYTES
+    granule_bytes = 2 * 2**20
+    memory_bytes_per_ns = 2000.0
 
     def __init__(self, capturer: Capturer | None = None) -> None:
         """Captures with torch, unless another capturer is given."""
@@ -184,6 +196,9 @@ class CudaBackend:
         Raises:
             PlanError: the Plan does not fit the Program.
             BindingError: a weight's memory is not aligned.
+            BackendUnavailable: weights are to be streamed that have no store on the host.
+            CaptureError: the copies of weights cannot be ordered with the graph's nodes.
+            FileError: a file with weights is shorter than it was, or cannot be read.
             ExecutionError: the driver failed; memory that ran out is said in bytes.
         """
         check_plan(prepared.program, plan)
@@ -199,8 +214,25 @@ class CudaBackend:
             captured.capture.keep if _points_outside(captured.discovery) else None,
             prepared.program.weights if prepared.program.opaque is not None else None,
         )
+        stream: _native.CudaWeightStream | None = None
+        weights: Mapping[int, torch.Tensor] = {}
+        streamed = StreamedGraph((), ())
+        if plan.streaming is not None:
+            assert prepared.graph is not None
+            streamed = streamed_graph(
+                prepared.program, prepared.graph, captured.capture.launches, plan.streaming
+            )
+            on = self.tensor_device(captured.device)
+            stream, weights = make_stream(prepared.program, plan.streaming, captured.device, on)
         resident = _resident(
-            captured, prepared.program, plan, arena, plan.feature_map_bytes, keep=keep
+            captured,
+            prepared.program,
+            plan,
+            arena,
+            plan.feature_map_bytes,
+            stream=stream,
+            streamed=streamed,
+            keep=keep,
         )
         random = captured.capture.random
         mode = "graph" if prepared.program.opaque is None else "opaque"
@@ -216,7 +248,27 @@ class CudaBackend:
             draw=drawing(random) if random is not None and captured.random_cells else None,
             set_nodes=_set_nodes(captured, plan),
             measure_copies=functools.partial(self.copy_costs, captured.device, resident),
+            weights=weights,
+            stream=stream,
         )
+
+    def link(self, program: Program) -> Link:
+        """What a copy from the host takes, measured once in a process.
+
+        Raises:
+            BackendUnavailable: the program's weights are not in files.
+            ExecutionError: the driver failed, or has no memory to measure with.
+        """
+        refuse_unstored(program)
+        return measure_link(device_of(program))
+
+    def maps_pieces(self) -> bool:
+        """Not yet: a weight is streamed as a whole."""
+        return False
+
+    def free_bytes(self) -> int:
+        """Of torch's current GPU, what torch's allocator only keeps for later included."""
+        return free_bytes(current_device())
 
     def copy_costs(self, index: int, resident: _native.CudaResident) -> CopyCosts:
         """What re-setting a node and copying cost on a device: measured once in a process.
@@ -355,6 +407,8 @@ def _resident(
     arena: _native.CudaArena,
     arena_bytes: int,
     *,
+    stream: _native.CudaWeightStream | None = None,
+    streamed: StreamedGraph = StreamedGraph((), ()),  # noqa: B008  (immutable)
     keep: Any = None,
 ) -> Any:
     capture, discovery = captured.capture, captured.discovery
@@ -372,5 +426,10 @@ def _resident(
             index: node.parts[1] for index, node in enumerate(capture.nodes) if len(node.parts) > 1
         },
         random_cells=captured.random_cells,
+        weights=stream,
+        copies=[
+            (copy.transfer, copy.after, copy.before, copy.for_next_pass) for copy in streamed.copies
+        ],
+        ready_after=streamed.ready_after,
         keep=keep,
     )

@@ -1,0 +1,402 @@
+"""Weights that a resident graph copies from the host: the same bits, whatever runs when."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import safetensors.torch
+import torch
+from simulator import NEWEST_FIRST, OLDEST_FIRST, RANDOM
+from stored import Wide, compute_wide, save_weights, without_memory, write_wide
+from test_stored_weights import MODELS
+from test_streaming import Deep, floor_of, results, weight_bytes
+
+import offload
+from offload.backends.cuda import streaming
+from offload.backends.cuda.graph import call
+
+pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
+from simulated_backend import SimulatedBackend, install
+
+GIVEN = (4, 128)
+ORDERS = [(NEWEST_FIRST, 0), (OLDEST_FIRST, 0), (RANDOM, 1), (RANDOM, 2)]
+
+
+@pytest.fixture
+def backend(simulator, monkeypatch) -> SimulatedBackend:
+    return install(simulator, monkeypatch)
+
+
+@pytest.fixture
+def deep(tmp_path: Path):
+    save_weights(Deep().eval(), tmp_path)
+    return offload.capture(without_memory(Deep), torch.randn(*GIVEN), weights=tmp_path)
+
+
+@pytest.fixture
+def device_floor(deep, backend) -> int:
+    return floor_on(deep, backend)
+
+
+def floor_on(captured, backend) -> int:
+    class OnDevice:
+        def load(self, **options):
+            return captured.load(backend.name, **options)
+
+    return floor_of(OnDevice())
+
+
+def expected_of(captured, inputs):
+    """By the CPU backend with all weights resident; the simulated kernels are its operators."""
+    with captured.load() as run:
+        return [[one.clone() for one in results(run(given))] for given in inputs]
+
+
+def check(run, inputs, expected) -> None:
+    for given, wanted in zip(inputs, expected, strict=True):
+        for got, tensor in zip(results(run(given)), wanted, strict=True):
+            assert torch.equal(got, tensor)
+
+
+# The decoder was recorded with an attention of the CPU that draws from a generator.
+@pytest.mark.parametrize("name", [*sorted(MODELS.keys() - {"decoder"}), "deep"])
+def test_every_budget_gives_the_same_bits(name, backend, simulator, tmp_path):
+    build, make = {**MODELS, "deep": (Deep, lambda: torch.randn(*GIVEN))}[name]
+    save_weights(build().eval(), tmp_path)
+    captured = offload.capture(without_memory(build), make(), weights=tmp_path)
+    inputs = [make() for _ in range(4)]
+    expected = expected_of(captured, inputs)
+    floor, whole = floor_on(captured, backend), weight_bytes(captured.program)
+    for budget in [floor, *range(floor, whole, max(1, (whole - floor) // 4)), floor + whole]:
+        with captured.load(backend.name, weights_budget=budget, verify=False) as run:
+            assert run.streaming.plan.memory_bytes <= budget
+            for order in ORDERS:
+                simulator.set_node_order(*order)
+            check(run, inputs, expected)
+
+
+def poison_after_last_use(backend, run) -> None:
+    """Overwrite each streamed weight when the last launch that reads it has ended."""
+    plan = run.streaming.plan
+    last = {}
+    for one in plan.transfers:
+        last.setdefault(one.last_launch, []).append(plan.pieces[one.piece])
+
+    def poison(launch) -> None:
+        for piece in last.get(launch.index, ()):
+            address = run._loaded.weights[piece.value].untyped_storage().data_ptr()
+            ctypes.memset(address, 0xFF, piece.size_bytes)
+
+    backend.capturer.on_end = poison
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("extra_kib", [0, 60, 200])
+def test_slots_are_poisoned_after_their_last_use(
+    order, extra_kib, backend, simulator, deep, device_floor
+):
+    inputs = [torch.randn(*GIVEN) for _ in range(5)]
+    expected = expected_of(deep, inputs)
+    simulator.set_node_order(*order)
+    with deep.load(backend.name, weights_budget=device_floor + 1024 * extra_kib) as run:
+        assert run.streaming.plan.transfers
+        poison_after_last_use(backend, run)
+        check(run, inputs, expected)
+
+
+def test_each_pass_moves_what_does_not_stay(backend, simulator, deep, device_floor):
+    with deep.load(backend.name, weights_budget=device_floor + 100 * 1024) as run:
+        plan = run.streaming.plan
+        assert plan.transfer_bytes == weight_bytes(deep.program) - plan.resident_bytes
+        run(torch.randn(*GIVEN))
+        moved, copied = run.streaming.bytes_moved, simulator.bytes_from_host
+        for _ in range(5):
+            launches = simulator.calls("cuGraphLaunch")
+            run(torch.randn(*GIVEN))
+            assert run.last_execution.bytes_streamed == plan.transfer_bytes
+            assert simulator.calls("cuGraphLaunch") == launches + 1
+        assert run.streaming.bytes_moved - moved == 5 * plan.transfer_bytes
+        assert simulator.bytes_from_host - copied == 5 * plan.transfer_bytes
+
+
+def test_no_host_work_for_each_weight(backend, simulator, deep, device_floor):
+    """After the first execution, one with the same addresses makes the same few calls."""
+    given, out = torch.randn(*GIVEN), torch.empty(*GIVEN)
+    functions = ("cuMemcpyHtoDAsync", "cuGraphExecMemcpyNodeSetParams", "cuMemcpyHtoD",
+                 "cuGraphExecKernelNodeSetParams", "cuStreamSynchronize")  # fmt: skip
+    with deep.load(backend.name, weights_budget=device_floor) as run:
+        run(given, out=out)
+        before = {name: simulator.calls(name) for name in functions}
+        run(given, out=out)
+        assert {name: simulator.calls(name) for name in functions} == before
+
+
+def test_the_store_is_as_large_as_what_is_streamed(backend, simulator, deep, device_floor):
+    n_pinned, n_physical = simulator.host_bytes, simulator.physical_bytes
+    run = deep.load(backend.name, weights_budget=device_floor, verify=False)
+    plan = run.streaming.plan
+    rounding = 4096 * len(plan.transfers)
+    assert plan.transfer_bytes <= simulator.host_bytes - n_pinned <= plan.transfer_bytes + rounding
+    run.close()
+    assert simulator.host_bytes == n_pinned
+    assert simulator.live("executable") == 0
+    assert simulator.live("stream") == 0
+    del run
+    assert simulator.physical_bytes == n_physical
+
+
+def test_addresses_may_be_new_and_executions_submitted(backend, simulator, deep, device_floor):
+    inputs = [torch.randn(*GIVEN) for _ in range(6)]
+    expected = expected_of(deep, inputs)
+    simulator.set_eager(False)
+    simulator.set_node_order(RANDOM, 3)
+    with deep.load(backend.name, weights_budget=device_floor) as run:
+        outputs = [torch.empty(*GIVEN) for _ in inputs]
+        tickets = [run.submit(one, out=out) for one, out in zip(inputs, outputs, strict=True)]
+        for ticket, out, (wanted,) in zip(tickets, outputs, expected, strict=True):
+            ticket.wait()
+            assert torch.equal(out, wanted)
+
+
+def test_outputs_are_ready_before_the_last_copies(backend, simulator, deep, device_floor):
+    """The device runs no further than somebody waits: an execution does not wait for its tail."""
+    inputs = [torch.randn(*GIVEN) for _ in range(10)]
+    expected = expected_of(deep, inputs)
+    simulator.set_eager(False)
+    simulator.set_node_order(RANDOM, 5)
+    with deep.load(backend.name, weights_budget=device_floor + 60 * 1024) as run:
+        assert any(one.after_pass < 0 for one in run.streaming.plan.transfers)
+        before = simulator.bytes_from_host
+        n_ahead = 0
+        for given, (wanted,) in zip(inputs, expected, strict=True):
+            out = run(given)
+            run._loaded.resident.finish()
+            assert torch.equal(out, wanted)
+            n_ahead += simulator.bytes_from_host - before < run.streaming.bytes_moved
+        assert n_ahead
+
+
+def test_the_lane_waits_for_what_the_caller_has_enqueued(backend, simulator, deep, device_floor):
+    """Whichever stream the device comes to first: an input is written before it is read."""
+    inputs = [torch.randn(*GIVEN) for _ in range(3)]
+    expected = expected_of(deep, inputs)
+    given, out = torch.zeros(*GIVEN), torch.empty(*GIVEN)
+    with deep.load(backend.name, weights_budget=device_floor) as run:
+        simulator.set_eager(False)
+        for source, (wanted,) in zip(inputs, expected, strict=True):
+            call("cuMemcpyAsync", given.data_ptr(), source.data_ptr(), given.nbytes, 0)
+            run(given, out=out)
+            call("cuCtxSynchronize")  # which begins with the streams that were made
+            assert torch.equal(out, wanted)
+
+
+@pytest.mark.slow
+def test_a_copy_of_more_than_256_mib_is_several_nodes(backend, simulator, tmp_path):
+    width, n_layers = 8200, 2
+    write_wide(tmp_path, width, n_layers)
+    given = torch.full((1, width), 0.5)
+    captured = offload.capture(
+        without_memory(lambda: Wide(width, n_layers)), given, weights=tmp_path
+    )
+    expected = compute_wide(tmp_path, width, n_layers)
+    budget = floor_on(captured, backend)
+    n_nodes = simulator.calls("cuGraphAddMemcpyNode")
+    with captured.load(backend.name, weights_budget=budget, verify=False) as run:
+        n_transfers = len(run.streaming.plan.transfers)
+        assert 4 * width**2 > 256 * 2**20
+        assert n_transfers > 0
+        assert simulator.calls("cuGraphAddMemcpyNode") - n_nodes == 2 * n_transfers
+        for _ in range(2):
+            torch.testing.assert_close(run(given), expected)
+
+
+def test_two_executables_have_memories_of_their_own(backend, deep, device_floor):
+    given = torch.randn(*GIVEN)
+    expected = expected_of(deep, [given] * 3)
+    with (
+        deep.load(backend.name, weights_budget=device_floor) as one,
+        deep.load(backend.name, weights_budget=2 * device_floor) as other,
+    ):
+        for (wanted,) in expected:
+            assert torch.equal(one(given), wanted)
+            assert torch.equal(other(given), wanted)
+
+
+def test_host_scheduling_streams_alike(backend, deep, device_floor):
+    given = torch.randn(*GIVEN)
+    expected = expected_of(deep, [given] * 2)
+    with deep.load(backend.name, weights_budget=device_floor, scheduling="host") as run:
+        check(run, [given] * 2, expected)
+        assert run.last_execution.bytes_streamed == run.streaming.plan.transfer_bytes
+
+
+@pytest.mark.parametrize("extra_bytes", [0, 10**7])
+def test_weights_are_replaced_between_executions(
+    extra_bytes, backend, simulator, deep, device_floor, tmp_path
+):
+    given = torch.randn(*GIVEN)
+    other = Deep().eval()
+    (tmp_path / "other").mkdir()
+    save_weights(other, tmp_path / "other")
+    again = offload.capture(without_memory(Deep), given, weights=tmp_path / "other")
+    first = expected_of(deep, [given])
+    second = expected_of(again, [given] * 2)
+    with deep.load(backend.name, weights_budget=device_floor + extra_bytes) as run:
+        check(run, [given], first)
+        new = {name: one.detach().clone() for name, one in other.state_dict().items()}
+        run.streaming.replace(new)
+        for tensor in new.values():
+            tensor.fill_(float("nan"))  # a copy was taken
+        check(run, [given] * 2, second)
+        if not extra_bytes:  # the store is the only copy of what is streamed
+            names = [one.name for one in deep.program.values if one.index in deep.program.stored]
+            modes = dict(zip(names, run._loaded.stream.read_modes, strict=True))
+            assert set(modes.values()) == {"memory"}
+
+
+def test_changed_files_are_read_again(backend, deep, device_floor, tmp_path):
+    given = torch.randn(*GIVEN)
+    first = expected_of(deep, [given])
+    path = tmp_path / "model.safetensors"
+    with deep.load(backend.name, weights_budget=device_floor) as run:
+        check(run, [given], first)
+        changed = {name: one * 2 for name, one in safetensors.torch.load_file(path).items()}
+        with path.open("r+b") as file:
+            file.write(safetensors.torch.save(changed))
+        second = expected_of(deep, [given] * 2)
+        run.streaming.refresh()
+        check(run, [given] * 2, second)
+
+
+def test_a_file_that_cannot_be_read_again_fails_the_execution_alone(
+    backend, deep, device_floor, tmp_path
+):
+    given = torch.randn(*GIVEN)
+    first = expected_of(deep, [given])
+    path = tmp_path / "model.safetensors"
+    content = path.read_bytes()
+    with deep.load(backend.name, weights_budget=device_floor) as run:
+        check(run, [given], first)
+        path.write_bytes(content[: len(content) // 4])
+        run.streaming.refresh()
+        with pytest.raises(offload.ExecutionError, match=r"model\.safetensors"):
+            run(given)
+        path.write_bytes(content)
+        check(run, [given], first)
+
+
+@pytest.mark.parametrize(
+    "function", ["cuMemcpyHtoDAsync", "cuGraphLaunch", "cuEventRecord", "cuStreamWaitEvent"]
+)
+def test_a_failed_call_leaves_the_next_execution_right(
+    function, backend, simulator, deep, device_floor
+):
+    inputs = [torch.randn(*GIVEN) for _ in range(3)]
+    with deep.load(backend.name, weights_budget=device_floor + 60 * 1024) as run:
+        poison_after_last_use(backend, run)
+        run(inputs[0])
+        run.streaming.refresh()  # so that there is a prologue, and the buffer begins anew
+        simulator.fail(function, 999)
+        ticket = run.submit(inputs[0])
+        with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_UNKNOWN"):
+            ticket.wait()
+        run.streaming.refresh()
+        check(run, inputs, expected_of(deep, inputs))
+
+
+def test_a_copy_that_faults_surfaces_at_the_wait(backend, simulator, deep, device_floor):
+    given = torch.randn(*GIVEN)
+    run = deep.load(backend.name, weights_budget=device_floor)
+    run(given)
+    simulator.set_eager(False)
+    simulator.fault_copy(2)
+    ticket = run.submit(given)
+    with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        ticket.wait()
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "nth"),
+    [("cuMemHostRegister", 1), ("cuMemHostRegister", 2), ("cuMemCreate", 1), ("cuMemMap", 1),
+     ("cuMemcpyHtoD", 1), ("cuStreamCreate", 1), ("cuEventCreate", 2), ("cuGraphAddMemcpyNode", 2),
+     ("cuGraphAddEventRecordNode", 1), ("cuGraphAddDependencies", 1)],
+)  # fmt: skip
+def test_a_failed_load_leaves_nothing(function, nth, backend, simulator, deep, device_floor):
+    deep.load(backend.name, weights_budget=device_floor, verify=False).close()
+    gc.collect()  # graphs of refusals, whose errors hold frames
+    kinds = ("executable", "graph", "stream", "event", "mapping", "reservation")
+    held = [simulator.live(kind) for kind in kinds], simulator.host_bytes, simulator.physical_bytes
+    real = backend.prepare
+
+    def prepare(program):
+        found = real(program)
+        simulator.fail(function, 999, nth)  # from here on: what captures call does not count
+        return found
+
+    backend.prepare = prepare
+    with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_UNKNOWN"):
+        deep.load(backend.name, weights_budget=device_floor, verify=False)
+    simulator.forget_calls()
+    gc.collect()
+    found = [simulator.live(kind) for kind in kinds], simulator.host_bytes, simulator.physical_bytes
+    assert found == held
+
+
+def test_a_driver_that_registers_no_more_says_what_to_look_at(
+    backend, simulator, deep, device_floor
+):
+    simulator.fail("cuMemHostRegister", 2)
+    with pytest.raises(offload.ExecutionError, match=r"registering \d+ bytes.*ulimit -l"):
+        deep.load(backend.name, weights_budget=device_floor, verify=False)
+
+
+def test_the_proof_runs_without_the_weights(backend, deep, device_floor):
+    with deep.load(backend.name, weights_budget=device_floor, verify=True) as run:
+        assert run.streaming.plan.transfers
+
+
+def test_auto_takes_what_is_free(backend, monkeypatch, deep, device_floor):
+    given = torch.randn(*GIVEN)
+    expected = expected_of(deep, [given])
+    with deep.load(backend.name, weights_budget="auto") as run:
+        assert not run.streaming.plan.transfers
+        check(run, [given], expected)
+    room = device_floor * 5 // 4
+    monkeypatch.setattr(type(backend), "free_bytes", lambda self: room)
+    with deep.load(backend.name, weights_budget="auto") as run:
+        assert run.streaming.plan.transfers
+        assert run.streaming.plan.memory_bytes <= room
+        check(run, [given], expected)
+
+
+def test_free_memory_and_the_link_are_those_of_the_device(backend, simulator, deep):
+    simulator.set_memory_limit(2**30)
+    assert backend.free_bytes() == 2**30 - simulator.physical_bytes
+    streaming._links.clear()
+    n_held = simulator.live_bytes, simulator.host_bytes, simulator.live("event")
+    link = streaming.measure_link(0)
+    assert link.bytes_per_second > 0
+    assert link.overhead_ns >= 0
+    assert (simulator.live_bytes, simulator.host_bytes, simulator.live("event")) == n_held
+    n_calls = simulator.calls("cuMemcpyHtoDAsync")
+    assert streaming.measure_link(0) == link
+    assert simulator.calls("cuMemcpyHtoDAsync") == n_calls
+    streaming._links.clear()
+
+
+def test_weights_on_the_device_have_no_store(backend):
+    with torch.no_grad():
+        captured = offload.capture(Deep().eval(), torch.randn(*GIVEN))
+    with pytest.raises(offload.BackendUnavailable, match="capture with weights="):
+        captured.load(backend.name, weights_budget="1 GiB")
+
+
+def test_an_opaque_launch_keeps_its_weights():
+    program = SimpleNamespace(opaque=SimpleNamespace(reason="it was compiled"), stored={0: None})
+    with pytest.raises(offload.BackendUnavailable, match=r"one opaque launch.*it was compiled"):
+        streaming.refuse_unstored(program)
