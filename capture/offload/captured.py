@@ -134,6 +134,7 @@ class Captured:
             PlanError: the Program cannot be placed, or the budget is too small: the message says
                 what is needed, and what sets it.
             FileError: a weight's file is gone, or shorter than it was.
+            ExecutionError: the device failed, or has no memory for what is loaded.
         """
         return load_program(
             self.program,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import torch
 
@@ -20,7 +21,7 @@ from offload.backends import (
 )
 from offload.byte_sizes import parse_bytes
 from offload.eager_run import bytes_of
-from offload.errors import BackendUnavailable, BindingError, ExecutionError
+from offload.errors import BackendUnavailable, BindingError, ExecutionError, PlanError
 from offload.files import check_stored_tensors
 from offload.made_up_inputs import input_tensors, made_up_inputs
 from offload.plan import Plan
@@ -30,7 +31,7 @@ from offload.streaming import Streaming, WeightDemand
 from offload.structure import unflatten
 from offload.timeline import Scheduling, SpanKind
 
-AUTO = "auto"
+AUTO: Literal["auto"] = "auto"
 """The budget that takes what memory is free."""
 
 # What is left free of what was found free: others allocate meanwhile.
@@ -55,12 +56,14 @@ def load_program(
     """Make a Program resident; the arguments are those of `Captured.load`.
 
     Raises:
-        BackendUnavailable, CaptureError, BindingError, PlanError, FileError: as `Captured.load`.
+        BackendUnavailable, CaptureError, BindingError, PlanError, FileError, ExecutionError: as
+            `Captured.load`.
     """
     kind, index = backend_and_index(program.device if device is None else device)
     backend = find_backend(kind)
     _refuse_foreign(program, backend)
     how = _scheduling(scheduling)
+    budget = _budget(weights_budget)
     program = on_device(program, index)
     is_streamed = weights_budget is not None or bool(program.stored)
     store = _streaming_backend(program, backend) if is_streamed else None
@@ -69,11 +72,15 @@ def load_program(
     if store is None:
         return Executable(prepared, plan, backend, how, verify=verify)
     load = _StreamedLoad(prepared, plan, store, how, verify=verify, progress=progress)
-    if weights_budget == AUTO:
+    if budget == AUTO:
         return load.within_free_memory()
-    if weights_budget is None:
-        return load.within(load.all_bytes)
-    return load.within(parse_bytes(weights_budget, "weights_budget"))
+    return load.within(load.all_bytes if budget is None else budget)
+
+
+def _budget(given: int | str | None) -> int | Literal["auto"] | None:
+    if given is None or given == AUTO:
+        return given
+    return parse_bytes(given, f"weights_budget (if not {AUTO!r})")
 
 
 def _refuse_foreign(program: Program, backend: Backend) -> None:
@@ -147,7 +154,7 @@ class _StreamedLoad:
     def all_bytes(self) -> int:
         """The budget under which nothing is streamed."""
         unit = self._backend.alignment_bytes
-        return sum(-(-one.size_bytes // unit) * unit for one in self._demand().weights)
+        return sum(passes.round_up(one.size_bytes, unit) for one in self._demand().weights)
 
     def within(self, budget_bytes: int) -> Executable:
         """Load under a budget. If some are streamed, launches are timed first where they can be.
@@ -174,13 +181,18 @@ class _StreamedLoad:
             PlanError: memory has no room for the floor.
             ExecutionError: not even the floor could be had.
         """
-        budget_bytes = min(self.all_bytes, int(self._backend.free_bytes() * _FREE_SHARE))
+        free_bytes = self._backend.free_bytes()
+        budget_bytes = min(self.all_bytes, int(free_bytes * _FREE_SHARE))
+        floor_bytes = self._streaming(self.all_bytes).floor.required_bytes
+        if budget_bytes < floor_bytes:
+            raise PlanError(
+                f"weights need at least {floor_bytes} bytes, and of the {free_bytes} bytes that "
+                f"are free {_FREE_SHARE:.0%} may be taken: free some memory, or give the budget"
+            )
         while True:
-            streaming = self._streaming(budget_bytes)
             try:
                 return self.within(budget_bytes)
             except ExecutionError:
-                floor_bytes = streaming.floor.required_bytes
                 if budget_bytes <= floor_bytes:
                     raise
                 budget_bytes = max(floor_bytes, int(budget_bytes * _LESS))

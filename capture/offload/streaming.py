@@ -152,7 +152,9 @@ class Streaming:
     @property
     def ring_bytes(self) -> int:
         """Device memory that transfers write."""
-        return self.memory_bytes - self.resident_bytes
+        written = [piece for piece in self.pieces if piece.streamed]
+        begin = min((one.memory_offset_bytes for one in written), default=0)
+        return max((one.memory_offset_bytes + one.size_bytes for one in written), default=0) - begin
 
     @property
     def transfer_bytes(self) -> int:

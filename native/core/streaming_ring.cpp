@@ -10,10 +10,6 @@ constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min();
 constexpr std::int64_t kSteps = 1024;
 constexpr std::int64_t kNearSlot = 4;  // of a slot, how near the next one is
 
-std::int64_t round_up(std::int64_t number, std::int64_t unit) {
-  return (number + unit - 1) / unit * unit;
-}
-
 // How many rounds a ring of this size takes, with slots of this size unless it is 0. Writes the
 // offsets.
 std::int64_t rounds_of(const std::vector<RingPiece>& pieces, std::int64_t capacity_bytes,

@@ -9,6 +9,10 @@
 
 namespace offload {
 
+inline std::int64_t round_up(std::int64_t number, std::int64_t unit) {
+  return (number + unit - 1) / unit * unit;
+}
+
 // What a transfer brings, in the order of transfers.
 struct RingPiece {
   std::int64_t size_bytes;

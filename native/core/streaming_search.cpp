@@ -41,10 +41,6 @@ constexpr double kRounding = 1e-9;
 constexpr int kMostUnits = 96;
 constexpr double kUnitsPerHalving = 6.0;
 
-std::int64_t round_up(std::int64_t number, std::int64_t unit) {
-  return (number + unit - 1) / unit * unit;
-}
-
 // Weights of one size that are all read by one launch each, or all by several.
 struct Kind {
   std::int64_t size_bytes;

@@ -123,8 +123,8 @@ void CpuResident::patch(const std::vector<Patch>& patches) noexcept {
 }
 
 void CpuResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
-  first_launch_ns = now_ns();
   if (stream_) stream_->begin_pass(launches_.size(), traces_weights_);
+  first_launch_ns = now_ns();
   std::size_t current = 0;
   try {
     if (stream_) {

@@ -54,9 +54,16 @@ void check_input_overlaps(const CallSpec& spec, const Call& call) {
   }
 }
 
-Range range_of(const WeightSpec& weight) {
-  const auto begin = reinterpret_cast<std::uint64_t>(weight.holders.front().storage().data());
-  return {begin, begin + weight.size_bytes};
+// Calls `check` with where the model's tensors lie, and with where launches find the weight if that
+// is somewhere else: then the former may be read at any time, to be brought to the latter.
+template <typename Check>
+void for_each_range(const WeightSpec& weight, Check check) {
+  const auto check_storage = [&](const at::Tensor& tensor) {
+    const auto begin = reinterpret_cast<std::uint64_t>(tensor.storage().data());
+    check(Range{begin, begin + weight.size_bytes});
+  };
+  check_storage(weight.holders.front());
+  if (weight.moved.defined()) check_storage(weight.moved);
 }
 
 // Inputs and weights of which one is written must not overlap.
@@ -64,10 +71,11 @@ void check_weight_overlaps(const CallSpec& spec, const Call& call) {
   for (const WeightSpec& weight : spec.weights) {
     for (std::size_t index = 0; index < spec.inputs.size(); ++index) {
       if (!weight.written && !spec.inputs[index].written) continue;
-      if (range_of(call.inputs[index]).overlaps(range_of(weight))) {
+      for_each_range(weight, [&](const Range& range) {
+        if (!range_of(call.inputs[index]).overlaps(range)) return;
         refuse(spec.inputs[index].name + " overlaps " + weight.name +
                " in memory and one of them is written: pass a copy");
-      }
+      });
     }
   }
 }
@@ -132,7 +140,9 @@ void check_given_overlaps(const CallSpec& spec, const Call& call) {
   for (std::size_t index = 0; index < spec.inputs.size(); ++index) {
     given.refuse_overlap(range_of(call.inputs[index]), spec.inputs[index].name);
   }
-  for (const WeightSpec& weight : spec.weights) given.refuse_overlap(range_of(weight), weight.name);
+  for (const WeightSpec& weight : spec.weights) {
+    for_each_range(weight, [&](const Range& range) { given.refuse_overlap(range, weight.name); });
+  }
 }
 
 void check_feature_map_overlaps(const CallSpec& spec, const Call& call) {
@@ -143,9 +153,10 @@ void check_feature_map_overlaps(const CallSpec& spec, const Call& call) {
     }
   }
   for (const WeightSpec& weight : spec.weights) {
-    if (range.overlaps(range_of(weight))) {
+    for_each_range(weight, [&](const Range& place) {
+      if (!range.overlaps(place)) return;
       refuse("feature_map overlaps " + weight.name + ": pass separate memory");
-    }
+    });
   }
   for (const at::Tensor& given : call.given_results) {
     if (given.defined() && range_of(given).overlaps(range)) {

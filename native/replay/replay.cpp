@@ -43,12 +43,13 @@ bool is_of_bytes(const Copy& copy) {
          copy.from.is_neg() == copy.to.is_neg() && copy.from.is_non_overlapping_and_dense();
 }
 
-// Makes a copy; its times are kept where a timeline asks.
-void carry_out(Resident& resident, const Copy& copy, bool inbound, ExecutionTrace* trace) {
+// Makes a copy; its times are kept where a timeline asks. `resident`: of a device with streams,
+// which copies plain bytes; null on others.
+void carry_out(Resident* resident, const Copy& copy, bool inbound, ExecutionTrace* trace) {
   const std::uint64_t begin_ns = trace == nullptr ? 0 : now_ns();
   const bool is_done =
-      is_of_bytes(copy) &&
-      resident.copy(address_of(copy.to), address_of(copy.from), copy.from.nbytes());
+      resident != nullptr && is_of_bytes(copy) &&
+      resident->copy(address_of(copy.to), address_of(copy.from), copy.from.nbytes());
   if (!is_done) const_cast<at::Tensor&>(copy.to).copy_(copy.from);
   if (trace != nullptr) {
     trace->transfers.push_back({begin_ns, now_ns(), copy.from.nbytes(), inbound});
@@ -225,7 +226,7 @@ void Replay::run(Call& call, bool queued) {
   const KernelScope scope;
   if (streamed_) resident_->set_stream(call.stream);
   if (!call.random.empty()) resident_->set_random(call.random);
-  for (const Copy& copy : call.copies_in) carry_out(*resident_, copy, /*inbound=*/true, traced);
+  for (const Copy& copy : call.copies_in) carry_out(copier(), copy, /*inbound=*/true, traced);
   bind(call);
   execution.bound_ns = now_ns();
   execution.counts.policy = header_.policy();
@@ -292,14 +293,14 @@ void Replay::hand_out(Call& call, ExecutionTrace* trace) {
         c10::Storage(c10::Storage::use_byte_size_t(), output.size_bytes,
                      resident_->take(output.slot), c10::GetAllocator(spec_.device.type()), true);
   }
-  for (const Copy& copy : call.copies_out) carry_out(*resident_, copy, /*inbound=*/false, trace);
+  for (const Copy& copy : call.copies_out) carry_out(copier(), copy, /*inbound=*/false, trace);
   for (const std::size_t index : call.copied_results) {
     const ResultSpec& result = spec_.results[index];
     const at::Tensor from =
         tensor_on(call.outputs[result.index], result.offset_bytes, result.layout, spec_.device);
-    carry_out(*resident_, {from, call.given_results[index]}, /*inbound=*/false, trace);
+    carry_out(copier(), {from, call.given_results[index]}, /*inbound=*/false, trace);
   }
-  for (const Copy& copy : call.copies_back) carry_out(*resident_, copy, /*inbound=*/false, trace);
+  for (const Copy& copy : call.copies_back) carry_out(copier(), copy, /*inbound=*/false, trace);
   for (std::size_t index = 0; index < spec_.inputs.size(); ++index) {
     if (spec_.inputs[index].written) bump_version(call.inputs[index]);
   }

@@ -85,6 +85,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void hand_out(Call& call, ExecutionTrace* trace);
   void keep(const LastExecution& execution, std::optional<ExecutionTrace> trace);
   void bind(const Call& call);
+  Resident* copier() const { return streamed_ ? resident_.get() : nullptr; }
   std::uint64_t feature_map_address(const Call& call);
 
   CallSpec spec_;

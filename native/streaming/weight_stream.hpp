@@ -35,10 +35,10 @@ namespace offload {
 //
 // Owner: one resident, and every tensor on its memory. Thread: passes come one at a time, from any
 // thread; load, refresh, replace, mode, close and the counters from any thread. Nothing needs the
-// GIL, and only address, plan, check_weight and the counters may be called with it: a fork waits
-// for the GIL while it holds the stream. Errors: PlanError for a
-// plan that check_plan refuses, ExecutionError without memory, BindingError for sources that do not
-// fit, all in the constructor; the methods say theirs.
+// GIL, and only address, plan and the counters may be called with it: a fork waits for the GIL
+// while it holds the stream. Errors: PlanError for a plan that check_plan refuses, ExecutionError
+// without memory, BindingError for sources that do not fit, all in the constructor; the methods say
+// theirs.
 class WeightStream final : private ThreadOwner {
  public:
   // `sources` by weight. `poison`, for tests: when the last launch that reads a piece has ended its
@@ -126,7 +126,6 @@ class WeightStream final : private ThreadOwner {
   void end() noexcept override;
 
   void check_sources() const;
-  void check_source(std::size_t weight, const WeightSource& source) const;
   void make_hooks(bool poison);
   void begin_generation(const std::function<void(std::uint64_t)>& progress);
   void look_up(const std::vector<bool>& stale, WeightFiles& files);

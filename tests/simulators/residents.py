@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from graphs import Cuda, read, write
 from simulator import Simulator
 
@@ -96,6 +98,61 @@ class Chain:
     def bind_first(self, x: int, y: int) -> None:
         """Patch every word; the feature map is the resident's own."""
         self.bind(x, y, self.resident.arena_address)
+
+
+def make_replay_of(
+    chain: Chain,
+    current_stream: Callable[[int], int],
+    *,
+    host_scheduled: bool = False,
+    output_alignment_bytes: int = 1,
+    copied_output: bool = False,
+    **input_fields: Any,
+) -> _native.Replay:
+    """A replay of a chain: one input, one output, both on tensors of int64."""
+    layout = _native.TensorLayout([COUNT], [1], torch.int64, False, False)
+    fields = {"slot": INPUT, "written": False, "returned_as_view": False, **input_fields}
+    spec = _native.CallSpec(
+        device="cpu",
+        inputs=[_native.InputSpec(name="x", layout=layout, **fields)],
+        outputs=[
+            _native.OutputSpec(
+                name="y",
+                slot=OUTPUT,
+                size_bytes=SIZE_BYTES,
+                operator_allocated=False,
+                alignment_bytes=output_alignment_bytes,
+                copied=copied_output,
+            )
+        ],
+        results=[
+            _native.ResultSpec(
+                source=_native.ResultSource.OUTPUT,
+                index=0,
+                offset_bytes=0,
+                layout=layout,
+                is_argument=False,
+                covers_output=True,
+            )
+        ],
+        weights=[],
+        overlaps=[],
+        feature_map_slot=FEATURE_MAP,
+        feature_map_bytes=2 * SIZE_BYTES,
+        alignment_bytes=8,
+    )
+    return _native.Replay(
+        spec=spec,
+        triggers=[_native.Trigger.IO, _native.Trigger.IO, _native.Trigger.FEATURE_MAP],
+        resident=chain.resident,
+        host_scheduled=host_scheduled,
+        positional=[(True, None)],
+        keyword={},
+        match=lambda args, kwargs: list(args),
+        result_form="tensor",
+        build_result=lambda tensors: tensors[0],
+        current_stream=current_stream,
+    )
 
 
 class CopyAndFill:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import Cuda, read
-from residents import COUNT, FEATURE_MAP, INPUT, OUTPUT, SIZE_BYTES, Chain
+from residents import COUNT, SIZE_BYTES, Chain, make_replay_of
 
 from offload import _native
 from offload.errors import BindingError, ExecutionError
@@ -40,48 +40,13 @@ def make(cuda: Cuda, streams: list[int]) -> Make:
         **input_fields: Any,
     ) -> tuple[_native.Replay, Chain]:
         chain = Chain(cuda, arena)
-        layout = _native.TensorLayout([COUNT], [1], torch.int64, False, False)
-        fields = {"slot": INPUT, "written": False, "returned_as_view": False, **input_fields}
-        spec = _native.CallSpec(
-            device="cpu",
-            inputs=[_native.InputSpec(name="x", layout=layout, **fields)],
-            outputs=[
-                _native.OutputSpec(
-                    name="y",
-                    slot=OUTPUT,
-                    size_bytes=SIZE_BYTES,
-                    operator_allocated=False,
-                    alignment_bytes=output_alignment_bytes,
-                    copied=copied_output,
-                )
-            ],
-            results=[
-                _native.ResultSpec(
-                    source=_native.ResultSource.OUTPUT,
-                    index=0,
-                    offset_bytes=0,
-                    layout=layout,
-                    is_argument=False,
-                    covers_output=True,
-                )
-            ],
-            weights=[],
-            overlaps=[],
-            feature_map_slot=FEATURE_MAP,
-            feature_map_bytes=2 * SIZE_BYTES,
-            alignment_bytes=8,
-        )
-        replay = _native.Replay(
-            spec=spec,
-            triggers=[_native.Trigger.IO, _native.Trigger.IO, _native.Trigger.FEATURE_MAP],
-            resident=chain.resident,
+        replay = make_replay_of(
+            chain,
+            current_stream or (lambda _: streams[-1]),
             host_scheduled=host_scheduled,
-            positional=[(True, None)],
-            keyword={},
-            match=lambda args, kwargs: list(args),
-            result_form="tensor",
-            build_result=lambda tensors: tensors[0],
-            current_stream=current_stream or (lambda _: streams[-1]),
+            output_alignment_bytes=output_alignment_bytes,
+            copied_output=copied_output,
+            **input_fields,
         )
         return replay, chain
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from graphs import Cuda
-from residents import COUNT, FEATURE_MAP, INPUT, OUTPUT, SIZE_BYTES, Chain
+from residents import COUNT, Chain, make_replay_of
 
 from offload import _native
 from offload.errors import ExecutionError
@@ -45,47 +45,7 @@ def chain(cuda: Cuda) -> Chain:
 @pytest.fixture
 def replay(chain: Chain, streams: list[int]) -> Iterator[_native.Replay]:
     """y = x + 3, on three kernels."""
-    layout = _native.TensorLayout([COUNT], [1], torch.int64, False, False)
-    spec = _native.CallSpec(
-        device="cpu",
-        inputs=[
-            _native.InputSpec(
-                name="x", layout=layout, slot=INPUT, written=False, returned_as_view=False
-            )
-        ],
-        outputs=[
-            _native.OutputSpec(
-                name="y", slot=OUTPUT, size_bytes=SIZE_BYTES, operator_allocated=False
-            )
-        ],
-        results=[
-            _native.ResultSpec(
-                source=_native.ResultSource.OUTPUT,
-                index=0,
-                offset_bytes=0,
-                layout=layout,
-                is_argument=False,
-                covers_output=True,
-            )
-        ],
-        weights=[],
-        overlaps=[],
-        feature_map_slot=FEATURE_MAP,
-        feature_map_bytes=2 * SIZE_BYTES,
-        alignment_bytes=8,
-    )
-    replay = _native.Replay(
-        spec=spec,
-        triggers=[_native.Trigger.IO, _native.Trigger.IO, _native.Trigger.FEATURE_MAP],
-        resident=chain.resident,
-        host_scheduled=False,
-        positional=[(True, None)],
-        keyword={},
-        match=lambda args, kwargs: list(args),
-        result_form="tensor",
-        build_result=lambda tensors: tensors[0],
-        current_stream=lambda _: streams[-1],
-    )
+    replay = make_replay_of(chain, lambda _: streams[-1])
     yield replay
     replay.close()
 

@@ -238,25 +238,33 @@ def test_files_in_memory(tmp_path):
         path.unlink(missing_ok=True)
 
 
-def n_mapped() -> int:
+def mapped_bytes() -> int:
+    """Of addresses that show weight memory; the system joins neighbours that fit together."""
     maps = pathlib.Path("/proc/self/maps").read_text()
-    return sum("memfd:offload weights" in line for line in maps.splitlines())
+    ranges = (line.split()[0].split("-") for line in maps.splitlines() if "memfd:offload" in line)
+    return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
 
 
 def test_memory_goes_with_its_last_tensor():
     gc.collect()  # what earlier tests left
-    before = n_mapped()
+    before = mapped_bytes()
     both = Streamed(Chain(3), (batch(),), two_tails)
     both.check(batch())
-    assert n_mapped() == before + 1 + 2 * 3  # all of it, and each piece
+    pieces_bytes = sum(
+        -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+        for weight in both.plan.pieces
+        for _, size_bytes, *_ in weight
+    )
+    whole_bytes = -(-both.plan.memory_bytes // PAGE_BYTES) * PAGE_BYTES
+    assert mapped_bytes() == before + whole_bytes + pieces_bytes  # all of it, and each piece
     kept = both.stream.tensor(0)
     both.run.close()
     with pytest.raises(offload.ExecutionError, match="closed"):
         both.run(batch())
     del both
     gc.collect()
-    assert n_mapped() > before
+    assert mapped_bytes() > before
     assert torch.isfinite(kept[:PAGE_BYTES].view(torch.float32)).all()
     del kept
     gc.collect()
-    assert n_mapped() == before
+    assert mapped_bytes() == before

@@ -24,9 +24,10 @@ from offload.streaming import Link, Streaming
 
 PAGE_BYTES = resource.getpagesize()
 
-# The link is measured on so many bytes of the program's own weights, each read twice, since the
-# first time memory has to be found for them.
+# The link is measured on so many bytes of so many of the program's largest weights, each read
+# twice, since the first time memory has to be found for them.
 _SAMPLE_BYTES = 128 * 2**20
+_SAMPLE_WEIGHTS = 16
 _SMALL_BYTES = 64 * 2**10
 
 
@@ -64,16 +65,17 @@ def measure_link(program: Program) -> Link:
     """
     sources = managed_weights(program)
     sizes = {value: program.values[value].size_bytes for value in sources}
+    largest = sorted((one for one in sizes if sizes[one]), key=lambda one: (-sizes[one], one))
     chosen: list[int] = []
-    for value in sorted(sizes, key=lambda value: (-sizes[value], value)):
-        if sizes[value] and sum(sizes[one] for one in chosen) < _SAMPLE_BYTES:
+    for value in largest[:_SAMPLE_WEIGHTS]:
+        if sum(sizes[one] for one in chosen) < _SAMPLE_BYTES:
             chosen.append(value)
-    if not chosen:
+    if not chosen:  # there is nothing to read, and nobody asks what it would take
         return Link(bytes_per_second=1e9, overhead_ns=0.0)
     large = [
         (n, _read_ns(program, sources, value, n))
-        for value in chosen
-        for n in [min(sizes[value], _SAMPLE_BYTES)]
+        for index, value in enumerate(chosen)
+        for n in [min(sizes[value], _SAMPLE_BYTES - sum(sizes[one] for one in chosen[:index]))]
     ]
     first = chosen[0]
     n_small = min(_SMALL_BYTES, sizes[first])
@@ -125,17 +127,32 @@ def is_address_space_limited() -> bool:
 
 
 def free_bytes() -> int:
-    """Memory that this process may still take: of the machine, its control group and its limits."""
+    """Memory that this process may still take: of the machine, its control groups and its limits.
+
+    Control groups are those of version 2, at their usual place.
+    """
     return max(0, min(_free_bytes()))
+
+
+def _control_groups() -> Iterator[Path]:
+    """That of this process, and those around it."""
+    root = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::/"):
+                own = root / line.removeprefix("0::/")
+                yield from (own, *(one for one in own.parents if one.is_relative_to(root)))
 
 
 def _free_bytes() -> Iterator[int]:
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     yield int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # no control group, or one without a limit
-        limit = int((group / "memory.max").read_text())
-        yield limit - int((group / "memory.current").read_text())
+    for group in _control_groups():
+        with contextlib.suppress(OSError, ValueError):  # it has no limit
+            limit = int((group / "memory.max").read_text())
+            counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            used = int((group / "memory.current").read_text()) - int(counts["inactive_file"])
+            yield limit - used  # what was read of files and not lately is given up when asked for
     if is_address_space_limited():
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         pages = int(Path("/proc/self/statm").read_text().split()[0])

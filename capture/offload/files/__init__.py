@@ -46,8 +46,8 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     for index, stored in program.stored.items():
         raise FileError(
-            f"{path}: {program.values[index].name} and {len(program.stored) - 1} other weights are "
-            f"not in memory ({stored.name} is in {stored.path}): record the model again from there"
+            f"{path}: {program.values[index].name} is in {stored.path} and not in memory: instead "
+            "of saving the program, call offload.capture(model, ..., weights=) where it is used"
         )
     if program.opaque is not None:
         raise FileError(

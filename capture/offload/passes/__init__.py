@@ -5,7 +5,7 @@ from offload.passes.copied_slots import MovingSlot, SlotChoice, choose_copied_sl
 from offload.passes.dead_launches import remove_dead_launches
 from offload.passes.graph_lifetimes import graph_lifetimes
 from offload.passes.lifetimes import value_lifetimes
-from offload.passes.memory import Interval, Placement, check_placement, place_intervals
+from offload.passes.memory import Interval, Placement, check_placement, place_intervals, round_up
 from offload.passes.place_values import place_values
 from offload.passes.simulate_streaming import StreamingPass, simulate_streaming
 from offload.passes.stream_weights import roofline_ns, stream_weights
@@ -25,6 +25,7 @@ __all__ = [
     "place_values",
     "remove_dead_launches",
     "roofline_ns",
+    "round_up",
     "simulate_streaming",
     "stream_weights",
     "value_lifetimes",

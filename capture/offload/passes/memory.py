@@ -18,6 +18,11 @@ THOROUGH_SEARCH_STEPS = 3_000_000_000
 _LARGEST = 2**63 - 1
 
 
+def round_up(number: int, unit: int) -> int:
+    """The least multiple of the unit that is no less."""
+    return -(-number // unit) * unit
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Interval:
     """A value that exists in the steps [first, last) and then takes `size_bytes`.

@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 
 from offload.machine import Machine
 from offload.passes.lifetimes import value_lifetimes
-from offload.passes.memory import Interval, Placement, place_intervals
+from offload.passes.memory import Interval, Placement, place_intervals, round_up
 from offload.plan import Lifetime, Place, Plan, Slot, SlotKind
 from offload.program import PLACED_ROLES, Program, Role, Value
 
@@ -94,4 +94,4 @@ def _interval(value: Value, lifetime: Lifetime) -> Interval:
 
 
 def _aligned(size_bytes: int, machine: Machine) -> int:
-    return -(-size_bytes // machine.alignment_bytes) * machine.alignment_bytes
+    return round_up(size_bytes, machine.alignment_bytes)

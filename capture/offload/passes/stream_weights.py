@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from offload import _native
 from offload.errors import PlanError
 from offload.passes.check_streaming import check_streaming
+from offload.passes.memory import round_up
 from offload.passes.simulate_streaming import simulate_transfers
-from offload.passes.streaming_floor import FloorPlan, floor_plan, round_up
+from offload.passes.streaming_floor import FloorPlan, floor_plan
 from offload.streaming import (
     Link,
     Piece,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from offload.passes.memory import Interval, place_intervals
+from offload.passes.memory import Interval, place_intervals, round_up
 from offload.passes.simulate_streaming import simulate_transfers
 from offload.streaming import Link, Transfer, WeightDemand, WeightUse
 
@@ -78,11 +78,6 @@ def floor_plan(demand: WeightDemand, link: Link, alignment_bytes: int) -> FloorP
         after_steps=tuple(one.launches[0] - 1 for one in uses),
         period_ns=simulated.period_ns,
     )
-
-
-def round_up(number: int, unit: int) -> int:
-    """The least multiple of the unit that is no less."""
-    return -(-number // unit) * unit
 
 
 def _may_be_streamed(weight: WeightUse) -> bool:

@@ -39,6 +39,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
+from offload.backends.cuda import fixed_weights
 from offload.backends.cuda.fixed_weights import FixedWeights
 from offload.backends.cuda.weight_stand_ins import WeightStandIns
 from offload.backends.cuda.words import Noise
@@ -48,26 +49,14 @@ from offload.plan import Place, Plan
 from offload.program import Program, Role
 
 
-class Memory(Protocol):
-    """What the proof needs of a device's memory; addresses and sizes in bytes."""
-
-    def allocate(self, size_bytes: int) -> int:
-        """Memory that holds zeros."""
-
-    def free(self, address: int) -> None:
-        """Give one block back."""
+class Memory(fixed_weights.Memory, Protocol):
+    """What the proof needs of a device's memory, which holds zeros when it is allocated."""
 
     def fill(self, address: int, size_bytes: int) -> None:
         """Write zeros."""
 
     def write(self, address: int, content: bytes) -> None:
         """Copy from the host."""
-
-    def read(self, address: int, size_bytes: int) -> bytes:
-        """Copy to the host."""
-
-    def copy(self, destination: int, source: int, size_bytes: int) -> None:
-        """Copy on the device."""
 
 
 class ProvableResident(Protocol):
