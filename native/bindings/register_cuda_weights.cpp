@@ -1,5 +1,4 @@
 #include <ATen/ops/from_blob.h>
-#include <pybind11/stl.h>
 
 #include "convert.hpp"
 #include "cuda/cuda_weight_stream.hpp"
@@ -13,7 +12,6 @@ namespace offload {
 namespace {
 
 using cuda::CudaWeightStream;
-using Unlocked = py::call_guard<py::gil_scoped_release>;
 
 std::shared_ptr<CudaWeightStream> make_stream(int device, std::size_t memory_bytes,
                                               std::size_t granule_bytes,
@@ -40,49 +38,19 @@ py::object tensor_of(const std::shared_ptr<CudaWeightStream>& stream, std::size_
                          .make_tensor());
 }
 
-void refresh(CudaWeightStream& stream, std::optional<std::vector<std::size_t>> weights) {
-  if (!weights) {
-    weights.emplace(stream.plan().weights.size());
-    for (std::size_t index = 0; index < weights->size(); ++index) (*weights)[index] = index;
-  }
-  const py::gil_scoped_release release;
-  stream.refresh(*weights);
-}
-
-void replace(CudaWeightStream& stream, std::size_t weight, py::handle source) {
-  check_weight(stream.plan(), weight);
-  WeightFiles files;
-  std::shared_ptr<WeightSource> made = make_source(stream.plan().weights[weight], source, files);
-  const py::gil_scoped_release release;
-  stream.replace(weight, std::move(made));
-}
-
-std::vector<std::string> read_modes(const CudaWeightStream& stream) {
-  const py::gil_scoped_release release;
-  std::vector<std::string> names;
-  for (std::size_t weight = 0; weight < stream.plan().weights.size(); ++weight) {
-    names.emplace_back(mode_name(stream.mode(weight)));
-  }
-  return names;
-}
-
 }  // namespace
 
 void register_cuda_weights(py::module_& module) {
-  py::class_<CudaWeightStream, std::shared_ptr<CudaWeightStream>>(module, "CudaWeightStream")
+  py::class_<CudaWeightStream, std::shared_ptr<CudaWeightStream>> stream(module,
+                                                                         "CudaWeightStream");
+  stream
       .def(py::init(&make_stream), py::kw_only(), py::arg("device"), py::arg("memory_bytes"),
            py::arg("granule_bytes"), py::arg("weights"), py::arg("transfers"),
            py::arg("n_launches"))
-      .def("load", &CudaWeightStream::load, Unlocked())
-      .def("tensor", &tensor_of, py::arg("index"), py::arg("device"))
-      .def("refresh", &refresh, py::arg("weights") = py::none())
-      .def("replace", &replace, py::arg("index"), py::arg("source"))
-      .def("close", &CudaWeightStream::close, Unlocked())
-      .def_property_readonly("read_modes", &read_modes)
-      .def_property_readonly("bytes_moved", &CudaWeightStream::bytes_moved)
-      .def_property_readonly("wait_ns", [](const CudaWeightStream&) { return 0; })
-      .def_property_readonly("generation", &CudaWeightStream::generation);
-  module.def("cuda_link_samples", &cuda::sample_link, py::arg("device"), Unlocked(),
+      .def("tensor", &tensor_of, py::arg("index"), py::arg("device"));
+  define_weight_stream<CudaWeightStream>(stream);
+  module.def("cuda_link_samples", &cuda::sample_link, py::arg("device"),
+             py::call_guard<py::gil_scoped_release>(),
              "Times in ns of copies from pinned memory of the host, by their bytes.");
 }
 

@@ -1,8 +1,5 @@
 #include <ATen/ops/from_blob.h>
-#include <pybind11/functional.h>
-#include <pybind11/stl.h>
 
-#include <map>
 #include <tuple>
 
 #include "convert.hpp"
@@ -94,46 +91,11 @@ std::shared_ptr<WeightStream> make_stream(std::size_t memory_bytes, std::size_t 
           delete_without_gil<WeightStream>};
 }
 
-void load(WeightStream& stream, const std::function<void(std::uint64_t)>& progress) {
-  const py::gil_scoped_release release;
-  stream.load(progress);
-}
-
 py::object tensor_of(const std::shared_ptr<WeightStream>& stream, std::size_t weight) {
   check_weight(stream->plan(), weight);
   const auto size_bytes = static_cast<std::int64_t>(stream->plan().weights[weight].size_bytes);
   return from_tensor(at::from_blob(
       stream->address(weight), {size_bytes}, [stream](void*) {}, at::TensorOptions(at::kByte)));
-}
-
-void refresh(WeightStream& stream, std::optional<std::vector<std::size_t>> weights) {
-  if (!weights) {
-    weights.emplace(stream.plan().weights.size());
-    for (std::size_t index = 0; index < weights->size(); ++index) (*weights)[index] = index;
-  }
-  const py::gil_scoped_release release;
-  stream.refresh(*weights);
-}
-
-// All of them or, if one of them is refused, none.
-void replace(WeightStream& stream, const std::map<std::size_t, py::object>& sources) {
-  WeightFiles files;
-  std::map<std::size_t, std::shared_ptr<WeightSource>> made;
-  for (const auto& [weight, source] : sources) {
-    check_weight(stream.plan(), weight);
-    made[weight] = make_source(stream.plan().weights[weight], source, files);
-  }
-  const py::gil_scoped_release release;
-  stream.replace(std::move(made));
-}
-
-std::vector<std::string> read_modes(const WeightStream& stream) {
-  const py::gil_scoped_release release;
-  std::vector<std::string> names;
-  for (std::size_t weight = 0; weight < stream.plan().weights.size(); ++weight) {
-    names.emplace_back(mode_name(stream.mode(weight)));
-  }
-  return names;
 }
 
 }  // namespace
@@ -144,22 +106,13 @@ void register_weight_stream(py::module_& module) {
   py::class_<StreamedWeight>(module, "StreamedWeight")
       .def(py::init(&streamed_weight), py::kw_only(), py::arg("name"), py::arg("size_bytes"),
            py::arg("pieces"), py::arg("source"));
-  py::class_<WeightStream, std::shared_ptr<WeightStream>>(module, "WeightStream")
+  py::class_<WeightStream, std::shared_ptr<WeightStream>> stream(module, "WeightStream");
+  stream
       .def(py::init(&make_stream), py::kw_only(), py::arg("memory_bytes"), py::arg("granule_bytes"),
            py::arg("weights"), py::arg("transfers"), py::arg("n_launches"),
            py::arg("poison") = false)
-      .def("load", &load, py::arg("progress") = nullptr)
-      .def("tensor", &tensor_of, py::arg("index"))
-      .def("refresh", &refresh, py::arg("weights") = py::none())
-      .def("replace", &replace, py::arg("sources"))
-      .def("close", &WeightStream::close, py::call_guard<py::gil_scoped_release>())
-      .def("give_back", &WeightStream::give_back, py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("read_modes", &read_modes)
-      .def_property_readonly("bytes_moved", &WeightStream::bytes_moved)
-      .def_property_readonly("n_transfers", &WeightStream::n_transfers)
-      .def_property_readonly("wait_ns", &WeightStream::wait_ns)
-      .def_property_readonly("busy_ns", &WeightStream::busy_ns)
-      .def_property_readonly("generation", &WeightStream::generation);
+      .def("tensor", &tensor_of, py::arg("index"));
+  define_weight_stream<WeightStream>(stream);
 }
 
 }  // namespace offload

@@ -1,9 +1,14 @@
 // Weights that are streamed, as Python describes them.
 #pragma once
 
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -41,5 +46,64 @@ std::pair<StreamPlan, std::vector<std::shared_ptr<WeightSource>>> stream_argumen
 
 // "memory", "direct" or "buffered".
 const char* mode_name(ReadMode mode);
+
+// What streams of weights have in common, whatever memory they bring them to.
+template <typename Stream, typename Class>
+void define_weight_stream(Class& definition) {
+  namespace py = pybind11;
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  definition
+      .def(
+          "load",
+          [](Stream& stream, const std::function<void(std::uint64_t)>& progress) {
+            const py::gil_scoped_release release;
+            stream.load(progress);
+          },
+          py::arg("progress") = nullptr)
+      .def(
+          "refresh",
+          [](Stream& stream, std::optional<std::vector<std::size_t>> weights) {
+            if (!weights) {
+              weights.emplace(stream.plan().weights.size());
+              for (std::size_t index = 0; index < weights->size(); ++index) {
+                (*weights)[index] = index;
+              }
+            }
+            const py::gil_scoped_release release;
+            stream.refresh(*weights);
+          },
+          py::arg("weights") = py::none())
+      .def(
+          "replace",  // all of them or, if one of them is refused, none
+          [](Stream& stream, const std::map<std::size_t, py::object>& sources) {
+            WeightFiles files;
+            std::map<std::size_t, std::shared_ptr<WeightSource>> made;
+            for (const auto& [weight, source] : sources) {
+              check_weight(stream.plan(), weight);
+              made[weight] = make_source(stream.plan().weights[weight], source, files);
+            }
+            const py::gil_scoped_release release;
+            stream.replace(std::move(made));
+          },
+          py::arg("sources"))
+      .def("close", &Stream::close, Unlocked())
+      .def("give_back", &Stream::give_back, Unlocked())
+      .def_property_readonly("read_modes",
+                             [](const Stream& stream) {
+                               const py::gil_scoped_release release;
+                               std::vector<std::string> names;
+                               for (std::size_t weight = 0; weight < stream.plan().weights.size();
+                                    ++weight) {
+                                 names.emplace_back(mode_name(stream.mode(weight)));
+                               }
+                               return names;
+                             })
+      .def_property_readonly("load_bytes", &Stream::load_bytes)
+      .def_property_readonly("bytes_moved", &Stream::bytes_moved)
+      .def_property_readonly("n_transfers", &Stream::n_transfers)
+      .def_property_readonly("wait_ns", &Stream::wait_ns)
+      .def_property_readonly("busy_ns", &Stream::busy_ns)
+      .def_property_readonly("generation", &Stream::generation);
+}
 
 }  // namespace offload

@@ -9,10 +9,10 @@
 namespace offload::cuda {
 namespace {
 
-// Resident weights are read in pieces of it.
+// Weights are read in pieces of it.
 constexpr std::size_t kStagingBytes = std::size_t{8} << 20;
 
-constexpr const char* kClosed = "the executable is closed";
+constexpr const char* kClosed = "the executable is closed, or the interpreter is exiting";
 
 void require_whole_weights(const StreamPlan& plan) {
   for (const WeightPlacement& weight : plan.weights) {
@@ -101,15 +101,33 @@ DevicePointer CudaWeightStream::address(std::size_t weight) const {
 
 // ---- content ------------------------------------------------------------------------------------
 
-void CudaWeightStream::load() {
+void CudaWeightStream::load(const std::function<void(std::uint64_t)>& progress) {
   {
     const std::lock_guard lock(mutex_);
+    if (loading_ || executed_) {
+      throw ExecutionError("weights cannot be loaded beside another load, or after an execution");
+    }
+    loading_ = true;
     stale_.weights.assign(plan_.weights.size(), true);
   }
   begin_anew_ = false;
-  const ContextScope scope(driver_, context_);
-  const RelaxedCapture relaxed(driver_);
-  read(take_stale());
+  try {
+    const ContextScope scope(driver_, context_);
+    const RelaxedCapture relaxed(driver_);
+    read(take_stale(), progress);
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    loading_ = false;
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  loading_ = false;
+}
+
+std::uint64_t CudaWeightStream::load_bytes() const noexcept {
+  std::uint64_t n_bytes = 0;
+  for (const WeightPlacement& weight : plan_.weights) n_bytes += weight.size_bytes;
+  return n_bytes;
 }
 
 void CudaWeightStream::refresh(const std::vector<std::size_t>& weights) {
@@ -119,13 +137,17 @@ void CudaWeightStream::refresh(const std::vector<std::size_t>& weights) {
   if (!weights.empty()) begin_anew_ = true;
 }
 
-void CudaWeightStream::replace(std::size_t weight, std::shared_ptr<WeightSource> source) {
-  check_weight(plan_, weight);
-  check_source(plan_.weights[weight], *source);
+void CudaWeightStream::replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources) {
+  for (const auto& [weight, source] : sources) {
+    check_weight(plan_, weight);
+    check_source(plan_.weights[weight], *source);
+  }
   const std::lock_guard lock(mutex_);
-  stale_.replaced.emplace_back(weight, std::move(source));
-  stale_.weights[weight] = true;
-  begin_anew_ = true;
+  for (auto& [weight, source] : sources) {
+    stale_.replaced.emplace_back(weight, std::move(source));
+    stale_.weights[weight] = true;
+    begin_anew_ = true;
+  }
 }
 
 ReadMode CudaWeightStream::mode(std::size_t weight) const {
@@ -160,7 +182,8 @@ void CudaWeightStream::put_back(Stale stale) {
 }
 
 // At rest: nothing on the device reads the store or the weight memory.
-void CudaWeightStream::read(Stale stale) {
+void CudaWeightStream::read(Stale stale, const std::function<void(std::uint64_t)>& progress) {
+  WeightFiles files;
   std::vector<std::shared_ptr<WeightSource>> let_go;  // unlocked: it may need the GIL
   holds_prologue_ = false;
   try {
@@ -168,19 +191,18 @@ void CudaWeightStream::read(Stale stale) {
     {
       const std::lock_guard lock(mutex_);
       for (auto& [weight, source] : stale.replaced) sources_[weight].swap(source);
-      look_up(stale.weights);
+      look_up(stale.weights, files);
     }
-    std::size_t staging_bytes = 0;
-    for (std::size_t weight = 0; weight < stale.weights.size(); ++weight) {
-      if (!stale.weights[weight] || stored_[weight] != nullptr) continue;
-      staging_bytes = std::max(staging_bytes, plan_.weights[weight].size_bytes);
-    }
-    staging_bytes = std::min(staging_bytes, kStagingBytes);
-    const RegisteredMemory staging(driver_, staging_bytes);
+    const RegisteredMemory staging(driver_, staging_bytes(stale.weights));
     ReadBuffer buffer;
+    std::uint64_t read_bytes = 0;
+    const auto done = [&](std::size_t n_bytes) {
+      read_bytes += n_bytes;
+      if (progress) progress(read_bytes);
+    };
     for (std::size_t weight = 0; weight < stale.weights.size(); ++weight) {
       if (!stale.weights[weight] || sources_[weight] == nullptr) continue;
-      read_weight(weight, staging.data(), staging_bytes, buffer);
+      read_weight(weight, staging, buffer, done);
       const bool is_copy = sources_[weight]->mode() == ReadMode::kMemory;
       if (!is_copy || stored_[weight] == nullptr) continue;
       const std::lock_guard lock(mutex_);
@@ -193,31 +215,45 @@ void CudaWeightStream::read(Stale stale) {
   ++generation_;
 }
 
-// Under the mutex.
-void CudaWeightStream::look_up(const std::vector<bool>& stale) {
-  WeightFiles files;
-  for (std::size_t weight = 0; weight < stale.size(); ++weight) {
-    if (!stale[weight] || sources_[weight] == nullptr) continue;
-    try {
-      sources_[weight]->look_up(files);
-    } catch (const FileError& error) {
-      throw FileError(plan_.weights[weight].name + ": " + error.what());
+// Under the mutex. As WeightStream: first the stale ones, then others of the same files.
+void CudaWeightStream::look_up(const std::vector<bool>& stale, WeightFiles& files) {
+  for (const bool turn : {true, false}) {
+    for (std::size_t weight = 0; weight < stale.size(); ++weight) {
+      if (stale[weight] != turn || sources_[weight] == nullptr) continue;
+      try {
+        sources_[weight]->look_up(files, /*opens=*/turn);
+      } catch (const FileError& error) {
+        throw FileError(plan_.weights[weight].name + ": " + error.what());
+      }
     }
   }
 }
 
-void CudaWeightStream::read_weight(std::size_t weight, std::byte* staging,
-                                   std::size_t staging_bytes, ReadBuffer& buffer) {
+// Resident weights go to the device by way of it.
+std::size_t CudaWeightStream::staging_bytes(const std::vector<bool>& stale) const {
+  std::size_t most_bytes = 0;
+  for (std::size_t weight = 0; weight < stale.size(); ++weight) {
+    if (!stale[weight] || stored_[weight] != nullptr) continue;
+    most_bytes = std::max(most_bytes, plan_.weights[weight].size_bytes);
+  }
+  return std::min(most_bytes, kStagingBytes);
+}
+
+void CudaWeightStream::read_weight(std::size_t weight, const RegisteredMemory& staging,
+                                   ReadBuffer& buffer,
+                                   const std::function<void(std::size_t)>& done) {
   const std::size_t size_bytes = plan_.weights[weight].size_bytes;
+  std::byte* const stored = stored_[weight];
   try {
-    if (stored_[weight] != nullptr) {
-      return sources_[weight]->read(0, stored_[weight], size_bytes, buffer);
-    }
-    for (std::size_t at = 0; at < size_bytes; at += staging_bytes) {
-      const std::size_t n_bytes = std::min(staging_bytes, size_bytes - at);
-      sources_[weight]->read(at, staging, n_bytes, buffer);
-      driver_.check(driver_.copy_to_device(address(weight) + at, staging, n_bytes),
-                    "copying a weight to the device");
+    for (std::size_t at = 0; at < size_bytes; at += kStagingBytes) {
+      const std::size_t n_bytes = std::min(kStagingBytes, size_bytes - at);
+      std::byte* const to = stored != nullptr ? stored + at : staging.data();
+      sources_[weight]->read(at, to, n_bytes, buffer);
+      if (stored == nullptr) {
+        driver_.check(driver_.copy_to_device(address(weight) + at, to, n_bytes),
+                      "copying a weight to the device");
+      }
+      done(n_bytes);
     }
   } catch (const FileError& error) {
     throw FileError(plan_.weights[weight].name + ": " + error.what());
@@ -229,6 +265,7 @@ void CudaWeightStream::read_weight(std::size_t weight, std::byte* staging,
 void CudaWeightStream::begin_pass(Stream stream) {
   if (closed_) throw ExecutionError(kClosed);
   pass_bytes_ = 0;
+  executed_ = true;
   if (!begin_anew_) return;
   const RelaxedCapture relaxed(driver_);
   driver_.check(driver_.stream_synchronize(stream), "waiting for executions before weights change");
@@ -238,7 +275,7 @@ void CudaWeightStream::begin_pass(Stream stream) {
   }
   begin_anew_ = false;  // what is refreshed from now on is for the next pass
   try {
-    read(take_stale());
+    read(take_stale(), {});
   } catch (const FileError& error) {
     throw ExecutionError(error.what());
   }
@@ -249,6 +286,7 @@ void CudaWeightStream::enqueue(std::size_t transfer, Stream stream) {
   driver_.check(driver_.copy_to_device_async(copy.to, copy.from, copy.size_bytes, stream),
                 "copying a weight to the device");
   bytes_moved_ += copy.size_bytes;
+  ++n_transfers_;
 }
 
 void CudaWeightStream::enter(Stream stream) {
@@ -269,6 +307,7 @@ void CudaWeightStream::leave(Stream stream) {
   }
   holds_prologue_ = true;
   bytes_moved_ += graph_bytes_;
+  n_transfers_ += copies_.size();
   pass_bytes_ = graph_bytes_;
 }
 
@@ -305,6 +344,15 @@ void CudaWeightStream::close() noexcept {
   const std::lock_guard lock(mutex_);
   let_go.swap(sources_);
   std::swap(stale, stale_);
+}
+
+void CudaWeightStream::give_back() noexcept {
+  if (!closed_) return;
+  const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
+  if (addresses_) driver_.context_synchronize();
+  addresses_.reset();
+  memory_.reset();
 }
 
 }  // namespace offload::cuda

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -53,17 +55,21 @@ class CudaWeightStream {
   // Where a weight lies on the device. What streamed ones hold is defined for their launches alone.
   DevicePointer address(std::size_t weight) const;
 
-  // Reads all weights. Throws FileError naming the weight, ExecutionError after close or where the
-  // driver fails.
-  void load();
+  // Reads all weights. `progress`, which may be empty, gets the bytes read so far; what it throws
+  // ends the load. Throws FileError naming the weight; ExecutionError after close, beside another
+  // load, after the first execution, or where the driver fails.
+  void load(const std::function<void(std::uint64_t)>& progress);
+
+  // What load reads: every weight.
+  std::uint64_t load_bytes() const noexcept;
 
   // The bytes of these weights have changed in their sources, or files at their paths: the next
   // pass reads them again. Throws BindingError for a weight that does not exist.
   void refresh(const std::vector<std::size_t>& weights);
 
-  // From the next pass on a weight comes from somewhere else. Throws BindingError for a weight that
-  // does not exist or a source of another size.
-  void replace(std::size_t weight, std::shared_ptr<WeightSource> source);
+  // From the next pass on these weights come from somewhere else. Throws BindingError for a weight
+  // that does not exist or a source of another size; then none is replaced.
+  void replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources);
 
   // How a weight's source is read. Throws BindingError for a weight that does not exist, and
   // ExecutionError after close.
@@ -110,8 +116,16 @@ class CudaWeightStream {
   // Waits until nothing runs, and gives back all but the weight memory, which tensors may be on.
   void close() noexcept;
 
-  // Bytes of transfers that were enqueued so far, those of prologues included.
+  // Once closed: gives the weight memory back. Nobody may use a tensor on it any more.
+  void give_back() noexcept;
+
+  // Totals of transfers that were enqueued, those of prologues included.
   std::uint64_t bytes_moved() const noexcept { return bytes_moved_; }
+  std::uint64_t n_transfers() const noexcept { return n_transfers_; }
+
+  // 0: nobody knows when the launches and the copies of a graph began.
+  std::uint64_t wait_ns() const noexcept { return 0; }
+  std::uint64_t busy_ns() const noexcept { return 0; }
 
   // How often weights were read, load included.
   std::uint64_t generation() const noexcept { return generation_; }
@@ -127,10 +141,11 @@ class CudaWeightStream {
   void make_copies();
   Stale take_stale();
   void put_back(Stale stale);
-  void read(Stale stale);
-  void look_up(const std::vector<bool>& stale);
-  void read_weight(std::size_t weight, std::byte* staging, std::size_t staging_bytes,
-                   ReadBuffer& buffer);
+  void read(Stale stale, const std::function<void(std::uint64_t)>& progress);
+  void look_up(const std::vector<bool>& stale, WeightFiles& files);
+  std::size_t staging_bytes(const std::vector<bool>& stale) const;
+  void read_weight(std::size_t weight, const RegisteredMemory& staging, ReadBuffer& buffer,
+                   const std::function<void(std::size_t)>& done);
   void enqueue(std::size_t transfer, Stream stream);
   const Driver& driver_;
   PrimaryContext context_;
@@ -151,13 +166,16 @@ class CudaWeightStream {
   std::uint64_t pass_bytes_ = 0;
 
   std::atomic<std::uint64_t> bytes_moved_ = 0;
+  std::atomic<std::uint64_t> n_transfers_ = 0;
   std::atomic<std::uint64_t> generation_ = 0;
   std::atomic<bool> begin_anew_ = true;
+  std::atomic<bool> executed_ = false;  // at least begun
   std::atomic<bool> closed_ = false;
 
   mutable std::mutex mutex_;  // of all below, and of sources_
   Stale stale_;
   bool attached_ = false;
+  bool loading_ = false;
 };
 
 }  // namespace offload::cuda

@@ -178,6 +178,16 @@ void WeightStream::read_chunk(std::size_t weight, const WeightPiece& piece, std:
   }
 }
 
+std::uint64_t WeightStream::load_bytes() const noexcept {
+  std::uint64_t n_bytes = 0;
+  for (const WeightPlacement& weight : plan_.weights) {
+    for (const WeightPiece& piece : weight.pieces) {
+      if (!piece.streamed) n_bytes += piece.size_bytes;
+    }
+  }
+  return n_bytes;
+}
+
 // Waits until the worker touches nothing.
 void WeightStream::rest(Lock& lock) {
   stop_ = true;

@@ -108,6 +108,9 @@ class WeightStream final : private ThreadOwner {
   // Once closed: gives the memory back though tensors are on it, which hold zeros from then on.
   void give_back() noexcept;
 
+  // What load reads: the resident pieces.
+  std::uint64_t load_bytes() const noexcept;
+
   // Totals: of transfers that ended, of waits, of time that the worker spent on transfers.
   std::uint64_t bytes_moved() const noexcept { return bytes_moved_; }
   std::uint64_t n_transfers() const noexcept { return n_transfers_; }

@@ -276,17 +276,22 @@ def test_a_file_that_cannot_be_read_again_fails_the_execution_alone(
     backend, deep, device_floor, tmp_path
 ):
     given = torch.randn(*GIVEN)
-    first = expected_of(deep, [given])
+    first, second = expected_of(deep, [given] * 2)
     path = tmp_path / "model.safetensors"
     content = path.read_bytes()
     with deep.load(backend.name, weights_budget=device_floor) as run:
-        check(run, [given], first)
+        check(run, [given], [first])
         path.write_bytes(content[: len(content) // 4])
+        with pytest.raises(offload.FileError, match="no intact safetensors file"):
+            run.streaming.refresh()
+        check(run, [given], [second])
+        path.write_bytes(content)
         run.streaming.refresh()
+        path.unlink()
         with pytest.raises(offload.ExecutionError, match=r"model\.safetensors"):
             run(given)
         path.write_bytes(content)
-        check(run, [given], first)
+        check(run, [given], [first])
 
 
 @pytest.mark.parametrize(
@@ -400,3 +405,38 @@ def test_an_opaque_launch_keeps_its_weights():
     program = SimpleNamespace(opaque=SimpleNamespace(reason="it was compiled"), stored={0: None})
     with pytest.raises(offload.BackendUnavailable, match=r"one opaque launch.*it was compiled"):
         streaming.refuse_unstored(program)
+
+
+def test_progress_counts_every_byte_that_is_read(backend, deep, device_floor):
+    seen: list[tuple[int, int]] = []
+    with deep.load(
+        backend.name, weights_budget=device_floor, progress=lambda *one: seen.append(one)
+    ):
+        pass
+    whole = weight_bytes(deep.program)
+    assert seen[0] == (0, whole)
+    assert seen[-1] == (whole, whole)
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+
+
+def test_what_progress_raises_ends_the_load_and_leaves_nothing(
+    backend, simulator, deep, device_floor
+):
+    with deep.load(backend.name, weights_budget=device_floor):  # the arena is there from now on
+        before = simulator.live_bytes, simulator.host_bytes
+
+        def stop(done_bytes: int, _total_bytes: int) -> None:
+            if done_bytes:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            deep.load(backend.name, weights_budget=device_floor, progress=stop)
+        assert (simulator.live_bytes, simulator.host_bytes) == before
+
+
+def test_a_closed_executable_gives_its_weight_memory_back(backend, simulator, deep, device_floor):
+    run = deep.load(backend.name, weights_budget=device_floor)
+    physical_bytes = simulator.physical_bytes
+    memory_bytes = run.streaming.plan.memory_bytes
+    run.close()
+    assert simulator.physical_bytes <= physical_bytes - memory_bytes

@@ -19,7 +19,7 @@ from offload.backends.weight_sources import (
     native_transfers,
     native_weights,
 )
-from offload.program import Program
+from offload.program import Program, StoredTensor
 from offload.streaming import Link, Streaming
 
 PAGE_BYTES = resource.getpagesize()

@@ -7,13 +7,11 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
-from offload.backends.cuda import refusals
 from offload.backends.cuda.capture import (
     RANDOM_OWNER,
     Capturer,
@@ -29,8 +27,14 @@ from offload.backends.cuda.fixed_weights import WEIGHT_OWNER
 from offload.backends.cuda.graph import NodeKind, driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
-from offload.backends.cuda.random_cells import Cell, drawing, random_cells
+from offload.backends.cuda.random_cells import drawing, random_cells
 from offload.backends.cuda.refusals import check_weights, refuse_launch, refuse_unaligned
+from offload.backends.cuda.resident_graph import (
+    CapturedProgram,
+    make_resident,
+    relocations_of,
+    set_nodes,
+)
 from offload.backends.cuda.streamed_copies import StreamedGraph, streamed_graph
 from offload.backends.cuda.streaming import (
     free_bytes,
@@ -57,17 +61,6 @@ _LEAST_DRIVER = 12040  # cuFuncGetParamInfo
 _copy_costs: dict[int, CopyCosts] = {}
 
 _arenas: weakref.WeakValueDictionary[int, _native.CudaArena] = weakref.WeakValueDictionary()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Captured:
-    """What `prepare` hands on: the template graph, and what its words are."""
-
-    device: int
-    capture: GraphCapture
-    pool: _native.DiscoveryPool
-    discovery: Discovery
-    random_cells: list[Cell]
 
 
 class CudaBackend:
@@ -202,7 +195,7 @@ class CudaBackend:
             ExecutionError: the driver failed; memory that ran out is said in bytes.
         """
         check_plan(prepared.program, plan)
-        captured: _Captured = prepared.state
+        captured: CapturedProgram = prepared.state
         named = {word.value for word in captured.discovery.words}
         check = functools.partial(check_weights, prepared.program, named, self.alignment_bytes)
         check()
@@ -224,7 +217,7 @@ class CudaBackend:
             )
             on = self.tensor_device(captured.device)
             stream, weights = make_stream(prepared.program, plan.streaming, captured.device, on)
-        resident = _resident(
+        resident = make_resident(
             captured,
             prepared.program,
             plan,
@@ -246,7 +239,7 @@ class CudaBackend:
             current_stream=self.current_stream,
             check_weights=check,
             draw=drawing(random) if random is not None and captured.random_cells else None,
-            set_nodes=_set_nodes(captured, plan),
+            set_nodes=set_nodes(captured, plan),
             measure_copies=functools.partial(self.copy_costs, captured.device, resident),
             weights=weights,
             stream=stream,
@@ -304,7 +297,7 @@ class CudaBackend:
                 reads what was taken for padding.
             ExecutionError: the device failed, or has no memory for the proof.
         """
-        captured: _Captured = prepared.state
+        captured: CapturedProgram = prepared.state
         program = prepared.program
         names = _launch_names(program)
 
@@ -316,8 +309,8 @@ class CudaBackend:
         twins = []
         try:
             for its_plan in (plan, apart(program, plan)):
-                resident = _resident(captured, program, its_plan, arena, 0)
-                relocations = _relocations(captured.discovery, its_plan)
+                resident = make_resident(captured, program, its_plan, arena, 0)
+                relocations = relocations_of(captured.discovery, its_plan)
                 twins.append(Placed(its_plan, resident, relocations))
             with self.proof_memory(captured.device) as memory:
                 noise = captured.discovery.noise
@@ -347,7 +340,7 @@ def _points_outside(discovery: Discovery) -> bool:
 
 def _capture(
     program: Program, capturer: Capturer, seed: int
-) -> tuple[_Captured, GraphCapture, GraphCapture, GraphCapture]:
+) -> tuple[CapturedProgram, GraphCapture, GraphCapture, GraphCapture]:
     """Capture twice in one layout, and once in each of two others.
 
     The first of the two is let go before the same addresses are given out again; the second is the
@@ -362,7 +355,7 @@ def _capture(
         _as_data(capturer.capture(program, _native.DiscoveryPool(device, seed + number)))
         for number in (1, 2)
     ]
-    captured = _Captured(device, template, pool, Discovery((), (), (), ()), [])
+    captured = CapturedProgram(device, template, pool, Discovery((), (), (), ()), [])
     return captured, again, others[0], others[1]
 
 
@@ -377,59 +370,3 @@ def _arena(device: int) -> _native.CudaArena:
     if arena is None:
         arena = _arenas[device] = _native.CudaArena(device)
     return arena
-
-
-def _relocations(discovery: Discovery, plan: Plan) -> list[tuple[int, int, int]]:
-    """For each word the slot and the offset that its Value has in the Plan."""
-    relocations = []
-    for index, word in enumerate(discovery.words):
-        place = plan.places[word.value]
-        assert place is not None  # who is named by a word is touched by its node
-        offset_bytes = place.offset_bytes + word.value_offset_bytes
-        relocations.append((index, place.slot, offset_bytes))
-    return relocations
-
-
-def _set_nodes(captured: _Captured, plan: Plan) -> dict[int, set[int]]:
-    """By slot the kernels that hold its address. Copies and memsets are re-set in any case."""
-    nodes: dict[int, set[int]] = {}
-    for index, slot, _ in _relocations(captured.discovery, plan):
-        node = captured.discovery.words[index].node
-        if captured.capture.nodes[node].kind is NodeKind.KERNEL:
-            nodes.setdefault(slot, set()).add(node)
-    return nodes
-
-
-def _resident(
-    captured: _Captured,
-    program: Program,
-    plan: Plan,
-    arena: _native.CudaArena,
-    arena_bytes: int,
-    *,
-    stream: _native.CudaWeightStream | None = None,
-    streamed: StreamedGraph = StreamedGraph((), ()),  # noqa: B008  (immutable)
-    keep: Any = None,
-) -> Any:
-    capture, discovery = captured.capture, captured.discovery
-    return _native.CudaResident(
-        device=captured.device,
-        graph=capture.graph,
-        arena=arena,
-        arena_bytes=arena_bytes,
-        node_handles=[node.handle for node in capture.nodes],
-        words=[(word.node, word.part, word.offset_bytes) for word in discovery.words],
-        relocations=_relocations(discovery, plan),
-        launches=list(capture.launches),
-        n_launches=len(program.launches),
-        host_tables={
-            index: node.parts[1] for index, node in enumerate(capture.nodes) if len(node.parts) > 1
-        },
-        random_cells=captured.random_cells,
-        weights=stream,
-        copies=[
-            (copy.transfer, copy.after, copy.before, copy.for_next_pass) for copy in streamed.copies
-        ],
-        ready_after=streamed.ready_after,
-        keep=keep,
-    )

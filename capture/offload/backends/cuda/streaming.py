@@ -44,14 +44,14 @@ def refuse_unstored(program: Program) -> None:
 def make_stream(
     program: Program, streaming: Streaming, device: int, tensor_device: torch.device
 ) -> tuple[_native.CudaWeightStream, Mapping[int, torch.Tensor]]:
-    """The weights' memory on the device and the host store, both with the weights in them.
+    """The weights' memory on the device and the host store; nothing is read yet.
 
     Returns:
         The stream, and for each weight that it manages the tensor that was recorded, there.
 
     Raises:
         ExecutionError: there is not enough memory, or the driver does not register the store.
-        FileError: a file is shorter than it was, or cannot be read.
+        FileError: a file is gone, or shorter than it was.
     """
     refuse_unstored(program)
     sources = managed_weights(program)
@@ -65,7 +65,6 @@ def make_stream(
             n_launches=len(program.launches),
         )
     )
-    stream.load()
     numbers = range(len(sources))
     memory = [stream.tensor(number, str(tensor_device)) for number in numbers]
     return stream, managed_tensors(program, sources, memory)
