@@ -82,6 +82,11 @@ std::vector<GraphNode> CudaResident::make_nodes(const CudaProgram& program) {
 
 void CudaResident::add_weights(const CudaProgram& program, const std::vector<GraphNode>& nodes) {
   if (program.weights == nullptr) return;
+  if (program.weights->plan().n_launches != program.n_launches) {
+    throw std::invalid_argument("the weights are streamed for " +
+                                std::to_string(program.weights->plan().n_launches) +
+                                " launches, the program has " + std::to_string(program.n_launches));
+  }
   program.weights->attach();
   weights_ = program.weights;
   add_copies(driver_, clone_, nodes, program.streamed, *weights_, context_.handle());

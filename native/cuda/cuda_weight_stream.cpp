@@ -12,8 +12,6 @@ namespace {
 // Weights are read in pieces of it.
 constexpr std::size_t kStagingBytes = std::size_t{8} << 20;
 
-constexpr const char* kClosed = "the executable is closed, or the interpreter is exiting";
-
 void require_whole_weights(const StreamPlan& plan) {
   for (const WeightPlacement& weight : plan.weights) {
     if (weight.pieces.size() <= 1) continue;
@@ -30,12 +28,17 @@ CudaWeightStream::CudaWeightStream(int device, StreamPlan plan,
       context_(driver_, device),
       plan_((check_plan(plan), require_whole_weights(plan), std::move(plan))),
       sources_(std::move(sources)) {
-  check_sources();
+  check_sources(plan_, sources_);
   stale_.weights.assign(plan_.weights.size(), true);
   const ContextScope scope(driver_, context_);
   const RelaxedCapture relaxed(driver_);
-  make_memory();
-  make_copies();
+  try {
+    make_memory();
+    make_copies();
+  } catch (...) {
+    let_go_of_driver();  // while the context is current
+    throw;
+  }
 }
 
 // Whoever had a tensor on the memory may have let go of it while kernels that read it run.
@@ -44,16 +47,6 @@ CudaWeightStream::~CudaWeightStream() {
   const ContextScope scope(driver_, context_);
   const RelaxedCapture relaxed(driver_);
   if (addresses_) driver_.context_synchronize();
-}
-
-void CudaWeightStream::check_sources() const {
-  if (sources_.size() != plan_.weights.size()) {
-    throw BindingError("expected a source for each of " + std::to_string(plan_.weights.size()) +
-                       " weights, got " + std::to_string(sources_.size()));
-  }
-  for (std::size_t weight = 0; weight < sources_.size(); ++weight) {
-    check_source(plan_.weights[weight], *sources_[weight]);
-  }
 }
 
 void CudaWeightStream::make_memory() {
@@ -133,6 +126,7 @@ std::uint64_t CudaWeightStream::load_bytes() const noexcept {
 void CudaWeightStream::refresh(const std::vector<std::size_t>& weights) {
   for (const std::size_t weight : weights) check_weight(plan_, weight);
   const std::lock_guard lock(mutex_);
+  if (closed_) throw ExecutionError(kStreamClosed);
   for (const std::size_t weight : weights) stale_.weights[weight] = true;
   if (!weights.empty()) begin_anew_ = true;
 }
@@ -143,6 +137,7 @@ void CudaWeightStream::replace(std::map<std::size_t, std::shared_ptr<WeightSourc
     check_source(plan_.weights[weight], *source);
   }
   const std::lock_guard lock(mutex_);
+  if (closed_) throw ExecutionError(kStreamClosed);
   for (auto& [weight, source] : sources) {
     stale_.replaced.emplace_back(weight, std::move(source));
     stale_.weights[weight] = true;
@@ -153,7 +148,7 @@ void CudaWeightStream::replace(std::map<std::size_t, std::shared_ptr<WeightSourc
 ReadMode CudaWeightStream::mode(std::size_t weight) const {
   check_weight(plan_, weight);
   const std::lock_guard lock(mutex_);
-  if (closed_) throw ExecutionError(kClosed);
+  if (closed_) throw ExecutionError(kStreamClosed);
   return sources_[weight] ? sources_[weight]->mode() : ReadMode::kMemory;
 }
 
@@ -187,11 +182,11 @@ void CudaWeightStream::read(Stale stale, const std::function<void(std::uint64_t)
   std::vector<std::shared_ptr<WeightSource>> let_go;  // unlocked: it may need the GIL
   holds_prologue_ = false;
   try {
-    if (closed_) throw ExecutionError(kClosed);
+    if (closed_) throw ExecutionError(kStreamClosed);
     {
       const std::lock_guard lock(mutex_);
       for (auto& [weight, source] : stale.replaced) sources_[weight].swap(source);
-      look_up(stale.weights, files);
+      look_up_sources(plan_, sources_, stale.weights, files);
     }
     const RegisteredMemory staging(driver_, staging_bytes(stale.weights));
     ReadBuffer buffer;
@@ -213,20 +208,6 @@ void CudaWeightStream::read(Stale stale, const std::function<void(std::uint64_t)
     throw;
   }
   ++generation_;
-}
-
-// Under the mutex. As WeightStream: first the stale ones, then others of the same files.
-void CudaWeightStream::look_up(const std::vector<bool>& stale, WeightFiles& files) {
-  for (const bool turn : {true, false}) {
-    for (std::size_t weight = 0; weight < stale.size(); ++weight) {
-      if (stale[weight] != turn || sources_[weight] == nullptr) continue;
-      try {
-        sources_[weight]->look_up(files, /*opens=*/turn);
-      } catch (const FileError& error) {
-        throw FileError(plan_.weights[weight].name + ": " + error.what());
-      }
-    }
-  }
 }
 
 // Resident weights go to the device by way of it.
@@ -263,7 +244,7 @@ void CudaWeightStream::read_weight(std::size_t weight, const RegisteredMemory& s
 // ---- passes -------------------------------------------------------------------------------------
 
 void CudaWeightStream::begin_pass(Stream stream) {
-  if (closed_) throw ExecutionError(kClosed);
+  if (closed_) throw ExecutionError(kStreamClosed);
   pass_bytes_ = 0;
   executed_ = true;
   if (!begin_anew_) return;
@@ -327,27 +308,34 @@ PassReport CudaWeightStream::take_report() noexcept {
 }
 
 void CudaWeightStream::rest() noexcept {
+  const RelaxedCapture relaxed(driver_);
   if (lane_) driver_.stream_synchronize(lane_->handle());
 }
 
 void CudaWeightStream::close() noexcept {
   std::vector<std::shared_ptr<WeightSource>> let_go;  // after the lock: it may need the GIL
-  Stale stale;
+  std::vector<std::pair<std::size_t, std::shared_ptr<WeightSource>>> replaced;
   if (closed_.exchange(true)) return;
   const ContextScope scope(driver_, context_);
   const RelaxedCapture relaxed(driver_);
   rest();
+  let_go_of_driver();
+  const std::lock_guard lock(mutex_);
+  let_go.swap(sources_);
+  replaced.swap(stale_.replaced);
+}
+
+// All but the weight memory. With a current context.
+void CudaWeightStream::let_go_of_driver() noexcept {
   store_.reset();
   ready_.reset();
   begin_.reset();
   lane_.reset();
-  const std::lock_guard lock(mutex_);
-  let_go.swap(sources_);
-  std::swap(stale, stale_);
 }
 
 void CudaWeightStream::give_back() noexcept {
   if (!closed_) return;
+  const std::lock_guard lock(mutex_);  // two callers may close an executable at once
   const ContextScope scope(driver_, context_);
   const RelaxedCapture relaxed(driver_);
   if (addresses_) driver_.context_synchronize();

@@ -38,9 +38,9 @@ struct WeightCopy {
 // a small buffer. What memory replaced a streamed weight is let go once it was read.
 //
 // Owner: one resident (attach), and every tensor on the weight memory, which goes last. Thread:
-// refresh, replace, mode, close and the counters from any; the rest as the resident is called.
-// Nothing needs the GIL. Errors: the constructor throws PlanError for a plan that check_plan
-// refuses or with weights in several pieces, BindingError for sources that do not fit,
+// refresh, replace, mode, close, give_back and the counters from any; the rest as the resident is
+// called. Nothing needs the GIL. Errors: the constructor throws PlanError for a plan that
+// check_plan refuses or with weights in several pieces, BindingError for sources that do not fit,
 // BackendUnavailable without the device, ExecutionError without memory; nothing is left behind
 // then.
 class CudaWeightStream {
@@ -64,11 +64,13 @@ class CudaWeightStream {
   std::uint64_t load_bytes() const noexcept;
 
   // The bytes of these weights have changed in their sources, or files at their paths: the next
-  // pass reads them again. Throws BindingError for a weight that does not exist.
+  // pass reads them again. Throws BindingError for a weight that does not exist, and ExecutionError
+  // after close.
   void refresh(const std::vector<std::size_t>& weights);
 
   // From the next pass on these weights come from somewhere else. Throws BindingError for a weight
-  // that does not exist or a source of another size; then none is replaced.
+  // that does not exist or a source of another size, and ExecutionError after close; then none is
+  // replaced.
   void replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources);
 
   // How a weight's source is read. Throws BindingError for a weight that does not exist, and
@@ -136,13 +138,12 @@ class CudaWeightStream {
     std::vector<std::pair<std::size_t, std::shared_ptr<WeightSource>>> replaced;
   };
 
-  void check_sources() const;
   void make_memory();
   void make_copies();
+  void let_go_of_driver() noexcept;
   Stale take_stale();
   void put_back(Stale stale);
   void read(Stale stale, const std::function<void(std::uint64_t)>& progress);
-  void look_up(const std::vector<bool>& stale, WeightFiles& files);
   std::size_t staging_bytes(const std::vector<bool>& stale) const;
   void read_weight(std::size_t weight, const RegisteredMemory& staging, ReadBuffer& buffer,
                    const std::function<void(std::size_t)>& done);

@@ -90,14 +90,15 @@ class Builder {
   std::size_t n_added_ = 0;
 };
 
-// Every transfer stands once.
+// Every transfer stands once. A launch whose results are empty may have no node, so that nobody
+// waits for a copy of this execution.
 void check_transfers(const StreamedGraph& streamed, std::size_t n_transfers) {
   std::vector<bool> is_there(n_transfers);
   for (const StreamedCopy& copy : streamed.copies) {
     const bool is_new = copy.transfer < n_transfers && !is_there[copy.transfer];
-    if (!is_new || copy.for_next_pass != copy.before.empty()) {
+    if (!is_new || (copy.for_next_pass && !copy.before.empty())) {
       throw std::invalid_argument("transfer " + std::to_string(copy.transfer) +
-                                  " does not exist, stands twice, or nobody reads it");
+                                  " does not exist, stands twice, or is read before it comes");
     }
     is_there[copy.transfer] = true;
   }

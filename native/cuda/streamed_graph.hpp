@@ -13,7 +13,7 @@ namespace offload::cuda {
 struct StreamedCopy {
   std::size_t transfer = 0;
   std::vector<std::uint32_t> after;   // they read what it overwrites
-  std::vector<std::uint32_t> before;  // they read what it brings; none: it is for the next pass
+  std::vector<std::uint32_t> before;  // they read what it brings; none where for_next_pass
   bool for_next_pass = false;
 };
 

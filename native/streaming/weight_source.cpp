@@ -179,6 +179,34 @@ void check_source(const WeightPlacement& weight, const WeightSource& source) {
                      " bytes, got " + std::to_string(source.size_bytes()));
 }
 
+void check_sources(const StreamPlan& plan,
+                   const std::vector<std::shared_ptr<WeightSource>>& sources) {
+  if (sources.size() != plan.weights.size()) {
+    throw BindingError("expected a source for each of " + std::to_string(plan.weights.size()) +
+                       " weights, got " + std::to_string(sources.size()));
+  }
+  for (std::size_t weight = 0; weight < sources.size(); ++weight) {
+    check_source(plan.weights[weight], *sources[weight]);
+  }
+}
+
+void look_up_sources(const StreamPlan& plan,
+                     const std::vector<std::shared_ptr<WeightSource>>& sources,
+                     const std::vector<bool>& stale, WeightFiles& files) {
+  for (const bool turn : {true, false}) {
+    for (std::size_t weight = 0; weight < stale.size(); ++weight) {
+      if (stale[weight] != turn || sources[weight] == nullptr) continue;
+      try {
+        sources[weight]->look_up(files, /*opens=*/turn);
+      } catch (const BindingError& error) {
+        throw BindingError(plan.weights[weight].name + ": " + error.what());
+      } catch (const std::exception& error) {
+        throw FileError(plan.weights[weight].name + ": " + error.what());
+      }
+    }
+  }
+}
+
 FileSource::FileSource(std::shared_ptr<WeightFile> file, std::size_t offset_bytes,
                        std::size_t size_bytes)
     : file_(std::move(file)), offset_bytes_(offset_bytes), size_bytes_(size_bytes) {

@@ -69,8 +69,23 @@ class WeightSource {
   virtual ReadMode mode() const noexcept = 0;
 };
 
+// What streams say once they are closed.
+inline constexpr const char* kStreamClosed =
+    "the executable is closed, or the interpreter is exiting";
+
 // Throws BindingError unless the source has the weight's size.
 void check_source(const WeightPlacement& weight, const WeightSource& source);
+
+// Throws BindingError unless each weight has a source of its size.
+void check_sources(const StreamPlan& plan,
+                   const std::vector<std::shared_ptr<WeightSource>>& sources);
+
+// Looks up the sources of stale weights, and then those of others in the same files. A null source
+// has nothing to look up. Throws FileError, and BindingError for memory that does not fit, naming
+// the weight.
+void look_up_sources(const StreamPlan& plan,
+                     const std::vector<std::shared_ptr<WeightSource>>& sources,
+                     const std::vector<bool>& stale, WeightFiles& files);
 
 // An open file, read with pread: past the page cache (O_DIRECT) where the filesystem takes it, by
 // itself through the cache where it does not. Straight into place where offset and address are

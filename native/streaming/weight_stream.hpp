@@ -60,11 +60,13 @@ class WeightStream final : private ThreadOwner {
   void load(const std::function<void(std::uint64_t)>& progress);
 
   // The bytes of these weights have changed in their sources, or files at their paths: from the
-  // next pass on they are read again. Throws BindingError for a weight that does not exist.
+  // next pass on they are read again. Throws BindingError for a weight that does not exist, and
+  // ExecutionError after close.
   void refresh(const std::vector<std::size_t>& weights);
 
   // From the next pass on these weights come from somewhere else. Throws BindingError for a weight
-  // that does not exist or a source of another size; then none is replaced.
+  // that does not exist or a source of another size, and ExecutionError after close; then none is
+  // replaced.
   void replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources);
 
   // How a weight's source is read. Throws BindingError for a weight that does not exist, and
@@ -128,10 +130,9 @@ class WeightStream final : private ThreadOwner {
   void restart() noexcept override;
   void end() noexcept override;
 
-  void check_sources() const;
   void make_hooks(bool poison);
   void begin_generation(const std::function<void(std::uint64_t)>& progress);
-  void look_up(const std::vector<bool>& stale, WeightFiles& files);
+  void note_watched();
   void note_changes();
   void read_residents(const std::vector<bool>& stale,
                       const std::function<void(std::uint64_t)>& progress);

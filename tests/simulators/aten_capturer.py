@@ -154,6 +154,12 @@ class AtenKernel:
         return argument
 
 
+def _is_of_nothing(launch: Launch) -> bool:
+    """Whether an operator makes empty results and writes nothing: a GPU runs no kernel for that."""
+    made = tuple(launch.made())
+    return bool(made) and not launch.writes and all(0 in view.shape for view in made)
+
+
 class AtenCapturer:
     """Implements the Capturer protocol on the simulated driver."""
 
@@ -165,7 +171,7 @@ class AtenCapturer:
         self._programs: list[Program] = []  # kept, so that their identities stay their own
 
     def capture(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
-        """Capture every launch as a kernel; nothing executes."""
+        """Capture every launch as a kernel, unless its results are empty; nothing executes."""
         self._programs.append(program)
         if program.opaque is not None:
             # On a thread of its own, as a capturer of a GPU does: it has no modes of the caller.
@@ -185,7 +191,8 @@ class AtenCapturer:
         addresses = {one.value: one.address for one in allocations if one.value is not None}
         stream = _current_context_stream()
         call("cuStreamBeginCapture", stream, driver_bindings().CUstreamCaptureMode(1))
-        for launch in program.launches:
+        launches = [one for one in program.launches if not _is_of_nothing(one)]
+        for launch in launches:
             kernel = self._kernel(program, launch)
             launch_kernel(stream, kernel.function, kernel.sizes, kernel.arguments(addresses))
         graph = call("cuStreamEndCapture", stream)
@@ -195,7 +202,7 @@ class AtenCapturer:
             graph=int(graph),
             nodes=nodes,
             edges=edges,
-            launches=tuple(range(len(program.launches))),
+            launches=tuple(launch.index for launch in launches),
             allocations=tuple(allocations),
             owned=(),
             keep=CapturedGraph(graph),

@@ -142,11 +142,18 @@ def check_copies(
         CaptureError: the edges make a cycle, a copy is missing, or an order is not enforced; the
             message names weights and nodes.
     """
-    early = [copy.transfer for copy in streamed.copies if copy.for_next_pass]
+    n_early = sum(copy.for_next_pass for copy in streamed.copies)
     if sorted(one.transfer for one in streamed.copies) != list(range(len(streaming.transfers))):
         raise CaptureError("the graph does not copy each streamed weight once")
-    if early != list(range(len(early))):
-        raise CaptureError("copies for the next execution are not its first transfers, in order")
+    # A weight that no node reads has no reader to show that its copy came first.
+    in_order = [*range(n_early, len(streaming.transfers)), *range(n_early)]
+    if [(one.transfer, one.for_next_pass) for one in streamed.copies] != [
+        (one, one < n_early) for one in in_order
+    ]:
+        raise CaptureError(
+            "copies do not stand in the order of transfers, those for the next execution, which "
+            "are its first ones, at the end"
+        )
     edges = list(graph.edges)
     for node, copy in enumerate(streamed.copies, start=graph.n_nodes):
         edges += [(before, node) for before in copy.after]
