@@ -43,6 +43,8 @@ _LAUNCH_NS = 1_000.0
 
 _N_WARM_UP = 2
 
+_NOT_TIMED = "the device executes a graph, in which launches are not timed one by one"
+
 
 def load_program(
     program: Program,
@@ -148,7 +150,7 @@ class _StreamedLoad:
         self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
         # Where work is queued nobody knows when a launch began: the estimate stays.
         self._is_timed = backend.capabilities.queues_work
-        self._estimated = ""
+        self._estimated = _NOT_TIMED if self._is_timed else ""
 
     @property
     def all_bytes(self) -> int:
@@ -181,7 +183,7 @@ class _StreamedLoad:
             PlanError: memory has no room for the floor.
             ExecutionError: not even the floor could be had.
         """
-        free_bytes = self._backend.free_bytes()
+        free_bytes = self._backend.free_bytes(self._prepared.program)
         budget_bytes = min(self.all_bytes, int(free_bytes * _FREE_SHARE))
         floor_bytes = self._streaming(self.all_bytes).floor.required_bytes
         if budget_bytes < floor_bytes:

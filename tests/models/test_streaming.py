@@ -136,7 +136,7 @@ def test_auto_takes_what_is_free(deep: Captured, monkeypatch: pytest.MonkeyPatch
     given = torch.randn(4, 128)
     with deep.load() as run:
         expected = run(given)
-    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self: 700 * KIB)
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self, program: 700 * KIB)
     with deep.load(weights_budget="auto") as run:
         assert run.streaming.plan.transfers
         assert run.streaming.plan.memory_bytes <= 700 * KIB

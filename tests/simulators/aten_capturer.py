@@ -157,7 +157,8 @@ class AtenKernel:
 def _is_of_nothing(launch: Launch) -> bool:
     """Whether an operator makes empty results and writes nothing: a GPU runs no kernel for that."""
     made = tuple(launch.made())
-    return bool(made) and not launch.writes and all(0 in view.shape for view in made)
+    is_in_place = bool(set(launch.writes) - {view.value for view in made})
+    return bool(made) and not is_in_place and all(0 in view.shape for view in made)
 
 
 class AtenCapturer:

@@ -16,8 +16,11 @@ from test_stored_weights import MODELS
 from test_streaming import Deep, floor_of, results, weight_bytes
 
 import offload
+from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda import streaming
 from offload.backends.cuda.graph import call
+from offload.byte_sizes import show_bytes
+from offload.report import report_on, report_table
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
 from simulated_backend import SimulatedBackend, install
@@ -382,7 +385,7 @@ def test_auto_takes_what_is_free(backend, monkeypatch, deep, device_floor):
         assert not run.streaming.plan.transfers
         check(run, [given], expected)
     room = device_floor * 5 // 4
-    monkeypatch.setattr(type(backend), "free_bytes", lambda self: room)
+    monkeypatch.setattr(type(backend), "free_bytes", lambda self, program: room)
     with deep.load(backend.name, weights_budget="auto") as run:
         assert run.streaming.plan.transfers
         assert run.streaming.plan.memory_bytes <= room
@@ -391,7 +394,7 @@ def test_auto_takes_what_is_free(backend, monkeypatch, deep, device_floor):
 
 def test_free_memory_and_the_link_are_those_of_the_device(backend, simulator, deep):
     simulator.set_memory_limit(2**30)
-    assert backend.free_bytes() == 2**30 - simulator.physical_bytes
+    assert backend.free_bytes(deep.program) == 2**30 - simulator.physical_bytes
     streaming._links.clear()
     n_held = simulator.live_bytes, simulator.host_bytes, simulator.live("event")
     link = streaming.measure_link(0)
@@ -402,6 +405,38 @@ def test_free_memory_and_the_link_are_those_of_the_device(backend, simulator, de
     assert streaming.measure_link(0) == link
     assert simulator.calls("cuMemcpyHtoDAsync") == n_calls
     streaming._links.clear()
+
+
+def test_free_memory_is_that_of_the_programs_device(backend, deep, monkeypatch):
+    asked = []
+    monkeypatch.setattr(cuda_backend, "free_bytes", lambda device: asked.append(device) or 0)
+    monkeypatch.setattr(cuda_backend, "current_device", lambda: 0)
+    monkeypatch.setattr(cuda_backend, "device_of", lambda program: 1)
+    assert backend.free_bytes(deep.program) == 0
+    assert asked == [1]
+
+
+def test_what_nobody_knows_is_not_said_to_be_measured(backend, deep, device_floor):
+    """A graph's launches and copies have no times, and a call returns before they have ended."""
+    with deep.load(backend.name, weights_budget=device_floor) as run:
+        run(torch.randn(*GIVEN))
+        last, text = run.last_execution, run.streaming.explain()
+        report = report_on(run, [last]).streaming
+        plan = run.streaming.plan
+    assert "waited" not in text
+    assert "/s and" in text  # of the link alone
+    assert text.count("/s") == 1
+    assert f"{show_bytes(last.bytes_streamed)} brought" in text
+    assert "times of launches are estimates" in text
+    assert "in which launches are not timed" in plan.estimated
+    assert "streamed at" not in str(last)
+    assert "waited" not in str(last)
+    assert (report.bytes_per_second, report.wait_ns, report.measured_ns) == (None, None, None)
+    rows = dict(
+        zip(*(one.cells for one in report_table(report_on(run, [last])).columns), strict=True)
+    )
+    assert "  streamed by an execution" in rows
+    assert not {"  brought at", "  launches waited", "  execution, measured"} & rows.keys()
 
 
 def test_weights_on_the_device_have_no_store(backend):
@@ -467,12 +502,14 @@ class ReadsNothing(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(4)))
+        self.before, self.after = (
+            torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(3))) for _ in range(2)
+        )
         self.extra = torch.nn.Parameter(torch.randn(64, 128))
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        nothing = self.extra[:0].clone()
-        return self.layers(torch.cat([self.layers(given), nothing]))
+        hidden = self.before(given)
+        return self.after(torch.cat([hidden, self.extra[:0].clone()]))
 
 
 def test_a_streamed_weight_that_no_node_reads(backend, tmp_path):
@@ -481,7 +518,9 @@ def test_a_streamed_weight_that_no_node_reads(backend, tmp_path):
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     with captured.load(backend.name, weights_budget=floor_on(captured, backend)) as run:
         plan = run.streaming.plan
-        streamed = {captured.program.values[plan.pieces[one.piece].value].name
-                    for one in plan.transfers}  # fmt: skip
-        assert "extra" in streamed
+        after_passes = {
+            captured.program.values[plan.pieces[one.piece].value].name: one.after_pass
+            for one in plan.transfers
+        }
+        assert after_passes["extra"] == 0  # in the middle of a pass
         check(run, inputs, expected_of(captured, inputs))

@@ -205,5 +205,5 @@ class StreamingBackend(Backend, Protocol):
     def maps_pieces(self) -> bool:
         """Whether pieces of a weight can be mapped side by side, so that a part may stay."""
 
-    def free_bytes(self) -> int:
-        """Memory of the device that weights could take now."""
+    def free_bytes(self, program: Program) -> int:
+        """Memory that weights could take now, of the device that the Program was recorded on."""

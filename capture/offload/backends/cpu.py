@@ -110,7 +110,7 @@ class CpuBackend:
         """Unless addresses are scarce: pieces take as many as the weight has bytes."""
         return not is_address_space_limited()
 
-    def free_bytes(self) -> int:
+    def free_bytes(self, program: Program) -> int:
         """Memory that this process may still take."""
         return free_bytes()
 

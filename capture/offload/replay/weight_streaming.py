@@ -151,6 +151,11 @@ class WeightStreaming:
         last = self._last_execution()
         if not last.n_executions:
             return "measured: nothing has been executed yet"
+        if last.bytes_streamed and not last.stream_busy_ns:
+            return (
+                f"measured: {show_bytes(last.bytes_streamed)} brought for the last execution; how "
+                "long copies and launches take on this device is not"
+            )
         return (
             f"measured: {last.device_ns / 1e6:.3f} ms by the last execution, of which launches "
             f"waited {last.stream_wait_ns / 1e6:.3f} ms for weights; "

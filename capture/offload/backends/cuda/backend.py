@@ -259,9 +259,9 @@ class CudaBackend:
         """Not yet: a weight is streamed as a whole."""
         return False
 
-    def free_bytes(self) -> int:
-        """Of torch's current GPU, what torch's allocator only keeps for later included."""
-        return free_bytes(current_device())
+    def free_bytes(self, program: Program) -> int:
+        """Of the Program's GPU, what torch's allocator only keeps for later included."""
+        return free_bytes(device_of(program))
 
     def copy_costs(self, index: int, resident: _native.CudaResident) -> CopyCosts:
         """What re-setting a node and copying cost on a device: measured once in a process.
