@@ -49,8 +49,8 @@ void CpuResident::gather(CpuLaunch& launch) {
                   static_cast<std::byte*>(launch.outputs.front().mutable_data_ptr()));
 }
 
-// The operator's result as recorded, of a table of just the rows that it needs, which are read as
-// transfers read: not through the page cache.
+// The operator's result as recorded, of a table of just the rows that it needs. Where they lie is
+// told by the recorded tensor, and they are read as transfers read: not through the page cache.
 at::Tensor CpuResident::embedded_from_few(const CpuLaunch& launch) {
   const at::Tensor& indices = launch.arguments[1].toTensor();
   take_indices(indices, indices_);
@@ -58,9 +58,14 @@ at::Tensor CpuResident::embedded_from_few(const CpuLaunch& launch) {
   std::sort(rows.begin(), rows.end());
   rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
   const at::Tensor& table = launch.arguments[0].toTensor();
+  const auto item_bytes = table.element_size();
+  const RowTable recorded{launch.table->weight,
+                          static_cast<std::size_t>(table.storage_offset() * item_bytes),
+                          static_cast<std::size_t>(table.size(0)),
+                          static_cast<std::size_t>(table.size(1) * item_bytes)};
   const at::Tensor few =
       at::empty({static_cast<std::int64_t>(rows.size()), table.size(1)}, table.options());
-  stream_->read_rows(*launch.table, rows, static_cast<std::byte*>(few.mutable_data_ptr()));
+  stream_->read_rows(recorded, rows, static_cast<std::byte*>(few.mutable_data_ptr()));
   const at::Tensor places = at::empty(indices.sizes(), at::TensorOptions(at::kLong));
   std::transform(indices_.begin(), indices_.end(), places.mutable_data_ptr<std::int64_t>(),
                  [&](std::int64_t index) {
