@@ -18,7 +18,7 @@ from test_streaming_plan import SLOW, floor_of, full_of, plan
 
 from offload.errors import PlanError
 from offload.passes import check_streaming, roofline_ns, simulate_streaming
-from offload.passes.gather_tables import LEAST_TABLES, may_be_gathered
+from offload.passes.gather_tables import LEAST_TABLE_OVER_ROWS, may_be_gathered
 from offload.passes.simulate_streaming import gather_ns
 from offload.streaming import Gather, Link, WeightDemand, WeightUse
 
@@ -69,9 +69,9 @@ def test_nothing_is_gathered_where_all_weights_fit():
 
 def test_a_table_of_which_many_rows_are_read_is_a_weight_like_others():
     for n_rows, may in ((16, True), (17, False)):
-        demand = with_table([LEAST_TABLES * 16 * ROW_BYTES, 8192], n_rows)
+        demand = with_table([LEAST_TABLE_OVER_ROWS * 16 * ROW_BYTES, 8192], n_rows)
         assert may_be_gathered(demand.weights[0]) is may
-        floor_bytes = LEAST_TABLES * 16 * ROW_BYTES
+        floor_bytes = LEAST_TABLE_OVER_ROWS * 16 * ROW_BYTES
         assert floor_of(demand) == (8192 if may else floor_bytes)
 
 
@@ -137,7 +137,7 @@ def test_plans_hold_their_budget_and_what_they_predict(demand, data, tails, row_
     assert found.resident_bytes + found.transfer_bytes == sum(
         size_bytes for value, size_bytes in sizes.items() if value not in tables
     )
-    assert found.gathered_bytes * LEAST_TABLES <= sum(sizes[value] for value in tables)
+    assert found.gathered_bytes * LEAST_TABLE_OVER_ROWS <= sum(sizes[value] for value in tables)
     simulated = simulate_streaming(demand, found, link)
     assert simulated.period_ns == pytest.approx(found.period_ns, rel=1e-8, abs=1e-3)
     assert sum(simulated.wait_ns) == pytest.approx(

@@ -9,7 +9,7 @@ from offload.passes.simulate_streaming import gather_ns
 from offload.passes.streaming_floor import SMALLEST_STREAMED_BYTES, FloorPlan, floor_plan
 from offload.streaming import Gather, Link, WeightDemand, WeightUse
 
-LEAST_TABLES = 4
+LEAST_TABLE_OVER_ROWS = 4
 """A table may be gathered if it is so many times as large as the rows that a pass reads of it.
 
 Each row costs the link's overhead, which a transfer of the table costs once; and what a pass reads
@@ -40,7 +40,7 @@ def may_be_gathered(weight: WeightUse) -> bool:
         weight.row_bytes > 0
         and not weight.stays
         and weight.size_bytes >= SMALLEST_STREAMED_BYTES
-        and weight.size_bytes >= LEAST_TABLES * weight.rows_bytes
+        and weight.size_bytes >= LEAST_TABLE_OVER_ROWS * weight.rows_bytes
     )
 
 
