@@ -9,7 +9,7 @@
 namespace offload {
 namespace {
 
-// Indices in the order of their elements, as long as the vector is asked for.
+// The indices in the order of their elements, whatever their strides.
 void take_indices(const at::Tensor& tensor, std::vector<std::int64_t>& indices) {
   const at::Tensor flat = tensor.contiguous();
   const auto take = [&](const auto* begin) { indices.assign(begin, begin + flat.numel()); };

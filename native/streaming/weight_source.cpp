@@ -159,6 +159,10 @@ void WeightFile::read(std::size_t offset_bytes, std::byte* to, std::size_t size_
 void WeightFile::read_runs(const std::vector<ByteRun>& runs, std::byte* to) {
   std::call_once(opens_cached_, [this] { open_cached(); });
   for (const ByteRun& run : runs) {
+    posix_fadvise(cached_file_, static_cast<off_t>(run.offset_bytes),
+                  static_cast<off_t>(run.size_bytes), POSIX_FADV_WILLNEED);
+  }
+  for (const ByteRun& run : runs) {
     std::size_t done_bytes = 0;
     while (done_bytes < run.size_bytes) {
       const ssize_t got = pread(cached_file_, to + done_bytes, run.size_bytes - done_bytes,

@@ -20,11 +20,11 @@ def check_streaming(demand: WeightDemand, streaming: Streaming) -> None:
     Raises:
         PlanError: the pieces are not the weights whose rows are not gathered; rows are gathered for
             other launches than those that read them, or of a weight that stays or is no table;
-            something lies outside of the memory, or the
-            memory exceeds the budget; a piece that is cut lies where it cannot be mapped; a
-            streamed piece has not just one transfer, or one that is not for its readers; transfers
-            and launches wait for each other; or bytes are overwritten before their last reader has
-            ended. The message names the weights, transfers and launches.
+            something lies outside of the memory, or the memory exceeds the budget; a piece that is
+            cut lies where it cannot be mapped; a streamed piece has not just one transfer, or one
+            that is not for its readers; transfers and launches wait for each other; or bytes are
+            overwritten before their last reader has ended. The message names the weights, transfers
+            and launches.
     """
     weights = {weight.value: weight for weight in demand.weights}
     gathered = _check_gathers(weights, streaming)
