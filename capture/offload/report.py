@@ -79,13 +79,13 @@ def _streaming_report(
     executable: Executable, executions: Sequence[LastExecution]
 ) -> StreamingReport | None:
     streaming = executable.streaming
-    if streaming is None or not streaming.plan.transfers:
+    if streaming is None or streaming.plan.is_resident:
         return None
     plan = streaming.plan
     return StreamingReport(
         budget_bytes=plan.budget_bytes,
         memory_bytes=plan.memory_bytes,
-        streamed_bytes=plan.transfer_bytes,
+        streamed_bytes=plan.streamed_bytes,
         bytes_per_second=statistics.median(one.stream_bytes_per_second for one in executions),
         wait_ns=_median(one.stream_wait_ns for one in executions),
         predicted_ns=plan.period_ns,
