@@ -122,6 +122,7 @@ class StreamedWeight:
         size_bytes: int,
         pieces: Sequence[tuple[int, int, int, bool]],
         source: FileRange | torch.Tensor | list[torch.Tensor],
+        gathered: bool = False,
     ) -> None: ...
 
 class WeightStream:
@@ -136,7 +137,7 @@ class WeightStream:
         poison: bool = False,
     ) -> None: ...
     def load(self, progress: Callable[[int], object] | None = None) -> None: ...
-    def tensor(self, index: int) -> torch.Tensor: ...
+    def tensor(self, index: int) -> torch.Tensor: ...  # of a gathered weight at no address
     def refresh(self, weights: Sequence[int] | None = None) -> None: ...
     def replace(
         self, sources: Mapping[int, FileRange | torch.Tensor | list[torch.Tensor]]
@@ -232,6 +233,7 @@ class CpuResident(Resident):
         guard: bool | int | float | complex | None,
         guards_shape: bool,
         source: str,
+        table: tuple[int, int, int, int] | None = None,
     ) -> None: ...
     @property
     def launch_modes(self) -> list[tuple[str, int]]: ...

@@ -165,7 +165,7 @@ class _StreamedLoad:
             PlanError: the budget is below the floor.
         """
         streaming = self._streaming(budget_bytes)
-        if streaming.transfers and not self._is_timed:
+        if not streaming.is_resident and not self._is_timed:
             self._time_launches(streaming)
             streaming = self._streaming(budget_bytes)
         return self._loaded(streaming, verify=self._verify)
@@ -211,8 +211,14 @@ class _StreamedLoad:
         program = self._prepared.program
         demand = passes.weight_demand(program, self._launch_ns)
         managed = managed_weights(program)
+        gathers = self._backend.capabilities.gathers_rows
         weights = tuple(
-            dataclasses.replace(one, stays=one.stays or one.value not in managed)
+            dataclasses.replace(
+                one,
+                stays=one.stays or one.value not in managed,
+                row_bytes=one.row_bytes if gathers else 0,
+                n_rows=one.n_rows if gathers else (),
+            )
             for one in demand.weights
         )
         return dataclasses.replace(demand, weights=weights)
@@ -244,10 +250,15 @@ class _StreamedLoad:
 
 
 def _estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, ...]:
-    """What each launch may take, from the bytes that it reads and writes."""
+    """What each launch may take, from the bytes that it reads and writes; of tables, of rows."""
+    tables = passes.row_reads(program)
+    sizes_bytes = [
+        tables[value.index].most_bytes if value.index in tables else value.size_bytes
+        for value in program.values
+    ]
     return tuple(
         _LAUNCH_NS
-        + sum(program.values[index].size_bytes for index in {*launch.reads, *launch.writes})
+        + sum(sizes_bytes[index] for index in {*launch.reads, *launch.writes})
         / memory_bytes_per_ns
         for launch in program.launches
     )

@@ -80,14 +80,14 @@ def _streaming_report(
     executable: Executable, executions: Sequence[LastExecution]
 ) -> StreamingReport | None:
     streaming = executable.streaming
-    if streaming is None or not streaming.plan.transfers:
+    if streaming is None or streaming.plan.is_resident:
         return None
     plan = streaming.plan
     is_timed = all(one.stream_busy_ns for one in executions)
     return StreamingReport(
         budget_bytes=plan.budget_bytes,
         memory_bytes=plan.memory_bytes,
-        streamed_bytes=plan.transfer_bytes,
+        streamed_bytes=plan.streamed_bytes,
         bytes_per_second=statistics.median(one.stream_bytes_per_second for one in executions)
         if is_timed
         else None,

@@ -72,8 +72,8 @@ namespace {
 using Piece = std::tuple<std::size_t, std::size_t, std::size_t, bool>;
 
 StreamedWeight streamed_weight(std::string name, std::size_t size_bytes,
-                               const std::vector<Piece>& pieces, py::object source) {
-  StreamedWeight weight{{std::move(name), size_bytes, {}}, std::move(source)};
+                               const std::vector<Piece>& pieces, py::object source, bool gathered) {
+  StreamedWeight weight{{std::move(name), size_bytes, {}, gathered}, std::move(source)};
   for (const auto& [offset_bytes, piece_bytes, memory_offset_bytes, streamed] : pieces) {
     weight.placement.pieces.push_back({offset_bytes, piece_bytes, memory_offset_bytes, streamed});
   }
@@ -105,7 +105,7 @@ void register_weight_stream(py::module_& module) {
       .def(py::init<std::string, std::size_t>(), py::arg("path"), py::arg("offset_bytes"));
   py::class_<StreamedWeight>(module, "StreamedWeight")
       .def(py::init(&streamed_weight), py::kw_only(), py::arg("name"), py::arg("size_bytes"),
-           py::arg("pieces"), py::arg("source"));
+           py::arg("pieces"), py::arg("source"), py::arg("gathered") = false);
   py::class_<WeightStream, std::shared_ptr<WeightStream>> stream(module, "WeightStream");
   stream
       .def(py::init(&make_stream), py::kw_only(), py::arg("memory_bytes"), py::arg("granule_bytes"),

@@ -232,7 +232,8 @@ ReadMode WeightStream::mode(std::size_t weight) const {
   check_weight(plan_, weight);
   const std::lock_guard lock(mutex_);
   if (sources_.empty()) throw ExecutionError(kStreamClosed);
-  return sources_[weight]->mode();
+  const ReadMode mode = sources_[weight]->mode();
+  return plan_.weights[weight].gathered && mode == ReadMode::kDirect ? ReadMode::kBuffered : mode;
 }
 
 void WeightStream::attach() {
@@ -380,6 +381,7 @@ void WeightStream::begin_pass(std::size_t n_launches, bool traced) {
   traced_pass_ = traced;
   traced_ = traced;
   report_ = PassReport();
+  gathered_bytes_ = gather_ns_ = 0;
   note_changes();
   if (!begin_anew_) return;
   try {
@@ -400,10 +402,7 @@ void WeightStream::wait_for_weights(std::size_t launch) {
     for_others_.wait(lock, reached);
     arrived_target_ = kNobody;
   }
-  const std::uint64_t end_ns = now_ns();
-  report_.wait_ns += end_ns - begin_ns;
-  wait_ns_ += end_ns - begin_ns;
-  if (traced_pass_) report_.waits.push_back({launch, begin_ns, end_ns});
+  note_wait(launch, begin_ns, now_ns());
   if (arrived_ >= n_arrived) return;
   const std::lock_guard lock(mutex_);
   throw ExecutionError(failure_);
@@ -421,8 +420,8 @@ void WeightStream::note_end(std::size_t launch) noexcept {
 }
 
 void WeightStream::end_pass() {
-  report_.bytes = pass_bytes_[pass_ % 2];
-  report_.busy_ns = pass_busy_ns_[pass_ % 2];
+  report_.bytes = pass_bytes_[pass_ % 2] + gathered_bytes_;
+  report_.busy_ns = pass_busy_ns_[pass_ % 2] + gather_ns_;
   ++pass_;
   arrived_before_ += plan_.transfers.size();
   ended_before_ += plan_.n_launches;

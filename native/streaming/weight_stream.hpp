@@ -50,7 +50,8 @@ class WeightStream final : private ThreadOwner {
 
   const StreamPlan& plan() const noexcept { return plan_; }
 
-  // Where a weight lies. What streamed pieces hold there is defined for their launches alone.
+  // Where a weight lies; null for one that is gathered. What streamed pieces hold there is defined
+  // for their launches alone.
   std::byte* address(std::size_t weight) const noexcept { return memory_.address(weight); }
 
   // Reads the resident pieces, on this thread, and starts the first pass's transfers. `progress`,
@@ -90,6 +91,17 @@ class WeightStream final : private ThreadOwner {
     }
   }
 
+  // On behalf of a launch of the pass that has begun: reads rows of a table, by their indices, from
+  // the weight's source to where they are wanted, side by side. That is time that the launch waits.
+  // Throws ExecutionError before anything is read for an index that is no row of the table, and
+  // naming the weight and the cause if reading fails; then the pass has to be abandoned.
+  void gather(std::size_t launch, const RowTable& table, const std::vector<std::int64_t>& indices,
+              std::byte* to);
+
+  // During a pass: reads rows as transfers read, to compare. That counts as nothing. Throws
+  // ExecutionError as gather.
+  void read_rows(const RowTable& table, const std::vector<std::int64_t>& indices, std::byte* to);
+
   // Says that a launch has ended.
   void after(std::size_t launch) noexcept {
     if (hooks_[launch] != 0) note_end(launch);
@@ -113,7 +125,8 @@ class WeightStream final : private ThreadOwner {
   // What load reads: the resident pieces.
   std::uint64_t load_bytes() const noexcept;
 
-  // Totals: of transfers that ended, of waits, of time that the worker spent on transfers.
+  // Totals: of transfers that ended and rows that were gathered, of transfers alone, of waits, of
+  // time that was spent on both.
   std::uint64_t bytes_moved() const noexcept { return bytes_moved_; }
   std::uint64_t n_transfers() const noexcept { return n_transfers_; }
   std::uint64_t wait_ns() const noexcept { return wait_ns_; }
@@ -147,6 +160,7 @@ class WeightStream final : private ThreadOwner {
   bool carry_out(std::uint64_t number, ReadBuffer& buffer);
 
   void wait_for_weights(std::size_t launch);
+  void note_wait(std::size_t launch, std::uint64_t begin_ns, std::uint64_t end_ns);
   void note_end(std::size_t launch) noexcept;
   void collect_transfers();
 
@@ -167,6 +181,9 @@ class WeightStream final : private ThreadOwner {
   std::uint64_t arrived_before_ = 0;  // transfers of the passes before
   std::uint64_t ended_before_ = 0;    // and launches
   bool traced_pass_ = false;
+  std::uint64_t gathered_bytes_ = 0;  // of the pass
+  std::uint64_t gather_ns_ = 0;
+  std::vector<ByteRun> runs_;  // of one gathering; kept for its memory
   PassReport report_;
 
   // Both sides count from the beginning of the generation, look for a while at what the other side

@@ -27,12 +27,15 @@ class Capabilities:
             dispatcher; so what launches it makes can be compared with a Program's.
         queues_work: a call returns once its work is queued, so a failing launch surfaces at a
             ticket's wait; and the device does not work again after one.
+        gathers_rows: of one that streams weights: a launch of an embedding can read rows of its
+            table from the store (`Streaming.gathers`).
     """
 
     computes: bool = True
     moves_feature_map: bool = True
     queues_work: bool = False
     runs_opaque: bool = False
+    gathers_rows: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,9 +45,10 @@ class LaunchReport:
     Attributes:
         mode: `thunk` or `out` (it writes where the Plan says), `call` (as recorded: in place, or
             into memory of its own), `copied` (as recorded, then copied: its out-variant failed its
-            proof), `unproved` (not executed yet), `graph` (as nodes of a device's own graph),
-            `opaque` (likewise, all nodes of the recorded callable as one launch), `none` (nothing
-            is computed).
+            proof), `gathered` (rows of a table are read from the store into its result),
+            `unproved` (not executed yet), `graph` (as nodes of a device's own graph), `opaque`
+            (likewise, all nodes of the recorded callable as one launch), `none` (nothing is
+            computed).
         outside_bytes: bytes that it allocates outside the arena, counted at the first execution.
     """
 

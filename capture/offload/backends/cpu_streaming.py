@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,8 @@ from offload.backends.weight_sources import (
     native_transfers,
     native_weights,
 )
-from offload.program import Program, StoredTensor
+from offload.errors import FileError
+from offload.program import Program, StoredTensor, TensorView
 from offload.streaming import Link, Streaming
 
 PAGE_BYTES = resource.getpagesize()
@@ -30,6 +32,10 @@ _SAMPLE_BYTES = 128 * 2**20
 _SAMPLE_WEIGHTS = 16
 _SMALL_BYTES = 64 * 2**10
 
+# What a row takes is measured on so many of so many bytes, all over the largest weight.
+_N_ROWS = 64
+_ROW_BYTES = 1024
+
 
 def make_stream(
     program: Program, streaming: Streaming
@@ -37,7 +43,8 @@ def make_stream(
     """The memory of the weights, and what brings them there; nothing is read yet.
 
     Returns:
-        The stream, and for each weight that it manages the tensor that was recorded, there.
+        The stream, and for each weight that it manages the tensor that was recorded, there; of a
+        weight whose rows are gathered it is at no address, and nobody may touch it.
 
     Raises:
         ExecutionError: there is not enough memory.
@@ -54,6 +61,29 @@ def make_stream(
     )
     memory = [stream.tensor(number) for number in range(len(sources))]
     return stream, managed_tensors(program, sources, memory)
+
+
+def gathered_tables(
+    program: Program, streaming: Streaming
+) -> Mapping[int, tuple[int, int, int, int]]:
+    """By launch that gathers rows, their table.
+
+    Returns:
+        The weight's number in the stream, where in it the table begins in bytes, how many rows it
+        has, and the bytes of each.
+    """
+    numbers = {value: number for number, value in enumerate(managed_weights(program))}
+    tables = {}
+    for one in streaming.gathers:
+        view = program.launches[one.launch].arguments[0]
+        assert isinstance(view, TensorView)  # of an embedding, as the planner was told
+        tables[one.launch] = (
+            numbers[one.value],
+            view.offset_bytes,
+            view.shape[0],
+            one.row_bytes,
+        )
+    return tables
 
 
 def measure_link(program: Program) -> Link:
@@ -85,8 +115,36 @@ def measure_link(program: Program) -> Link:
     ns_per_byte = max(
         1e-6, (total_ns - len(large) * small_ns) / max(1, n_bytes - len(large) * n_small)
     )
-    overhead_ns = max(0.0, small_ns - n_small * ns_per_byte)
-    return Link(bytes_per_second=1e9 / ns_per_byte, overhead_ns=overhead_ns)
+    return Link(
+        bytes_per_second=1e9 / ns_per_byte,
+        overhead_ns=max(0.0, small_ns - n_small * ns_per_byte),
+        row_overhead_ns=_row_overhead_ns(sources[first], sizes[first], ns_per_byte),
+    )
+
+
+def _row_overhead_ns(
+    content: list[torch.Tensor] | StoredTensor, size_bytes: int, ns_per_byte: float
+) -> float:
+    """What a row takes beyond its bytes, once the page cache has it; nothing in memory.
+
+    Raises:
+        FileError: the file is gone, or cannot be read.
+    """
+    if not isinstance(content, StoredTensor):
+        return 0.0
+    n_bytes = min(_ROW_BYTES, size_bytes)
+    offsets = [content.offset_bytes + size_bytes // _N_ROWS * row for row in range(_N_ROWS)]
+    try:
+        with open(content.path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            for _ in range(2):  # the first time they are read from the disk
+                begin_ns = time.perf_counter_ns()
+                for offset in offsets:
+                    os.pread(file.fileno(), n_bytes, offset)
+                total_ns = time.perf_counter_ns() - begin_ns
+    except OSError as error:
+        raise FileError(f"{content.path}: {error.strerror}") from error
+    return max(0.0, total_ns / _N_ROWS - n_bytes * ns_per_byte)
 
 
 def _read_ns(

@@ -50,6 +50,7 @@ def native_weights(
 ) -> list[_native.StreamedWeight]:
     """The managed weights with their pieces, for the native side."""
     pieces: dict[int, list[tuple[int, int, int, bool]]] = {value: [] for value in sources}
+    gathered = {one.value for one in streaming.gathers}
     for one in streaming.pieces:
         if one.value in pieces and one.size_bytes:
             place = (one.offset_bytes, one.size_bytes, one.memory_offset_bytes, one.streamed)
@@ -60,6 +61,7 @@ def native_weights(
             size_bytes=program.values[value].size_bytes,
             pieces=pieces[value],
             source=native_source(content),
+            gathered=value in gathered,
         )
         for value, content in sources.items()
     ]

@@ -25,10 +25,10 @@ class LastExecution:
         outputs_allocated: results for which no buffer was given.
         n_executions: of this executable, this one included.
         bytes_streamed: of weights, brought for this execution, partly while the one before ran:
-            of each execution every streamed byte exactly once.
+            of each execution every streamed byte exactly once, and the rows that were gathered.
         stream_busy_ns: what bringing them took; 0 on a device that executes a graph, where neither
             this nor the next is known.
-        stream_wait_ns: of device_ns, what launches waited for weights.
+        stream_wait_ns: of device_ns, what launches waited for weights, gathering included.
     """
 
     convert_ns: int
