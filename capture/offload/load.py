@@ -258,8 +258,7 @@ def _estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, 
     ]
     return tuple(
         _LAUNCH_NS
-        + sum(sizes_bytes[index] for index in {*launch.reads, *launch.writes})
-        / memory_bytes_per_ns
+        + sum(sizes_bytes[index] for index in {*launch.reads, *launch.writes}) / memory_bytes_per_ns
         for launch in program.launches
     )
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
 from simulator import NEWEST_FIRST, OLDEST_FIRST
-from stored import save_weights, without_memory
-from test_cuda_streaming import GIVEN, expected_of, floor_on, poison_after_last_use, results
-from test_streaming import Deep
 
 import offload
 from offload import passes
@@ -19,18 +15,7 @@ from offload.backends.cuda.streamed_copies import StreamedGraph, check_copies, s
 from offload.plan import NodeGraph
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
-from simulated_backend import SimulatedBackend, install
-
-
-@pytest.fixture
-def backend(simulator, monkeypatch) -> SimulatedBackend:
-    return install(simulator, monkeypatch)
-
-
-@pytest.fixture
-def deep(tmp_path: Path):
-    save_weights(Deep().eval(), tmp_path)
-    return offload.capture(without_memory(Deep), torch.randn(*GIVEN), weights=tmp_path)
+from device_streaming import GIVEN, expected_of, floor_on, poison_after_last_use, results
 
 
 @dataclasses.dataclass

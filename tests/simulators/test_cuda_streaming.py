@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
 import torch
-from simulator import NEWEST_FIRST, OLDEST_FIRST, RANDOM
+from simulator import RANDOM
 from stored import Wide, compute_wide, save_weights, without_memory, write_wide
 from test_stored_weights import MODELS
-from test_streaming import Deep, floor_of, results, weight_bytes
+from test_streaming import Deep, weight_bytes
 
 import offload
 from offload.backends.cuda import backend as cuda_backend
@@ -23,49 +20,9 @@ from offload.byte_sizes import show_bytes
 from offload.report import report_on, report_table
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
-from simulated_backend import SimulatedBackend, install
-
-GIVEN = (4, 128)
-ORDERS = [(NEWEST_FIRST, 0), (OLDEST_FIRST, 0), (RANDOM, 1), (RANDOM, 2)]
+from device_streaming import GIVEN, ORDERS, check, expected_of, floor_on, poison_after_last_use
 
 
-@pytest.fixture
-def backend(simulator, monkeypatch) -> SimulatedBackend:
-    return install(simulator, monkeypatch)
-
-
-@pytest.fixture
-def deep(tmp_path: Path):
-    save_weights(Deep().eval(), tmp_path)
-    return offload.capture(without_memory(Deep), torch.randn(*GIVEN), weights=tmp_path)
-
-
-@pytest.fixture
-def device_floor(deep, backend) -> int:
-    return floor_on(deep, backend)
-
-
-def floor_on(captured, backend) -> int:
-    class OnDevice:
-        def load(self, **options):
-            return captured.load(backend.name, **options)
-
-    return floor_of(OnDevice())
-
-
-def expected_of(captured, inputs):
-    """By the CPU backend with all weights resident; the simulated kernels are its operators."""
-    with captured.load() as run:
-        return [[one.clone() for one in results(run(given))] for given in inputs]
-
-
-def check(run, inputs, expected) -> None:
-    for given, wanted in zip(inputs, expected, strict=True):
-        for got, tensor in zip(results(run(given)), wanted, strict=True):
-            assert torch.equal(got, tensor)
-
-
-# The decoder was recorded with an attention of the CPU that draws from a generator.
 @pytest.mark.parametrize("name", [*sorted(MODELS.keys() - {"decoder"}), "deep"])
 def test_every_budget_gives_the_same_bits(name, backend, simulator, tmp_path):
     build, make = {**MODELS, "deep": (Deep, lambda: torch.randn(*GIVEN))}[name]
@@ -80,21 +37,6 @@ def test_every_budget_gives_the_same_bits(name, backend, simulator, tmp_path):
             for number, order in enumerate(ORDERS):
                 simulator.set_node_order(*order)
                 check(run, inputs, expected[number * len(inputs) :][: len(inputs)])
-
-
-def poison_after_last_use(backend, run) -> None:
-    """Overwrite each streamed weight when the last launch that reads it has ended."""
-    plan = run.streaming.plan
-    last = {}
-    for one in plan.transfers:
-        last.setdefault(one.last_launch, []).append(plan.pieces[one.piece])
-
-    def poison(launch) -> None:
-        for piece in last.get(launch.index, ()):
-            address = run._loaded.weights[piece.value].untyped_storage().data_ptr()
-            ctypes.memset(address, 0xFF, piece.size_bytes)
-
-    backend.capturer.on_end = poison
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -275,104 +217,6 @@ def test_changed_files_are_read_again(backend, deep, device_floor, tmp_path):
         check(run, [given] * 2, second)
 
 
-def test_a_file_that_cannot_be_read_again_fails_the_execution_alone(
-    backend, deep, device_floor, tmp_path
-):
-    given = torch.randn(*GIVEN)
-    first, second = expected_of(deep, [given] * 2)
-    path = tmp_path / "model.safetensors"
-    content = path.read_bytes()
-    with deep.load(backend.name, weights_budget=device_floor) as run:
-        check(run, [given], [first])
-        path.write_bytes(content[: len(content) // 4])
-        with pytest.raises(offload.FileError, match="no intact safetensors file"):
-            run.streaming.refresh()
-        check(run, [given], [second])
-        path.write_bytes(content)
-        run.streaming.refresh()
-        path.unlink()
-        with pytest.raises(offload.ExecutionError, match=r"model\.safetensors"):
-            run(given)
-        path.write_bytes(content)
-        check(run, [given], [first])
-
-
-@pytest.mark.parametrize(
-    ("function", "nth", "refreshes"),
-    [("cuGraphLaunch", 1, False), ("cuEventRecord", 1, False), ("cuStreamWaitEvent", 1, False),
-     ("cuStreamWaitEvent", 2, False), ("cuGraphLaunch", 1, True), ("cuMemcpyHtoDAsync", 1, True),
-     ("cuMemcpyHtoDAsync", 2, True), ("cuStreamWaitEvent", 2, True), ("cuMemcpyHtoD", 1, True),
-     ("cuMemHostRegister", 1, True), ("cuStreamSynchronize", 1, True)],
-)  # fmt: skip
-def test_a_failed_call_leaves_the_next_execution_right(
-    function, nth, refreshes, backend, simulator, deep, device_floor
-):
-    """Without help: the execution behind it makes the prologue anew, and reads what was stale."""
-    inputs = [torch.randn(*GIVEN) for _ in range(3)]
-    with deep.load(backend.name, weights_budget=device_floor + 60 * 1024) as run:
-        assert any(one.after_pass < 0 for one in run.streaming.plan.transfers)
-        poison_after_last_use(backend, run)
-        run(inputs[0])
-        if refreshes:  # so that weights are read, and there is a prologue
-            run.streaming.refresh()
-        simulator.fail(function, 999, nth)
-        ticket = run.submit(inputs[0])
-        with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_UNKNOWN"):
-            ticket.wait()
-        # The model counts its executions: the first unless its weights were read again, and the
-        # second if it came as far as the wait for its outputs.
-        n_counted = (not refreshes) + (function == "cuStreamWaitEvent" and nth == 2)
-        expected = expected_of(deep, inputs[:1] * n_counted + inputs)
-        check(run, inputs, expected[n_counted:])
-
-
-def test_a_copy_that_faults_surfaces_at_the_wait(backend, simulator, deep, device_floor):
-    given = torch.randn(*GIVEN)
-    run = deep.load(backend.name, weights_budget=device_floor)
-    run(given)
-    simulator.set_eager(False)
-    simulator.fault_copy(2)
-    ticket = run.submit(given)
-    with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
-        ticket.wait()
-    run.close()
-
-
-@pytest.mark.parametrize(
-    ("function", "nth"),
-    [("cuMemHostRegister", 1), ("cuMemHostRegister", 2), ("cuMemCreate", 1), ("cuMemMap", 1),
-     ("cuMemcpyHtoD", 1), ("cuStreamCreate", 1), ("cuEventCreate", 2), ("cuGraphAddMemcpyNode", 2),
-     ("cuGraphAddEventRecordNode", 1), ("cuGraphAddDependencies", 1)],
-)  # fmt: skip
-def test_a_failed_load_leaves_nothing(function, nth, backend, simulator, deep, device_floor):
-    deep.load(backend.name, weights_budget=device_floor, verify=False).close()
-    gc.collect()  # graphs of refusals, whose errors hold frames
-    kinds = ("executable", "graph", "stream", "event", "mapping", "reservation")
-    held = [simulator.live(kind) for kind in kinds], simulator.host_bytes, simulator.physical_bytes
-    real = backend.prepare
-
-    def prepare(program):
-        found = real(program)
-        simulator.fail(function, 999, nth)  # from here on: what captures call does not count
-        return found
-
-    backend.prepare = prepare
-    with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_UNKNOWN"):
-        deep.load(backend.name, weights_budget=device_floor, verify=False)
-    simulator.forget_calls()
-    gc.collect()
-    found = [simulator.live(kind) for kind in kinds], simulator.host_bytes, simulator.physical_bytes
-    assert found == held
-
-
-def test_a_driver_that_registers_no_more_says_what_to_look_at(
-    backend, simulator, deep, device_floor
-):
-    simulator.fail("cuMemHostRegister", 2)
-    with pytest.raises(offload.ExecutionError, match=r"registering \d+ bytes.*ulimit -l"):
-        deep.load(backend.name, weights_budget=device_floor, verify=False)
-
-
 def test_the_proof_runs_without_the_weights(backend, deep, device_floor):
     with deep.load(backend.name, weights_budget=device_floor, verify=True) as run:
         assert run.streaming.plan.transfers
@@ -464,37 +308,12 @@ def test_progress_counts_every_byte_that_is_read(backend, deep, device_floor):
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
 
 
-def test_what_progress_raises_ends_the_load_and_leaves_nothing(
-    backend, simulator, deep, device_floor
-):
-    with deep.load(backend.name, weights_budget=device_floor):  # the arena is there from now on
-        before = simulator.live_bytes, simulator.host_bytes
-
-        def stop(done_bytes: int, _total_bytes: int) -> None:
-            if done_bytes:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            deep.load(backend.name, weights_budget=device_floor, progress=stop)
-        assert (simulator.live_bytes, simulator.host_bytes) == before
-
-
 def test_a_closed_executable_gives_its_weight_memory_back(backend, simulator, deep, device_floor):
     run = deep.load(backend.name, weights_budget=device_floor)
     physical_bytes = simulator.physical_bytes
     memory_bytes = run.streaming.plan.memory_bytes
     run.close()
     assert simulator.physical_bytes <= physical_bytes - memory_bytes
-
-
-def test_weights_of_a_closed_executable_are_refused(backend, deep, device_floor):
-    run = deep.load(backend.name, weights_budget=device_floor)
-    weights = run.streaming
-    run.close()
-    with pytest.raises(offload.ExecutionError, match="closed"):
-        weights.refresh()
-    with pytest.raises(offload.ExecutionError, match="closed"):
-        weights.replace({"layers.0.0.weight": Deep().state_dict()["layers.0.0.weight"]})
 
 
 class ReadsNothing(torch.nn.Module):
