@@ -10,7 +10,7 @@ import torch
 from offload.backends.cuda.fixed_weights import weights_at_risk
 from offload.eager_run import EagerRun, bytes_of, host_storage
 from offload.errors import CaptureError, ExecutionError
-from offload.program import Program, Role
+from offload.program import Launch, Program, Role
 
 Bases = dict[int, tuple[torch.UntypedStorage, int]]
 """By Value its storage, and the byte at which it begins there."""
@@ -18,6 +18,8 @@ Bases = dict[int, tuple[torch.UntypedStorage, int]]
 
 def warm_up(program: Program, device: int, inputs: Sequence[torch.Tensor] | None) -> None:
     """Run each launch once on private copies of what is written; all its memory is given back.
+
+    Weights in files are zeros from their first launch to their last.
 
     The weights of an opaque Program are written where they are, and put back.
 
@@ -30,6 +32,7 @@ def warm_up(program: Program, device: int, inputs: Sequence[torch.Tensor] | None
         run = EagerRun(program, _private_bases(program, device, inputs), fill=0)
         last_uses = _last_uses(program)
         for launch in program.launches:
+            _take_stored(program, launch, run.bases, torch.device("cuda", device))
             try:
                 with _weights_kept(program):
                     run.keep(launch, run.call(launch)())
@@ -100,15 +103,24 @@ def _weights_kept(program: Program) -> Iterator[None]:
             bytes_of(storage).copy_(bytes_of(content))
 
 
+def _take_stored(program: Program, launch: Launch, bases: Bases, device: torch.device) -> None:
+    """Zeros for the weights in files that a launch is the first to use: all may be too large."""
+    for value in program.stored.keys() & {*launch.reads, *launch.writes}:
+        if value not in bases:
+            size_bytes = program.values[value].size_bytes
+            zeros = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+            bases[value] = (zeros.untyped_storage(), 0)
+
+
 def _last_uses(program: Program) -> dict[int, list[int]]:
-    """By launch the activations that no later launch uses."""
+    """By launch the activations, and weights in files, that no later launch uses."""
     last: dict[int, int] = {}
     for launch in program.launches:
         for value in (*launch.reads, *launch.writes):
             last[value] = launch.index
     dead: dict[int, list[int]] = {}
     for value, index in last.items():
-        if program.values[value].role is Role.ACTIVATION:
+        if program.values[value].role is Role.ACTIVATION or value in program.stored:
             dead.setdefault(index, []).append(value)
     return dead
 
