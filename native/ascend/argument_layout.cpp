@@ -19,11 +19,20 @@ void check_words(const std::vector<ArgumentBlock>& blocks, const std::vector<Arg
   for (std::size_t index = 0; index < words.size(); ++index) {
     const ArgumentWord& word = words[index];
     const std::size_t n_bytes = word.block < blocks.size() ? blocks[word.block].size() : 0;
-    if (word.offset_bytes % 8 == 0 && word.offset_bytes + 8 <= n_bytes) continue;
+    if (word.offset_bytes % 8 == 0 && n_bytes >= 8 && word.offset_bytes <= n_bytes - 8) continue;
     throw std::invalid_argument(
         "word " + std::to_string(index) + " (block " + std::to_string(word.block) + ", byte " +
         std::to_string(word.offset_bytes) + ") lies in no block, or at no multiple of 8 bytes");
   }
+}
+
+// Of two words at one place either could be the last to be written.
+void check_places(std::vector<std::size_t> word_offsets_bytes) {
+  std::sort(word_offsets_bytes.begin(), word_offsets_bytes.end());
+  const auto twice = std::adjacent_find(word_offsets_bytes.begin(), word_offsets_bytes.end());
+  if (twice == word_offsets_bytes.end()) return;
+  throw std::invalid_argument("two words lie at byte " + std::to_string(*twice) +
+                              " of the table: each address of a kernel is named once");
 }
 
 std::vector<Part> parts_of(std::size_t n_blocks, const std::vector<ArgumentWord>& words,
@@ -74,6 +83,7 @@ ArgumentLayout lay_out(const std::vector<ArgumentBlock>& blocks,
   for (const ArgumentWord& word : words) {
     layout.word_offsets_bytes.push_back(layout.block_offsets_bytes[word.block] + word.offset_bytes);
   }
+  check_places(layout.word_offsets_bytes);
   return layout;
 }
 

@@ -33,8 +33,8 @@ struct ArgumentLayout {
 inline constexpr std::size_t kBlockAlignmentBytes = 64;
 
 // Within a part blocks keep their order. Throws std::invalid_argument for a word that lies in no
-// block, is not aligned to eight bytes, or has not exactly one relocation, and for a relocation
-// whose slot does not exist.
+// block, is not aligned to eight bytes, lies where another one does, or has not exactly one
+// relocation, and for a relocation whose slot does not exist.
 ArgumentLayout lay_out(const std::vector<ArgumentBlock>& blocks,
                        const std::vector<ArgumentWord>& words,
                        const std::vector<Relocation>& relocations,

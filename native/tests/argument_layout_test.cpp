@@ -86,12 +86,14 @@ void words_must_lie_in_blocks() {
     return is_refused([&] { offload::acl::lay_out(make_blocks(), words, relocations, kTriggers); });
   };
   CHECK_THAT(!lays_out({{0, 8}}, {{0, 0, 0}}));
-  CHECK_THAT(lays_out({{4, 0}}, {{0, 0, 0}}));             // no such block
-  CHECK_THAT(lays_out({{0, 4}}, {{0, 0, 0}}));             // not aligned
-  CHECK_THAT(lays_out({{0, 16}}, {{0, 0, 0}}));            // behind the block
-  CHECK_THAT(lays_out({{0, 0}}, {{0, 9, 0}}));             // no such slot
-  CHECK_THAT(lays_out({{0, 0}}, {}));                      // no relocation
-  CHECK_THAT(lays_out({{0, 0}}, {{0, 0, 0}, {0, 1, 0}}));  // two
+  CHECK_THAT(lays_out({{4, 0}}, {{0, 0, 0}}));                     // no such block
+  CHECK_THAT(lays_out({{0, 4}}, {{0, 0, 0}}));                     // not aligned
+  CHECK_THAT(lays_out({{0, 16}}, {{0, 0, 0}}));                    // behind the block
+  CHECK_THAT(lays_out({{0, ~std::size_t{7}}}, {{0, 0, 0}}));       // far behind it
+  CHECK_THAT(lays_out({{0, 8}, {0, 8}}, {{0, 0, 0}, {1, 3, 0}}));  // two words at one place
+  CHECK_THAT(lays_out({{0, 0}}, {{0, 9, 0}}));                     // no such slot
+  CHECK_THAT(lays_out({{0, 0}}, {}));                              // no relocation
+  CHECK_THAT(lays_out({{0, 0}}, {{0, 0, 0}, {0, 1, 0}}));          // two
 }
 
 }  // namespace
