@@ -32,7 +32,7 @@ AscendResident::AscendResident(AscendProgram program)
   }
 }
 
-AscendResident::~AscendResident() { close(); }
+AscendResident::~AscendResident() { close_for_good(); }
 
 void AscendResident::make(const AscendProgram& program) {
   runtime().require(Capability::kKernelLaunch, "a resident program of kernels");
@@ -84,6 +84,14 @@ void AscendResident::release() noexcept {
   if (refresh_) last_counts_ = refresh_->counts();
   refresh_.reset();
   arena_.reset();
+}
+
+// The model's destruction waits for its executions by the runtime's own means; kernels that were
+// issued one by one it does not know.
+void AscendResident::abandon() noexcept {
+  model_.reset();
+  static_cast<void>(refresh_.release());
+  if (arena_) arena_->abandon();
 }
 
 }  // namespace offload::acl

@@ -59,6 +59,7 @@ class AscendResident final : public StreamResident {
 
  private:
   void release() noexcept override;
+  void abandon() noexcept override;
   void make(const AscendProgram& program);
   void launch_kernel(std::size_t kernel, Stream stream) const;
 

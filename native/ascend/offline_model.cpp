@@ -22,7 +22,7 @@ OfflineResident::OfflineResident(int device_index, const std::string& path, bool
   }
 }
 
-OfflineResident::~OfflineResident() { close(); }
+OfflineResident::~OfflineResident() { close_for_good(); }
 
 void OfflineResident::load(const std::string& path) {
   runtime().check(runtime().offline_query_bytes(path.c_str(), &work_bytes_, &weight_bytes_),
@@ -154,6 +154,12 @@ void OfflineResident::release() noexcept {
   buffers_.clear();
   weights_.reset();
   work_.reset();
+}
+
+// The model stays loaded.
+void OfflineResident::abandon() noexcept {
+  if (weights_) weights_->abandon();
+  if (work_) work_->abandon();
 }
 
 }  // namespace offload::acl

@@ -54,6 +54,7 @@ class OfflineResident final : public StreamResident {
   };
 
   void release() noexcept override;
+  void abandon() noexcept override;
   void load(const std::string& path);
   void describe();
   OfflineTensor describe(ModelDescription description, bool is_input, std::size_t index) const;

@@ -156,6 +156,9 @@ class DeviceMemory {
   std::uint64_t address() const { return reinterpret_cast<std::uint64_t>(address_); }
   std::size_t size_bytes() const { return n_bytes_; }
 
+  // Leaves the memory to the process.
+  void abandon() noexcept { address_ = nullptr; }
+
  private:
   const Runtime& runtime_;
   std::size_t n_bytes_;

@@ -27,12 +27,11 @@ class AscendFence final : public Fence {
   void wait() override {
     const ContextScope scope(runtime_, device_);
     const RelaxedCapture relaxed(runtime_);
-    const Error error = runtime_.synchronize_event(event_->handle());
-    // After a fault too: nothing runs any more.
+    // After a wait that failed the work may go on: what follows is still ordered behind it.
+    runtime_.check(runtime_.synchronize_event(event_->handle()), "executing the program");
     std::uint64_t n_known = *n_ended_;
     while (n_known < n_enqueued_ && !n_ended_->compare_exchange_weak(n_known, n_enqueued_)) {
     }
-    runtime_.check(error, "executing the program");
   }
 
  private:
@@ -85,13 +84,20 @@ bool StreamResident::copy(std::uint64_t to, std::uint64_t from, std::size_t n_by
   return true;
 }
 
-void StreamResident::refuse_capturing(Stream stream, const char* which) const {
-  if (stream == nullptr || !runtime_.has(Capability::kCapture)) return;
+Error StreamResident::ask_capturing(Stream stream, bool& captures) const {
+  captures = false;
+  if (stream == nullptr || !runtime_.has(Capability::kCapture)) return kSuccess;
   CaptureStatus status = kCaptureNone;
   Model model = nullptr;
-  runtime_.check(runtime_.capture_get_info(stream, &status, &model),
-                 "asking whether the stream captures");
-  if (status == kCaptureNone) return;
+  const Error error = runtime_.capture_get_info(stream, &status, &model);
+  captures = status != kCaptureNone;
+  return error;
+}
+
+void StreamResident::refuse_capturing(Stream stream, const char* which) const {
+  bool captures = false;
+  runtime_.check(ask_capturing(stream, captures), "asking whether the stream captures");
+  if (!captures) return;
   throw ExecutionError(std::string(which) +
                        " is being captured into another model, where the addresses of an execution "
                        "cannot be patched: execute outside the capture");
@@ -117,14 +123,15 @@ std::unique_ptr<Fence> StreamResident::fence() {
   if (!in_flight()) return nullptr;
   const ContextScope scope(runtime_, device_);
   const RelaxedCapture relaxed(runtime_);
+  refuse_capturing(*last_stream_, "the stream of the execution before");
   try {
     auto event = std::make_unique<OrderEvent>(runtime_);
     runtime_.check(runtime_.record_event(event->handle(), *last_stream_), "ending an execution");
     return std::make_unique<AscendFence>(runtime_, device_, std::move(event), n_enqueued_,
                                          n_ended_);
   } catch (const ExecutionError&) {
-    runtime_.synchronize_stream(*last_stream_);  // its own error would come after the first
-    *n_ended_ = n_enqueued_;
+    // Its own error would come after the first.
+    if (runtime_.synchronize_stream(*last_stream_) == kSuccess) *n_ended_ = n_enqueued_;
     throw;
   }
 }
@@ -133,20 +140,35 @@ void StreamResident::finish() {
   if (const std::unique_ptr<Fence> end = fence()) end->wait();
 }
 
+// An event that is recorded on a capturing stream would become part of another model, and tell
+// nothing of what was executed before.
+bool StreamResident::wait_for_end() noexcept {
+  if (!in_flight()) return true;
+  bool captures = false;
+  if (ask_capturing(*last_stream_, captures) == kSuccess && captures) return false;
+  if (runtime_.record_event(done_->handle(), *last_stream_) == kSuccess) {
+    runtime_.synchronize_event(done_->handle());
+  } else {
+    runtime_.synchronize_stream(*last_stream_);
+  }
+  *n_ended_ = n_enqueued_;
+  return true;
+}
+
 void StreamResident::close() noexcept {
   const ContextScope scope(runtime_, device_);
   const RelaxedCapture relaxed(runtime_);
   is_closed_ = true;
-  if (in_flight()) {
-    if (runtime_.record_event(done_->handle(), *last_stream_) == kSuccess) {
-      runtime_.synchronize_event(done_->handle());
-    } else {
-      runtime_.synchronize_stream(*last_stream_);
-    }
-    *n_ended_ = n_enqueued_;
-  }
+  if (!wait_for_end()) return;
   release();
   done_.reset();
+}
+
+void StreamResident::close_for_good() noexcept {
+  close();
+  if (!in_flight()) return;
+  const ContextScope scope(runtime_, device_);
+  abandon();
 }
 
 }  // namespace offload::acl

@@ -17,7 +17,11 @@ namespace offload::acl {
 // Owner, thread, errors: as Resident. The constructor throws BackendUnavailable and ExecutionError.
 // Execute and issue enqueue on the stream and return; a device fault surfaces at a fence, or at any
 // later call. A stream must live until a fence behind its work was waited for, or until the next
-// execution on another one. Whoever derives closes in its destructor.
+// execution on another one. Whoever derives calls close_for_good in its destructor.
+//
+// While the stream of the last execution is being captured into another model nobody can wait for
+// what was executed there before: fence throws, close refuses executions from then on but gives
+// nothing back yet, and what is destroyed then leaves its memory to the process.
 class StreamResident : public Resident {
  public:
   ~StreamResident() override;
@@ -38,6 +42,12 @@ class StreamResident : public Resident {
   // the first time, and whenever it is closed again.
   virtual void release() noexcept = 0;
 
+  // Lets go of what work that may be under way still reads and writes, without giving it back.
+  virtual void abandon() noexcept = 0;
+
+  // Closes; abandons what cannot be waited for.
+  void close_for_good() noexcept;
+
   void refuse_closed() const;
 
   // Called before something is enqueued on the stream that set_stream chose.
@@ -48,7 +58,9 @@ class StreamResident : public Resident {
   const Device& device() const { return device_; }
 
  private:
+  Error ask_capturing(Stream stream, bool& captures) const;
   void refuse_capturing(Stream stream, const char* which) const;
+  bool wait_for_end() noexcept;  // false: nobody can, as yet
   bool in_flight() const { return n_enqueued_ > *n_ended_; }
 
   const Runtime& runtime_;
