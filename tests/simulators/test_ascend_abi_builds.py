@@ -131,3 +131,14 @@ def test_destroying_a_model_gives_its_streams_back(ascend, npu, model):
     npu.note(stream, 2)
     npu.synchronize(stream)
     assert npu.order == ["note 2 of 1"]
+
+
+def test_events_and_starts_order_streams_of_one_model_only(ascend, npu, model):
+    stream, event = bind(npu, model), npu.event()
+    other = bind(npu, ascend.make("aclmdlRIBuildBegin", 0))
+    wait = ("aclrtStreamWaitEvent", stream, event)
+    assert ascend.code(*wait) == acl.STREAM_MODEL  # it was recorded nowhere
+    npu.record(event, other)
+    assert ascend.code(*wait) == acl.STREAM_MODEL
+    assert ascend.code("aclrtActiveStream", other, stream) == acl.STREAM_MODEL
+    assert ascend.code("aclrtActiveStream", stream, npu.stream()) == acl.STREAM_MODEL
