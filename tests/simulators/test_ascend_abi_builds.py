@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import ascend_client as acl
 import pytest
 
@@ -109,6 +111,18 @@ def test_a_model_is_built_before_it_runs_and_not_after(ascend, npu, model):
     assert npu.order == ["note 1 of 1", "note 3 of 1"]
 
 
+def test_a_bound_stream_joins_no_capture(ascend, npu, model):
+    stream, bound, event = npu.stream(), bind(npu, model), npu.event()
+    with npu.capture(stream):
+        npu.record(event, stream)
+        wait = ("aclrtStreamWaitEvent", bound, event)
+        assert ascend.code(*wait) == acl.STREAM_MODEL
+    assert ascend.code("aclmdlRIBuildEnd", model, 1) == acl.PARAM_INVALID
+    assert (
+        ascend.code("aclmdlRIBuildBegin", ctypes.byref(ctypes.c_uint64()), 1) == acl.PARAM_INVALID
+    )
+
+
 def test_destroying_a_model_gives_its_streams_back(ascend, npu, model):
     stream = bind(npu, model)
     npu.note(stream, 1)
@@ -117,3 +131,14 @@ def test_destroying_a_model_gives_its_streams_back(ascend, npu, model):
     npu.note(stream, 2)
     npu.synchronize(stream)
     assert npu.order == ["note 2 of 1"]
+
+
+def test_events_and_starts_order_streams_of_one_model_only(ascend, npu, model):
+    stream, event = bind(npu, model), npu.event()
+    other = bind(npu, ascend.make("aclmdlRIBuildBegin", 0))
+    wait = ("aclrtStreamWaitEvent", stream, event)
+    assert ascend.code(*wait) == acl.STREAM_MODEL  # it was recorded nowhere
+    npu.record(event, other)
+    assert ascend.code(*wait) == acl.STREAM_MODEL
+    assert ascend.code("aclrtActiveStream", other, stream) == acl.STREAM_MODEL
+    assert ascend.code("aclrtActiveStream", stream, npu.stream()) == acl.STREAM_MODEL

@@ -24,6 +24,7 @@ def test_the_library_is_found_by_its_name(ascend):
 
 def test_initialisation_counts_references(ascend):
     count = ctypes.c_uint64()
+    assert ascend.code("aclInit", b"/no/such/file.json") == 100003
     assert ascend.code("aclInit", 0) == REPEAT_INITIALISE
     ascend.call("aclFinalizeReference", ctypes.byref(count))
     assert count.value == 1
@@ -92,6 +93,7 @@ def test_contexts_own_their_streams(ascend, npu):
     npu.synchronize(stream)
     assert ascend.code("aclrtSetCurrentContext", second) == acl.CONTEXT_NULL
     assert ascend.code("aclrtDestroyContext", first) == acl.PARAM_INVALID
+    assert ascend.code("aclrtDestroyContext", second) == acl.CONTEXT_NULL
 
 
 def test_a_device_that_is_reset_loses_its_streams(ascend, npu):
@@ -101,6 +103,7 @@ def test_a_device_that_is_reset_loses_its_streams(ascend, npu):
     npu.synchronize(stream)
     ascend.call("aclrtResetDevice", 0)
     assert ascend.code("aclrtSynchronizeStream", stream) == acl.CONTEXT_NULL
+    assert ascend.code("aclrtResetDevice", 0) == 107001
     ascend.call("aclrtSetDevice", 0)
     assert ascend.code("aclrtSynchronizeStream", stream) == acl.STREAM_CONTEXT
     assert ascend.live("stream") == 0
