@@ -1,4 +1,7 @@
 // Operators that move, fill and pick elements.
+#include <algorithm>
+#include <cstring>
+
 #include "elementwise.hpp"
 #include "executor.hpp"
 
@@ -65,6 +68,23 @@ void concatenate(const Launch& launch) {
 }
 const Kernel kCat = {"Cat", concatenate};
 
+// Operands: tensors of one shape, then the result, which has one dimension more.
+void stack(const Launch& launch) {
+  const Operand& output = launch.operands.back();
+  const std::int64_t dim = dimension(launch.attributes.front().integer(), output.rank);
+  for (std::size_t i = 0; i + 1 < launch.operands.size(); ++i) {
+    Operand part = output;
+    part.data += static_cast<std::int64_t>(i) * output.strides[dim] * element_bytes(output.type);
+    part.rank = output.rank - 1;
+    for (std::int64_t d = dim; d < part.rank; ++d) {
+      part.shape[d] = output.shape[d + 1];
+      part.strides[d] = output.strides[d + 1];
+    }
+    copy_elements(launch.operands[i], part);
+  }
+}
+const Kernel kStack = {"Stack", stack};
+
 std::int64_t index_at(const Operand& indices, const std::int64_t* position, std::int64_t extent) {
   std::int64_t offset = 0;
   for (std::int64_t dim = 0; dim < indices.rank; ++dim) {
@@ -118,28 +138,103 @@ const Kernel kIndexSelect = {"IndexSelect", [](const Launch& launch) {
                                                                launch.operands.front().rank));
                              }};
 
-// Operands: the tensor, an index for every element of the result, the result.
-void gather(const Launch& launch) {
-  const Operand& self = launch.operands.at(0);
-  const Operand& indices = launch.operands.at(1);
-  const Operand& output = launch.operands.at(2);
-  const std::int64_t dim = dimension(launch.attributes.front().integer(), self.rank);
+// Copies to every element of `output` the element of `self` that `find(position)` makes of its
+// position. Both hold elements of one type.
+template <class Find>
+void pick_elements(const Operand& self, const Operand& output, const Find& find) {
+  if (self.type != output.type) throw std::runtime_error("a result of another type");
+  const std::int64_t size = element_bytes(self.type);
   const std::int64_t n_elements = output.n_elements();
-  const auto load_element = loader<double>(self.type);
-  const auto store_element = storer<double>(output.type);
   for (std::int64_t n = 0; n < n_elements; ++n) {
     std::int64_t position[kMaxRank] = {};
     position_of(n, output, position);
-    std::int64_t to = 0;
-    for (std::int64_t d = 0; d < output.rank; ++d) to += position[d] * output.strides[d];
-    position[dim] = index_at(indices, position, self.shape[dim]);
-    std::int64_t from = 0;
-    for (std::int64_t d = 0; d < self.rank; ++d) from += position[d] * self.strides[d];
-    store_element(output.data + to * element_bytes(output.type),
-                  load_element(self.data + from * element_bytes(self.type)));
+    std::int64_t to = 0, from = 0;
+    for (std::int64_t dim = 0; dim < output.rank; ++dim) to += position[dim] * output.strides[dim];
+    find(position);
+    for (std::int64_t dim = 0; dim < self.rank; ++dim) from += position[dim] * self.strides[dim];
+    std::memcpy(output.data + to * size, self.data + from * size, static_cast<std::size_t>(size));
   }
 }
-const Kernel kGather = {"Gather", gather};
+
+// Operands: the tensor, an index for every element of the result, the result.
+const Kernel kGather = {
+    "Gather", [](const Launch& launch) {
+      const Operand& self = launch.operands.at(0);
+      const std::int64_t dim = dimension(launch.attributes.front().integer(), self.rank);
+      pick_elements(self, launch.operands.at(2), [&](std::int64_t* position) {
+        position[dim] = index_at(launch.operands.at(1), position, self.shape[dim]);
+      });
+    }};
+
+// Attribute: the dimensions that are turned around.
+const Kernel kFlip = {"Flip", [](const Launch& launch) {
+                        const Operand& self = launch.operands.at(0);
+                        pick_elements(self, launch.operands.at(1), [&](std::int64_t* position) {
+                          for (const std::int64_t d : launch.attributes.front().integers) {
+                            const std::int64_t dim = dimension(d, self.rank);
+                            position[dim] = self.shape[dim] - 1 - position[dim];
+                          }
+                        });
+                      }};
+
+const Kernel kRepeat = {"Repeat", [](const Launch& launch) {
+                          const Operand& self = launch.operands.at(0);
+                          const Operand& output = launch.operands.at(1);
+                          const std::int64_t n_new = output.rank - self.rank;
+                          pick_elements(self, output, [&](std::int64_t* position) {
+                            for (std::int64_t dim = 0; dim < self.rank; ++dim) {
+                              position[dim] = position[dim + n_new] % self.shape[dim];
+                            }
+                          });
+                        }};
+
+// Operands: the tensor, one tensor of indices for each of its first dimensions, the result. All of
+// them broadcast to each other, and stand before the dimensions that are not indexed.
+void index(const Launch& launch) {
+  const Operand& self = launch.operands.front();
+  const Operand& output = launch.operands.back();
+  const auto n_indexed = static_cast<std::int64_t>(launch.operands.size()) - 2;
+  const std::int64_t n_kept = self.rank - n_indexed;
+  Operand shape = output;  // of the indices
+  shape.rank = output.rank - n_kept;
+  pick_elements(self, output, [&](std::int64_t* position) {
+    std::int64_t found[kMaxRank] = {};
+    for (std::int64_t dim = 0; dim < n_indexed; ++dim) {
+      Operand indices = launch.operands[static_cast<std::size_t>(1 + dim)];
+      const auto strides = broadcast_strides(indices, shape);
+      indices.rank = shape.rank;
+      for (std::int64_t d = 0; d < shape.rank; ++d) {
+        indices.strides[d] = strides[static_cast<std::size_t>(d)] / element_bytes(indices.type);
+      }
+      found[dim] = index_at(indices, position, self.shape[dim]);
+    }
+    for (std::int64_t dim = 0; dim < n_kept; ++dim) {
+      found[n_indexed + dim] = position[shape.rank + dim];
+    }
+    std::copy(found, found + self.rank, position);
+  });
+}
+
+// Dimensions that are left out have empty indices: only behind the indexed ones is that simulated.
+void check_index(const Launch& launch) {
+  for (std::size_t i = 1; i + 1 < launch.operands.size(); ++i) {
+    const Operand& indices = launch.operands[i];
+    if (indices.rank == 1 && indices.shape[0] == 0 && launch.operands.back().n_elements() > 0) {
+      throw std::invalid_argument("a dimension that is not indexed before one that is");
+    }
+  }
+}
+const Kernel kIndex = {"Index", index, check_index};
+
+const Kernel kEye = {"Eye", [](const Launch& launch) {
+                       const Operand& output = launch.operands.front();
+                       std::int64_t n = 0;
+                       map<0>(launch, [&] {
+                         std::int64_t position[kMaxRank] = {};
+                         position_of(n++, output, position);
+                         return position[0] == position[1] ? 1 : 0;
+                       });
+                     }};
 
 // Keeps what `keeps(column - row)` says of the last two dimensions; the rest becomes zero.
 template <class Keeps>
@@ -180,6 +275,15 @@ OPERATOR(Arange, kArange,
          start, end, step, out)
 OPERATOR(Cat, kCat, (const aclTensorList* tensors, std::int64_t dim, aclTensor* out), tensors, dim,
          out)
+OPERATOR(Stack, kStack, (const aclTensorList* tensors, std::int64_t dim, aclTensor* out), tensors,
+         dim, out)
+OPERATOR(Eye, kEye, (std::int64_t, std::int64_t, aclTensor* out), out)
+OPERATOR(Flip, kFlip, (const aclTensor* self, const aclIntArray* dims, aclTensor* out), self, dims,
+         out)
+OPERATOR(Repeat, kRepeat, (const aclTensor* self, const aclIntArray* repeats, aclTensor* out), self,
+         repeats, out)
+OPERATOR(Index, kIndex, (const aclTensor* self, const aclTensorList* indices, aclTensor* out), self,
+         indices, out)
 OPERATOR(Embedding, kEmbedding, (const aclTensor* weight, const aclTensor* indices, aclTensor* out),
          weight, indices, out)
 OPERATOR(IndexSelect, kIndexSelect,

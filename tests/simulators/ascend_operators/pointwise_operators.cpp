@@ -1,4 +1,5 @@
 // Operators on elements: arithmetic, functions of one variable, comparisons, selection.
+#include <algorithm>
 #include <functional>
 
 #include "elementwise.hpp"
@@ -58,6 +59,17 @@ T divide(T a, T b) {
   return a / b;
 }
 
+// With the sign of the divisor.
+template <class T>
+T remainder(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    const T rest = a - divide(a, b) * b;
+    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+  } else {
+    return a - b * std::floor(a / b);
+  }
+}
+
 #define BINARY(name, expression)                                                              \
   const Kernel k##name = {                                                                    \
       #name,                                                                                  \
@@ -78,7 +90,9 @@ T divide(T a, T b) {
 
 BINARY(Add, a + ALPHA * b)
 BINARY(Sub, a - ALPHA * b)
-BINARY(Mul, a* b)
+BINARY(Rsub, b - ALPHA * a)
+BINARY(Mul, (a * b))
+BINARY(Remainder, remainder(a, b))
 BINARY(Div, divide(a, b))
 BINARY(Pow, std::pow(as_real(a), as_real(b)))
 BINARY(Maximum, a < b ? b : a)
@@ -134,6 +148,20 @@ const Kernel kBitwiseNot = {"BitwiseNot",
                                   std::make_index_sequence<1>());
                             },
                             check_broadcast};
+
+// Attributes: lowest, largest; either may be left out.
+const Kernel kClamp = {"Clamp",
+                       [](const Launch& launch) {
+                         const Attribute& lowest = launch.attributes.at(0);
+                         const Attribute& largest = launch.attributes.at(1);
+                         map<1>(launch, [&](auto x) {
+                           using T = decltype(x);
+                           if (!lowest.integers.empty()) x = std::max(x, value_of<T>(lowest));
+                           if (!largest.integers.empty()) x = std::min(x, value_of<T>(largest));
+                           return x;
+                         });
+                       },
+                       check_broadcast};
 
 const Kernel kWhere = {
     "Where",
@@ -208,6 +236,7 @@ BINARY(Div, Divs, Div)
 BINARY_INPLACE(Div, Divs, Div)
 BINARY(PowTensorTensor, PowTensorScalar, Pow)
 BINARY_INPLACE(PowTensorTensor, PowTensorScalar, Pow)
+BINARY(RemainderTensorTensor, RemainderTensorScalar, Remainder)
 COMPARISON(Eq)
 COMPARISON(Ne)
 COMPARISON(Lt)
@@ -246,6 +275,19 @@ BINARY(BitwiseXorTensor, BitwiseXorScalar, BitwiseXor)
 SCALED(Add, Adds, Add)
 SCALED(Sub, Subs, Sub)
 
+OPERATOR(Rsub, kRsub,
+         (const aclTensor* self, const aclTensor* other, const aclScalar* alpha, aclTensor* out),
+         self, other, alpha, out)
+OPERATOR(Rsubs, kRsubScalar,
+         (const aclTensor* self, const aclScalar* other, const aclScalar* alpha, aclTensor* out),
+         self, other, alpha, out)
+OPERATOR(Clamp, kClamp,
+         (const aclTensor* self, const aclScalar* lowest, const aclScalar* largest, aclTensor* out),
+         self, lowest, largest, out)
+OPERATOR(ClampMin, kMaximumScalar, (const aclTensor* self, const aclScalar* lowest, aclTensor* out),
+         self, lowest, out)
+OPERATOR(ClampMax, kMinimumScalar,
+         (const aclTensor* self, const aclScalar* largest, aclTensor* out), self, largest, out)
 OPERATOR(AddV3, kAddFromScalar,
          (const aclScalar* self, const aclTensor* other, const aclScalar* alpha, aclTensor* out),
          self, other, alpha, out)

@@ -138,6 +138,8 @@ const Kernel kAddProduct = {"AddMatMul", add_product, nullptr, [](const Launch& 
             const aclScalar* beta, const aclScalar* alpha, aclTensor* out, std::int8_t), \
            self, left, right, beta, alpha, out)
 
+OPERATOR(Dot, kProduct, (const aclTensor* self, const aclTensor* other, aclTensor* out), self,
+         other, out)
 PRODUCT(Mm)
 PRODUCT(Matmul)
 PRODUCT(BatchMatMul)

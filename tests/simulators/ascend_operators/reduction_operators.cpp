@@ -172,20 +172,61 @@ const Kernel kAny = {"Any", [](const Launch& launch) {
                            [](double n, double) { return n > 0 ? 1.0 : 0.0; });
                      }};
 
-// Operands: input, and where along the dimension its largest element stands (the first of equals).
-void argument_of_largest(const Launch& launch) {
+// Operands: input, the extreme of each row unless the operator leaves it out, and where in the row
+// it stands: the first of equals.
+template <class Beats>
+void find_extremes(const Launch& launch, const Beats& beats) {
+  const Operand& input_operand = launch.operands.front();
+  const Rows input(input_operand, dimensions_of(input_operand, launch.attributes.front().integers));
+  const std::vector<bool> none(kMaxRank, false);
+  const Rows places(launch.operands.back(), none);
+  for (std::size_t row = 0; row < input.n_rows(); ++row) {
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < input.n_columns(); ++i) {
+      if (beats(input.at(row, i), input.at(row, best))) best = i;
+    }
+    places.set(row, 0, static_cast<double>(best));
+    if (launch.operands.size() == 3) {
+      Rows(launch.operands[1], none).set(row, 0, input.at(row, best));
+    }
+  }
+}
+const Kernel kFindLargest = {"FindLargest", [](const Launch& launch) {
+                               find_extremes(launch, [](double a, double b) { return a > b; });
+                             }};
+const Kernel kFindSmallest = {"FindSmallest", [](const Launch& launch) {
+                                find_extremes(launch, [](double a, double b) { return a < b; });
+                              }};
+
+// Attributes: dimensions, what the number of elements is lessened by.
+void variance(const Launch& launch) {
   const Operand& input_operand = launch.operands.front();
   const Rows input(input_operand, dimensions_of(input_operand, launch.attributes.front().integers));
   const Rows output(launch.operands.back(), std::vector<bool>(kMaxRank, false));
+  const auto n = static_cast<double>(input.n_columns());
   for (std::size_t row = 0; row < input.n_rows(); ++row) {
-    std::size_t largest = 0;
-    for (std::size_t i = 1; i < input.n_columns(); ++i) {
-      if (input.at(row, i) > input.at(row, largest)) largest = i;
+    double sum = 0, squares = 0;
+    for (std::size_t i = 0; i < input.n_columns(); ++i) sum += input.at(row, i);
+    for (std::size_t i = 0; i < input.n_columns(); ++i) {
+      squares += std::pow(input.at(row, i) - sum / n, 2);
     }
-    output.set(row, 0, static_cast<double>(largest));
+    output.set(row, 0, squares / (n - launch.attributes.at(1).real));
   }
 }
-const Kernel kArgMax = {"ArgMax", argument_of_largest};
+const Kernel kVariance = {"Variance", variance};
+
+const Kernel kCumulativeSum = {"CumulativeSum", [](const Launch& launch) {
+                                 const auto along = dimensions_of(
+                                     launch.operands[0], launch.attributes.front().integers);
+                                 const Rows input(launch.operands.at(0), along);
+                                 const Rows output(launch.operands.at(1), along);
+                                 for (std::size_t row = 0; row < input.n_rows(); ++row) {
+                                   double sum = 0;
+                                   for (std::size_t i = 0; i < input.n_columns(); ++i) {
+                                     output.set(row, i, sum += input.at(row, i));
+                                   }
+                                 }
+                               }};
 
 }  // namespace
 
@@ -214,7 +255,19 @@ OPERATOR(Any, kAny, (const aclTensor* self, const aclIntArray* dims, bool, aclTe
          dims, out)
 OPERATOR(Max, kLargest, (const aclTensor* self, aclTensor* out), self, out)
 OPERATOR(Min, kSmallest, (const aclTensor* self, aclTensor* out), self, out)
-OPERATOR(ArgMax, kArgMax, (const aclTensor* self, std::int64_t dim, bool, aclTensor* out), self,
-         dim, out)
+OPERATOR(ArgMax, kFindLargest, (const aclTensor* self, std::int64_t dim, bool, aclTensor* out),
+         self, dim, out)
+OPERATOR(MaxDim, kFindLargest,
+         (const aclTensor* self, std::int64_t dim, bool, aclTensor* out, aclTensor* indices), self,
+         dim, out, indices)
+OPERATOR(MinDim, kFindSmallest,
+         (const aclTensor* self, std::int64_t dim, bool, aclTensor* out, aclTensor* indices), self,
+         dim, out, indices)
+OPERATOR(VarCorrection, kVariance,
+         (const aclTensor* self, const aclIntArray* dims, std::int64_t correction, bool,
+          aclTensor* out),
+         self, dims, correction, out)
+OPERATOR(Cumsum, kCumulativeSum,
+         (const aclTensor* self, std::int64_t dim, DataType, aclTensor* out), self, dim, out)
 
 }  // namespace simulated_operators
