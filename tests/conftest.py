@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 
+import ascend_simulator
 import pytest
 import simulator as simulators
 import torch
@@ -37,3 +38,16 @@ def simulator() -> Iterator[simulators.Simulator]:
     # What errors keep alive gives its memory back now: after the reset other things lie there.
     gc.collect()
     loaded.reset()
+
+
+@pytest.fixture
+def ascend() -> Iterator[ascend_simulator.AscendSimulator]:
+    """The simulated Ascend runtime: initialised, device 0 set on this thread, nothing counted."""
+    try:
+        loaded = ascend_simulator.load()
+    except simulators.SimulatorUnavailable as reason:
+        pytest.skip(str(reason))
+    loaded.begin()
+    yield loaded
+    gc.collect()
+    loaded.begin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import ascend_client
 import pytest
 import simulator as simulators
 from graphs import Cuda
@@ -55,3 +56,9 @@ def cuda(simulator: simulators.Simulator) -> Cuda:
 def arena(cuda: Cuda) -> _native.CudaArena:
     """An arena for several residents."""
     return _native.CudaArena(0)
+
+
+@pytest.fixture
+def npu(ascend) -> ascend_client.Client:
+    """A client of the simulated Ascend runtime, with kernels that add and note."""
+    return ascend_client.Client(ascend)

@@ -194,7 +194,8 @@ def _tool(name: str) -> str:
 
 def _sources() -> list[Path]:
     files = [path for path in SOURCES.rglob("*") if path.suffix in {".cpp", ".hpp", ".txt"}]
-    return [*files, ROOT / "native" / "cuda" / "driver_abi.hpp"]
+    headers = ROOT / "native"
+    return [*files, headers / "cuda" / "driver_abi.hpp", *(headers / "ascend").glob("acl_*.hpp")]
 
 
 def configure(directory: Path, *options: str) -> None:
@@ -210,16 +211,16 @@ def configure(directory: Path, *options: str) -> None:
             raise RuntimeError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
 
 
-def build() -> Path:
-    """Build the library if a source is newer than it; give its path."""
+def build(library: Path = LIBRARY) -> Path:
+    """Build the simulators if a source is newer than this library of theirs; give its path."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several sessions of tests may begin at once
         newest = max(path.stat().st_mtime for path in _sources())
-        if not LIBRARY.exists() or LIBRARY.stat().st_mtime < newest:
+        if not library.exists() or library.stat().st_mtime < newest:
             configure(BUILD)
-            LIBRARY.touch()
-    return LIBRARY
+            library.touch()
+    return library
 
 
 def _require_no_driver() -> None:

@@ -38,6 +38,9 @@ Result code_of(Status status) {
       return kIllegalAddress;
     case Status::kLaunchFailed:
       return kLaunchFailed;
+    case Status::kOverlap:
+    case Status::kBlocked:
+      return kUnknown;  // no call of this driver leads there
     case Status::kCaptureUnsupported:
       return kStreamCaptureUnsupported;
     case Status::kCaptureInvalidated:

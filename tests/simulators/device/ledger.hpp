@@ -16,6 +16,7 @@ class Ledger {
   // Counts a call. Gives the skin's error code if this one is to fail.
   std::optional<int> note(const std::string& function) {
     const std::uint64_t number = ++counts_[function];
+    if (tracing_) trace_.push_back(function);
     const auto planned = failures_.find({function, number});
     if (planned == failures_.end()) return std::nullopt;
     const int code = planned->second;
@@ -33,6 +34,17 @@ class Ledger {
     return found == counts_.end() ? 0 : found->second;
   }
 
+  // Keeps the order of calls from now on, or forgets it.
+  void set_tracing(bool tracing) {
+    tracing_ = tracing;
+    trace_.clear();
+  }
+  // Adds what a test needs to know of the call that was noted last.
+  void describe(const std::string& detail) {
+    if (tracing_ && !trace_.empty()) trace_.back() += " " + detail;
+  }
+  const std::vector<std::string>& trace() const { return trace_; }
+
   // The function is as if the device's library were too old to have it.
   void hide(const std::string& function) { hidden_.insert(function); }
   bool is_hidden(const std::string& function) const { return hidden_.count(function) != 0; }
@@ -43,6 +55,8 @@ class Ledger {
   std::map<std::string, std::uint64_t> counts_;
   std::map<std::pair<std::string, std::uint64_t>, int> failures_;
   std::set<std::string> hidden_;
+  bool tracing_ = false;
+  std::vector<std::string> trace_;
 };
 
 }  // namespace simulator

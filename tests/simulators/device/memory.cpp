@@ -79,19 +79,20 @@ void Memory::require_room(std::size_t n_bytes) const {
   require(used_bytes <= limit_bytes_ && n_bytes <= limit_bytes_ - used_bytes, Status::kOutOfMemory);
 }
 
-std::uint64_t Memory::allocate(std::size_t n_bytes) {
+std::uint64_t Memory::allocate(std::size_t n_bytes, std::size_t alignment_bytes) {
   require(n_bytes != 0, Status::kInvalidValue);
   require_room(n_bytes);
   const std::size_t content_bytes = rounded_up(n_bytes, kPageBytes);
   std::uint64_t address = 0;
   const auto again = reusable_.find(content_bytes);
-  if (policy_ == FreePolicy::kReuse && again != reusable_.end()) {
+  if (policy_ == FreePolicy::kReuse && again != reusable_.end() &&
+      again->second % alignment_bytes == 0) {
     address = again->second;
     reusable_.erase(again);
   } else {
-    const std::size_t block_bytes = content_bytes + 2 * kPageBytes;
+    const std::size_t block_bytes = content_bytes + alignment_bytes + kPageBytes;
     const std::uint64_t begin = map_nothing(block_bytes, 0);
-    address = begin + kPageBytes;
+    address = rounded_up(begin + kPageBytes, alignment_bytes);
     mprotect(pointer(address), content_bytes, PROT_READ | PROT_WRITE);
     blocks_[address] = {begin, block_bytes};
   }

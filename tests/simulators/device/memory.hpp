@@ -57,9 +57,9 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  // Plain memory, aligned to a page, filled with poison, with guard pages on both sides.
+  // Plain memory, aligned to a page or more, filled with poison, with guard pages on both sides.
   // Errors: kInvalidValue for no bytes, kOutOfMemory beyond the limit.
-  std::uint64_t allocate(std::size_t n_bytes);
+  std::uint64_t allocate(std::size_t n_bytes, std::size_t alignment_bytes = kPageBytes);
   // Errors: kInvalidValue unless `address` is what allocate returned.
   void free(std::uint64_t address);
   // Memory of the host that counts as pinned; errors as above.

@@ -13,6 +13,8 @@ enum class Status {
   kIllegalState,        // the object is in another state than the call needs
   kIllegalAddress,      // a fault of the device: sticky
   kLaunchFailed,        // a kernel failed: sticky
+  kOverlap,             // two executions of what runs once at a time: sticky
+  kBlocked,             // the work waits for something that nobody has issued
   kCaptureUnsupported,  // not while a stream captures
   kCaptureInvalidated,  // an earlier error ended the capture
   kCaptureMerge,        // two captures would become one

@@ -117,16 +117,55 @@ void Scheduler::wait(Stream& stream, std::shared_ptr<Mark> mark) {
 
 void Scheduler::advance(Stream& stream, const Mark* until) {
   while (!stream.queue.empty() && (until == nullptr || !until->done)) {
-    if (const auto* wait = std::get_if<Wait>(&stream.queue.front())) {
-      const auto mark = wait->mark;
-      if (!mark->done) advance(*mark->stream, mark.get());
-      if (stream.queue.empty()) return;  // a fault dropped it
-    }
+    if (!step(stream)) return;
+  }
+}
+
+bool Scheduler::step(Stream& stream) {
+  if (stream.advancing || stream.queue.empty()) return false;  // begun further up
+  stream.advancing = true;
+  const bool passed = pass(stream);
+  if (passed && !stream.queue.empty()) {  // empty: a fault dropped it
     const Operation operation = std::move(stream.queue.front());
     stream.queue.pop_front();
     perform(operation);
     if (fault_) drop_all();
   }
+  stream.advancing = false;
+  return passed;
+}
+
+// What the stream's first operation waits for has happened.
+bool Scheduler::pass(Stream& stream) {
+  if (const auto* wait = std::get_if<Wait>(&stream.queue.front())) {
+    const auto mark = wait->mark;
+    if (!mark->done) advance(*mark->stream, mark.get());
+    return mark->done;
+  }
+  if (const auto* gate = std::get_if<Gate>(&stream.queue.front())) {
+    const Gate copy = *gate;
+    return open(copy);
+  }
+  return true;
+}
+
+// Lets other streams go on, one operation after the other, until the gate opens.
+bool Scheduler::open(const Gate& gate) {
+  for (bool moved = true; moved && !fault_;) {
+    if (gate.is_open()) return true;
+    moved = false;
+    for (const auto& other : all()) {
+      if (step(*other)) moved = true;
+      if (gate.is_open()) return true;
+    }
+  }
+  return fault_.has_value();  // nothing runs any more
+}
+
+std::size_t Scheduler::n_queued() const {
+  std::size_t count = 0;
+  for (const auto& stream : all()) count += stream->queue.size();
+  return count;
 }
 
 void Scheduler::perform(const Operation& operation) {
@@ -153,6 +192,10 @@ void Scheduler::perform(const Work& work) {
     host->function(host->user);
   } else if (const auto* child = std::get_if<ChildGraph>(&work)) {
     perform(*child->run);
+  } else if (const auto* late = std::get_if<LateWork>(&work)) {
+    late->run(*this);
+  } else if (const auto* block = std::get_if<BlockKernelCall>(&work)) {
+    perform(*block);
   } else {
     try {
       graphs_.validate(work);  // what was allocated at the call may be gone now
@@ -163,6 +206,18 @@ void Scheduler::perform(const Work& work) {
     if (const auto* copy = std::get_if<Copy>(&work)) simulator::run(*copy);
     if (const auto* fill = std::get_if<Fill>(&work)) simulator::run(*fill);
   }
+}
+
+void Scheduler::perform(const BlockKernelCall& call) {
+  const bool readable =
+      call.argument_bytes == 0 || !memory_.covering(call.arguments, call.argument_bytes).empty();
+  int result = 1;
+  if (readable) {
+    const OutsideLock outside(device_);
+    result = call.function(reinterpret_cast<const void*>(call.arguments), call.argument_bytes,
+                           call.n_blocks, call.user);
+  }
+  if (result != 0) fault_ = Status::kLaunchFailed;
 }
 
 void Scheduler::perform(const GraphRun& run) {
@@ -189,6 +244,7 @@ void Scheduler::run(const std::shared_ptr<Stream>& stream) {
     advance(*stream, nullptr);
   }
   if (fault_) throw DeviceError(*fault_);
+  require(stream->queue.empty(), Status::kBlocked);
 }
 
 void Scheduler::run_until(const std::shared_ptr<Mark>& mark) {
@@ -197,14 +253,20 @@ void Scheduler::run_until(const std::shared_ptr<Mark>& mark) {
     if (!mark->done) advance(*mark->stream, mark.get());
   }
   if (fault_) throw DeviceError(*fault_);
+  require(mark->done, Status::kBlocked);
 }
 
 void Scheduler::run_all() {
   {
     const Execution execution(*this);
-    for (const auto& stream : all()) advance(*stream, nullptr);
+    std::size_t before = 0;
+    do {
+      before = n_queued();
+      for (const auto& stream : all()) advance(*stream, nullptr);
+    } while (n_queued() != 0 && n_queued() != before);
   }
   if (fault_) throw DeviceError(*fault_);
+  require(n_queued() == 0, Status::kBlocked);
 }
 
 void Scheduler::set_fault(Status status) {
@@ -214,12 +276,14 @@ void Scheduler::set_fault(Status status) {
 
 // Nothing queued runs after a fault, and nobody waits for it.
 void Scheduler::drop_all() {
-  for (const auto& stream : all()) {
-    for (const Operation& operation : stream->queue) {
-      if (const auto* record = std::get_if<Record>(&operation)) record->mark->done = true;
-    }
-    stream->queue.clear();
+  for (const auto& stream : all()) drop(*stream);
+}
+
+void Scheduler::drop(Stream& stream) {
+  for (const Operation& operation : stream.queue) {
+    if (const auto* record = std::get_if<Record>(&operation)) record->mark->done = true;
   }
+  stream.queue.clear();
 }
 
 void Scheduler::set_eager(bool eager) {

@@ -33,12 +33,17 @@ struct Record {
 struct Wait {
   std::shared_ptr<Mark> mark;
 };
-using Operation = std::variant<Work, GraphRun, Record, Wait>;
+// Holds the stream until it is open. Asked under the device's mutex, possibly often.
+struct Gate {
+  std::function<bool()> is_open;
+};
+using Operation = std::variant<Work, GraphRun, Record, Wait, Gate>;
 
 struct Stream {
   std::uint64_t handle = 0;
   bool blocking = true;  // ordered with the default stream
   std::deque<Operation> queue;
+  bool advancing = false;               // its first operation is under way
   std::shared_ptr<Capture> capture;     // while it captures
   std::vector<std::uint64_t> frontier;  // nodes that the next one depends on
 };
@@ -56,7 +61,7 @@ bool is_inside_work();
 
 // Owner: the device. Thread: under the device's mutex, which is free while kernels and host
 // functions run; one thread at a time runs work, others that need work run wait for it.
-class Scheduler {
+class Scheduler : private Runner {
  public:
   Scheduler(std::mutex& device, Memory& memory, Graphs& graphs);
 
@@ -77,7 +82,8 @@ class Scheduler {
   bool is_idle(const Stream& stream) const;
   // Runs everything queued on the stream, up to the mark, or on all streams. The default stream
   // waits for those that are ordered with it.
-  // Errors: the fault that a kernel or an address caused, which stays.
+  // Errors: the fault that a kernel or an address caused, which stays; kBlocked, which does not,
+  // where a gate stays closed whatever other streams do.
   void run(const std::shared_ptr<Stream>& stream);
   void run_until(const std::shared_ptr<Mark>& mark);
   void run_all();
@@ -85,6 +91,9 @@ class Scheduler {
   // The sticky fault of the device, if there is one.
   std::optional<Status> fault() const { return fault_; }
   void set_fault(Status status);
+  void clear_fault() { fault_.reset(); }
+  // Forgets what is queued; nobody waits for it any more.
+  void drop(Stream& stream);
   bool is_executing() const { return executing_; }
   void set_eager(bool eager);
   std::size_t size() const { return streams_.size(); }
@@ -95,8 +104,15 @@ class Scheduler {
   class Execution;
 
   void advance(Stream& stream, const Mark* until);
+  // Runs the first operation. False where it must wait for something that does not happen.
+  bool step(Stream& stream);
+  bool pass(Stream& stream);
+  bool open(const Gate& gate);
+  std::size_t n_queued() const;
   void perform(const Operation& operation);
-  void perform(const Work& work);
+  void perform(const Work& work) override;
+  void fail(Status status) override { fault_ = status; }
+  void perform(const BlockKernelCall& call);
   void perform(const GraphRun& run);
   std::shared_ptr<Mark> tail(Stream& stream);
   void drop_all();

@@ -4,11 +4,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <variant>
 #include <vector>
+
+#include "status.hpp"
 
 namespace simulator {
 
@@ -92,7 +95,39 @@ struct ChildGraph {
   std::shared_ptr<const GraphRun> run;
 };
 
-using Work = std::variant<KernelCall, Copy, Fill, HostCall, ChildGraph>;
+// Called when the work runs, on the thread that waits for it; not 0: the kernel failed.
+using BlockFunction = int (*)(const void* arguments, std::size_t argument_bytes,
+                              std::uint32_t n_blocks, void* user);
+
+// A kernel whose arguments lie in device memory, where they are read when it runs.
+struct BlockKernelCall {
+  BlockFunction function = nullptr;
+  void* user = nullptr;
+  std::uint64_t arguments = 0;
+  std::size_t argument_bytes = 0;
+  std::uint32_t n_blocks = 1;
+};
+
+class Runner;
+
+// Work that is known only when it runs: because it is read from memory, or other work changes it.
+// `run` is called under the device's mutex. What it holds lives until then.
+struct LateWork {
+  std::function<void(Runner&)> run;
+};
+
+using Work = std::variant<KernelCall, Copy, Fill, HostCall, ChildGraph, BlockKernelCall, LateWork>;
+
+// What late work may do. Thread: the one that runs work, under the device's mutex.
+class Runner {
+ public:
+  virtual void perform(const Work& work) = 0;
+  // The device fails for good.
+  virtual void fail(Status status) = 0;
+
+ protected:
+  ~Runner() = default;
+};
 
 // The bytes from the first that is touched to one past the last.
 std::size_t span_bytes(const Operand& operand, const Copy& copy);

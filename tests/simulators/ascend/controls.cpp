@@ -1,0 +1,204 @@
+// By what a test controls the device: functions named sim_*, as those of the other skins.
+#include <cstring>
+
+#include "models.hpp"
+#include "symbols.hpp"
+
+using namespace simulated_ascend;
+
+namespace {
+
+std::lock_guard<std::mutex> locked() { return std::lock_guard(runtime().device.mutex); }
+
+}  // namespace
+
+// 1: work runs as soon as it is issued; 0: when somebody waits for it, or asks whether it is done.
+ACL_EXPORT void sim_set_eager(int eager) {
+  const auto lock = locked();
+  try {
+    runtime().device.scheduler.set_eager(eager != 0);
+  } catch (const simulator::DeviceError&) {
+    // The fault stays, and the next wait tells of it.
+  }
+}
+
+// The nth call from now (1: the next) of a function does nothing and gives this error code. On a
+// capturing stream that counts as a failed submission, which invalidates the capture.
+ACL_EXPORT void sim_fail(const char* function, std::uint64_t nth, int code) {
+  const auto lock = locked();
+  runtime().device.ledger.fail(function, nth, code);
+}
+
+// How often a function was called since the start or the last reset, failures included.
+ACL_EXPORT std::uint64_t sim_calls(const char* function) {
+  const auto lock = locked();
+  return runtime().device.ledger.count(function);
+}
+
+// Counts start at 0 again, the trace is empty, and planned failures are forgotten.
+ACL_EXPORT void sim_forget_calls() {
+  const auto lock = locked();
+  runtime().device.ledger.reset();
+}
+
+// 1: the calls from now on are kept in order; 0: they are forgotten.
+ACL_EXPORT void sim_set_tracing(int tracing) {
+  const auto lock = locked();
+  runtime().device.ledger.set_tracing(tracing != 0);
+}
+
+ACL_EXPORT std::size_t sim_trace_size() {
+  const auto lock = locked();
+  return runtime().device.ledger.trace().size();
+}
+
+// "aclrtMemcpyAsync kind=5 bytes=64 stream=1"; null beyond the end. Valid until the thread asks
+// again.
+ACL_EXPORT const char* sim_trace_entry(std::size_t index) {
+  thread_local std::string entry;
+  const auto lock = locked();
+  const auto& trace = runtime().device.ledger.trace();
+  if (index >= trace.size()) return nullptr;
+  entry = trace[index];
+  return entry.c_str();
+}
+
+// dlsym does not find this function from now on, until sim_show_all. 0; -1 for an unknown name.
+ACL_EXPORT int sim_hide(const char* function) {
+  const auto lock = locked();
+  return hide_symbol(function) ? 0 : -1;
+}
+
+// The library is one of CANN "8.1", "8.5", "9.0" or "9.1": what came later is hidden; "" shows all.
+// 0; -1 for another word.
+ACL_EXPORT int sim_set_personality(const char* version) {
+  const auto lock = locked();
+  return set_personality(version) ? 0 : -1;
+}
+
+// Whether the firmware binds streams while they execute: models then use up no streams, and their
+// tasks can be read and changed.
+ACL_EXPORT void sim_set_software_sq(int on) {
+  const auto lock = locked();
+  runtime().settings.software_sq = on != 0;
+}
+
+ACL_EXPORT void sim_set_device_count(int count) {
+  const auto lock = locked();
+  runtime().settings.n_devices = count;
+}
+
+// The device's memory in bytes.
+ACL_EXPORT void sim_set_memory_limit(std::size_t n_bytes) {
+  const auto lock = locked();
+  runtime().device.memory.set_limit(n_bytes);
+}
+
+// What becomes of device memory that is freed: 0 it stays readable, poisoned; 1 it faults; 2 its
+// address goes to the next allocation of as many pages.
+ACL_EXPORT void sim_set_free_policy(int policy) {
+  const auto lock = locked();
+  runtime().device.memory.set_free_policy(static_cast<simulator::FreePolicy>(policy));
+}
+
+ACL_EXPORT void sim_set_stream_limit(std::size_t count) {
+  const auto lock = locked();
+  runtime().settings.stream_limit = count;
+}
+
+// How many tasks of a model a stream takes before the model needs one more.
+ACL_EXPORT void sim_set_stream_depth(std::size_t n_tasks) {
+  const auto lock = locked();
+  runtime().settings.stream_depth = n_tasks;
+}
+
+ACL_EXPORT void sim_set_event_limit(std::size_t count) {
+  const auto lock = locked();
+  runtime().settings.event_limit = count;
+}
+
+// How often aclmdlRIDestroy looks, one millisecond after the other, before it gives 107037.
+ACL_EXPORT void sim_set_destroy_polls(int count) {
+  const auto lock = locked();
+  runtime().settings.destroy_polls = count;
+}
+
+// How long a wait without a time lasts if nobody issues what the work waits for.
+ACL_EXPORT void sim_set_patience_ms(int milliseconds) {
+  const auto lock = locked();
+  runtime().settings.patience_ms = milliseconds;
+}
+
+// The device fails now, for good, as after a kernel's exception.
+ACL_EXPORT void sim_fault() {
+  const auto lock = locked();
+  runtime().device.scheduler.set_fault(simulator::Status::kLaunchFailed);
+}
+
+// Bytes of device memory that callers have allocated, with what rounding adds.
+ACL_EXPORT std::size_t sim_live_bytes() {
+  const auto lock = locked();
+  return runtime().device.memory.live_bytes() - runtime().arguments.slab_bytes();
+}
+
+// Bytes of pinned host memory.
+ACL_EXPORT std::size_t sim_host_bytes() {
+  const auto lock = locked();
+  return runtime().device.memory.host_bytes();
+}
+
+// Bytes of argument blocks that the runtime owns: of launches that have not run, and of models.
+ACL_EXPORT std::size_t sim_argument_bytes() {
+  const auto lock = locked();
+  return runtime().arguments.live_bytes();
+}
+
+// How many there are of "stream" (callers' own), "model stream", "event", "context", "binary",
+// "image", "model", "task", "capture", "argument block" or "registration"; -1 for another word.
+ACL_EXPORT std::int64_t sim_live_objects(const char* kind) {
+  const auto lock = locked();
+  const Runtime& state = runtime();
+  const auto is = [kind](const char* word) { return std::strcmp(kind, word) == 0; };
+  const auto streams = [&state](bool of_models) {
+    std::int64_t count = 0;
+    for (const auto& [handle, stream] : state.streams) {
+      const auto model = stream->model.lock();
+      const bool is_part = model != nullptr && model->is_captured;
+      if (is_part == of_models && !is_default(*stream)) ++count;
+    }
+    return count;
+  };
+  if (is("stream")) return streams(false);
+  if (is("model stream")) return streams(true);
+  if (is("event")) return static_cast<std::int64_t>(state.events.size());
+  if (is("context")) return static_cast<std::int64_t>(state.contexts.size());
+  if (is("binary")) return static_cast<std::int64_t>(state.binaries.size());
+  if (is("image")) return static_cast<std::int64_t>(state.images.size());
+  if (is("model")) return static_cast<std::int64_t>(state.models.size());
+  if (is("task")) return static_cast<std::int64_t>(state.tasks.size());
+  if (is("capture")) return static_cast<std::int64_t>(state.captures.size());
+  if (is("argument block")) return static_cast<std::int64_t>(state.arguments.n_live());
+  if (is("registration")) return static_cast<std::int64_t>(state.registered_host.size());
+  return -1;
+}
+
+// How many streams of the device are in use, as its limit counts them.
+ACL_EXPORT std::size_t sim_streams_in_use(int device) {
+  const auto lock = locked();
+  return n_streams(runtime(), device);
+}
+
+// 1 if the device may read all of [address, address + n_bytes).
+ACL_EXPORT int sim_is_accessible(std::uint64_t address, std::size_t n_bytes) {
+  const auto lock = locked();
+  return runtime().device.memory.covering(address, n_bytes).empty() ? 0 : 1;
+}
+
+// Everything is as at the beginning: memory, streams, models, counts, planned failures, faults and
+// settings. It stays initialised, and devices that were set stay so with their contexts. 0; -1 and
+// nothing done while work runs.
+ACL_EXPORT int sim_reset() {
+  const auto lock = locked();
+  set_personality("");
+  return reset(runtime()) ? 0 : -1;
+}

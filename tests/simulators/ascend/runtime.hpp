@@ -1,0 +1,178 @@
+// The simulated Ascend runtime: the state of the process, and what every call of the ABI shares.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "objects.hpp"
+
+#define ACL_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace simulated_ascend {
+
+// Thrown by what refuses a call: the code that it gives, and why, for aclGetRecentErrMsg.
+struct Refusal {
+  int code;
+  std::string why;
+};
+
+[[noreturn]] inline void refuse(int code, const std::string& why) { throw Refusal{code, why}; }
+
+inline void refuse_unless(bool holds, int code, const char* why) {
+  if (!holds) refuse(code, why);
+}
+
+// 107000 unless the caller gave the pointer.
+inline void require_given(const void* pointer, const char* what) {
+  if (pointer == nullptr) refuse(kRtParamInvalid, std::string(what) + " is null");
+}
+
+// What a test may set; the rest of the state is what calls made of it.
+struct Settings {
+  int n_devices = 1;
+  std::size_t stream_limit = 1984;
+  std::size_t event_limit = 65536;
+  std::size_t stream_depth = 2048;  // tasks of one stream of a model, before it needs another
+  bool software_sq = true;
+  int patience_ms = 10000;    // how long a wait for what nobody issues lasts
+  int destroy_polls = 10000;  // of one millisecond
+};
+
+struct OfflineModel;
+struct OfflineState;
+
+// One in the process, never destroyed: clients may call while they exit.
+struct Runtime {
+  simulator::Device device;
+  ArgumentPool arguments{device.memory};
+  Settings settings;
+  std::uint64_t n_references = 0;  // of aclInit
+  bool was_finalized = false;
+  std::map<int, std::shared_ptr<ContextState>> primary;  // by device
+  std::map<int, int> n_set;                              // aclrtSetDevice less aclrtResetDevice
+  simulator::Registry<ContextState> contexts;
+  std::map<std::uint64_t, std::shared_ptr<StreamState>> streams;
+  simulator::Registry<EventState> events;
+  simulator::Registry<BinaryState> binaries;
+  simulator::Registry<FunctionState> functions;
+  simulator::Registry<ImageState> images;
+  simulator::Registry<Capture> captures;  // that go on
+  simulator::Registry<ModelState> models;
+  simulator::Registry<Task> tasks;
+  std::map<std::uint64_t, std::size_t> registered_host;  // address, bytes
+  std::set<int> stream_ids;
+  std::shared_ptr<OfflineState> offline;
+  std::uint32_t next_model_id = 1, next_event_id = 0;
+};
+
+Runtime& runtime();
+
+// The calling thread's context; null before any was set, or after it was destroyed.
+std::shared_ptr<ContextState> current_context();
+void set_current_context(const std::shared_ptr<ContextState>& context);
+
+// What a function needs before it may be called.
+enum class Needs { kNothing, kInitialised, kContext };
+
+int code_of(simulator::Status status);
+// Keeps the text for aclGetRecentErrMsg and the code for aclrtGetLastError, of this thread.
+int tell(const char* function, int code, const std::string& why) noexcept;
+// The code of what was thrown, told.
+int tell_exception(const char* function) noexcept;
+void require(Runtime& state, Needs needs);
+
+// Counts the call, fails it where a test wants that, and refuses it inside of work, before aclInit
+// or without a context. `body` runs under the device's mutex. Never throws.
+template <class Body>
+int call(const char* function, Needs needs, const Body& body) noexcept {
+  if (simulator::is_inside_work()) return tell(function, kAclInternalError, "called by a kernel");
+  try {
+    Runtime& state = runtime();
+    const std::lock_guard lock(state.device.mutex);
+    if (const auto code = state.device.ledger.note(function)) {
+      return tell(function, *code, "a failure that the test planned");
+    }
+    require(state, needs);
+    body(state);
+    return kSuccess;
+  } catch (...) {
+    return tell_exception(function);
+  }
+}
+
+template <class... Arguments>
+std::string text(const char* format, Arguments... arguments) {
+  char buffer[512];
+  std::snprintf(buffer, sizeof buffer, format, arguments...);
+  return buffer;
+}
+
+// Adds details of this call to the trace that tests read.
+template <class... Arguments>
+void trace(Runtime& state, const char* format, Arguments... arguments) {
+  state.device.ledger.describe(text(format, arguments...));
+}
+
+// Does `wait` again and again until it does not say kBlocked. Other threads may call meanwhile.
+// Errors: `code` after so many milliseconds; below 0: after the patience that is set.
+template <class Wait>
+void patiently(Runtime& state, int timeout_ms, int code, const Wait& wait) {
+  const int limit_ms = timeout_ms < 0 ? state.settings.patience_ms : timeout_ms;
+  for (int waited_ms = 0;; ++waited_ms) {
+    try {
+      wait();
+      return;
+    } catch (const simulator::DeviceError& error) {
+      if (error.status != simulator::Status::kBlocked) throw;
+    }
+    if (waited_ms >= limit_ms) refuse(code, "the work waits for something that does not happen");
+    state.device.mutex.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    state.device.mutex.lock();
+  }
+}
+
+template <class Handle>
+Handle as_handle(std::uint64_t number) {
+  return reinterpret_cast<Handle>(number);
+}
+
+template <class Handle>
+std::uint64_t as_number(Handle handle) {
+  return reinterpret_cast<std::uint64_t>(handle);
+}
+
+// The stream; null: the current context's default stream. Errors: 107003 for a stream that is
+// unknown or of another context.
+std::shared_ptr<StreamState> stream_of(Runtime& state, Stream stream);
+bool is_default(const StreamState& stream);
+// Errors: 107000 for an unknown event.
+std::shared_ptr<EventState> event_of(Runtime& state, Event event);
+// Errors: 207008 when the device has no more streams.
+std::shared_ptr<StreamState> make_stream(Runtime& state,
+                                         const std::shared_ptr<ContextState>& context,
+                                         std::uint32_t priority, std::uint32_t flags);
+void remove_stream(Runtime& state, StreamState& stream);
+// How many of a device's streams are in use; models count their own where the firmware binds them.
+std::size_t n_streams(const Runtime& state, int device);
+void require_streams(const Runtime& state, int device, std::size_t n_more);
+
+// Whether any stream of the context captures: 107027 then.
+void require_no_capture(const Runtime& state, const ContextState& context);
+// The mode rule: `code` (107030 or 107041) where captures forbid this thread an unsafe call.
+void require_safe(const Runtime& state, int code);
+// 107027 where the stream captures.
+void require_not_capturing(const StreamState& stream);
+// 107028 where the event was last recorded in a capture.
+void require_not_captured(const EventState& event);
+
+// Everything as at the beginning; primary contexts and their handles stay. False while work runs.
+bool reset(Runtime& state);
+
+}  // namespace simulated_ascend

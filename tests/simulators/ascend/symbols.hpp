@@ -1,0 +1,12 @@
+// Makes this library one that lacks functions, for whoever asks with dlsym.
+#pragma once
+
+namespace simulated_ascend {
+
+// dlsym no longer finds the function in this library. False for a name that it does not export.
+bool hide_symbol(const char* name);
+// Hides what a release of CANN ("8.1", "8.5", "9.0", "9.1") lacks, and shows the rest; "" shows
+// everything. False for another word.
+bool set_personality(const char* version);
+
+}  // namespace simulated_ascend

@@ -1,0 +1,327 @@
+"""The simulated Ascend runtime: builds it, loads it in place of the real one, and controls it.
+
+`load()` gives the one AscendSimulator of the process. From then on whoever opens `libascendcl.so` finds
+the simulated one by its name. `AscendSimulator.call` and `code` call the C ABI itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import simulator as simulators
+
+LIBRARY = simulators.BUILD / "ascend" / "libascendcl.so"
+
+KERNEL_FUNCTION = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_void_p
+)
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+# What becomes of device memory that is freed: see `AscendSimulator.set_free_policy`.
+KEEP, UNMAP, REUSE = 0, 1, 2
+
+UNINITIALISED = 100001
+
+_text, _address, _bytes, _int = ctypes.c_char_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int
+_SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "sim_set_eager": (None, [_int]),
+    "sim_fail": (None, [_text, ctypes.c_uint64, _int]),
+    "sim_calls": (ctypes.c_uint64, [_text]),
+    "sim_forget_calls": (None, []),
+    "sim_set_tracing": (None, [_int]),
+    "sim_trace_size": (_bytes, []),
+    "sim_trace_entry": (_text, [_bytes]),
+    "sim_hide": (_int, [_text]),
+    "sim_set_personality": (_int, [_text]),
+    "sim_set_software_sq": (None, [_int]),
+    "sim_set_device_count": (None, [_int]),
+    "sim_set_memory_limit": (None, [_bytes]),
+    "sim_set_free_policy": (None, [_int]),
+    "sim_set_stream_limit": (None, [_bytes]),
+    "sim_set_stream_depth": (None, [_bytes]),
+    "sim_set_event_limit": (None, [_bytes]),
+    "sim_set_destroy_polls": (None, [_int]),
+    "sim_set_patience_ms": (None, [_int]),
+    "sim_fault": (None, []),
+    "sim_live_bytes": (_bytes, []),
+    "sim_host_bytes": (_bytes, []),
+    "sim_argument_bytes": (_bytes, []),
+    "sim_live_objects": (ctypes.c_int64, [_text]),
+    "sim_streams_in_use": (_bytes, [_int]),
+    "sim_is_accessible": (_int, [_address, _bytes]),
+    "sim_reset": (_int, []),
+}
+
+
+class AclError(Exception):
+    """A call of the runtime failed, with this code and text."""
+
+    def __init__(self, function: str, code: int, text: str):
+        super().__init__(f"{function} gave {code}: {text}")
+        self.code = code
+
+
+class AscendSimulator:
+    """The simulated runtime's controls, each a function `sim_*` of the library, and its calls."""
+
+    def __init__(self, library: ctypes.CDLL):
+        self.library = library
+        self.errors: list[BaseException] = []  # what kernels written in Python raised
+        self._kept: list[object] = []
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+
+    def code(self, function: str, *arguments: object) -> int:
+        """Call a function of the ABI for its error code; integers are passed in 64 bits."""
+        called = getattr(self.library, function)
+        return called(*(_argument(argument) for argument in arguments))
+
+    def call(self, function: str, *arguments: object) -> None:
+        """Call a function of the ABI. AclError with the code and text if it fails."""
+        code = self.code(function, *arguments)
+        if code != 0:
+            raise AclError(function, code, self.recent_text())
+
+    def make(self, function: str, *arguments: object) -> int:
+        """What a function puts into its first argument, a pointer to eight bytes."""
+        result = ctypes.c_uint64()
+        self.call(function, ctypes.byref(result), *arguments)
+        return result.value
+
+    def recent_text(self) -> str:
+        """What aclGetRecentErrMsg says, and forgets."""
+        ask = self.library.aclGetRecentErrMsg
+        ask.restype = ctypes.c_char_p
+        return (ask() or b"").decode()
+
+    def in_thread(self, function: Callable[[], object], device: int | None = 0) -> object:
+        """What `function` gives on another thread, where the device is set unless it is None."""
+        results: list[object] = []
+
+        def run() -> None:
+            if device is not None:
+                self.call("aclrtSetDevice", device)
+            results.append(function())
+            if device is not None:
+                self.call("aclrtResetDevice", device)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        return results[0]
+
+    def binary(self, kernels: Mapping[str, tuple[int, Callable[[bytes, int], object]]]) -> bytes:
+        """A binary's bytes, of kernels by name: the bytes of arguments each needs, and a function.
+
+        The function is called with the argument block as it is in device memory when the kernel
+        runs, and the number of blocks. If it raises, the error is kept in `errors` and the device
+        fails. Functions stay alive until the next reset.
+        """
+        entries = [
+            struct.pack("<48sQQQ", name.encode(), self._entry(function), 0, argument_bytes)
+            for name, (argument_bytes, function) in kernels.items()
+        ]
+        return struct.pack("<8sQ", b"SIMKERN1", len(entries)) + b"".join(entries)
+
+    def functions(
+        self, kernels: Mapping[str, tuple[int, Callable[[bytes, int], object]]]
+    ) -> dict[str, int]:
+        """Load such a binary; handles of its functions by name."""
+        content = self.binary(kernels)
+        handle = ctypes.c_uint64()
+        self.call("aclrtBinaryLoadFromData", content, len(content), 0, ctypes.byref(handle))
+        result = {}
+        for name in kernels:
+            function = ctypes.c_uint64()
+            self.call("aclrtBinaryGetFunction", handle.value, name.encode(), ctypes.byref(function))
+            result[name] = function.value
+        return result
+
+    def host_function(self, function: Callable[[], object]) -> int:
+        """The address of a host function that calls this one; alive until the next reset."""
+
+        def run(_user: object) -> None:
+            try:
+                function()
+            except BaseException as error:
+                self.errors.append(error)
+
+        return self._address(HOST_FUNCTION(run))
+
+    def _entry(self, function: Callable[[bytes, int], object]) -> int:
+        def run(arguments: int, n_bytes: int, n_blocks: int, _user: object) -> int:
+            try:
+                function(ctypes.string_at(arguments, n_bytes) if n_bytes else b"", n_blocks)
+            except BaseException as error:
+                self.errors.append(error)
+                return 1
+            return 0
+
+        return self._address(KERNEL_FUNCTION(run))
+
+    def _address(self, callback: ctypes._FuncPointer) -> int:
+        self._kept.append(callback)
+        address = ctypes.cast(callback, ctypes.c_void_p).value
+        assert address is not None
+        return address
+
+    def set_eager(self, eager: bool) -> None:
+        """Whether work runs when it is issued, rather than when somebody waits for it."""
+        self.library.sim_set_eager(eager)
+
+    def fail(self, function: str, code: int, nth: int = 1) -> None:
+        """Make the nth call from now (1: the next) of `function` do nothing and give `code`.
+
+        On a capturing stream it counts as a failed submission, which invalidates the capture.
+        """
+        self.library.sim_fail(function.encode(), nth, code)
+
+    def calls(self, function: str) -> int:
+        """How often `function` was called since the last reset, failures included."""
+        return self.library.sim_calls(function.encode())
+
+    def forget_calls(self) -> None:
+        """Count calls from here; the trace and planned failures are forgotten too."""
+        self.library.sim_forget_calls()
+
+    def start_trace(self) -> None:
+        """Keep the order of calls from here."""
+        self.library.sim_set_tracing(1)
+
+    @property
+    def trace(self) -> list[str]:
+        """The calls since start_trace, such as "aclrtMemcpyAsync kind=5 bytes=64 stream=1"."""
+        size = self.library.sim_trace_size()
+        return [self.library.sim_trace_entry(index).decode() for index in range(size)]
+
+    def hide(self, function: str) -> None:
+        """Make the library one in which dlsym does not find `function`, until the next reset."""
+        if self.library.sim_hide(function.encode()) != 0:
+            raise ValueError(f"the simulator has no function {function}")
+
+    def set_personality(self, version: str) -> None:
+        """Make the library that of CANN "8.1", "8.5", "9.0" or "9.1"; "" for all that there is."""
+        if self.library.sim_set_personality(version.encode()) != 0:
+            raise ValueError(f"the simulator knows no CANN {version!r}")
+
+    def set_software_sq(self, on: bool) -> None:
+        """Whether tasks can be read and changed, and models use up no streams."""
+        self.library.sim_set_software_sq(on)
+
+    def set_device_count(self, count: int) -> None:
+        """How many devices there are; they share one memory."""
+        self.library.sim_set_device_count(count)
+
+    def set_memory_limit(self, n_bytes: int) -> None:
+        """The device's memory in bytes."""
+        self.library.sim_set_memory_limit(n_bytes)
+
+    def set_free_policy(self, policy: int) -> None:
+        """KEEP freed memory readable but poisoned, UNMAP it, or REUSE its address."""
+        self.library.sim_set_free_policy(policy)
+
+    def set_stream_limit(self, count: int) -> None:
+        """How many streams a device has: 1984 unless this is called."""
+        self.library.sim_set_stream_limit(count)
+
+    def set_stream_depth(self, n_tasks: int) -> None:
+        """How many tasks of a model one stream takes."""
+        self.library.sim_set_stream_depth(n_tasks)
+
+    def set_event_limit(self, count: int) -> None:
+        """How many events the pool has: 65536 unless this is called."""
+        self.library.sim_set_event_limit(count)
+
+    def set_destroy_polls(self, count: int) -> None:
+        """How often aclmdlRIDestroy looks, at every millisecond, whether the model has ended."""
+        self.library.sim_set_destroy_polls(count)
+
+    def set_patience_ms(self, milliseconds: int) -> None:
+        """How long a wait without a time lasts if nobody issues what the work waits for."""
+        self.library.sim_set_patience_ms(milliseconds)
+
+    def fault(self) -> None:
+        """Let the device fail for good, as after a kernel's exception."""
+        self.library.sim_fault()
+
+    def is_accessible(self, address: int, n_bytes: int) -> bool:
+        """Whether the device may read all of these bytes."""
+        return bool(self.library.sim_is_accessible(address, n_bytes))
+
+    def live(self, kind: str) -> int:
+        """How many streams, model streams, events, models, ... there are; `kind` in the singular."""
+        count = self.library.sim_live_objects(kind.encode())
+        if count < 0:
+            raise ValueError(f"the simulator counts nothing of the name {kind!r}")
+        return count
+
+    @property
+    def live_bytes(self) -> int:
+        """Device memory that callers have allocated, with what rounding adds."""
+        return self.library.sim_live_bytes()
+
+    @property
+    def host_bytes(self) -> int:
+        """Pinned host memory that is allocated."""
+        return self.library.sim_host_bytes()
+
+    @property
+    def argument_bytes(self) -> int:
+        """Argument blocks of the runtime: of launches that have not run, and of models."""
+        return self.library.sim_argument_bytes()
+
+    def streams_in_use(self, device: int = 0) -> int:
+        """How many streams count against the device's limit."""
+        return self.library.sim_streams_in_use(device)
+
+    def reset(self) -> None:
+        """Make everything as at the beginning; kernels must be loaded anew.
+
+        It stays initialised, and devices that were set stay so. RuntimeError while work runs.
+        """
+        if self.library.sim_reset() != 0:
+            raise RuntimeError("the simulated device cannot be reset while it executes")
+        self._kept.clear()
+        self.errors.clear()
+        self.recent_text()
+
+    def begin(self) -> None:
+        """Reset, initialise if it was finalised, and set device 0 on this thread, just once."""
+        self.reset()
+        if self.code("aclrtResetDeviceForce", 0) == UNINITIALISED:
+            self.call("aclInit", 0)
+        self.call("aclrtSetDevice", 0)
+        self.recent_text()
+        self.forget_calls()
+
+
+def _argument(value: object) -> object:
+    if isinstance(value, int):
+        return ctypes.c_int64(value) if value < 0 else ctypes.c_uint64(value)
+    return value
+
+
+def _require_no_runtime() -> None:
+    """SimulatorUnavailable where another libascendcl.so is in the process."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split()[-1]
+        if "libascendcl.so" in path and Path(path).resolve() != LIBRARY.resolve():
+            raise simulators.SimulatorUnavailable(f"the process has loaded another one: {path}")
+
+
+@functools.cache
+def load() -> AscendSimulator:
+    """Build the library if it is stale, and load it for the whole process.
+
+    SimulatorUnavailable where a real runtime is loaded already, or cmake or ninja is missing;
+    RuntimeError where the build fails.
+    """
+    _require_no_runtime()
+    library = ctypes.CDLL(str(simulators.build(LIBRARY)), mode=ctypes.RTLD_GLOBAL)
+    return AscendSimulator(library)
