@@ -1,7 +1,7 @@
 """The simulated Ascend runtime: builds it, loads it in place of the real one, and controls it.
 
-`load()` gives the one AscendSimulator of the process. From then on whoever opens `libascendcl.so` finds
-the simulated one by its name. `AscendSimulator.call` and `code` call the C ABI itself.
+`load()` gives the one AscendSimulator of the process. From then on whoever opens `libascendcl.so`
+finds the simulated one by its name. `AscendSimulator.call` and `code` call the C ABI itself.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class AscendSimulator:
         return bool(self.library.sim_is_accessible(address, n_bytes))
 
     def live(self, kind: str) -> int:
-        """How many streams, model streams, events, models, ... there are; `kind` in the singular."""
+        """How many streams, events, models, tasks, ... there are; `kind` in the singular."""
         count = self.library.sim_live_objects(kind.encode())
         if count < 0:
             raise ValueError(f"the simulator counts nothing of the name {kind!r}")
