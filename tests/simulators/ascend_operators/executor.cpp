@@ -121,6 +121,9 @@ Status Planner::finish(const Kernel& kernel, std::uint64_t* workspace_bytes,
                        aclOpExecutor** executor) {
   if (workspace_bytes == nullptr || executor == nullptr) return kAclnnParamNullptr;
   Launch& launch = executor_->launch;
+  for (const Operand& operand : launch.operands) {
+    if (!operand.is_given() && !kernel.may_lack_operands) return kAclnnParamNullptr;
+  }
   if (kernel.check != nullptr) kernel.check(launch);
   if (kernel.workspace_bytes != nullptr) launch.workspace_bytes = kernel.workspace_bytes(launch);
   executor_->kernel = &kernel;

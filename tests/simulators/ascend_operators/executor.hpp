@@ -18,6 +18,7 @@ struct Kernel {
   // Whether the first phase may accept the launch; throws std::invalid_argument. May be null.
   void (*check)(const Launch& launch) = nullptr;
   std::size_t (*workspace_bytes)(const Launch& launch) = nullptr;  // null: none is needed
+  bool may_lack_operands = false;  // whether tensors may be null; `check` then says which
 };
 
 }  // namespace simulated_operators
