@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
+from ascend_client import peek
 from ascend_simulator import AscendSimulator
 from on_npu import capture, check_same
+from test_ascend_abi_tasks import parameters_of, tasks_of
 
 
 def test_a_replay_is_one_call(simulated_npu: AscendSimulator) -> None:
@@ -106,6 +109,37 @@ def test_graphs_that_go_take_everything_with_them(simulated_npu: AscendSimulator
     torch.npu.synchronize()
     assert simulated_npu.live("model") == models
     assert simulated_npu.argument_bytes == argument_bytes
+
+
+def test_argument_blocks_of_a_captured_model_can_be_read_and_patched(
+    simulated_npu: AscendSimulator,
+) -> None:
+    """What binding a model to other addresses stands on, with a model that torch_npu captured."""
+    first, moved = torch.randn(4, 6), torch.randn(4, 6)
+    static, elsewhere = first.npu(), moved.npu()
+    graph, status, model = torch.npu.NPUGraph(), ctypes.c_int(), ctypes.c_uint64()
+    with torch.npu.graph(graph):
+        result = F.relu(static) + 1
+        stream = torch.npu.current_stream().npu_stream
+        simulated_npu.call(
+            "aclmdlRICaptureGetInfo", stream, ctypes.byref(status), ctypes.byref(model)
+        )
+    (tasks,) = tasks_of(simulated_npu, model.value)
+    kernels = [parameters_of(simulated_npu, task).content.kernel for task in tasks]
+    assert len(kernels) == 2
+    patched = 0
+    for kernel in kernels:
+        for place, word in enumerate(peek(kernel.arguments, 1 + 3)):  # itself, then the operands
+            assert (0 <= word - kernel.arguments < kernel.arguments_bytes) == (place == 0)
+            if word == static.data_ptr():
+                ctypes.c_uint64.from_address(
+                    kernel.arguments + 8 * place
+                ).value = elsewhere.data_ptr()
+                patched += 1
+    assert patched == 1
+    graph.replay()
+    check_same(result, F.relu(moved) + 1)
+    check_same(static, first)
 
 
 def test_values_cannot_be_read_while_capturing() -> None:
