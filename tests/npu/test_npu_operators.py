@@ -197,6 +197,21 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
     check_same(function(*to_npu(inputs)), function(*inputs))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_converts_every_value(dtype: torch.dtype) -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    wide = every.float()
+    assert torch.equal(every.npu().float().cpu().nan_to_num(), wide.nan_to_num())
+    bits = wide[wide.isfinite()].view(torch.int32)
+    step = 1 << (13 if dtype is torch.float16 else 16)  # between neighbours, where they are normal
+    between = [bits + part for part in (0, step // 2 - 1, step // 2, step // 2 + 1)]
+    tiny = torch.linspace(-1e-7, 1e-7, 999).view(torch.int32)
+    values = torch.cat([*between, tiny]).view(torch.float32)
+    assert torch.equal(
+        values.npu().to(dtype).cpu().view(torch.int16), values.to(dtype).view(torch.int16)
+    )
+
+
 def test_gelu_by_tanh_is_the_same_operator() -> None:
     """torch_npu sends both kinds to aclnnGelu."""
     x = matrix()
