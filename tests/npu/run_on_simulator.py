@@ -41,9 +41,12 @@ def why_no_wheel() -> str:
 
 
 def make_environment(directory: Path, requirement: str) -> Path:
-    """The Python of an environment with the wheel, made unless it is there."""
+    """The Python of an environment with the wheel, made unless it is there.
+
+    CalledProcessError where pip fails, after it has said why.
+    """
     python = directory / "bin" / "python"
-    stamp = directory / requirement.replace("==", "-")
+    stamp = directory / f"{requirement.replace('==', '-')}-{sys.implementation.cache_tag}"
     if stamp.exists():
         return python
     venv.EnvBuilder(clear=True, with_pip=False, symlinks=True).create(directory)

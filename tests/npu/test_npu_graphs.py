@@ -6,6 +6,7 @@ import ctypes
 import gc
 import itertools
 
+import npu_device
 import pytest
 import torch
 import torch.nn.functional as F
@@ -100,6 +101,7 @@ def test_graphs_that_go_take_everything_with_them(simulated_npu: AscendSimulator
     torch.npu.synchronize()
     models = simulated_npu.live("model")
     argument_bytes = simulated_npu.argument_bytes
+    operator_objects = npu_device.live_operator_objects()
     graph, result = capture(lambda a: F.softmax(a @ a.t(), -1), torch.randn(4, 6).npu())
     torch.npu.synchronize()
     assert simulated_npu.live("model") == models + 1
@@ -109,6 +111,7 @@ def test_graphs_that_go_take_everything_with_them(simulated_npu: AscendSimulator
     torch.npu.synchronize()
     assert simulated_npu.live("model") == models
     assert simulated_npu.argument_bytes == argument_bytes
+    assert npu_device.live_operator_objects() == operator_objects
 
 
 def test_argument_blocks_of_a_captured_model_can_be_read_and_patched(

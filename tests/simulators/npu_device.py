@@ -40,3 +40,13 @@ def operators(name: str = "libopapi.so") -> ctypes.CDLL:
     """One of the libraries; libopapi.so has the operators."""
     ascend_simulator.load()
     return ctypes.CDLL(str(ascend_simulator.LIBRARY.with_name(name)), mode=ctypes.RTLD_GLOBAL)
+
+
+def live_operator_objects() -> tuple[int, int]:
+    """How many descriptions (tensors, scalars, arrays, lists) and executors there are."""
+    counts = []
+    for name in ("sim_operators_live_descriptions", "sim_operators_live_executors"):
+        count = getattr(operators(), name)
+        count.restype = ctypes.c_int64
+        counts.append(count())
+    return counts[0], counts[1]

@@ -27,8 +27,12 @@ class Operators:
         self.npu = npu
         self.library = npu_device.operators()
         self.library.sim_operators_reset()
-        self.library.sim_operators_live_descriptions.restype = ctypes.c_int64
         self._descriptions: list[tuple[str, ctypes.c_void_p]] = []
+
+    @property
+    def live(self) -> tuple[int, int]:
+        """How many descriptions and executors there are."""
+        return npu_device.live_operator_objects()
 
     def upload(self, values: Sequence[float], dtype: int = FLOAT) -> int:
         """Device memory that holds these elements."""

@@ -213,13 +213,22 @@ def test_a_failed_launch_is_told(ascend, operators, stream):
     assert operators.launch("Abs", stream, 0, 0, executor) == 507899
 
 
-def test_descriptions_are_counted(operators):
-    before = operators.library.sim_operators_live_descriptions()
-    operators.tensor(operators.upload([1]), 1)
-    operators.scalar(1)
-    assert operators.library.sim_operators_live_descriptions() == before + 2
+def test_nothing_is_left_of_an_operator(ascend, operators, npu, stream):
+    descriptions, executors = operators.live
+    data, one = operators.tensor(operators.upload([1]), 1), operators.scalar(1)
+    assert operators.live == (descriptions + 2, executors)
+    code, _, executor = operators.plan("Abs", data, data)
+    assert (code, operators.live) == (0, (descriptions + 2, executors + 1))
+    assert operators.launch("Abs", stream, 0, 0, executor) == 0
+    assert operators.live == (descriptions + 2, executors)
+    operators.call("Add", stream, data, data, one, data)
+    assert operators.plan("Abs", data, None)[0] == PARAM_NULLPTR
+    ascend.fail("aclrtLaunchKernelWithHostArgs", 507899)
+    operators.launch("Abs", stream, 0, 0, operators.plan("Abs", data, data)[2])
+    operators.launch("Mm", stream, 0, 0, operators.plan("Mm", data, data, data, 0)[2])
+    assert operators.live == (descriptions + 2, executors)
     operators.close()
-    assert operators.library.sim_operators_live_descriptions() == before
+    assert operators.live == (descriptions, executors)
 
 
 @pytest.mark.parametrize("dtype", [INT32, INT64], ids=["int32", "int64"])
