@@ -11,6 +11,7 @@ OfflineResident::OfflineResident(int device_index, const std::string& path, bool
     : StreamResident(device_index, copies_on_device) {
   runtime().require(Capability::kOfflineModel, "loading an offline model");
   const ContextScope scope(runtime(), device());
+  const RelaxedCapture relaxed(runtime());  // weights are copied at once
   try {
     load(path);
     describe();
