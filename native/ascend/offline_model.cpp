@@ -46,6 +46,8 @@ OfflineTensor OfflineResident::describe(ModelDescription description, bool is_in
       is_input ? run.input_name(description, index) : run.output_name(description, index);
   tensor.name = name == nullptr ? "" : name;
   tensor.type = is_input ? run.input_type(description, index) : run.output_type(description, index);
+  tensor.format =
+      is_input ? run.input_format(description, index) : run.output_format(description, index);
   tensor.size_bytes =
       is_input ? run.input_bytes(description, index) : run.output_bytes(description, index);
   run.check(is_input ? run.input_dimensions(description, index, &dimensions)

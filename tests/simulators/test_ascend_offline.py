@@ -220,6 +220,11 @@ def test_shapes_and_types_that_are_not_known_are_refused(ascend, path, tmp_path)
     )
     with pytest.raises(CaptureError, match="output 'z' has data type 29, which torch lacks"):
         offload.open(foreign).load(DEVICE)
+    blocked = write_model(  # as many bytes as the shape has
+        ascend, tmp_path / "blocked.om", outputs=[Tensor("z", (2, 2), N_BYTES, format=29)]
+    )
+    with pytest.raises(CaptureError, match="output 'z' has format 29, in which its elements lie"):
+        offload.open(blocked).load(DEVICE)
     assert ascend.live_bytes == live_bytes
 
 
@@ -235,8 +240,8 @@ def test_files_and_devices_that_are_none_are_refused(path, tmp_path):
 
 def test_the_native_model_tells_what_it_takes(ascend, path):
     model = _native.AscendOfflineModel(device=0, path=str(path))
-    assert model.inputs == [("x", 0, (2, 2), 16), ("y", 0, (2, 2), 16)]
-    assert model.outputs == [("z", 0, (2, 2), 16)]
+    assert model.inputs == [("x", 0, (2, 2), 16, 2), ("y", 0, (2, 2), 16, 2)]
+    assert model.outputs == [("z", 0, (2, 2), 16, 2)]
     assert (model.work_bytes, model.weight_bytes) == (64, 16)
     with pytest.raises(ExecutionError, match="was never patched"):
         model.execute()
