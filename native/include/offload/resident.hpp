@@ -98,7 +98,8 @@ class Resident {
   virtual void set_random(const std::vector<std::uint64_t>&) {}
 
   // On a device that returns before its work is done: the end of what was enqueued so far; null
-  // where nothing is under way. Throws ExecutionError, once nothing is under way any more.
+  // where nothing is under way. Throws ExecutionError: once nothing is under way any more, where
+  // the device can tell.
   virtual std::unique_ptr<Fence> fence() { return nullptr; }
 
   // Waits for what was executed and gives back what it holds on the device; nothing is executed

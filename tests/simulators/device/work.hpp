@@ -121,8 +121,8 @@ struct EventRecord {
   std::uint64_t event = 0;
 };
 
-using Work = std::variant<KernelCall, Copy, Fill, HostCall, ChildGraph, EventRecord, BlockKernelCall,
-                          LateWork>;
+using Work = std::variant<KernelCall, Copy, Fill, HostCall, ChildGraph, EventRecord,
+                          BlockKernelCall, LateWork>;
 
 // What late work may do. Thread: the one that runs work, under the device's mutex.
 class Runner {
