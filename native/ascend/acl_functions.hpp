@@ -138,6 +138,10 @@ inline constexpr int kCapabilities = 12;
     (ModelDescription description, std::size_t index))                                             \
   X(output_type, "aclmdlGetOutputDataType", kOfflineModel, DataType,                               \
     (ModelDescription description, std::size_t index))                                             \
+  X(input_format, "aclmdlGetInputFormat", kOfflineModel, Format,                                   \
+    (ModelDescription description, std::size_t index))                                             \
+  X(output_format, "aclmdlGetOutputFormat", kOfflineModel, Format,                                 \
+    (ModelDescription description, std::size_t index))                                             \
   X(create_data_buffer, "aclCreateDataBuffer", kOfflineModel, DataBuffer,                          \
     (void* data, std::size_t n_bytes))                                                             \
   X(destroy_data_buffer, "aclDestroyDataBuffer", kOfflineModel, Error, (DataBuffer buffer))        \

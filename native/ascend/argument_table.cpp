@@ -93,6 +93,8 @@ class HostRefresh final : public TableRefresh {
     missing_.clear();
   }
 
+  void distrust() noexcept override { missing_.add(0, layout_.size_bytes); }
+
   const void* block(std::size_t index) const override {
     return static_cast<unsigned char*>(device_.data()) + layout_.block_offsets_bytes[index];
   }
@@ -153,6 +155,8 @@ class GatherRefresh final : public TableRefresh {
     ++counts_.gathers;
     missing_.clear();
   }
+
+  void distrust() noexcept override { missing_.add(0, 8 * (arguments_.size() - kFirstBase)); }
 
   const void* block(std::size_t index) const override {
     return static_cast<unsigned char*>(table_.data()) + layout_.block_offsets_bytes[index];

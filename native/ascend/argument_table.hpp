@@ -38,6 +38,10 @@ class TableRefresh {
   // there are words that were never patched.
   virtual void enqueue(Stream stream) = 0;
 
+  // Takes the device's table for lost: the next enqueue writes every word again. For a refresh that
+  // was enqueued and may have failed on the device.
+  virtual void distrust() noexcept = 0;
+
   // Where the arguments of a block lie on the device.
   virtual const void* block(std::size_t index) const = 0;
 

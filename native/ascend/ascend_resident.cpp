@@ -63,6 +63,7 @@ void AscendResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times)
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
+  if (take_failure()) refresh_->distrust();
   refresh_->enqueue(stream());
   first_launch_ns = now_ns();
   runtime().check(runtime().model_execute_async(model_->handle(), stream()), "executing the model");
@@ -75,6 +76,7 @@ void AscendResident::issue(std::size_t launch) {
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
+  if (take_failure()) refresh_->distrust();
   refresh_->enqueue(stream());
   for (const std::size_t kernel : launch_kernels_.at(launch)) launch_kernel(kernel, stream());
 }

@@ -11,6 +11,7 @@ OfflineResident::OfflineResident(int device_index, const std::string& path, bool
     : StreamResident(device_index, copies_on_device) {
   runtime().require(Capability::kOfflineModel, "loading an offline model");
   const ContextScope scope(runtime(), device());
+  const RelaxedCapture relaxed(runtime());  // weights are copied at once
   try {
     load(path);
     describe();
@@ -45,6 +46,8 @@ OfflineTensor OfflineResident::describe(ModelDescription description, bool is_in
       is_input ? run.input_name(description, index) : run.output_name(description, index);
   tensor.name = name == nullptr ? "" : name;
   tensor.type = is_input ? run.input_type(description, index) : run.output_type(description, index);
+  tensor.format =
+      is_input ? run.input_format(description, index) : run.output_format(description, index);
   tensor.size_bytes =
       is_input ? run.input_bytes(description, index) : run.output_bytes(description, index);
   run.check(is_input ? run.input_dimensions(description, index, &dimensions)

@@ -16,6 +16,7 @@ struct OfflineTensor {
   DataType type = kDataTypeUndefined;
   std::vector<std::int64_t> shape;  // -1: known only at execution
   std::size_t size_bytes = 0;
+  Format format = kFormatUndefined;
 };
 
 // An offline model as the resident object: its words are the addresses of its data buffers, the

@@ -72,8 +72,10 @@ void Runtime::open() {
 #undef OFFLOAD_RESOLVE
   const std::string& core = missing_[index_of(Capability::kCore)];
   if (!core.empty()) {
-    throw BackendUnavailable("the Ascend runtime has no " + core + " in " + libraries.names +
-                             "; offload needs CANN 8.1 or later");
+    throw BackendUnavailable(
+        "the Ascend runtime has no " + core + " in " + libraries.names +
+        (libraries.reason.empty() ? "" : " (not opened: " + libraries.reason + ")") +
+        "; offload needs CANN 8.1 or later, whole");
   }
 }
 

@@ -12,12 +12,14 @@ namespace {
 class AscendFence final : public Fence {
  public:
   AscendFence(const Runtime& runtime, const Device& device, std::unique_ptr<OrderEvent> event,
-              std::uint64_t n_enqueued, std::shared_ptr<std::atomic<std::uint64_t>> n_ended)
+              std::uint64_t n_enqueued, std::shared_ptr<std::atomic<std::uint64_t>> n_ended,
+              std::shared_ptr<std::atomic<bool>> has_failed)
       : runtime_(runtime),
         device_(device),
         event_(std::move(event)),
         n_enqueued_(n_enqueued),
-        n_ended_(std::move(n_ended)) {}
+        n_ended_(std::move(n_ended)),
+        has_failed_(std::move(has_failed)) {}
 
   ~AscendFence() override {
     const ContextScope scope(runtime_, device_);
@@ -28,7 +30,9 @@ class AscendFence final : public Fence {
     const ContextScope scope(runtime_, device_);
     const RelaxedCapture relaxed(runtime_);
     // After a wait that failed the work may go on: what follows is still ordered behind it.
-    runtime_.check(runtime_.synchronize_event(event_->handle()), "executing the program");
+    const Error error = runtime_.synchronize_event(event_->handle());
+    if (error != kSuccess) *has_failed_ = true;
+    runtime_.check(error, "executing the program");
     std::uint64_t n_known = *n_ended_;
     while (n_known < n_enqueued_ && !n_ended_->compare_exchange_weak(n_known, n_enqueued_)) {
     }
@@ -40,6 +44,7 @@ class AscendFence final : public Fence {
   std::unique_ptr<OrderEvent> event_;
   std::uint64_t n_enqueued_;
   std::shared_ptr<std::atomic<std::uint64_t>> n_ended_;
+  std::shared_ptr<std::atomic<bool>> has_failed_;
 };
 
 }  // namespace
@@ -48,7 +53,8 @@ StreamResident::StreamResident(int device, bool copies_on_device)
     : runtime_(Runtime::get()),
       device_(runtime_, device),
       copies_on_device_(copies_on_device),
-      n_ended_(std::make_shared<std::atomic<std::uint64_t>>(0)) {
+      n_ended_(std::make_shared<std::atomic<std::uint64_t>>(0)),
+      has_failed_(std::make_shared<std::atomic<bool>>(false)) {
   const ContextScope scope(runtime_, device_);
   done_.emplace(runtime_);
 }
@@ -127,9 +133,10 @@ std::unique_ptr<Fence> StreamResident::fence() {
   try {
     auto event = std::make_unique<OrderEvent>(runtime_);
     runtime_.check(runtime_.record_event(event->handle(), *last_stream_), "ending an execution");
-    return std::make_unique<AscendFence>(runtime_, device_, std::move(event), n_enqueued_,
-                                         n_ended_);
+    return std::make_unique<AscendFence>(runtime_, device_, std::move(event), n_enqueued_, n_ended_,
+                                         has_failed_);
   } catch (const ExecutionError&) {
+    *has_failed_ = true;
     // Its own error would come after the first.
     if (runtime_.synchronize_stream(*last_stream_) == kSuccess) *n_ended_ = n_enqueued_;
     throw;

@@ -28,6 +28,10 @@ class StreamResident : public Resident {
   c10::DataPtr take(std::size_t slot) final;
   void set_stream(std::uint64_t stream) final;
   bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) final;
+
+  // torch_npu delivers its work from a queue of its own, which is empty only when it is asked for
+  // its stream.
+  bool follows_torch() const final { return !copies_on_device_; }
   std::unique_ptr<Fence> fence() final;
   void close() noexcept final;
 
@@ -53,6 +57,10 @@ class StreamResident : public Resident {
   // Called before something is enqueued on the stream that set_stream chose.
   void note_enqueued();
 
+  // Whether a wait has failed since this was last asked, so that what was enqueued before may not
+  // have been done.
+  bool take_failure() { return has_failed_->exchange(false); }
+
   Stream stream() const { return stream_; }
   const Runtime& runtime() const { return runtime_; }
   const Device& device() const { return device_; }
@@ -70,6 +78,7 @@ class StreamResident : public Resident {
   std::optional<Stream> last_stream_;  // of the last execution and the copies around it
   std::uint64_t n_enqueued_ = 0;       // pieces of work so far, copies included
   std::shared_ptr<std::atomic<std::uint64_t>> n_ended_;  // of them; told by fences
+  std::shared_ptr<std::atomic<bool>> has_failed_;        // since it was asked; told by fences
   std::optional<OrderEvent> done_;
   bool is_closed_ = false;
 };

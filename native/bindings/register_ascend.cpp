@@ -98,12 +98,13 @@ py::dict refresh_counts(const AscendResident& resident) {
   return found;
 }
 
-// (name, data type, shape, bytes) of each.
+// (name, data type, shape, bytes, format) of each.
 py::list described(const std::vector<acl::OfflineTensor>& tensors) {
   py::list found;
   for (const acl::OfflineTensor& one : tensors) {
     found.append(py::make_tuple(one.name, static_cast<int>(one.type),
-                                py::tuple(py::cast(one.shape)), one.size_bytes));
+                                py::tuple(py::cast(one.shape)), one.size_bytes,
+                                static_cast<int>(one.format)));
   }
   return found;
 }

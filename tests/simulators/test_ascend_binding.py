@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import _ctypes
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,11 +24,17 @@ ascend = ascend_simulator.load()
 """
 
 
-def output_of(code: str, *, simulated: bool = True) -> str:
-    """What a new process prints, with the simulated runtime loaded."""
+def output_of(
+    code: str, *, simulated: bool = True, environment: Mapping[str, str] | None = None
+) -> str:
+    """What a new process prints, with the simulated runtime loaded; variables are added."""
     begin = _BEGIN.format(here=str(HERE)) if simulated else ""
     done = subprocess.run(
-        [sys.executable, "-c", begin + code], capture_output=True, text=True, check=False
+        [sys.executable, "-c", begin + code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **(environment or {})},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -125,3 +135,20 @@ except BackendUnavailable as error:
 """)
     assert "cannot launch kernels of our own (aclrtLaunchKernel)" in says
     assert "cannot make a model by build or capture" in says
+
+
+def test_a_library_that_cannot_be_opened_is_said_where_others_can(tmp_path):
+    """Not that a function is missing in libraries that never have it."""
+    (tmp_path / "libascendcl.so").write_text("no library")
+    shutil.copy(_ctypes.__file__, tmp_path / "libopapi.so")
+    code = """
+from offload import _native
+from offload.errors import BackendUnavailable
+try:
+    _native.ascend_device_count()
+except BackendUnavailable as error:
+    print(error)
+"""
+    says = output_of(code, simulated=False, environment={"LD_LIBRARY_PATH": str(tmp_path)})
+    assert "has no aclInit" in says
+    assert "libascendcl.so: " in says

@@ -106,6 +106,25 @@ def test_what_a_failed_refresh_lacked_comes_with_the_next(ascend):
     assert read(y) == plus(8)
 
 
+@pytest.mark.parametrize("function", ["aclrtSynchronizeEvent", "aclrtRecordEvent"])
+@pytest.mark.parametrize("gathers", [False, True], ids=["host", "gather"])
+def test_after_a_wait_that_failed_the_whole_table_comes_again(ascend, gathers, function):
+    """The refresh itself may be what failed on the device."""
+    chain = Chain(ascend, gathers=gathers)
+    _, y = chain.bind_first()
+    chain.run()
+    first = chain.resident.refresh_counts
+    chain.resident.execute()
+    assert chain.resident.refresh_counts == first
+    ascend.fail(function, INTERNAL_ERROR)
+    with pytest.raises(ExecutionError):
+        chain.resident.finish()
+    for _ in range(2):  # once
+        chain.run()
+        assert chain.resident.refresh_counts == {key: 2 * n for key, n in first.items()}
+    assert read(y) == plus(3)
+
+
 def test_streams_that_ran_out_are_counted(ascend):
     ascend.set_software_sq(False)  # models use up streams
     held = Chain(ascend)

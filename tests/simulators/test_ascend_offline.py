@@ -7,8 +7,9 @@ import struct
 
 import pytest
 import torch
+from ascend_kernels import AtenCapturer
 from ascend_offline import INPUT, NONE, OUTPUT, WEIGHT, WORK, Operand, Task, Tensor, pack_model
-from simulated_ascend import install
+from simulated_ascend import SimulatedAscendBackend, install
 
 import offload
 from offload import _native
@@ -180,6 +181,31 @@ def test_arguments_are_checked(path):
             run(torch.ones(2, 2))
 
 
+def test_inputs_that_torch_would_rearrange_are_refused(ascend, monkeypatch, path):
+    """On a device torch delivers its copies from a queue of its own: too late for the model."""
+    backend = SimulatedAscendBackend(AtenCapturer(ascend))
+    monkeypatch.setattr(backend, "copies_on_device", True)
+    install(ascend, monkeypatch, backend)
+    x, y, out = (on_device(ascend, torch.ones(2, 2)) for _ in range(3))
+    with offload.open(path).load(DEVICE) as run:
+        ascend.forget_calls()
+        for call in (run, lambda *args: run.submit(*args).result()):
+            with pytest.raises(
+                BindingError, match=r"x: recorded with strides \[2, 1\], got \[1, 2\]"
+            ):
+                call(x.t(), y)
+        assert ascend.calls("aclmdlExecuteAsync") == 0
+        run(x, y, out=(out,))
+    assert torch.equal(out, x + WEIGHTS + y)
+
+
+def test_loading_goes_on_while_another_stream_is_captured(ascend, path):
+    stream = ascend.make("aclrtCreateStream")
+    ascend.call("aclmdlRICaptureBegin", stream, 0)  # global: copies that wait are refused
+    with offload.open(path).load(DEVICE) as run:
+        assert run.program.inputs
+
+
 def test_shapes_and_types_that_are_not_known_are_refused(ascend, path, tmp_path):
     dynamic = write_model(
         ascend,
@@ -194,6 +220,11 @@ def test_shapes_and_types_that_are_not_known_are_refused(ascend, path, tmp_path)
     )
     with pytest.raises(CaptureError, match="output 'z' has data type 29, which torch lacks"):
         offload.open(foreign).load(DEVICE)
+    blocked = write_model(  # as many bytes as the shape has
+        ascend, tmp_path / "blocked.om", outputs=[Tensor("z", (2, 2), N_BYTES, format=29)]
+    )
+    with pytest.raises(CaptureError, match="output 'z' has format 29, in which its elements lie"):
+        offload.open(blocked).load(DEVICE)
     assert ascend.live_bytes == live_bytes
 
 
@@ -209,8 +240,8 @@ def test_files_and_devices_that_are_none_are_refused(path, tmp_path):
 
 def test_the_native_model_tells_what_it_takes(ascend, path):
     model = _native.AscendOfflineModel(device=0, path=str(path))
-    assert model.inputs == [("x", 0, (2, 2), 16), ("y", 0, (2, 2), 16)]
-    assert model.outputs == [("z", 0, (2, 2), 16)]
+    assert model.inputs == [("x", 0, (2, 2), 16, 2), ("y", 0, (2, 2), 16, 2)]
+    assert model.outputs == [("z", 0, (2, 2), 16, 2)]
     assert (model.work_bytes, model.weight_bytes) == (64, 16)
     with pytest.raises(ExecutionError, match="was never patched"):
         model.execute()

@@ -161,6 +161,8 @@ std::uint32_t load_offline(Runtime& state, std::shared_ptr<const OfflineContent>
   const auto model = std::make_shared<OfflineModel>();
   model->content = std::move(content);
   const FileHeader& header = model->content->header;
+  // Weights are brought by copies that wait, which a capture refuses.
+  if (header.weight_bytes != 0) require_safe(state, kRtCaptureModeNotSupport);
   try {
     model->work = place(state, work, header.work_bytes, model->owns_work);
     model->weight = place(state, weight, header.weight_bytes, model->owns_weight);

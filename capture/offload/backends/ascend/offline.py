@@ -28,6 +28,9 @@ _DTYPES = {
     17: "complex128", 27: "bfloat16", 33: "complex32", 35: "float8_e5m2", 36: "float8_e4m3fn",
 }  # fmt: skip
 
+# aclFormat, of what lies in memory as its shape says: NCHW, NHWC, ND, HWCN, NDHWC, NCDHW, NC, NCL.
+_PLAIN_FORMATS = {0, 1, 2, 16, 27, 30, 35, 47}
+
 
 class OfflineModelBackend:
     """The backend of one loaded offline model. Its feature map stays where it was loaded."""
@@ -150,12 +153,18 @@ def _is_value(item: object) -> bool:
 
 
 def _values(
-    tensors: list[tuple[str, int, tuple[int, ...], int]], role: Role, path: Path, first: int
+    tensors: list[tuple[str, int, tuple[int, ...], int, int]], role: Role, path: Path, first: int
 ) -> Iterator[Value]:
-    for place, (name, kind, shape, size_bytes) in enumerate(tensors):
+    for place, (name, kind, shape, size_bytes, format_number) in enumerate(tensors):
         dtype = _DTYPES.get(kind)
         if dtype is None:
             raise CaptureError(f"{path}: {role} {name!r} has data type {kind}, which torch lacks")
+        if format_number not in _PLAIN_FORMATS:
+            raise CaptureError(
+                f"{path}: {role} {name!r} has format {format_number}, in which its elements lie "
+                "otherwise than its shape says; compile the model with inputs and outputs in "
+                "format ND"
+            )
         if math.prod(shape) * ITEM_BYTES[dtype] != size_bytes or min(shape, default=0) < 0:
             raise CaptureError(
                 f"{path}: {role} {name!r} of shape {list(shape)} takes {size_bytes} bytes: its "
