@@ -1,0 +1,63 @@
+// The argument block of an operator's kernel, as the operators of the device have it: addresses
+// first, and behind them tiling data in the same block, to which the block's first word points.
+//
+//   words 0                     address of the tiling data: points into the block itself
+//   words 1 .. n                address of each operand's first element; 0: not given
+//   word  n + 1                 address of the workspace
+//   then  the tiling data       words: check sum of the rest; a number that looks like an address;
+//                               counts; per operand type, rank, shape, strides; the attributes
+//
+// The number that looks like an address is none: whoever relocates the block must leave it as it
+// is. The kernel adds the tiling data up and fails where a word was changed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "descriptions.hpp"
+
+namespace simulated_operators {
+
+inline constexpr std::int64_t kMaxRank = 8;
+
+struct Operand {
+  char* data = nullptr;                // null also where it has no elements
+  DataType type = kDataTypeUndefined;  // undefined: not given
+  std::int64_t rank = 0;
+  std::int64_t shape[kMaxRank] = {};
+  std::int64_t strides[kMaxRank] = {};  // in elements
+
+  bool is_given() const { return type != kDataTypeUndefined; }
+  std::int64_t n_elements() const;
+};
+
+struct Attribute {
+  bool is_real = false;
+  std::vector<std::int64_t> integers;  // several for an array, none for one that is not given
+  double real = 0;                     // the first integer as a number, or the real itself
+
+  std::int64_t integer() const { return integers.empty() ? 0 : integers.front(); }
+};
+
+// What a kernel works on.
+struct Launch {
+  std::vector<Operand> operands;  // in the order of the operator's parameters
+  std::vector<Attribute> attributes;
+  char* workspace = nullptr;
+  std::size_t workspace_bytes = 0;
+};
+
+// The block of this launch, in host memory; `tiling_offset_bytes` is where its first word will
+// point.
+std::vector<std::uint64_t> encode(const Launch& launch, std::size_t* tiling_offset_bytes);
+
+// Reads a block in device memory. Throws std::runtime_error where the tiling data is not what was
+// encoded.
+Launch decode(const void* block, std::size_t n_bytes);
+
+// What stands in the tiling data as the number that looks like an address. Not set: the first
+// address that was encoded in this process.
+void set_look_alike(std::uint64_t number);
+
+}  // namespace simulated_operators

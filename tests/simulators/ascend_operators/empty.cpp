@@ -1,0 +1,1 @@
+// A library that clients need by its name and call nothing of.

@@ -1,0 +1,103 @@
+// The two phases of an operator: the first plans it from descriptions, the second launches its
+// kernel on a stream. The same code serves eager execution, capture and group update.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+#include "argument_block.hpp"
+
+namespace simulated_operators {
+
+// One operator of the library; constant, and never destroyed.
+struct Kernel {
+  const char* name;
+  // Computes; throws std::exception, which fails the device.
+  void (*compute)(const Launch& launch);
+  // Whether the first phase may accept the launch; throws std::invalid_argument. May be null.
+  void (*check)(const Launch& launch) = nullptr;
+  std::size_t (*workspace_bytes)(const Launch& launch) = nullptr;  // null: none is needed
+};
+
+}  // namespace simulated_operators
+
+// What the first phase gives; the second consumes it unless it was made repeatable.
+struct aclOpExecutor {
+  const simulated_operators::Kernel* kernel = nullptr;
+  simulated_operators::Launch launch;
+  std::vector<const aclTensor*> tensors;  // beside the operands: compared, never read
+  std::vector<std::int64_t>
+      offsets_bytes;  // of the operands' first elements from the tensors' data
+  std::vector<bool> is_output;
+  aclTensor* result = nullptr;  // the last output: its description may be written
+  bool is_repeatable = false;
+};
+
+namespace simulated_operators {
+
+// Takes the parameters of a first phase in their order; tensors and lists of tensors become
+// operands, all else attributes.
+class Planner {
+ public:
+  Planner() : executor_(new aclOpExecutor) {}
+
+  void take(const aclTensor* tensor) { add_operand(tensor, false); }
+  void take(aclTensor* tensor) {
+    add_operand(tensor, true);
+    executor_->result = tensor;
+  }
+  void take(const aclTensorList* list);
+  void take(const aclScalar* scalar);
+  void take(const aclIntArray* array);
+  void take(const char* text);  // of at most eight letters
+  void take(double value) { add_real(value); }
+  void take(float value) { add_real(value); }
+  template <class Integer>
+  std::enable_if_t<std::is_integral_v<Integer> || std::is_enum_v<Integer>> take(Integer value) {
+    add_integers({static_cast<std::int64_t>(value)});
+  }
+
+  // Errors: kAclnnParamNullptr, kAclnnParamInvalid; nothing is left then.
+  Status finish(const Kernel& kernel, std::uint64_t* workspace_bytes, aclOpExecutor** executor);
+
+ private:
+  void add_operand(const aclTensor* tensor, bool is_output);
+  void add_integers(std::vector<std::int64_t> values);
+  void add_real(double value);
+
+  std::unique_ptr<aclOpExecutor> executor_;
+};
+
+template <class... Parameters>
+Status plan(const Kernel& kernel, std::uint64_t* workspace_bytes, aclOpExecutor** executor,
+            Parameters... parameters) noexcept {
+  try {
+    Planner planner;
+    (planner.take(parameters), ...);
+    return planner.finish(kernel, workspace_bytes, executor);
+  } catch (const std::exception&) {
+    return kAclnnParamInvalid;
+  }
+}
+
+// The second phase. Errors: kAclnnParamNullptr without an executor or a needed workspace, and those
+// of the runtime's launch. The executor is destroyed, also then, unless it is repeatable.
+Status launch(void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* executor,
+              Stream stream) noexcept;
+
+}  // namespace simulated_operators
+
+// Defines both phases of `aclnn<name>`. `parameters` is the first phase's list without its results,
+// in parentheses; what follows are the operands and attributes that `kernel` takes, in its order.
+#define OPERATOR_UNWRAP(...) __VA_ARGS__
+#define OPERATOR(name, kernel, parameters, ...)                                               \
+  OPERATORS_EXPORT ::simulated_operators::Status aclnn##name##GetWorkspaceSize(               \
+      OPERATOR_UNWRAP parameters, std::uint64_t* workspace_bytes, aclOpExecutor** executor) { \
+    return ::simulated_operators::plan(kernel, workspace_bytes, executor, __VA_ARGS__);       \
+  }                                                                                           \
+  OPERATORS_EXPORT ::simulated_operators::Status aclnn##name(                                 \
+      void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* executor,                \
+      ::offload::acl::Stream stream) {                                                        \
+    return ::simulated_operators::launch(workspace, workspace_bytes, executor, stream);       \
+  }
