@@ -46,6 +46,7 @@ inline constexpr int kCapabilities = 12;
   X(create_stream, "aclrtCreateStreamWithConfig", kCore, Error,                                    \
     (Stream * stream, std::uint32_t priority, std::uint32_t flags))                                \
   X(destroy_stream, "aclrtDestroyStream", kCore, Error, (Stream stream))                           \
+  X(destroy_stream_force, "aclrtDestroyStreamForce", kCore, Error, (Stream stream))                \
   X(synchronize_stream, "aclrtSynchronizeStream", kCore, Error, (Stream stream))                   \
   X(get_available_streams, "aclrtGetStreamAvailableNum", kStreamCount, Error,                      \
     (std::uint32_t* count))                                                                        \

@@ -29,6 +29,7 @@ ResidentModel::~ResidentModel() { destroy(); }
 
 void ResidentModel::build(const std::function<void(Stream)>& launch) {
   stream_.emplace(runtime_, kStreamPersistent);
+  is_counted_.emplace();
   runtime_.check(runtime_.build_begin(&model_, 0), "beginning to build a model");
   runtime_.check(runtime_.bind_stream(model_, stream_->handle(), kModelStreamHead),
                  "binding a stream to a model");
@@ -41,6 +42,7 @@ void ResidentModel::build(const std::function<void(Stream)>& launch) {
 // Relaxed, since what other threads do has nothing to do with these launches.
 void ResidentModel::capture(const std::function<void(Stream)>& launch) {
   stream_.emplace(runtime_, 0);
+  is_counted_.emplace();
   runtime_.check(runtime_.capture_begin(stream_->handle(), kCaptureRelaxed),
                  "beginning to capture a model");
   try {
@@ -50,7 +52,7 @@ void ResidentModel::capture(const std::function<void(Stream)>& launch) {
     throw;
   }
   const Error error = runtime_.capture_end(stream_->handle(), &model_);
-  if (error == kSuccess) return;
+  if (error == kSuccess) return stream_.reset();
   // A capture that failed to end may go on, and its model could not be destroyed then.
   if (runtime_.capture_end(stream_->handle(), &model_) != kSuccess) model_ = nullptr;
   runtime_.fail(error, "ending the capture of a model");
@@ -62,6 +64,7 @@ void ResidentModel::destroy() noexcept {
   if (model_ != nullptr) runtime_.model_destroy(model_);
   model_ = nullptr;
   stream_.reset();
+  is_counted_.reset();
 }
 
 }  // namespace offload::acl

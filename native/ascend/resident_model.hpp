@@ -38,9 +38,8 @@ class ResidentModel {
 
   const Runtime& runtime_;
   ModelForm form_;
-  // Bound to a built model for good; of a capture the model holds at least one of its own instead,
-  // so that the number of both is right.
-  std::optional<OwnStream> stream_;
+  std::optional<OwnStream> stream_;          // bound to a built model for good
+  std::optional<CountedStream> is_counted_;  // a captured model has one of its own
   bool is_bound_ = false;
   Model model_ = nullptr;
 };

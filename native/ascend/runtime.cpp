@@ -130,6 +130,13 @@ std::string Runtime::describe(Error error) const {
   return text;
 }
 
+Context Runtime::current_context() const {
+  Context context = nullptr;
+  if (get_current_context(&context) == kSuccess) return context;
+  get_recent_error_message();  // forgets it
+  return nullptr;
+}
+
 void Runtime::fail(Error error, const std::string& what) const {
   throw ExecutionError(what + ": " + describe(error));
 }
@@ -148,8 +155,7 @@ Device::Device(const Runtime& runtime, int index) : index_(index) {
     throw BackendUnavailable("npu:" + std::to_string(index) + " does not exist: there are " +
                              std::to_string(count) + " devices");
   }
-  Context before = nullptr;
-  if (runtime.get_current_context(&before) != kSuccess) before = nullptr;
+  const Context before = runtime.current_context();
   runtime.check(runtime.set_device(index), "choosing the device");
   const Error error = runtime.get_current_context(&context_);
   if (before != nullptr && before != context_) runtime.set_current_context(before);
@@ -169,7 +175,7 @@ DeviceMemory::~DeviceMemory() {
 OwnStream::OwnStream(const Runtime& runtime, std::uint32_t flags) : runtime_(runtime) {
   const Error error = runtime_.create_stream(&stream_, 0, flags);
   if (error == kRtNoStreamResource || error == kRtResourceAllocFail) {
-    std::string what = "making a stream: offload holds " + std::to_string(count()) +
+    std::string what = "making a stream: offload holds " + std::to_string(CountedStream::count()) +
                        ", and a device has " + std::to_string(kStreamBudget) +
                        " (A2, A3, 950) for all that use it";
     std::uint32_t n_available = 0;
@@ -180,15 +186,18 @@ OwnStream::OwnStream(const Runtime& runtime, std::uint32_t flags) : runtime_(run
     runtime_.fail(error, what + "; each loaded program takes one: close some");
   }
   runtime_.check(error, "making a stream");
-  ++n_streams;
 }
 
+// On a device that has failed only by force.
 OwnStream::~OwnStream() {
-  runtime_.destroy_stream(stream_);
-  --n_streams;
+  if (runtime_.destroy_stream(stream_) != kSuccess) runtime_.destroy_stream_force(stream_);
 }
 
-int OwnStream::count() { return n_streams; }
+CountedStream::CountedStream() { ++n_streams; }
+
+CountedStream::~CountedStream() { --n_streams; }
+
+int CountedStream::count() { return n_streams; }
 
 OrderEvent::OrderEvent(const Runtime& runtime) : runtime_(runtime) {
   runtime_.check(runtime_.create_event(&event_, kEventSync), "making an event");

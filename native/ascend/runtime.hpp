@@ -60,6 +60,9 @@ class Runtime {
 
   [[noreturn]] void fail(Error error, const std::string& what) const;
 
+  // This thread's context; null if it has none, which leaves no message behind.
+  Context current_context() const;
+
   // "507015 ACL_ERROR_RT_AICORE_EXCEPTION (what the runtime says of it)".
   std::string describe(Error error) const;
 
@@ -100,7 +103,7 @@ class Device {
 class ContextScope {
  public:
   ContextScope(const Runtime& runtime, const Device& device) : runtime_(runtime) {
-    if (runtime_.get_current_context(&before_) != kSuccess) before_ = nullptr;
+    before_ = runtime_.current_context();
     changed_ = before_ != device.context();
     if (changed_) runtime_.set_current_context(device.context());
   }
@@ -159,7 +162,21 @@ class DeviceMemory {
   void* address_ = nullptr;
 };
 
-// A stream of our own, counted.
+// A stream that a loaded program uses up, its own or its model's: it counts against the budget.
+//
+// Owner: one object. Thread: any. Errors: none.
+class CountedStream {
+ public:
+  CountedStream();
+  ~CountedStream();
+  CountedStream(const CountedStream&) = delete;
+  CountedStream& operator=(const CountedStream&) = delete;
+
+  // How many there are now in this process.
+  static int count();
+};
+
+// A stream of our own.
 //
 // Owner: one object; needs a current context while it is made and destroyed. Errors: the
 // constructor throws ExecutionError, which says how many streams offload holds and what the device
@@ -172,9 +189,6 @@ class OwnStream {
   OwnStream& operator=(const OwnStream&) = delete;
 
   Stream handle() const { return stream_; }
-
-  // How many there are now in this process.
-  static int count();
 
  private:
   const Runtime& runtime_;

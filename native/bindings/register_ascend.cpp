@@ -167,8 +167,11 @@ void register_ascend(py::module_& module) {
   module.def(
       "ascend_release", [] { Runtime::get().release(); },
       "Give back the references on the Ascend runtime; nothing of it is used afterwards.");
-  module.def("ascend_streams", &acl::OwnStream::count,
+  module.def("ascend_streams", &acl::CountedStream::count,
              "How many Ascend streams offload holds in this process.");
+  module.attr("ASCEND_GATHER_ARGUMENTS_BYTES") = acl::kGatherArgumentsBytes;
+  module.attr("ASCEND_LAUNCH_BYTES") = acl::kLaunchBytes;
+  module.attr("ASCEND_STREAM_BUDGET") = acl::kStreamBudget;
   py::class_<KernelBinary, std::shared_ptr<KernelBinary>>(module, "AscendBinary")
       .def(py::init([](int index, const py::bytes& image) {
              return std::make_shared<KernelBinary>(index, static_cast<std::string>(image));

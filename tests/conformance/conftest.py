@@ -15,17 +15,21 @@ from offload.timeline import Scheduling
 
 # A test that a backend cannot pass, with the reason. An unlisted failure is a failure.
 SIMULATED = "cuda-simulated"
+SIMULATED_ASCEND = "npu-simulated"
 _EXIT = "simulated kernels are written in Python, which does not run while the interpreter exits"
 UNSUPPORTED: dict[tuple[str, str], str] = {
     (SIMULATED, "test_interpreter_exit_with_work_in_flight"): _EXIT,
     (SIMULATED, "test_interpreter_exit_from_a_thread_that_never_ends"): _EXIT,
     (SIMULATED, "test_fork_with_work_in_flight"): "a CUDA driver does not work after a fork",
+    (SIMULATED_ASCEND, "test_interpreter_exit_with_work_in_flight"): _EXIT,
+    (SIMULATED_ASCEND, "test_interpreter_exit_from_a_thread_that_never_ends"): _EXIT,
+    (SIMULATED_ASCEND, "test_fork_with_work_in_flight"): "a device does not work after a fork",
 }
 
 Load = Callable[..., offload.Executable]
 
 
-@pytest.fixture(params=[*backend_names(), SIMULATED])
+@pytest.fixture(params=[*backend_names(), SIMULATED, SIMULATED_ASCEND])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     """A backend; tensors that a test makes are on the device that its Programs are recorded on."""
     reason = UNSUPPORTED.get((request.param, request.node.originalname))
@@ -36,6 +40,10 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         from simulated_backend import install
 
         found = install(request.getfixturevalue("simulator"), monkeypatch)
+    elif request.param == SIMULATED_ASCEND:
+        import simulated_ascend
+
+        found = simulated_ascend.install(request.getfixturevalue("ascend"), monkeypatch)
     else:
         found = find_backend(request.param)
     try:

@@ -8,57 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
+from ascend_simulator import AscendSimulator
 from aten_kernel import AtenKernel
 
 from offload import _native
 from offload.backends.ascend import Address, GatherKernel, Kernel, KernelCapture
 from offload.program import Program
 
-KERNEL_FUNCTION = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_void_p
-)
-_MAGIC = b"SIMKERN1"
-
-
-class KernelImage:
-    """Python functions as kernels of one loaded binary.
-
-    A function is called with its argument block when the kernel runs. If it raises, the error is
-    kept in `errors` and the device fails.
-    """
-
-    def __init__(self, device: int, functions: Mapping[str, Callable[[bytes], object]]) -> None:
-        self.errors: list[BaseException] = []
-        self._callbacks = {name: self._callback(one) for name, one in functions.items()}
-        image = _MAGIC + struct.pack("<Q", len(functions))
-        for name, callback in self._callbacks.items():
-            address = ctypes.cast(callback, ctypes.c_void_p).value
-            image += struct.pack("<48sQQQ", name.encode(), address, 0, 0)
-        self._binary = _native.AscendBinary(device, image)
-
-    def __getitem__(self, name: str) -> int:
-        return self._binary.function(name)
-
-    def _callback(self, function: Callable[[bytes], object]) -> object:
-        def run(arguments: int | None, n_bytes: int, _n_blocks: int, _user: int | None) -> int:
-            try:
-                function(ctypes.string_at(arguments, n_bytes) if n_bytes else b"")
-            except BaseException as error:
-                self.errors.append(error)
-                return 1
-            return 0
-
-        return KERNEL_FUNCTION(run)
-
 
 def _array(address: int, kind: type, count: int) -> np.ndarray:
     return np.ctypeslib.as_array((kind * count).from_address(address))
 
 
-def gather(block: bytes) -> None:
+def gather(block: bytes, _n_blocks: int = 1) -> None:
     """The refresh of an argument table: `args[w] = base[index[w]] + offset[w]`."""
     table, index, offset, count, bases = struct.unpack_from("<5Q", block)
     indices = _array(index, ctypes.c_uint32, count)
@@ -71,26 +36,25 @@ def gather(block: bytes) -> None:
 class AtenCapturer:
     """Implements the Ascend backend's Capturer on the simulated runtime.
 
+    What a kernel raises is in the simulator's `errors`.
+
     Attributes:
         has_gather: whether the kernel that refreshes tables is there.
-        images: what was loaded, for the errors of kernels.
     """
 
-    def __init__(self, *, has_gather: bool = True) -> None:
+    def __init__(self, ascend: AscendSimulator, *, has_gather: bool = True) -> None:
         self.has_gather = has_gather
-        self.images: list[KernelImage] = []
+        self._ascend = ascend
 
     def capture(self, program: Program, device: int) -> KernelCapture:
         """One kernel for each launch."""
         aten = [AtenKernel(program, launch) for launch in program.launches]
-        names = [f"launch {index}" for index in range(len(aten))]
-        image = self._load(
-            device, {name: one.execute for name, one in zip(names, aten, strict=True)}
-        )
+        functions = {f"launch {index}": _of_block(one) for index, one in enumerate(aten)}
+        binary = _native.AscendBinary(device, self._ascend.binary(functions))
         nowhere = dict.fromkeys(range(len(program.values)), 0)
         kernels = [
             Kernel(
-                function=image[name],
+                function=binary.function(name),
                 n_blocks=1,
                 arguments=one.arguments(nowhere),
                 addresses=tuple(
@@ -99,18 +63,22 @@ class AtenCapturer:
                 ),
                 launch=index,
             )
-            for index, (name, one) in enumerate(zip(names, aten, strict=True))
+            for index, (name, one) in enumerate(zip(functions, aten, strict=True))
         ]
-        return KernelCapture(kernels, keep=image)
+        return KernelCapture(kernels, keep=binary)
 
     def gather_kernel(self, device: int) -> GatherKernel | None:
         """A kernel in Python."""
-        if not self.has_gather:
-            return None
-        image = self._load(device, {"gather": gather})
-        return GatherKernel(image["gather"], 1, image)
+        return gather_kernel(self._ascend, device) if self.has_gather else None
 
-    def _load(self, device: int, functions: Mapping[str, Callable[[bytes], object]]) -> KernelImage:
-        image = KernelImage(device, functions)
-        self.images.append(image)
-        return image
+
+def gather_kernel(ascend: AscendSimulator, device: int = 0) -> GatherKernel:
+    """The kernel that refreshes tables."""
+    binary = _native.AscendBinary(
+        device, ascend.binary({"gather": (_native.ASCEND_GATHER_ARGUMENTS_BYTES, gather)})
+    )
+    return GatherKernel(binary.function("gather"), 1, binary)
+
+
+def _of_block(kernel: AtenKernel) -> tuple[int, Callable[[bytes, int], object]]:
+    return sum(kernel.sizes), lambda block, _n_blocks: kernel.execute(block)

@@ -1,7 +1,7 @@
 """The simulated Ascend runtime: builds it, loads it in place of the real one, and controls it.
 
-`load()` gives the one AscendSimulator of the process. From then on whoever opens `libascendcl.so` finds
-the simulated one by its name. `AscendSimulator.call` and `code` call the C ABI itself.
+`load()` gives the one AscendSimulator of the process. From then on whoever opens `libascendcl.so`
+finds the simulated one by its name. `AscendSimulator.call` and `code` call the C ABI itself.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class AscendSimulator:
         fails. Functions stay alive until the next reset.
         """
         entries = [
-            struct.pack("<48sQQQ", name.encode(), self._entry(function), 0, argument_bytes)
+            struct.pack("<48sQQQ", name.encode(), self.kernel_address(function), 0, argument_bytes)
             for name, (argument_bytes, function) in kernels.items()
         ]
         return struct.pack("<8sQ", b"SIMKERN1", len(entries)) + b"".join(entries)
@@ -154,7 +154,9 @@ class AscendSimulator:
 
         return self._address(HOST_FUNCTION(run))
 
-    def _entry(self, function: Callable[[bytes, int], object]) -> int:
+    def kernel_address(self, function: Callable[[bytes, int], object]) -> int:
+        """The address of a kernel for binaries and models; alive until the next reset."""
+
         def run(arguments: int, n_bytes: int, n_blocks: int, _user: object) -> int:
             try:
                 function(ctypes.string_at(arguments, n_bytes) if n_bytes else b"", n_blocks)
@@ -255,7 +257,7 @@ class AscendSimulator:
         return bool(self.library.sim_is_accessible(address, n_bytes))
 
     def live(self, kind: str) -> int:
-        """How many streams, model streams, events, models, ... there are; `kind` in the singular."""
+        """How many streams, events, models, tasks, ... there are; `kind` in the singular."""
         count = self.library.sim_live_objects(kind.encode())
         if count < 0:
             raise ValueError(f"the simulator counts nothing of the name {kind!r}")

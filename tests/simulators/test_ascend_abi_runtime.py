@@ -120,7 +120,8 @@ def test_arguments_of_the_host_are_copied_at_the_call(ascend, npu):
     content = (ctypes.c_uint64 * 3)(7, 0, 9)
     holes = (ctypes.c_uint32 * 2)(8, 16)  # word 1 holds the address of word 2
     stream = npu.stream()
-    ascend.call("aclrtLaunchKernelWithHostArgs", function, 1, stream, 0, content, 24, holes, 1)
+    launch = ("aclrtLaunchKernelWithHostArgs", function, 1, stream, 0, content, 24, holes, 1)
+    ascend.call(*launch)
     content[0] = 8
     assert (ascend.argument_bytes, ascend.live("argument block")) == (24, 1)
     npu.synchronize(stream)

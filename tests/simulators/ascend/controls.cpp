@@ -1,7 +1,7 @@
 // By what a test controls the device: functions named sim_*, as those of the other skins.
 #include <cstring>
 
-#include "models.hpp"
+#include "offline.hpp"
 #include "symbols.hpp"
 
 using namespace simulated_ascend;
@@ -154,10 +154,11 @@ ACL_EXPORT std::size_t sim_argument_bytes() {
 }
 
 // How many there are of "stream" (callers' own), "model stream", "event", "context", "binary",
-// "image", "model", "task", "capture", "argument block" or "registration"; -1 for another word.
+// "image", "model", "task", "capture", "argument block", "registration", "offline model",
+// "data buffer", "dataset", "description" or "configuration"; -1 for another word.
 ACL_EXPORT std::int64_t sim_live_objects(const char* kind) {
   const auto lock = locked();
-  const Runtime& state = runtime();
+  Runtime& state = runtime();
   const auto is = [kind](const char* word) { return std::strcmp(kind, word) == 0; };
   const auto streams = [&state](bool of_models) {
     std::int64_t count = 0;
@@ -179,6 +180,15 @@ ACL_EXPORT std::int64_t sim_live_objects(const char* kind) {
   if (is("capture")) return static_cast<std::int64_t>(state.captures.size());
   if (is("argument block")) return static_cast<std::int64_t>(state.arguments.n_live());
   if (is("registration")) return static_cast<std::int64_t>(state.registered_host.size());
+  const OfflineState& of_files = offline(state);
+  if (is("offline model")) return static_cast<std::int64_t>(of_files.models.size());
+  if (is("data buffer")) return static_cast<std::int64_t>(of_files.buffers.size());
+  if (is("dataset")) return static_cast<std::int64_t>(of_files.datasets.size());
+  if (is("description")) return static_cast<std::int64_t>(of_files.descriptions.size());
+  if (is("configuration")) {
+    return static_cast<std::int64_t>(of_files.configurations.size() +
+                                     of_files.execute_configurations.size());
+  }
   return -1;
 }
 

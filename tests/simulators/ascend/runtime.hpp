@@ -44,7 +44,6 @@ struct Settings {
   int destroy_polls = 10000;  // of one millisecond
 };
 
-struct OfflineModel;
 struct OfflineState;
 
 // One in the process, never destroyed: clients may call while they exit.

@@ -161,13 +161,14 @@ class AscendBackend:
         self.machine(device)
         for launch in program.launches:
             refuse_launch(launch, program.device)
+            if launch.random:
+                raise CaptureError(
+                    f"{launch.source}: {launch.operator} draws random numbers, which a kernel on "
+                    "an Ascend device could only repeat: cells for seeds and offsets are not "
+                    "built yet"
+                )
         for overlap in program.overlaps:
             refuse_unaligned(program, overlap, self.tensor_alignment_bytes)
-        if program.generators:
-            raise CaptureError(
-                "the program draws random numbers, which kernels on an Ascend device could only "
-                "repeat: cells for seeds and offsets are not built yet"
-            )
         assert self._capturer is not None  # machine has seen to it
         return Prepared(program, state=self._capturer.capture(program, device))
 

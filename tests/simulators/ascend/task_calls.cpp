@@ -1,0 +1,226 @@
+// Tasks of models: which there are, what they do, and how that is changed.
+#include <algorithm>
+#include <cstring>
+
+#include "models.hpp"
+
+namespace simulated_ascend {
+namespace {
+
+// Puts as many handles as there are. Without room for them only their number.
+template <class Handle, class Handles>
+void put_handles(const Handles& handles, Handle* results, std::uint32_t* count) {
+  require_given(count, "the number");
+  const std::uint32_t room = *count;
+  *count = static_cast<std::uint32_t>(handles.size());
+  if (results == nullptr) return;
+  refuse_unless(room >= handles.size(), kRtInsufficientInputArray, "there is not enough room");
+  std::transform(handles.begin(), handles.end(), results,
+                 [](std::uint64_t number) { return as_handle<Handle>(number); });
+}
+
+std::shared_ptr<Task> task_of(Runtime& state, ModelTask handle) {
+  const auto found = state.tasks.find(as_number(handle));
+  refuse_unless(found != nullptr, kRtParamInvalid, "no task has this handle");
+  return found;
+}
+
+// What the firmware must be able to do, and the model be, for tasks to be read and changed.
+void require_software_sq(const Runtime& state, const ModelState& model) {
+  refuse_unless(state.settings.software_sq, kRtFeatureNotSupport,
+                "the firmware has no software SQ");
+  refuse_unless(model.is_captured, kRtFeatureNotSupport, "the model was not captured");
+}
+
+void require_changeable(Runtime& state, const Task& task) {
+  const auto model = task.model.lock();
+  require_software_sq(state, *model);
+  refuse_unless(model->phase == ModelState::Phase::kReady && !model->is_running(),
+                kRtModelUpdateFailed, "the model runs or is being captured");
+  refuse_unless(
+      task.type == kTaskKernel || task.type == kTaskValueWrite || task.type == kTaskValueWait,
+      kRtTaskTypeNotSupport, "only kernels and writes and waits of values can be changed");
+}
+
+const TaskContent& latest(const Task& task) {
+  return task.pending_content ? *task.pending_content : task.content;
+}
+
+void put_kernel(const KernelContent& kernel, KernelTaskParameters& result) {
+  // Valid until the thread asks for another task's.
+  thread_local std::vector<LaunchAttribute> attributes;
+  thread_local LaunchConfiguration configuration;
+  attributes = kernel.attributes;
+  configuration = {attributes.data(), attributes.size()};
+  result.function = as_handle<Function>(kernel.function->handle);
+  result.configuration = attributes.empty() ? nullptr : &configuration;
+  result.arguments = reinterpret_cast<void*>(kernel.arguments);
+  result.is_host_arguments = 0;
+  result.arguments_bytes = kernel.argument_bytes;
+  result.n_blocks = kernel.n_blocks;
+}
+
+void put_parameters(const Task& task, ModelTaskParameters& result) {
+  std::memset(&result, 0, sizeof result);
+  result.type = task.type;
+  result.task_group = as_handle<TaskGroup>(task.group);
+  const TaskContent& content = latest(task);
+  if (const auto* kernel = std::get_if<KernelContent>(&content)) {
+    put_kernel(*kernel, result.kernel);
+  } else if (const auto* event = std::get_if<EventContent>(&content)) {
+    result.event_record = {as_handle<Event>(event->event->handle), event->event->flags,
+                           event->flag};
+  } else if (const auto* value = std::get_if<ValueContent>(&content)) {
+    // A wait's parameters begin as a write's do.
+    result.value_wait.address = reinterpret_cast<void*>(value->address);
+    result.value_wait.value = value->value;
+    if (task.type == kTaskValueWait) result.value_wait.flag = value->flag;
+  }
+}
+
+// Arguments of the host are copied into a block of the runtime's; others stay where they are.
+KernelContent kernel_from(Runtime& state, const KernelTaskParameters& given) {
+  KernelContent kernel;
+  kernel.function = state.functions.find(as_number(given.function));
+  refuse_unless(kernel.function != nullptr, kRtParamInvalid, "no function has this handle");
+  refuse_unless(given.n_blocks != 0 && given.arguments != nullptr &&
+                    given.arguments_bytes >= kernel.function->argument_bytes,
+                kRtParamInvalid, "no blocks, no arguments, or too few");
+  kernel.n_blocks = given.n_blocks;
+  kernel.argument_bytes = given.arguments_bytes;
+  kernel.arguments = as_number(given.arguments);
+  if (given.configuration != nullptr) {
+    kernel.attributes.assign(given.configuration->attributes,
+                             given.configuration->attributes + given.configuration->n_attributes);
+  }
+  if (given.is_host_arguments != 0) {
+    kernel.block = std::make_shared<const ArgumentBlock>(state.arguments, given.arguments_bytes);
+    kernel.arguments = kernel.block->address;
+    std::memcpy(reinterpret_cast<void*>(kernel.arguments), given.arguments, given.arguments_bytes);
+  }
+  return kernel;
+}
+
+// The block that the arguments lie in lives on with the task, if they stay in it.
+void keep_block(const Task& task, KernelContent& changed) {
+  const auto& before = std::get<KernelContent>(latest(task));
+  if (changed.block == nullptr && before.block != nullptr &&
+      changed.arguments - before.block->address < before.block->n_bytes) {
+    changed.block = before.block;
+  }
+}
+
+}  // namespace
+}  // namespace simulated_ascend
+
+using namespace simulated_ascend;
+
+ACL_EXPORT int aclmdlRIGetStreams(Model handle, Stream* streams, std::uint32_t* count) {
+  return call("aclmdlRIGetStreams", Needs::kContext, [&](Runtime& state) {
+    std::vector<std::uint64_t> handles;
+    for (const auto& part : model_of(state, handle)->parts) handles.push_back(part->stream->handle);
+    put_handles(handles, streams, count);
+  });
+}
+
+ACL_EXPORT int aclmdlRIGetTasksByStream(Stream handle, ModelTask* tasks, std::uint32_t* count) {
+  return call("aclmdlRIGetTasksByStream", Needs::kContext, [&](Runtime& state) {
+    const auto part = stream_of(state, handle)->part.lock();
+    refuse_unless(part != nullptr, kRtStreamModel, "the stream belongs to no model");
+    std::vector<std::uint64_t> handles;
+    for (const auto& task : part->tasks) handles.push_back(task->handle);
+    put_handles(handles, tasks, count);
+  });
+}
+
+ACL_EXPORT int aclmdlRITaskGetType(ModelTask task, ModelTaskType* type) {
+  return call("aclmdlRITaskGetType", Needs::kContext, [&](Runtime& state) {
+    require_given(type, "the result");
+    *type = task_of(state, task)->type;
+  });
+}
+
+ACL_EXPORT int aclmdlRITaskGetSeqId(ModelTask task, std::uint32_t* id) {
+  return call("aclmdlRITaskGetSeqId", Needs::kContext, [&](Runtime& state) {
+    require_given(id, "the result");
+    *id = task_of(state, task)->id;
+  });
+}
+
+ACL_EXPORT int aclmdlRITaskGetParams(ModelTask handle, ModelTaskParameters* parameters) {
+  return call("aclmdlRITaskGetParams", Needs::kContext, [&](Runtime& state) {
+    require_given(parameters, "the result");
+    const auto task = task_of(state, handle);
+    require_software_sq(state, *task->model.lock());
+    put_parameters(*task, *parameters);
+  });
+}
+
+// What was asked for counts from the next aclmdlRIUpdate on.
+ACL_EXPORT int aclmdlRITaskSetParams(ModelTask handle, ModelTaskParameters* parameters) {
+  return call("aclmdlRITaskSetParams", Needs::kContext, [&](Runtime& state) {
+    require_given(parameters, "the parameters");
+    const auto task = task_of(state, handle);
+    require_changeable(state, *task);
+    refuse_unless(parameters->task_group == nullptr && task->group == 0, kRtParamInvalid,
+                  "the task is in a group: that is updated as a whole");
+    refuse_unless(parameters->type == task->type, kRtTaskTypeNotSupport,
+                  "the parameters are of another type of task");
+    if (task->type == kTaskKernel) {
+      auto changed = kernel_from(state, parameters->kernel);
+      keep_block(*task, changed);
+      task->pending_content = std::move(changed);
+      return;
+    }
+    const auto& value = parameters->value_wait;
+    const std::uint32_t flag = task->type == kTaskValueWait ? value.flag : 0;
+    refuse_unless(as_number(value.address) % sizeof value.value == 0, kRtAddrUnaligned,
+                  "the address is not aligned");
+    task->pending_content = ValueContent{as_number(value.address), value.value, flag};
+  });
+}
+
+ACL_EXPORT int aclmdlRITaskDisable(ModelTask handle) {
+  return call("aclmdlRITaskDisable", Needs::kContext, [&](Runtime& state) {
+    const auto task = task_of(state, handle);
+    require_changeable(state, *task);
+    task->pending_disable = true;
+  });
+}
+
+ACL_EXPORT int aclmdlRIUpdate(Model handle) {
+  return call("aclmdlRIUpdate", Needs::kContext, [&](Runtime& state) {
+    const auto model = model_of(state, handle);
+    require_software_sq(state, *model);
+    refuse_unless(model->phase == ModelState::Phase::kReady, kRtModelCaptured,
+                  "the model is being captured");
+    refuse_unless(!model->is_running(), kRtModelRunning, "the model runs");
+    std::size_t n_changed = 0;
+    for (const auto& part : model->parts) {
+      for (const auto& task : part->tasks) {
+        if (!task->pending_content && !task->pending_disable) continue;
+        ++n_changed;
+        if (task->pending_content) task->content = std::move(*task->pending_content);
+        task->pending_content.reset();
+        task->is_disabled = task->is_disabled || task->pending_disable;
+        task->pending_disable = false;
+      }
+    }
+    trace(state, "tasks=%zu", n_changed);
+  });
+}
+
+ACL_EXPORT int aclmdlRIKernelTaskGetAttribute(ModelTask handle, LaunchAttributeId id,
+                                              LaunchAttributeValue* value) {
+  return call("aclmdlRIKernelTaskGetAttribute", Needs::kContext, [&](Runtime& state) {
+    require_given(value, "the result");
+    const auto task = task_of(state, handle);
+    require_software_sq(state, *task->model.lock());
+    const auto* kernel = std::get_if<KernelContent>(&task->content);
+    refuse_unless(kernel != nullptr, kRtTaskTypeNotSupport, "the task is no kernel");
+    std::memset(value, 0, sizeof *value);
+    for (const auto& attribute : kernel->attributes) {
+      if (attribute.id == id) *value = attribute.value;
+    }
+  });
+}

@@ -1,0 +1,56 @@
+"""The Ascend backend on the simulated runtime, for Programs recorded on the CPU."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from ascend_kernels import AtenCapturer
+from ascend_simulator import AscendSimulator
+
+from offload import backends
+from offload.backends.ascend import AscendBackend, Refresh
+
+
+class SimulatedAscendBackend(AscendBackend):
+    """Takes tensors of the CPU: the simulated device's kernels can read the host's memory."""
+
+    name = "npu-simulated"
+    alignment_bytes = 16  # of any tensor of the CPU
+    tensor_alignment_bytes = 16
+    copies_on_device = False  # its copies are strict about where memory lies
+
+    def __init__(
+        self,
+        capturer: AtenCapturer,
+        *,
+        refresh: Refresh | str = Refresh.HOST,
+        form: Literal["build", "capture"] | None = None,
+    ) -> None:
+        self.capturer = capturer
+        super().__init__(capturer, refresh=refresh, form=form)
+
+    def records(self) -> str:
+        """Programs recorded on the CPU."""
+        return "cpu"
+
+    def tensor_device(self, index: int) -> torch.device:
+        """The host's."""
+        return torch.device("cpu")
+
+    def current_stream(self, index: int) -> int:
+        """The default one."""
+        return 0
+
+
+def install(
+    ascend: AscendSimulator,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: SimulatedAscendBackend | None = None,
+) -> SimulatedAscendBackend:
+    """Let `load(device="npu-simulated")` find the backend for the rest of the test."""
+    ascend.set_eager(True)  # nobody synchronises before looking at a tensor of the CPU
+    found = backend or SimulatedAscendBackend(AtenCapturer(ascend))
+    monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, found.name: lambda: found})
+    return found

@@ -1,0 +1,119 @@
+"""Models that are built explicitly on the simulated Ascend runtime."""
+
+from __future__ import annotations
+
+import ascend_client as acl
+import pytest
+
+HEAD, WHEN_STARTED = 0, 0x7FFFFFFF
+
+
+@pytest.fixture
+def model(ascend):
+    return ascend.make("aclmdlRIBuildBegin", 0)
+
+
+def bind(npu, model, flag=HEAD):
+    stream = npu.stream(acl.PERSISTENT)
+    npu.ascend.call("aclmdlRIBindStream", model, stream, flag)
+    return stream
+
+
+def end(npu, model, stream):
+    npu.ascend.call("aclmdlRIEndTask", model, stream)
+    npu.ascend.call("aclmdlRIBuildEnd", model, 0)
+
+
+def test_bound_streams_keep_what_they_are_told(ascend, npu, model):
+    stream, block, executing = bind(npu, model), npu.words(1), npu.stream()
+    npu.launch(stream, npu.note_function, block, 8)
+    npu.note(stream, 9)
+    end(npu, model, stream)
+    assert npu.order == []
+    for word in (2, 3):
+        npu.upload(block, acl.u64(word))
+        npu.run(model, executing)
+    assert npu.order == ["note 2 of 1", "note 9 of 1", "note 3 of 1", "note 9 of 1"]
+    ascend.call("aclmdlRIUnbindStream", model, stream)
+    ascend.call("aclmdlRIDestroy", model)
+    ascend.call("aclrtDestroyStream", stream)
+    assert (ascend.live("model"), ascend.live("task"), ascend.argument_bytes) == (0, 0, 0)
+
+
+def test_streams_of_a_model_are_ordered_by_events_and_starts(ascend, npu, model):
+    head, second = bind(npu, model), bind(npu, model)
+    started, idle = bind(npu, model, WHEN_STARTED), bind(npu, model, WHEN_STARTED)
+    event = npu.event()
+    npu.note(head, 1)
+    npu.record(event, head)
+    npu.wait(second, event)
+    npu.note(second, 2)
+    ascend.call("aclrtActiveStream", started, second)
+    npu.note(started, 3)
+    npu.note(idle, 4)
+    end(npu, model, started)
+    npu.run(model, 0)
+    npu.run(model, 0)
+    assert npu.order == ["note 1 of 1", "note 2 of 1", "note 3 of 1"] * 2
+
+
+def test_an_execution_ends_with_its_end_task(npu, model):
+    first, second = bind(npu, model), bind(npu, model)
+    npu.note(first, 1)
+    npu.note(second, 2)
+    end(npu, model, first)  # which waits for nothing of the second stream
+    npu.run(model, npu.stream())
+    assert npu.order == ["note 1 of 1"]
+    npu.ascend.call("aclrtSynchronizeDevice")
+    assert npu.order == ["note 1 of 1", "note 2 of 1"]
+
+
+def test_streams_that_cannot_be_bound(ascend, npu, model):
+    def code(stream, flag=HEAD):
+        return ascend.code("aclmdlRIBindStream", model, stream, flag)
+
+    bound, capturing = bind(npu, model), npu.stream(acl.PERSISTENT)
+    assert code(npu.stream()) == acl.STREAM_MODEL  # not persistent
+    assert code(bound) == acl.STREAM_MODEL
+    assert code(0) == acl.PARAM_INVALID
+    assert code(npu.stream(acl.PERSISTENT), 1) == acl.PARAM_INVALID
+    with npu.capture(capturing) as models:
+        calls = [
+            ("aclmdlRIBindStream", model, capturing, HEAD),
+            ("aclmdlRIUnbindStream", model, capturing),
+            ("aclmdlRIEndTask", model, capturing),
+        ]
+        assert [ascend.code(*call) for call in calls] == [acl.STREAM_CAPTURED] * 3
+    refused = ascend.code("aclmdlRIBindStream", models[0], capturing, HEAD)
+    assert refused == acl.FEATURE_NOT_SUPPORT
+    assert ascend.code("aclrtDestroyStream", bound) == acl.STREAM_MODEL
+
+
+def test_a_model_is_built_before_it_runs_and_not_after(ascend, npu, model):
+    stream, executing = bind(npu, model), npu.stream()
+    npu.note(stream, 1)
+    execute = ("aclmdlRIExecuteAsync", model, executing)
+    assert ascend.code(*execute) == acl.MODEL_EXECUTE
+    assert ascend.code("aclmdlRIBuildEnd", model, 0) == acl.INTERNAL_ERROR  # no end task
+    end(npu, model, stream)
+    assert npu.launch_host(stream, npu.note_function, 2) == acl.STREAM_MODEL
+    assert ascend.code("aclmdlRIEndTask", model, stream) == acl.PARAM_INVALID
+    ascend.call(*execute)
+    unbind = ("aclmdlRIUnbindStream", model, stream)
+    assert ascend.code(*unbind) == acl.MODEL_RUNNING
+    npu.synchronize(executing)
+    ascend.call(*unbind)
+    assert ascend.code(*unbind) == acl.STREAM_MODEL
+    npu.note(stream, 3)  # a stream like any other again
+    npu.synchronize(stream)
+    assert npu.order == ["note 1 of 1", "note 3 of 1"]
+
+
+def test_destroying_a_model_gives_its_streams_back(ascend, npu, model):
+    stream = bind(npu, model)
+    npu.note(stream, 1)
+    ascend.call("aclmdlRIDestroy", model)  # not even complete
+    assert ascend.argument_bytes == 0
+    npu.note(stream, 2)
+    npu.synchronize(stream)
+    assert npu.order == ["note 2 of 1"]

@@ -1,0 +1,165 @@
+"""Execution, names, descriptions and destruction of models on the simulated Ascend runtime."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+
+import ascend_client as acl
+import pytest
+
+
+@pytest.fixture
+def stream(npu):
+    return npu.stream()
+
+
+def noting(npu, stream, *words):
+    """A model of kernels that note these words."""
+    with npu.capture(stream) as models:
+        for word in words:
+            npu.note(stream, word)
+    return models[0]
+
+
+def test_executions_are_ordered_with_their_stream(npu, stream):
+    model, other = noting(npu, stream, 1), npu.stream()
+    npu.note(other, 2)
+    npu.execute(model, other)
+    npu.note(other, 3)
+    npu.synchronize(other)
+    assert npu.order == ["note 2 of 1", "note 1 of 1", "note 3 of 1"]
+
+
+def test_executions_that_nothing_orders_are_a_fault(ascend, npu, stream):
+    model, other = noting(npu, stream, 1), npu.stream()
+    npu.execute(model, stream)
+    npu.execute(model, other)
+    assert ascend.code("aclrtSynchronizeStream", other) == acl.MODEL_EXECUTE
+
+
+def test_executions_that_an_event_orders_are_none(npu, stream):
+    model, other, event = noting(npu, stream, 1), npu.stream(), npu.event()
+    npu.execute(model, stream)
+    npu.record(event, stream)
+    npu.wait(other, event)
+    npu.execute(model, other)
+    npu.execute(model, other)
+    npu.synchronize(other)
+    assert npu.order == ["note 1 of 1"] * 3
+
+
+def test_a_model_goes_with_its_tasks_streams_and_arguments(ascend, npu, stream):
+    model = noting(npu, stream, 1, 2)
+    kinds = ("model", "task", "model stream", "argument block")
+    assert [ascend.live(kind) for kind in kinds] == [1, 2, 1, 2]
+    npu.execute(model, stream)
+    ascend.call("aclmdlRIDestroy", model)  # which waits for it
+    assert npu.order == ["note 1 of 1", "note 2 of 1"]
+    assert [ascend.live(kind) for kind in kinds] == [0] * 4
+    ascend.call("aclmdlRIDestroy", model)  # unknown: no error
+    assert ascend.code("aclmdlRIExecuteAsync", model, stream) == acl.PARAM_INVALID
+
+
+def test_a_model_that_is_captured_is_neither_destroyed_nor_run(ascend, npu, stream):
+    other = npu.stream()
+    with npu.capture(stream):
+        _, model = npu.info(stream)
+        assert ascend.code("aclmdlRIDestroy", model) == acl.MODEL_CAPTURED
+        assert ascend.code("aclmdlRIExecuteAsync", model, other) == acl.MODEL_CAPTURED
+
+
+def test_destroying_a_model_that_does_not_end_is_refused(ascend, npu, stream):
+    ascend.set_destroy_polls(3)
+    event, outside = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL), npu.stream()
+    with npu.capture(stream) as models:
+        npu.wait(stream, event)
+        npu.note(stream, 1)
+    npu.execute(models[0], stream)
+    assert ascend.code("aclmdlRIDestroy", models[0]) == acl.MODEL_RUNNING
+    assert ascend.live("model") == 1
+    npu.record(event, outside)
+    ascend.call("aclmdlRIDestroy", models[0])
+    assert npu.order == ["note 1 of 1"]
+    assert ascend.live("model") == 0
+
+
+def test_execute_gives_up_after_its_time(ascend, npu, stream):
+    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    with npu.capture(stream) as models:
+        npu.wait(stream, event)
+    assert ascend.code("aclmdlRIExecute", models[0], 1) == acl.STREAM_SYNC_TIMEOUT
+    npu.record(event, npu.stream())
+    ascend.call("aclmdlRIDestroy", models[0])
+    assert ascend.live("model") == 0
+
+
+def test_callbacks_are_called_when_a_model_goes(ascend, npu, stream):
+    model, called, address = noting(npu, stream, 1), [], npu.malloc()
+
+    def free():
+        called.append(ascend.code("aclrtFree", address))
+
+    function, other = ascend.host_function(free), ascend.host_function(called.clear)
+    ascend.call("aclmdlRIDestroyRegisterCallback", model, function, 0)
+    ascend.call("aclmdlRIDestroyRegisterCallback", model, other, 0)
+    ascend.call("aclmdlRIDestroyUnregisterCallback", model, other)
+    unregister = ("aclmdlRIDestroyUnregisterCallback", model, other)
+    assert ascend.code(*unregister) == acl.PARAM_INVALID
+    npu.run(model, stream)
+    assert called == []
+    ascend.call("aclmdlRIDestroy", model)
+    assert called == [0]
+
+
+def test_names_and_numbers(ascend, npu, stream):
+    model, second = noting(npu, stream, 1), noting(npu, stream, 1)
+    name, number = ctypes.create_string_buffer(600), ctypes.c_uint32()
+    ascend.call("aclmdlRISetName", model, b"m" * 512)
+    ascend.call("aclmdlRIGetName", model, 600, name)
+    assert name.value == b"m" * 512
+    assert ascend.code("aclmdlRIGetName", model, 512, name) == acl.PARAM_INVALID
+    assert ascend.code("aclmdlRISetName", model, b"m" * 513) == acl.PARAM_INVALID
+    ascend.call("aclmdlRIGetId", model, ctypes.byref(number))
+    first = number.value
+    ascend.call("aclmdlRIGetId", second, ctypes.byref(number))
+    assert number.value != first
+
+
+def test_models_that_were_captured_are_not_aborted(ascend, npu, stream):
+    code = ascend.code("aclmdlRIAbort", noting(npu, stream, 1))
+    assert code == acl.FEATURE_NOT_SUPPORT
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_descriptions_hold_argument_words_where_asked(ascend, npu, stream, tmp_path, verbose):
+    path, block, device = tmp_path / "model.json", npu.words(7, 8), npu.malloc()
+    with npu.capture(stream) as models:
+        npu.launch(stream, npu.note_function, block, 16)
+        ascend.call("aclrtMemsetAsync", device, 8, 0, 8, stream)
+    npu.upload(block, acl.u64(0x123456789ABCDEF0))
+    ascend.call("aclmdlRIDebugJsonPrint", models[0], str(path).encode(), int(verbose))
+    kernel, fill = (event["args"] for event in json.loads(path.read_text()))
+    assert (kernel["Task Type"], kernel["Numblocks"], fill["Task Type"]) == ("KERNEL", 1, "MEMSET")
+    assert kernel["Model Id"] == fill["Model Id"]
+    assert [kernel["Task Id"], fill["Task Id"]] == [0, 1]
+    if verbose:
+        assert kernel["Kernel Args"] == "0x123456789abcdef0,0x0000000000000008"
+        assert kernel["Kernel Args Size"] == 16
+    else:
+        assert "Kernel Args" not in kernel
+
+
+def test_descriptions_are_printed(ascend, npu, stream, capfd):
+    ascend.call("aclmdlRIDebugPrint", noting(npu, stream, 1))
+    assert json.loads(capfd.readouterr().err)[0]["name"] == "note"
+    missing = ("aclmdlRIDebugJsonPrint", noting(npu, stream, 1), b"/no/such/folder/file", 0)
+    assert ascend.code(*missing) == 107009
+
+
+def test_a_failure_leaves_the_next_execution_working(ascend, npu, stream):
+    model = noting(npu, stream, 1)
+    ascend.fail("aclmdlRIExecuteAsync", acl.INTERNAL_ERROR)
+    assert ascend.code("aclmdlRIExecuteAsync", model, stream) == acl.INTERNAL_ERROR
+    npu.run(model, stream)
+    assert npu.order == ["note 1 of 1"]

@@ -1,0 +1,277 @@
+"""Tasks of models on the simulated Ascend runtime: enumerated, read, changed and disabled."""
+
+from __future__ import annotations
+
+import ctypes
+
+import ascend_client as acl
+import pytest
+
+KERNEL, RECORD, WAIT, RESET, WRITE, VALUE_WAIT = 1, 2, 3, 4, 5, 6
+
+
+class KernelParameters(ctypes.Structure):
+    _fields_ = (
+        ("function", ctypes.c_uint64),
+        ("configuration", ctypes.c_uint64),
+        ("arguments", ctypes.c_uint64),
+        ("is_host_arguments", ctypes.c_uint32),
+        ("arguments_bytes", ctypes.c_size_t),
+        ("n_blocks", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32 * 10),
+    )
+
+
+class ValueParameters(ctypes.Structure):
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flag", ctypes.c_uint32),
+    )
+
+
+class Content(ctypes.Union):
+    _fields_ = (
+        ("reserved", ctypes.c_uint8 * 128),
+        ("kernel", KernelParameters),
+        ("value", ValueParameters),
+    )
+
+
+class Parameters(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("reserved_0", ctypes.c_uint32 * 3),
+        ("task_group", ctypes.c_uint64),
+        ("operator_info", ctypes.c_uint64),
+        ("operator_info_bytes", ctypes.c_size_t),
+        ("reserved_1", ctypes.c_uint8 * 32),
+        ("content", Content),
+    )
+
+
+assert ctypes.sizeof(Parameters) == 200
+
+
+@pytest.fixture
+def stream(npu):
+    return npu.stream()
+
+
+def handles(ascend, function, owner):
+    count = ctypes.c_uint32()
+    ascend.call(function, owner, 0, ctypes.byref(count))
+    result = (ctypes.c_uint64 * count.value)()
+    ascend.call(function, owner, result, ctypes.byref(count))
+    return list(result)
+
+
+def tasks_of(ascend, model):
+    streams = handles(ascend, "aclmdlRIGetStreams", model)
+    return [handles(ascend, "aclmdlRIGetTasksByStream", stream) for stream in streams]
+
+
+def type_of(ascend, task):
+    result = ctypes.c_int(-1)
+    ascend.call("aclmdlRITaskGetType", task, ctypes.byref(result))
+    return result.value
+
+
+def parameters_of(ascend, task):
+    result = Parameters()
+    ascend.call("aclmdlRITaskGetParams", task, ctypes.byref(result))
+    return result
+
+
+def set_code(ascend, task, parameters):
+    return ascend.code("aclmdlRITaskSetParams", task, ctypes.byref(parameters))
+
+
+def one_kernel(npu, stream, *words):
+    with npu.capture(stream) as models:
+        npu.note(stream, words[0])
+    ((task,),) = tasks_of(npu.ascend, models[0])
+    return models[0], task
+
+
+def test_tasks_are_enumerated_by_stream_and_in_order(ascend, npu, stream):
+    ascend.set_software_sq(False)  # for which this needs none
+    side, event, cell = npu.stream(), npu.event(), npu.words(0)
+    with npu.capture(stream) as models:
+        npu.note(stream, 1)
+        npu.record(event, stream)
+        npu.wait(side, event)
+        ascend.call("aclrtValueWrite", cell, 7, 0, side)
+        ascend.call("aclrtValueWait", cell, 7, 1, side)
+        ascend.call("aclrtMemsetAsync", cell, 8, 0, 8, side)
+        npu.record(event, side)
+        npu.wait(stream, event)
+        ascend.call("aclrtResetEvent", event, stream)
+    origin, other = tasks_of(ascend, models[0])
+    assert [type_of(ascend, task) for task in origin] == [KERNEL, RECORD, WAIT, RESET]
+    assert [type_of(ascend, task) for task in other] == [WAIT, WRITE, VALUE_WAIT, 0, RECORD]
+    ids = []
+    for task in origin + other:
+        number = ctypes.c_uint32()
+        ascend.call("aclmdlRITaskGetSeqId", task, ctypes.byref(number))
+        ids.append(number.value)
+    assert ids == [0, 1, 7, 8, 2, 3, 4, 5, 6]
+    room, result = ctypes.c_uint32(1), (ctypes.c_uint64 * 2)()
+    code = ascend.code("aclmdlRIGetStreams", models[0], result, ctypes.byref(room))
+    assert (code, room.value) == (acl.INSUFFICIENT_INPUT_ARRAY, 2)
+    code = ascend.code("aclmdlRIGetTasksByStream", stream, 0, ctypes.byref(room))
+    assert code == acl.STREAM_MODEL
+
+
+def test_a_kernels_arguments_can_be_found_and_patched(ascend, npu, stream):
+    source, destination, moved = npu.words(1), npu.words(0), npu.words(0)
+    with npu.capture(stream) as models:
+        npu.add(stream, source, destination, 5)
+    ((task,),) = tasks_of(ascend, models[0])
+    found = parameters_of(ascend, task)
+    kernel = found.content.kernel
+    assert (found.type, kernel.is_host_arguments, kernel.arguments_bytes) == (KERNEL, 0, 24)
+    assert (kernel.function, kernel.n_blocks) == (npu.add_function, 1)
+    assert acl.peek(kernel.arguments, 3) == (source, destination, 5)
+    patch = acl.u64(moved)
+    to = kernel.arguments + 8
+    kind = acl.HOST_TO_BUFFER_TO_DEVICE
+    ascend.call("aclrtMemcpyAsync", to, 8, patch, 8, kind, stream)
+    npu.run(models[0], stream)
+    assert (acl.peek(destination), acl.peek(moved)) == ((0,), (6,))
+
+
+def test_launch_attributes_are_read_back(ascend, npu, stream):
+    attribute = (ctypes.c_uint32 * 5)(1, 1, 0, 0, 0)  # scheduling mode 1
+    configuration = (ctypes.c_uint64 * 2)(ctypes.addressof(attribute), 1)
+    block, value = npu.words(1), (ctypes.c_uint32 * 4)()
+    launch = ("aclrtLaunchKernelV2", npu.note_function, 2, block, 8, configuration, stream)
+    with npu.capture(stream) as models:
+        ascend.call(*launch)
+    ((task,),) = tasks_of(ascend, models[0])
+    ascend.call("aclmdlRIKernelTaskGetAttribute", task, 1, value)
+    assert list(value) == [1, 0, 0, 0]
+    ascend.call("aclmdlRIKernelTaskGetAttribute", task, 2, value)
+    assert list(value) == [0, 0, 0, 0]
+    npu.run(models[0], stream)
+    assert npu.order == ["note 1 of 2"]
+
+
+@pytest.mark.parametrize("of_the_host", [True, False])
+def test_changed_parameters_count_from_the_update_on(ascend, npu, stream, of_the_host):
+    model, task = one_kernel(npu, stream, 1)
+    changed = parameters_of(ascend, task)
+    kernel, content = changed.content.kernel, ctypes.create_string_buffer(acl.u64(2), 8)
+    kernel.n_blocks = 3
+    kernel.is_host_arguments = int(of_the_host)
+    kernel.arguments = ctypes.addressof(content) if of_the_host else npu.words(2)
+    assert set_code(ascend, task, changed) == 0
+    content.raw = acl.u64(4)  # the runtime has a copy of its own
+    npu.run(model, stream)
+    ascend.call("aclmdlRIUpdate", model)
+    npu.run(model, stream)
+    assert npu.order == ["note 1 of 1", "note 2 of 3"]
+    assert ascend.argument_bytes == (8 if of_the_host else 0)
+    ascend.call("aclmdlRIDestroy", model)
+    assert ascend.argument_bytes == 0
+
+
+def test_parameters_that_are_set_as_they_were_keep_their_block(ascend, npu, stream):
+    model, task = one_kernel(npu, stream, 1)
+    assert set_code(ascend, task, parameters_of(ascend, task)) == 0
+    ascend.call("aclmdlRIUpdate", model)
+    npu.run(model, stream)
+    assert npu.order == ["note 1 of 1"]
+    assert ascend.argument_bytes == 8
+
+
+def test_values_are_changed(ascend, npu, stream):
+    cell, other = npu.words(0), npu.words(0)
+    with npu.capture(stream) as models:
+        ascend.call("aclrtValueWrite", cell, 7, 0, stream)
+        ascend.call("aclrtValueWait", cell, 7, 1, stream)
+    ((write, wait),) = tasks_of(ascend, models[0])
+    for task, flag in ((write, 0), (wait, 1)):
+        changed = parameters_of(ascend, task)
+        value = changed.content.value
+        assert (value.address, value.value, value.flag) == (cell, 7, flag)
+        value.address, value.value = other, 8
+        assert set_code(ascend, task, changed) == 0
+    ascend.call("aclmdlRIUpdate", models[0])
+    npu.run(models[0], stream)
+    assert (acl.peek(cell), acl.peek(other)) == ((0,), (8,))
+
+
+def test_disabled_tasks_do_not_run(ascend, npu, stream):
+    with npu.capture(stream) as models:
+        npu.note(stream, 1)
+        npu.note(stream, 2)
+    ((first, _),) = tasks_of(ascend, models[0])
+    ascend.call("aclmdlRITaskDisable", first)
+    ascend.call("aclmdlRIUpdate", models[0])
+    npu.run(models[0], stream)
+    assert npu.order == ["note 2 of 1"]
+
+
+def test_without_software_sq_tasks_are_not_read_or_changed(ascend, npu, stream):
+    model, task = one_kernel(npu, stream, 1)
+    known = parameters_of(ascend, task)
+    ascend.set_software_sq(False)
+    calls = [
+        ("aclmdlRITaskGetParams", task, ctypes.byref(known)),
+        ("aclmdlRITaskSetParams", task, ctypes.byref(known)),
+        ("aclmdlRITaskDisable", task),
+        ("aclmdlRIKernelTaskGetAttribute", task, 1, (ctypes.c_uint32 * 4)()),
+        ("aclmdlRIUpdate", model),
+    ]
+    assert [ascend.code(*call) for call in calls] == [acl.FEATURE_NOT_SUPPORT] * len(calls)
+    assert type_of(ascend, task) == KERNEL
+
+
+def test_tasks_of_built_models_are_not_read_or_changed(ascend, npu):
+    model, stream = ascend.make("aclmdlRIBuildBegin", 0), npu.stream(acl.PERSISTENT)
+    ascend.call("aclmdlRIBindStream", model, stream, 0)
+    npu.note(stream, 1)
+    ((task,),) = tasks_of(ascend, model)
+    assert type_of(ascend, task) == KERNEL
+    known = Parameters()
+    read = ("aclmdlRITaskGetParams", task, ctypes.byref(known))
+    assert ascend.code(*read) == acl.FEATURE_NOT_SUPPORT
+    assert set_code(ascend, task, known) == acl.FEATURE_NOT_SUPPORT
+    assert ascend.code("aclmdlRIUpdate", model) == acl.FEATURE_NOT_SUPPORT
+
+
+def test_running_or_capturing_models_are_not_changed(ascend, npu, stream):
+    model, task = one_kernel(npu, stream, 1)
+    known = parameters_of(ascend, task)
+    npu.execute(model, stream)
+    assert set_code(ascend, task, known) == acl.MODEL_UPDATE_FAILED
+    assert ascend.code("aclmdlRITaskDisable", task) == acl.MODEL_UPDATE_FAILED
+    assert ascend.code("aclmdlRIUpdate", model) == acl.MODEL_RUNNING
+    npu.synchronize(stream)
+    assert set_code(ascend, task, known) == 0
+    with npu.capture(stream):
+        npu.note(stream, 2)
+        ((task,),) = tasks_of(ascend, npu.info(stream)[1])
+        assert set_code(ascend, task, known) == acl.MODEL_UPDATE_FAILED
+        assert ascend.code("aclmdlRIUpdate", npu.info(stream)[1]) == acl.MODEL_CAPTURED
+
+
+def test_parameters_that_do_not_fit_are_refused(ascend, npu, stream):
+    device, group = npu.malloc(), ctypes.c_uint64()
+    with npu.capture(stream) as models:
+        ascend.call("aclrtMemsetAsync", device, 8, 0, 8, stream)
+        npu.note(stream, 1)
+        ascend.call("aclmdlRICaptureTaskGrpBegin", stream)
+        npu.note(stream, 2)
+        ascend.call("aclmdlRICaptureTaskGrpEnd", stream, ctypes.byref(group))
+    ((fill, free, grouped),) = tasks_of(ascend, models[0])
+    assert parameters_of(ascend, grouped).task_group == group.value
+    known = parameters_of(ascend, free)
+    assert set_code(ascend, fill, known) == acl.TASK_TYPE_NOT_SUPPORT
+    assert set_code(ascend, grouped, known) == acl.PARAM_INVALID
+    known.content.kernel.arguments_bytes = 4
+    assert set_code(ascend, free, known) == acl.PARAM_INVALID
+    known.type = WRITE
+    assert set_code(ascend, free, known) == acl.TASK_TYPE_NOT_SUPPORT
+    assert set_code(ascend, 12345, known) == acl.PARAM_INVALID

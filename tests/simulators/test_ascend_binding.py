@@ -1,0 +1,127 @@
+"""How offload opens the Ascend runtime: each case in a process of its own, as it is opened once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+_BEGIN = """
+import sys
+sys.path.insert(0, {here!r})
+import ascend_simulator
+from offload import _native
+from offload.errors import BackendUnavailable
+ascend = ascend_simulator.load()
+"""
+
+
+def output_of(code: str, *, simulated: bool = True) -> str:
+    """What a new process prints, with the simulated runtime loaded."""
+    begin = _BEGIN.format(here=str(HERE)) if simulated else ""
+    done = subprocess.run(
+        [sys.executable, "-c", begin + code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+SHOW = "print(*sorted(k for k, v in _native.ascend_capabilities().items() if v))"
+OLDEST = {"capture", "task_group"}
+OF_8_5 = {
+    *OLDEST,
+    "exchange_mode",
+    "host_args",
+    "memcpy_desc",
+    "explicit_build",
+    "kernel_launch",
+    "finalize_reference",
+    "stream_count",
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "present", "absent"),
+    [
+        ("8.1", OLDEST, OF_8_5 - OLDEST - {"kernel_launch", "stream_count"} | {"task_params"}),
+        ("8.5", OF_8_5, {"task_params"}),
+        ("9.0", OF_8_5, {"task_params"}),
+        ("9.1", OF_8_5 | {"task_params"}, set()),
+    ],
+)
+def test_capabilities_follow_what_the_library_has(ascend, version, present, absent):
+    found = set(output_of(f"ascend.set_personality({version!r})\n{SHOW}").split())
+    assert present <= found
+    assert not absent & found
+
+
+def test_a_function_that_is_needed_is_named(ascend):
+    says = output_of("""
+ascend.hide("aclrtMalloc")
+try:
+    _native.ascend_device_count()
+except BackendUnavailable as error:
+    print(error)
+""")
+    assert "the Ascend runtime has no aclrtMalloc in libascendcl.so" in says
+
+
+def test_without_the_library_its_name_is_said():
+    says = output_of(
+        """
+import offload
+from offload.backends import find_backend
+try:
+    find_backend("npu").machine()
+except offload.BackendUnavailable as error:
+    print(error)
+""",
+        simulated=False,
+    )
+    for library in ("libascendcl.so", "libacl_rt.so", "libacl_mdl.so"):
+        assert library in says
+
+
+def test_a_runtime_that_somebody_has_initialised_is_used(ascend):
+    """As torch_npu does; and the reference is given back without ending the runtime."""
+    says = output_of("""
+assert ascend.code("aclInit", 0) == 0
+print(_native.ascend_device_count(), ascend.calls("aclInit"))
+_native.ascend_release()
+print(ascend.calls("aclFinalizeReference"), ascend.calls("aclFinalize"))
+ascend.call("aclrtSetDevice", 0)
+print("works")
+""")
+    assert says.splitlines() == ["1 2", "1 0", "works"]
+
+
+def test_a_runtime_that_does_not_start_is_said(ascend):
+    says = output_of("""
+ascend.fail("aclInit", 507033)
+try:
+    _native.ascend_device_count()
+except BackendUnavailable as error:
+    print(error)
+print(_native.ascend_device_count())
+""")
+    first, second = says.splitlines()[0], says.splitlines()[-1]
+    assert "the Ascend runtime does not start: 507033 ACL_ERROR_RT_DEV_SETUP_ERROR" in first
+    assert second == "1"  # tried again
+
+
+def test_an_old_runtime_says_what_a_model_needs(ascend):
+    says = output_of("""
+from offload.backends.ascend import AscendBackend
+for name in ("aclrtLaunchKernel", "aclmdlRICaptureBegin", "aclmdlRIBuildBegin"):
+    ascend.hide(name)
+try:
+    AscendBackend(object()).machine()
+except BackendUnavailable as error:
+    print(error)
+""")
+    assert "cannot launch kernels of our own (aclrtLaunchKernel)" in says
+    assert "cannot make a model by build or capture" in says

@@ -1,0 +1,151 @@
+"""What fails on the simulated Ascend runtime: what it says, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import pytest
+from ascend_client import INTERNAL_ERROR, MEMORY_ALLOCATION, NO_STREAM_RESOURCE
+from ascend_residents import Chain, live, plus, read
+
+from offload import _native
+from offload.errors import BackendUnavailable, ExecutionError
+
+# Calls of loading, by how a model is made and who refreshes it; some are made several times.
+LOADING = {
+    "host": ["aclrtGetDeviceCount", "aclrtSetDevice", "aclrtMalloc", "aclrtCreateEventExWithFlag"],
+    "gather": ["aclrtMalloc", "aclrtMemcpy"],
+    "capture": [
+        "aclrtCreateStreamWithConfig",
+        "aclmdlRICaptureBegin",
+        "aclrtLaunchKernel",
+        "aclmdlRICaptureEnd",
+    ],
+    "build": [
+        "aclrtCreateStreamWithConfig",
+        "aclmdlRIBuildBegin",
+        "aclmdlRIBindStream",
+        "aclrtLaunchKernel",
+        "aclmdlRIEndTask",
+        "aclmdlRIBuildEnd",
+    ],
+}
+
+
+def calls_of(form: str, gathers: bool) -> list[str]:
+    return [*LOADING["host"], *(LOADING["gather"] if gathers else []), *LOADING[form]]
+
+
+@pytest.mark.parametrize("gathers", [False, True], ids=["host", "gather"])
+@pytest.mark.parametrize("form", ["build", "capture"])
+def test_a_failure_while_loading_leaves_nothing_behind(ascend, form, gathers):
+    """Each call that loading makes fails in turn, whichever time it is made."""
+    if form == "build" and not _native.ascend_capabilities()["explicit_build"]:
+        pytest.skip("the simulated runtime has no explicit build")
+    Chain(ascend, form=form, gathers=gathers).resident.close()
+    before = live(ascend)
+    n_failures = 0
+    for function in dict.fromkeys(calls_of(form, gathers)):
+        ascend.forget_calls()
+        chain = Chain(ascend, form=form, gathers=gathers)
+        n_calls = ascend.calls(function)
+        chain.resident.close()
+        assert n_calls > 0, function
+        for nth in range(1, n_calls + 1):
+            ascend.forget_calls()
+            ascend.fail(function, INTERNAL_ERROR, nth=nth)
+            refused = pytest.raises(ExecutionError, match="507000 ACL_ERROR_RT_INTERNAL_ERROR")
+            with refused:
+                Chain(ascend, form=form, gathers=gathers)
+            n_failures += 1
+            assert live(ascend) == before, (function, nth)
+    assert n_failures >= len(calls_of(form, gathers))
+    chain = Chain(ascend, form=form, gathers=gathers)
+    _, y = chain.bind_first()
+    chain.run()
+    assert read(y) == plus(3)
+
+
+@pytest.mark.parametrize(
+    ("gathers", "function", "says"),
+    [
+        (False, "aclrtMemcpyAsync", "copying kernel arguments"),
+        (True, "aclrtLaunchKernelWithHostArgs", "launching the refresh of kernel arguments"),
+        (False, "aclmdlRIExecuteAsync", "executing the model"),
+        (False, "aclrtRecordEvent", "ending an execution"),
+        (False, "aclrtSynchronizeEvent", "executing the program"),
+    ],
+)
+def test_an_execution_that_fails_can_be_tried_again(ascend, gathers, function, says):
+    chain = Chain(ascend, gathers=gathers)
+    chain.bind_first()
+    chain.run()
+    before = live(ascend)
+    y = chain.allocate()
+    chain.bind(output=y)
+    ascend.fail(function, INTERNAL_ERROR)
+    with pytest.raises(ExecutionError, match=f"{says}: 507000 ACL_ERROR_RT_INTERNAL_ERROR"):
+        chain.run()
+    chain.run()
+    assert read(y) == plus(3)
+    after = live(ascend)
+    assert after.pop("bytes") > before.pop("bytes")  # of the new output
+    assert after == before
+
+
+def test_what_a_failed_refresh_lacked_comes_with_the_next(ascend):
+    chain = Chain(ascend)
+    chain.bind_first()
+    chain.run()
+    moved = chain.allocate(plus(5))
+    chain.bind(input=moved)
+    ascend.fail("aclrtMemcpyAsync", INTERNAL_ERROR)
+    with pytest.raises(ExecutionError):
+        chain.resident.execute()
+    y = chain.allocate()
+    chain.bind(output=y)
+    chain.run()
+    assert read(y) == plus(8)
+
+
+def test_streams_that_ran_out_are_counted(ascend):
+    ascend.set_software_sq(False)  # models use up streams
+    held = Chain(ascend)
+    ours = _native.ascend_streams()
+    ascend.set_stream_limit(ascend.streams_in_use())
+    before = live(ascend)
+    with pytest.raises(ExecutionError) as raised:
+        Chain(ascend)
+    assert f"{NO_STREAM_RESOURCE} ACL_ERROR_RT_NO_STREAM_RESOURCE" in str(raised.value)
+    assert f"offload holds {ours}" in str(raised.value)
+    assert str(_native.ASCEND_STREAM_BUDGET) in str(raised.value)
+    assert live(ascend) == before
+    held.resident.close()
+    assert _native.ascend_streams() == ours - 1
+
+
+def test_memory_that_ran_out_is_said_in_bytes(ascend):
+    ascend.fail("aclrtMalloc", MEMORY_ALLOCATION)
+    with pytest.raises(ExecutionError, match=r"kernel arguments, 192 bytes: 207001 ACL_ERROR_RT_"):
+        Chain(ascend)
+
+
+def test_a_kernel_that_fails_surfaces_at_the_wait(ascend):
+    def fail(block: bytes, _n_blocks: int) -> None:
+        raise ValueError(block)
+
+    before = live(ascend)
+    chain = Chain(ascend, function=fail)
+    chain.bind_first()
+    chain.resident.execute()
+    with pytest.raises(ExecutionError, match="507015 ACL_ERROR_RT_AICORE_EXCEPTION"):
+        chain.resident.finish()
+    assert isinstance(ascend.errors[0], ValueError)
+    with pytest.raises(ExecutionError, match="507015"):
+        chain.run()
+    chain.resident.close()
+    after = live(ascend)
+    assert {**after, "bytes": 0} == {**before, "bytes": 0}
+
+
+def test_a_device_that_does_not_exist_is_named(ascend):
+    with pytest.raises(BackendUnavailable, match="npu:3 does not exist: there are 1 devices"):
+        _native.ascend_device(3)

@@ -1,0 +1,219 @@
+"""Offline models on the simulated Ascend runtime: opened, loaded, executed at new addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+import pytest
+import torch
+from ascend_offline import INPUT, NONE, OUTPUT, WEIGHT, WORK, Operand, Task, Tensor, pack_model
+from simulated_ascend import install
+
+import offload
+from offload import _native
+from offload.errors import (
+    BackendUnavailable,
+    BindingError,
+    CaptureError,
+    ExecutionError,
+    FileError,
+)
+
+DEVICE = "npu-simulated"
+COUNT = 4
+N_BYTES = 4 * COUNT
+
+
+def floats(address):
+    return (ctypes.c_float * COUNT).from_address(address)
+
+
+def add(block, _n_blocks):
+    """destination = one + other, and an integer that nobody may patch."""
+    destination, one, other, look_alike = struct.unpack("<4Q", block)
+    assert look_alike == 0x7F40_0000_1000
+    floats(destination)[:] = [a + b for a, b in zip(floats(one), floats(other), strict=True)]
+
+
+def write_model(ascend, path, *, inputs=None, outputs=None):
+    """x + weights goes through the feature map, and that plus y comes out; weights are 1 to 4."""
+    constant = Operand(NONE, offset_bytes=0x7F40_0000_1000)
+    tensors = [Tensor(name, (2, 2), N_BYTES) for name in ("x", "y")]
+    content = pack_model(
+        ascend,
+        inputs=inputs or tensors,
+        outputs=outputs or [Tensor("z", (2, 2), N_BYTES)],
+        kernels=[add],
+        tasks=[
+            Task(0, (Operand(WORK), Operand(INPUT, 0), Operand(WEIGHT), constant)),
+            Task(0, (Operand(OUTPUT, 0), Operand(WORK), Operand(INPUT, 1), constant)),
+        ],
+        work_bytes=64,
+        weights=struct.pack("<4f", 1, 2, 3, 4),
+    )
+    path.write_bytes(content)
+    return path
+
+
+WEIGHTS = torch.arange(1.0, 5.0).view(2, 2)
+
+
+def on_device(ascend, values):
+    """The values in device memory: an offline model takes no other buffers."""
+    address = ascend.make("aclrtMalloc", N_BYTES, 0)
+    memory = (ctypes.c_char * N_BYTES).from_address(address)
+    tensor = torch.frombuffer(memory, dtype=torch.float32).view(2, 2)
+    return tensor.copy_(values)
+
+
+def execute(ascend, run):
+    """Execute on other numbers at other addresses; whether the result is right."""
+    x, y = torch.randn(2, 2), torch.randn(2, 2)
+    out = on_device(ascend, torch.zeros(2, 2))
+    (z,) = run(on_device(ascend, x), y=on_device(ascend, y), out=(out,))
+    return z.data_ptr() == out.data_ptr() and torch.equal(out, x + WEIGHTS + y)
+
+
+@pytest.fixture
+def path(ascend, monkeypatch, tmp_path):
+    install(ascend, monkeypatch)
+    return write_model(ascend, tmp_path / "model.om")
+
+
+def test_an_offline_model_computes_at_moved_addresses(ascend, path):
+    with offload.open(path).load(DEVICE) as run:
+        for _ in range(3):
+            assert execute(ascend, run)
+            assert run.last_execution.bytes_copied == 0
+
+
+def test_only_moved_buffers_are_given_another_address(ascend, path):
+    with offload.open(path).load(DEVICE) as run:
+        x, y, moved, out = (on_device(ascend, torch.randn(2, 2)) for _ in range(4))
+        run(x, y, out=(out,))
+        assert ascend.calls("aclUpdateDataBuffer") == 3
+        ascend.forget_calls()
+        run(x, y, out=(out,))
+        assert ascend.calls("aclUpdateDataBuffer") == 0
+        assert run.last_execution.policy == "none"
+        run(x, moved, out=(out,))
+        assert ascend.calls("aclUpdateDataBuffer") == 1
+        assert run.last_execution.words_patched == 1
+        assert ascend.calls("aclmdlExecuteAsync") == 2
+
+
+def test_its_feature_map_is_fixed_and_said(path):
+    with offload.open(path).load(DEVICE) as run:
+        with pytest.raises(BindingError, match="lies where it was loaded, for good"):
+            run(
+                torch.ones(2, 2),
+                torch.ones(2, 2),
+                feature_map=torch.empty(64, dtype=torch.uint8),
+            )
+        text = offload.explain.explain(run)
+    assert "its feature map (64 bytes) lies where it was loaded" in text
+    assert "it was compiled elsewhere" in text
+
+
+def test_closing_gives_memory_and_model_back(ascend, path):
+    live_bytes = ascend.live_bytes
+    kinds = ("stream", "event", "model")
+    before = {kind: ascend.live(kind) for kind in kinds}
+    run = offload.open(path).load(DEVICE)
+    assert ascend.live_bytes > live_bytes
+    run.close()
+    assert ascend.live_bytes == live_bytes
+    assert {kind: ascend.live(kind) for kind in kinds} == before
+    assert ascend.calls("aclmdlUnload") == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "nth"),
+    [
+        ("aclmdlQuerySize", 1),
+        ("aclrtMalloc", 1),
+        ("aclrtMalloc", 2),
+        ("aclmdlLoadFromFileWithMem", 1),
+        ("aclmdlGetDesc", 1),
+        ("aclmdlGetInputDims", 2),
+        ("aclmdlGetOutputDims", 1),
+        ("aclmdlAddDatasetBuffer", 1),
+        ("aclmdlAddDatasetBuffer", 3),
+    ],
+)
+def test_a_failure_while_loading_leaves_nothing_behind(ascend, path, function, nth):
+    offload.open(path).load(DEVICE).close()
+    live_bytes = ascend.live_bytes
+    ascend.forget_calls()
+    ascend.fail(function, 500000, nth=nth)
+    with pytest.raises(ExecutionError, match="500000 ACL_ERROR_INTERNAL_ERROR"):
+        offload.open(path).load(DEVICE)
+    assert ascend.live_bytes == live_bytes
+    is_loaded = ascend.calls("aclmdlGetDesc") > 0  # asked for once it is
+    assert ascend.calls("aclmdlUnload") == is_loaded
+    made = {
+        "aclmdlCreateDesc": "aclmdlDestroyDesc",
+        "aclmdlCreateDataset": "aclmdlDestroyDataset",
+        "aclCreateDataBuffer": "aclDestroyDataBuffer",
+    }
+    for make, destroy in made.items():
+        assert ascend.calls(make) == ascend.calls(destroy)
+    with offload.open(path).load(DEVICE) as run:
+        assert execute(ascend, run)
+
+
+@pytest.mark.parametrize("function", ["aclUpdateDataBuffer", "aclmdlExecuteAsync"])
+def test_an_execution_that_fails_can_be_tried_again(ascend, path, function):
+    with offload.open(path).load(DEVICE) as run:
+        ascend.fail(function, 500000)
+        with pytest.raises(ExecutionError, match="500000"):
+            execute(ascend, run)
+        assert execute(ascend, run)
+
+
+def test_arguments_are_checked(path):
+    with offload.open(path).load(DEVICE) as run:
+        with pytest.raises(BindingError, match="x"):
+            run(torch.ones(3, 2), torch.ones(2, 2))
+        with pytest.raises(BindingError):
+            run(torch.ones(2, 2))
+
+
+def test_shapes_and_types_that_are_not_known_are_refused(ascend, path, tmp_path):
+    dynamic = write_model(
+        ascend,
+        tmp_path / "dynamic.om",
+        inputs=[Tensor("x", (-1, 2), N_BYTES), Tensor("y", (2, 2), N_BYTES)],
+    )
+    live_bytes = ascend.live_bytes
+    with pytest.raises(CaptureError, match="input 'x' of shape \\[-1, 2\\] takes 16 bytes"):
+        offload.open(dynamic).load(DEVICE)
+    foreign = write_model(
+        ascend, tmp_path / "foreign.om", outputs=[Tensor("z", (2, 2), N_BYTES, data_type=29)]
+    )
+    with pytest.raises(CaptureError, match="output 'z' has data type 29, which torch lacks"):
+        offload.open(foreign).load(DEVICE)
+    assert ascend.live_bytes == live_bytes
+
+
+def test_files_and_devices_that_are_none_are_refused(path, tmp_path):
+    with pytest.raises(FileError, match="there is no such file"):
+        offload.open(tmp_path / "none.om")
+    (tmp_path / "broken.om").write_bytes(b"no model")
+    with pytest.raises(ExecutionError, match=r"broken\.om: reading what an offline model needs"):
+        offload.open(tmp_path / "broken.om").load(DEVICE)
+    with pytest.raises(BackendUnavailable, match="device 'cpu' loads no offline models"):
+        offload.open(path).load("cpu")
+
+
+def test_the_native_model_tells_what_it_takes(ascend, path):
+    model = _native.AscendOfflineModel(device=0, path=str(path))
+    assert model.inputs == [("x", 0, (2, 2), 16), ("y", 0, (2, 2), 16)]
+    assert model.outputs == [("z", 0, (2, 2), 16)]
+    assert (model.work_bytes, model.weight_bytes) == (64, 16)
+    with pytest.raises(ExecutionError, match="was never patched"):
+        model.execute()
+    model.close()
+    with pytest.raises(ExecutionError, match="the program was closed"):
+        model.execute()

@@ -1,0 +1,354 @@
+"""A program resident on the simulated Ascend device: what is refreshed, copied and executed."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+
+import pytest
+from ascend_kernels import gather_kernel
+from ascend_residents import (
+    COUNT,
+    LOOK_ALIKE,
+    NUMBERS,
+    SIZE_BYTES,
+    Chain,
+    live,
+    plus,
+    read,
+)
+
+from offload import _native
+from offload.errors import ExecutionError
+
+COPY = "aclrtMemcpyAsync"
+LAUNCH = "aclrtLaunchKernel"
+
+
+@pytest.fixture(params=["build", "capture"])
+def form(request, ascend):
+    if request.param == "build" and not _native.ascend_capabilities()["explicit_build"]:
+        pytest.skip("the simulated runtime has no explicit build")
+    return request.param
+
+
+@pytest.fixture(params=[False, True], ids=["host", "gather"])
+def gathers(request):
+    return request.param
+
+
+def test_executions_read_the_addresses_of_their_own_time(ascend, form, gathers):
+    chain = Chain(ascend, form=form, gathers=gathers)
+    _, y = chain.bind_first()
+    chain.run()
+    assert read(y) == plus(3)
+    other, moved = chain.allocate(plus(10)), chain.allocate()
+    chain.bind(input=other, output=moved)
+    chain.run()
+    assert read(moved) == plus(13)
+    assert read(y) == plus(3)
+    assert chain.resident.form == form
+
+
+def test_the_feature_map_may_move(ascend, form, gathers):
+    chain = Chain(ascend, form=form, gathers=gathers)
+    _, y = chain.bind_first()
+    chain.run()
+    moved = chain.allocate([0] * 2 * COUNT)
+    chain.bind(feature_map=moved)
+    chain.run()
+    assert read(moved, 2 * COUNT) == [*plus(1), *plus(2)]
+    assert read(y) == plus(3)
+
+
+def test_refresh_and_execution_are_ordered_by_their_stream(ascend, gathers):
+    """Nothing runs before the wait; each execution still has its own addresses."""
+    chain = Chain(ascend, gathers=gathers)
+    _, first = chain.bind_first()
+    chain.resident.execute()
+    second = chain.allocate()
+    chain.bind(output=second)
+    chain.resident.execute()
+    assert read(first) == read(second) == [0] * COUNT
+    chain.resident.finish()
+    assert read(first) == read(second) == plus(3)
+
+
+def test_executions_on_another_stream_wait_for_the_last_one(ascend):
+    chain = Chain(ascend)
+    _, y = chain.bind_first()
+    streams = [ascend.make("aclrtCreateStream") for _ in range(2)]
+    chain.resident.set_stream(streams[0])
+    chain.resident.execute()
+    chain.bind(input=y)
+    ascend.forget_calls()
+    chain.resident.set_stream(streams[1])
+    assert ascend.calls("aclrtStreamWaitEvent") == 1
+    chain.resident.execute()
+    chain.resident.finish()
+    assert read(y) == plus(6)
+    chain.resident.close()
+
+
+def test_the_first_refresh_copies_the_whole_table_once(ascend):
+    chain = Chain(ascend)
+    chain.bind_first()
+    ascend.forget_calls()
+    chain.run()
+    assert ascend.calls(COPY) == 1
+    assert chain.resident.refresh_counts["copies"] == 1
+    assert chain.resident.refresh_counts["bytes_copied"] == 3 * 64  # three blocks of 64 bytes
+
+
+def test_nothing_moved_makes_no_copy_and_no_launch(ascend, gathers):
+    chain = Chain(ascend, gathers=gathers)
+    chain.bind_first()
+    chain.run()
+    before = chain.resident.refresh_counts
+    ascend.forget_calls()
+    for _ in range(3):
+        chain.run()
+    assert chain.resident.refresh_counts == before
+    assert ascend.calls(COPY) == ascend.calls(LAUNCH) == 0
+    assert ascend.calls("aclrtLaunchKernelWithHostArgs") == 0
+    assert ascend.calls("aclmdlRIExecuteAsync") == 3
+
+
+def test_one_moved_address_is_one_copy_of_its_words(ascend):
+    chain = Chain(ascend)
+    chain.bind_first()
+    chain.run()
+    before = chain.resident.refresh_counts["bytes_copied"]
+    ascend.forget_calls()
+    chain.bind(input=chain.allocate(NUMBERS))
+    chain.run()
+    assert ascend.calls(COPY) == 1
+    assert chain.resident.refresh_counts["bytes_copied"] == before + 8
+    chain.bind(feature_map=chain.allocate([0] * 2 * COUNT))
+    chain.run()
+    assert ascend.calls(COPY) == 2
+
+
+def test_a_refresh_is_staged_at_the_call(ascend):
+    chain = Chain(ascend)
+    chain.bind_first()
+    ascend.start_trace()
+    chain.run()
+    copies = [entry for entry in ascend.trace if entry.startswith(COPY)]
+    assert len(copies) == 1
+    assert "kind=5" in copies[0]  # HOST_TO_BUF_TO_DEVICE
+
+
+def test_a_gather_takes_its_bases_in_its_launch(ascend):
+    chain = Chain(ascend, gathers=True)
+    chain.bind_first()
+    ascend.forget_calls()
+    chain.run()
+    assert ascend.calls("aclrtLaunchKernelWithHostArgs") == 1
+    assert ascend.calls(COPY) == 0
+    assert chain.resident.refresh_counts == {
+        "copies": 0,
+        "bytes_copied": 0,
+        "gathers": 1,
+        "bytes_launched": 40 + 8 * 4,  # three slots, and the base of what is no address
+    }
+
+
+def test_execution_launch_by_launch_gives_the_same(ascend, gathers):
+    chain = Chain(ascend, gathers=gathers)
+    _, y = chain.bind_first()
+    ascend.forget_calls()
+    for launch in range(chain.resident.n_launches):
+        chain.resident.issue(launch)
+    chain.resident.finish()
+    assert read(y) == plus(3)
+    assert ascend.calls("aclmdlRIExecuteAsync") == 0
+
+
+def test_words_that_were_never_patched_are_refused(ascend, gathers):
+    chain = Chain(ascend, gathers=gathers)
+    chain.bind(input=chain.allocate(NUMBERS))
+    words = "2 of 3" if gathers else "5 of 6"
+    with pytest.raises(ExecutionError, match=f"{words} address words were never patched"):
+        chain.resident.execute()
+    _, y = chain.bind_first()
+    chain.run()
+    assert read(y) == plus(3)
+
+
+def test_closing_gives_everything_back(ascend, form, gathers):
+    ascend.set_software_sq(False)  # models use up streams
+    before = live(ascend)
+    chain = Chain(ascend, form=form, gathers=gathers)
+    assert live(ascend)["streams in use"] > before["streams in use"]
+    chain.resident.close()
+    chain.resident.close()
+    assert live(ascend) == before
+    with pytest.raises(ExecutionError, match="the program was closed"):
+        chain.resident.execute()
+
+
+def test_closing_waits_for_what_is_under_way(ascend, form):
+    chain = Chain(ascend, form=form)
+    _, y = chain.bind_first()
+    chain.resident.execute()
+    assert read(y) == [0] * COUNT
+    chain.resident.close()
+    assert read(y) == plus(3)
+
+
+def test_a_stream_that_is_being_captured_is_refused(ascend):
+    chain = Chain(ascend)
+    chain.bind_first()
+    stream = ascend.make("aclrtCreateStream")
+    ascend.call("aclmdlRICaptureBegin", stream, 2)
+    with pytest.raises(ExecutionError, match="is being captured into another model"):
+        chain.resident.set_stream(stream)
+
+
+def test_words_that_lie_nowhere_are_refused(ascend):
+    def resident(words, relocations):
+        return _native.AscendResident(
+            device=0,
+            arena_bytes=0,
+            kernels=[(0, 1, 0, bytes(16))],
+            words=words,
+            relocations=relocations,
+            triggers=[_native.Trigger.IO],
+            n_launches=1,
+        )
+
+    before = live(ascend)
+    for words, relocations, says in (
+        ([(0, 12)], [(0, 0, 0)], "no multiple of 8 bytes"),
+        ([(0, 16)], [(0, 0, 0)], "lies in no block"),
+        ([(1, 0)], [(0, 0, 0)], "lies in no block"),
+        ([(0, 0)], [(0, 5, 0)], "slot that does not exist"),
+        ([(0, 0)], [], "has no relocation"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            resident(words, relocations)
+    assert live(ascend) == before
+
+
+def test_bytes_of_the_feature_map(ascend):
+    before = ascend.live_bytes
+    resident = _native.AscendResident(
+        device=0,
+        arena_bytes=10 * SIZE_BYTES,
+        kernels=[],
+        words=[],
+        relocations=[],
+        triggers=[],
+        n_launches=0,
+    )
+    assert ascend.live_bytes >= before + 10 * SIZE_BYTES
+    assert ascend.is_accessible(resident.arena_address, 10 * SIZE_BYTES)
+    resident.close()
+    assert ascend.live_bytes == before
+
+
+N_TASKS, N_IO_WORDS, N_IO_SLOTS = 6300, 1600, 160
+
+
+class Large:
+    """Kernels of two addresses each; the first 1,600 have one of an input or output.
+
+    Slots: 0 to 159 inputs and outputs with ten words each, then the feature map.
+    """
+
+    def __init__(self, ascend, *, gathers=False):
+        binary = _native.AscendBinary(0, ascend.binary({"nothing": (24, lambda *_: None)}))
+        gather = gather_kernel(ascend) if gathers else None
+        self.relocations = []
+        words = []
+        for task in range(N_TASKS):
+            # Tasks with such a word are spread over all of them.
+            io = task * N_IO_WORDS // N_TASKS
+            is_io = io != (task - 1) * N_IO_WORDS // N_TASKS
+            slots = [io % N_IO_SLOTS if is_io else N_IO_SLOTS, N_IO_SLOTS]
+            for offset, slot in zip((8, 16), slots, strict=True):
+                self.relocations.append((len(words), slot, 64 * task))
+                words.append((task, offset))
+        assert sum(slot < N_IO_SLOTS for _, slot, _ in self.relocations) == N_IO_WORDS
+        self.resident = _native.AscendResident(
+            device=0,
+            arena_bytes=0,
+            kernels=[
+                (binary.function("nothing"), 1, task, struct.pack("<3Q", LOOK_ALIKE, 0, 0))
+                for task in range(N_TASKS)
+            ],
+            words=words,
+            relocations=self.relocations,
+            triggers=[_native.Trigger.IO] * N_IO_SLOTS + [_native.Trigger.FEATURE_MAP],
+            n_launches=N_TASKS,
+            gather=None if gather is None else (gather.function, gather.n_blocks),
+            keep=(binary, gather),
+        )
+        self.n_slots = N_IO_SLOTS + 1
+
+    def patch_slots(self, bases):
+        """Patch every word of some slots; gives how many."""
+        words = [
+            (word, bases[slot] + offset) for word, slot, offset in self.relocations if slot in bases
+        ]
+        self.resident.patch(words)
+        return len(words)
+
+
+def test_ten_moved_addresses_of_6300_tasks_touch_only_their_words(ascend):
+    large = Large(ascend)
+    assert large.patch_slots({slot: 1 << 32 | slot << 20 for slot in range(large.n_slots)}) == (
+        2 * N_TASKS
+    )
+    large.resident.execute()
+    table_bytes = large.resident.refresh_counts["bytes_copied"]
+    assert table_bytes == 64 * N_TASKS
+    ascend.forget_calls()
+    moved = {slot: 1 << 40 | slot << 20 for slot in range(0, N_IO_SLOTS, 16)}
+    assert large.patch_slots(moved) == len(moved) * 10 == 100
+    large.resident.execute()
+    assert ascend.calls("aclrtMemcpyAsync") == 1
+    # All of them in the blocks that have words of inputs and outputs.
+    copied = large.resident.refresh_counts["bytes_copied"] - table_bytes
+    assert copied <= 64 * N_IO_WORDS
+    ascend.forget_calls()
+    large.resident.execute()
+    assert ascend.calls("aclrtMemcpyAsync") == 0
+    large.resident.finish()
+
+
+def test_a_gather_whose_bases_do_not_fit_copies_what_changed_of_them(ascend):
+    large = Large(ascend, gathers=True)
+    assert 40 + 8 * (large.n_slots + 1) > _native.ASCEND_LAUNCH_BYTES
+    large.resident.patch([(base, 1 << 32 | base << 20) for base in range(large.n_slots)])
+    large.resident.execute()
+    first = large.resident.refresh_counts
+    assert first["bytes_copied"] == 8 * (large.n_slots + 1)
+    ascend.forget_calls()
+    large.resident.patch([(base, 1 << 40) for base in range(20, 30)])
+    large.resident.execute()
+    counts = large.resident.refresh_counts
+    assert counts["bytes_copied"] - first["bytes_copied"] == 8 * 10
+    assert counts["copies"] == counts["gathers"] == 2
+    assert counts["bytes_launched"] == 0
+    assert ascend.calls("aclrtMemcpyAsync") == ascend.calls("aclrtLaunchKernel") == 1
+    large.resident.finish()
+
+
+def test_both_refreshes_write_the_same_table(ascend):
+    """Of 400 kernels, each of which hands on what it was given."""
+    seen: list[bytes] = []
+    tables = []
+    for gathers in (False, True):
+        chain = Chain(ascend, 400, gathers=gathers, function=lambda block, _: seen.append(block))
+        for name, base in (("input", 1 << 20), ("output", 1 << 30), ("feature_map", 1 << 40)):
+            chain.bind(**{name: base})
+        chain.run()
+        for name, moved in itertools.product(("input", "feature_map"), (3 << 20, 5 << 32)):
+            chain.bind(**{name: moved})
+            chain.run()
+        tables.append(list(seen))
+        seen.clear()
+    assert len(tables[0]) == 400 * 5
+    assert tables[0] == tables[1]
