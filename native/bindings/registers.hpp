@@ -15,5 +15,6 @@ void register_execution(pybind11::module_& module);
 void register_replay(pybind11::module_& module);
 void register_cuda(pybind11::module_& module);
 void register_ascend(pybind11::module_& module);
+void register_ascend_captured(pybind11::module_& module);
 
 }  // namespace offload
