@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
+TORCH_NPU := torch_npu==2.13.0
 CONSTRAINTS := .ci/constraints.txt
 PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar on
 
-.PHONY: demo test test-native test-cuda probes-cuda lint bench bench-cuda format clean help
+.PHONY: demo test test-native test-npu-sim test-cuda probes-cuda lint bench bench-cuda format clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,6 +32,10 @@ demo: $(VENV)/installed ## capture a sentence encoder, replay it over a page of 
 
 test: $(VENV)/installed ## run every test that this machine can run
 	$(BIN)/python -m pytest tests
+
+# torch_npu goes into an environment of its own: without CANN it breaks `import torch` wherever it is.
+test-npu-sim: $(VENV)/installed ## run torch_npu on the simulated NPU, where it has a wheel
+	$(BIN)/python tests/npu/run_on_simulator.py build/npu-venv $(TORCH_NPU)
 
 test-native: $(VENV)/environment ## run the native tests under the sanitizers
 	PATH="$(abspath $(BIN)):$$PATH" sh native/tests/run_sanitizers.sh

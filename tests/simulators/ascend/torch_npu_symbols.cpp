@@ -20,8 +20,6 @@
   EXPORT int name() { return offload::acl::kSuccess; }
 #define NOT_SIMULATED(name) \
   EXPORT int name() { return offload::acl::kRtFeatureNotSupport; }
-// Weak: the simulator's own definition, where it has one, is taken.
-#define WEAK extern "C" __attribute__((visibility("default"), weak))
 #define GIVES_NULL(name) \
   EXPORT void* name() { return nullptr; }
 
@@ -108,10 +106,8 @@ EXPORT int aclrtDeviceGetBareTgid(std::int32_t* process) {
 // Operators that are compiled by name. They are described without effect, and refused when they
 // should run.
 GIVES_NULL(aclopCreateAttr)
-WEAK void* aclCreateDataBuffer() { return nullptr; }
-WEAK void* aclCreateTensorDesc() { return nullptr; }
-WEAK int aclDestroyDataBuffer() { return kSuccess; }
-WEAK void aclDestroyTensorDesc() {}
+GIVES_NULL(aclCreateTensorDesc)
+EXPORT void aclDestroyTensorDesc() {}
 SUCCEEDS(aclGetTensorDescDimV2)
 SUCCEEDS(aclGetTensorDescFormat)
 SUCCEEDS(aclGetTensorDescNumDims)
@@ -145,7 +141,7 @@ NOT_SIMULATED(aclrtProcessReport)
 NOT_SIMULATED(aclrtReleaseMemAddress)
 NOT_SIMULATED(aclrtReserveMemAddress)
 NOT_SIMULATED(aclrtUnmapMem)
-WEAK int aclrtGetFunctionAddr() { return offload::acl::kRtFeatureNotSupport; }
+NOT_SIMULATED(aclrtGetFunctionAddr)
 NOT_SIMULATED(rtDevBinaryRegister)
 NOT_SIMULATED(rtFunctionRegister)
 NOT_SIMULATED(rtGetC2cCtrlAddr)

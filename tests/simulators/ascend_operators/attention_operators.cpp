@@ -49,7 +49,7 @@ void check(const Launch& launch) {
       (sparse_mode != 0 && sparse_mode != kLeftUpCausal)) {
     throw std::invalid_argument("attention of a kind that the simulator does not have");
   }
-  for (const std::size_t index : {kQuery, kKey, kValue, kOut}) {
+  for (const std::size_t index : {kQuery, kKey, kValue, kLargest, kSum, kOut}) {
     if (launch.operands.at(index).rank != 4) throw std::invalid_argument("not of four dimensions");
   }
 }
@@ -132,7 +132,7 @@ const Kernel kAttention = {"FlashAttentionScore",
                                }
                              }
                            },
-                           check};
+                           check, nullptr, true};
 
 }  // namespace
 

@@ -77,7 +77,7 @@ Operand operand_of(const aclTensor& tensor) {
 
 void Planner::add_operand(const aclTensor* tensor, bool is_output) {
   aclOpExecutor& executor = *executor_;
-  executor.tensors.push_back(tensor);
+  executor.is_given.push_back(tensor != nullptr);
   executor.is_output.push_back(is_output);
   executor.launch.operands.push_back(tensor == nullptr ? Operand() : operand_of(*tensor));
   executor.offsets_bytes.push_back(
@@ -121,6 +121,9 @@ Status Planner::finish(const Kernel& kernel, std::uint64_t* workspace_bytes,
                        aclOpExecutor** executor) {
   if (workspace_bytes == nullptr || executor == nullptr) return kAclnnParamNullptr;
   Launch& launch = executor_->launch;
+  for (const Operand& operand : launch.operands) {
+    if (!operand.is_given() && !kernel.may_lack_operands) return kAclnnParamNullptr;
+  }
   if (kernel.check != nullptr) kernel.check(launch);
   if (kernel.workspace_bytes != nullptr) launch.workspace_bytes = kernel.workspace_bytes(launch);
   executor_->kernel = &kernel;
@@ -160,10 +163,10 @@ template <class Wanted>
 Status set_address(aclOpExecutor* executor, std::size_t index, const aclTensor* tensor, void* data,
                    const Wanted& wanted) {
   if (executor == nullptr || tensor == nullptr) return kAclnnInnerNullptr;
-  for (std::size_t i = 0; i < executor->tensors.size(); ++i) {
+  for (std::size_t i = 0; i < executor->is_given.size(); ++i) {
     if (!wanted(i)) continue;
     if (index-- > 0) continue;
-    if (executor->tensors[i] == nullptr) return kAclnnParamInvalid;
+    if (!executor->is_given[i]) return kAclnnParamInvalid;
     executor->launch.operands[i].data = static_cast<char*>(data) + executor->offsets_bytes[i];
     return kSuccess;
   }
@@ -203,6 +206,7 @@ OPERATORS_EXPORT Status aclSetOutputTensorAddr(aclOpExecutor* executor, std::siz
 // Controls for tests.
 OPERATORS_EXPORT void sim_operators_set_look_alike(std::uint64_t number) { set_look_alike(number); }
 OPERATORS_EXPORT std::int64_t sim_operators_live_descriptions() { return live_descriptions(); }
+OPERATORS_EXPORT std::int64_t sim_operators_live_executors() { return aclOpExecutor::n_live; }
 // The runtime was reset: every kernel is loaded anew at its next launch.
 OPERATORS_EXPORT void sim_operators_reset() {
   LoadedKernels& loaded = loaded_kernels();

@@ -2,6 +2,7 @@
 // kernel on a stream. The same code serves eager execution, capture and group update.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -18,17 +19,25 @@ struct Kernel {
   // Whether the first phase may accept the launch; throws std::invalid_argument. May be null.
   void (*check)(const Launch& launch) = nullptr;
   std::size_t (*workspace_bytes)(const Launch& launch) = nullptr;  // null: none is needed
+  bool may_lack_operands = false;  // whether tensors may be null; `check` then says which
 };
 
 }  // namespace simulated_operators
 
-// What the first phase gives; the second consumes it unless it was made repeatable.
+// What the first phase gives; the second consumes it unless it was made repeatable. Owner: the
+// caller, who uses it on one thread at a time.
 struct aclOpExecutor {
+  aclOpExecutor() { n_live.fetch_add(1); }
+  ~aclOpExecutor() { n_live.fetch_sub(1); }
+  aclOpExecutor(const aclOpExecutor&) = delete;
+  aclOpExecutor& operator=(const aclOpExecutor&) = delete;
+
+  inline static std::atomic<std::int64_t> n_live{0};  // for tests that look for leaks
+
   const simulated_operators::Kernel* kernel = nullptr;
   simulated_operators::Launch launch;
-  std::vector<const aclTensor*> tensors;  // beside the operands: compared, never read
-  std::vector<std::int64_t>
-      offsets_bytes;  // of the operands' first elements from the tensors' data
+  std::vector<bool> is_given;               // of each operand, when it was planned
+  std::vector<std::int64_t> offsets_bytes;  // of first elements, from the tensors' data
   std::vector<bool> is_output;
   aclTensor* result = nullptr;  // the last output: its description may be written
   bool is_repeatable = false;
@@ -81,8 +90,9 @@ Status plan(const Kernel& kernel, std::uint64_t* workspace_bytes, aclOpExecutor*
   }
 }
 
-// The second phase. Errors: kAclnnParamNullptr without an executor or a needed workspace, and those
-// of the runtime's launch. The executor is destroyed, also then, unless it is repeatable.
+// The second phase, on any thread that has a context. Errors: kAclnnParamNullptr without an
+// executor or a needed workspace, and those of the runtime's launch. The executor is destroyed,
+// also then, unless it is repeatable.
 Status launch(void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* executor,
               Stream stream) noexcept;
 

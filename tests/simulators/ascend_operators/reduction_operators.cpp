@@ -124,7 +124,15 @@ void layer_norm(const Launch& launch) {
     if (scale_out) scale_out->set(row, 0, scale);
   }
 }
-const Kernel kLayerNorm = {"LayerNorm", layer_norm};
+
+void check_layer_norm(const Launch& launch) {
+  const auto n_normalised = static_cast<std::int64_t>(launch.attributes.at(0).integers.size());
+  if (!launch.operands.at(0).is_given() || !launch.operands.at(3).is_given() ||
+      n_normalised > launch.operands[0].rank) {
+    throw std::invalid_argument("a norm without input, without output, or of too many dimensions");
+  }
+}
+const Kernel kLayerNorm = {"LayerNorm", layer_norm, check_layer_norm, nullptr, true};
 
 // Folds every row of the input into one element of the output. Attribute 0: the dimensions.
 template <class Step, class Finish>

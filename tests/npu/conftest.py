@@ -1,0 +1,44 @@
+"""torch_npu on the simulated NPU: `make test-npu-sim`. Elsewhere modules are skipped with why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import npu_device
+import pytest
+import torch
+from ascend_simulator import AscendSimulator
+from simulator import SimulatorUnavailable
+
+pytest.register_assert_rewrite("on_npu")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """torch_npu warns when it is imported and when it is used."""
+    item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(scope="session")
+def simulated_npu() -> AscendSimulator:
+    """The simulated runtime, with torch_npu imported on it."""
+    try:
+        simulator = npu_device.load()
+    except SimulatorUnavailable as reason:
+        pytest.skip(str(reason))
+    import torch_npu  # noqa: F401  registers the device
+
+    torch.npu.set_compile_mode(jit_compile=False)  # operators come from the library, not a compiler
+    return simulator
+
+
+@pytest.fixture(autouse=True)
+def npu(simulated_npu: AscendSimulator) -> Iterator[torch.device]:
+    """The device, for inference. What fails on it fails the test that made it fail."""
+    device = torch.device("npu", 0)
+    with torch.no_grad():
+        torch.npu.manual_seed_all(0)
+        simulated_npu.forget_calls()
+        yield device
+        torch.npu.synchronize()
+        # An operator that fails stops the thread that launches, and later ones are lost in silence.
+        assert (torch.ones(1, device=device) + 1).item() == 2, "torch_npu launches nothing any more"

@@ -1,0 +1,77 @@
+"""Runs the tests of this folder with torch_npu on the simulated NPU, in an environment of its own.
+
+    python tests/npu/run_on_simulator.py ENVIRONMENT REQUIREMENT [arguments of pytest]
+
+torch_npu is never among the project's own packages: where CANN is missing it breaks `import torch`.
+The environment therefore holds nothing but its wheel, and takes torch and all else from the one
+whose Python runs this. Where no wheel exists for the platform, nothing is run, which is said.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import site
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+# What the index has of torch_npu 2.13.0: Linux with glibc 2.28 or later, CPython 3.10 to 3.14.
+MACHINES = ("x86_64", "aarch64")
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 14)
+OLDEST_GLIBC = (2, 28)
+
+
+def why_no_wheel() -> str:
+    """Why torch_npu has no wheel for this platform; empty if it has one."""
+    python = sys.version_info[:2]
+    name, version = platform.libc_ver()
+    if sys.platform != "linux" or platform.machine() not in MACHINES:
+        return f"torch_npu has no wheel for {platform.system()} on {platform.machine()}"
+    if name != "glibc" or tuple(map(int, version.split(".")[:2])) < OLDEST_GLIBC:
+        return f"torch_npu has no wheel for {name or 'this C library'} {version}"
+    if (
+        platform.python_implementation() != "CPython"
+        or not OLDEST_PYTHON <= python <= NEWEST_PYTHON
+    ):
+        return f"torch_npu has no wheel for {platform.python_implementation()} {python}"
+    return ""
+
+
+def make_environment(directory: Path, requirement: str) -> Path:
+    """The Python of an environment with the wheel, made unless it is there.
+
+    CalledProcessError where pip fails, after it has said why.
+    """
+    python = directory / "bin" / "python"
+    stamp = directory / f"{requirement.replace('==', '-')}-{sys.implementation.cache_tag}"
+    if stamp.exists():
+        return python
+    venv.EnvBuilder(clear=True, with_pip=False, symlinks=True).create(directory)
+    packages = {"base": str(directory), "platbase": str(directory)}
+    own = Path(sysconfig.get_path("purelib", "venv", packages))
+    lent = [path for path in site.getsitepackages() if Path(path).is_dir()]
+    lines = [f"import site; site.addsitedir({path!r})" for path in lent]
+    (own / "lent_packages.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
+    subprocess.run([*pip, "install", "--progress-bar", "off", "--no-deps", requirement], check=True)
+    stamp.touch()
+    return python
+
+
+def main() -> int:
+    """Pytest's exit status; 0 where there is no wheel."""
+    directory, requirement, *arguments = sys.argv[1:]
+    if reason := why_no_wheel():
+        print(f"skipped: {reason}")
+        return 0
+    python = make_environment(Path(directory).absolute(), requirement)
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [str(python), "-m", "pytest", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The simulated NPU as torch_npu sees it: every library that its wheel opens, under its own name.
+
+`load()` puts them into the process, before torch_npu is imported; the loader then finds each by its
+name, and no search path has to be set. torch_npu must not load itself with torch: where it is
+installed, TORCH_DEVICE_BACKEND_AUTOLOAD=0 belongs in the environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import ascend_simulator
+
+# libascendcl.so is loaded before these, which need it.
+LIBRARIES = (
+    "libacl_op_compiler.so",
+    "libopapi.so",
+    "libacl_tdt_channel.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libhccl.so",
+)
+
+
+@functools.cache
+def load() -> ascend_simulator.AscendSimulator:
+    """Build and load all of them, once in the process; the runtime's controls.
+
+    SimulatorUnavailable and RuntimeError as `ascend_simulator.load`.
+    """
+    simulator = ascend_simulator.load()
+    for name in LIBRARIES:
+        operators(name)
+    return simulator
+
+
+@functools.cache
+def operators(name: str = "libopapi.so") -> ctypes.CDLL:
+    """One of the libraries; libopapi.so has the operators."""
+    ascend_simulator.load()
+    return ctypes.CDLL(str(ascend_simulator.LIBRARY.with_name(name)), mode=ctypes.RTLD_GLOBAL)
+
+
+def live_operator_objects() -> tuple[int, int]:
+    """How many descriptions (tensors, scalars, arrays, lists) and executors there are."""
+    counts = []
+    for name in ("sim_operators_live_descriptions", "sim_operators_live_executors"):
+        count = getattr(operators(), name)
+        count.restype = ctypes.c_int64
+        counts.append(count())
+    return counts[0], counts[1]
