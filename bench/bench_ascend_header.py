@@ -1,11 +1,11 @@
 """Claim: the host's work for a header of 6,300 tasks, 10 of 1,600 tensors moved, is under 50 us.
 
 The graph engine of the Ascend software takes about 2 ms for such a model by what is published of it
-(Pangu-71B, incremental inference: 1,600 inputs and outputs, about 6,300 nodes, 10 addresses
-moved); that figure is of another machine, and has more in it. Here only the host's own work is timed: deciding
-what moved, writing the words, and giving the changed range of the table (or, by gather, of the
-base table) to the runtime; on the simulated runtime, whose kernels do nothing. Checking 1,600
-arguments (convert) and the simulator's own launch are shown without a promise.
+(Pangu-71B, incremental inference: 1,600 inputs and outputs, about 6,300 nodes, 10 addresses moved);
+that figure is of another machine, and has more in it. Here only the host's own work is timed:
+deciding what moved, writing the words, and giving the changed range of the table (or, by gather, of
+the base table) to the runtime, a simulated one whose kernels do nothing. Checking 1,600 arguments
+(convert) is shown without a promise.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from decoders import ALIGNMENT_BYTES, GRANULE_BYTES, LINK, LLAMA_8B, LLAMA_70B, Decoder, demand_of
-from measurements import Case, Curve, Figure, counted_ratio, figure_of, ratio_of
+from measurements import Case, Curve, counted_figure, counted_ratio, figure_of, ratio_of
 from offload.passes import check_streaming, roofline_ns, simulate_streaming, stream_weights
 from offload.passes.simulate_streaming import simulate_transfers
 from offload.streaming import Streaming, Transfer, WeightDemand
@@ -85,7 +85,7 @@ def _transfer(first: int, after: int, same_pass: bool, n_launches: int) -> Trans
 
 
 def percents(values: list[float]) -> Curve:
-    figures = tuple(Figure(one, one, one, one, one, 1, "% of the roofline") for one in values)
+    figures = tuple(counted_figure(one, "% of the roofline") for one in values)
     return Curve("budget, % of the weights", tuple(map(float, BUDGETS_PERCENT)), figures)
 
 

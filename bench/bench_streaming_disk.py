@@ -29,7 +29,7 @@ from torch import nn
 
 import offload
 import streaming_process
-from measurements import Case, Figure, figure_of, ratio_of
+from measurements import Case, Figure, counted_figure, figure_of, ratio_of
 from offload import _native
 from offload.api import Captured
 from offload.files import find_stored_tensors
@@ -39,7 +39,7 @@ from turns import take_turns
 
 PROCESS = Path(streaming_process.__file__)
 BUDGETS_PERCENT = (25, 50, 75)
-ROUNDS, ROUND_NS = 8, 300_000_000
+ROUNDS, ROUND_NS = 16, 300_000_000
 MEMORY_ROUNDS = 3
 MIB = 2**20
 BLOCK_BYTES = 4096  # at multiples of which a disk is read without a buffer
@@ -218,11 +218,9 @@ def test_roofline(
                     for name, bound in bounds.items()
                 },
                 figures={
-                    **{
-                        name: figure_of([ns / 1e6 for ns in of], "ms") for name, of in times.items()
-                    },
-                    "streamed, predicted": figure_of([plan.period_ns / 1e6] * 3, "ms"),
-                    "copied in a pass": figure_of([plan.transfer_bytes / MIB] * 3, "MiB"),
+                    **{name: in_milliseconds(of) for name, of in times.items()},
+                    "streamed, predicted": counted_figure(plan.period_ns / 1e6, "ms"),
+                    "copied in a pass": counted_figure(plan.transfer_bytes / MIB, "MiB"),
                     "copy, rate": figure_of(
                         [plan.transfer_bytes / ns for ns in times["copy"]], "GB/s"
                     ),

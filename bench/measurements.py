@@ -176,6 +176,11 @@ def figure_of(values: Sequence[float], unit: str) -> Figure:
     return Figure(median, *median_interval(values), q1, q3, len(values), unit)
 
 
+def counted_figure(value: float, unit: str) -> Figure:
+    """A quantity that is counted or predicted: an interval without width."""
+    return Figure(value, value, value, value, value, 1, unit)
+
+
 def ratio_of(
     theirs: Sequence[float],
     ours: Sequence[float],

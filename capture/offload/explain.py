@@ -13,6 +13,7 @@ _MODES = {
     "copied": "had an out-variant that failed its proof: run as recorded, results copied",
     "unproved": "have an out-variant that the first execution will prove",
     "thunk": "write where the plan says (typed)",
+    "gathered": "read rows of a table from the store into their result",
     "graph": "run as nodes of one graph on the device",
     "out": "write where the plan says (the operator's out-variant)",
     "opaque": "runs the recorded callable's own kernels as nodes of one graph on the device",

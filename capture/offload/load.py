@@ -40,11 +40,12 @@ AUTO: Literal["auto"] = "auto"
 _FREE_SHARE = 0.9
 _LESS = 0.8
 
-# Of launches that nobody has timed: what they read and write, at the speed of memory.
+# Of launches that nobody has timed, besides what they read and write.
 _LAUNCH_NS = 1_000.0
-_MEMORY_BYTES_PER_NS = 10.0
 
 _N_WARM_UP = 2
+
+_NOT_TIMED = "the device executes a graph, in which launches are not timed one by one"
 
 
 def load_program(
@@ -169,9 +170,10 @@ class _StreamedLoad:
         self._verify = verify
         self._progress = progress
         self._link = backend.link(prepared.program)
-        self._launch_ns = _estimated_ns(prepared.program)
-        self._is_timed = False
-        self._estimated = ""
+        self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
+        # Where work is queued nobody knows when a launch began: the estimate stays.
+        self._is_timed = backend.capabilities.queues_work
+        self._estimated = _NOT_TIMED if self._is_timed else ""
 
     @property
     def all_bytes(self) -> int:
@@ -180,13 +182,13 @@ class _StreamedLoad:
         return sum(passes.round_up(one.size_bytes, unit) for one in self._demand().weights)
 
     def within(self, budget_bytes: int) -> Executable:
-        """Load under a budget. If something is streamed, launches are timed first.
+        """Load under a budget. If some are streamed, launches are timed first where they can be.
 
         Raises:
             PlanError: the budget is below the floor.
         """
         streaming = self._streaming(budget_bytes)
-        if streaming.transfers and not self._is_timed:
+        if not streaming.is_resident and not self._is_timed:
             self._time_launches(streaming)
             streaming = self._streaming(budget_bytes)
         return self._loaded(streaming, verify=self._verify)
@@ -204,7 +206,7 @@ class _StreamedLoad:
             PlanError: memory has no room for the floor.
             ExecutionError: not even the floor could be had.
         """
-        free_bytes = self._backend.free_bytes()
+        free_bytes = self._backend.free_bytes(self._prepared.program)
         budget_bytes = min(self.all_bytes, int(free_bytes * _FREE_SHARE))
         floor_bytes = self._streaming(self.all_bytes).floor.required_bytes
         if budget_bytes < floor_bytes:
@@ -228,14 +230,21 @@ class _StreamedLoad:
             self._estimated = f"launches could not be timed on made-up inputs: {error}"
 
     def _demand(self) -> WeightDemand:
+        """What a pass needs; weights that are used where they lie stay."""
         program = self._prepared.program
         demand = passes.weight_demand(program, self._launch_ns)
         managed = managed_weights(program)
-        weights = (
-            one if one.value in managed else dataclasses.replace(one, stays=True)
+        gathers = self._backend.capabilities.gathers_rows
+        weights = tuple(
+            dataclasses.replace(
+                one,
+                stays=one.stays or one.value not in managed,
+                row_bytes=one.row_bytes if gathers else 0,
+                n_rows=one.n_rows if gathers else (),
+            )
             for one in demand.weights
         )
-        return dataclasses.replace(demand, weights=tuple(weights))
+        return dataclasses.replace(demand, weights=weights)
 
     def _streaming(self, budget_bytes: int) -> Streaming:
         streaming = passes.stream_weights(
@@ -263,12 +272,16 @@ class _StreamedLoad:
         )
 
 
-def _estimated_ns(program: Program) -> tuple[float, ...]:
-    """What each launch may take, from the bytes that it reads and writes."""
+def _estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, ...]:
+    """What each launch may take, from the bytes that it reads and writes; of tables, of rows."""
+    tables = passes.row_reads(program)
+    sizes_bytes = [
+        tables[value.index].most_bytes if value.index in tables else value.size_bytes
+        for value in program.values
+    ]
     return tuple(
         _LAUNCH_NS
-        + sum(program.values[index].size_bytes for index in {*launch.reads, *launch.writes})
-        / _MEMORY_BYTES_PER_NS
+        + sum(sizes_bytes[index] for index in {*launch.reads, *launch.writes}) / memory_bytes_per_ns
         for launch in program.launches
     )
 

@@ -21,14 +21,15 @@ def made_up_inputs(program: Program, variant: int, integer: int = 0) -> list[byt
     contents = []
     for view in program.inputs:
         value = program.values[view.value]
-        content = _valid_bytes(value.dtype, view.end_bytes, generator, integer)
+        content = valid_bytes(value.dtype, view.end_bytes, generator, integer)
         contents.append(content if value.host_content is None else value.host_content)
     return contents
 
 
-def _valid_bytes(
-    dtype_name: str, size_bytes: int, generator: torch.Generator, integer: int
+def valid_bytes(
+    dtype_name: str, size_bytes: int, generator: torch.Generator, integer: int = 0
 ) -> bytes:
+    """Content of this dtype that is valid for any model: see `made_up_inputs`."""
     dtype, n_items = find_dtype(dtype_name), size_bytes // ITEM_BYTES[dtype_name]
     if dtype.is_complex:
         numbers = torch.rand(n_items, 2, generator=generator)

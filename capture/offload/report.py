@@ -45,7 +45,8 @@ class StreamingReport:
     Attributes:
         budget_bytes, memory_bytes: what weights may use of the device's memory, and what they do.
         streamed_bytes: brought for each execution.
-        bytes_per_second: the median rate at which they were brought, while they were.
+        bytes_per_second: the median rate at which they were brought, while they were; None, as
+            the next and the last, on a device that executes a graph, where nobody knows.
         wait_ns: the median of what the launches of an execution waited for weights.
         predicted_ns: of an execution's launches and waits.
         measured_ns: the median of the same.
@@ -54,10 +55,10 @@ class StreamingReport:
     budget_bytes: int
     memory_bytes: int
     streamed_bytes: int
-    bytes_per_second: float
-    wait_ns: int
+    bytes_per_second: float | None
+    wait_ns: int | None
     predicted_ns: float
-    measured_ns: int
+    measured_ns: int | None
 
 
 def report_on(executable: Executable, executions: Sequence[LastExecution]) -> Report:
@@ -79,17 +80,20 @@ def _streaming_report(
     executable: Executable, executions: Sequence[LastExecution]
 ) -> StreamingReport | None:
     streaming = executable.streaming
-    if streaming is None or not streaming.plan.transfers:
+    if streaming is None or streaming.plan.is_resident:
         return None
     plan = streaming.plan
+    is_timed = all(one.stream_busy_ns for one in executions)
     return StreamingReport(
         budget_bytes=plan.budget_bytes,
         memory_bytes=plan.memory_bytes,
-        streamed_bytes=plan.transfer_bytes,
-        bytes_per_second=statistics.median(one.stream_bytes_per_second for one in executions),
-        wait_ns=_median(one.stream_wait_ns for one in executions),
+        streamed_bytes=plan.streamed_bytes,
+        bytes_per_second=statistics.median(one.stream_bytes_per_second for one in executions)
+        if is_timed
+        else None,
+        wait_ns=_median(one.stream_wait_ns for one in executions) if is_timed else None,
         predicted_ns=plan.period_ns,
-        measured_ns=_median(one.device_ns for one in executions),
+        measured_ns=_median(one.device_ns for one in executions) if is_timed else None,
     )
 
 
@@ -129,10 +133,13 @@ def _streaming_rows(streaming: StreamingReport) -> Iterator[tuple[str, str]]:
     yield "  budget", f"{streaming.budget_bytes:,} bytes"
     yield "  memory used of it", f"{streaming.memory_bytes:,} bytes"
     yield "  streamed by an execution", f"{streaming.streamed_bytes:,} bytes"
-    yield "  brought at", f"{show_bytes(streaming.bytes_per_second)}/s"
-    yield "  launches waited", microseconds(streaming.wait_ns)
+    if streaming.bytes_per_second is not None:
+        yield "  brought at", f"{show_bytes(streaming.bytes_per_second)}/s"
+    if streaming.wait_ns is not None:
+        yield "  launches waited", microseconds(streaming.wait_ns)
     yield "  execution, predicted", microseconds(streaming.predicted_ns)
-    yield "  execution, measured", microseconds(streaming.measured_ns)
+    if streaming.measured_ns is not None:
+        yield "  execution, measured", microseconds(streaming.measured_ns)
 
 
 def printable(text: str) -> str:

@@ -12,10 +12,17 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
-    """What a copy from the host store to a device's memory takes: overhead + bytes / bandwidth."""
+    """What a copy from the host store to a device's memory takes: overhead + bytes / bandwidth.
+
+    Attributes:
+        bytes_per_second: the bandwidth.
+        overhead_ns: of a copy.
+        row_overhead_ns: the same, of a row that a launch gathers; None: as of any copy.
+    """
 
     bytes_per_second: float
     overhead_ns: float
+    row_overhead_ns: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,6 +36,9 @@ class WeightUse:
         name: for messages.
         stays: it must be resident: a launch writes it, none reads it, the result shows it, or it is
             in memory beside weights in files.
+        row_bytes: of a table of which each launch reads some rows, named by indices; 0: launches
+            read all of it.
+        n_rows: of a table, how many rows each of `launches` reads, the same ones counted again.
     """
 
     value: int
@@ -36,6 +46,13 @@ class WeightUse:
     launches: tuple[int, ...]
     name: str
     stays: bool = False
+    row_bytes: int = 0
+    n_rows: tuple[int, ...] = ()
+
+    @property
+    def rows_bytes(self) -> int:
+        """Of the rows that the launches of a pass read."""
+        return self.row_bytes * sum(self.n_rows)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,6 +109,30 @@ class Transfer:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Gather:
+    """Rows of a table that a launch reads from the store, straight into its result.
+
+    A table whose rows are gathered has no pieces: nothing of it is in the memory of weights.
+
+    Attributes:
+        value: the weight that is the table.
+        launch: reads them.
+        n_rows: as many as it has indices.
+        row_bytes: of each.
+    """
+
+    value: int
+    launch: int
+    n_rows: int
+    row_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all the rows."""
+        return self.n_rows * self.row_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StreamingFloor:
     """The least budget, and what sets it.
 
@@ -121,15 +162,19 @@ class Streaming:
         budget_bytes: every byte of device memory that weights may use, the ring included.
         memory_bytes: those that they use.
         granule_bytes: the unit in which memory can be mapped.
-        pieces: of all weights; those of one weight stand side by side in ascending offset.
+        pieces: of all weights whose rows are not gathered; those of one weight stand side by side
+            in ascending offset.
         transfers: in the order in which they run; empty where all weights are resident.
         period_ns: the time of a pass, as simulated, once the first one is over.
         compute_ns: that of a pass with all weights resident.
-        roofline_ns: max(compute, (weights - budget) / bandwidth): no plan is quicker.
+        roofline_ns: max(compute, (weights - budget) / bandwidth), of tables that may be gathered
+            only the rows: no plan is quicker.
         floor: the least budget.
         link: what a copy takes.
         estimated: why the times of launches are estimates; empty if they were measured, or need
             not be.
+        gathers: rows that launches read from the store as they need them; those of one table side
+            by side, by launch.
     """
 
     budget_bytes: int
@@ -143,6 +188,12 @@ class Streaming:
     floor: StreamingFloor
     link: Link
     estimated: str = ""
+    gathers: tuple[Gather, ...] = ()
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether all weights stay, so that a pass reads nothing from the store."""
+        return not self.transfers and not self.gathers
 
     @property
     def resident_bytes(self) -> int:
@@ -158,5 +209,15 @@ class Streaming:
 
     @property
     def transfer_bytes(self) -> int:
-        """That each pass copies."""
+        """That the transfers of each pass copy."""
         return sum(self.pieces[one.piece].size_bytes for one in self.transfers)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Of the rows that launches of each pass gather."""
+        return sum(one.size_bytes for one in self.gathers)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """That each pass reads from the store: by transfers and as rows."""
+        return self.transfer_bytes + self.gathered_bytes

@@ -13,6 +13,7 @@ PYBIND11_MODULE(_native, module) {
   offload::register_residents(module);
   offload::register_execution(module);
   offload::register_replay(module);
+  offload::register_cuda_weights(module);
   offload::register_cuda(module);
   offload::register_ascend(module);
   offload::register_ascend_captured(module);

@@ -142,6 +142,8 @@ void register_resident(py::module_& module) {
            py::arg("gather") = py::none(), py::arg("keep") = py::none())
       .def("patch", &patch_words<AscendResident>, py::arg("words"))
       .def("set_stream", &AscendResident::set_stream, py::arg("stream"), Unlocked())
+      .def("copy", &AscendResident::copy, py::arg("to"), py::arg("from_"), py::arg("size_bytes"),
+           Unlocked())
       .def("execute", &execute_resident<AscendResident>, Unlocked())
       .def("issue", &AscendResident::issue, py::arg("launch"), Unlocked())
       .def("finish", &AscendResident::finish, Unlocked())

@@ -78,6 +78,10 @@ void register_pool(py::module_& module) {
 // (node, part, offset in bytes)
 using WordTuple = std::tuple<std::uint32_t, std::uint32_t, std::size_t>;
 
+// (transfer, nodes before it, nodes behind it, whether it is for the next pass)
+using CopyTuple =
+    std::tuple<std::size_t, std::vector<std::uint32_t>, std::vector<std::uint32_t>, bool>;
+
 std::vector<cuda::NodeWord> to_words(const std::vector<WordTuple>& words) {
   std::vector<cuda::NodeWord> converted;
   for (const auto& [node, part, offset_bytes] : words) {
@@ -93,7 +97,8 @@ std::shared_ptr<CudaResident> make_resident(
     std::vector<std::int64_t> launches, std::size_t n_launches,
     const std::map<std::size_t, py::bytes>& host_tables,
     const std::vector<std::pair<std::vector<WordTuple>, std::vector<WordTuple>>>& random_cells,
-    py::object keep) {
+    std::shared_ptr<cuda::CudaWeightStream> weights, const std::vector<CopyTuple>& copies,
+    std::vector<std::uint32_t> ready_after, py::object keep) {
   cuda::CudaProgram program;
   program.device = device;
   program.graph = to_handle<cuda::Graph>(graph);
@@ -115,6 +120,11 @@ std::shared_ptr<CudaResident> make_resident(
     const auto text = static_cast<std::string_view>(bytes);
     program.host_tables.emplace(node, std::vector<unsigned char>(text.begin(), text.end()));
   }
+  program.weights = std::move(weights);
+  for (const auto& [transfer, after, before, for_next_pass] : copies) {
+    program.streamed.copies.push_back({transfer, after, before, for_next_pass});
+  }
+  program.streamed.ready_after = std::move(ready_after);
   return {new CudaResident(std::move(program)), DeleteResident<CudaResident>(std::move(keep))};
 }
 
@@ -135,7 +145,8 @@ void register_resident(py::module_& module) {
            py::arg("arena"), py::arg("arena_bytes"), py::arg("node_handles"), py::arg("words"),
            py::arg("relocations"), py::arg("launches"), py::arg("n_launches"),
            py::arg("host_tables") = py::dict(), py::arg("random_cells") = py::list(),
-           py::arg("keep") = py::none())
+           py::arg("weights") = py::none(), py::arg("copies") = py::list(),
+           py::arg("ready_after") = py::list(), py::arg("keep") = py::none())
       .def("load", &CudaResident::load, Unlocked())
       .def("patch", &patch_words<CudaResident>, py::arg("words"))
       .def("set_stream", &CudaResident::set_stream, py::arg("stream"), Unlocked())

@@ -1,5 +1,7 @@
 #include <pybind11/stl.h>
 
+#include <array>
+
 #include "convert.hpp"
 #include "cpu/allocations.hpp"
 #include "cpu/cpu_resident.hpp"
@@ -20,7 +22,8 @@ void add_launch(CpuResident& resident, const std::string& operator_name,
                 const std::string& overload, const py::tuple& arguments,
                 std::optional<std::string> out_overload, const std::vector<std::size_t>& outputs,
                 std::vector<CpuMade> made, std::vector<std::size_t> releases, py::handle guard,
-                bool guards_shape, const std::string& source) {
+                bool guards_shape, const std::string& source,
+                const std::optional<std::array<std::size_t, 4>>& table) {
   const auto found = c10::Dispatcher::singleton().findSchema({operator_name, overload});
   if (!found) {
     throw std::invalid_argument("operator " + operator_name + "." + overload +
@@ -55,6 +58,7 @@ void add_launch(CpuResident& resident, const std::string& operator_name,
     launch.guard = to_number(guard);
   }
   launch.guards_shape = guards_shape;
+  if (table) launch.table = RowTable{(*table)[0], (*table)[1], (*table)[2], (*table)[3]};
   resident.add(std::move(launch));
 }
 
@@ -70,6 +74,8 @@ const char* mode_name(CpuMode mode) {
       return "copied";
     case CpuMode::kUnproved:
       return "unproved";
+    case CpuMode::kGathered:
+      return "gathered";
   }
   return "";
 }
@@ -108,7 +114,8 @@ void register_residents(py::module_& module) {
            py::arg("slots"), py::arg("tensors"), py::arg("stream") = nullptr)
       .def("add", &add_launch, py::kw_only(), py::arg("operator_name"), py::arg("overload"),
            py::arg("arguments"), py::arg("out_overload"), py::arg("outputs"), py::arg("made"),
-           py::arg("releases"), py::arg("guard"), py::arg("guards_shape"), py::arg("source"))
+           py::arg("releases"), py::arg("guard"), py::arg("guards_shape"), py::arg("source"),
+           py::arg("table") = py::none())
       .def_property_readonly("launch_modes", &launch_modes);
   py::class_<NullResident, Resident, std::shared_ptr<NullResident>>(module, "NullResident")
       .def(py::init([](const std::vector<std::array<std::uint64_t, 3>>& relocations,

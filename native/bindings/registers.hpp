@@ -13,6 +13,7 @@ void register_weight_stream(pybind11::module_& module);
 void register_residents(pybind11::module_& module);
 void register_execution(pybind11::module_& module);
 void register_replay(pybind11::module_& module);
+void register_cuda_weights(pybind11::module_& module);
 void register_cuda(pybind11::module_& module);
 void register_ascend(pybind11::module_& module);
 void register_ascend_captured(pybind11::module_& module);

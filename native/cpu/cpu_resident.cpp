@@ -90,7 +90,10 @@ void CpuResident::add(CpuLaunch launch) {
   launch.call = find_operator(launch.operator_name, launch.overload);
   const std::string full_name =
       launch.operator_name + (launch.overload.empty() ? "" : "." + launch.overload);
-  if (launch.has_out) {
+  if (launch.table) {
+    check_gathered(launch);
+    launch.mode = CpuMode::kGathered;
+  } else if (launch.has_out) {
     launch.thunk = find_thunk(full_name);
     if (launch.thunk == nullptr) {
       launch.out = find_operator(launch.operator_name, launch.out_overload);
@@ -179,9 +182,14 @@ void CpuResident::run_one(CpuLaunch& launch) {
 
 void CpuResident::prove_and_run(CpuLaunch& launch) {
   if (launch.mode == CpuMode::kUnproved) launch.mode = prove_out_variant(launch);
+  const at::Tensor expected = launch.table ? embedded_from_few(launch) : at::Tensor();
   const AllocationCount count;
   run(launch);
   launch.outside_bytes = count.bytes();
+  if (!expected.defined() || same_elements(launch.outputs.front(), expected)) return;
+  throw ExecutionError(
+      "the rows that were gathered are not those that the operator gives of the table in its "
+      "store: load without a budget, and report this");
 }
 
 // Called where a launch's error is being handled: says which one it was.
@@ -212,6 +220,9 @@ void CpuResident::run(CpuLaunch& launch) {
     case CpuMode::kCopied:
     case CpuMode::kUnproved:
       call(launch);
+      break;
+    case CpuMode::kGathered:
+      gather(launch);
       break;
   }
   for (const std::size_t slot : launch.releases) release(slot);

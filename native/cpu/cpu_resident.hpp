@@ -44,6 +44,7 @@ enum class CpuMode : std::uint8_t {
   kOut,       // the operator's out-variant, boxed
   kCopied,    // an out-variant failed its proof: called as recorded, its result copied
   kUnproved,  // has an out-variant, not yet executed
+  kGathered,  // rows of a table that is not in memory are read into the result
 };
 
 struct CpuLaunch {
@@ -55,6 +56,7 @@ struct CpuLaunch {
   std::vector<c10::IValue> arguments;
   std::vector<at::Tensor> outputs;    // with has_out: where the results go
   std::vector<CpuMade> made;          // without: what it allocates
+  std::optional<RowTable> table;      // of an embedding whose table is gathered
   std::vector<std::size_t> releases;  // operator slots that nobody reads after it
   std::optional<c10::IValue> guard;
   bool guards_shape = false;
@@ -70,8 +72,9 @@ struct CpuLaunch {
 
 // Owner, thread, errors: as Resident. The first execution proves each out-variant before it is
 // used: run beside the functional operator on the live inputs, it must give the same bits and
-// leave guards around its results untouched. Launches wait for the weights that a stream brings:
-// those that do not come are an ExecutionError of the launch that needs them.
+// leave guards around its results untouched. Likewise for launches that gather rows, with the
+// functional operator on those rows, read another way. Launches wait for the weights that a stream
+// brings: those that do not come are an ExecutionError of the launch that needs them.
 class CpuResident final : public Resident {
  public:
   // `stream`: what brings the weights; null: all of them stay where they are. Throws ExecutionError
@@ -82,7 +85,9 @@ class CpuResident final : public Resident {
   // The tensors that launches' arguments refer to, by their position in the constructor's list.
   const at::Tensor& tensor(std::size_t index) const { return tensors_.at(index); }
 
-  // Adds the next launch. Throws std::invalid_argument for an operator that does not exist.
+  // Adds the next launch. Throws std::invalid_argument for an operator that does not exist, and for
+  // a table of an operator that is no embedding; PlanError for a table that its weight does not
+  // have.
   void add(CpuLaunch launch);
 
   const std::vector<CpuLaunch>& launches() const { return launches_; }
@@ -106,6 +111,9 @@ class CpuResident final : public Resident {
   void run(CpuLaunch& launch);
   [[noreturn]] void fail(const CpuLaunch& launch);
   void call(CpuLaunch& launch);
+  void check_gathered(const CpuLaunch& launch) const;
+  void gather(CpuLaunch& launch);
+  at::Tensor embedded_from_few(const CpuLaunch& launch);
   void adopt(CpuLaunch& launch, const std::vector<at::Tensor>& results, const CpuMade& made);
   void release(std::size_t slot) noexcept;
   void release_all() noexcept;
@@ -115,6 +123,7 @@ class CpuResident final : public Resident {
   std::vector<at::Tensor> tensors_;
   std::vector<CpuLaunch> launches_;
   std::vector<c10::IValue> stack_;
+  std::vector<std::int64_t> indices_;  // of the gathering under way; kept for its memory
   std::shared_ptr<WeightStream> stream_;
   bool traces_weights_ = false;
   bool proved_ = false;
@@ -123,6 +132,9 @@ class CpuResident final : public Resident {
 // Decides how a launch with an out-variant is carried out, by running it. Called where its
 // arguments hold this execution's values; leaves them and every output slot as they are.
 CpuMode prove_out_variant(CpuLaunch& launch);
+
+// Whether two tensors have the same shape, dtype and bits, wherever their elements lie.
+bool same_elements(const at::Tensor& one, const at::Tensor& other);
 
 // The tensors that an operator left on the stack, lists flattened; undefined ones for non-tensors.
 std::vector<at::Tensor> tensors_on(const std::vector<c10::IValue>& stack);

@@ -31,17 +31,6 @@ std::size_t reach_bytes(const CpuLaunch& launch) {
   return aligned(reach);
 }
 
-bool same_elements(const at::Tensor& one, const at::Tensor& other) {
-  if (one.sizes() != other.sizes() || one.scalar_type() != other.scalar_type() ||
-      one.is_conj() != other.is_conj() || one.is_neg() != other.is_neg()) {
-    return false;
-  }
-  const at::Tensor first = one.contiguous();
-  const at::Tensor second = other.contiguous();
-  return first.nbytes() == 0 ||
-         std::memcmp(first.const_data_ptr(), second.const_data_ptr(), first.nbytes()) == 0;
-}
-
 // Stands for one storage of the real run: the outputs that lie in it, and copies of the arguments
 // that do, since kernels ask whether two tensors share a storage. Guards lie between all of them.
 class Rehearsal {
@@ -165,6 +154,17 @@ c10::IValue stand_in(const Rehearsals& rehearsals, const c10::IValue& argument) 
 }
 
 }  // namespace
+
+bool same_elements(const at::Tensor& one, const at::Tensor& other) {
+  if (one.sizes() != other.sizes() || one.scalar_type() != other.scalar_type() ||
+      one.is_conj() != other.is_conj() || one.is_neg() != other.is_neg()) {
+    return false;
+  }
+  const at::Tensor first = one.contiguous();
+  const at::Tensor second = other.contiguous();
+  return first.nbytes() == 0 ||
+         std::memcmp(first.const_data_ptr(), second.const_data_ptr(), first.nbytes()) == 0;
+}
 
 CpuMode prove_out_variant(CpuLaunch& launch) {
   SilentWarnings silent;  // a variant that resizes its output warns, and is then not used

@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "cuda/held.hpp"
 #include "cuda/resident_node.hpp"
 #include "offload/resident.hpp"
 
@@ -19,25 +20,6 @@ constexpr std::array<std::size_t, 4> kSizesBytes = {4 << 10, 64 << 10, 1 << 20, 
 constexpr unsigned int kOrdinaryStream = 1;  // CU_STREAM_NON_BLOCKING
 constexpr unsigned int kTimedEvent = 0;
 constexpr double kNsInMs = 1e6;
-
-// A handle of the driver, given back at the end of its scope.
-template <typename Handle>
-class Held {
- public:
-  explicit Held(Result (*give_back)(Handle)) : give_back_(give_back) {}
-  ~Held() {
-    if (handle_ != Handle()) give_back_(handle_);
-  }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-
-  Handle* fill() { return &handle_; }
-  Handle get() const { return handle_; }
-
- private:
-  Result (*give_back_)(Handle);
-  Handle handle_ = Handle();
-};
 
 double per(std::uint64_t begin_ns, std::uint64_t end_ns, std::size_t count) {
   return static_cast<double>(end_ns - begin_ns) / static_cast<double>(count);

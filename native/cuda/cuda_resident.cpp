@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <queue>
 #include <stdexcept>
 #include <utility>
 
+#include "cuda/cuda_fence.hpp"
+#include "cuda/graph_order.hpp"
 #include "offload/errors.hpp"
 
 namespace offload::cuda {
@@ -15,79 +16,6 @@ constexpr std::size_t kRandomCellBytes = 16;
 constexpr unsigned long long kUseNodePriority = 8;  // CUDA_GRAPH_INSTANTIATE_FLAG_..., as torch
 
 std::string node_name(std::size_t node) { return "node " + std::to_string(node); }
-
-// The place of each node in an order that all edges allow, the lower index first where they leave
-// it open.
-std::vector<std::size_t> order_of(const Driver& driver, Graph graph,
-                                  const std::vector<GraphNode>& nodes) {
-  std::size_t n_edges = 0;
-  driver.check(driver.graph_get_edges(graph, nullptr, nullptr, nullptr, &n_edges),
-               "counting the graph's edges");
-  std::vector<GraphNode> from(n_edges);
-  std::vector<GraphNode> to(n_edges);
-  std::vector<EdgeData> data(n_edges);
-  if (n_edges > 0) {
-    driver.check(driver.graph_get_edges(graph, from.data(), to.data(), data.data(), &n_edges),
-                 "reading the graph's edges");
-  }
-  std::map<GraphNode, std::size_t> index_of;
-  for (std::size_t node = 0; node < nodes.size(); ++node) index_of[nodes[node]] = node;
-  std::vector<std::vector<std::size_t>> after(nodes.size());
-  std::vector<std::size_t> n_before(nodes.size());
-  for (std::size_t edge = 0; edge < n_edges; ++edge) {
-    const std::size_t target = index_of.at(to[edge]);
-    after[index_of.at(from[edge])].push_back(target);
-    ++n_before[target];
-  }
-  std::priority_queue<std::size_t, std::vector<std::size_t>, std::greater<>> ready;
-  for (std::size_t node = 0; node < nodes.size(); ++node) {
-    if (n_before[node] == 0) ready.push(node);
-  }
-  std::vector<std::size_t> order;
-  while (!ready.empty()) {
-    const std::size_t node = ready.top();
-    ready.pop();
-    order.push_back(node);
-    for (const std::size_t next : after[node]) {
-      if (--n_before[next] == 0) ready.push(next);
-    }
-  }
-  return order;
-}
-
-// Ends what a resident had enqueued so far, by an event of its own.
-class CudaFence final : public Fence {
- public:
-  CudaFence(std::shared_ptr<CudaArena> arena, std::unique_ptr<OrderEvent> event,
-            std::uint64_t n_enqueued, std::shared_ptr<std::atomic<std::uint64_t>> n_ended)
-      : arena_(std::move(arena)),
-        event_(std::move(event)),
-        n_enqueued_(n_enqueued),
-        n_ended_(std::move(n_ended)) {}
-
-  ~CudaFence() override {
-    const ContextScope scope(arena_->driver(), arena_->context());
-    event_.reset();
-  }
-
-  void wait() override {
-    const Driver& driver = arena_->driver();
-    const ContextScope scope(driver, arena_->context());
-    const RelaxedCapture relaxed(driver);
-    const Result result = driver.event_synchronize(event_->handle());
-    // After a fault too: nothing runs any more.
-    std::uint64_t n_known = *n_ended_;
-    while (n_known < n_enqueued_ && !n_ended_->compare_exchange_weak(n_known, n_enqueued_)) {
-    }
-    driver.check(result, "executing the program");
-  }
-
- private:
-  std::shared_ptr<CudaArena> arena_;  // for its context
-  std::unique_ptr<OrderEvent> event_;
-  std::uint64_t n_enqueued_;
-  std::shared_ptr<std::atomic<std::uint64_t>> n_ended_;
-};
 
 }  // namespace
 
@@ -105,13 +33,14 @@ CudaResident::CudaResident(CudaProgram program)
   const RelaxedCapture relaxed(driver_);
   try {
     driver_.check(driver_.graph_clone(&clone_, program.graph), "cloning the captured graph");
-    make_nodes(program);
+    const std::vector<GraphNode> nodes = make_nodes(program);
     make_words(program);
     make_tables();
     make_random_cells(program);
     group_by_launch(program);
     done_.emplace(driver_);
     mapping_ = arena_->map(program.arena_bytes);
+    add_weights(program, nodes);
   } catch (...) {
     close();
     throw;
@@ -120,7 +49,9 @@ CudaResident::CudaResident(CudaProgram program)
 
 CudaResident::~CudaResident() { close(); }
 
-void CudaResident::make_nodes(const CudaProgram& program) {
+// Gives the nodes of the clone.
+std::vector<GraphNode> CudaResident::make_nodes(const CudaProgram& program) {
+  std::vector<GraphNode> found;
   std::vector<bool> source_is_word(program.nodes.size());
   for (const NodeWord& word : program.words) {
     if (word.node >= program.nodes.size()) {
@@ -138,6 +69,7 @@ void CudaResident::make_nodes(const CudaProgram& program) {
     GraphNode node = nullptr;
     driver_.check(driver_.graph_node_find_in_clone(&node, program.nodes[index], clone_),
                   "finding a node in the cloned graph");
+    found.push_back(node);
     const auto table = program.host_tables.find(index);
     nodes_.emplace_back();
     nodes_.back().parameters =
@@ -145,6 +77,24 @@ void CudaResident::make_nodes(const CudaProgram& program) {
                   source_is_word[index]);
   }
   marked_.reserve(nodes_.size());
+  return found;
+}
+
+void CudaResident::add_weights(const CudaProgram& program, const std::vector<GraphNode>& nodes) {
+  if (program.weights == nullptr) return;
+  if (program.weights->plan().n_launches != program.n_launches) {
+    throw std::invalid_argument("the weights are streamed for " +
+                                std::to_string(program.weights->plan().n_launches) +
+                                " launches, the program has " + std::to_string(program.n_launches));
+  }
+  program.weights->attach();
+  weights_ = program.weights;
+  add_copies(driver_, clone_, nodes, program.streamed, *weights_, context_.handle());
+  std::vector<std::size_t> prologue;
+  for (const StreamedCopy& copy : program.streamed.copies) {
+    if (copy.for_next_pass) prologue.push_back(copy.transfer);
+  }
+  weights_->set_prologue(std::move(prologue));
 }
 
 void CudaResident::make_words(const CudaProgram& program) {
@@ -400,6 +350,7 @@ void CudaResident::set_changed() {
 void CudaResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
   const ContextScope scope(driver_, context_);
   prepare();
+  if (weights_) weights_->begin_pass(stream_);
   if (exec_ == nullptr) {
     load_in_context();
   } else {
@@ -407,13 +358,23 @@ void CudaResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
   }
   arena_->enter(stream_);
   first_launch_ns = now_ns();
-  driver_.check(driver_.graph_launch(exec_, stream_), "launching the graph");
+  launch();
   ++n_graph_launches_;
   note_enqueued();
   if (times == nullptr) return;
   std::fill(times->begin_ns.begin(), times->begin_ns.end(), first_launch_ns);
   std::fill(times->end_ns.begin(), times->end_ns.end(), first_launch_ns);
 }
+
+void CudaResident::launch() {
+  const bool has_lane = weights_ && !weights_->copies().empty();
+  if (has_lane) weights_->enter(stream_);
+  const Stream on = has_lane ? weights_->lane() : stream_;
+  driver_.check(driver_.graph_launch(exec_, on), "launching the graph");
+  if (has_lane) weights_->leave(stream_);
+}
+
+PassReport CudaResident::take_pass() { return weights_ ? weights_->take_report() : PassReport(); }
 
 void CudaResident::issue(std::size_t launch) {
   const ContextScope scope(driver_, context_);
@@ -424,6 +385,10 @@ void CudaResident::issue(std::size_t launch) {
                          ", belongs to no launch, so the program cannot be scheduled by the host");
   }
   arena_->enter(stream_);
+  if (weights_) {
+    if (launch == 0) weights_->begin_pass(stream_);
+    weights_->issue_before(launch, stream_);
+  }
   for (const std::uint32_t node : launch_nodes_.at(launch)) {
     const Result result = nodes_[node].parameters->issue(stream_);
     if (result != kSuccess) {
@@ -488,12 +453,14 @@ void CudaResident::close() noexcept {
     driver_.event_synchronize(done_->handle());
     *n_ended_ = n_enqueued_;
   }
+  if (weights_) weights_->rest();  // its last copies go on behind the execution
   if (exec_ != nullptr) driver_.graph_exec_destroy(std::exchange(exec_, nullptr));
   if (clone_ != nullptr) driver_.graph_destroy(std::exchange(clone_, nullptr));
   if (random_cells_ != 0) driver_.memory_free(std::exchange(random_cells_, 0));
   tables_.reset();
   done_.reset();
   mapping_.reset();
+  if (weights_) weights_->close();
 }
 
 }  // namespace offload::cuda

@@ -13,6 +13,7 @@
 #include "cuda/copy_costs.hpp"
 #include "cuda/host_tables.hpp"
 #include "cuda/resident_node.hpp"
+#include "cuda/streamed_graph.hpp"
 #include "offload/resident.hpp"
 
 namespace offload::cuda {
@@ -43,6 +44,8 @@ struct CudaProgram {
   std::size_t n_launches = 0;
   std::map<std::size_t, std::vector<unsigned char>> host_tables;  // by node
   std::vector<RandomCell> random_cells;
+  std::shared_ptr<CudaWeightStream> weights;  // null: all lie where the caller keeps them
+  StreamedGraph streamed;                     // of them
 };
 
 // A clone of a captured graph. Loading waits until every word was patched once: no address of the
@@ -51,6 +54,10 @@ struct CudaProgram {
 // outside the resident's own arena, since the driver keeps the allocation of their addresses,
 // which may have been freed and made again at the same one. A node whose re-setting failed is
 // re-set by the next execution, whatever its image.
+//
+// Where weights are streamed the graph has their copies as nodes, and is launched on a stream of
+// its own: the caller's waits for the outputs alone, and the copies for the next execution go on.
+// They are no words, and are never re-set.
 //
 // Changed host tables are written to the half that no execution reads (HostTables), so that a
 // patch never waits for the latest execution, only for those before the last change.
@@ -81,6 +88,8 @@ class CudaResident final : public Resident {
   c10::DataPtr take(std::size_t slot) override;
   std::uint64_t arena() const override { return mapping_ ? mapping_->address() : 0; }
   std::uint64_t lease_id() const override { return arena_->lease_id(); }
+  bool streams_weights() const override { return weights_ != nullptr; }
+  PassReport take_pass() override;
   void set_stream(std::uint64_t stream) override;
   bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) override;
   void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) override;
@@ -118,7 +127,9 @@ class CudaResident final : public Resident {
     bool is_marked = false;            // in marked_
   };
 
-  void make_nodes(const CudaProgram& program);
+  std::vector<GraphNode> make_nodes(const CudaProgram& program);
+  void add_weights(const CudaProgram& program, const std::vector<GraphNode>& nodes);
+  void launch();
   void make_words(const CudaProgram& program);
   void make_tables();
   void make_random_cells(const CudaProgram& program);
@@ -158,6 +169,7 @@ class CudaResident final : public Resident {
   std::uint64_t n_enqueued_ = 0;       // pieces of work so far, copies included
   std::shared_ptr<std::atomic<std::uint64_t>> n_ended_;  // of them; told by fences
   std::optional<OrderEvent> done_;
+  std::shared_ptr<CudaWeightStream> weights_;
   std::uint64_t n_set_params_ = 0;
   std::uint64_t n_graph_launches_ = 0;
 };

@@ -134,6 +134,13 @@ void refuse_capturing(const Driver& driver, Stream stream, const char* which) {
       "patched: execute outside the capture, or capture the model itself");
 }
 
+OwnStream::OwnStream(const Driver& driver) : driver_(driver) {
+  constexpr unsigned int kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
+  driver_.check(driver_.stream_create(&stream_, kNonBlocking), "making a stream");
+}
+
+OwnStream::~OwnStream() { driver_.stream_destroy(stream_); }
+
 OrderEvent::OrderEvent(const Driver& driver) : driver_(driver) {
   driver_.check(driver_.event_create(&event_, kEventWithoutTimes), "making an event");
 }

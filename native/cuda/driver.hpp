@@ -109,6 +109,24 @@ class RelaxedCapture {
 // is, in words. Needs a current context.
 void refuse_capturing(const Driver& driver, Stream stream, const char* which);
 
+// A stream that is ordered with no other.
+//
+// Owner: one object; needs a current context while it is made and destroyed. Errors: the
+// constructor throws ExecutionError.
+class OwnStream {
+ public:
+  explicit OwnStream(const Driver& driver);
+  ~OwnStream();
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+  Stream handle() const { return stream_; }
+
+ private:
+  const Driver& driver_;
+  Stream stream_ = nullptr;
+};
+
 // An event without times.
 //
 // Owner: one object; needs a current context while it is made. Errors: the constructor throws

@@ -193,12 +193,16 @@ struct LaunchConfig {
   X(primary_context_release, "cuDevicePrimaryCtxRelease", 11000, (Device device))                  \
   X(context_get_current, "cuCtxGetCurrent", 4000, (Context * context))                             \
   X(context_set_current, "cuCtxSetCurrent", 4000, (Context context))                               \
+  X(context_synchronize, "cuCtxSynchronize", 2000, ())                                             \
   X(memory_get_info, "cuMemGetInfo", 3020, (std::size_t* free, std::size_t* total))                \
   X(memory_allocate, "cuMemAlloc", 3020, (DevicePointer * address, std::size_t n_bytes))           \
   X(memory_free, "cuMemFree", 3020, (DevicePointer address))                                       \
   X(memory_host_allocate, "cuMemHostAlloc", 2020,                                                  \
     (void** address, std::size_t n_bytes, unsigned int flags))                                     \
   X(memory_host_free, "cuMemFreeHost", 2000, (void* address))                                      \
+  X(memory_host_register, "cuMemHostRegister", 6050,                                               \
+    (void* address, std::size_t n_bytes, unsigned int flags))                                      \
+  X(memory_host_unregister, "cuMemHostUnregister", 4000, (void* address))                          \
   X(address_reserve, "cuMemAddressReserve", 10020,                                                 \
     (DevicePointer * address, std::size_t n_bytes, std::size_t alignment, DevicePointer wanted,    \
      unsigned long long flags))                                                                    \
@@ -291,6 +295,15 @@ struct LaunchConfig {
   X(graph_add_kernel_node, "cuGraphAddKernelNode", 12000,                                          \
     (GraphNode * node, Graph graph, const GraphNode* dependencies, std::size_t n_dependencies,     \
      const KernelNodeParams* params))                                                              \
+  X(graph_add_memcpy_node, "cuGraphAddMemcpyNode", 10000,                                          \
+    (GraphNode * node, Graph graph, const GraphNode* dependencies, std::size_t n_dependencies,     \
+     const Memcpy3D* params, Context context))                                                     \
+  X(graph_add_event_record_node, "cuGraphAddEventRecordNode", 11010,                               \
+    (GraphNode * node, Graph graph, const GraphNode* dependencies, std::size_t n_dependencies,     \
+     Event event))                                                                                 \
+  X(graph_add_dependencies, "cuGraphAddDependencies", 12030,                                       \
+    (Graph graph, const GraphNode* from, const GraphNode* to, const EdgeData* data,                \
+     std::size_t n_edges))                                                                         \
   X(graph_node_get_type, "cuGraphNodeGetType", 10000, (GraphNode node, GraphNodeType * type))      \
   X(graph_kernel_get_params, "cuGraphKernelNodeGetParams", 12000,                                  \
     (GraphNode node, KernelNodeParams * params))                                                   \

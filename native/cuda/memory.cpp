@@ -1,5 +1,14 @@
 #include "cuda/memory.hpp"
 
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "offload/errors.hpp"
+#include "streaming/pages.hpp"
+
 namespace offload::cuda {
 namespace {
 
@@ -70,6 +79,27 @@ PinnedMemory::PinnedMemory(const Driver& driver, std::size_t n_bytes) : driver_(
 
 PinnedMemory::~PinnedMemory() {
   if (address_ != nullptr) driver_.memory_host_free(address_);
+}
+
+RegisteredMemory::RegisteredMemory(const Driver& driver, std::size_t n_bytes)
+    : driver_(driver), n_bytes_(n_bytes) {
+  if (n_bytes == 0) return;
+  const std::string wanted = std::to_string(n_bytes) + " bytes of host memory";
+  data_ = map_pages(n_bytes);
+  if (data_ == nullptr)
+    throw ExecutionError("there are no " + wanted + ": " + std::strerror(errno));
+  const Result result = driver_.memory_host_register(data_, whole_pages(n_bytes), kForAll);
+  if (result == kSuccess) return;
+  munmap(data_, whole_pages(n_bytes));
+  driver_.fail(result, "registering " + wanted +
+                           " with the driver, which keeps it from being swapped out: the system "
+                           "may limit how much can be (ulimit -l, the control group)");
+}
+
+RegisteredMemory::~RegisteredMemory() {
+  if (data_ == nullptr) return;
+  driver_.memory_host_unregister(data_);
+  munmap(data_, whole_pages(n_bytes_));
 }
 
 }  // namespace offload::cuda

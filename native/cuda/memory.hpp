@@ -72,6 +72,27 @@ class AddressRange {
   std::vector<std::pair<DevicePointer, std::size_t>> mapped_;
 };
 
+// Memory of the host in whole pages, no more than was asked for, that the device reads by itself
+// once it was registered with the driver.
+//
+// Owner: one object; needs a current context while it is made and destroyed, and nothing on the
+// device may use it any more when it is. Errors: the constructor throws ExecutionError, and leaves
+// nothing behind. No bytes: no memory.
+class RegisteredMemory {
+ public:
+  RegisteredMemory(const Driver& driver, std::size_t n_bytes);
+  ~RegisteredMemory();
+  RegisteredMemory(const RegisteredMemory&) = delete;
+  RegisteredMemory& operator=(const RegisteredMemory&) = delete;
+
+  std::byte* data() const { return data_; }
+
+ private:
+  const Driver& driver_;
+  std::size_t n_bytes_;
+  std::byte* data_ = nullptr;
+};
+
 // Host memory that the device can read while it executes.
 //
 // Owner: one object; needs a current context while it is made and destroyed. Errors: the

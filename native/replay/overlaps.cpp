@@ -55,12 +55,13 @@ void check_input_overlaps(const CallSpec& spec, const Call& call) {
 }
 
 // Calls `check` with where the model's tensors lie, and with where launches find the weight if that
-// is somewhere else: then the former may be read at any time, to be brought to the latter.
+// is somewhere else: then the former may be read at any time, to be brought to the latter. Of a
+// weight whose rows are gathered the latter is nowhere.
 template <typename Check>
 void for_each_range(const WeightSpec& weight, Check check) {
   const auto check_storage = [&](const at::Tensor& tensor) {
     const auto begin = reinterpret_cast<std::uint64_t>(tensor.storage().data());
-    check(Range{begin, begin + weight.size_bytes});
+    if (begin != 0) check(Range{begin, begin + weight.size_bytes});
   };
   check_storage(weight.holders.front());
   if (weight.moved.defined()) check_storage(weight.moved);

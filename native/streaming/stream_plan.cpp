@@ -18,6 +18,9 @@ std::string bytes(std::size_t begin, std::size_t end) {
 }
 
 void check_pieces(const StreamPlan& plan, const WeightPlacement& weight) {
+  if (weight.gathered && weight.pieces.empty()) return;
+  if (weight.gathered)
+    refuse(weight.name, "its rows are gathered, and it has pieces in the memory");
   std::size_t offset_bytes = 0;
   for (const WeightPiece& piece : weight.pieces) {
     if (piece.offset_bytes != offset_bytes || piece.size_bytes == 0) {
@@ -114,6 +117,19 @@ void check_weight(const StreamPlan& plan, std::size_t weight) {
   if (weight < plan.weights.size()) return;
   throw BindingError("expected one of " + std::to_string(plan.weights.size()) +
                      " weights, got number " + std::to_string(weight));
+}
+
+void check_table(const StreamPlan& plan, const RowTable& table) {
+  check_weight(plan, table.weight);
+  const WeightPlacement& weight = plan.weights[table.weight];
+  if (!weight.gathered) refuse(weight.name, "rows of it are to be read, and it is not gathered");
+  const std::size_t most_bytes =
+      weight.size_bytes - std::min(weight.size_bytes, table.offset_bytes);
+  if (table.row_bytes > 0 && table.n_rows <= most_bytes / table.row_bytes) return;
+  refuse(weight.name, "expected a table within its " + std::to_string(weight.size_bytes) +
+                          " bytes, got " + std::to_string(table.n_rows) + " rows of " +
+                          std::to_string(table.row_bytes) + " bytes at " +
+                          std::to_string(table.offset_bytes));
 }
 
 std::vector<std::size_t> transfers_before(const StreamPlan& plan) {

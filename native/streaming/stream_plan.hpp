@@ -20,6 +20,8 @@ struct WeightPlacement {
   std::string name;
   std::size_t size_bytes = 0;
   std::vector<WeightPiece> pieces;  // side by side, in ascending offset, all of the weight
+  // It has no place in the weight memory, and no pieces: launches read rows of it from its source.
+  bool gathered = false;
 };
 
 // One copy of a streamed piece, made once in each pass. Transfers run in order, one at a time.
@@ -40,17 +42,28 @@ struct StreamPlan {
   std::size_t n_launches = 0;
 };
 
+// A table in a gathered weight: rows that lie side by side.
+struct RowTable {
+  std::size_t weight = 0;
+  std::size_t offset_bytes = 0;  // in the weight
+  std::size_t n_rows = 0;
+  std::size_t row_bytes = 0;
+};
+
 // Refuses a plan that would never end, or whose resident bytes are not safe. That no transfer
 // overwrites ring bytes too early is for the planner's own checker.
 //
-// Throws PlanError, naming the weight or transfer: pieces that do not make up their weight, lie
-// outside the memory, or are mapped off the granule or the system's page; a resident piece that
-// shares bytes with another piece; a streamed piece without a transfer; an index that does not
-// exist; a transfer that waits for a launch which waits for it.
+// Throws PlanError, naming the weight or transfer: a gathered weight with pieces; pieces that do
+// not make up their weight, lie outside the memory, or are mapped off the granule or the system's
+// page; a resident piece that shares bytes with another piece; a streamed piece without a transfer;
+// an index that does not exist; a transfer that waits for a launch which waits for it.
 void check_plan(const StreamPlan& plan);
 
 // Throws BindingError for a weight that the plan does not have.
 void check_weight(const StreamPlan& plan, std::size_t weight);
+
+// Throws PlanError for a table of a weight that is not gathered, or that is not within it.
+void check_table(const StreamPlan& plan, const RowTable& table);
 
 // By launch, how many transfers of its pass have to be done before it may begin.
 std::vector<std::size_t> transfers_before(const StreamPlan& plan);

@@ -63,6 +63,7 @@ void WeightMemory::map_all(const StreamPlan& plan) {
   base_ = static_cast<std::byte*>(base);
   if (mapped) mappings_.push_back({base_, size_bytes_, 0});
   for (std::size_t weight = 0; weight < plan.weights.size(); ++weight) {
+    if (plan.weights[weight].gathered) continue;
     const std::vector<WeightPiece>& pieces = plan.weights[weight].pieces;
     if (pieces.size() <= 1) {
       addresses_[weight] = base_ + (pieces.empty() ? 0 : pieces.front().memory_offset_bytes);

@@ -24,7 +24,7 @@ class WeightMemory {
   WeightMemory(const WeightMemory&) = delete;
   WeightMemory& operator=(const WeightMemory&) = delete;
 
-  // Where a weight begins.
+  // Where a weight begins; null for one that is gathered.
   std::byte* address(std::size_t weight) const noexcept { return addresses_[weight]; }
 
   // Whether a child of a fork has the same bytes as its parent, not a copy of them.

@@ -75,7 +75,22 @@ WeightFile::WeightFile(std::string path) : path_(std::move(path)) {
   if (!direct) leave_direct();
 }
 
-WeightFile::~WeightFile() { close(file_); }
+WeightFile::~WeightFile() {
+  close(file_);
+  if (cached_file_ >= 0) close(cached_file_);
+}
+
+// By the open file, since its path may show another one by now.
+void WeightFile::open_cached() {
+  const std::string path = "/proc/self/fd/" + std::to_string(file_);
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) {
+    fail(path_, "cannot be opened to be read through the page cache, by " + path + ": " +
+                    std::strerror(errno));
+  }
+  posix_fadvise(file, 0, 0, POSIX_FADV_RANDOM);
+  cached_file_ = file;
+}
 
 // Some filesystems take the flag and refuse the reads.
 void WeightFile::leave_direct() {
@@ -141,6 +156,30 @@ void WeightFile::read(std::size_t offset_bytes, std::byte* to, std::size_t size_
   check_unchanged();
 }
 
+void WeightFile::read_runs(const std::vector<ByteRun>& runs, std::byte* to) {
+  std::call_once(opens_cached_, [this] { open_cached(); });
+  for (const ByteRun& run : runs) {
+    posix_fadvise(cached_file_, static_cast<off_t>(run.offset_bytes),
+                  static_cast<off_t>(run.size_bytes), POSIX_FADV_WILLNEED);
+  }
+  for (const ByteRun& run : runs) {
+    std::size_t done_bytes = 0;
+    while (done_bytes < run.size_bytes) {
+      const ssize_t got = pread(cached_file_, to + done_bytes, run.size_bytes - done_bytes,
+                                static_cast<off_t>(run.offset_bytes + done_bytes));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) {
+        fail(path_, "reading " + std::to_string(run.size_bytes) + " bytes at offset " +
+                        std::to_string(run.offset_bytes) + ": " + std::strerror(errno));
+      }
+      if (got == 0) fail_short(path_, run.offset_bytes, run.size_bytes, done_bytes);
+      done_bytes += static_cast<std::size_t>(got);
+    }
+    to += run.size_bytes;
+  }
+  check_unchanged();
+}
+
 void WeightFile::check_unchanged() const {
   struct stat now{};
   if (fstat(file_, &now) != 0) fail(path_, std::string("no state: ") + std::strerror(errno));
@@ -173,10 +212,46 @@ const std::shared_ptr<WeightFile>& WeightFiles::open(const std::string& path) {
   return file;
 }
 
+void WeightSource::read_runs(const std::vector<ByteRun>& runs, std::byte* to) {
+  ReadBuffer buffer;
+  for (const ByteRun& run : runs) {
+    read(run.offset_bytes, to, run.size_bytes, buffer);
+    to += run.size_bytes;
+  }
+}
+
 void check_source(const WeightPlacement& weight, const WeightSource& source) {
   if (source.size_bytes() == weight.size_bytes) return;
   throw BindingError(weight.name + ": expected a source of " + std::to_string(weight.size_bytes) +
                      " bytes, got " + std::to_string(source.size_bytes()));
+}
+
+void check_sources(const StreamPlan& plan,
+                   const std::vector<std::shared_ptr<WeightSource>>& sources) {
+  if (sources.size() != plan.weights.size()) {
+    throw BindingError("expected a source for each of " + std::to_string(plan.weights.size()) +
+                       " weights, got " + std::to_string(sources.size()));
+  }
+  for (std::size_t weight = 0; weight < sources.size(); ++weight) {
+    check_source(plan.weights[weight], *sources[weight]);
+  }
+}
+
+void look_up_sources(const StreamPlan& plan,
+                     const std::vector<std::shared_ptr<WeightSource>>& sources,
+                     const std::vector<bool>& stale, WeightFiles& files) {
+  for (const bool turn : {true, false}) {
+    for (std::size_t weight = 0; weight < stale.size(); ++weight) {
+      if (stale[weight] != turn || sources[weight] == nullptr) continue;
+      try {
+        sources[weight]->look_up(files, /*opens=*/turn);
+      } catch (const BindingError& error) {
+        throw BindingError(plan.weights[weight].name + ": " + error.what());
+      } catch (const std::exception& error) {
+        throw FileError(plan.weights[weight].name + ": " + error.what());
+      }
+    }
+  }
 }
 
 FileSource::FileSource(std::shared_ptr<WeightFile> file, std::size_t offset_bytes,
@@ -202,6 +277,12 @@ void FileSource::look_up(WeightFiles& files, bool opens) {
 void FileSource::read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
                       ReadBuffer& buffer) {
   file_->read(offset_bytes_ + offset_bytes, to, size_bytes, buffer);
+}
+
+void FileSource::read_runs(const std::vector<ByteRun>& runs, std::byte* to) {
+  std::vector<ByteRun> in_file(runs);
+  for (ByteRun& run : in_file) run.offset_bytes += offset_bytes_;
+  file_->read_runs(in_file, to);
 }
 
 void HeldSource::read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,7 +39,13 @@ class ReadBuffer {
 enum class ReadMode {
   kMemory,    // copied from memory
   kDirect,    // from the file's device, past the page cache
-  kBuffered,  // through the page cache, since the filesystem takes no direct reads
+  kBuffered,  // through the page cache: runs of bytes, or the filesystem takes no direct reads
+};
+
+// Bytes that lie together in a weight.
+struct ByteRun {
+  std::size_t offset_bytes = 0;
+  std::size_t size_bytes = 0;
 };
 
 class WeightFiles;
@@ -55,6 +62,10 @@ class WeightSource {
   virtual void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
                     ReadBuffer& buffer) = 0;
 
+  // Copies runs of the weight, one after the other: a few bytes each, which are asked for again and
+  // again.
+  virtual void read_runs(const std::vector<ByteRun>& runs, std::byte* to);
+
   // Looks up what it is read from, which may have been replaced, among `files`: at its path, or,
   // unless `opens`, only if that is open there. If it throws, the source stays as it was.
   virtual void look_up(WeightFiles&, bool /*opens*/) {}
@@ -69,8 +80,23 @@ class WeightSource {
   virtual ReadMode mode() const noexcept = 0;
 };
 
+// What streams say once they are closed.
+inline constexpr const char* kStreamClosed =
+    "the executable is closed, or the interpreter is exiting";
+
 // Throws BindingError unless the source has the weight's size.
 void check_source(const WeightPlacement& weight, const WeightSource& source);
+
+// Throws BindingError unless each weight has a source of its size.
+void check_sources(const StreamPlan& plan,
+                   const std::vector<std::shared_ptr<WeightSource>>& sources);
+
+// Looks up the sources of stale weights, and then those of others in the same files. A null source
+// has nothing to look up. Throws FileError, and BindingError for memory that does not fit, naming
+// the weight.
+void look_up_sources(const StreamPlan& plan,
+                     const std::vector<std::shared_ptr<WeightSource>>& sources,
+                     const std::vector<bool>& stale, WeightFiles& files);
 
 // An open file, read with pread: past the page cache (O_DIRECT) where the filesystem takes it, by
 // itself through the cache where it does not. Straight into place where offset and address are
@@ -94,6 +120,12 @@ class WeightFile {
 
   void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes, ReadBuffer& buffer);
 
+  // Reads ranges of the file, one after the other, through the page cache: rows of a table are
+  // smaller than a block, and the same ones come again. Nothing beside them is read. All are asked
+  // for before the first is waited for: rows of 1.5 KiB that the cache did not have then took 17 us
+  // each instead of 50 (1024 rows, ext4 on a virtual disk).
+  void read_runs(const std::vector<ByteRun>& runs, std::byte* to);
+
   // Bytes of the file when it is asked.
   std::size_t size_bytes() const;
 
@@ -102,6 +134,7 @@ class WeightFile {
 
  private:
   void leave_direct();
+  void open_cached();
   void read_all(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
                 ReadBuffer& buffer);
   void check_unchanged() const;
@@ -112,6 +145,8 @@ class WeightFile {
 
   std::string path_;
   int file_ = -1;
+  std::once_flag opens_cached_;
+  int cached_file_ = -1;  // the same file, read through the page cache; opened when it is needed
   struct stat opened_{};  // as it was when it was opened
   std::atomic<bool> direct_ = false;
   std::size_t offset_alignment_ = 1;  // of direct reads
@@ -141,6 +176,7 @@ class FileSource final : public WeightSource {
 
   void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
             ReadBuffer& buffer) override;
+  void read_runs(const std::vector<ByteRun>& runs, std::byte* to) override;
   void look_up(WeightFiles& files, bool opens) override;
   std::size_t size_bytes() const noexcept override { return size_bytes_; }
   ReadMode mode() const noexcept override {

@@ -18,8 +18,6 @@ constexpr std::uint64_t kLookForNs = 50'000;
 // A fork, close and a new generation wait for no more than this to be read.
 constexpr std::size_t kChunkBytes = std::size_t{8} << 20;
 
-constexpr const char* kClosed = "the executable is closed, or the interpreter is exiting";
-
 // Looks until `reached` holds or the time is over, and says whether it holds.
 template <typename Reached>
 bool look_for(Reached reached) {
@@ -40,7 +38,7 @@ WeightStream::WeightStream(StreamPlan plan, std::vector<std::shared_ptr<WeightSo
       sources_(std::move(sources)),
       n_before_(transfers_before(plan_)),
       stale_(plan_.weights.size(), true) {
-  check_sources();
+  check_sources(plan_, sources_);
   make_hooks(poison);
   register_thread_owner(*this);
 }
@@ -48,16 +46,6 @@ WeightStream::WeightStream(StreamPlan plan, std::vector<std::shared_ptr<WeightSo
 WeightStream::~WeightStream() {
   unregister_thread_owner(*this);
   end();
-}
-
-void WeightStream::check_sources() const {
-  if (sources_.size() != plan_.weights.size()) {
-    throw BindingError("expected a source for each of " + std::to_string(plan_.weights.size()) +
-                       " weights, got " + std::to_string(sources_.size()));
-  }
-  for (std::size_t weight = 0; weight < sources_.size(); ++weight) {
-    check_source(plan_.weights[weight], *sources_[weight]);
-  }
 }
 
 void WeightStream::make_hooks(bool poison) {
@@ -78,7 +66,7 @@ void WeightStream::make_hooks(bool poison) {
 void WeightStream::load(const std::function<void(std::uint64_t)>& progress) {
   {
     const std::lock_guard lock(mutex_);
-    if (closed_) throw ExecutionError(kClosed);
+    if (closed_) throw ExecutionError(kStreamClosed);
     if (loading_ || in_pass_) {
       throw ExecutionError("weights cannot be loaded beside an execution or another load");
     }
@@ -111,13 +99,14 @@ void WeightStream::begin_generation(const std::function<void(std::uint64_t)>& pr
   const std::vector<bool> stale(stale_);
   stale_.assign(stale_.size(), false);
   try {
-    look_up(stale, files);
+    note_watched();
+    look_up_sources(plan_, sources_, stale, files);
     lock.unlock();
     if (separate_) memory_.separate();
     separate_ = false;
     read_residents(stale, progress);
     lock.lock();
-    if (closed_) throw ExecutionError(kClosed);
+    if (closed_) throw ExecutionError(kStreamClosed);
     start_worker();
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
@@ -130,22 +119,10 @@ void WeightStream::begin_generation(const std::function<void(std::uint64_t)>& pr
 }
 
 // Under the mutex, at rest.
-void WeightStream::look_up(const std::vector<bool>& stale, WeightFiles& files) {
+void WeightStream::note_watched() {
   watched_.clear();
-  for (std::size_t weight = 0; weight < stale.size(); ++weight) {
+  for (std::size_t weight = 0; weight < sources_.size(); ++weight) {
     if (sources_[weight]->tells_changes()) watched_.push_back(weight);
-  }
-  for (const bool turn : {true, false}) {  // then the others of the same files
-    for (std::size_t weight = 0; weight < stale.size(); ++weight) {
-      if (stale[weight] != turn) continue;
-      try {
-        sources_[weight]->look_up(files, /*opens=*/turn);
-      } catch (const BindingError& error) {
-        throw BindingError(plan_.weights[weight].name + ": " + error.what());
-      } catch (const std::exception& error) {
-        throw FileError(plan_.weights[weight].name + ": " + error.what());
-      }
-    }
   }
 }
 
@@ -176,6 +153,16 @@ void WeightStream::read_chunk(std::size_t weight, const WeightPiece& piece, std:
   } catch (const std::exception& error) {
     throw FileError(plan_.weights[weight].name + ": " + error.what());
   }
+}
+
+std::uint64_t WeightStream::load_bytes() const noexcept {
+  std::uint64_t n_bytes = 0;
+  for (const WeightPlacement& weight : plan_.weights) {
+    for (const WeightPiece& piece : weight.pieces) {
+      if (!piece.streamed) n_bytes += piece.size_bytes;
+    }
+  }
+  return n_bytes;
 }
 
 // Waits until the worker touches nothing.
@@ -212,6 +199,7 @@ void WeightStream::start_worker() {
 void WeightStream::refresh(const std::vector<std::size_t>& weights) {
   for (const std::size_t weight : weights) check_weight(plan_, weight);
   const std::lock_guard lock(mutex_);
+  if (closed_) throw ExecutionError(kStreamClosed);
   for (const std::size_t weight : weights) stale_[weight] = true;
   if (!weights.empty()) begin_anew_ = true;
 }
@@ -222,6 +210,7 @@ void WeightStream::replace(std::map<std::size_t, std::shared_ptr<WeightSource>> 
     check_source(plan_.weights[weight], *source);
   }
   const std::lock_guard lock(mutex_);
+  if (closed_) throw ExecutionError(kStreamClosed);
   for (auto& [weight, source] : sources) {
     replaced_.emplace_back(weight, std::move(source));
     stale_[weight] = true;
@@ -232,15 +221,19 @@ void WeightStream::replace(std::map<std::size_t, std::shared_ptr<WeightSource>> 
 // On the executing thread, which alone changes sources while a pass is under way.
 void WeightStream::note_changes() {
   for (const std::size_t weight : watched_) {
-    if (sources_[weight]->has_changed()) refresh({weight});
+    if (!sources_[weight]->has_changed()) continue;
+    const std::lock_guard lock(mutex_);
+    stale_[weight] = true;
+    begin_anew_ = true;
   }
 }
 
 ReadMode WeightStream::mode(std::size_t weight) const {
   check_weight(plan_, weight);
   const std::lock_guard lock(mutex_);
-  if (sources_.empty()) throw ExecutionError(kClosed);
-  return sources_[weight]->mode();
+  if (sources_.empty()) throw ExecutionError(kStreamClosed);
+  const ReadMode mode = sources_[weight]->mode();
+  return plan_.weights[weight].gathered && mode == ReadMode::kDirect ? ReadMode::kBuffered : mode;
 }
 
 void WeightStream::attach() {
@@ -257,7 +250,7 @@ void WeightStream::end() noexcept {
     const std::lock_guard lock(mutex_);
     closed_ = true;
     stop_ = true;
-    if (!failed_) failure_ = kClosed;
+    if (!failed_) failure_ = kStreamClosed;
     failed_ = true;
     begin_anew_ = true;
     for_worker_.notify_all();
@@ -381,13 +374,14 @@ void WeightStream::begin_pass(std::size_t n_launches, bool traced) {
   }
   {
     const std::lock_guard lock(mutex_);
-    if (closed_) throw ExecutionError(kClosed);
+    if (closed_) throw ExecutionError(kStreamClosed);
     if (loading_ || !loaded_) throw ExecutionError("the weights are not loaded; call load first");
     in_pass_ = true;
   }
   traced_pass_ = traced;
   traced_ = traced;
   report_ = PassReport();
+  gathered_bytes_ = gather_ns_ = 0;
   note_changes();
   if (!begin_anew_) return;
   try {
@@ -408,10 +402,7 @@ void WeightStream::wait_for_weights(std::size_t launch) {
     for_others_.wait(lock, reached);
     arrived_target_ = kNobody;
   }
-  const std::uint64_t end_ns = now_ns();
-  report_.wait_ns += end_ns - begin_ns;
-  wait_ns_ += end_ns - begin_ns;
-  if (traced_pass_) report_.waits.push_back({launch, begin_ns, end_ns});
+  note_wait(launch, begin_ns, now_ns());
   if (arrived_ >= n_arrived) return;
   const std::lock_guard lock(mutex_);
   throw ExecutionError(failure_);
@@ -429,8 +420,8 @@ void WeightStream::note_end(std::size_t launch) noexcept {
 }
 
 void WeightStream::end_pass() {
-  report_.bytes = pass_bytes_[pass_ % 2];
-  report_.busy_ns = pass_busy_ns_[pass_ % 2];
+  report_.bytes = pass_bytes_[pass_ % 2] + gathered_bytes_;
+  report_.busy_ns = pass_busy_ns_[pass_ % 2] + gather_ns_;
   ++pass_;
   arrived_before_ += plan_.transfers.size();
   ended_before_ += plan_.n_launches;

@@ -50,7 +50,8 @@ class WeightStream final : private ThreadOwner {
 
   const StreamPlan& plan() const noexcept { return plan_; }
 
-  // Where a weight lies. What streamed pieces hold there is defined for their launches alone.
+  // Where a weight lies; null for one that is gathered. What streamed pieces hold there is defined
+  // for their launches alone.
   std::byte* address(std::size_t weight) const noexcept { return memory_.address(weight); }
 
   // Reads the resident pieces, on this thread, and starts the first pass's transfers. `progress`,
@@ -60,11 +61,13 @@ class WeightStream final : private ThreadOwner {
   void load(const std::function<void(std::uint64_t)>& progress);
 
   // The bytes of these weights have changed in their sources, or files at their paths: from the
-  // next pass on they are read again. Throws BindingError for a weight that does not exist.
+  // next pass on they are read again. Throws BindingError for a weight that does not exist, and
+  // ExecutionError after close.
   void refresh(const std::vector<std::size_t>& weights);
 
   // From the next pass on these weights come from somewhere else. Throws BindingError for a weight
-  // that does not exist or a source of another size; then none is replaced.
+  // that does not exist or a source of another size, and ExecutionError after close; then none is
+  // replaced.
   void replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources);
 
   // How a weight's source is read. Throws BindingError for a weight that does not exist, and
@@ -88,6 +91,17 @@ class WeightStream final : private ThreadOwner {
     }
   }
 
+  // On behalf of a launch of the pass that has begun: reads rows of a table, by their indices, from
+  // the weight's source to where they are wanted, side by side. That is time that the launch waits.
+  // Throws ExecutionError before anything is read for an index that is no row of the table, and
+  // naming the weight and the cause if reading fails; then the pass has to be abandoned.
+  void gather(std::size_t launch, const RowTable& table, const std::vector<std::int64_t>& indices,
+              std::byte* to);
+
+  // During a pass: reads rows as transfers read, to compare. That counts as nothing. Throws
+  // ExecutionError as gather.
+  void read_rows(const RowTable& table, const std::vector<std::int64_t>& indices, std::byte* to);
+
   // Says that a launch has ended.
   void after(std::size_t launch) noexcept {
     if (hooks_[launch] != 0) note_end(launch);
@@ -108,7 +122,11 @@ class WeightStream final : private ThreadOwner {
   // Once closed: gives the memory back though tensors are on it, which hold zeros from then on.
   void give_back() noexcept;
 
-  // Totals: of transfers that ended, of waits, of time that the worker spent on transfers.
+  // What load reads: the resident pieces.
+  std::uint64_t load_bytes() const noexcept;
+
+  // Totals: of transfers that ended and rows that were gathered, of transfers alone, of waits, of
+  // time that was spent on both.
   std::uint64_t bytes_moved() const noexcept { return bytes_moved_; }
   std::uint64_t n_transfers() const noexcept { return n_transfers_; }
   std::uint64_t wait_ns() const noexcept { return wait_ns_; }
@@ -125,10 +143,9 @@ class WeightStream final : private ThreadOwner {
   void restart() noexcept override;
   void end() noexcept override;
 
-  void check_sources() const;
   void make_hooks(bool poison);
   void begin_generation(const std::function<void(std::uint64_t)>& progress);
-  void look_up(const std::vector<bool>& stale, WeightFiles& files);
+  void note_watched();
   void note_changes();
   void read_residents(const std::vector<bool>& stale,
                       const std::function<void(std::uint64_t)>& progress);
@@ -143,6 +160,7 @@ class WeightStream final : private ThreadOwner {
   bool carry_out(std::uint64_t number, ReadBuffer& buffer);
 
   void wait_for_weights(std::size_t launch);
+  void note_wait(std::size_t launch, std::uint64_t begin_ns, std::uint64_t end_ns);
   void note_end(std::size_t launch) noexcept;
   void collect_transfers();
 
@@ -163,6 +181,9 @@ class WeightStream final : private ThreadOwner {
   std::uint64_t arrived_before_ = 0;  // transfers of the passes before
   std::uint64_t ended_before_ = 0;    // and launches
   bool traced_pass_ = false;
+  std::uint64_t gathered_bytes_ = 0;  // of the pass
+  std::uint64_t gather_ns_ = 0;
+  std::vector<ByteRun> runs_;  // of one gathering; kept for its memory
   PassReport report_;
 
   // Both sides count from the beginning of the generation, look for a while at what the other side

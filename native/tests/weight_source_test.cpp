@@ -128,6 +128,51 @@ void truncated_files_are_told() {
                  "the file ends before"));
 }
 
+// Runs of bytes, one after the other, at any offset, and nothing beside them is written.
+void runs_are_read_exactly() {
+  const File file(100'000);
+  WeightFiles files;
+  FileSource source(files.open(file.path()), 1000, 90'000);
+  const std::vector<offload::ByteRun> runs{
+      {5, 700}, {89'999, 1}, {5, 3}, {4096, 0}, {40'000, 9000}};
+  std::vector<std::byte> memory(700 + 1 + 3 + 9000 + 1, std::byte{0x55});
+  for (int turn = 0; turn < 2; ++turn) {
+    source.read_runs(runs, memory.data());
+    const std::byte* at = memory.data();
+    bool equal = true;
+    for (const offload::ByteRun& run : runs) {
+      for (std::size_t byte = 0; byte < run.size_bytes; ++byte) {
+        equal = equal && *at++ == pattern(1000 + run.offset_bytes + byte);
+      }
+    }
+    CHECK_THAT(equal);
+    CHECK_THAT(memory.back() == std::byte{0x55});
+    unlink(file.path().c_str());  // the second time the file has no path any more
+  }
+  offload::HeldSource held({memory.data(), [](const std::byte*) {}}, memory.size());
+  std::byte to[4] = {};
+  held.read_runs({{2, 2}, {0, 2}}, to);
+  CHECK_THAT(to[0] == memory[2] && to[1] == memory[3] && to[2] == memory[0] && to[3] == memory[1]);
+}
+
+void runs_of_files_that_change_are_told() {
+  const File file(100'000);
+  WeightFiles files;
+  FileSource source(files.open(file.path()), 8, 90'000);
+  std::vector<std::byte> memory(1000);
+  if (truncate(file.path().c_str(), 50'000) != 0) std::abort();
+  const std::string error =
+      error_of([&] { source.read_runs({{8, 8}, {49'900, 500}}, memory.data()); });
+  CHECK_THAT(has(error, file.path() + ": expected 500 bytes at offset 49908, got 92"));
+  CHECK_THAT(has(error_of([&] { source.read_runs({{8, 8}}, memory.data()); }),
+                 file.path() + ": it was written since it was opened"));
+  if (truncate(file.path().c_str(), 100'000) != 0) std::abort();
+  WeightFiles anew;
+  source.look_up(anew, /*opens=*/true);
+  source.read_runs({{49'900, 500}}, memory.data());
+  CHECK_THAT(memory[0] == pattern(49'908) && memory[499] == std::byte{0});
+}
+
 void what_is_no_file_is_refused() {
   CHECK_THAT(has(error_of([] { WeightFiles().open("/nowhere/at/all"); }), "cannot be opened"));
   CHECK_THAT(has(error_of([] { WeightFiles().open("/tmp"); }), "regular file"));
@@ -187,6 +232,8 @@ int main() {
     ranges_are_read_exactly(file.path(), kFileBytes);
   }
   truncated_files_are_told();
+  runs_are_read_exactly();
+  runs_of_files_that_change_are_told();
   what_is_no_file_is_refused();
   replaced_files_are_looked_up();
   filesystems_without_direct_reads_work();

@@ -136,7 +136,7 @@ def test_auto_takes_what_is_free(deep: Captured, monkeypatch: pytest.MonkeyPatch
     given = torch.randn(4, 128)
     with deep.load() as run:
         expected = run(given)
-    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self: 700 * KIB)
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self, program: 700 * KIB)
     with deep.load(weights_budget="auto") as run:
         assert run.streaming.plan.transfers
         assert run.streaming.plan.memory_bytes <= 700 * KIB
@@ -260,6 +260,26 @@ def test_a_result_that_is_a_weight_stays(tmp_path: Path) -> None:
         with pytest.raises(offload.BindingError, match=r"out.* overlaps layers.2.0.weight"):
             run(torch.randn(4, 128), out=(weight[:4], None))
         assert torch.equal(weight, model.layers[2][0].weight[1:])
+
+
+def test_what_no_file_holds_stays_in_memory(tmp_path: Path) -> None:
+    class Masked(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            mask = torch.ones(128, 128, device="cpu").tril()
+            self.register_buffer("mask", mask, persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x @ self.mask)
+
+    save_weights(Masked().eval(), tmp_path)
+    captured = offload.capture(without_memory(Masked), torch.randn(4, 128), weights=tmp_path)
+    given = torch.randn(4, 128)
+    with captured.load() as run:
+        expected = run(given)
+    for budget in budgets_of(captured):
+        with captured.load(weights_budget=budget) as run:
+            assert torch.equal(run(given), expected)
 
 
 def test_explain_says_what_stays_and_what_sets_the_floor(deep: Captured) -> None:

@@ -48,6 +48,7 @@ class Chain:
         *,
         form: str | None = None,
         gathers: bool = False,
+        copies_on_device: bool = True,
         function: Callable[[bytes, int], object] = add_one,
     ) -> None:
         self.ascend = ascend
@@ -76,6 +77,7 @@ class Chain:
             triggers=TRIGGERS,
             n_launches=n_kernels,
             form=form,
+            copies_on_device=copies_on_device,
             gather=None if gather is None else (gather.function, gather.n_blocks),
             keep=(binary, gather),
         )

@@ -12,7 +12,7 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,9 +59,28 @@ def launch_kernel(stream: Any, function: int, sizes: Sequence[int], block: bytes
 class DriverKernel(AtenKernel):
     """An AtenKernel of the simulated driver."""
 
-    def __init__(self, simulator: Simulator, program: Program, launch: Launch) -> None:
+    def __init__(
+        self,
+        simulator: Simulator,
+        program: Program,
+        launch: Launch,
+        note_end: Callable[[Launch], None],
+    ) -> None:
         super().__init__(program, launch)
-        self.function = simulator.kernel(launch.operator, self.sizes, self.execute)
+        self._launched = launch
+        self._note_end = note_end
+        self.function = simulator.kernel(launch.operator, self.sizes, self._run)
+
+    def _run(self, block: bytes) -> None:
+        self.execute(block)
+        self._note_end(self._launched)
+
+
+def _is_of_nothing(launch: Launch) -> bool:
+    """Whether an operator makes empty results and writes nothing: a GPU runs no kernel for that."""
+    made = tuple(launch.made())
+    is_in_place = bool(set(launch.writes) - {view.value for view in made})
+    return bool(made) and not is_in_place and all(0 in view.shape for view in made)
 
 
 class AtenCapturer:
@@ -71,10 +90,11 @@ class AtenCapturer:
         self._simulator = simulator
         self._kernels: dict[tuple[int, int], DriverKernel] = {}
         self.n_opaque_captures = 0
+        self.on_end: Callable[[Launch], None] = lambda launch: None  # of each kernel
         self._programs: list[Program] = []  # kept, so that their identities stay their own
 
     def capture(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
-        """Capture every launch as a kernel; nothing executes."""
+        """Capture every launch as a kernel, unless its results are empty; nothing executes."""
         self._programs.append(program)
         if program.opaque is not None:
             # On a thread of its own, as a capturer of a GPU does: it has no modes of the caller.
@@ -94,7 +114,8 @@ class AtenCapturer:
         addresses = {one.value: one.address for one in allocations if one.value is not None}
         stream = _current_context_stream()
         call("cuStreamBeginCapture", stream, driver_bindings().CUstreamCaptureMode(1))
-        for launch in program.launches:
+        launches = [one for one in program.launches if not _is_of_nothing(one)]
+        for launch in launches:
             kernel = self._kernel(program, launch)
             launch_kernel(stream, kernel.function, kernel.sizes, kernel.arguments(addresses))
         graph = call("cuStreamEndCapture", stream)
@@ -104,7 +125,7 @@ class AtenCapturer:
             graph=int(graph),
             nodes=nodes,
             edges=edges,
-            launches=tuple(range(len(program.launches))),
+            launches=tuple(launch.index for launch in launches),
             allocations=tuple(allocations),
             owned=(),
             keep=CapturedGraph(graph),
@@ -171,10 +192,13 @@ class AtenCapturer:
             keep=CapturedGraph(graph),
         )
 
+    def _note_end(self, launch: Launch) -> None:
+        self.on_end(launch)
+
     def _kernel(
         self, program: Program, launch: Launch, key: tuple[int, int] | None = None
     ) -> DriverKernel:
         key = key or (id(program), launch.index)
         if key not in self._kernels:
-            self._kernels[key] = DriverKernel(self._simulator, program, launch)
+            self._kernels[key] = DriverKernel(self._simulator, program, launch, self._note_end)
         return self._kernels[key]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 
 import ascend_client
 import pytest
 import simulator as simulators
+import torch
 from graphs import Cuda
+from stored import save_weights, without_memory
 
+import offload
 from offload import _native
 
 
@@ -62,3 +66,29 @@ def arena(cuda: Cuda) -> _native.CudaArena:
 def npu(ascend) -> ascend_client.Client:
     """A client of the simulated Ascend runtime, with kernels that add and note."""
     return ascend_client.Client(ascend)
+
+
+@pytest.fixture
+def backend(simulator: simulators.Simulator, monkeypatch: pytest.MonkeyPatch):
+    """The CUDA backend on the simulated device, found by its name."""
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
+    import simulated_backend
+
+    return simulated_backend.install(simulator, monkeypatch)
+
+
+@pytest.fixture
+def deep(tmp_path: Path):
+    """A model of many layers, captured from files."""
+    from test_streaming import Deep
+
+    save_weights(Deep().eval(), tmp_path)
+    return offload.capture(without_memory(Deep), torch.randn(4, 128), weights=tmp_path)
+
+
+@pytest.fixture
+def device_floor(deep, backend) -> int:
+    """The least budget of `deep` on the device."""
+    import device_streaming
+
+    return device_streaming.floor_on(deep, backend)

@@ -18,7 +18,10 @@ from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import Capturer
 from offload.backends.cuda.memory import DeviceMemory
+from offload.backends.cuda.streaming import refuse_unstored
 from offload.machine import CopyCosts
+from offload.program import Program
+from offload.streaming import Link
 
 
 class ProofMemory(DeviceMemory):
@@ -36,7 +39,8 @@ class SimulatedBackend(CudaBackend):
     alignment_bytes = 16  # of any tensor of the CPU
 
     def __init__(self, simulator: Simulator, capturer: Capturer | None = None) -> None:
-        super().__init__(capturer or AtenCapturer(simulator))
+        self.capturer = capturer or AtenCapturer(simulator)
+        super().__init__(self.capturer)
 
     def records(self) -> str:
         """Programs recorded on the CPU."""
@@ -53,6 +57,11 @@ class SimulatedBackend(CudaBackend):
     def copy_costs(self, index: int, resident: object) -> CopyCosts:
         """Not measured, so that every run decides alike: a copy never pays."""
         return CopyCosts(1.0, 1e9, 0.0, 0.0)
+
+    def link(self, program: Program) -> Link:
+        """Not measured, for the same reason: a copy takes about as long as what it hides behind."""
+        refuse_unstored(program)
+        return Link(bytes_per_second=1e10, overhead_ns=1000.0)
 
     def proof_memory(self, index: int) -> DeviceMemory:
         """Of the simulated device and the host."""

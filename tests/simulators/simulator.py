@@ -26,6 +26,9 @@ KERNEL_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_
 # What becomes of device memory that is freed: see `Simulator.set_free_policy`.
 KEEP, UNMAP, REUSE = 0, 1, 2
 
+# In which order a graph's nodes run: see `Simulator.set_node_order`.
+NEWEST_FIRST, OLDEST_FIRST, RANDOM = 0, 1, 2
+
 _text, _address, _bytes, _int = ctypes.c_char_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_kernel": (_address, [_text, _bytes, ctypes.c_void_p, KERNEL_FUNCTION, ctypes.c_void_p]),
@@ -39,6 +42,9 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_set_memory_limit": (None, [_bytes]),
     "sim_set_free_policy": (None, [_int]),
     "sim_set_strict_kinds": (None, [_int]),
+    "sim_set_node_order": (None, [_int, ctypes.c_uint64]),
+    "sim_fault_copy": (None, [ctypes.c_uint64]),
+    "sim_bytes_from_host": (ctypes.c_uint64, []),
     "sim_set_driver_version": (None, [_int]),
     "sim_set_device_count": (None, [_int]),
     "sim_live_bytes": (_bytes, []),
@@ -132,6 +138,22 @@ class Simulator:
     def set_strict_kinds(self, strict: bool) -> None:
         """Whether copy and memset nodes of executables are tied to plain or mapped memory."""
         self.library.sim_set_strict_kinds(strict)
+
+    def set_node_order(self, order: int, seed: int = 0) -> None:
+        """How nodes of a graph run where edges leave it open, from the next launch on.
+
+        NEWEST_FIRST (at the beginning), OLDEST_FIRST, or RANDOM, otherwise at each launch.
+        """
+        self.library.sim_set_node_order(order, seed)
+
+    def fault_copy(self, nth: int = 1) -> None:
+        """Let the nth copy that runs from now on be a fault of the device, for good."""
+        self.library.sim_fault_copy(nth)
+
+    @property
+    def bytes_from_host(self) -> int:
+        """Of copies from the host's memory that have run."""
+        return self.library.sim_bytes_from_host()
 
     def set_driver_version(self, version: int) -> None:
         """What the driver says of itself; newer functions are not found."""

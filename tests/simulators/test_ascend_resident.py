@@ -176,6 +176,26 @@ def test_words_that_were_never_patched_are_refused(ascend, gathers):
     assert read(y) == plus(3)
 
 
+def test_copies_around_an_execution_are_ordered_with_it(ascend):
+    chain = Chain(ascend)
+    x, y = chain.bind_first()
+    source, result = chain.allocate(plus(7)), chain.allocate()
+    assert chain.resident.copy(x, source, SIZE_BYTES)
+    chain.resident.execute()
+    assert chain.resident.copy(result, y, SIZE_BYTES)
+    assert read(result) == [0] * COUNT  # nothing has run
+    chain.resident.finish()
+    assert read(result) == plus(10)
+
+
+def test_copies_of_tensors_on_the_host_are_left_to_torch(ascend):
+    chain = Chain(ascend, copies_on_device=False)
+    x, _ = chain.bind_first()
+    ascend.forget_calls()
+    assert not chain.resident.copy(x, chain.allocate(plus(7)), SIZE_BYTES)
+    assert ascend.calls(COPY) == 0
+
+
 def test_closing_gives_everything_back(ascend, form, gathers):
     ascend.set_software_sq(False)  # models use up streams
     before = live(ascend)

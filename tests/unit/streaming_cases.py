@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterator
@@ -46,6 +47,27 @@ def demands(draw, most_weights=16, single=False, unit=ALIGNMENT) -> WeightDemand
     return WeightDemand(launch_ns, tuple(weights))
 
 
+@st.composite
+def demands_with_tables(draw) -> WeightDemand:
+    """Weights of which some are tables of which launches read rows."""
+    demand = draw(demands())
+    weights = []
+    for weight in demand.weights:
+        if weight.stays or not draw(st.booleans()):
+            weights.append(weight)
+            continue
+        n_rows = tuple(draw(st.integers(0, 12)) for _ in weight.launches)
+        row_bytes = draw(st.sampled_from((16, 64, 256)))
+        weights.append(dataclasses.replace(weight, row_bytes=row_bytes, n_rows=n_rows))
+    return dataclasses.replace(demand, weights=tuple(weights))
+
+
+def without_tables(demand: WeightDemand) -> WeightDemand:
+    """The same, of which launches read all."""
+    weights = [dataclasses.replace(one, row_bytes=0, n_rows=()) for one in demand.weights]
+    return dataclasses.replace(demand, weights=tuple(weights))
+
+
 class WrongBytes(Exception):
     """A launch read bytes that were not its weight's."""
 
@@ -68,9 +90,13 @@ class Interpreter:
         self.copies_first = self.draw.choice((0.05, 0.5, 0.95))
         self.n_launches, self.n_transfers = len(demand.launch_ns), len(streaming.transfers)
         n_cells = max(
-            -(-one.memory_offset_bytes // ALIGNMENT) + -(-one.size_bytes // ALIGNMENT)
-            for one in streaming.pieces
+            (
+                -(-one.memory_offset_bytes // ALIGNMENT) + -(-one.size_bytes // ALIGNMENT)
+                for one in streaming.pieces
+            ),
+            default=0,
         )
+        self.gathered = {one.value for one in streaming.gathers}
         self.cells: list[tuple | None] = [None] * n_cells
         self.launched = self.copied = 0  # ended, over all passes
         self.launching = self.copying = False
@@ -134,7 +160,7 @@ class Interpreter:
 
     def _read(self, launch: int, number: int) -> None:
         for weight in self.demand.weights:
-            if launch not in weight.launches:
+            if launch not in weight.launches or weight.value in self.gathered:
                 continue
             for piece in self.pieces_of[weight.value]:
                 for cell, offset in self._cells(piece):
@@ -144,6 +170,8 @@ class Interpreter:
 
     def _poison(self, launch: int, number: int) -> None:
         for weight in self.demand.weights:
+            if weight.value in self.gathered:
+                continue
             if weight.launches and weight.launches[-1] == launch:
                 for piece in self.pieces_of[weight.value]:
                     for cell, _ in self._cells(piece) if piece.streamed else ():

@@ -30,6 +30,8 @@ class Capabilities:
             ticket's wait; and the device does not work again after one.
         rebinds_weights: weights may be used in other storages than those they were loaded with.
         schedules_launches: the host can deliver a program launch by launch, for comparison.
+        gathers_rows: of one that streams weights: a launch of an embedding can read rows of its
+            table from the store (`Streaming.gathers`).
     """
 
     computes: bool = True
@@ -38,6 +40,7 @@ class Capabilities:
     runs_opaque: bool = False
     rebinds_weights: bool = True
     schedules_launches: bool = True
+    gathers_rows: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,9 +50,10 @@ class LaunchReport:
     Attributes:
         mode: `thunk` or `out` (it writes where the Plan says), `call` (as recorded: in place, or
             into memory of its own), `copied` (as recorded, then copied: its out-variant failed its
-            proof), `unproved` (not executed yet), `graph` (as nodes of a device's own graph),
-            `opaque` (likewise, all nodes of the recorded callable as one launch), `model` (as tasks
-            of one model on the device), `none` (nothing is computed).
+            proof), `gathered` (rows of a table are read from the store into its result),
+            `unproved` (not executed yet), `graph` (as nodes of a device's own graph), `opaque`
+            (likewise, all nodes of the recorded callable as one launch), `model` (as tasks of one
+            model on the device), `none` (nothing is computed).
         outside_bytes: bytes that it allocates outside the arena, counted at the first execution.
     """
 
@@ -110,7 +114,7 @@ class Loaded:
     set_nodes: Mapping[int, Set[int]] = dataclasses.field(default_factory=dict)
     measure_copies: Callable[[], CopyCosts] | None = None
     weights: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    stream: _native.WeightStream | None = None
+    stream: _native.WeightStream | _native.CudaWeightStream | None = None
     notes: Callable[[], tuple[str, ...]] = tuple
 
 
@@ -228,15 +232,18 @@ class StreamingBackend(Backend, Protocol):
     Attributes:
         alignment_bytes: of a weight in one piece.
         granule_bytes: of the pieces of weights in several, mapped side by side.
+        memory_bytes_per_ns: at which launches that nobody has timed are taken to read and write.
     """
 
     alignment_bytes: int
     granule_bytes: int
+    memory_bytes_per_ns: float
 
     def link(self, program: Program) -> Link:
         """What it takes to read the program's weights, measured on some of them.
 
         Raises:
+            BackendUnavailable: the program's weights have no store that this device can read.
             FileError: a file is gone, or shorter than it was.
             ExecutionError: there is no memory for the sample.
         """
@@ -244,5 +251,5 @@ class StreamingBackend(Backend, Protocol):
     def maps_pieces(self) -> bool:
         """Whether pieces of a weight can be mapped side by side, so that a part may stay."""
 
-    def free_bytes(self) -> int:
-        """Memory of the device that weights could take now."""
+    def free_bytes(self, program: Program) -> int:
+        """Memory that weights could take now, of the device that the Program was recorded on."""

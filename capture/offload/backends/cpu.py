@@ -22,6 +22,7 @@ from offload.backends.base import (
 from offload.backends.cpu_streaming import (
     PAGE_BYTES,
     free_bytes,
+    gathered_tables,
     is_address_space_limited,
     make_stream,
     measure_link,
@@ -51,9 +52,10 @@ class CpuBackend:
     """The embedded default: every machine that runs torch has it."""
 
     name = "cpu"
-    capabilities = Capabilities()
+    capabilities = Capabilities(gathers_rows=True)
     alignment_bytes = ALIGNMENT_BYTES
     granule_bytes = PAGE_BYTES
+    memory_bytes_per_ns = 10.0
 
     def machine(self, index: int | None = None) -> Machine:
         """This computer."""
@@ -109,7 +111,7 @@ class CpuBackend:
         """Unless addresses are scarce: pieces take as many as the weight has bytes."""
         return not is_address_space_limited()
 
-    def free_bytes(self) -> int:
+    def free_bytes(self, program: Program) -> int:
         """Memory that this process may still take."""
         return free_bytes()
 
@@ -171,6 +173,9 @@ class _Builder:
         self._operator_allocated = operator_allocated
         self._index: dict[TensorView, int] = {}
         self._tensors: list[_native.CpuTensor] = []
+        self._tables = (
+            gathered_tables(program, plan.streaming) if plan.streaming is not None else {}
+        )
 
     def loaded(self) -> Loaded:
         launches = [self._describe(launch) for launch in self._program.launches]
@@ -215,6 +220,7 @@ class _Builder:
             "guard": launch.guard,
             "guards_shape": launch.guards_shape,
             "source": launch.source,
+            "table": self._tables.get(launch.index),
         }
 
     def _made(self, launch: Launch) -> list[_native.CpuMade]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import time
 from collections.abc import Iterator, Mapping
@@ -11,10 +12,17 @@ from pathlib import Path
 import torch
 
 from offload import _native
-from offload.backends.weight_sources import managed_weights, native_source
-from offload.eager_run import EagerRun
-from offload.program import Program, StoredTensor
-from offload.streaming import Link, Piece, Streaming
+from offload.backends.weight_sources import (
+    Sources,
+    managed_tensors,
+    managed_weights,
+    native_source,
+    native_transfers,
+    native_weights,
+)
+from offload.errors import FileError
+from offload.program import Program, StoredTensor, TensorView
+from offload.streaming import Link, Streaming
 
 PAGE_BYTES = resource.getpagesize()
 
@@ -24,6 +32,10 @@ _SAMPLE_BYTES = 128 * 2**20
 _SAMPLE_WEIGHTS = 16
 _SMALL_BYTES = 64 * 2**10
 
+# What a row takes is measured on so many of so many bytes, all over the largest weight.
+_N_ROWS = 64
+_ROW_BYTES = 1024
+
 
 def make_stream(
     program: Program, streaming: Streaming
@@ -31,7 +43,8 @@ def make_stream(
     """The memory of the weights, and what brings them there; nothing is read yet.
 
     Returns:
-        The stream, and for each weight that it manages the tensor that was recorded, there.
+        The stream, and for each weight that it manages the tensor that was recorded, there; of a
+        weight whose rows are gathered it is at no address, and nobody may touch it.
 
     Raises:
         ExecutionError: there is not enough memory.
@@ -39,46 +52,38 @@ def make_stream(
         BindingError: a weight's memory was freed or shrunk.
     """
     sources = managed_weights(program)
-    numbers = {value: number for number, value in enumerate(sources)}
-    pieces: dict[int, list[Piece]] = {value: [] for value in sources}
-    places: dict[int, tuple[int, int]] = {}  # by piece: the weight, and which of its pieces
-    for index, piece in enumerate(streaming.pieces):
-        if piece.value in numbers and piece.size_bytes:
-            own = pieces[piece.value]
-            places[index] = (numbers[piece.value], len(own))
-            own.append(piece)
     stream = _native.WeightStream(
         memory_bytes=streaming.memory_bytes,
         granule_bytes=streaming.granule_bytes,
-        weights=[
-            _native.StreamedWeight(
-                name=program.values[value].name,
-                size_bytes=program.values[value].size_bytes,
-                pieces=[
-                    (one.offset_bytes, one.size_bytes, one.memory_offset_bytes, one.streamed)
-                    for one in pieces[value]
-                ],
-                source=native_source(content),
-            )
-            for value, content in sources.items()
-        ],
-        transfers=[
-            (
-                *places[one.piece],
-                one.first_launch,
-                one.last_launch,
-                one.after_launch,
-                one.after_pass,
-            )
-            for one in streaming.transfers
-        ],
+        weights=native_weights(program, streaming, sources),
+        transfers=native_transfers(streaming, sources),
         n_launches=len(program.launches),
     )
-    bases = {
-        value: (stream.tensor(number).untyped_storage(), 0) for value, number in numbers.items()
-    }
-    run = EagerRun(program, bases, fill=None)
-    return stream, {value: run.tensor(program.weight_views[value][0]) for value in sources}
+    memory = [stream.tensor(number) for number in range(len(sources))]
+    return stream, managed_tensors(program, sources, memory)
+
+
+def gathered_tables(
+    program: Program, streaming: Streaming
+) -> Mapping[int, tuple[int, int, int, int]]:
+    """By launch that gathers rows, their table.
+
+    Returns:
+        The weight's number in the stream, where in it the table begins in bytes, how many rows it
+        has, and the bytes of each.
+    """
+    numbers = {value: number for number, value in enumerate(managed_weights(program))}
+    tables = {}
+    for one in streaming.gathers:
+        view = program.launches[one.launch].arguments[0]
+        assert isinstance(view, TensorView)  # of an embedding, as the planner was told
+        tables[one.launch] = (
+            numbers[one.value],
+            view.offset_bytes,
+            view.shape[0],
+            one.row_bytes,
+        )
+    return tables
 
 
 def measure_link(program: Program) -> Link:
@@ -110,13 +115,41 @@ def measure_link(program: Program) -> Link:
     ns_per_byte = max(
         1e-6, (total_ns - len(large) * small_ns) / max(1, n_bytes - len(large) * n_small)
     )
-    overhead_ns = max(0.0, small_ns - n_small * ns_per_byte)
-    return Link(bytes_per_second=1e9 / ns_per_byte, overhead_ns=overhead_ns)
+    return Link(
+        bytes_per_second=1e9 / ns_per_byte,
+        overhead_ns=max(0.0, small_ns - n_small * ns_per_byte),
+        row_overhead_ns=_row_overhead_ns(sources[first], sizes[first], ns_per_byte),
+    )
+
+
+def _row_overhead_ns(
+    content: list[torch.Tensor] | StoredTensor, size_bytes: int, ns_per_byte: float
+) -> float:
+    """What a row takes beyond its bytes, once the page cache has it; nothing in memory.
+
+    Raises:
+        FileError: the file is gone, or cannot be read.
+    """
+    if not isinstance(content, StoredTensor):
+        return 0.0
+    n_bytes = min(_ROW_BYTES, size_bytes)
+    offsets = [content.offset_bytes + size_bytes // _N_ROWS * row for row in range(_N_ROWS)]
+    try:
+        with open(content.path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            for _ in range(2):  # the first time they are read from the disk
+                begin_ns = time.perf_counter_ns()
+                for offset in offsets:
+                    os.pread(file.fileno(), n_bytes, offset)
+                total_ns = time.perf_counter_ns() - begin_ns
+    except OSError as error:
+        raise FileError(f"{content.path}: {error.strerror}") from error
+    return max(0.0, total_ns / _N_ROWS - n_bytes * ns_per_byte)
 
 
 def _read_ns(
     program: Program,
-    sources: Mapping[int, list[torch.Tensor] | StoredTensor],
+    sources: Sources,
     value: int,
     size_bytes: int,
 ) -> int:

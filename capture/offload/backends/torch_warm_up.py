@@ -12,7 +12,7 @@ import torch
 from offload.backends.opaque_weights import weights_at_risk
 from offload.eager_run import EagerRun, bytes_of, host_storage
 from offload.errors import CaptureError, ExecutionError
-from offload.program import Program, Role
+from offload.program import Launch, Program, Role
 
 Bases = dict[int, tuple[torch.UntypedStorage, int]]
 """By Value its storage, and the byte at which it begins there."""
@@ -25,6 +25,8 @@ def warm_up(
     free_workspaces: Callable[[], None] = lambda: None,
 ) -> None:
     """Run each launch once on private copies of what is written; all its memory is given back.
+
+    Weights in files are zeros from their first launch to their last.
 
     The weights of an opaque Program are written where they are, and put back.
 
@@ -44,6 +46,7 @@ def warm_up(
         run = EagerRun(program, _private_bases(program, device, inputs), fill=0)
         last_uses = last_uses_of(program)
         for launch in program.launches:
+            _take_stored(program, launch, run.bases, device)
             try:
                 with _weights_kept(program):
                     run.keep(launch, run.call(launch)())
@@ -116,15 +119,24 @@ def _weights_kept(program: Program) -> Iterator[None]:
             bytes_of(storage).copy_(bytes_of(content))
 
 
+def _take_stored(program: Program, launch: Launch, bases: Bases, device: torch.device) -> None:
+    """Zeros for the weights in files that a launch is the first to use: all may be too large."""
+    for value in program.stored.keys() & {*launch.reads, *launch.writes}:
+        if value not in bases:
+            size_bytes = program.values[value].size_bytes
+            zeros = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+            bases[value] = (zeros.untyped_storage(), 0)
+
+
 def last_uses_of(program: Program) -> dict[int, list[int]]:
-    """By launch the activations that no later launch uses."""
+    """By launch the activations, and weights in files, that no later launch uses."""
     last: dict[int, int] = {}
     for launch in program.launches:
         for value in (*launch.reads, *launch.writes):
             last[value] = launch.index
     dead: dict[int, list[int]] = {}
     for value, index in last.items():
-        if program.values[value].role is Role.ACTIVATION:
+        if program.values[value].role is Role.ACTIVATION or value in program.stored:
             dead.setdefault(index, []).append(value)
     return dead
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from offload import _native
-from offload.eager_run import bytes_of
+from offload.eager_run import EagerRun, bytes_of
 from offload.program import Program, StoredTensor
+from offload.streaming import Streaming
+
+Sources = Mapping[int, list[torch.Tensor] | StoredTensor]
+"""By Value of role weight where its content is; their order numbers the native side's weights."""
 
 
 def native_source(
@@ -27,7 +31,7 @@ def native_source(
     return content
 
 
-def managed_weights(program: Program) -> Mapping[int, list[torch.Tensor] | StoredTensor]:
+def managed_weights(program: Program) -> Sources:
     """The weights that get a memory of their own, and where their content is.
 
     Those in files; and where none is, those in memory that no launch writes. All others are used
@@ -39,3 +43,65 @@ def managed_weights(program: Program) -> Mapping[int, list[torch.Tensor] | Store
     return {
         index: list(tensors) for index, tensors in program.weights.items() if index not in written
     }
+
+
+def native_weights(
+    program: Program, streaming: Streaming, sources: Sources
+) -> list[_native.StreamedWeight]:
+    """The managed weights with their pieces, for the native side."""
+    pieces: dict[int, list[tuple[int, int, int, bool]]] = {value: [] for value in sources}
+    gathered = {one.value for one in streaming.gathers}
+    for one in streaming.pieces:
+        if one.value in pieces and one.size_bytes:
+            place = (one.offset_bytes, one.size_bytes, one.memory_offset_bytes, one.streamed)
+            pieces[one.value].append(place)
+    return [
+        _native.StreamedWeight(
+            name=program.values[value].name,
+            size_bytes=program.values[value].size_bytes,
+            pieces=pieces[value],
+            source=native_source(content),
+            gathered=value in gathered,
+        )
+        for value, content in sources.items()
+    ]
+
+
+def native_transfers(
+    streaming: Streaming, sources: Sources
+) -> list[tuple[int, int, int, int, int, int]]:
+    """The transfers of a pass, for the native side: weights and their pieces by number."""
+    numbers = {value: number for number, value in enumerate(sources)}
+    places: dict[int, tuple[int, int]] = {}  # by piece: the weight, and which of its pieces
+    n_pieces = dict.fromkeys(sources, 0)
+    for index, piece in enumerate(streaming.pieces):
+        if piece.value in numbers and piece.size_bytes:
+            places[index] = (numbers[piece.value], n_pieces[piece.value])
+            n_pieces[piece.value] += 1
+    return [
+        (
+            *places[one.piece],
+            one.first_launch,
+            one.last_launch,
+            one.after_launch,
+            one.after_pass,
+        )
+        for one in streaming.transfers
+    ]
+
+
+def managed_tensors(
+    program: Program, sources: Sources, memory: Sequence[torch.Tensor]
+) -> Mapping[int, torch.Tensor]:
+    """The tensor that was recorded for each managed weight, on the memory that it has now.
+
+    Args:
+        program: has the weights.
+        sources: as `managed_weights` gives them.
+        memory: for each of them the bytes of it, as uint8.
+    """
+    bases = {
+        value: (tensor.untyped_storage(), 0) for value, tensor in zip(sources, memory, strict=True)
+    }
+    run = EagerRun(program, bases, fill=None)
+    return {value: run.tensor(program.weight_views[value][0]) for value in sources}

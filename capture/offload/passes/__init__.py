@@ -7,6 +7,7 @@ from offload.passes.graph_lifetimes import graph_lifetimes
 from offload.passes.lifetimes import value_lifetimes
 from offload.passes.memory import Interval, Placement, check_placement, place_intervals, round_up
 from offload.passes.place_values import place_values
+from offload.passes.row_reads import RowReads, row_reads
 from offload.passes.simulate_streaming import StreamingPass, simulate_streaming
 from offload.passes.stream_weights import roofline_ns, stream_weights
 from offload.passes.weight_demand import weight_demand
@@ -15,6 +16,7 @@ __all__ = [
     "Interval",
     "MovingSlot",
     "Placement",
+    "RowReads",
     "SlotChoice",
     "StreamingPass",
     "check_placement",
@@ -26,6 +28,7 @@ __all__ = [
     "remove_dead_launches",
     "roofline_ns",
     "round_up",
+    "row_reads",
     "simulate_streaming",
     "stream_weights",
     "value_lifetimes",

@@ -18,17 +18,43 @@ def check_streaming(demand: WeightDemand, streaming: Streaming) -> None:
     """Prove that every launch reads its weights whole, in every pass and at every timing.
 
     Raises:
-        PlanError: the pieces are not the weights; something lies outside of the memory, or the
-            memory exceeds the budget; a piece that is cut lies where it cannot be mapped; a
-            streamed piece has not just one transfer, or one that is not for its readers; transfers
-            and launches wait for each other; or bytes are overwritten before their last reader has
-            ended. The message names the weights, transfers and launches.
+        PlanError: the pieces are not the weights whose rows are not gathered; rows are gathered for
+            other launches than those that read them, or of a weight that stays or is no table;
+            something lies outside of the memory, or the memory exceeds the budget; a piece that is
+            cut lies where it cannot be mapped; a streamed piece has not just one transfer, or one
+            that is not for its readers; transfers and launches wait for each other; or bytes are
+            overwritten before their last reader has ended. The message names the weights, transfers
+            and launches.
     """
     weights = {weight.value: weight for weight in demand.weights}
-    _check_pieces(weights, streaming)
+    gathered = _check_gathers(weights, streaming)
+    _check_pieces(
+        {value: one for value, one in weights.items() if value not in gathered}, streaming
+    )
     _check_transfers(weights, len(demand.launch_ns), streaming)
     _check_resident(weights, streaming)
     _check_ring(weights, len(demand.launch_ns), streaming)
+
+
+def _check_gathers(weights: dict[int, WeightUse], streaming: Streaming) -> set[int]:
+    """Each launch that reads a gathered table gathers all its rows; gives the tables."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for one in streaming.gathers:
+        weight = weights.get(one.value)
+        if weight is None or weight.stays or not 0 < one.row_bytes == weight.row_bytes:
+            raise PlanError(
+                f"{weight.name if weight else f'value {one.value}'}: rows of {one.row_bytes} bytes "
+                "are gathered, and it is no table of such rows, or must stay"
+            )
+        found.setdefault(one.value, []).append((one.launch, one.n_rows))
+    for value, reads in found.items():
+        expected = list(zip(weights[value].launches, weights[value].n_rows, strict=True))
+        if reads != expected:
+            raise PlanError(
+                f"{weights[value].name}: expected rows to be gathered as (launch, rows) "
+                f"{expected}, got {reads}"
+            )
+    return set(found)
 
 
 def _check_pieces(weights: dict[int, WeightUse], streaming: Streaming) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from offload import _native
-from offload.streaming import Link, Streaming, Transfer, WeightDemand
+from offload.streaming import Gather, Link, Streaming, Transfer, WeightDemand
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,13 +38,20 @@ class StreamingPass:
 def simulate_streaming(demand: WeightDemand, streaming: Streaming, link: Link) -> StreamingPass:
     """Run passes, the first from an empty ring, until two in a row take the same time.
 
-    At least three and at most sixteen; the last one is returned.
+    At least three and at most sixteen; the last one is returned. Launches that gather rows wait
+    for them after all else.
 
     Raises:
         PlanError: a transfer waits for a launch that waits for it, or names one that there is not.
     """
     sizes_bytes = [streaming.pieces[one.piece].size_bytes for one in streaming.transfers]
-    return simulate_transfers(demand.launch_ns, streaming.transfers, sizes_bytes, link)
+    waits_ns = [0.0] * len(demand.launch_ns)
+    for gather in streaming.gathers:
+        waits_ns[gather.launch] += gather_ns(gather, link)
+    launch_ns = [sum(both) for both in zip(demand.launch_ns, waits_ns, strict=True)]
+    found = simulate_transfers(launch_ns, streaming.transfers, sizes_bytes, link)
+    begins_ns = zip(found.launch_begin_ns, waits_ns, strict=True)
+    return dataclasses.replace(found, launch_begin_ns=tuple(sum(both) for both in begins_ns))
 
 
 def simulate_transfers(
@@ -74,3 +81,10 @@ def simulate_transfers(
 def transfer_ns(size_bytes: int, link: Link) -> float:
     """What one copy of so many bytes takes."""
     return link.overhead_ns + size_bytes / link.bytes_per_second * 1e9
+
+
+def gather_ns(gather: Gather, link: Link) -> float:
+    """What a launch takes to gather rows, each one as a copy of its own."""
+    if link.row_overhead_ns is not None:
+        link = dataclasses.replace(link, overhead_ns=link.row_overhead_ns)
+    return gather.n_rows * transfer_ns(gather.row_bytes, link)

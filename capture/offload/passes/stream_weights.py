@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from offload import _native
 from offload.errors import PlanError
 from offload.passes.check_streaming import check_streaming
+from offload.passes.gather_tables import Choice, gather_choices, may_be_gathered
 from offload.passes.memory import round_up
 from offload.passes.simulate_streaming import simulate_transfers
-from offload.passes.streaming_floor import FloorPlan, floor_plan
+from offload.passes.streaming_floor import FloorPlan
 from offload.streaming import (
     Link,
     Piece,
@@ -35,8 +36,10 @@ def stream_weights(
     """Plan which bytes of weights stay in device memory, and when the others are copied.
 
     The result is the quickest of a fixed family of plans, by simulation; the family's members that
-    a budget admits are all admitted by a larger one, so more budget is never slower. Nothing is
-    timed: the same input gives the same plan. It has passed `check_streaming`.
+    a budget admits are all admitted by a larger one, so more budget is never slower. That holds for
+    each of the `gather_choices` of tables whose rows are gathered, and thus for the quickest of
+    them; of those that take the same time it is the one that reads least. Nothing is timed: the
+    same input gives the same plan. It has passed `check_streaming`.
 
     Args:
         demand: weights, their readers, and the time that hides transfers.
@@ -51,18 +54,17 @@ def stream_weights(
             sets it), or the demand, the link or an option is out of range.
     """
     _require_valid(demand, link, granule_bytes, alignment_bytes)
-    serial = floor_plan(demand, link, alignment_bytes)
+    choices = gather_choices(demand, link, alignment_bytes)
     options = _Options(link, granule_bytes, alignment_bytes, tails)
-    # All that may be streamed is, so there are no tails.
-    whole = dataclasses.replace(options, tails=False)
-    at_floor = _search(demand, whole, serial, serial.required_bytes)
-    floor = _floor(demand, serial, at_floor.period_ns)
-    if budget_bytes < floor.required_bytes:
+    lowest = min(choices, key=lambda one: one.floor.required_bytes)
+    required_bytes = lowest.floor.required_bytes
+    choice, layout = _quickest(choices, options, required_bytes)
+    floor = _floor(lowest, layout.period_ns)
+    if budget_bytes < required_bytes:
         raise PlanError(_below_floor(floor, budget_bytes))
-    layout = at_floor
-    if budget_bytes > floor.required_bytes:
-        layout = _search(demand, options, serial, budget_bytes)
-    result = _streaming(demand, options, layout, floor, budget_bytes)
+    if budget_bytes > required_bytes:
+        choice, layout = _quickest(choices, options, budget_bytes)
+    result = _streaming(choice, options, layout, floor, budget_bytes)
     check_streaming(demand, result)
     return result
 
@@ -70,9 +72,12 @@ def stream_weights(
 def roofline_ns(demand: WeightDemand, link: Link, budget_bytes: int) -> float:
     """max(compute, (weights - budget) / bandwidth): no plan is quicker.
 
-    At the begin of a pass no more than the budget is there, and every byte is read.
+    At the begin of a pass no more than the budget is there, and every byte is read; of tables that
+    may be gathered, the rows.
     """
-    weights_bytes = sum(one.size_bytes for one in demand.weights)
+    weights_bytes = sum(
+        one.rows_bytes if may_be_gathered(one) else one.size_bytes for one in demand.weights
+    )
     streamed_bytes = max(0, weights_bytes - budget_bytes)
     return max(math.fsum(demand.launch_ns), streamed_bytes / link.bytes_per_second * 1e9)
 
@@ -98,6 +103,24 @@ class _Layout:
     period_ns: float
 
 
+def _quickest(
+    choices: Sequence[Choice], options: _Options, budget_bytes: int
+) -> tuple[Choice, _Layout]:
+    """Of the choices that the budget admits the quickest, and its layout."""
+    found = [
+        (choice, _search(choice.rest, options, choice.floor, budget_bytes))
+        for choice in choices
+        if choice.floor.required_bytes <= budget_bytes
+    ]
+
+    def cost(one: tuple[Choice, _Layout]) -> tuple[float, int]:
+        choice, layout = one
+        streamed_bytes = sum(size_bytes for size_bytes, _ in layout.parts.values())
+        return layout.period_ns, streamed_bytes + sum(each.size_bytes for each in choice.gathers)
+
+    return min(found, key=cost)
+
+
 def _search(
     demand: WeightDemand, options: _Options, serial: FloorPlan, budget_bytes: int
 ) -> _Layout:
@@ -121,7 +144,8 @@ def _search(
         floor_period_ns=serial.period_ns,
         alignment_bytes=options.alignment_bytes,
         granule_bytes=options.granule_bytes,
-        tails=options.tails,
+        # At the floor all that may be streamed is, so there are no tails.
+        tails=options.tails and budget_bytes > serial.required_bytes,
     )
     if found is None:
         sizes_bytes = [demand.weights[index].size_bytes for index in serial.order]
@@ -133,8 +157,9 @@ def _search(
     return _Layout(parts, after_steps, ring_bytes, period_ns)
 
 
-def _floor(demand: WeightDemand, serial: FloorPlan, period_ns: float) -> StreamingFloor:
-    largest = demand.weights[serial.largest] if serial.largest >= 0 else None
+def _floor(choice: Choice, period_ns: float) -> StreamingFloor:
+    serial = choice.floor
+    largest = choice.rest.weights[serial.largest] if serial.largest >= 0 else None
     return StreamingFloor(
         required_bytes=serial.required_bytes,
         ring_bytes=serial.ring_bytes,
@@ -146,7 +171,7 @@ def _floor(demand: WeightDemand, serial: FloorPlan, period_ns: float) -> Streami
 
 
 def _streaming(
-    demand: WeightDemand,
+    choice: Choice,
     options: _Options,
     layout: _Layout,
     floor: StreamingFloor,
@@ -155,13 +180,13 @@ def _streaming(
     """Resident parts of weights first, at granules, then the ring, then whole resident weights."""
     cut_bytes = [
         one.size_bytes - layout.parts[index][0] if index in layout.parts else 0
-        for index, one in enumerate(demand.weights)
+        for index, one in enumerate(choice.rest.weights)
     ]
     ring_begin = sum(cut_bytes)
     pieces: list[Piece] = []
     streamed: dict[int, int] = {}
     cut_at, whole_at = 0, ring_begin + layout.ring_bytes
-    for index, weight in enumerate(demand.weights):
+    for index, weight in enumerate(choice.rest.weights):
         if index not in layout.parts:
             pieces.append(Piece(weight.value, 0, weight.size_bytes, whole_at, False))
             whole_at += round_up(weight.size_bytes, options.alignment_bytes)
@@ -174,18 +199,18 @@ def _streaming(
         pieces.append(
             Piece(weight.value, cut_bytes[index], size_bytes, ring_begin + offset_bytes, True)
         )
-    compute_ns = simulate_transfers(demand.launch_ns, (), (), options.link).period_ns
     return Streaming(
         budget_bytes=budget_bytes,
         memory_bytes=whole_at,
         granule_bytes=options.granule_bytes,
         pieces=tuple(pieces),
-        transfers=_transfers(demand, layout, streamed),
+        transfers=_transfers(choice.rest, layout, streamed),
         period_ns=layout.period_ns,
-        compute_ns=compute_ns,
-        roofline_ns=roofline_ns(demand, options.link, budget_bytes),
+        compute_ns=simulate_transfers(choice.demand.launch_ns, (), (), options.link).period_ns,
+        roofline_ns=roofline_ns(choice.demand, options.link, budget_bytes),
         floor=floor,
         link=options.link,
+        gathers=choice.gathers,
     )
 
 
@@ -213,7 +238,9 @@ def _require_valid(
             "expected an alignment of one byte or more that divides the granule, got "
             f"{alignment_bytes} and {granule_bytes}"
         )
-    if not (0 < link.bytes_per_second < math.inf and 0 <= link.overhead_ns < math.inf):
+    overheads_ns = (link.overhead_ns, link.row_overhead_ns or 0.0)
+    is_finite = all(0 <= one < math.inf for one in overheads_ns)
+    if not (0 < link.bytes_per_second < math.inf and is_finite):
         raise PlanError(f"expected a link of some bytes per second, got {link}")
     for index, one in enumerate(demand.launch_ns):
         if not 0 <= one < math.inf:
@@ -232,6 +259,14 @@ def _require_valid_weight(weight: WeightUse, n_launches: int) -> None:
     ):
         raise PlanError(
             f"{weight.name}: expected launches of {n_launches}, ascending, got {weight.launches}"
+        )
+    is_table = weight.row_bytes > 0 and len(weight.n_rows) == len(weight.launches)
+    if (weight.row_bytes or weight.n_rows) and not (
+        is_table and min(weight.n_rows, default=0) >= 0
+    ):
+        raise PlanError(
+            f"{weight.name}: expected how many rows each of {len(weight.launches)} launches reads, "
+            f"got {weight.n_rows} of {weight.row_bytes} bytes"
         )
 
 

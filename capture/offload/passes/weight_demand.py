@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from offload.errors import PlanError
+from offload.passes.row_reads import row_reads
 from offload.program import Program, Role
 from offload.streaming import WeightDemand, WeightUse
 
@@ -20,7 +21,7 @@ def weight_demand(program: Program, launch_ns: Sequence[float]) -> WeightDemand:
     Returns:
         An entry for each Value of role weight, in order. A weight must stay resident if a launch
         writes it, if no launch reads it, if the result shows it, or if it is in memory beside
-        weights in files.
+        weights in files. Of tables of which launches read rows alone (`row_reads`) it says so.
 
     Raises:
         PlanError: not one duration for each launch, or one is negative or not finite.
@@ -38,6 +39,7 @@ def weight_demand(program: Program, launch_ns: Sequence[float]) -> WeightDemand:
             if index in readers:
                 readers[index].append(launch.index)
         stays.update(launch.writes)
+    tables = row_reads(program)
     return WeightDemand(
         launch_ns=tuple(float(one) for one in launch_ns),
         weights=tuple(
@@ -47,6 +49,8 @@ def weight_demand(program: Program, launch_ns: Sequence[float]) -> WeightDemand:
                 launches=tuple(launches),
                 name=program.values[index].name,
                 stays=index in stays or not launches,
+                row_bytes=tables[index].row_bytes if index in tables else 0,
+                n_rows=tables[index].n_rows if index in tables else (),
             )
             for index, launches in readers.items()
         ),

@@ -92,7 +92,7 @@ class Executable:
         self.scheduling = scheduling
         self._backend = backend
         self._loaded = backend.instantiate(prepared, plan)
-        _read_weights(self._loaded, plan, progress)
+        _read_weights(self._loaded, progress)
         if verify:
             backend.prove(prepared, plan)
         self.copy_choices = self._choose_copies()
@@ -346,18 +346,13 @@ class Executable:
         )
 
 
-def _read_weights(
-    loaded: Loaded, plan: Plan, progress: Callable[[int, int], object] | None
-) -> None:
-    if loaded.stream is None or plan.streaming is None:
+def _read_weights(loaded: Loaded, progress: Callable[[int, int], object] | None) -> None:
+    stream = loaded.stream
+    if stream is None:
         return
     if progress is None:
-        loaded.stream.load()
+        stream.load()
         return
-    total_bytes = sum(
-        piece.size_bytes
-        for piece in plan.streaming.pieces
-        if not piece.streamed and piece.value in loaded.weights
-    )
+    total_bytes = stream.load_bytes
     progress(0, total_bytes)
-    loaded.stream.load(lambda done_bytes: progress(done_bytes, total_bytes))
+    stream.load(lambda done_bytes: progress(done_bytes, total_bytes))

@@ -49,7 +49,7 @@ def with_prediction(
         duration_ns = prediction.stages_ns[stage]
         add(SpanKind.STAGE, stage, HOST_LANE, (at_ns, at_ns + duration_ns), -1)
         at_ns += duration_ns
-    if streaming is not None and streaming.transfers and not prediction.issues:
+    if streaming is not None and not streaming.is_resident and not prediction.issues:
         spans += _streamed(program, streaming, costs, origin_ns + round(at_ns), device_lane)
     else:
         for launch, span in zip(program.launches, prediction.launches, strict=True):

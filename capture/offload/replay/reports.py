@@ -25,9 +25,10 @@ class LastExecution:
         outputs_allocated: results for which no buffer was given.
         n_executions: of this executable, this one included.
         bytes_streamed: of weights, brought for this execution, partly while the one before ran:
-            of each execution every streamed byte exactly once.
-        stream_busy_ns: what bringing them took.
-        stream_wait_ns: of device_ns, what launches waited for weights.
+            of each execution every streamed byte exactly once, and the rows that were gathered.
+        stream_busy_ns: what bringing them took; 0 on a device that executes a graph, where neither
+            this nor the next is known.
+        stream_wait_ns: of device_ns, what launches waited for weights, gathering included.
     """
 
     convert_ns: int
@@ -57,7 +58,7 @@ class LastExecution:
 
     @property
     def stream_bytes_per_second(self) -> float:
-        """The rate at which weights were brought, while they were; 0 where none were."""
+        """The rate at which weights were brought, while they were; 0 where nobody knows."""
         return 1e9 * self.bytes_streamed / self.stream_busy_ns if self.stream_busy_ns else 0.0
 
     def __str__(self) -> str:
@@ -70,6 +71,8 @@ class LastExecution:
         )
         if not self.bytes_streamed:
             return header
+        if not self.stream_busy_ns:
+            return f"{header}; {show_bytes(self.bytes_streamed)} of weights streamed"
         return (
             f"{header}; {show_bytes(self.bytes_streamed)} of weights streamed at "
             f"{show_bytes(round(self.stream_bytes_per_second))}/s, waited for "

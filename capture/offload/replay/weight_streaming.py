@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from offload import _native
 from offload.backends import managed_weights, native_source
 from offload.byte_sizes import show_bytes
-from offload.errors import BindingError
+from offload.errors import BindingError, ExecutionError
 from offload.program import Program, StoredTensor, is_dense
 from offload.replay.reports import LastExecution
 from offload.streaming import Streaming
@@ -31,7 +33,7 @@ class WeightStreaming:
         self,
         program: Program,
         plan: Streaming,
-        stream: _native.WeightStream,
+        stream: _native.WeightStream | _native.CudaWeightStream,
         check_stored: Callable[[], None],
         last_execution: Callable[[], LastExecution],
     ) -> None:
@@ -44,12 +46,15 @@ class WeightStreaming:
 
     @property
     def bytes_moved(self) -> int:
-        """By transfers since the executable was loaded."""
+        """By transfers, and as rows, since the executable was loaded."""
         return self._stream.bytes_moved
 
     @property
     def wait_ns(self) -> int:
-        """For which launches have waited for transfers since the executable was loaded."""
+        """For which launches have waited for weights since the executable was loaded.
+
+        0 on a device that executes a graph: nobody knows when its launches began.
+        """
         return self._stream.wait_ns
 
     def refresh(self) -> None:
@@ -105,7 +110,7 @@ class WeightStreaming:
     def explain(self) -> str:
         """Say what stays, what is streamed, and what a pass takes: predicted, why, and measured."""
         plan = self.plan
-        if not plan.transfers:  # no launch was timed, and nothing is predicted
+        if plan.is_resident:  # no launch was timed, and nothing is predicted
             return (
                 f"weights: {show_bytes(self._weight_bytes)}, all of which stay\n"
                 f"budget {show_bytes(plan.budget_bytes)}: {show_bytes(plan.memory_bytes)} used\n"
@@ -115,11 +120,12 @@ class WeightStreaming:
         streamed = [plan.pieces[one.piece] for one in plan.transfers]
         lines = [
             f"weights: {show_bytes(self._weight_bytes)}, of which {show_bytes(plan.resident_bytes)}"
-            f" stay and {show_bytes(plan.transfer_bytes)} are streamed at each execution",
+            f" stay and {show_bytes(plan.transfer_bytes)} are streamed at each execution"
+            + self._tables_text(),
             f"budget {show_bytes(plan.budget_bytes)}: {show_bytes(plan.memory_bytes)} used, "
             f"{show_bytes(plan.ring_bytes)} of it as the ring of {len(streamed)} transfers",
             f"link: {show_bytes(plan.link.bytes_per_second)}/s and "
-            f"{plan.link.overhead_ns / 1e3:.1f} us for each copy, as measured",
+            f"{plan.link.overhead_ns / 1e3:.1f} us for each copy{self._row_text()}, as measured",
             f"predicted: {plan.period_ns / 1e6:.3f} ms; all weights resident "
             f"{plan.compute_ns / 1e6:.3f} ms; no plan is quicker than {plan.roofline_ns / 1e6:.3f} "
             f"ms ({plan.roofline_ns / plan.period_ns:.1%})"
@@ -142,12 +148,48 @@ class WeightStreaming:
                 f"  streamed: {self._program.values[value].name} {show_bytes(n_bytes)}"
                 + (f" of {show_bytes(whole)}" if n_bytes < whole else "")
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._gathered_lines()])
+
+    def _tables_text(self) -> str:
+        tables = {one.value for one in self.plan.gathers}
+        if not tables:
+            return ""
+        tables_bytes = sum(self._program.values[value].size_bytes for value in tables)
+        return (
+            f"; of {show_bytes(tables_bytes)} of tables {show_bytes(self.plan.gathered_bytes)} "
+            "of rows are gathered"
+        )
+
+    def _row_text(self) -> str:
+        link = self.plan.link
+        if not self.plan.gathers or link.row_overhead_ns is None:
+            return ""
+        return f", {link.row_overhead_ns / 1e3:.1f} us for each row"
+
+    def _gathered_lines(self) -> Iterator[str]:
+        """For each table how many of its rows an execution reads, and by which way."""
+        modes: list[str] = []
+        with contextlib.suppress(ExecutionError):  # it is closed, and reads nothing any more
+            modes = self._stream.read_modes
+        for value, reads in itertools.groupby(self.plan.gathers, lambda one: one.value):
+            gathers, table = list(reads), self._program.values[value]
+            mode = modes[self._numbers[value]] if modes else ""
+            way = {"memory": " from memory", "buffered": " through the page cache"}.get(mode, "")
+            n_rows, row_bytes = sum(one.n_rows for one in gathers), gathers[0].row_bytes
+            yield (
+                f"  gathered: {table.name} {n_rows} rows of {show_bytes(row_bytes)}, "
+                f"{show_bytes(n_rows * row_bytes)} of {show_bytes(table.size_bytes)}{way}"
+            )
 
     def _measured(self) -> str:
         last = self._last_execution()
         if not last.n_executions:
             return "measured: nothing has been executed yet"
+        if last.bytes_streamed and not last.stream_busy_ns:
+            return (
+                f"measured: {show_bytes(last.bytes_streamed)} brought for the last execution; how "
+                "long copies and launches take on this device is not"
+            )
         return (
             f"measured: {last.device_ns / 1e6:.3f} ms by the last execution, of which launches "
             f"waited {last.stream_wait_ns / 1e6:.3f} ms for weights; "

@@ -25,9 +25,10 @@ struct WeightWait {
 };
 
 // `bytes` are those that the execution's own transfers brought, also where they ran before it
-// began: of each execution that ends well they are all streamed bytes, exactly once; `busy_ns` is
-// what they took. The lists are kept where a timeline asks; transfers are those that ended since
-// the last report or run.
+// began: of each execution that ends well they are all streamed bytes, exactly once, and the rows
+// that its launches gathered; `busy_ns` is what they took, and gathering is in `wait_ns` as well.
+// The lists are kept where a timeline asks; transfers are those that ended since the last report or
+// run.
 struct PassReport {
   std::uint64_t bytes = 0;
   std::uint64_t busy_ns = 0;

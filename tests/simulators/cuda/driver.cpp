@@ -30,6 +30,10 @@ Result code_of(Status status) {
       return kInvalidHandle;
     case Status::kOutOfMemory:
       return kOutOfMemory;
+    case Status::kAlreadyRegistered:
+      return kHostAlreadyRegistered;
+    case Status::kNotRegistered:
+      return kHostNotRegistered;
     case Status::kNotReady:
       return kNotReady;
     case Status::kIllegalState:

@@ -13,6 +13,8 @@ using namespace offload::cuda;
 
 // Codes that only the simulator gives, by their documented values.
 inline constexpr Result kIllegalState = static_cast<Result>(401);
+inline constexpr Result kHostAlreadyRegistered = static_cast<Result>(712);
+inline constexpr Result kHostNotRegistered = static_cast<Result>(713);
 inline constexpr Result kNotPermitted = static_cast<Result>(800);
 inline constexpr Result kStreamCaptureMerge = static_cast<Result>(902);
 inline constexpr Result kStreamCaptureUnmatched = static_cast<Result>(903);
@@ -28,7 +30,6 @@ Result get_proc_address(const char* symbol, void** function, int version, unsign
 Result get_proc_address_v2(const char* symbol, void** function, int version,
                            unsigned long long flags, int* status);
 Result context_get_device(Device* device);
-Result context_synchronize();
 Result graph_get_edges_v1(Graph graph, GraphNode* from, GraphNode* to, std::size_t* n_edges);
 Result stream_get_capture_info_v3(Stream stream, CaptureStatus* status, std::uint64_t* id,
                                   Graph* graph, const GraphNode** dependencies,

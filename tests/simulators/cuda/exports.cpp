@@ -23,7 +23,6 @@ const Symbol kSymbols[] = {
     {"cuGetProcAddress", 11030, reinterpret_cast<void*>(&get_proc_address)},
     {"cuGetProcAddress", 12000, reinterpret_cast<void*>(&get_proc_address_v2)},
     {"cuCtxGetDevice", 2000, reinterpret_cast<void*>(&context_get_device)},
-    {"cuCtxSynchronize", 2000, reinterpret_cast<void*>(&context_synchronize)},
     {"cuGraphGetEdges", 10000, reinterpret_cast<void*>(&graph_get_edges_v1)},
     {"cuStreamGetCaptureInfo", 12030, reinterpret_cast<void*>(&stream_get_capture_info_v3)},
 };
@@ -157,6 +156,25 @@ SIMULATOR_EXPORT void sim_set_free_policy(int policy) {
 SIMULATOR_EXPORT void sim_set_strict_kinds(int strict) {
   const std::lock_guard lock(driver().device.mutex);
   driver().device.graphs.set_strict_kinds(strict != 0);
+}
+
+// In which order nodes of graphs run where their edges leave it open, from the next launch on: 0
+// what was added last first, 1 what was added first, 2 by chance.
+SIMULATOR_EXPORT void sim_set_node_order(int order, std::uint64_t seed) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().device.graphs.set_node_order(static_cast<simulator::NodeOrder>(order), seed);
+}
+
+// The nth copy that runs from now on (1: the next) is a fault of the device instead.
+SIMULATOR_EXPORT void sim_fault_copy(std::uint64_t nth) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().device.scheduler.fault_copy(nth);
+}
+
+// Bytes of copies from memory of the host that have run.
+SIMULATOR_EXPORT std::uint64_t sim_bytes_from_host() {
+  const std::lock_guard lock(driver().device.mutex);
+  return driver().device.scheduler.bytes_from_host();
 }
 
 // What the driver says of itself; it has no function that is newer.

@@ -114,8 +114,56 @@ Result graph_add_kernel_node(GraphNode* node, Graph graph, const GraphNode* depe
   });
 }
 
+namespace {
+
+std::vector<std::uint64_t> to_numbers(const GraphNode* nodes, std::size_t n_nodes) {
+  std::vector<std::uint64_t> numbers;
+  for (std::size_t index = 0; index < n_nodes; ++index) numbers.push_back(as_number(nodes[index]));
+  return numbers;
+}
+
+}  // namespace
+
+Result graph_add_memcpy_node(GraphNode* node, Graph graph, const GraphNode* dependencies,
+                             std::size_t n_dependencies, const Memcpy3D* params, Context) {
+  return call("cuGraphAddMemcpyNode", Needs::kContext, [&](simulator::Device& device) {
+    require_given(node);
+    require_given(params);
+    const Copy copy = to_copy(*params);
+    device.graphs.validate(copy);
+    const auto before = to_numbers(dependencies, n_dependencies);
+    *node = as_handle<GraphNode>(device.graphs.add(*get(device, graph), copy, before)->handle);
+  });
+}
+
+Result graph_add_event_record_node(GraphNode* node, Graph graph, const GraphNode* dependencies,
+                                   std::size_t n_dependencies, Event event) {
+  return call("cuGraphAddEventRecordNode", Needs::kContext, [&](simulator::Device& device) {
+    require_given(node);
+    const std::uint64_t handle =
+        device.events.get(as_number(event), Status::kInvalidHandle)->handle;
+    const auto before = to_numbers(dependencies, n_dependencies);
+    const auto added =
+        device.graphs.add(*get(device, graph), simulator::EventRecord{handle}, before);
+    *node = as_handle<GraphNode>(added->handle);
+  });
+}
+
+Result graph_add_dependencies(Graph graph, const GraphNode* from, const GraphNode* to,
+                              const EdgeData*, std::size_t n_edges) {
+  return call("cuGraphAddDependencies", Needs::kContext, [&](simulator::Device& device) {
+    get(device, graph);
+    for (std::size_t edge = 0; edge < n_edges; ++edge) {
+      const auto node = get(device, to[edge]);
+      simulator::require(node->graph == as_number(graph), Status::kInvalidValue);
+      device.graphs.depend(*node, *get(device, from[edge]));
+    }
+  });
+}
+
 Result graph_node_get_type(GraphNode node, GraphNodeType* type) {
-  constexpr GraphNodeType kTypes[] = {kNodeKernel, kNodeMemcpy, kNodeMemset, kNodeHost, kNodeGraph};
+  constexpr GraphNodeType kTypes[] = {kNodeKernel, kNodeMemcpy, kNodeMemset,
+                                      kNodeHost,   kNodeGraph,  kNodeEventRecord};
   return call("cuGraphNodeGetType", Needs::kDriver, [&](simulator::Device& device) {
     require_given(type);
     *type = kTypes[get(device, node)->work.index()];

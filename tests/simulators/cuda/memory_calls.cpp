@@ -54,6 +54,22 @@ Result memory_host_free(void* address) {
   });
 }
 
+Result memory_host_register(void* address, std::size_t n_bytes, unsigned int) {
+  return call("cuMemHostRegister", Needs::kContext, [&](simulator::Device& device) {
+    require_given(address);
+    device.captures.require_safe();
+    device.memory.register_host(reinterpret_cast<std::uint64_t>(address), n_bytes);
+  });
+}
+
+Result memory_host_unregister(void* address) {
+  return call("cuMemHostUnregister", Needs::kContext, [&](simulator::Device& device) {
+    device.captures.require_safe();
+    device.scheduler.run_all();
+    device.memory.unregister_host(reinterpret_cast<std::uint64_t>(address));
+  });
+}
+
 Result address_reserve(DevicePointer* address, std::size_t n_bytes, std::size_t alignment,
                        DevicePointer wanted, unsigned long long flags) {
   return call("cuMemAddressReserve", Needs::kDriver, [&](simulator::Device& device) {

@@ -24,7 +24,19 @@ void Device::launch(Stream& stream, Executable& executable) {
     return;
   }
   if (executable.last != nullptr) scheduler.wait(stream, executable.last);
-  scheduler.enqueue(stream, executable.run);
+  GraphRun run = executable.run;
+  run.order = graphs.order(executable);
+  for (const auto& step : run.steps) {
+    const auto* const record = std::get_if<EventRecord>(&step->work);
+    if (record == nullptr) continue;
+    const auto mark = std::make_shared<Mark>();
+    mark->stream = &stream;
+    const auto event = events.get(record->event, Status::kInvalidHandle);
+    event->capture.reset();
+    event->frontier.clear();
+    event->mark = run.marks[record->event] = mark;
+  }
+  scheduler.enqueue(stream, std::move(run));
   executable.last = scheduler.record(stream);
 }
 

@@ -30,9 +30,11 @@ void require_same_shape(const Work& before, const Work& after) {
   }
 }
 
-// An order in which every step follows its dependencies. What was added last runs first wherever
-// it may, so that a missing edge shows.
-std::vector<std::size_t> run_order(const std::vector<std::vector<std::size_t>>& dependencies) {
+// An order in which every step follows its dependencies; of those that may run, which are given in
+// the order in which they became free, `choose` gives the position of the next.
+template <class Choose>
+std::vector<std::size_t> run_order(const std::vector<std::vector<std::size_t>>& dependencies,
+                                   const Choose& choose) {
   std::vector<std::size_t> n_missing(dependencies.size());
   std::vector<std::vector<std::size_t>> dependents(dependencies.size());
   std::vector<std::size_t> ready, order;
@@ -42,8 +44,9 @@ std::vector<std::size_t> run_order(const std::vector<std::vector<std::size_t>>& 
     if (n_missing[index] == 0) ready.push_back(index);
   }
   while (!ready.empty()) {
-    const std::size_t index = ready.back();
-    ready.pop_back();
+    const auto chosen = ready.begin() + static_cast<std::ptrdiff_t>(choose(ready));
+    const std::size_t index = *chosen;
+    ready.erase(chosen);
     order.push_back(index);
     for (const std::size_t other : dependents[index]) {
       if (--n_missing[other] == 0) ready.push_back(other);
@@ -105,6 +108,13 @@ std::shared_ptr<Node> Graphs::add(Graph& graph, Work work,
   return added;
 }
 
+void Graphs::depend(Node& node, const Node& before) {
+  require(node.graph == before.graph, kInvalid);
+  auto& there = node.dependencies;
+  require(std::find(there.begin(), there.end(), before.handle) == there.end(), kInvalid);
+  there.push_back(before.handle);
+}
+
 void Graphs::set(Node& node, Work work) {
   require(node.work.index() == work.index(), kInvalid);
   validate(work);
@@ -115,11 +125,14 @@ std::shared_ptr<Graph> Graphs::clone(const Graph& original) {
   const auto result = create();
   std::map<std::uint64_t, std::uint64_t> twin_of;
   for (const auto& node : original.nodes) {
-    std::vector<std::uint64_t> dependencies;
-    for (const std::uint64_t other : node->dependencies) dependencies.push_back(twin_of.at(other));
-    const auto twin = add(*result, node->work, std::move(dependencies));
+    const auto twin = add(*result, node->work, {});
     twin->original = node->handle;
     twin_of[node->handle] = twin->handle;
+  }
+  for (std::size_t index = 0; index < original.nodes.size(); ++index) {
+    for (const std::uint64_t other : original.nodes[index]->dependencies) {
+      result->nodes[index]->dependencies.push_back(twin_of.at(other));
+    }
   }
   return result;
 }
@@ -156,8 +169,24 @@ std::shared_ptr<Executable> Graphs::instantiate(const Graph& graph) {
     for (const std::uint64_t other : node->dependencies) steps.push_back(result->step_of.at(other));
     dependencies.push_back(std::move(steps));
   }
-  result->run.order = run_order(dependencies);
+  result->dependencies = std::move(dependencies);
+  result->run.order = order(*result);
+  require(result->run.order.size() == result->run.steps.size(), kInvalid);  // else a cycle
   return executables_.add(result);
+}
+
+std::vector<std::size_t> Graphs::order(const Executable& executable) {
+  using Ready = std::vector<std::size_t>;
+  return run_order(executable.dependencies, [this](const Ready& ready) -> std::size_t {
+    if (node_order_ == NodeOrder::kNewestFirst) return ready.size() - 1;
+    if (node_order_ == NodeOrder::kRandom) return random_() % ready.size();
+    return static_cast<std::size_t>(std::min_element(ready.begin(), ready.end()) - ready.begin());
+  });
+}
+
+void Graphs::set_node_order(NodeOrder node_order, std::uint64_t seed) {
+  node_order_ = node_order;
+  random_.seed(seed);
 }
 
 void Graphs::destroy_executable(std::uint64_t handle) {
@@ -216,6 +245,7 @@ void Graphs::reset() {
   nodes_.clear();
   executables_.clear();
   strict_kinds_ = false;
+  node_order_ = NodeOrder::kNewestFirst;
 }
 
 }  // namespace simulator

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <random>
 #include <vector>
 
 #include "memory.hpp"
@@ -45,12 +46,19 @@ struct Step {
 struct GraphRun {
   std::vector<std::shared_ptr<const Step>> steps;
   std::vector<std::size_t> order;
+  std::size_t next = 0;                                  // in the order: what runs next
+  std::map<std::uint64_t, std::shared_ptr<Mark>> marks;  // of this launch, by the event
 };
+
+// In which order a graph's nodes run where their edges leave it open: what was added last first, so
+// that a missing edge shows; what was added first; or by chance, other at each launch.
+enum class NodeOrder { kNewestFirst, kOldestFirst, kRandom };
 
 struct Executable {
   std::uint64_t handle = 0;
   std::map<std::uint64_t, std::size_t> step_of;  // by the node's handle
   GraphRun run;
+  std::vector<std::vector<std::size_t>> dependencies;  // by step
   std::shared_ptr<Mark> last;  // of its last launch: launches of one executable do not overlap
 };
 
@@ -68,6 +76,8 @@ class Graphs {
 
   // Errors: a dependency in another graph.
   std::shared_ptr<Node> add(Graph& graph, Work work, std::vector<std::uint64_t> dependencies);
+  // Errors: nodes of different graphs, or an edge that is there already.
+  void depend(Node& node, const Node& before);
   // Errors: work of another kind than the node's.
   void set(Node& node, Work work);
   std::shared_ptr<Graph> clone(const Graph& graph);
@@ -82,6 +92,10 @@ class Graphs {
   // is not allocated, operands of another kind of memory than before, several dimensions
   // (a fill may keep its own), and no bytes.
   void set(Executable& executable, const Node& node, Work work);
+
+  // For the next launch of the executable.
+  std::vector<std::size_t> order(const Executable& executable);
+  void set_node_order(NodeOrder order, std::uint64_t seed);
 
   // Plain and mapped memory then count as different kinds of memory for set().
   void set_strict_kinds(bool strict) { strict_kinds_ = strict; }
@@ -105,6 +119,8 @@ class Graphs {
   Registry<Node> nodes_;
   Registry<Executable> executables_;
   bool strict_kinds_ = false;
+  NodeOrder node_order_ = NodeOrder::kNewestFirst;
+  std::mt19937_64 random_;
 };
 
 }  // namespace simulator

@@ -133,9 +133,26 @@ std::uint64_t Memory::allocate_host(std::size_t n_bytes) {
 }
 
 void Memory::free_host(std::uint64_t address) {
+  require(registered_.find(address) == registered_.end(), Status::kInvalidValue);
   const std::size_t n_bytes = remove(address, MemoryKind::kHost);
   host_bytes_ -= n_bytes;
   munmap(pointer(address), rounded_up(n_bytes, kPageBytes));
+}
+
+void Memory::register_host(std::uint64_t address, std::size_t n_bytes) {
+  require(n_bytes != 0, Status::kInvalidValue);
+  const auto after = allocations_.lower_bound(address + n_bytes);
+  if (after != allocations_.begin()) {
+    const Allocation& before = std::prev(after)->second;
+    require(before.begin + before.n_bytes <= address, Status::kAlreadyRegistered);
+  }
+  registered_[add(address, n_bytes, MemoryKind::kHost, nullptr)] = n_bytes;
+  host_bytes_ += n_bytes;
+}
+
+void Memory::unregister_host(std::uint64_t address) {
+  require(registered_.erase(address) == 1, Status::kNotRegistered);
+  host_bytes_ -= remove(address, MemoryKind::kHost);
 }
 
 std::uint64_t Memory::reserve(std::size_t n_bytes, std::size_t alignment_bytes,
@@ -263,13 +280,15 @@ std::size_t Memory::n_mappings() const {
 
 void Memory::reset() {
   for (const auto& [address, allocation] : allocations_) {
-    if (allocation.kind == MemoryKind::kHost) {
+    const bool is_own = registered_.find(address) == registered_.end();
+    if (allocation.kind == MemoryKind::kHost && is_own) {
       munmap(pointer(address), rounded_up(allocation.n_bytes, kPageBytes));
     }
   }
   for (const auto& [address, block] : blocks_) munmap(pointer(block.begin), block.n_bytes);
   for (const auto& [address, n_bytes] : reservations_) munmap(pointer(address), n_bytes);
   allocations_.clear();
+  registered_.clear();
   blocks_.clear();
   reusable_.clear();
   kept_.clear();

@@ -65,6 +65,11 @@ class Memory {
   // Memory of the host that counts as pinned; errors as above.
   std::uint64_t allocate_host(std::size_t n_bytes);
   void free_host(std::uint64_t address);
+  // Makes memory that the caller has count as pinned. Errors: kInvalidValue for no bytes,
+  // kAlreadyRegistered where some of it is.
+  void register_host(std::uint64_t address, std::size_t n_bytes);
+  // Errors: kNotRegistered unless the address is one that was given to register_host.
+  void unregister_host(std::uint64_t address);
 
   // Addresses without memory. `alignment_bytes` is 0 or a power of two; `wanted` is a hint.
   // Errors: kInvalidValue for a size that is not a multiple of the granularity.
@@ -120,6 +125,7 @@ class Memory {
   static constexpr std::size_t kDefaultLimitBytes = std::size_t{16} << 30;
   std::map<std::uint64_t, Allocation> allocations_;  // by address
   std::map<std::uint64_t, std::size_t> reservations_;
+  std::map<std::uint64_t, std::size_t> registered_;         // of the host, by address
   std::map<std::uint64_t, std::shared_ptr<Chunk>> chunks_;  // handles that were not released
   std::vector<std::weak_ptr<Chunk>> all_chunks_;
   std::map<std::uint64_t, Block> blocks_;                   // by the address that was handed out

@@ -9,6 +9,8 @@ enum class Status {
   kInvalidValue,
   kInvalidHandle,
   kOutOfMemory,
+  kAlreadyRegistered,  // memory of the host
+  kNotRegistered,
   kNotReady,            // work is still queued
   kIllegalState,        // the object is in another state than the call needs
   kIllegalAddress,      // a fault of the device: sticky

@@ -126,13 +126,21 @@ bool Scheduler::step(Stream& stream) {
   stream.advancing = true;
   const bool passed = pass(stream);
   if (passed && !stream.queue.empty()) {  // empty: a fault dropped it
-    const Operation operation = std::move(stream.queue.front());
-    stream.queue.pop_front();
-    perform(operation);
+    perform_first(stream);
     if (fault_) drop_all();
   }
   stream.advancing = false;
   return passed;
+}
+
+void Scheduler::perform_first(Stream& stream) {
+  if (auto* run = std::get_if<GraphRun>(&stream.queue.front())) {
+    if (!advance_graph(*run)) stream.queue.pop_front();
+    return;
+  }
+  const Operation operation = std::move(stream.queue.front());
+  stream.queue.pop_front();
+  perform(operation);
 }
 
 // What the stream's first operation waits for has happened.
@@ -168,11 +176,21 @@ std::size_t Scheduler::n_queued() const {
   return count;
 }
 
+// Runs one node, so that a graph goes no further than somebody waits; false: there is none left.
+bool Scheduler::advance_graph(GraphRun& run) {
+  if (run.next == run.order.size()) return false;
+  const auto step = run.steps[run.order[run.next++]];  // a fault may drop the run meanwhile
+  if (const auto* record = std::get_if<EventRecord>(&step->work)) {
+    perform(Record{run.marks.at(record->event)});
+  } else {
+    perform(*step);
+  }
+  return true;
+}
+
 void Scheduler::perform(const Operation& operation) {
   if (const auto* work = std::get_if<Work>(&operation)) {
     perform(*work);
-  } else if (const auto* run = std::get_if<GraphRun>(&operation)) {
-    perform(*run);
   } else if (const auto* record = std::get_if<Record>(&operation)) {
     record->mark->at_ns = now_ns();
     record->mark->done = true;
@@ -203,7 +221,16 @@ void Scheduler::perform(const Work& work) {
       fault_ = Status::kIllegalAddress;
       return;
     }
-    if (const auto* copy = std::get_if<Copy>(&work)) simulator::run(*copy);
+    if (const auto* copy = std::get_if<Copy>(&work)) {
+      if (copies_to_fault_ > 0 && --copies_to_fault_ == 0) {
+        fault_ = Status::kIllegalAddress;
+        return;
+      }
+      if (copy->source.side == Side::kHost) {
+        bytes_from_host_ += copy->width_bytes * copy->height * copy->depth;
+      }
+      simulator::run(*copy);
+    }
     if (const auto* fill = std::get_if<Fill>(&work)) simulator::run(*fill);
   }
 }
@@ -222,11 +249,14 @@ void Scheduler::perform(const BlockKernelCall& call) {
 
 void Scheduler::perform(const GraphRun& run) {
   for (const std::size_t index : run.order) {
-    const Step& step = *run.steps[index];
-    if (!graphs_.holds(step)) fault_ = Status::kIllegalAddress;
-    if (!fault_) perform(step.work);
+    perform(*run.steps[index]);
     if (fault_) return;
   }
+}
+
+void Scheduler::perform(const Step& step) {
+  if (!graphs_.holds(step)) fault_ = Status::kIllegalAddress;
+  if (!fault_) perform(step.work);
 }
 
 bool Scheduler::is_idle(const Stream& stream) const {
@@ -300,6 +330,7 @@ void Scheduler::reset() {
     stream->frontier.clear();
   }
   eager_ = false;
+  copies_to_fault_ = bytes_from_host_ = 0;
   fault_.reset();
 }
 

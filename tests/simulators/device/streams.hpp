@@ -88,6 +88,11 @@ class Scheduler : private Runner {
   void run_until(const std::shared_ptr<Mark>& mark);
   void run_all();
 
+  // The nth copy from now (1: the next) faults instead.
+  void fault_copy(std::uint64_t nth) { copies_to_fault_ = nth; }
+  // Bytes of copies from the host that have run.
+  std::uint64_t bytes_from_host() const { return bytes_from_host_; }
+
   // The sticky fault of the device, if there is one.
   std::optional<Status> fault() const { return fault_; }
   void set_fault(Status status);
@@ -104,16 +109,20 @@ class Scheduler : private Runner {
   class Execution;
 
   void advance(Stream& stream, const Mark* until);
-  // Runs the first operation. False where it must wait for something that does not happen.
+  // Runs the first operation, of a graph the next node. False where it must wait for something
+  // that does not happen.
   bool step(Stream& stream);
+  void perform_first(Stream& stream);
   bool pass(Stream& stream);
   bool open(const Gate& gate);
   std::size_t n_queued() const;
+  bool advance_graph(GraphRun& run);
   void perform(const Operation& operation);
   void perform(const Work& work) override;
   void fail(Status status) override { fault_ = status; }
   void perform(const BlockKernelCall& call);
   void perform(const GraphRun& run);
+  void perform(const Step& step);
   std::shared_ptr<Mark> tail(Stream& stream);
   void drop_all();
 
@@ -124,6 +133,8 @@ class Scheduler : private Runner {
   std::shared_ptr<Stream> default_, thread_default_;
   std::condition_variable_any ended_;
   bool executing_ = false;
+  std::uint64_t copies_to_fault_ = 0;  // 0: none will
+  std::uint64_t bytes_from_host_ = 0;
   bool eager_ = false;
   std::optional<Status> fault_;
 };

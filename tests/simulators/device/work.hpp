@@ -116,7 +116,13 @@ struct LateWork {
   std::function<void(Runner&)> run;
 };
 
-using Work = std::variant<KernelCall, Copy, Fill, HostCall, ChildGraph, BlockKernelCall, LateWork>;
+// In a graph: an event happens when what the node depends on has ended.
+struct EventRecord {
+  std::uint64_t event = 0;
+};
+
+using Work = std::variant<KernelCall, Copy, Fill, HostCall, ChildGraph, EventRecord, BlockKernelCall,
+                          LateWork>;
 
 // What late work may do. Thread: the one that runs work, under the device's mutex.
 class Runner {

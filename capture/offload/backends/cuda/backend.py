@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import weakref
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
@@ -27,7 +27,20 @@ from offload.backends.cuda.fixed_weights import WEIGHT_OWNER
 from offload.backends.cuda.graph import NodeKind, driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
-from offload.backends.cuda.random_cells import Cell, drawing, random_cells
+from offload.backends.cuda.random_cells import drawing, random_cells
+from offload.backends.cuda.resident_graph import (
+    CapturedProgram,
+    make_resident,
+    relocations_of,
+    set_nodes,
+)
+from offload.backends.cuda.streamed_copies import StreamedGraph, streamed_graph
+from offload.backends.cuda.streaming import (
+    free_bytes,
+    make_stream,
+    measure_link,
+    refuse_unstored,
+)
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
 from offload.backends.cuda.words import CapturesDiffer, Discovery, Noise
@@ -36,6 +49,7 @@ from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
 from offload.plan import Plan, check_plan
 from offload.program import Program
+from offload.streaming import Link
 
 ALIGNMENT_BYTES = 256
 """Of every Value: what cuBLASLt takes into account when it chooses a kernel. A kernel that was
@@ -49,23 +63,14 @@ _copy_costs: dict[int, CopyCosts] = {}
 _arenas: weakref.WeakValueDictionary[int, _native.CudaArena] = weakref.WeakValueDictionary()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Captured:
-    """What `prepare` hands on: the template graph, and what its words are."""
-
-    device: int
-    capture: GraphCapture
-    pool: _native.DiscoveryPool
-    discovery: Discovery
-    random_cells: list[Cell]
-
-
 class CudaBackend:
     """One NVIDIA GPU, or whatever answers to the driver's API."""
 
     name = "cuda"
     capabilities = Capabilities(queues_work=True, runs_opaque=True)
     alignment_bytes = ALIGNMENT_BYTES
+    granule_bytes = 2 * 2**20
+    memory_bytes_per_ns = 2000.0
 
     def __init__(self, capturer: Capturer | None = None) -> None:
         """Captures with torch, unless another capturer is given."""
@@ -184,10 +189,13 @@ class CudaBackend:
         Raises:
             PlanError: the Plan does not fit the Program.
             BindingError: a weight's memory is not aligned.
+            BackendUnavailable: weights are to be streamed that have no store on the host.
+            CaptureError: the copies of weights cannot be ordered with the graph's nodes.
+            FileError: a file with weights is shorter than it was, or cannot be read.
             ExecutionError: the driver failed; memory that ran out is said in bytes.
         """
         check_plan(prepared.program, plan)
-        captured: _Captured = prepared.state
+        captured: CapturedProgram = prepared.state
         named = {word.value for word in captured.discovery.words}
         check = functools.partial(check_weights, prepared.program, named, self.alignment_bytes)
         check()
@@ -199,8 +207,25 @@ class CudaBackend:
             captured.capture.keep if _points_outside(captured.discovery) else None,
             prepared.program.weights if prepared.program.opaque is not None else None,
         )
-        resident = _resident(
-            captured, prepared.program, plan, arena, plan.feature_map_bytes, keep=keep
+        stream: _native.CudaWeightStream | None = None
+        weights: Mapping[int, torch.Tensor] = {}
+        streamed = StreamedGraph((), ())
+        if plan.streaming is not None:
+            assert prepared.graph is not None
+            streamed = streamed_graph(
+                prepared.program, prepared.graph, captured.capture.launches, plan.streaming
+            )
+            on = self.tensor_device(captured.device)
+            stream, weights = make_stream(prepared.program, plan.streaming, captured.device, on)
+        resident = make_resident(
+            captured,
+            prepared.program,
+            plan,
+            arena,
+            plan.feature_map_bytes,
+            stream=stream,
+            streamed=streamed,
+            keep=keep,
         )
         random = captured.capture.random
         mode = "graph" if prepared.program.opaque is None else "opaque"
@@ -214,9 +239,29 @@ class CudaBackend:
             current_stream=self.current_stream,
             check_weights=check,
             draw=drawing(random) if random is not None and captured.random_cells else None,
-            set_nodes=_set_nodes(captured, plan),
+            set_nodes=set_nodes(captured, plan),
             measure_copies=functools.partial(self.copy_costs, captured.device, resident),
+            weights=weights,
+            stream=stream,
         )
+
+    def link(self, program: Program) -> Link:
+        """What a copy from the host takes, measured once in a process.
+
+        Raises:
+            BackendUnavailable: the program's weights are not in files.
+            ExecutionError: the driver failed, or has no memory to measure with.
+        """
+        refuse_unstored(program)
+        return measure_link(device_of(program))
+
+    def maps_pieces(self) -> bool:
+        """Not yet: a weight is streamed as a whole."""
+        return False
+
+    def free_bytes(self, program: Program) -> int:
+        """Of the Program's GPU, what torch's allocator only keeps for later included."""
+        return free_bytes(device_of(program))
 
     def copy_costs(self, index: int, resident: _native.CudaResident) -> CopyCosts:
         """What re-setting a node and copying cost on a device: measured once in a process.
@@ -252,7 +297,7 @@ class CudaBackend:
                 reads what was taken for padding.
             ExecutionError: the device failed, or has no memory for the proof.
         """
-        captured: _Captured = prepared.state
+        captured: CapturedProgram = prepared.state
         program = prepared.program
         names = _launch_names(program)
 
@@ -264,8 +309,8 @@ class CudaBackend:
         twins = []
         try:
             for its_plan in (plan, apart(program, plan)):
-                resident = _resident(captured, program, its_plan, arena, 0)
-                relocations = _relocations(captured.discovery, its_plan)
+                resident = make_resident(captured, program, its_plan, arena, 0)
+                relocations = relocations_of(captured.discovery, its_plan)
                 twins.append(Placed(its_plan, resident, relocations))
             with self.proof_memory(captured.device) as memory:
                 noise = captured.discovery.noise
@@ -295,7 +340,7 @@ def _points_outside(discovery: Discovery) -> bool:
 
 def _capture(
     program: Program, capturer: Capturer, seed: int
-) -> tuple[_Captured, GraphCapture, GraphCapture, GraphCapture]:
+) -> tuple[CapturedProgram, GraphCapture, GraphCapture, GraphCapture]:
     """Capture twice in one layout, and once in each of two others.
 
     The first of the two is let go before the same addresses are given out again; the second is the
@@ -310,7 +355,7 @@ def _capture(
         _as_data(capturer.capture(program, _native.DiscoveryPool(device, seed + number)))
         for number in (1, 2)
     ]
-    captured = _Captured(device, template, pool, Discovery((), (), (), ()), [])
+    captured = CapturedProgram(device, template, pool, Discovery((), (), (), ()), [])
     return captured, again, others[0], others[1]
 
 
@@ -325,52 +370,3 @@ def _arena(device: int) -> _native.CudaArena:
     if arena is None:
         arena = _arenas[device] = _native.CudaArena(device)
     return arena
-
-
-def _relocations(discovery: Discovery, plan: Plan) -> list[tuple[int, int, int]]:
-    """For each word the slot and the offset that its Value has in the Plan."""
-    relocations = []
-    for index, word in enumerate(discovery.words):
-        place = plan.places[word.value]
-        assert place is not None  # who is named by a word is touched by its node
-        offset_bytes = place.offset_bytes + word.value_offset_bytes
-        relocations.append((index, place.slot, offset_bytes))
-    return relocations
-
-
-def _set_nodes(captured: _Captured, plan: Plan) -> dict[int, set[int]]:
-    """By slot the kernels that hold its address. Copies and memsets are re-set in any case."""
-    nodes: dict[int, set[int]] = {}
-    for index, slot, _ in _relocations(captured.discovery, plan):
-        node = captured.discovery.words[index].node
-        if captured.capture.nodes[node].kind is NodeKind.KERNEL:
-            nodes.setdefault(slot, set()).add(node)
-    return nodes
-
-
-def _resident(
-    captured: _Captured,
-    program: Program,
-    plan: Plan,
-    arena: _native.CudaArena,
-    arena_bytes: int,
-    *,
-    keep: Any = None,
-) -> Any:
-    capture, discovery = captured.capture, captured.discovery
-    return _native.CudaResident(
-        device=captured.device,
-        graph=capture.graph,
-        arena=arena,
-        arena_bytes=arena_bytes,
-        node_handles=[node.handle for node in capture.nodes],
-        words=[(word.node, word.part, word.offset_bytes) for word in discovery.words],
-        relocations=_relocations(discovery, plan),
-        launches=list(capture.launches),
-        n_launches=len(program.launches),
-        host_tables={
-            index: node.parts[1] for index, node in enumerate(capture.nodes) if len(node.parts) > 1
-        },
-        random_cells=captured.random_cells,
-        keep=keep,
-    )

@@ -17,16 +17,31 @@ def fit_copy_costs(
 ) -> CopyCosts:
     """Medians of the host's times, and a line through the device's.
 
-    The line is the one with the least squares of relative errors, so that small copies count as
-    much as large ones. Neither of its two numbers is negative.
-
     Args:
         set_node_ns: samples of re-setting one node.
         submit_ns: samples of enqueuing one copy.
         device_ns: samples of one copy on the device, as (bytes, ns).
     """
+    fixed_ns, ns_per_byte = fit_line(device_ns)
+    return CopyCosts(
+        set_node_ns=max(_LEAST_NS, statistics.median(set_node_ns)),
+        submit_ns=statistics.median(submit_ns),
+        device_ns=fixed_ns,
+        device_ns_per_byte=ns_per_byte,
+    )
+
+
+def fit_line(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """The time of a copy as a line: the time of none, and of each byte, in ns.
+
+    The line is the one with the least squares of relative errors, so that small copies count as
+    much as large ones. Neither of its two numbers is negative.
+
+    Args:
+        samples: of one copy each, as (bytes, ns), of at least two sizes.
+    """
     sums = [0.0] * 5
-    for size_bytes, time_ns in device_ns:
+    for size_bytes, time_ns in samples:
         weight = 1 / max(time_ns, _LEAST_NS) ** 2
         terms = (1, size_bytes, size_bytes**2, time_ns, size_bytes * time_ns)
         sums = [total + weight * term for total, term in zip(sums, terms, strict=True)]
@@ -35,9 +50,4 @@ def fit_copy_costs(
     fixed_ns = (y - ns_per_byte * x) / n
     if fixed_ns < 0:
         fixed_ns, ns_per_byte = 0.0, xy / xx
-    return CopyCosts(
-        set_node_ns=max(_LEAST_NS, statistics.median(set_node_ns)),
-        submit_ns=statistics.median(submit_ns),
-        device_ns=fixed_ns,
-        device_ns_per_byte=ns_per_byte,
-    )
+    return fixed_ns, ns_per_byte

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from offload.backends.cuda.graph import call, driver_bindings
 from offload.errors import ExecutionError
+
+T = TypeVar("T")
 
 
 class DeviceMemory:
@@ -99,11 +102,19 @@ class DeviceMemory:
 
 
 def _allocate(n_bytes: int) -> int:
-    """Device memory; what torch's allocator only keeps for later is taken back if it is needed."""
+    return with_memory_of_torch(lambda: int(call("cuMemAlloc", n_bytes)))
+
+
+def with_memory_of_torch(allocate: Callable[[], T]) -> T:
+    """What `allocate` gives; if it fails, once more without what torch's allocator only keeps.
+
+    Raises:
+        ExecutionError: there is no memory all the same.
+    """
     try:
-        return int(call("cuMemAlloc", n_bytes))
+        return allocate()
     except ExecutionError:
         if not torch.cuda.is_available():
             raise
         torch.cuda.empty_cache()
-        return int(call("cuMemAlloc", n_bytes))
+        return allocate()

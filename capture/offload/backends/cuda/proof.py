@@ -21,6 +21,9 @@ What is not shown: that the graph computes what the model does (its results are 
 where models are tested); and addresses of weights that no launch writes, which stay where they are
 in all three steps, since copies could take as much memory as the model. They have been moved once
 already, from the addresses that they were captured at, where nothing is mapped any more.
+Weights in files are not read: in all three steps those of one dtype are one block of made-up
+content, since a model may be larger than the device. The copies that bring streamed weights are no
+part of what executes here; `streamed_copies.check_copies` proves their order by the graph's edges.
 
 Inputs are made up: floating-point numbers are drawn from [0, 1), truth values likewise, and
 integers are 0, which is an index into anything. Where that leaves no second input to tell apart,
@@ -38,6 +41,7 @@ from typing import NoReturn, Protocol
 
 from offload.backends.cuda import fixed_weights
 from offload.backends.cuda.fixed_weights import FixedWeights
+from offload.backends.cuda.weight_stand_ins import WeightStandIns
 from offload.backends.cuda.words import Noise
 from offload.errors import CaptureError
 from offload.made_up_inputs import made_up_inputs, overlapping_inputs
@@ -126,7 +130,7 @@ def prove(
         ExecutionError: the device failed, or has no memory for the proof.
     """
     first, second = (made_up_inputs(program, variant) for variant in range(2))
-    weights = FixedWeights(program, memory)
+    weights = _Weights(FixedWeights(program, memory), WeightStandIns(program, memory))
     bases = _Bases(program, unshared.plan, memory, first, weights)
     bases.execute(unshared)
     expected = bases.outcome()
@@ -157,7 +161,8 @@ def prove(
     _compare(before, after, "was moved and still writes to its old addresses, in {}")
     old.free()
     new.free()
-    weights.free()
+    weights.fixed.free()
+    weights.stand_ins.free()
 
 
 def _compare(expected: dict[str, bytes], found: dict[str, bytes], message: str) -> None:
@@ -211,6 +216,14 @@ def _check_steady(found: dict[str, bytes], again: dict[str, bytes]) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Weights:
+    """Where weights are read, and what puts back those that cannot be moved."""
+
+    fixed: FixedWeights
+    stand_ins: WeightStandIns
+
+
 class _Bases:
     """Memory for one placement: what each slot's base is."""
 
@@ -220,9 +233,9 @@ class _Bases:
         plan: Plan,
         memory: Memory,
         inputs: Sequence[bytes],
-        weights: FixedWeights,
+        weights: _Weights,
     ) -> None:
-        self._weights = weights
+        self._weights = weights.fixed
         self._program = program
         self._plan = plan
         self._memory = memory
@@ -237,7 +250,7 @@ class _Bases:
             if value.role is Role.OUTPUT:
                 self._bases[place.slot] = self._allocate(value.size_bytes, value.name)
             elif value.role is Role.WEIGHT:
-                address = program.weights[value.index][0].untyped_storage().data_ptr()
+                address = weights.stand_ins.addresses[value.index]
                 if value.index in written and program.opaque is None:
                     original, address = address, self._allocate(value.size_bytes, value.name)
                     self._copies.append((address, original, value.size_bytes))

@@ -1,0 +1,97 @@
+"""What discovery found of a Program, and the resident that a Plan makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from offload import _native
+from offload.backends.cuda.capture import GraphCapture
+from offload.backends.cuda.graph import NodeKind
+from offload.backends.cuda.random_cells import Cell
+from offload.backends.cuda.streamed_copies import StreamedGraph
+from offload.backends.cuda.words import Discovery
+from offload.plan import Plan
+from offload.program import Program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CapturedProgram:
+    """What `prepare` hands on: the template graph, and what its words are."""
+
+    device: int
+    capture: GraphCapture
+    pool: _native.DiscoveryPool
+    discovery: Discovery
+    random_cells: list[Cell]
+
+
+def relocations_of(discovery: Discovery, plan: Plan) -> list[tuple[int, int, int]]:
+    """For each word the slot and the offset that its Value has in the Plan."""
+    relocations = []
+    for index, word in enumerate(discovery.words):
+        place = plan.places[word.value]
+        assert place is not None  # who is named by a word is touched by its node
+        offset_bytes = place.offset_bytes + word.value_offset_bytes
+        relocations.append((index, place.slot, offset_bytes))
+    return relocations
+
+
+def set_nodes(captured: CapturedProgram, plan: Plan) -> dict[int, set[int]]:
+    """By slot the kernels that hold its address. Copies and memsets are re-set in any case."""
+    nodes: dict[int, set[int]] = {}
+    for index, slot, _ in relocations_of(captured.discovery, plan):
+        node = captured.discovery.words[index].node
+        if captured.capture.nodes[node].kind is NodeKind.KERNEL:
+            nodes.setdefault(slot, set()).add(node)
+    return nodes
+
+
+def make_resident(
+    captured: CapturedProgram,
+    program: Program,
+    plan: Plan,
+    arena: _native.CudaArena,
+    arena_bytes: int,
+    *,
+    stream: _native.CudaWeightStream | None = None,
+    streamed: StreamedGraph = StreamedGraph((), ()),  # noqa: B008  (immutable)
+    keep: Any = None,
+) -> _native.CudaResident:
+    """The captured graph, resident: its words as the Plan places them, and copies of weights in it.
+
+    Args:
+        captured: what discovery found of `program`, which `plan` places.
+        program: its launches are counted.
+        plan: where each Value lies.
+        arena: what the feature map lies in.
+        arena_bytes: of the feature map; 0: the caller gives one at each execution.
+        stream: the weights, where some are streamed.
+        streamed: where their copies stand among the nodes.
+        keep: what has to live as long as the device executes the graph.
+
+    Raises:
+        ExecutionError: the driver failed; memory that ran out is said in bytes.
+    """
+    capture, discovery = captured.capture, captured.discovery
+    return _native.CudaResident(
+        device=captured.device,
+        graph=capture.graph,
+        arena=arena,
+        arena_bytes=arena_bytes,
+        node_handles=[node.handle for node in capture.nodes],
+        words=[(word.node, word.part, word.offset_bytes) for word in discovery.words],
+        relocations=relocations_of(discovery, plan),
+        launches=list(capture.launches),
+        n_launches=len(program.launches),
+        host_tables={
+            index: node.parts[1] for index, node in enumerate(capture.nodes) if len(node.parts) > 1
+        },
+        random_cells=captured.random_cells,
+        weights=stream,
+        copies=[
+            (copy.transfer, copy.after, copy.before, copy.for_next_pass) for copy in streamed.copies
+        ],
+        ready_after=streamed.ready_after,
+        keep=keep,
+    )

@@ -1,0 +1,57 @@
+#include <ATen/ops/from_blob.h>
+
+#include "convert.hpp"
+#include "cuda/cuda_weight_stream.hpp"
+#include "cuda/link_samples.hpp"
+#include "registers.hpp"
+#include "weight_arguments.hpp"
+
+namespace py = pybind11;
+
+namespace offload {
+namespace {
+
+using cuda::CudaWeightStream;
+
+std::shared_ptr<CudaWeightStream> make_stream(int device, std::size_t memory_bytes,
+                                              std::size_t granule_bytes,
+                                              const std::vector<StreamedWeight>& weights,
+                                              const std::vector<TransferTuple>& transfers,
+                                              std::size_t n_launches) {
+  auto [plan, sources] =
+      stream_arguments(memory_bytes, granule_bytes, weights, transfers, n_launches);
+  const py::gil_scoped_release release;
+  return {new CudaWeightStream(device, std::move(plan), std::move(sources)),
+          delete_without_gil<CudaWeightStream>};
+}
+
+// `device`: what torch calls the device that the memory is on.
+py::object tensor_of(const std::shared_ptr<CudaWeightStream>& stream, std::size_t weight,
+                     const std::string& device) {
+  check_weight(stream->plan(), weight);
+  const auto size_bytes = static_cast<std::int64_t>(stream->plan().weights[weight].size_bytes);
+  const at::Device on(device);
+  return from_tensor(at::for_blob(reinterpret_cast<void*>(stream->address(weight)), {size_bytes})
+                         .deleter([stream](void*) {})
+                         .options(at::TensorOptions(at::kByte).device(on))
+                         .target_device(on)
+                         .make_tensor());
+}
+
+}  // namespace
+
+void register_cuda_weights(py::module_& module) {
+  py::class_<CudaWeightStream, std::shared_ptr<CudaWeightStream>> stream(module,
+                                                                         "CudaWeightStream");
+  stream
+      .def(py::init(&make_stream), py::kw_only(), py::arg("device"), py::arg("memory_bytes"),
+           py::arg("granule_bytes"), py::arg("weights"), py::arg("transfers"),
+           py::arg("n_launches"))
+      .def("tensor", &tensor_of, py::arg("index"), py::arg("device"));
+  define_weight_stream<CudaWeightStream>(stream);
+  module.def("cuda_link_samples", &cuda::sample_link, py::arg("device"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Times in ns of copies from pinned memory of the host, by their bytes.");
+}
+
+}  // namespace offload

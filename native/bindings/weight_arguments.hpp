@@ -1,0 +1,109 @@
+// Weights that are streamed, as Python describes them.
+#pragma once
+
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "streaming/stream_plan.hpp"
+#include "streaming/weight_source.hpp"
+
+namespace offload {
+
+// Where a weight's bytes begin in a file; they are as many as the weight has.
+struct FileRange {
+  std::string path;
+  std::size_t offset_bytes = 0;
+};
+
+// A weight, and the FileRange or tensor that its bytes come from.
+struct StreamedWeight {
+  WeightPlacement placement;
+  pybind11::object source;
+};
+
+// (weight, piece, first launch, last launch, after launch, after pass)
+using TransferTuple =
+    std::tuple<std::size_t, std::size_t, std::size_t, std::size_t, std::size_t, int>;
+
+// Throws FileError and BindingError naming the weight. Needs the GIL.
+std::shared_ptr<WeightSource> make_source(const WeightPlacement& weight, pybind11::handle source,
+                                          WeightFiles& files);
+
+// The plan, and the sources by weight. Errors and GIL: as make_source.
+std::pair<StreamPlan, std::vector<std::shared_ptr<WeightSource>>> stream_arguments(
+    std::size_t memory_bytes, std::size_t granule_bytes, const std::vector<StreamedWeight>& weights,
+    const std::vector<TransferTuple>& transfers, std::size_t n_launches);
+
+// "memory", "direct" or "buffered".
+const char* mode_name(ReadMode mode);
+
+// What streams of weights have in common, whatever memory they bring them to.
+template <typename Stream, typename Class>
+void define_weight_stream(Class& definition) {
+  namespace py = pybind11;
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  definition
+      .def(
+          "load",
+          [](Stream& stream, const std::function<void(std::uint64_t)>& progress) {
+            const py::gil_scoped_release release;
+            stream.load(progress);
+          },
+          py::arg("progress") = nullptr)
+      .def(
+          "refresh",
+          [](Stream& stream, std::optional<std::vector<std::size_t>> weights) {
+            if (!weights) {
+              weights.emplace(stream.plan().weights.size());
+              for (std::size_t index = 0; index < weights->size(); ++index) {
+                (*weights)[index] = index;
+              }
+            }
+            const py::gil_scoped_release release;
+            stream.refresh(*weights);
+          },
+          py::arg("weights") = py::none())
+      .def(
+          "replace",  // all of them or, if one of them is refused, none
+          [](Stream& stream, const std::map<std::size_t, py::object>& sources) {
+            WeightFiles files;
+            std::map<std::size_t, std::shared_ptr<WeightSource>> made;
+            for (const auto& [weight, source] : sources) {
+              check_weight(stream.plan(), weight);
+              made[weight] = make_source(stream.plan().weights[weight], source, files);
+            }
+            const py::gil_scoped_release release;
+            stream.replace(std::move(made));
+          },
+          py::arg("sources"))
+      .def("close", &Stream::close, Unlocked())
+      .def("give_back", &Stream::give_back, Unlocked())
+      .def_property_readonly("read_modes",
+                             [](const Stream& stream) {
+                               const py::gil_scoped_release release;
+                               std::vector<std::string> names;
+                               for (std::size_t weight = 0; weight < stream.plan().weights.size();
+                                    ++weight) {
+                                 names.emplace_back(mode_name(stream.mode(weight)));
+                               }
+                               return names;
+                             })
+      .def_property_readonly("load_bytes", &Stream::load_bytes)
+      .def_property_readonly("bytes_moved", &Stream::bytes_moved)
+      .def_property_readonly("n_transfers", &Stream::n_transfers)
+      .def_property_readonly("wait_ns", &Stream::wait_ns)
+      .def_property_readonly("busy_ns", &Stream::busy_ns)
+      .def_property_readonly("generation", &Stream::generation);
+}
+
+}  // namespace offload

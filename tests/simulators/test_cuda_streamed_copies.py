@@ -1,0 +1,158 @@
+"""Edges between copies of weights and launches: none may be missing, by proof and by result."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from simulator import NEWEST_FIRST, OLDEST_FIRST
+
+import offload
+from offload import passes
+from offload.backends.cuda import backend as cuda_backend
+from offload.backends.cuda.streamed_copies import StreamedGraph, check_copies, streamed_graph
+from offload.plan import NodeGraph
+
+pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
+from device_streaming import GIVEN, expected_of, floor_on, poison_after_last_use, results
+
+
+@dataclasses.dataclass
+class Case:
+    """What `check_copies` takes."""
+
+    program: offload.Program
+    graph: NodeGraph
+    streaming: object
+    streamed: StreamedGraph
+
+    def check(self, **changed) -> None:
+        arguments = {**vars(self), **changed}
+        check_copies(**arguments)
+
+
+@pytest.fixture
+def case(deep, backend) -> Case:
+    prepared = backend.prepare(deep.program)
+    launches = prepared.state.capture.launches
+    streaming = passes.stream_weights(
+        passes.weight_demand(prepared.program, [1000.0] * len(prepared.program.launches)),
+        backend.link(prepared.program),
+        floor_on(deep, backend) + 60 * 1024,
+        granule_bytes=backend.granule_bytes,
+        alignment_bytes=backend.alignment_bytes,
+        tails=False,
+    )
+    streamed = streamed_graph(prepared.program, prepared.graph, launches, streaming)
+    return Case(prepared.program, prepared.graph, streaming, streamed)
+
+
+def without(case: Case, copy: int, side: str, edge: int) -> StreamedGraph:
+    """The graph with one edge of one copy left out; a copy that nobody waits for ends at last."""
+    streamed = case.streamed
+    one = streamed.copies[copy]
+    edges = getattr(one, side)
+    left = edges[:edge] + edges[edge + 1 :]
+    if side == "before" and not left:
+        left = (case.graph.n_nodes - 1,)
+    changed = dataclasses.replace(one, **{side: left})
+    copies = (*streamed.copies[:copy], changed, *streamed.copies[copy + 1 :])
+    return dataclasses.replace(streamed, copies=copies)
+
+
+def every_edge(streamed: StreamedGraph):
+    return [
+        (copy, side, edge)
+        for copy, one in enumerate(streamed.copies)
+        for side in ("after", "before")
+        for edge in range(len(getattr(one, side)))
+    ]
+
+
+def test_both_kinds_of_copies_occur(case):
+    kinds = {copy.for_next_pass for copy in case.streamed.copies}
+    assert kinds == {False, True}
+    case.check()
+
+
+def test_each_edge_is_needed(case):
+    """Each one that is left out is seen, unless the launches' own order enforces it as well."""
+    seen, implied = 0, 0
+    for copy, side, edge in every_edge(case.streamed):
+        try:
+            case.check(streamed=without(case, copy, side, edge))
+        except offload.CaptureError:
+            seen += 1
+        else:
+            assert side == "before"  # a launch that is later than one that waits for a later copy
+            implied += 1
+    assert seen > implied
+
+
+def test_other_orders_of_copies_are_refused(case):
+    copies = case.streamed.copies
+    changed = [
+        (copies[-1], *copies[:-1]),
+        copies[:-1],
+        (*copies[1:], copies[1]),
+        tuple(dataclasses.replace(one, for_next_pass=True) for one in copies),
+        tuple(reversed(copies)),
+    ]
+    for one in changed:
+        with pytest.raises(offload.CaptureError):
+            case.check(streamed=dataclasses.replace(case.streamed, copies=one))
+
+
+def test_outputs_wait_for_every_node(case):
+    with pytest.raises(offload.CaptureError, match="outputs would be ready"):
+        case.check(streamed=dataclasses.replace(case.streamed, ready_after=()))
+
+
+def test_a_cycle_is_refused(case):
+    first = case.streamed.copies[0]
+    changed = dataclasses.replace(first, after=(case.graph.n_nodes - 1,))
+    streamed = dataclasses.replace(case.streamed, copies=(changed, *case.streamed.copies[1:]))
+    with pytest.raises(offload.CaptureError, match="wait for each other"):
+        case.check(streamed=streamed)
+
+
+def test_a_weight_that_a_launch_was_not_seen_to_read_is_refused(case, deep, backend):
+    piece = case.streaming.pieces[case.streaming.transfers[0].piece]
+    touches = list(case.graph.touches)
+    touches[piece.value] = (*touches[piece.value], case.graph.n_nodes - 1)
+    graph = dataclasses.replace(case.graph, touches=tuple(touches))
+    launches = backend.prepare(deep.program).state.capture.launches
+    with pytest.raises(offload.CaptureError, match="was not seen to read"):
+        streamed_graph(case.program, graph, launches, case.streaming)
+
+
+@pytest.mark.parametrize("order", [NEWEST_FIRST, OLDEST_FIRST])
+def test_results_tell_of_missing_edges(order, case, deep, backend, simulator, monkeypatch):
+    """The simulator runs nodes in the worst order that edges allow, so results differ."""
+    side = "after" if order == NEWEST_FIRST else "before"  # copies as early, as late as may be
+    inputs = [torch.randn(*GIVEN) for _ in range(3)]
+    expected = expected_of(deep, inputs)
+    wrong, refused = 0, 0
+    for copy, its_side, edge in every_edge(case.streamed):
+        if its_side != side:
+            continue
+        mutated = without(case, copy, side, edge)
+        try:
+            case.check(streamed=mutated)
+        except offload.CaptureError:
+            refused += 1
+        monkeypatch.setattr(cuda_backend, "streamed_graph", lambda *_, found=mutated: found)
+        budget = case.streaming.budget_bytes
+        simulator.set_node_order(order)
+        with deep.load(backend.name, weights_budget=budget, verify=False) as run:
+            assert run.streaming.plan.transfers == case.streaming.transfers
+            poison_after_last_use(backend, run)
+            outcomes = [results(run(given)) for given in inputs]
+        wrong += any(
+            not torch.equal(got, wanted)
+            for one, other in zip(outcomes, expected, strict=True)
+            for got, wanted in zip(one, other, strict=True)
+        )
+    assert refused
+    assert wrong
