@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import ascend_client as acl
 import pytest
 
@@ -107,6 +109,18 @@ def test_a_model_is_built_before_it_runs_and_not_after(ascend, npu, model):
     npu.note(stream, 3)  # a stream like any other again
     npu.synchronize(stream)
     assert npu.order == ["note 1 of 1", "note 3 of 1"]
+
+
+def test_a_bound_stream_joins_no_capture(ascend, npu, model):
+    stream, bound, event = npu.stream(), bind(npu, model), npu.event()
+    with npu.capture(stream):
+        npu.record(event, stream)
+        wait = ("aclrtStreamWaitEvent", bound, event)
+        assert ascend.code(*wait) == acl.STREAM_MODEL
+    assert ascend.code("aclmdlRIBuildEnd", model, 1) == acl.PARAM_INVALID
+    assert (
+        ascend.code("aclmdlRIBuildBegin", ctypes.byref(ctypes.c_uint64()), 1) == acl.PARAM_INVALID
+    )
 
 
 def test_destroying_a_model_gives_its_streams_back(ascend, npu, model):

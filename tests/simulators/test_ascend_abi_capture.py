@@ -191,6 +191,17 @@ def test_modes_forbid_calls_that_wait(ascend, npu, exchanged, own, others, allow
         npu.end(mine)
 
 
+def test_there_are_three_modes(ascend):
+    mode = ctypes.c_int(3)
+    exchange = ("aclmdlRICaptureThreadExchangeMode", ctypes.byref(mode))
+    assert ascend.code(*exchange) == acl.PARAM_INVALID
+    mode.value = acl.RELAXED
+    ascend.call(*exchange)
+    assert mode.value == acl.GLOBAL
+    ascend.call(*exchange)
+    assert mode.value == acl.RELAXED
+
+
 def test_a_capture_takes_no_pageable_memory(ascend, npu, stream):
     device, pageable = npu.malloc(), ctypes.create_string_buffer(64)
     host = npu.pinned(bytes(64))

@@ -124,7 +124,7 @@ def test_an_update_with_another_number_of_tasks_is_refused(ascend, npu, stream, 
     begin_update(ascend, stream, group)
     codes = [npu.launch_host(stream, npu.note_function, word) for word in words]
     codes.append(ascend.code("aclmdlRICaptureTaskUpdateEnd", stream))
-    assert acl.INTERNAL_ERROR in codes
+    assert codes.index(acl.INTERNAL_ERROR) == min(len(words), 2)  # at the first that is too much
     assert codes.count(0) == len(codes) - 1
     if len(words) < 2:
         npu.run(model, stream)  # nothing was changed

@@ -155,6 +155,8 @@ def test_descriptions_are_printed(ascend, npu, stream, capfd):
     assert json.loads(capfd.readouterr().err)[0]["name"] == "note"
     missing = ("aclmdlRIDebugJsonPrint", noting(npu, stream, 1), b"/no/such/folder/file", 0)
     assert ascend.code(*missing) == 107009
+    full = ("aclmdlRIDebugJsonPrint", noting(npu, stream, 1), b"/dev/full", 0)
+    assert ascend.code(*full) == 107010
 
 
 def test_a_failure_leaves_the_next_execution_working(ascend, npu, stream):

@@ -190,6 +190,18 @@ def test_another_thread_can_issue_what_a_wait_waits_for(ascend, npu):
     assert npu.order == ["note 1 of 1"]
 
 
+def test_a_record_or_wait_can_be_external_by_its_flag(ascend, npu):
+    stream, outside, event = npu.stream(), npu.stream(), npu.event()
+    with npu.capture(stream) as models:
+        ascend.call("aclrtStreamWaitEventWithFlag", stream, event, 0, 1)
+        npu.note(stream, 1)
+    npu.execute(models[0], stream)
+    npu.note(outside, 2)
+    ascend.call("aclrtRecordEventWithFlag", event, outside, 1)
+    npu.synchronize(stream)
+    assert npu.order == ["note 2 of 1", "note 1 of 1"]
+
+
 def test_eager_work_runs_when_it_is_issued(ascend, npu):
     stream = npu.stream()
     npu.note(stream, 1)

@@ -195,11 +195,15 @@ def test_values_are_changed(ascend, npu, stream):
         changed = parameters_of(ascend, task)
         value = changed.content.value
         assert (value.address, value.value, value.flag) == (cell, 7, flag)
+        value.address = other + 4
+        assert set_code(ascend, task, changed) == 107008
         value.address, value.value = other, 8
         assert set_code(ascend, task, changed) == 0
     ascend.call("aclmdlRIUpdate", models[0])
     npu.run(models[0], stream)
     assert (acl.peek(cell), acl.peek(other)) == ((0,), (8,))
+    attribute = ("aclmdlRIKernelTaskGetAttribute", write, 1, (ctypes.c_uint32 * 4)())
+    assert ascend.code(*attribute) == acl.TASK_TYPE_NOT_SUPPORT
 
 
 def test_disabled_tasks_do_not_run(ascend, npu, stream):
@@ -270,6 +274,11 @@ def test_parameters_that_do_not_fit_are_refused(ascend, npu, stream):
     known = parameters_of(ascend, free)
     assert set_code(ascend, fill, known) == acl.TASK_TYPE_NOT_SUPPORT
     assert set_code(ascend, grouped, known) == acl.PARAM_INVALID
+    assert set_code(ascend, fill, parameters_of(ascend, fill)) == acl.TASK_TYPE_NOT_SUPPORT
+    assert ascend.code("aclmdlRITaskDisable", fill) == acl.TASK_TYPE_NOT_SUPPORT
+    known.content.kernel.function += 1
+    assert set_code(ascend, free, known) == acl.PARAM_INVALID
+    known.content.kernel.function -= 1
     known.content.kernel.arguments_bytes = 4
     assert set_code(ascend, free, known) == acl.PARAM_INVALID
     known.type = WRITE

@@ -79,14 +79,13 @@ def test_the_simulator_answers_for_every_declared_function(simulator):
 
 
 @pytest.mark.slow
-def test_the_simulator_is_clean_under_sanitizers():
+def test_the_simulators_are_clean_under_sanitizers():
     directory = simulators.BUILD.with_name("simulators-sanitized")
     options = ["-DSIMULATORS_TESTS=ON", "-DSIMULATORS_SANITIZER=address,undefined"]
     try:
         simulators.configure(directory, "-DCMAKE_BUILD_TYPE=Debug", *options)
     except simulators.SimulatorUnavailable as reason:
         pytest.skip(str(reason))
-    done = subprocess.run(
-        [directory / "simulator_test"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    for program in ("simulator_test", "ascend_simulator_test"):
+        done = subprocess.run([directory / program], capture_output=True, text=True, check=False)
+        assert (program, done.returncode, done.stderr) == (program, 0, "")
