@@ -16,6 +16,7 @@ from offload.timeline import Scheduling
 # A test that a backend cannot pass, with the reason. An unlisted failure is a failure.
 SIMULATED = "cuda-simulated"
 SIMULATED_ASCEND = "npu-simulated"
+NPU = "npu"  # by torch_npu on the simulated runtime, where both are there
 _EXIT = "simulated kernels are written in Python, which does not run while the interpreter exits"
 UNSUPPORTED: dict[tuple[str, str], str] = {
     (SIMULATED, "test_interpreter_exit_with_work_in_flight"): _EXIT,
@@ -45,6 +46,8 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
         found = simulated_ascend.install(request.getfixturevalue("ascend"), monkeypatch)
     else:
+        if request.param == NPU:
+            _load_torch_npu()
         found = find_backend(request.param)
     try:
         found.machine()
@@ -55,8 +58,20 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         yield found
 
 
+def _load_torch_npu() -> None:
+    import npu_device
+    from simulator import SimulatorUnavailable
+
+    try:
+        npu_device.load_torch_npu()
+    except SimulatorUnavailable as reason:
+        pytest.skip(str(reason))
+
+
 @pytest.fixture(params=list(Scheduling))
-def scheduling(request: pytest.FixtureRequest) -> Scheduling:
+def scheduling(request: pytest.FixtureRequest, backend: Backend) -> Scheduling:
+    if request.param is Scheduling.HOST and not backend.capabilities.schedules_launches:
+        pytest.skip("the device executes a model as a whole")
     return request.param
 
 
