@@ -21,6 +21,18 @@ Model capturing_model(const Runtime& runtime, Stream stream) {
   return model;
 }
 
+void abandon_capture(const Runtime& runtime, Stream stream) noexcept {
+  CaptureStatus status = kCaptureNone;
+  Model model = nullptr;
+  if (!runtime.has(Capability::kCapture) ||
+      runtime.capture_get_info(stream, &status, &model) != kSuccess || status == kCaptureNone) {
+    return;
+  }
+  if (runtime.capture_end(stream, &model) == kSuccess && model != nullptr) {
+    runtime.model_destroy(model);
+  }
+}
+
 CapturedResident::CapturedResident(CapturedProgram program)
     : StreamResident(program.device, /*copies_on_device=*/true), program_(std::move(program)) {
   if (program_.slots.size() != program_.copies->size()) {

@@ -15,6 +15,10 @@ namespace offload::acl {
 // where it was invalidated.
 Model capturing_model(const Runtime& runtime, Stream stream);
 
+// Ends what is being captured on a stream, and destroys its model; nothing where nothing is.
+// Whoever began the capture must not hold the model for alive.
+void abandon_capture(const Runtime& runtime, Stream stream) noexcept;
+
 // What a resident is made of.
 struct CapturedProgram {
   int device = 0;

@@ -100,6 +100,13 @@ void register_ascend_captured(py::module_& module) {
         return reinterpret_cast<std::uint64_t>(model);
       },
       py::arg("stream"), "The model of the capture under way on an Ascend stream.");
+  module.def(
+      "ascend_abandon_capture",
+      [](std::uint64_t stream) {
+        acl::abandon_capture(Runtime::get(), to_handle<acl::Stream>(stream));
+      },
+      py::arg("stream"),
+      "End what is being captured on an Ascend stream, and destroy its model, if anything is.");
   py::class_<MovingCopies, std::shared_ptr<MovingCopies>>(module, "AscendMovingCopies")
       .def(py::init(&make_copies), py::kw_only(), py::arg("device"), py::arg("tensors"),
            py::arg("form") = py::none())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import importlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from offload import _native
 from offload.backends.torch_warm_up import Bases, collector_off, first_line, last_uses_of, warm_up
 from offload.eager_run import EagerRun, host_storage
-from offload.errors import CaptureError, ExecutionError
+from offload.errors import CaptureError, ExecutionError, OffloadError
 from offload.program import Launch, Program, Role, is_dense
 
 # A capture borrows what the process has once: the routes of torch_npu's allocator.
@@ -154,15 +155,20 @@ class TorchCapturer:
         """
         npu: Any = torch.npu  # type: ignore[attr-defined]
         moving = moving_values(program)
-        if npu.is_current_stream_capturing():
-            raise CaptureError(
-                "a graph is being captured on the current stream: load the program before the "
-                "capture begins"
-            )
-        ready = npu.current_stream(device).record_event()
-        return self._thread.submit(
-            self._on_thread, program, device, form, moving, ready
-        ).result()
+        try:
+            if npu.is_current_stream_capturing():
+                raise CaptureError(
+                    "a graph is being captured on the current stream: load the program before the "
+                    "capture begins"
+                )
+            ready = npu.current_stream(device).record_event()
+            return self._thread.submit(
+                self._on_thread, program, device, form, moving, ready
+            ).result()
+        except OffloadError:
+            raise
+        except RuntimeError as error:  # of torch_npu's streams, events and pools
+            raise ExecutionError(f"preparing a capture failed: {first_line(error)}") from error
 
     def _on_thread(
         self,
@@ -191,6 +197,7 @@ class _OneCapture:
         self._program = program
         self._device = torch.device("npu", device)
         self._stream = stream
+        self._handle: int = stream.npu_stream
         self._pool = npu.MemPool()
         self._graph = npu.NPUGraph()
         self._tensors: list[Any] = []
@@ -217,22 +224,20 @@ class _OneCapture:
         run = EagerRun(self._program, self._bases(), fill=None)
         self._tensors.append(run.bases)
         last_uses = last_uses_of(self._program)
-        self._begin()
         try:
-            handle = self._stream.npu_stream
-            self._model.handle = _native.ascend_capturing_model(handle)
-            self._copies.capture_in(handle)
+            self._begin()
+            self._model.handle = _native.ascend_capturing_model(self._handle)
+            self._copies.capture_in(self._handle)
             for launch in self._program.launches:
                 self._launch(run, launch)
                 for value in last_uses.get(launch.index, ()):
                     run.bases.pop(value, None)  # its memory is for later launches
             self._set_places(run)
-            self._copies.capture_out(handle)
+            self._copies.capture_out(self._handle)
+            self._end()
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # ended or invalid already
-                self._graph.capture_end()
+            self._abandon()
             raise
-        self._end()
 
     def _bases(self) -> Bases:
         """Weights where they are, host constants as recorded, memory of the pool for inputs."""
@@ -294,3 +299,21 @@ class _OneCapture:
             raise CaptureError(
                 f"the capture of the program's launches failed: {first_line(error)}"
             ) from error
+
+    def _abandon(self) -> None:
+        """End a capture that failed at any call, for torch and for the runtime.
+
+        Torch gives up half-way where the runtime fails: its allocator may still take memory from
+        the pool, and the stream may still be capturing.
+        """
+        torch_npu: Any = importlib.import_module("torch_npu")
+        index = self._device.index
+        _native.ascend_abandon_capture(self._handle)
+        with contextlib.suppress(RuntimeError):  # since that has been ended already
+            self._graph.capture_end()
+        with contextlib.suppress(RuntimeError):
+            torch_npu._C._npu_endAllocateToPool(index, self._pool.id)
+        with contextlib.suppress(RuntimeError):
+            self._graph.reset()
+        if self._pool.use_count() > 1:  # a graph that was not captured leaves its use behind
+            torch_npu._C._npu_releasePool(index, self._pool.id)
