@@ -55,7 +55,11 @@ def test_models_follow_inputs_and_outputs_that_move(name: str, form: str) -> Non
 
 def test_moved_tensors_are_words_of_one_table(simulated_npu: AscendSimulator) -> None:
     run = load(lambda x, y: (x + y, x * y), torch.ones(4).npu(), torch.ones(4).npu())
-    x, y, outs = torch.ones(4).npu(), torch.ones(4).npu(), (torch.ones(4).npu(), torch.ones(4).npu())
+    x, y, outs = (
+        torch.ones(4).npu(),
+        torch.ones(4).npu(),
+        (torch.ones(4).npu(), torch.ones(4).npu()),
+    )
     run(x, y, out=outs)
     counts = dict(run._loaded.resident.copy_counts)
     simulated_npu.forget_calls()
@@ -75,8 +79,13 @@ def test_the_host_copies_where_the_runtime_has_no_table(form: str) -> None:
     with load(lambda x: x + 1, torch.ones(4).npu()) as run:
         run(torch.ones(4).npu())
         counts = run._loaded.resident.copy_counts
-        assert (counts["enqueued"], counts["refreshes"]) == {"captured": (0, 1), "enqueued": (2, 0)}[form]
-        which = {"captured": "tasks of the model copy them", "enqueued": "the host copies them"}[form]
+        assert (counts["enqueued"], counts["refreshes"]) == {
+            "captured": (0, 1),
+            "enqueued": (2, 0),
+        }[form]
+        which = {"captured": "tasks of the model copy them", "enqueued": "the host copies them"}[
+            form
+        ]
         assert which in " ".join(run.notes())
         assert "bytes of its pool" in " ".join(run.notes())
 
@@ -222,9 +231,7 @@ def test_failures_of_a_load_leave_nothing(function: str, simulated_npu: AscendSi
 
 
 @pytest.mark.parametrize("function", ["aclmdlRIExecuteAsync", "aclrtMemcpyAsync"])
-def test_failures_of_an_execution(
-    function: str, form: str, simulated_npu: AscendSimulator
-) -> None:
+def test_failures_of_an_execution(function: str, form: str, simulated_npu: AscendSimulator) -> None:
     x, y = torch.ones(64).npu(), torch.ones(64).npu()
     with load(lambda x: (x * 2).relu(), x) as run:
         for nth in range(1, 4):

@@ -133,9 +133,7 @@ def _activation_bytes(program: Program, launch: Launch) -> int:
     return sum(value.size_bytes for value in made if value.role is Role.ACTIVATION)
 
 
-def _notes(
-    resident: _native.AscendCapturedResident, form: str, pool_bytes: int
-) -> tuple[str, ...]:
+def _notes(resident: _native.AscendCapturedResident, form: str, pool_bytes: int) -> tuple[str, ...]:
     """Where the memory lies, and who copies inputs and outputs; what that took so far."""
     counts = resident.copy_counts
     if form == "captured":
