@@ -5,8 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
+import npu_device
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
@@ -76,16 +81,14 @@ def test_moved_tensors_are_words_of_one_table(simulated_npu: AscendSimulator) ->
 
 
 def test_the_host_copies_where_the_runtime_has_no_table(form: str) -> None:
+    enqueued, refreshes, which = {
+        "captured": (0, 1, "tasks of the model copy them"),
+        "enqueued": (2, 0, "the host copies them"),
+    }[form]
     with load(lambda x: x + 1, torch.ones(4).npu()) as run:
         run(torch.ones(4).npu())
         counts = run._loaded.resident.copy_counts
-        assert (counts["enqueued"], counts["refreshes"]) == {
-            "captured": (0, 1),
-            "enqueued": (2, 0),
-        }[form]
-        which = {"captured": "tasks of the model copy them", "enqueued": "the host copies them"}[
-            form
-        ]
+        assert (counts["enqueued"], counts["refreshes"]) == (enqueued, refreshes)
         assert which in " ".join(run.notes())
         assert "bytes of its pool" in " ".join(run.notes())
 
@@ -164,6 +167,65 @@ def test_tickets_and_several_executables(form: str) -> None:
     second.close()
     with pytest.raises(offload.ExecutionError, match="closed"):
         first(xs[0].npu())
+
+
+def test_many_threads_call_one_executable(form: str) -> None:
+    run = load(lambda x: (x * 2 + 1).relu(), torch.ones(8).npu())
+    failures: list[object] = []
+
+    def call(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(25):
+            x = torch.randn(8, generator=generator)
+            got = run(x.npu()).cpu()
+            if not torch.equal(got, (x * 2 + 1).relu()):
+                failures.append((x, got))
+
+    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert run.last_execution.n_executions == 4 * 25
+    run.close()
+
+
+EXIT = """
+import sys
+sys.path.insert(0, {path!r})
+import npu_device
+simulator = npu_device.load()
+{before}
+import torch, torch_npu, offload
+torch.npu.set_compile_mode(jit_compile=False)
+torch.set_grad_enabled(False)
+x = torch.arange(4.0).npu()
+captured = offload.capture(lambda x: (x * 2).relu(), x)
+run = captured.load()
+print(run(x + 1).cpu().tolist(), run._loaded.resident.copy_counts["enqueued"])
+tickets = [run.submit(x) for _ in range(20)]
+"""
+
+
+def in_process_of_its_own(before: str) -> subprocess.CompletedProcess[str]:
+    script = EXIT.format(path=str(Path(npu_device.__file__).parent), before=before)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_interpreter_exits_with_work_in_flight() -> None:
+    done = in_process_of_its_own("")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[2.0, 4.0, 6.0, 8.0] 0"
+
+
+def test_an_old_runtime_captures_no_copies() -> None:
+    """CANN 8.1 has captures, and no copies whose addresses lie in memory."""
+    done = in_process_of_its_own('simulator.set_personality("8.1")')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[2.0, 4.0, 6.0, 8.0] 2"
 
 
 def live(simulator: AscendSimulator) -> tuple[int, ...]:
@@ -284,7 +346,7 @@ def test_inputs_that_cannot_be_copied_are_refused() -> None:
 
 def test_fused_attention_is_refused() -> None:
     """torch_npu's operator gives numbers for its backward pass as tensors on the CPU."""
-    with pytest.raises(offload.CaptureError, match="npu_fusion_attention.* is on the CPU"):
+    with pytest.raises(offload.CaptureError, match=r"npu_fusion_attention.* is on the CPU"):
         load(MODELS["fused attention"]().eval().npu(), torch.zeros(2, 5, 16).npu())
 
 
