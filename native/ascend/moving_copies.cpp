@@ -66,10 +66,9 @@ class CapturedCopies final : public MovingCopies {
 
   void capture(std::size_t tensor, void** to, void** from, Stream stream) const {
     const std::size_t n_bytes = tensors_[tensor].n_bytes;
-    runtime_.check(
-        runtime_.memcpy_with_offset(to, n_bytes, 0, const_cast<const void**>(from), n_bytes, 0,
-                                    kInnerDeviceToDevice, stream),
-        "capturing the copy of a tensor of " + std::to_string(n_bytes) + " bytes");
+    runtime_.check(runtime_.memcpy_with_offset(to, n_bytes, 0, const_cast<const void**>(from),
+                                               n_bytes, 0, kInnerDeviceToDevice, stream),
+                   "capturing the copy of a tensor of " + std::to_string(n_bytes) + " bytes");
   }
 
   const Runtime& runtime_;
@@ -80,10 +79,7 @@ class CapturedCopies final : public MovingCopies {
 class EnqueuedCopies final : public MovingCopies {
  public:
   EnqueuedCopies(const Runtime& runtime, const std::vector<MovingTensor>& tensors)
-      : runtime_(runtime),
-        tensors_(tensors),
-        places_(tensors.size()),
-        addresses_(tensors.size()) {}
+      : runtime_(runtime), tensors_(tensors), places_(tensors.size()), addresses_(tensors.size()) {}
 
   CopyForm form() const override { return CopyForm::kEnqueued; }
   std::size_t size() const override { return tensors_.size(); }

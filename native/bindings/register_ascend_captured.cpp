@@ -75,8 +75,7 @@ std::shared_ptr<CapturedResident> make_captured(int device, std::uint64_t model,
   program.slots = std::move(slots);
   program.n_launches = n_launches;
   program.release = release_by(std::move(release));
-  return {new CapturedResident(std::move(program)),
-          DeleteResident<CapturedResident>(py::none())};
+  return {new CapturedResident(std::move(program)), DeleteResident<CapturedResident>(py::none())};
 }
 
 py::dict copy_counts(const CapturedResident& resident) {
@@ -110,8 +109,7 @@ void register_ascend_captured(py::module_& module) {
   py::class_<MovingCopies, std::shared_ptr<MovingCopies>>(module, "AscendMovingCopies")
       .def(py::init(&make_copies), py::kw_only(), py::arg("device"), py::arg("tensors"),
            py::arg("form") = py::none())
-      .def_property_readonly("form",
-                             [](const MovingCopies& one) { return form_name(one.form()); })
+      .def_property_readonly("form", [](const MovingCopies& one) { return form_name(one.form()); })
       .def(
           "set_place",
           [](MovingCopies& copies, std::size_t tensor, std::uint64_t place) {
