@@ -67,6 +67,10 @@ def load_program(
     backend = find_backend(kind)
     _refuse_foreign(program, backend)
     how = _scheduling(scheduling)
+    if how is Scheduling.HOST and not backend.capabilities.schedules_launches:
+        raise BackendUnavailable(
+            f"device {backend.name!r} executes a model as a whole: load without scheduling='host'"
+        )
     budget = _budget(weights_budget)
     program = on_device(program, index)
     is_streamed = weights_budget is not None or bool(program.stored)

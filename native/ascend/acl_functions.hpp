@@ -90,6 +90,10 @@ inline constexpr int kCapabilities = 12;
      void* configuration))                                                                         \
   X(memcpy_with_descriptor, "aclrtMemcpyAsyncWithDesc", kMemcpyDescriptor, Error,                  \
     (void* descriptor, MemcpyKind kind, Stream stream))                                            \
+  X(memcpy_with_offset, "aclrtMemcpyAsyncWithOffset", kMemcpyDescriptor, Error,                    \
+    (void** destination, std::size_t destination_bytes, std::size_t destination_offset,            \
+     const void** source, std::size_t n_bytes, std::size_t source_offset, MemcpyKind kind,         \
+     Stream stream))                                                                               \
   X(build_begin, "aclmdlRIBuildBegin", kExplicitBuild, Error,                                      \
     (Model * model, std::uint32_t flags))                                                          \
   X(bind_stream, "aclmdlRIBindStream", kExplicitBuild, Error,                                      \

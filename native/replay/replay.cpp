@@ -44,9 +44,9 @@ bool is_of_bytes(const Copy& copy) {
          copy.from.is_neg() == copy.to.is_neg() && copy.from.is_non_overlapping_and_dense();
 }
 
-// Makes a copy; its times are kept where a timeline asks. `resident`: of a device with streams,
-// which copies plain bytes; null on others.
-void carry_out(Resident* resident, const Copy& copy, bool inbound, ExecutionTrace* trace) {
+// Makes a copy, and says whether torch has; its times are kept where a timeline asks. `resident`:
+// of a device with streams, which copies plain bytes; null on others.
+bool carry_out(Resident* resident, const Copy& copy, bool inbound, ExecutionTrace* trace) {
   const std::uint64_t begin_ns = trace == nullptr ? 0 : now_ns();
   const bool is_done =
       resident != nullptr && is_of_bytes(copy) &&
@@ -55,6 +55,7 @@ void carry_out(Resident* resident, const Copy& copy, bool inbound, ExecutionTrac
   if (trace != nullptr) {
     trace->transfers.push_back({begin_ns, now_ns(), copy.from.nbytes(), inbound});
   }
+  return !is_done;
 }
 
 }  // namespace
@@ -245,7 +246,7 @@ void Replay::run(Call& call, bool queued) {
   const KernelScope scope;
   if (streamed_) resident_->set_stream(call.stream);
   if (!call.random.empty()) resident_->set_random(call.random);
-  for (const Copy& copy : call.copies_in) carry_out(copier(), copy, /*inbound=*/true, traced);
+  copy_inputs(call, traced);
   bind(call);
   execution.bound_ns = now_ns();
   execution.counts.policy = header_.policy();
@@ -262,6 +263,16 @@ void Replay::run(Call& call, bool queued) {
   execution.bytes_copied = call.bytes_copied;
   execution.outputs_allocated = call.outputs_allocated;
   keep(execution, std::move(trace));
+}
+
+// Torch may leave its own copies to a thread that delivers them later, as torch_npu does: whoever
+// asks for the stream's handle waits until that has happened.
+void Replay::copy_inputs(const Call& call, ExecutionTrace* trace) {
+  bool by_torch = false;
+  for (const Copy& copy : call.copies_in) {
+    by_torch |= carry_out(copier(), copy, /*inbound=*/true, trace);
+  }
+  if (by_torch && call.torch_stream) call.torch_stream->native_handle();
 }
 
 void Replay::execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace) {

@@ -80,6 +80,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void refuse_inside_launch() const;
   void refuse_run() const;
   void refuse_torch_copies(const Call& call) const;
+  void copy_inputs(const Call& call, ExecutionTrace* trace);
   void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);
   void launch(LastExecution& execution, ExecutionTrace* trace);
   void note_weights(LastExecution& execution, ExecutionTrace* trace);

@@ -270,7 +270,7 @@ def test_dropped_tickets_do_not_stop_the_work(backend, load):
 
 def test_inputs_stay_alive_until_the_ticket_is_done(backend, load):
     run = load(chain, torch.ones(4096))
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
     expected, tickets = [], []
     for _ in range(50):
         x = torch.randn(4096, generator=generator)

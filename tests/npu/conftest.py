@@ -22,13 +22,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def simulated_npu() -> AscendSimulator:
     """The simulated runtime, with torch_npu imported on it."""
     try:
-        simulator = npu_device.load()
+        return npu_device.load_torch_npu()
     except SimulatorUnavailable as reason:
         pytest.skip(str(reason))
-    import torch_npu  # noqa: F401  registers the device
-
-    torch.npu.set_compile_mode(jit_compile=False)  # operators come from the library, not a compiler
-    return simulator
 
 
 @pytest.fixture(autouse=True)

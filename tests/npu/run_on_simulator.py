@@ -69,8 +69,15 @@ def main() -> int:
         return 0
     python = make_environment(Path(directory).absolute(), requirement)
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    command = [str(python), "-m", "pytest", str(Path(__file__).parent), *arguments]
-    return subprocess.run(command, env=environment, check=False).returncode
+    here = Path(__file__).parent
+    status = 0
+    for what in (
+        [str(here)],
+        [str(here.parent / "conformance"), "-k", "npu and not simulated", "-W", "default"],
+    ):
+        command = [str(python), "-m", "pytest", *what, *arguments]
+        status = subprocess.run(command, env=environment, check=False).returncode or status
+    return status
 
 
 if __name__ == "__main__":

@@ -226,6 +226,15 @@ def test_selection_by_mask() -> None:
     check_same(torch.masked_select(x.npu(), x.npu() > 0), x[x > 0])
 
 
+def test_whether_tensors_are_equal() -> None:
+    x = floats(4, 6)
+    assert torch.equal(x.npu(), x.npu())
+    assert torch.equal(x.npu().t(), x.t().contiguous().npu())
+    assert not torch.equal(x.npu(), (x + torch.eye(4, 6)).npu())
+    big = torch.tensor([2**62, 5])
+    assert not torch.equal(big.npu(), (big + 1).npu())
+
+
 def test_empty_tensors() -> None:
     x = floats(0, 6)
     check_same(x.npu() + 1, x + 1)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 
 import ascend_simulator
+import simulator as simulators
 
 # libascendcl.so is loaded before these, which need it.
 LIBRARIES = (
@@ -32,6 +34,24 @@ def load() -> ascend_simulator.AscendSimulator:
     simulator = ascend_simulator.load()
     for name in LIBRARIES:
         operators(name)
+    return simulator
+
+
+@functools.cache
+def load_torch_npu() -> ascend_simulator.AscendSimulator:
+    """The same with torch_npu imported on it.
+
+    SimulatorUnavailable also where torch_npu is not installed; RuntimeError as `load`.
+    """
+    if importlib.util.find_spec("torch_npu") is None:
+        raise simulators.SimulatorUnavailable(
+            "torch_npu is not installed in this environment: make test-npu-sim"
+        )
+    simulator = load()
+    import torch
+    import torch_npu  # noqa: F401  registers the device
+
+    torch.npu.set_compile_mode(jit_compile=False)  # operators come from the library, not a compiler
     return simulator
 
 

@@ -16,9 +16,10 @@ import offload
 from offload.backends.cuda import CudaBackend, GraphNode, NodeKind, torch_capture
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import GraphCapture
-from offload.backends.cuda.fixed_weights import FixedWeights, weight_ranges, weights_at_risk
+from offload.backends.cuda.fixed_weights import FixedWeights, weight_ranges
 from offload.backends.cuda.torch_capture import _OneCapture
-from offload.backends.cuda.torch_warm_up import _weights_kept
+from offload.backends.opaque_weights import weights_at_risk
+from offload.backends.torch_warm_up import _weights_kept
 from offload.costs import signature_of
 from offload.eager_run import EagerRun
 from offload.passes import remove_dead_launches

@@ -11,7 +11,7 @@ from torch import nn
 
 from offload import passes
 from offload.backends.cuda.torch_capture import _OneCapture
-from offload.backends.cuda.torch_warm_up import _private_bases
+from offload.backends.torch_warm_up import _private_bases
 from offload.errors import CaptureError
 from offload.program import Program, Role
 from offload.record import recorder, recording_device

@@ -15,7 +15,7 @@ from offload.backends.cuda import torch_capture, torch_pool
 from offload.backends.cuda.capture import Allocation
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.torch_pool import PoolMemory
-from offload.backends.cuda.torch_warm_up import _last_uses, first_line
+from offload.backends.torch_warm_up import first_line, last_uses_of
 
 
 class FakePool:
@@ -107,7 +107,7 @@ def test_last_uses_name_each_activation_once():
 
     with offload.capture(run) as captured:
         captured(torch.ones(3))
-    dead = _last_uses(captured.program)
+    dead = last_uses_of(captured.program)
     (first,), (second,), _ = (
         tuple(view.value for view in launch.made()) for launch in captured.program.launches
     )

@@ -8,7 +8,7 @@ import torch
 from stored import Wide, save_weights, without_memory
 
 import offload
-from offload.backends.cuda.torch_warm_up import _last_uses, _take_stored
+from offload.backends.torch_warm_up import _take_stored, last_uses_of
 from offload.eager_run import EagerRun
 
 
@@ -17,7 +17,7 @@ def test_each_weight_is_zeros_from_its_first_launch_to_its_last(tmp_path: Path) 
     given = torch.randn(2, 64)
     program = offload.capture(without_memory(lambda: Wide(64, 8)), given, weights=tmp_path).program
     run = EagerRun(program, {program.inputs[0].value: (given.untyped_storage(), 0)}, fill=0)
-    last_uses = _last_uses(program)
+    last_uses = last_uses_of(program)
     seen: set[int] = set()
     for launch in program.launches:
         _take_stored(program, launch, run.bases, torch.device("cpu"))

@@ -30,9 +30,9 @@ def _cuda_backend() -> Backend:
 
 
 def _ascend_backend() -> Backend:
-    from offload.backends.ascend import AscendBackend  # noqa: PLC0415
+    from offload.backends.ascend import TorchAscendBackend  # noqa: PLC0415
 
-    return AscendBackend()
+    return TorchAscendBackend()
 
 
 _BACKENDS: dict[str, Callable[[], Backend]] = {

@@ -28,6 +28,8 @@ class Capabilities:
             dispatcher; so what launches it makes can be compared with a Program's.
         queues_work: a call returns once its work is queued, so a failing launch surfaces at a
             ticket's wait; and the device does not work again after one.
+        rebinds_weights: weights may be used in other storages than those they were loaded with.
+        schedules_launches: the host can deliver a program launch by launch, for comparison.
         gathers_rows: of one that streams weights: a launch of an embedding can read rows of its
             table from the store (`Streaming.gathers`).
     """
@@ -36,6 +38,8 @@ class Capabilities:
     moves_feature_map: bool = True
     queues_work: bool = False
     runs_opaque: bool = False
+    rebinds_weights: bool = True
+    schedules_launches: bool = True
     gathers_rows: bool = False
 
 

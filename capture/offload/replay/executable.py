@@ -173,9 +173,14 @@ class Executable:
 
         Raises:
             BindingError: a new storage is laid out otherwise than the recorded one, or is less
-                aligned than the device needs; or the program is opaque, so that its kernels have
-                the addresses of weights for good.
+                aligned than the device needs; or the program is opaque, or the device captures
+                models whole, so that kernels have the addresses of weights for good.
         """
+        if not self._backend.capabilities.rebinds_weights:
+            raise BindingError(
+                f"weights of a model on device {self.device!r} stay where they were when it was "
+                "loaded: its kernels keep their addresses; capture and load again to use others"
+            )
         if self.program.opaque is not None:
             raise BindingError(
                 "weights of a program that is one opaque launch stay where they were when it was "

@@ -180,6 +180,21 @@ const Kernel kAny = {"Any", [](const Launch& launch) {
                            [](double n, double) { return n > 0 ? 1.0 : 0.0; });
                      }};
 
+// Operands: two inputs of one shape, whether all their elements are equal.
+const Kernel kEqual = {
+    "Equal", [](const Launch& launch) {
+      const Operand &one = launch.operands.at(0), &other = launch.operands.at(1);
+      bool equal = true;
+      with_arithmetic(launch, [&](auto zero) {
+        const auto load = loader<decltype(zero)>(one.type);
+        walk<2>(one, {broadcast_strides(one, one), broadcast_strides(other, one)},
+                [&](const Offsets<2>& at) {
+                  equal = equal && load(one.data + at[0]) == load(other.data + at[1]);
+                });
+      });
+      storer<double>(launch.operands.at(2).type)(launch.operands.at(2).data, equal ? 1.0 : 0.0);
+    }};
+
 // Operands: input, the extreme of each row unless the operator leaves it out, and where in the row
 // it stands: the first of equals.
 template <class Beats>
@@ -261,6 +276,8 @@ OPERATOR(All, kAll, (const aclTensor* self, const aclIntArray* dims, bool, aclTe
          dims, out)
 OPERATOR(Any, kAny, (const aclTensor* self, const aclIntArray* dims, bool, aclTensor* out), self,
          dims, out)
+OPERATOR(Equal, kEqual, (const aclTensor* self, const aclTensor* other, aclTensor* out), self,
+         other, out)
 OPERATOR(Max, kLargest, (const aclTensor* self, aclTensor* out), self, out)
 OPERATOR(Min, kSmallest, (const aclTensor* self, aclTensor* out), self, out)
 OPERATOR(ArgMax, kFindLargest, (const aclTensor* self, std::int64_t dim, bool, aclTensor* out),

@@ -2,13 +2,18 @@
 
 from offload.backends.ascend.backend import AscendBackend, Refresh
 from offload.backends.ascend.kernels import Address, Capturer, GatherKernel, Kernel, KernelCapture
+from offload.backends.ascend.torch_backend import TorchAscendBackend
+from offload.backends.ascend.torch_capture import CapturedModel, TorchCapturer
 
 __all__ = [
     "Address",
     "AscendBackend",
+    "CapturedModel",
     "Capturer",
     "GatherKernel",
     "Kernel",
     "KernelCapture",
     "Refresh",
+    "TorchAscendBackend",
+    "TorchCapturer",
 ]

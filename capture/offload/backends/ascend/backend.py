@@ -85,11 +85,7 @@ class AscendBackend:
         missing = self._missing_device(index)
         if not missing:
             missing += self._missing_functions(_native.ascend_capabilities())
-        if self._capturer is None:
-            missing.append(
-                "models of torch_npu are not captured yet: give AscendBackend a capturer that "
-                "makes kernels of a program's launches"
-            )
+        missing += self._missing_capturer()
         if missing:
             raise BackendUnavailable("; ".join(missing))
         return self.device_machine(index)
@@ -141,6 +137,14 @@ class AscendBackend:
             )
         return missing
 
+    def _missing_capturer(self) -> list[str]:
+        if self._capturer is not None:
+            return []
+        return [
+            "AscendBackend needs a capturer that makes kernels of a program's launches; models "
+            "of torch_npu are for TorchAscendBackend"
+        ]
+
     def records(self) -> str:
         """Programs recorded on NPU tensors."""
         return "npu"
@@ -159,6 +163,18 @@ class AscendBackend:
         """
         device = self.device_of(program)
         self.machine(device)
+        self.refuse_launches(program)
+        for overlap in program.overlaps:
+            refuse_unaligned(program, overlap, self.tensor_alignment_bytes)
+        assert self._capturer is not None  # machine has seen to it
+        return Prepared(program, state=self._capturer.capture(program, device))
+
+    def refuse_launches(self, program: Program) -> None:
+        """Refuse what no model on the device can do by itself.
+
+        Raises:
+            CaptureError: a launch reads on the host, makes host memory or draws random numbers.
+        """
         for launch in program.launches:
             refuse_launch(launch, program.device)
             if launch.random:
@@ -167,10 +183,6 @@ class AscendBackend:
                     "an Ascend device could only repeat: cells for seeds and offsets are not "
                     "built yet"
                 )
-        for overlap in program.overlaps:
-            refuse_unaligned(program, overlap, self.tensor_alignment_bytes)
-        assert self._capturer is not None  # machine has seen to it
-        return Prepared(program, state=self._capturer.capture(program, device))
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """Make the model, and lay its kernels' arguments out in one table.

@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Protocol
 
-import torch
-
 from offload.backends.cuda.capture import OwnedRange
-from offload.program import Program, Role, Value
+from offload.backends.opaque_weights import device_weights, weights_at_risk
+from offload.program import Program, Value
 
 WEIGHT_OWNER = "weight "
 """What the owner of a weight's memory is called before its name."""
@@ -31,37 +30,15 @@ class Memory(Protocol):
         """Copy on the device."""
 
 
-def weights_at_risk(program: Program) -> list[Value]:
-    """The weights of an opaque Program that a call may write, none of any other Program.
-
-    Those that were observed to be written, and all that are no parameters: a write that leaves the
-    same bytes, as on zeros, is not observed. (Parameters could take as much memory as the model.)
-    """
-    if program.opaque is None:
-        return []
-    written = {index for launch in program.launches for index in launch.writes}
-    return [
-        value
-        for value in _device_weights(program)
-        if value.index in written
-        or not all(isinstance(one, torch.nn.Parameter) for one in program.weights[value.index])
-    ]
-
-
 def weight_ranges(program: Program) -> list[OwnedRange]:
     """The memory of an opaque Program's weights, which constant words may point into."""
     if program.opaque is None:
         return []
     return [
         OwnedRange(storage.data_ptr(), storage.nbytes(), WEIGHT_OWNER + value.name)
-        for value in _device_weights(program)
+        for value in device_weights(program)
         for storage in [program.weights[value.index][0].untyped_storage()]
     ]
-
-
-def _device_weights(program: Program) -> list[Value]:
-    """All weights but host constants, which no kernel can reach, and which nothing may write."""
-    return [value for value in program.of_role(Role.WEIGHT) if not value.on_host]
 
 
 class FixedWeights:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import gc
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ from offload.backends.cuda.capture import (
 from offload.backends.cuda.fixed_weights import weight_ranges
 from offload.backends.cuda.graph import GraphNode, NodeReader, call, driver_bindings, read_graph
 from offload.backends.cuda.torch_pool import PoolMemory
-from offload.backends.cuda.torch_warm_up import Bases, copied, first_line, warm_up
+from offload.backends.torch_warm_up import Bases, collector_off, copied, first_line, warm_up
 from offload.eager_run import EagerRun, host_storage
 from offload.errors import CaptureError, ExecutionError
 from offload.program import Launch, Program, Role
@@ -160,7 +159,7 @@ class _OneCapture:
 
     def run(self) -> tuple[GraphCapture, set[int]]:
         """Capture; the Values whose memory was used before make the capture useless."""
-        with self._memory.current(), _collector_off(), _workspaces_cleared():
+        with self._memory.current(), collector_off(), _workspaces_cleared():
             run = EagerRun(self._program, self._stand_ins(), fill=None)
             self._tensors.append(run.bases)
             try:
@@ -339,7 +338,8 @@ def _warm_up_drawing(
     """
     generators = _cuda_generators(program, device)
     before = [one.get_offset() for one in generators]
-    warm_up(program, device, inputs)
+    clear: Any = torch._C._cuda_clearCublasWorkspaces
+    warm_up(program, torch.device("cuda", device), inputs, clear)
     drawn = [
         RandomState(one, one.get_offset() - offset)
         for one, offset in zip(generators, before, strict=True)
@@ -371,18 +371,6 @@ def _own_random_states(program: Program, device: int) -> Iterator[None]:
     finally:
         for generator, state in zip(generators, saved, strict=True):
             generator.graphsafe_set_state(state)
-
-
-@contextlib.contextmanager
-def _collector_off() -> Iterator[None]:
-    """No garbage collection: it could free memory of another stream, which a capture forbids."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 @contextlib.contextmanager

@@ -1,13 +1,15 @@
-"""The warm-up before a capture: libraries choose algorithms and load kernels outside of it."""
+"""What captures by torch share; above all the warm-up, in which libraries choose algorithms."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
-from offload.backends.cuda.fixed_weights import weights_at_risk
+from offload.backends.opaque_weights import weights_at_risk
 from offload.eager_run import EagerRun, bytes_of, host_storage
 from offload.errors import CaptureError, ExecutionError
 from offload.program import Launch, Program, Role
@@ -16,23 +18,35 @@ Bases = dict[int, tuple[torch.UntypedStorage, int]]
 """By Value its storage, and the byte at which it begins there."""
 
 
-def warm_up(program: Program, device: int, inputs: Sequence[torch.Tensor] | None) -> None:
+def warm_up(
+    program: Program,
+    device: torch.device,
+    inputs: Sequence[torch.Tensor] | None,
+    free_workspaces: Callable[[], None] = lambda: None,
+) -> None:
     """Run each launch once on private copies of what is written; all its memory is given back.
 
     Weights in files are zeros from their first launch to their last.
 
     The weights of an opaque Program are written where they are, and put back.
 
+    Args:
+        program: what is to be captured.
+        device: where; the device's current stream is used.
+        inputs: a call's tensors in the Program's order; None: zeros.
+        free_workspaces: lets libraries give back what they have allocated.
+
     Raises:
         CaptureError: a launch failed; the message names it.
         ExecutionError: the device has no memory for it, or failed.
     """
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool, device):
+    torch_device: Any = torch.get_device_module(device)
+    pool = torch_device.MemPool()
+    with torch_device.use_mem_pool(pool, device):
         run = EagerRun(program, _private_bases(program, device, inputs), fill=0)
-        last_uses = _last_uses(program)
+        last_uses = last_uses_of(program)
         for launch in program.launches:
-            _take_stored(program, launch, run.bases, torch.device("cuda", device))
+            _take_stored(program, launch, run.bases, device)
             try:
                 with _weights_kept(program):
                     run.keep(launch, run.call(launch)())
@@ -50,16 +64,18 @@ def warm_up(program: Program, device: int, inputs: Sequence[torch.Tensor] | None
             for value in last_uses.get(launch.index, ()):
                 run.bases.pop(value, None)
         try:
-            torch.cuda.current_stream(device).synchronize()
+            torch_device.current_stream(device).synchronize()
         except RuntimeError as error:
             raise ExecutionError(
                 f"the device failed in the warm-up: {first_line(error)}"
             ) from error
         run.bases.clear()
-        torch._C._cuda_clearCublasWorkspaces()
+        free_workspaces()
 
 
-def _private_bases(program: Program, device: int, inputs: Sequence[torch.Tensor] | None) -> Bases:
+def _private_bases(
+    program: Program, device: torch.device, inputs: Sequence[torch.Tensor] | None
+) -> Bases:
     """Inputs, and weights where they are; copies of what the Program writes.
 
     Host constants are as they were recorded, whatever the model's tensors hold by now.
@@ -112,7 +128,7 @@ def _take_stored(program: Program, launch: Launch, bases: Bases, device: torch.d
             bases[value] = (zeros.untyped_storage(), 0)
 
 
-def _last_uses(program: Program) -> dict[int, list[int]]:
+def last_uses_of(program: Program) -> dict[int, list[int]]:
     """By launch the activations, and weights in files, that no later launch uses."""
     last: dict[int, int] = {}
     for launch in program.launches:
@@ -130,6 +146,18 @@ def copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     copy = torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device)
     copy.copy_(bytes_of(storage))
     return copy.untyped_storage()
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """No garbage collection: it could free memory of another stream, which a capture forbids."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def first_line(error: BaseException) -> str:

@@ -1,0 +1,319 @@
+"""Captures a Program's launches with torch_npu, into a model whose activations stay where they are.
+
+A model keeps the addresses that its kernels were launched with. Inputs and outputs that move are
+therefore copied to and from memory in the capture's own pool: see `_native.AscendMovingCopies`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import importlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from offload import _native
+from offload.backends.torch_warm_up import Bases, collector_off, first_line, last_uses_of, warm_up
+from offload.eager_run import EagerRun, host_storage
+from offload.errors import CaptureError, ExecutionError, OffloadError
+from offload.program import Launch, Program, Role, is_dense
+
+# A capture borrows what the process has once: the routes of torch_npu's allocator.
+_one_at_a_time = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moving:
+    """An input or output whose tensor an execution finds or leaves somewhere else each time.
+
+    Attributes:
+        value: the Value of the Program.
+        size_bytes: at least one.
+        copied_in: before the kernels, which read it or write a part of it.
+        copied_out: after them, which write it.
+    """
+
+    value: int
+    size_bytes: int
+    copied_in: bool
+    copied_out: bool
+
+
+def moving_values(program: Program) -> list[Moving]:
+    """The inputs that launches use, and the outputs.
+
+    Raises:
+        CaptureError: a copy would not do: inputs that share memory are written, or one with gaps.
+    """
+    for overlap in program.overlaps:
+        first, second = (
+            program.values[program.inputs[leaf].value].name
+            for leaf in (overlap.first, overlap.second)
+        )
+        raise CaptureError(
+            f"{first} and {second} share memory, and one of them is written: a captured model "
+            "works on copies of inputs, which would not share it; pass a clone() of one"
+        )
+    reads = {index for launch in program.launches for index in launch.reads}
+    writes = {index for launch in program.launches for index in launch.writes}
+    moving = []
+    for view in program.inputs:
+        value = program.values[view.value]
+        if value.on_host or not value.size_bytes or value.index not in reads | writes:
+            continue
+        is_written = value.index in writes
+        if is_written and not is_dense(view.shape, view.strides):
+            raise CaptureError(
+                f"{value.name} is written, and has gaps between its elements: a captured model "
+                "copies it back whole, and would write what lies in them; pass it contiguous"
+            )
+        moving.append(Moving(value.index, value.size_bytes, True, is_written))
+    for value in program.of_role(Role.OUTPUT):
+        if value.size_bytes:
+            moving.append(Moving(value.index, value.size_bytes, False, True))
+    return moving
+
+
+class CapturedModel:
+    """A captured model, and the memory that its kernels have the addresses of.
+
+    Owner: one load; closed at the latest when it is dropped. Thread: any, one call at a time.
+
+    Attributes:
+        handle: the runtime's handle of the model.
+        moving: in the order of `copies`.
+        copies: brings them to where the kernels have them, and back; None once closed.
+        pool_bytes: what torch has taken from the device for the capture.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        pool: Any,
+        tensors: list[Any],
+        moving: Sequence[Moving],
+        copies: _native.AscendMovingCopies,
+    ) -> None:
+        self.handle = 0
+        self.moving = tuple(moving)
+        self.copies: _native.AscendMovingCopies | None = copies
+        self.pool_bytes = 0
+        self._graph = graph
+        self._pool = pool
+        self._tensors = tensors
+
+    def close(self) -> None:
+        """Give the model, its memory and its table back; nothing of it may be under way."""
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            with contextlib.suppress(RuntimeError):  # of a device that has failed
+                graph.reset()
+        self.copies = None
+        self._tensors.clear()  # before the pool, which must be the last user of its memory
+        self._pool = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class TorchCapturer:
+    """Captures with torch_npu; each Program is warmed up once.
+
+    Owner: one preparation of a Program. Thread: any, one call at a time; captures of several
+    capturers wait for each other.
+    """
+
+    def __init__(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
+        """Begin with nothing warmed up.
+
+        Args:
+            inputs: a call's tensors in the Program's order, for the warm-up, which reads them;
+                None: zeros, which are an index into anything.
+        """
+        self._inputs = inputs
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "offload-capture")
+
+    def capture(self, program: Program, device: int, form: str | None) -> CapturedModel:
+        """Run every launch twice, to warm up and under capture, where nothing executes.
+
+        Leaves inputs, weights and torch's settings as they were, also when it fails.
+
+        Args:
+            program: its launches, in order.
+            device: where.
+            form: who copies what moves, `captured` or `enqueued`; None: what the runtime can.
+
+        Raises:
+            CaptureError: a launch cannot be captured (the message names it), an input cannot be
+                copied, or the caller is capturing.
+            BackendUnavailable: the runtime captures no copies, and they were asked for.
+            ExecutionError: the device failed, or has no memory.
+        """
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        moving = moving_values(program)
+        try:
+            if npu.is_current_stream_capturing():
+                raise CaptureError(
+                    "a graph is being captured on the current stream: load the program before the "
+                    "capture begins"
+                )
+            ready = npu.current_stream(device).record_event()
+            return self._thread.submit(
+                self._on_thread, program, device, form, moving, ready
+            ).result()
+        except OffloadError:
+            raise
+        except RuntimeError as error:  # of torch_npu's streams, events and pools
+            raise ExecutionError(f"preparing a capture failed: {first_line(error)}") from error
+
+    def _on_thread(
+        self,
+        program: Program,
+        device: int,
+        form: str | None,
+        moving: list[Moving],
+        ready: Any,
+    ) -> CapturedModel:
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        with _one_at_a_time, npu.device(device), torch.no_grad():
+            stream = npu.Stream(device)
+            with npu.stream(stream):
+                stream.wait_event(ready)
+                warm_up(program, torch.device("npu", device), self._inputs)
+                return _OneCapture(program, device, stream, form, moving).run()
+
+
+class _OneCapture:
+    """One capture of a Program on the current stream."""
+
+    def __init__(
+        self, program: Program, device: int, stream: Any, form: str | None, moving: list[Moving]
+    ) -> None:
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        self._program = program
+        self._device = torch.device("npu", device)
+        self._stream = stream
+        self._handle: int = stream.npu_stream
+        self._pool = npu.MemPool()
+        self._graph = npu.NPUGraph()
+        self._tensors: list[Any] = []
+        self._copies = _native.AscendMovingCopies(
+            device=device,
+            tensors=[(one.size_bytes, one.copied_in, one.copied_out) for one in moving],
+            form=form,
+        )
+        self._model = CapturedModel(self._graph, self._pool, self._tensors, moving, self._copies)
+
+    def run(self) -> CapturedModel:
+        """Capture; what failed leaves nothing behind."""
+        try:
+            with collector_off():
+                self._capture()
+        except BaseException:
+            self._model.close()
+            raise
+        segments = self._pool.snapshot()
+        self._model.pool_bytes = sum(segment["total_size"] for segment in segments)
+        return self._model
+
+    def _capture(self) -> None:
+        run = EagerRun(self._program, self._bases(), fill=None)
+        self._tensors.append(run.bases)
+        last_uses = last_uses_of(self._program)
+        try:
+            self._begin()
+            self._model.handle = _native.ascend_capturing_model(self._handle)
+            self._copies.capture_in(self._handle)
+            for launch in self._program.launches:
+                self._launch(run, launch)
+                for value in last_uses.get(launch.index, ()):
+                    run.bases.pop(value, None)  # its memory is for later launches
+            self._set_places(run)
+            self._copies.capture_out(self._handle)
+            self._end()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _bases(self) -> Bases:
+        """Weights where they are, host constants as recorded, memory of the pool for inputs."""
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        bases: Bases = {}
+        with npu.use_mem_pool(self._pool, self._device):
+            for value in self._program.values:
+                if value.host_content is not None:
+                    bases[value.index] = (host_storage(value.host_content), 0)
+                elif value.role is Role.WEIGHT:
+                    holder = self._program.weights[value.index][0]
+                    bases[value.index] = (holder.untyped_storage(), 0)
+                elif value.role is Role.INPUT:
+                    bases[value.index] = (self._memory(value.size_bytes), 0)
+        return bases
+
+    def _memory(self, size_bytes: int) -> torch.UntypedStorage:
+        try:
+            place = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        except RuntimeError as error:
+            raise ExecutionError(
+                f"no memory for the {size_bytes} bytes of an input: {first_line(error)}"
+            ) from error
+        return place.untyped_storage()
+
+    def _begin(self) -> None:
+        try:
+            self._graph.capture_begin(pool=self._pool.id, capture_error_mode="thread_local")
+        except RuntimeError as error:
+            raise ExecutionError(f"a capture cannot begin: {first_line(error)}") from error
+
+    def _launch(self, run: EagerRun, launch: Launch) -> None:
+        try:
+            outcome = run.call(launch)()
+            self._stream.npu_stream  # noqa: B018 - until it is launched, so that errors are its own
+        except CaptureError:
+            raise
+        except torch.OutOfMemoryError as error:
+            raise ExecutionError(
+                f"{launch.source}: {launch.operator} found no memory in the capture: "
+                f"{first_line(error)}"
+            ) from error
+        except Exception as error:
+            raise CaptureError(
+                f"{launch.source}: {launch.operator} cannot be captured by torch_npu: "
+                f"{first_line(error)}"
+            ) from error
+        run.keep(launch, outcome)
+
+    def _set_places(self, run: EagerRun) -> None:
+        for index, one in enumerate(self._model.moving):
+            storage, begin_bytes = run.bases[one.value]
+            self._copies.set_place(index, storage.data_ptr() + begin_bytes)
+
+    def _end(self) -> None:
+        try:
+            self._graph.capture_end()
+        except RuntimeError as error:
+            raise CaptureError(
+                f"the capture of the program's launches failed: {first_line(error)}"
+            ) from error
+
+    def _abandon(self) -> None:
+        """End a capture that failed at any call, for torch and for the runtime.
+
+        Torch gives up half-way where the runtime fails: its allocator may still take memory from
+        the pool, and the stream may still be capturing.
+        """
+        torch_npu: Any = importlib.import_module("torch_npu")
+        index = self._device.index
+        _native.ascend_abandon_capture(self._handle)
+        with contextlib.suppress(RuntimeError):  # since that has been ended already
+            self._graph.capture_end()
+        with contextlib.suppress(RuntimeError):
+            torch_npu._C._npu_endAllocateToPool(index, self._pool.id)
+        with contextlib.suppress(RuntimeError):
+            self._graph.reset()
+        if self._pool.use_count() > 1:  # a graph that was not captured leaves its use behind
+            torch_npu._C._npu_releasePool(index, self._pool.id)

@@ -1,0 +1,29 @@
+"""Which weights a call may write where they are: those of an opaque Program."""
+
+from __future__ import annotations
+
+import torch
+
+from offload.program import Program, Role, Value
+
+
+def weights_at_risk(program: Program) -> list[Value]:
+    """The weights of an opaque Program that a call may write, none of any other Program.
+
+    Those that were observed to be written, and all that are no parameters: a write that leaves the
+    same bytes, as on zeros, is not observed. (Parameters could take as much memory as the model.)
+    """
+    if program.opaque is None:
+        return []
+    written = {index for launch in program.launches for index in launch.writes}
+    return [
+        value
+        for value in device_weights(program)
+        if value.index in written
+        or not all(isinstance(one, torch.nn.Parameter) for one in program.weights[value.index])
+    ]
+
+
+def device_weights(program: Program) -> list[Value]:
+    """All weights but host constants, which no kernel can reach, and which nothing may write."""
+    return [value for value in program.of_role(Role.WEIGHT) if not value.on_host]

@@ -1,0 +1,87 @@
+#include "ascend/captured_resident.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "offload/errors.hpp"
+
+namespace offload::acl {
+
+Model capturing_model(const Runtime& runtime, Stream stream) {
+  runtime.require(Capability::kCapture, "capturing a model");
+  CaptureStatus status = kCaptureNone;
+  Model model = nullptr;
+  runtime.check(runtime.capture_get_info(stream, &status, &model), "asking for the captured model");
+  if (status == kCaptureInvalidated) throw ExecutionError("the capture has been invalidated");
+  if (status != kCaptureActive || model == nullptr) {
+    throw ExecutionError("nothing is being captured on the stream");
+  }
+  return model;
+}
+
+void abandon_capture(const Runtime& runtime, Stream stream) noexcept {
+  CaptureStatus status = kCaptureNone;
+  Model model = nullptr;
+  if (!runtime.has(Capability::kCapture) ||
+      runtime.capture_get_info(stream, &status, &model) != kSuccess || status == kCaptureNone) {
+    return;
+  }
+  if (runtime.capture_end(stream, &model) == kSuccess && model != nullptr) {
+    runtime.model_destroy(model);
+  }
+}
+
+CapturedResident::CapturedResident(CapturedProgram program)
+    : StreamResident(program.device, /*copies_on_device=*/true), program_(std::move(program)) {
+  if (program_.slots.size() != program_.copies->size()) {
+    throw std::invalid_argument("each tensor of a captured model needs one slot");
+  }
+}
+
+CapturedResident::~CapturedResident() { close(); }
+
+std::vector<Relocation> CapturedResident::relocations() const {
+  std::vector<Relocation> relocations;
+  for (std::uint32_t word = 0; word < program_.slots.size(); ++word) {
+    relocations.push_back({word, program_.slots[word], 0});
+  }
+  return relocations;
+}
+
+void CapturedResident::patch(const std::vector<Patch>& patches) noexcept {
+  if (!program_.copies) return;  // closed
+  for (const Patch& patch : patches) program_.copies->patch(patch.word, patch.address);
+}
+
+void CapturedResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
+  refuse_closed();
+  const ContextScope scope(runtime(), device());
+  note_enqueued();
+  program_.copies->begin(stream());
+  first_launch_ns = now_ns();
+  runtime().check(runtime().model_execute_async(program_.model, stream()),
+                  "executing the captured model");
+  program_.copies->end(stream());
+  if (times == nullptr) return;
+  std::fill(times->begin_ns.begin(), times->begin_ns.end(), first_launch_ns);
+  std::fill(times->end_ns.begin(), times->end_ns.end(), first_launch_ns);
+}
+
+void CapturedResident::issue(std::size_t) {
+  throw ExecutionError("a model that torch captured is executed as a whole, never by launches");
+}
+
+CopyCounts CapturedResident::counts() const {
+  return program_.copies ? program_.copies->counts() : last_counts_;
+}
+
+void CapturedResident::release() noexcept {
+  if (!program_.copies) return;
+  last_counts_ = program_.copies->counts();
+  program_.copies.reset();
+  program_.release();
+}
+
+}  // namespace offload::acl

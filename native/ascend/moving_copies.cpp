@@ -1,0 +1,149 @@
+#include "ascend/moving_copies.hpp"
+
+#include <stdexcept>
+#include <string>
+
+#include "offload/errors.hpp"
+
+namespace offload::acl {
+namespace {
+
+// The table has two blocks of one word for each tensor: addresses, which executions patch, and
+// places. Slots and words of its relocations are words of the blocks, the second after the first.
+TableParts address_table(std::size_t n_tensors) {
+  TableParts parts;
+  parts.blocks.assign(2, ArgumentBlock(8 * n_tensors));
+  for (std::uint32_t word = 0; word < 2 * n_tensors; ++word) {
+    const auto block = static_cast<std::uint32_t>(word / n_tensors);
+    parts.words.push_back({block, 8 * (word % n_tensors)});
+    parts.relocations.push_back({word, word, 0});
+    parts.triggers.push_back(block == 0 ? Trigger::kIo : Trigger::kWeight);
+  }
+  return parts;
+}
+
+class CapturedCopies final : public MovingCopies {
+ public:
+  CapturedCopies(const Runtime& runtime, const std::vector<MovingTensor>& tensors)
+      : runtime_(runtime),
+        tensors_(tensors),
+        table_(make_host_refresh(runtime, address_table(tensors.size()))) {}
+
+  CopyForm form() const override { return CopyForm::kCaptured; }
+  std::size_t size() const override { return tensors_.size(); }
+
+  void set_place(std::size_t tensor, std::uint64_t place) override {
+    table_->patch({{static_cast<std::uint32_t>(tensors_.size() + tensor), place}});
+  }
+
+  void capture_in(Stream stream) override {
+    for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+      if (tensors_[tensor].copied_in) capture(tensor, place(tensor), address(tensor), stream);
+    }
+  }
+
+  void capture_out(Stream stream) override {
+    for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+      if (tensors_[tensor].copied_out) capture(tensor, address(tensor), place(tensor), stream);
+    }
+  }
+
+  void patch(std::size_t tensor, std::uint64_t address) noexcept override {
+    table_->patch({{static_cast<std::uint32_t>(tensor), address}});
+  }
+
+  void begin(Stream stream) override { table_->enqueue(stream); }
+  void end(Stream) override {}
+
+  CopyCounts counts() const override { return {table_->counts(), 0}; }
+
+ private:
+  void** word(std::size_t block, std::size_t tensor) const {
+    return static_cast<void**>(const_cast<void*>(table_->block(block))) + tensor;
+  }
+  void** address(std::size_t tensor) const { return word(0, tensor); }
+  void** place(std::size_t tensor) const { return word(1, tensor); }
+
+  void capture(std::size_t tensor, void** to, void** from, Stream stream) const {
+    const std::size_t n_bytes = tensors_[tensor].n_bytes;
+    runtime_.check(runtime_.memcpy_with_offset(to, n_bytes, 0, const_cast<const void**>(from),
+                                               n_bytes, 0, kInnerDeviceToDevice, stream),
+                   "capturing the copy of a tensor of " + std::to_string(n_bytes) + " bytes");
+  }
+
+  const Runtime& runtime_;
+  std::vector<MovingTensor> tensors_;
+  std::unique_ptr<TableRefresh> table_;
+};
+
+class EnqueuedCopies final : public MovingCopies {
+ public:
+  EnqueuedCopies(const Runtime& runtime, const std::vector<MovingTensor>& tensors)
+      : runtime_(runtime), tensors_(tensors), places_(tensors.size()), addresses_(tensors.size()) {}
+
+  CopyForm form() const override { return CopyForm::kEnqueued; }
+  std::size_t size() const override { return tensors_.size(); }
+  void set_place(std::size_t tensor, std::uint64_t place) override { places_.at(tensor) = place; }
+  void capture_in(Stream) override {}
+  void capture_out(Stream) override {}
+
+  void patch(std::size_t tensor, std::uint64_t address) noexcept override {
+    addresses_[tensor] = address;
+  }
+
+  void begin(Stream stream) override {
+    for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+      if (places_[tensor] == 0 || addresses_[tensor] == 0) {
+        throw ExecutionError("tensor " + std::to_string(tensor) +
+                             " of a captured model has no place or was never bound");
+      }
+    }
+    for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+      if (tensors_[tensor].copied_in) copy(tensor, places_, addresses_, stream);
+    }
+  }
+
+  void end(Stream stream) override {
+    for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+      if (tensors_[tensor].copied_out) copy(tensor, addresses_, places_, stream);
+    }
+  }
+
+  CopyCounts counts() const override { return {{}, n_enqueued_}; }
+
+ private:
+  void copy(std::size_t tensor, const std::vector<std::uint64_t>& to,
+            const std::vector<std::uint64_t>& from, Stream stream) {
+    const std::size_t n_bytes = tensors_[tensor].n_bytes;
+    runtime_.check(runtime_.memcpy_async(reinterpret_cast<void*>(to[tensor]), n_bytes,
+                                         reinterpret_cast<const void*>(from[tensor]), n_bytes,
+                                         kDeviceToDevice, stream),
+                   "copying a tensor of " + std::to_string(n_bytes) + " bytes");
+    ++n_enqueued_;
+  }
+
+  const Runtime& runtime_;
+  std::vector<MovingTensor> tensors_;
+  std::vector<std::uint64_t> places_;
+  std::vector<std::uint64_t> addresses_;
+  std::uint64_t n_enqueued_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<MovingCopies> make_moving_copies(const Runtime& runtime,
+                                                 const std::vector<MovingTensor>& tensors,
+                                                 std::optional<CopyForm> form) {
+  for (const MovingTensor& tensor : tensors) {
+    if (tensor.n_bytes == 0) throw std::invalid_argument("a tensor of no bytes is not copied");
+  }
+  const bool can_capture = runtime.has(Capability::kMemcpyDescriptor);
+  if (form.value_or(can_capture ? CopyForm::kCaptured : CopyForm::kEnqueued) ==
+      CopyForm::kEnqueued) {
+    return std::make_unique<EnqueuedCopies>(runtime, tensors);
+  }
+  runtime.require(Capability::kMemcpyDescriptor, "capturing copies whose addresses move");
+  return std::make_unique<CapturedCopies>(runtime, tensors);
+}
+
+}  // namespace offload::acl
