@@ -28,10 +28,6 @@ class StreamResident : public Resident {
   c10::DataPtr take(std::size_t slot) final;
   void set_stream(std::uint64_t stream) final;
   bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) final;
-
-  // torch_npu delivers its work from a queue of its own, which is empty only when it is asked for
-  // its stream.
-  bool follows_torch() const final { return !copies_on_device_; }
   std::unique_ptr<Fence> fence() final;
   void close() noexcept final;
 

@@ -5,7 +5,6 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "offload/errors.hpp"
 #include "offload/lease.hpp"
@@ -68,7 +67,6 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
       weights_(spec_.weights),
       streamed_(streamed),
       streams_weights_(resident_->streams_weights()),
-      follows_torch_(resident_->follows_torch()),
       arena_address_(resident_->arena()),
       lease_id_(resident_->lease_id()) {
   make_buffers(spec_);
@@ -208,22 +206,6 @@ void Replay::refuse_run() const {
   if (released_) throw ExecutionError("the executable is closed");
 }
 
-// A copy that torch makes could be delivered after the launches that read it.
-void Replay::refuse_torch_copies(const Call& call) const {
-  if (follows_torch_) return;
-  for (const Copy& copy : call.copies_in) {
-    if (is_of_bytes(copy)) continue;
-    std::size_t index = 0;
-    while (!call.bound_inputs[index].is_same(copy.to)) ++index;
-    std::ostringstream message;
-    message << spec_.inputs[index].name << ": recorded with strides " << copy.to.strides()
-            << ", got " << copy.from.strides()
-            << "; on this device only torch could rearrange it, too late for the execution: pass "
-               "one with the recorded strides";
-    throw BindingError(message.str());
-  }
-}
-
 void Replay::run(Call& call, bool queued) {
   std::unique_lock lock(lane_.execution_mutex(), std::try_to_lock);
   const bool waited = queued || !lock.owns_lock();
@@ -242,7 +224,6 @@ void Replay::run(Call& call, bool queued) {
   execution.begin_ns = waited || trace ? now_ns() : call.checked_ns;  // a trace is no header work
   if (trace && !waited) trace->clock_reads = 1;
   weights_.check();
-  refuse_torch_copies(call);
   const KernelScope scope;
   if (streamed_) resident_->set_stream(call.stream);
   if (!call.random.empty()) resident_->set_random(call.random);

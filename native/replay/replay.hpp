@@ -79,7 +79,6 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on);
   void refuse_inside_launch() const;
   void refuse_run() const;
-  void refuse_torch_copies(const Call& call) const;
   void copy_inputs(const Call& call, ExecutionTrace* trace);
   void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);
   void launch(LastExecution& execution, ExecutionTrace* trace);
@@ -97,7 +96,6 @@ class Replay : public std::enable_shared_from_this<Replay> {
   mutable std::mutex weights_mutex_;  // taken after the execution mutex
   bool streamed_;
   bool streams_weights_;
-  bool follows_torch_;
   std::uint64_t arena_address_;  // the resident's own; 0: arena_
   std::uint64_t lease_id_;
   c10::DataPtr arena_;

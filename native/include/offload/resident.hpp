@@ -89,10 +89,6 @@ class Resident {
   // False: nothing is done, and torch's own copy is in order. Throws ExecutionError.
   virtual bool copy(std::uint64_t, std::uint64_t, std::size_t) { return false; }
 
-  // On a device with streams: whether what torch enqueues there is delivered before what this
-  // enqueues next. Not where torch hands its work to a thread of its own. Asked once.
-  virtual bool follows_torch() const { return true; }
-
   // On a device whose random kernels read memory: for each generator of the program the seed and
   // the offset that the next execution draws from. After set_stream. Throws ExecutionError.
   virtual void set_random(const std::vector<std::uint64_t>&) {}
