@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import re
 import subprocess
 import sys
 import threading
@@ -208,22 +209,26 @@ tickets = [run.submit(x) for _ in range(20)]
 """
 
 
-def in_process_of_its_own(before: str) -> subprocess.CompletedProcess[str]:
-    script = EXIT.format(path=str(Path(npu_device.__file__).parent), before=before)
+def in_process_of_its_own(
+    folder: Path, before: str = "", after: str = ""
+) -> subprocess.CompletedProcess[str]:
+    script = EXIT.format(path=str(Path(npu_device.__file__).parent), before=before) + after
+    path = folder / "script.py"
+    path.write_text(script, encoding="utf-8")
     return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False
     )
 
 
-def test_the_interpreter_exits_with_work_in_flight() -> None:
-    done = in_process_of_its_own("")
+def test_the_interpreter_exits_with_work_in_flight(tmp_path: Path) -> None:
+    done = in_process_of_its_own(tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[2.0, 4.0, 6.0, 8.0] 0"
 
 
-def test_an_old_runtime_captures_no_copies() -> None:
+def test_an_old_runtime_captures_no_copies(tmp_path: Path) -> None:
     """CANN 8.1 has captures, and no copies whose addresses lie in memory."""
-    done = in_process_of_its_own('simulator.set_personality("8.1")')
+    done = in_process_of_its_own(tmp_path, 'simulator.set_personality("8.1")')
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[2.0, 4.0, 6.0, 8.0] 2"
 
@@ -359,3 +364,27 @@ def test_the_device_is_described() -> None:
     machine = backends.find_backend("npu").machine()
     assert machine.device == "npu"
     assert machine.name == "Ascend910B1"
+
+
+FAILING_LAUNCH = """
+simulator.forget_calls()
+captured.load().close()
+n_launches = simulator.calls("aclrtLaunchKernelWithHostArgs")
+n_models = simulator.live("model")
+simulator.forget_calls()
+simulator.fail("aclrtLaunchKernelWithHostArgs", 507000, n_launches)
+try:
+    captured.load()
+except offload.CaptureError as error:
+    n_left = simulator.live("model") - n_models
+    print("refused:", str(error).split(" cannot")[0], n_left, flush=True)
+import os
+os._exit(0)
+"""
+
+
+def test_a_launch_that_fails_under_capture_is_named(tmp_path: Path) -> None:
+    """In a process of its own: what fails so stops torch_npu's launching thread."""
+    done = in_process_of_its_own(tmp_path, after=FAILING_LAUNCH)
+    last = done.stdout.splitlines()[-1]
+    assert re.fullmatch(r"refused: .*script\.py:11: aten::relu 0", last), (last, done.stderr)
