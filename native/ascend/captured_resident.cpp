@@ -1,6 +1,7 @@
 #include "ascend/captured_resident.hpp"
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -40,7 +41,7 @@ CapturedResident::CapturedResident(CapturedProgram program)
   }
 }
 
-CapturedResident::~CapturedResident() { close(); }
+CapturedResident::~CapturedResident() { close_for_good(); }
 
 std::vector<Relocation> CapturedResident::relocations() const {
   std::vector<Relocation> relocations;
@@ -59,6 +60,7 @@ void CapturedResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* time
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
+  if (take_failure()) program_.copies->distrust();
   program_.copies->begin(stream());
   first_launch_ns = now_ns();
   runtime().check(runtime().model_execute_async(program_.model, stream()),
@@ -82,6 +84,11 @@ void CapturedResident::release() noexcept {
   last_counts_ = program_.copies->counts();
   program_.copies.reset();
   program_.release();
+}
+
+// Model, copies and pool stay for the rest of the process: to destroy them is to free what may run.
+void CapturedResident::abandon() noexcept {
+  static_cast<void>(new (std::nothrow) CapturedProgram(std::move(program_)));
 }
 
 }  // namespace offload::acl

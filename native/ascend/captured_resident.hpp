@@ -53,6 +53,7 @@ class CapturedResident final : public StreamResident {
 
  private:
   void release() noexcept override;
+  void abandon() noexcept override;
 
   CapturedProgram program_;
   CopyCounts last_counts_;

@@ -52,6 +52,8 @@ class CapturedCopies final : public MovingCopies {
     table_->patch({{static_cast<std::uint32_t>(tensor), address}});
   }
 
+  void distrust() noexcept override { table_->distrust(); }
+
   void begin(Stream stream) override { table_->enqueue(stream); }
   void end(Stream) override {}
 
@@ -90,6 +92,8 @@ class EnqueuedCopies final : public MovingCopies {
   void patch(std::size_t tensor, std::uint64_t address) noexcept override {
     addresses_[tensor] = address;
   }
+
+  void distrust() noexcept override {}  // each execution enqueues all of them
 
   void begin(Stream stream) override {
     for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor) {

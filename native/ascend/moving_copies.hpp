@@ -50,6 +50,9 @@ class MovingCopies {
 
   virtual void patch(std::size_t tensor, std::uint64_t address) noexcept = 0;
 
+  // What an execution enqueued may have failed on the device: the next begin writes all addresses.
+  virtual void distrust() noexcept = 0;
+
   // On the stream of an execution, before and after the model. begin throws while there are
   // tensors without an address or a place.
   virtual void begin(Stream stream) = 0;
