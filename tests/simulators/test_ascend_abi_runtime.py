@@ -24,10 +24,16 @@ def test_the_library_is_found_by_its_name(ascend):
 
 def test_initialisation_counts_references(ascend):
     count = ctypes.c_uint64()
-    assert ascend.code("aclInit", b"/no/such/file.json") == 100003
     assert ascend.code("aclInit", 0) == REPEAT_INITIALISE
     ascend.call("aclFinalizeReference", ctypes.byref(count))
-    assert count.value == 1
+    held = count.value  # by the fixture, and by offload where a test before has opened the runtime
+    assert held in (1, 2)
+    assert ascend.code("aclInit", b"/no/such/file.json") == 100003
+    for _ in range(2):
+        assert ascend.code("aclInit", 0) == REPEAT_INITIALISE
+    ascend.call("aclFinalizeReference", ctypes.byref(count))
+    assert count.value == held + 1
+    ascend.call("aclFinalizeReference", 0)
     ascend.call("aclrtSetDevice", 0)
     assert ascend.code("aclInit", 0) == REPEAT_INITIALISE
     ascend.call("aclFinalize")  # at once, whatever the count is
@@ -39,6 +45,8 @@ def test_initialisation_counts_references(ascend):
     assert count.value == 0
     assert ascend.code("aclFinalizeReference", 0) == UNINITIALISED
     ascend.call("aclInit", 0)
+    for _ in range(held - 1):
+        assert ascend.code("aclInit", 0) == REPEAT_INITIALISE
 
 
 def test_errors_have_a_text_and_a_code_of_the_thread(ascend):
