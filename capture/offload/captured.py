@@ -116,15 +116,15 @@ class Captured:
                 cpu backend proves each launch when it is first executed, whatever is said here.
             weights_budget: all memory of the device that weights may use: bytes, text such as
                 `2GiB`, or `auto` for what is free. What does not fit is brought from the files of
-                `capture(weights=)`, or from the model's own tensors, while launches run. None:
-                weights are used where they are; those in files are all read. Under a budget the
-                model's own tensors are read again once they were written, as torch counts it; after
-                writing through `param.data`, through NumPy, or to tensors made in inference mode,
-                call `run.streaming.refresh()`.
+                `capture(weights=)`, or on the CPU from the model's own tensors, while launches run.
+                None: weights are used where they are; those in files are all read. Under a budget
+                the model's own tensors are read again once they were written, as torch counts it;
+                after writing through `param.data`, through NumPy, or to tensors made in inference
+                mode, call `run.streaming.refresh()`.
             progress: called with the bytes of weights that are read, and how many will be, after
-                each 8 MiB or less, where weights are read. Where some are streamed they are read
-                twice, and it begins again at 0: the first time launches are timed. What it raises
-                ends the load.
+                each 8 MiB or less, where weights are read. Where some are streamed on the CPU they
+                are read twice, and it begins again at 0: the first time launches are timed. What it
+                raises ends the load.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the

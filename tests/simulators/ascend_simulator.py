@@ -22,39 +22,23 @@ KERNEL_FUNCTION = ctypes.CFUNCTYPE(
 )
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
-# What becomes of device memory that is freed: see `AscendSimulator.set_free_policy`.
-KEEP, UNMAP, REUSE = 0, 1, 2
-
 UNINITIALISED = 100001
 
 _text, _address, _bytes, _int = ctypes.c_char_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
-    "sim_set_eager": (None, [_int]),
-    "sim_fail": (None, [_text, ctypes.c_uint64, _int]),
-    "sim_calls": (ctypes.c_uint64, [_text]),
-    "sim_forget_calls": (None, []),
     "sim_set_tracing": (None, [_int]),
     "sim_trace_size": (_bytes, []),
     "sim_trace_entry": (_text, [_bytes]),
     "sim_hide": (_int, [_text]),
     "sim_set_personality": (_int, [_text]),
     "sim_set_software_sq": (None, [_int]),
-    "sim_set_device_count": (None, [_int]),
-    "sim_set_memory_limit": (None, [_bytes]),
-    "sim_set_free_policy": (None, [_int]),
     "sim_set_stream_limit": (None, [_bytes]),
     "sim_set_stream_depth": (None, [_bytes]),
     "sim_set_event_limit": (None, [_bytes]),
     "sim_set_destroy_polls": (None, [_int]),
     "sim_set_patience_ms": (None, [_int]),
-    "sim_fault": (None, []),
-    "sim_live_bytes": (_bytes, []),
-    "sim_host_bytes": (_bytes, []),
     "sim_argument_bytes": (_bytes, []),
-    "sim_live_objects": (ctypes.c_int64, [_text]),
     "sim_streams_in_use": (_bytes, [_int]),
-    "sim_is_accessible": (_int, [_address, _bytes]),
-    "sim_reset": (_int, []),
 }
 
 
@@ -66,16 +50,11 @@ class AclError(Exception):
         self.code = code
 
 
-class AscendSimulator:
-    """The simulated runtime's controls, each a function `sim_*` of the library, and its calls."""
+class AscendSimulator(simulators.DeviceControls):
+    """The simulated runtime: its controls and its calls."""
 
     def __init__(self, library: ctypes.CDLL):
-        self.library = library
-        self.errors: list[BaseException] = []  # what kernels written in Python raised
-        self._kept: list[object] = []
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
+        super().__init__(library, _SIGNATURES)
 
     def code(self, function: str, *arguments: object) -> int:
         """Call a function of the ABI for its error code; integers are passed in 64 bits."""
@@ -173,25 +152,6 @@ class AscendSimulator:
         assert address is not None
         return address
 
-    def set_eager(self, eager: bool) -> None:
-        """Whether work runs when it is issued, rather than when somebody waits for it."""
-        self.library.sim_set_eager(eager)
-
-    def fail(self, function: str, code: int, nth: int = 1) -> None:
-        """Make the nth call from now (1: the next) of `function` do nothing and give `code`.
-
-        On a capturing stream it counts as a failed submission, which invalidates the capture.
-        """
-        self.library.sim_fail(function.encode(), nth, code)
-
-    def calls(self, function: str) -> int:
-        """How often `function` was called since the last reset, failures included."""
-        return self.library.sim_calls(function.encode())
-
-    def forget_calls(self) -> None:
-        """Count calls from here; the trace and planned failures are forgotten too."""
-        self.library.sim_forget_calls()
-
     def start_trace(self) -> None:
         """Keep the order of calls from here."""
         self.library.sim_set_tracing(1)
@@ -216,18 +176,6 @@ class AscendSimulator:
         """Whether tasks can be read and changed, and models use up no streams."""
         self.library.sim_set_software_sq(on)
 
-    def set_device_count(self, count: int) -> None:
-        """How many devices there are; they share one memory."""
-        self.library.sim_set_device_count(count)
-
-    def set_memory_limit(self, n_bytes: int) -> None:
-        """The device's memory in bytes."""
-        self.library.sim_set_memory_limit(n_bytes)
-
-    def set_free_policy(self, policy: int) -> None:
-        """KEEP freed memory readable but poisoned, UNMAP it, or REUSE its address."""
-        self.library.sim_set_free_policy(policy)
-
     def set_stream_limit(self, count: int) -> None:
         """How many streams a device has: 1984 unless this is called."""
         self.library.sim_set_stream_limit(count)
@@ -248,31 +196,6 @@ class AscendSimulator:
         """How long a wait without a time lasts if nobody issues what the work waits for."""
         self.library.sim_set_patience_ms(milliseconds)
 
-    def fault(self) -> None:
-        """Let the device fail for good, as after a kernel's exception."""
-        self.library.sim_fault()
-
-    def is_accessible(self, address: int, n_bytes: int) -> bool:
-        """Whether the device may read all of these bytes."""
-        return bool(self.library.sim_is_accessible(address, n_bytes))
-
-    def live(self, kind: str) -> int:
-        """How many streams, events, models, tasks, ... there are; `kind` in the singular."""
-        count = self.library.sim_live_objects(kind.encode())
-        if count < 0:
-            raise ValueError(f"the simulator counts nothing of the name {kind!r}")
-        return count
-
-    @property
-    def live_bytes(self) -> int:
-        """Device memory that callers have allocated, with what rounding adds."""
-        return self.library.sim_live_bytes()
-
-    @property
-    def host_bytes(self) -> int:
-        """Pinned host memory that is allocated."""
-        return self.library.sim_host_bytes()
-
     @property
     def argument_bytes(self) -> int:
         """Argument blocks of the runtime: of launches that have not run, and of models."""
@@ -287,10 +210,7 @@ class AscendSimulator:
 
         It stays initialised, and devices that were set stay so. RuntimeError while work runs.
         """
-        if self.library.sim_reset() != 0:
-            raise RuntimeError("the simulated device cannot be reset while it executes")
-        self._kept.clear()
-        self.errors.clear()
+        super().reset()
         self.recent_text()
 
     def begin(self) -> None:

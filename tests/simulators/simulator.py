@@ -13,7 +13,7 @@ import importlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
@@ -30,29 +30,31 @@ KEEP, UNMAP, REUSE = 0, 1, 2
 NEWEST_FIRST, OLDEST_FIRST, RANDOM = 0, 1, 2
 
 _text, _address, _bytes, _int = ctypes.c_char_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int
-_SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
-    "sim_kernel": (_address, [_text, _bytes, ctypes.c_void_p, KERNEL_FUNCTION, ctypes.c_void_p]),
-    "sim_library_kernel": (_address, [_address]),
+_CONTROLS: dict[str, tuple[type | None, list[type]]] = {
     "sim_set_eager": (None, [_int]),
     "sim_fail": (None, [_text, ctypes.c_uint64, _int]),
     "sim_calls": (ctypes.c_uint64, [_text]),
     "sim_forget_calls": (None, []),
-    "sim_hide": (None, [_text]),
     "sim_fault": (None, []),
     "sim_set_memory_limit": (None, [_bytes]),
     "sim_set_free_policy": (None, [_int]),
+    "sim_set_device_count": (None, [_int]),
+    "sim_live_bytes": (_bytes, []),
+    "sim_host_bytes": (_bytes, []),
+    "sim_live_objects": (ctypes.c_int64, [_text]),
+    "sim_is_accessible": (_int, [_address, _bytes]),
+    "sim_reset": (_int, []),
+}
+_SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "sim_kernel": (_address, [_text, _bytes, ctypes.c_void_p, KERNEL_FUNCTION, ctypes.c_void_p]),
+    "sim_library_kernel": (_address, [_address]),
+    "sim_hide": (None, [_text]),
     "sim_set_strict_kinds": (None, [_int]),
     "sim_set_node_order": (None, [_int, ctypes.c_uint64]),
     "sim_fault_copy": (None, [ctypes.c_uint64]),
     "sim_bytes_from_host": (ctypes.c_uint64, []),
     "sim_set_driver_version": (None, [_int]),
-    "sim_set_device_count": (None, [_int]),
-    "sim_live_bytes": (_bytes, []),
     "sim_physical_bytes": (_bytes, []),
-    "sim_host_bytes": (_bytes, []),
-    "sim_live_objects": (ctypes.c_int64, [_text]),
-    "sim_is_accessible": (_int, [_address, _bytes]),
-    "sim_reset": (_int, []),
 }
 
 
@@ -60,16 +62,91 @@ class SimulatorUnavailable(Exception):
     """The simulated driver cannot stand in for the real one in this process, and why."""
 
 
-class Simulator:
-    """The simulated device's controls. Every one is a function of the library, `sim_*`."""
+class DeviceControls:
+    """What can be told to a simulated device of any make: functions `sim_*` of its library."""
 
-    def __init__(self, library: ctypes.CDLL):
+    def __init__(
+        self, library: ctypes.CDLL, signatures: Mapping[str, tuple[type | None, list[type]]]
+    ):
         self.library = library
         self.errors: list[BaseException] = []  # what kernels written in Python raised
-        self._kernels: list[object] = []
-        for name, (result, arguments) in _SIGNATURES.items():
+        self._kept: list[object] = []  # callbacks, until the next reset
+        for name, (result, arguments) in {**_CONTROLS, **signatures}.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
+
+    def set_eager(self, eager: bool) -> None:
+        """Whether work runs when it is issued, rather than when somebody waits for it."""
+        self.library.sim_set_eager(eager)
+
+    def fail(self, function: str, code: int, nth: int = 1) -> None:
+        """Make the nth call from now (1: the next) of `function` do nothing and give `code`.
+
+        On an Ascend stream that captures it is a failed submission, which invalidates the capture.
+        """
+        self.library.sim_fail(function.encode(), nth, code)
+
+    def calls(self, function: str) -> int:
+        """How often `function` was called since the last reset, failures included."""
+        return self.library.sim_calls(function.encode())
+
+    def forget_calls(self) -> None:
+        """Count calls from here; planned failures go, a driver's hidden functions, and a trace."""
+        self.library.sim_forget_calls()
+
+    def fault(self) -> None:
+        """Let the device fail for good, as after an illegal address."""
+        self.library.sim_fault()
+
+    def set_memory_limit(self, n_bytes: int) -> None:
+        """The device's memory in bytes."""
+        self.library.sim_set_memory_limit(n_bytes)
+
+    def set_free_policy(self, policy: int) -> None:
+        """KEEP freed memory readable but poisoned, UNMAP it, or REUSE its address."""
+        self.library.sim_set_free_policy(policy)
+
+    def set_device_count(self, count: int) -> None:
+        """How many devices there are: a driver has at most one, a runtime's share one memory."""
+        self.library.sim_set_device_count(count)
+
+    def is_accessible(self, address: int, n_bytes: int) -> bool:
+        """Whether the device may read all of these bytes."""
+        return bool(self.library.sim_is_accessible(address, n_bytes))
+
+    def live(self, kind: str) -> int:
+        """How many streams, events, graphs, models, ... there are; `kind` in the singular."""
+        count = self.library.sim_live_objects(kind.encode())
+        if count < 0:
+            raise ValueError(f"the simulator counts nothing of the name {kind!r}")
+        return count
+
+    @property
+    def live_bytes(self) -> int:
+        """Plain device memory that is allocated, with what rounding adds."""
+        return self.library.sim_live_bytes()
+
+    @property
+    def host_bytes(self) -> int:
+        """Pinned host memory that is allocated."""
+        return self.library.sim_host_bytes()
+
+    def reset(self) -> None:
+        """Make everything as at the beginning; kernels must be made anew.
+
+        RuntimeError while work runs.
+        """
+        if self.library.sim_reset() != 0:
+            raise RuntimeError("the simulated device cannot be reset while it executes")
+        self._kept.clear()
+        self.errors.clear()
+
+
+class Simulator(DeviceControls):
+    """The simulated device behind the driver."""
+
+    def __init__(self, library: ctypes.CDLL):
+        super().__init__(library, _SIGNATURES)
 
     def kernel(
         self, name: str, sizes_bytes: Sequence[int], function: Callable[[bytes], object]
@@ -95,7 +172,7 @@ class Simulator:
             return 0
 
         callback = KERNEL_FUNCTION(run)
-        self._kernels.append(callback)
+        self._kept.append(callback)
         address = ctypes.cast(sizes, ctypes.c_void_p)
         return self.library.sim_kernel(name.encode(), len(sizes), address, callback, None)
 
@@ -103,37 +180,9 @@ class Simulator:
         """The same kernel's handle as a CUkernel."""
         return self.library.sim_library_kernel(function)
 
-    def set_eager(self, eager: bool) -> None:
-        """Whether work runs when it is issued, rather than when somebody waits for it."""
-        self.library.sim_set_eager(eager)
-
-    def fail(self, function: str, code: int, nth: int = 1) -> None:
-        """Make the nth call from now (1: the next) of `function` do nothing and give `code`."""
-        self.library.sim_fail(function.encode(), nth, code)
-
-    def calls(self, function: str) -> int:
-        """How often `function` was called since the last reset, failures included."""
-        return self.library.sim_calls(function.encode())
-
-    def forget_calls(self) -> None:
-        """Count calls from here; planned failures and hidden functions are forgotten too."""
-        self.library.sim_forget_calls()
-
     def hide(self, function: str) -> None:
         """Make the driver one that lacks `function`."""
         self.library.sim_hide(function.encode())
-
-    def fault(self) -> None:
-        """Let the device fail for good, as after an illegal address."""
-        self.library.sim_fault()
-
-    def set_memory_limit(self, n_bytes: int) -> None:
-        """The device's memory in bytes."""
-        self.library.sim_set_memory_limit(n_bytes)
-
-    def set_free_policy(self, policy: int) -> None:
-        """KEEP freed memory readable but poisoned, UNMAP it, or REUSE its address."""
-        self.library.sim_set_free_policy(policy)
 
     def set_strict_kinds(self, strict: bool) -> None:
         """Whether copy and memset nodes of executables are tied to plain or mapped memory."""
@@ -159,45 +208,10 @@ class Simulator:
         """What the driver says of itself; newer functions are not found."""
         self.library.sim_set_driver_version(version)
 
-    def set_device_count(self, count: int) -> None:
-        """No device, or one."""
-        self.library.sim_set_device_count(count)
-
-    def is_accessible(self, address: int, n_bytes: int) -> bool:
-        """Whether the device may read all of these bytes."""
-        return bool(self.library.sim_is_accessible(address, n_bytes))
-
-    def live(self, kind: str) -> int:
-        """How many streams, events, graphs, executables, ... there are; `kind` in the singular."""
-        count = self.library.sim_live_objects(kind.encode())
-        if count < 0:
-            raise ValueError(f"the simulator counts nothing of the name {kind!r}")
-        return count
-
-    @property
-    def live_bytes(self) -> int:
-        """Plain device memory that is allocated."""
-        return self.library.sim_live_bytes()
-
     @property
     def physical_bytes(self) -> int:
         """Plain device memory, and chunks that a handle or a mapping still holds."""
         return self.library.sim_physical_bytes()
-
-    @property
-    def host_bytes(self) -> int:
-        """Pinned host memory that is allocated."""
-        return self.library.sim_host_bytes()
-
-    def reset(self) -> None:
-        """Make everything as at the beginning; kernels must be made anew.
-
-        RuntimeError while work runs.
-        """
-        if self.library.sim_reset() != 0:
-            raise RuntimeError("the simulated device cannot be reset while it executes")
-        self._kernels.clear()
-        self.errors.clear()
 
 
 def _tool(name: str) -> str:

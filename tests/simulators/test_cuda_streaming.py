@@ -281,6 +281,12 @@ def test_what_nobody_knows_is_not_said_to_be_measured(backend, deep, device_floo
     )
     assert "  streamed by an execution" in rows
     assert not {"  brought at", "  launches waited", "  execution, measured"} & rows.keys()
+    with deep.load(backend.name) as run:  # all weights stay
+        run(torch.randn(*GIVEN))
+        text = run.streaming.explain()
+    assert "all of which stay" in text
+    assert "measured" not in text
+    assert "waited" not in text
 
 
 def test_weights_on_the_device_have_no_store(backend):

@@ -110,11 +110,10 @@ class WeightStreaming:
     def explain(self) -> str:
         """Say what stays, what is streamed, and what a pass takes: predicted, why, and measured."""
         plan = self.plan
-        if plan.is_resident:  # no launch was timed, and nothing is predicted
+        if plan.is_resident:  # nothing is brought, so nothing of it is predicted or measured
             return (
                 f"weights: {show_bytes(self._weight_bytes)}, all of which stay\n"
                 f"budget {show_bytes(plan.budget_bytes)}: {show_bytes(plan.memory_bytes)} used\n"
-                f"{self._measured()}\n"
                 f"least budget: {show_bytes(plan.floor.required_bytes)}, set by {plan.floor.name}"
             )
         streamed = [plan.pieces[one.piece] for one in plan.transfers]
