@@ -2,60 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 
-#include "offload/errors.hpp"
+#include "ascend/missing_bytes.hpp"
 
 namespace offload::acl {
 namespace {
 
-// A range of bytes that the device lacks.
-class Missing {
- public:
-  explicit Missing(std::size_t size_bytes) : end_(size_bytes) {}
-
-  void add(std::size_t begin, std::size_t end) noexcept {
-    if (empty()) {
-      begin_ = begin;
-      end_ = end;
-    } else {
-      begin_ = std::min(begin_, begin);
-      end_ = std::max(end_, end);
-    }
-  }
-  void clear() noexcept { begin_ = end_ = 0; }
-  bool empty() const noexcept { return begin_ == end_; }
-  std::size_t begin() const noexcept { return begin_; }
-  std::size_t size_bytes() const noexcept { return end_ - begin_; }
-
- private:
-  std::size_t begin_ = 0;
-  std::size_t end_;
-};
-
-// Which words were patched at least once.
-class Patched {
- public:
-  explicit Patched(std::size_t n_words) : was_patched_(n_words), n_missing_(n_words) {}
-
-  void note(std::uint32_t word) noexcept {
-    n_missing_ -= was_patched_[word] == 0;
-    was_patched_[word] = 1;
-  }
-  void require_all() const {
-    if (n_missing_ == 0) return;
-    throw ExecutionError(std::to_string(n_missing_) + " of " + std::to_string(was_patched_.size()) +
-                         " address words were never patched: every slot must be bound first");
-  }
-
- private:
-  std::vector<std::uint8_t> was_patched_;
-  std::size_t n_missing_;
-};
-
 // Copies a range of a host image to the same place of device memory; staged at the call.
 void copy_range(const Runtime& runtime, const DeviceMemory& memory, const unsigned char* host,
-                const Missing& range, Stream stream, const char* what) {
+                const MissingBytes& range, Stream stream, const char* what) {
   runtime.check(runtime.memcpy_async(static_cast<unsigned char*>(memory.data()) + range.begin(),
                                      range.size_bytes(), host + range.begin(), range.size_bytes(),
                                      kHostToBufferToDevice, stream),
@@ -105,8 +60,8 @@ class HostRefresh final : public TableRefresh {
   ArgumentLayout layout_;
   std::vector<unsigned char> host_;
   DeviceMemory device_;
-  Missing missing_;
-  Patched patched_;
+  MissingBytes missing_;
+  PatchedWords patched_;
 };
 
 template <typename Item>
@@ -225,8 +180,8 @@ class GatherRefresh final : public TableRefresh {
   DeviceMemory offset_;
   DeviceMemory bases_;
   DeviceMemory block_;
-  Missing missing_;  // of the bases
-  Patched patched_;
+  MissingBytes missing_;  // of the bases
+  PatchedWords patched_;
 };
 
 }  // namespace

@@ -35,7 +35,9 @@ void abandon_capture(const Runtime& runtime, Stream stream) noexcept {
 }
 
 CapturedResident::CapturedResident(CapturedProgram program)
-    : StreamResident(program.device, /*copies_on_device=*/true), program_(std::move(program)) {
+    : StreamResident(program.device, /*copies_on_device=*/true),
+      program_(std::move(program)),
+      arguments_(runtime(), std::move(program_.arguments)) {
   if (program_.slots.size() != program_.copies->size()) {
     throw std::invalid_argument("each tensor of a captured model needs one slot");
   }
@@ -44,23 +46,34 @@ CapturedResident::CapturedResident(CapturedProgram program)
 CapturedResident::~CapturedResident() { close_for_good(); }
 
 std::vector<Relocation> CapturedResident::relocations() const {
-  std::vector<Relocation> relocations;
-  for (std::uint32_t word = 0; word < program_.slots.size(); ++word) {
-    relocations.push_back({word, program_.slots[word], 0});
+  std::vector<Relocation> relocations = arguments_.relocations();
+  for (const std::uint32_t slot : program_.slots) {
+    relocations.push_back({static_cast<std::uint32_t>(relocations.size()), slot, 0});
   }
   return relocations;
 }
 
 void CapturedResident::patch(const std::vector<Patch>& patches) noexcept {
   if (!program_.copies) return;  // closed
-  for (const Patch& patch : patches) program_.copies->patch(patch.word, patch.address);
+  const std::size_t n_words = arguments_.relocations().size();
+  for (const Patch& patch : patches) {
+    if (patch.word < n_words) {
+      arguments_.patch(patch);
+    } else {
+      program_.copies->patch(patch.word - n_words, patch.address);
+    }
+  }
 }
 
 void CapturedResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
-  if (take_failure()) program_.copies->distrust();
+  if (take_failure()) {
+    arguments_.distrust();
+    program_.copies->distrust();
+  }
+  arguments_.enqueue(stream());
   program_.copies->begin(stream());
   first_launch_ns = now_ns();
   runtime().check(runtime().model_execute_async(program_.model, stream()),

@@ -1,11 +1,12 @@
-// A model that torch_npu has captured, as the resident object: tensors are copied to and from where
-// its kernels have them.
+// A model that torch_npu has captured, as the resident object: addresses in the arguments of its
+// kernels are patched, and tensors copied to and from where kernels have them otherwise.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "ascend/captured_arguments.hpp"
 #include "ascend/moving_copies.hpp"
 #include "ascend/stream_resident.hpp"
 
@@ -25,14 +26,16 @@ struct CapturedProgram {
   Model model = nullptr;                 // lives until `release`
   std::shared_ptr<MovingCopies> copies;  // likewise
   std::vector<std::uint32_t> slots;      // by tensor of `copies`
+  CapturedWords arguments;               // none: they all stay as they were captured
   std::size_t n_launches = 0;
   std::function<void()> release;  // gives model and copies back; never throws, may be called again
 };
 
-// Each moving tensor is one word. The kernels' own arguments stay as they were captured.
+// Words are those of the kernels' own arguments, and then one for each tensor that is copied.
 //
 // Owner, thread, errors: as StreamResident. The constructor throws BackendUnavailable,
-// ExecutionError, and std::invalid_argument unless each tensor has a slot; it releases nothing.
+// ExecutionError, and std::invalid_argument unless each tensor has a slot, and as
+// CapturedArguments; it releases nothing.
 class CapturedResident final : public StreamResident {
  public:
   explicit CapturedResident(CapturedProgram program);
@@ -41,6 +44,7 @@ class CapturedResident final : public StreamResident {
   std::vector<Relocation> relocations() const override;
   void patch(const std::vector<Patch>& patches) noexcept override;
   std::size_t n_launches() const override { return program_.n_launches; }
+  std::uint64_t arena() const override { return arguments_.home(); }
 
   // As AscendResident: the times of single launches are not known.
   void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
@@ -50,12 +54,14 @@ class CapturedResident final : public StreamResident {
 
   // Of the life of this resident, closed or not.
   CopyCounts counts() const;
+  const RefreshCounts& refresh_counts() const { return arguments_.counts(); }
 
  private:
   void release() noexcept override;
   void abandon() noexcept override;
 
   CapturedProgram program_;
+  CapturedArguments arguments_;
   CopyCounts last_counts_;
 };
 

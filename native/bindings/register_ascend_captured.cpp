@@ -1,8 +1,10 @@
 #include <pybind11/stl.h>
 
+#include <string_view>
 #include <tuple>
 
 #include "ascend/captured_resident.hpp"
+#include "ascend/model_tasks.hpp"
 #include "registers.hpp"
 #include "resident_seam.hpp"
 
@@ -64,18 +66,91 @@ std::function<void()> release_by(py::object function) {
   };
 }
 
-std::shared_ptr<CapturedResident> make_captured(int device, std::uint64_t model,
-                                                std::shared_ptr<MovingCopies> copies,
-                                                std::vector<std::uint32_t> slots,
-                                                std::size_t n_launches, py::object release) {
+// A copy on, to or from the device, which is waited for.
+void copy_memory(int index, void* to, const void* from, std::size_t n_bytes, acl::MemcpyKind kind) {
+  if (n_bytes == 0) return;
+  const py::gil_scoped_release release;
+  const Runtime& runtime = Runtime::get();
+  const acl::Device device(runtime, index);
+  const acl::ContextScope scope(runtime, device);
+  const acl::RelaxedCapture relaxed(runtime);
+  runtime.check(runtime.memcpy(to, n_bytes, from, n_bytes, kind), "copying a device's memory");
+}
+
+// With its device's context current.
+template <typename Ask>
+auto ask_model(int device_index, std::uint64_t model, const Ask& ask) {
+  const py::gil_scoped_release release;
+  const Runtime& runtime = Runtime::get();
+  const acl::Device device(runtime, device_index);
+  const acl::ContextScope scope(runtime, device);
+  return ask(runtime, to_handle<acl::Model>(model));
+}
+
+// (stream, type, function, blocks on the device, address, arguments) of each.
+py::list captured_tasks(int device, std::uint64_t model) {
+  py::list found;
+  for (const acl::CapturedTask& task : ask_model(device, model, acl::read_tasks)) {
+    const auto& bytes = task.arguments;
+    found.append(py::make_tuple(
+        task.stream, static_cast<int>(task.type),
+        reinterpret_cast<std::uint64_t>(task.function), task.n_blocks, task.address,
+        py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size())));
+  }
+  return found;
+}
+
+py::bytes read_memory(int index, std::uint64_t address, std::size_t n_bytes) {
+  std::string content(n_bytes, '\0');
+  copy_memory(index, content.data(), to_handle<const void*>(address), n_bytes, acl::kDeviceToHost);
+  return content;
+}
+
+// (address, content) of each block; (block, offset in bytes) of each word; its (slot, offset).
+using BlockTuples = std::vector<std::pair<std::uint64_t, py::bytes>>;
+using WordTuples = std::vector<std::pair<std::uint32_t, std::size_t>>;
+using PlaceTuples = std::vector<std::pair<std::uint32_t, std::uint64_t>>;
+
+acl::CapturedWords to_words(const BlockTuples& blocks, const WordTuples& words,
+                            const PlaceTuples& places, std::uint32_t feature_map_slot,
+                            std::uint64_t home) {
+  acl::CapturedWords found;
+  found.feature_map_slot = feature_map_slot;
+  found.home = home;
+  for (const auto& [address, content] : blocks) {
+    const auto bytes = static_cast<std::string_view>(content);
+    found.blocks.push_back({address, {bytes.begin(), bytes.end()}});
+  }
+  for (const auto& [block, offset_bytes] : words) found.words.push_back({block, offset_bytes});
+  for (const auto& [slot, offset_bytes] : places) {
+    const auto word = static_cast<std::uint32_t>(found.relocations.size());
+    found.relocations.push_back({word, slot, offset_bytes});
+  }
+  return found;
+}
+
+std::shared_ptr<CapturedResident> make_captured(
+    int device, std::uint64_t model, std::shared_ptr<MovingCopies> copies,
+    std::vector<std::uint32_t> slots, std::size_t n_launches, py::object release,
+    const BlockTuples& blocks, const WordTuples& words, const PlaceTuples& places,
+    std::uint32_t feature_map_slot, std::uint64_t home) {
   acl::CapturedProgram program;
   program.device = device;
   program.model = to_handle<acl::Model>(model);
   program.copies = std::move(copies);
   program.slots = std::move(slots);
+  program.arguments = to_words(blocks, words, places, feature_map_slot, home);
   program.n_launches = n_launches;
   program.release = release_by(std::move(release));
   return {new CapturedResident(std::move(program)), DeleteResident<CapturedResident>(py::none())};
+}
+
+py::dict refresh_counts(const CapturedResident& resident) {
+  const acl::RefreshCounts& counts = resident.refresh_counts();
+  py::dict found;
+  found["copies"] = counts.copies;
+  found["bytes_copied"] = counts.bytes_copied;
+  return found;
 }
 
 py::dict copy_counts(const CapturedResident& resident) {
@@ -106,6 +181,32 @@ void register_ascend_captured(py::module_& module) {
       },
       py::arg("stream"),
       "End what is being captured on an Ascend stream, and destroy its model, if anything is.");
+  module.def(
+      "ascend_count_tasks",
+      [](int device, std::uint64_t model) { return ask_model(device, model, acl::count_tasks); },
+      py::arg("device"), py::arg("model"),
+      "How many tasks there are on each stream of a model, captured or being captured.");
+  module.def("ascend_captured_tasks", &captured_tasks, py::arg("device"), py::arg("model"),
+             "For each task of a captured model its stream, type, function, blocks on the device, "
+             "and where which arguments lie.");
+  module.def("ascend_read_memory", &read_memory, py::arg("device"), py::arg("address"),
+             py::arg("size_bytes"), "Copy bytes of an Ascend device to the host, and wait.");
+  module.def(
+      "ascend_write_memory",
+      [](int device, std::uint64_t address, const std::string& content) {
+        copy_memory(device, to_handle<void*>(address), content.data(), content.size(),
+                    acl::kHostToDevice);
+      },
+      py::arg("device"), py::arg("address"), py::arg("content"),
+      "Copy bytes of the host to an Ascend device, and wait.");
+  module.def(
+      "ascend_copy_memory",
+      [](int device, std::uint64_t to, std::uint64_t from, std::size_t n_bytes) {
+        copy_memory(device, to_handle<void*>(to), to_handle<const void*>(from), n_bytes,
+                    acl::kDeviceToDevice);
+      },
+      py::arg("device"), py::arg("to"), py::arg("from_"), py::arg("size_bytes"),
+      "Copy bytes from one place of an Ascend device to another, and wait.");
   py::class_<MovingCopies, std::shared_ptr<MovingCopies>>(module, "AscendMovingCopies")
       .def(py::init(&make_copies), py::kw_only(), py::arg("device"), py::arg("tensors"),
            py::arg("form") = py::none())
@@ -132,12 +233,15 @@ void register_ascend_captured(py::module_& module) {
   py::class_<CapturedResident, Resident, std::shared_ptr<CapturedResident>>(
       module, "AscendCapturedResident")
       .def(py::init(&make_captured), py::kw_only(), py::arg("device"), py::arg("model"),
-           py::arg("copies"), py::arg("slots"), py::arg("n_launches"), py::arg("release"))
+           py::arg("copies"), py::arg("slots"), py::arg("n_launches"), py::arg("release"),
+           py::arg("blocks") = BlockTuples(), py::arg("words") = WordTuples(),
+           py::arg("places") = PlaceTuples(), py::arg("feature_map_slot") = 0, py::arg("home") = 0)
       .def("patch", &patch_words<CapturedResident>, py::arg("words"))
       .def("set_stream", &CapturedResident::set_stream, py::arg("stream"), Unlocked())
       .def("execute", &execute_resident<CapturedResident>, Unlocked())
       .def("finish", &CapturedResident::finish, Unlocked())
       .def("close", &CapturedResident::close, Unlocked())
+      .def_property_readonly("refresh_counts", &refresh_counts)
       .def_property_readonly("copy_counts", &copy_counts);
 }
 

@@ -21,9 +21,9 @@ from opaque_capturing import Capture, capturing
 from simulator import Simulator
 
 from offload import _native
-from offload.backends.cuda.capture import Allocation, GraphCapture
-from offload.backends.cuda.fixed_weights import weight_ranges
 from offload.backends.cuda.graph import call, driver_bindings, read_graph
+from offload.backends.relocation.captures import Allocation, GraphCapture
+from offload.backends.relocation.fixed_weights import weight_ranges
 from offload.eager_run import EagerRun, host_storage
 from offload.errors import CaptureError
 from offload.program import Launch, Program, Role

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from offload.backends.cuda.capture import Allocation
+from offload.backends.relocation.captures import Allocation
 from offload.eager_run import flat
 from offload.errors import CaptureError
 from offload.program import Launch, Program, Role, TensorView, Value, span_bytes

@@ -14,8 +14,9 @@ pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's 
 import driver_client
 from small_graphs import current_context
 
-from offload.backends.cuda.graph import NodeKind, call, driver_bindings, read_graph
+from offload.backends.cuda.graph import call, driver_bindings, read_graph
 from offload.backends.cuda.torch_capture import _NodeLog
+from offload.backends.relocation.captures import NodeKind
 
 
 def launch_of(index: int) -> SimpleNamespace:

@@ -15,10 +15,10 @@ from torch import nn
 import offload
 from offload.backends.cuda import CudaBackend, GraphNode, NodeKind, torch_capture
 from offload.backends.cuda import backend as cuda_backend
-from offload.backends.cuda.capture import GraphCapture
-from offload.backends.cuda.fixed_weights import FixedWeights, weight_ranges
 from offload.backends.cuda.torch_capture import _OneCapture
 from offload.backends.opaque_weights import weights_at_risk
+from offload.backends.relocation.captures import GraphCapture
+from offload.backends.relocation.fixed_weights import FixedWeights, weight_ranges
 from offload.backends.torch_warm_up import _weights_kept
 from offload.costs import signature_of
 from offload.eager_run import EagerRun
@@ -187,7 +187,8 @@ def test_weights_own_their_memory():
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_an_execution_writes_is_read_and_undone(fails):
     model, memory = Counting(), HostMemory()
-    weights = FixedWeights(opaque_program(model, torch.ones(4)), memory)
+    program = opaque_program(model, torch.ones(4))
+    weights = FixedWeights(program, memory, weights_at_risk(program))
     before = {name: one.clone() for name, one in model.state_dict().items()}
 
     def execute() -> None:

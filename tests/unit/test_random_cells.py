@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from offload.backends.cuda import GraphCapture, GraphNode, NodeKind
-from offload.backends.cuda.capture import RANDOM_OWNER, RandomState
 from offload.backends.cuda.random_cells import drawing, random_cells
-from offload.backends.cuda.words import Discovery, OwnedConstant
+from offload.backends.relocation.captures import RANDOM_OWNER, RandomState
+from offload.backends.relocation.words import Discovery, OwnedConstant
 from offload.errors import CaptureError
 from offload.program import Launch, Program
 from offload.structure import Structure

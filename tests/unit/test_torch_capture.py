@@ -12,9 +12,9 @@ import torch
 
 import offload
 from offload.backends.cuda import torch_capture, torch_pool
-from offload.backends.cuda.capture import Allocation
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.torch_pool import PoolMemory
+from offload.backends.relocation.captures import Allocation
 from offload.backends.torch_warm_up import first_line, last_uses_of
 
 

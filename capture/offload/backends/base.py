@@ -23,7 +23,8 @@ class Capabilities:
 
     Attributes:
         computes: results are computed (the null backend computes none).
-        moves_feature_map: the feature map's address may be new at every execution.
+        moves_feature_map: the feature map's address may be new at every execution; of some
+            programs, where a Loaded says otherwise.
         runs_opaque: it can run a callable itself as one launch, whatever that does below torch's
             dispatcher; so what launches it makes can be compared with a Program's.
         queues_work: a call returns once its work is queued, so a failing launch surfaces at a
@@ -100,6 +101,8 @@ class Loaded:
             device of this index.
         weights: for each weight that lies in a memory of the executable's own the tensor there.
         stream: what brings weights there, not loaded yet.
+        moves_feature_map: whether this program's feature map may be new at every execution, on a
+            backend that can do that at all.
         notes: what else a user should know of how it is executed, in sentences for people.
     """
 
@@ -115,6 +118,7 @@ class Loaded:
     measure_copies: Callable[[], CopyCosts] | None = None
     weights: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     stream: _native.WeightStream | _native.CudaWeightStream | None = None
+    moves_feature_map: bool = True
     notes: Callable[[], tuple[str, ...]] = tuple
 
 

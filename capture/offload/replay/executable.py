@@ -155,7 +155,8 @@ class Executable:
             raise BindingError(
                 f"feature_map: expected a uint8 tensor, got a {type(feature_map).__qualname__}"
             )
-        if not self._backend.capabilities.moves_feature_map:
+        capabilities = self._backend.capabilities
+        if not (capabilities.moves_feature_map and self._loaded.moves_feature_map):
             raise BindingError(
                 "feature_map: the feature map of this program lies where it was loaded, for good; "
                 "execute without feature_map="

@@ -1,17 +1,24 @@
-"""Models of torch_npu on an Ascend device: captured once, their inputs and outputs copied."""
+"""Models of torch_npu on an Ascend device: captured, and relocated or their tensors copied."""
 
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any, Literal
 
 import torch
 
 from offload import _native
 from offload.backends.ascend.backend import AscendBackend
-from offload.backends.ascend.torch_capture import CapturedModel, TorchCapturer
+from offload.backends.ascend.relocated_model import (
+    notes_of,
+    patched_arguments,
+    prove_relocation,
+)
+from offload.backends.ascend.torch_capture import TorchCapturer
+from offload.backends.ascend.torch_relocation import BoundModel, Relocator
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
-from offload.errors import PlanError
+from offload.backends.relocation.touches import node_graph, with_scratch
 from offload.plan import Plan, check_plan
 from offload.program import Launch, Program, Role
 
@@ -19,13 +26,13 @@ from offload.program import Launch, Program, Role
 class TorchAscendBackend(AscendBackend):
     """One Ascend device that torch_npu uses.
 
-    A Program's launches are captured through torch_npu into one model. Its kernels keep the
-    addresses of the capture: the feature map is torch's, weights stay where they are, and inputs
-    and outputs are copied.
+    A Program's launches are captured through torch_npu into one model. Where the runtime tells what
+    its kernels were given, inputs, outputs and the feature map move by patching those arguments;
+    elsewhere the kernels keep the addresses of the capture: the feature map is torch's, and inputs
+    and outputs are copied. Weights stay where they are.
     """
 
     capabilities = Capabilities(
-        moves_feature_map=False,
         queues_work=True,
         rebinds_weights=False,
         schedules_launches=False,
@@ -36,6 +43,7 @@ class TorchAscendBackend(AscendBackend):
         *,
         torch_capturer: TorchCapturer | None = None,
         copies: Literal["captured", "enqueued"] | None = None,
+        relocation: bool | None = None,
     ) -> None:
         """A backend that captures with torch_npu.
 
@@ -43,8 +51,12 @@ class TorchAscendBackend(AscendBackend):
             torch_capturer: what captures; None: one for each Program.
             copies: who copies inputs and outputs: tasks of the model, which read their addresses
                 from a table, or the host around it. None: the first, where the runtime has it.
+            relocation: whether addresses in the kernels' own arguments are patched. None: where
+                that is possible; `Executable.explain` says why it is not. True: loading fails where
+                it is not. False: inputs and outputs are copied.
         """
         super().__init__()
+        self._relocation = relocation
         self._torch_capturer = torch_capturer
         self._copies = copies
 
@@ -75,31 +87,42 @@ class TorchAscendBackend(AscendBackend):
         Raises:
             BackendUnavailable: as `machine`.
             CaptureError: a launch cannot be captured, draws random numbers, or writes inputs that
-                cannot be copied.
+                cannot be copied; or kernels cannot be relocated, and that was required.
             ExecutionError: the runtime failed.
         """
         device = self.device_of(program)
         self.machine(device)
         self.refuse_launches(program)
         capturer = self._torch_capturer or TorchCapturer()
-        model = capturer.capture(program, device, self._copies)
         own = frozenset(value.index for value in program.of_role(Role.ACTIVATION))
-        return Prepared(program, operator_allocated=own, state=model)
+        if self._relocation is False:
+            model = capturer.capture(program, device, self._copies)
+            return Prepared(program, own, state=BoundModel(model, why_copied="not asked for"))
+        relocator = Relocator(program, device, is_required=bool(self._relocation))
+        capturer.capture(program, device, self._copies, relocator.improve)
+        bound = relocator.bound
+        assert bound is not None  # what improve has made
+        if bound.words is None:
+            return Prepared(program, own, state=bound)
+        words = bound.words
+        whole = with_scratch(program, words.discovery.scratch_bytes)
+        graph = node_graph(whole, words.capture, words.discovery.words)
+        return Prepared(whole, own, graph, state=bound)
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """What was captured, its moving tensors bound to the Plan's slots.
 
         Raises:
-            PlanError: the Plan does not fit the Program, or places activations.
+            PlanError: the Plan does not fit the Program.
             BackendUnavailable, ExecutionError: the runtime failed.
         """
         program = prepared.program
         check_plan(program, plan)
-        if plan.feature_map_bytes:
-            raise PlanError("the activations of a captured model stay where torch has put them")
-        model: CapturedModel = prepared.state
+        bound: BoundModel = prepared.state
+        model = bound.model
         assert model.copies is not None  # nobody else closes it
         device = self.device_of(program)
+        patched = patched_arguments(bound, plan)
         resident = _native.AscendCapturedResident(
             device=device,
             model=model.handle,
@@ -107,9 +130,16 @@ class TorchAscendBackend(AscendBackend):
             slots=[_slot(plan, one.value) for one in model.moving],
             n_launches=len(program.launches),
             release=model.close,
+            blocks=patched.blocks,
+            words=patched.words,
+            places=patched.places,
+            feature_map_slot=plan.feature_map.index,
+            home=patched.home,
         )
+        bound.residents.append(weakref.ref(resident))
         reports = tuple(
-            LaunchReport("model", _activation_bytes(program, launch)) for launch in program.launches
+            LaunchReport("model", _outside_bytes(program, plan, launch))
+            for launch in program.launches
         )
         return Loaded(
             resident,
@@ -118,8 +148,23 @@ class TorchAscendBackend(AscendBackend):
             device=self.tensor_device(device),
             alignment_bytes=self.tensor_alignment_bytes,
             current_stream=self.current_stream,
-            notes=functools.partial(_notes, resident, model.copies.form, model.pool_bytes),
+            moves_feature_map=bound.words is not None and not bound.words.why_fixed,
+            notes=functools.partial(notes_of, bound, program, resident),
         )
+
+    def prove(self, prepared: Prepared, plan: Plan) -> None:
+        """Execute a relocated model where it was captured, and moved; see `relocation.proof`.
+
+        Raises:
+            CaptureError: results or written state differ, or old memory was written.
+            ExecutionError: the device failed, or has no memory for the proof.
+        """
+        bound: BoundModel = prepared.state
+        if bound.words is None:
+            return
+        device = self.device_of(prepared.program)
+        stream = self.current_stream(device)
+        prove_relocation(prepared.program, plan, bound, device, stream)
 
 
 def _slot(plan: Plan, value: int) -> int:
@@ -128,23 +173,9 @@ def _slot(plan: Plan, value: int) -> int:
     return place.slot
 
 
-def _activation_bytes(program: Program, launch: Launch) -> int:
+def _outside_bytes(program: Program, plan: Plan, launch: Launch) -> int:
+    """What a launch takes of torch's pool, where that is no feature map of the Plan's."""
+    if plan.feature_map_bytes:
+        return 0
     made = [program.values[view.value] for view in launch.made()]
     return sum(value.size_bytes for value in made if value.role is Role.ACTIVATION)
-
-
-def _notes(resident: _native.AscendCapturedResident, form: str, pool_bytes: int) -> tuple[str, ...]:
-    """Where the memory lies, and who copies inputs and outputs; what that took so far."""
-    counts = resident.copy_counts
-    if form == "captured":
-        who = (
-            "tasks of the model copy them, which read addresses from a table "
-            f"({counts['refreshes']} refreshes of {counts['bytes_refreshed']} bytes so far)"
-        )
-    else:
-        who = f"the host copies them around the model ({counts['enqueued']} copies so far)"
-    return (
-        "one model, captured by torch_npu: activations, and copies of inputs and outputs, lie in "
-        f"{pool_bytes} bytes of its pool, for good",
-        f"inputs and outputs: {who}; kernels' own arguments are not relocated",
-    )

@@ -1,7 +1,8 @@
-"""Captures a Program's launches with torch_npu, into a model whose activations stay where they are.
+"""Captures a Program's launches with torch_npu, into a model on memory of pools of its own.
 
 A model keeps the addresses that its kernels were launched with. Inputs and outputs that move are
-therefore copied to and from memory in the capture's own pool: see `_native.AscendMovingCopies`.
+therefore copied to and from memory of the capture's (see `_native.AscendMovingCopies`), unless
+addresses in the kernels' arguments can be found and patched: see `torch_relocation`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import importlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +80,22 @@ def moving_values(program: Program) -> list[Moving]:
     return moving
 
 
+@dataclasses.dataclass(slots=True)
+class CaptureLog:
+    """What was seen while launches were captured.
+
+    Attributes:
+        places: by Value the address of each input's memory, and of what each launch made.
+        pool: (address, bytes) of each piece of the pool, in the order in which torch took them.
+        n_tasks: for each moment, before the first launch and after each one, how many tasks the
+            model had on each of its streams; None where the runtime does not tell.
+    """
+
+    places: dict[int, int] = dataclasses.field(default_factory=dict)
+    pool: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    n_tasks: list[list[int]] | None = None
+
+
 class CapturedModel:
     """A captured model, and the memory that its kernels have the addresses of.
 
@@ -87,13 +105,15 @@ class CapturedModel:
         handle: the runtime's handle of the model.
         moving: in the order of `copies`.
         copies: brings them to where the kernels have them, and back; None once closed.
-        pool_bytes: what torch has taken from the device for the capture.
+        pool_bytes: what torch has taken from the device for the capture, memory for inputs
+            included.
+        log: what was seen meanwhile.
     """
 
     def __init__(
         self,
         graph: Any,
-        pool: Any,
+        pools: list[Any],
         tensors: list[Any],
         moving: Sequence[Moving],
         copies: _native.AscendMovingCopies,
@@ -102,22 +122,31 @@ class CapturedModel:
         self.moving = tuple(moving)
         self.copies: _native.AscendMovingCopies | None = copies
         self.pool_bytes = 0
+        self.log = CaptureLog()
         self._graph = graph
-        self._pool = pool
+        self._pools = pools
         self._tensors = tensors
 
-    def close(self) -> None:
-        """Give the model, its memory and its table back; nothing of it may be under way."""
+    def end(self) -> None:
+        """Give the model and its streams back; its memory stays, so that nobody gets it."""
         graph, self._graph = self._graph, None
         if graph is not None:
             with contextlib.suppress(RuntimeError):  # of a device that has failed
                 graph.reset()
+
+    def close(self) -> None:
+        """Give the model, its memory and its table back; nothing of it may be under way."""
+        self.end()
         self.copies = None
-        self._tensors.clear()  # before the pool, which must be the last user of its memory
-        self._pool = None
+        self._tensors.clear()  # before the pools, which must be the last users of their memory
+        self._pools.clear()
 
     def __del__(self) -> None:
         self.close()
+
+
+Improve = Callable[[CapturedModel, Callable[[Sequence[Moving]], CapturedModel]], CapturedModel]
+"""Makes another model of a captured one, given what captures once more and copies just these."""
 
 
 class TorchCapturer:
@@ -137,7 +166,9 @@ class TorchCapturer:
         self._inputs = inputs
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "offload-capture")
 
-    def capture(self, program: Program, device: int, form: str | None) -> CapturedModel:
+    def capture(
+        self, program: Program, device: int, form: str | None, improve: Improve | None = None
+    ) -> CapturedModel:
         """Run every launch twice, to warm up and under capture, where nothing executes.
 
         Leaves inputs, weights and torch's settings as they were, also when it fails.
@@ -146,10 +177,11 @@ class TorchCapturer:
             program: its launches, in order.
             device: where.
             form: who copies what moves, `captured` or `enqueued`; None: what the runtime can.
+            improve: makes a better model of it by more captures, or gives it back.
 
         Raises:
             CaptureError: a launch cannot be captured (the message names it), an input cannot be
-                copied, or the caller is capturing.
+                copied, or the caller is capturing; or what `improve` raises.
             BackendUnavailable: the runtime captures no copies, and they were asked for.
             ExecutionError: the device failed, or has no memory.
         """
@@ -162,9 +194,10 @@ class TorchCapturer:
                     "capture begins"
                 )
             ready = npu.current_stream(device).record_event()
-            return self._thread.submit(
-                self._on_thread, program, device, form, moving, ready
-            ).result()
+            work = functools.partial(
+                self._on_thread, program, device, form=form, moving=moving, improve=improve
+            )
+            return self._thread.submit(work, ready).result()
         except OffloadError:
             raise
         except RuntimeError as error:  # of torch_npu's streams, events and pools
@@ -174,9 +207,11 @@ class TorchCapturer:
         self,
         program: Program,
         device: int,
+        ready: Any,
+        *,
         form: str | None,
         moving: list[Moving],
-        ready: Any,
+        improve: Improve | None,
     ) -> CapturedModel:
         npu: Any = torch.npu  # type: ignore[attr-defined]
         with _one_at_a_time, npu.device(device), torch.no_grad():
@@ -184,14 +219,19 @@ class TorchCapturer:
             with npu.stream(stream):
                 stream.wait_event(ready)
                 warm_up(program, torch.device("npu", device), self._inputs)
-                return _OneCapture(program, device, stream, form, moving).run()
+
+                def capture(copied: Sequence[Moving]) -> CapturedModel:
+                    return _OneCapture(program, device, stream, form, copied).run()
+
+                model = capture(moving)
+                return model if improve is None else improve(model, capture)
 
 
 class _OneCapture:
     """One capture of a Program on the current stream."""
 
     def __init__(
-        self, program: Program, device: int, stream: Any, form: str | None, moving: list[Moving]
+        self, program: Program, device: int, stream: Any, form: str | None, moving: Sequence[Moving]
     ) -> None:
         npu: Any = torch.npu  # type: ignore[attr-defined]
         self._program = program
@@ -199,6 +239,8 @@ class _OneCapture:
         self._stream = stream
         self._handle: int = stream.npu_stream
         self._pool = npu.MemPool()
+        self._pool_of_inputs = npu.MemPool()
+        self._n_reserved_bytes = 0
         self._graph = npu.NPUGraph()
         self._tensors: list[Any] = []
         self._copies = _native.AscendMovingCopies(
@@ -206,7 +248,11 @@ class _OneCapture:
             tensors=[(one.size_bytes, one.copied_in, one.copied_out) for one in moving],
             form=form,
         )
-        self._model = CapturedModel(self._graph, self._pool, self._tensors, moving, self._copies)
+        pools = [self._pool, self._pool_of_inputs]
+        self._model = CapturedModel(self._graph, pools, self._tensors, moving, self._copies)
+        self._log = self._model.log
+        if _native.ascend_capabilities()["task_params"]:
+            self._log.n_tasks = []
 
     def run(self) -> CapturedModel:
         """Capture; what failed leaves nothing behind."""
@@ -216,7 +262,7 @@ class _OneCapture:
         except BaseException:
             self._model.close()
             raise
-        segments = self._pool.snapshot()
+        segments = [*self._pool.snapshot(), *self._pool_of_inputs.snapshot()]
         self._model.pool_bytes = sum(segment["total_size"] for segment in segments)
         return self._model
 
@@ -228,8 +274,10 @@ class _OneCapture:
             self._begin()
             self._model.handle = _native.ascend_capturing_model(self._handle)
             self._copies.capture_in(self._handle)
+            self._note_tasks()
             for launch in self._program.launches:
                 self._launch(run, launch)
+                self._note(run, launch)
                 for value in last_uses.get(launch.index, ()):
                     run.bases.pop(value, None)  # its memory is for later launches
             self._set_places(run)
@@ -243,7 +291,7 @@ class _OneCapture:
         """Weights where they are, host constants as recorded, memory of the pool for inputs."""
         npu: Any = torch.npu  # type: ignore[attr-defined]
         bases: Bases = {}
-        with npu.use_mem_pool(self._pool, self._device):
+        with npu.use_mem_pool(self._pool_of_inputs, self._device):
             for value in self._program.values:
                 if value.host_content is not None:
                     bases[value.index] = (host_storage(value.host_content), 0)
@@ -251,7 +299,10 @@ class _OneCapture:
                     holder = self._program.weights[value.index][0]
                     bases[value.index] = (holder.untyped_storage(), 0)
                 elif value.role is Role.INPUT:
-                    bases[value.index] = (self._memory(value.size_bytes), 0)
+                    memory = self._memory(value.size_bytes)
+                    bases[value.index] = (memory, 0)
+                    if value.size_bytes:
+                        self._log.places[value.index] = memory.data_ptr()
         return bases
 
     def _memory(self, size_bytes: int) -> torch.UntypedStorage:
@@ -286,6 +337,26 @@ class _OneCapture:
                 f"{first_line(error)}"
             ) from error
         run.keep(launch, outcome)
+
+    def _note(self, run: EagerRun, launch: Launch) -> None:
+        """What a launch has added: tasks, Values, pieces of the pool."""
+        if self._log.n_tasks is None:
+            return
+        self._note_tasks()
+        for view in launch.made():
+            storage, begin_bytes = run.bases[view.value]
+            self._log.places[view.value] = storage.data_ptr() + begin_bytes
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        n_reserved_bytes = npu.memory_reserved(self._device)
+        if n_reserved_bytes != self._n_reserved_bytes:  # asking for the pieces takes longer
+            self._n_reserved_bytes = n_reserved_bytes
+            pieces = [(one["address"], one["total_size"]) for one in self._pool.snapshot()]
+            self._log.pool += sorted(set(pieces) - set(self._log.pool), key=lambda one: one[1])
+
+    def _note_tasks(self) -> None:
+        if self._log.n_tasks is not None:
+            counts = _native.ascend_count_tasks(self._device.index, self._model.handle)
+            self._log.n_tasks.append(counts)
 
     def _set_places(self, run: EagerRun) -> None:
         for index, one in enumerate(self._model.moving):

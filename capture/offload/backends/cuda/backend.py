@@ -12,26 +12,14 @@ import torch
 
 from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
-from offload.backends.cuda.capture import (
-    RANDOM_OWNER,
-    Capturer,
-    GraphCapture,
-    current_device,
-    device_of,
-    node_text,
-    place_text,
-)
+from offload.backends.cuda.capture import Capturer, current_device, device_of
 from offload.backends.cuda.copy_costs import fit_copy_costs
-from offload.backends.cuda.discover import discover
-from offload.backends.cuda.fixed_weights import WEIGHT_OWNER
-from offload.backends.cuda.graph import NodeKind, driver_bindings, is_known_address
+from offload.backends.cuda.graph import driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
-from offload.backends.cuda.proof import Placed, apart, prove
 from offload.backends.cuda.random_cells import drawing, random_cells
 from offload.backends.cuda.resident_graph import (
     CapturedProgram,
     make_resident,
-    relocations_of,
     set_nodes,
 )
 from offload.backends.cuda.streamed_copies import StreamedGraph, streamed_graph
@@ -42,9 +30,20 @@ from offload.backends.cuda.streaming import (
     refuse_unstored,
 )
 from offload.backends.cuda.torch_capture import TorchCapturer
-from offload.backends.cuda.touches import node_graph, with_scratch
-from offload.backends.cuda.words import CapturesDiffer, Discovery, Noise
+from offload.backends.opaque_weights import weights_at_risk
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
+from offload.backends.relocation.captures import (
+    RANDOM_OWNER,
+    GraphCapture,
+    NodeKind,
+    node_text,
+    place_text,
+)
+from offload.backends.relocation.discover import discover
+from offload.backends.relocation.fixed_weights import WEIGHT_OWNER
+from offload.backends.relocation.proof import Placed, apart, prove
+from offload.backends.relocation.touches import node_graph, relocations_of, with_scratch
+from offload.backends.relocation.words import CapturesDiffer, Discovery, Noise
 from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
 from offload.plan import Plan, check_plan
@@ -315,7 +314,15 @@ class CudaBackend:
             with self.proof_memory(captured.device) as memory:
                 noise = captured.discovery.noise
                 loaded, unshared = twins
-                prove(program, loaded, unshared, memory, noise=noise, describe=describe)
+                prove(
+                    program,
+                    loaded,
+                    unshared,
+                    memory,
+                    noise=noise,
+                    describe=describe,
+                    fixed=weights_at_risk(program),
+                )
         finally:
             for twin in twins:
                 twin.resident.close()

@@ -4,50 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import enum
 import functools
 import struct
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from offload.backends.relocation.captures import Edge, GraphNode, NodeKind
 from offload.errors import BackendUnavailable, CaptureError, ExecutionError
-
-
-class NodeKind(enum.StrEnum):
-    """The kinds of nodes that a captured graph may have; others are refused."""
-
-    KERNEL = "kernel"
-    MEMCPY = "memcpy"
-    MEMSET = "memset"
-    EMPTY = "empty"
-
-
-Edge = tuple[int, int]
-"""`(before, after)`, by node index."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GraphNode:
-    """One node of a graph.
-
-    Attributes:
-        handle: the driver's, valid as long as the graph.
-        kind: what it does.
-        name: for people: a kernel's name.
-        signature: all that must agree between captures besides the bytes of `parts`.
-        parts: bytes in which addresses may stand. Of a kernel its packed arguments; of a memcpy
-            the addresses of source and destination (a host source counts as 0), and then the bytes
-            of a host source; of a memset the destination.
-        parameters: of a kernel the (offset, size) in bytes of each argument in the first part.
-    """
-
-    handle: int
-    kind: NodeKind
-    name: str
-    signature: Hashable
-    parts: tuple[bytes, ...]
-    parameters: tuple[tuple[int, int], ...] = ()
-
 
 # By number, after CUgraphNodeType in cuda.h.
 _KINDS = {0: NodeKind.KERNEL, 1: NodeKind.MEMCPY, 2: NodeKind.MEMSET, 5: NodeKind.EMPTY}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from offload.backends.cuda.capture import RANDOM_OWNER, GraphCapture, RandomState
-from offload.backends.cuda.words import WORD_BYTES, Discovery
+from offload.backends.relocation.captures import RANDOM_OWNER, GraphCapture, RandomState
+from offload.backends.relocation.words import WORD_BYTES, Discovery
 from offload.errors import CaptureError
 from offload.program import Program
 

@@ -6,11 +6,11 @@ import dataclasses
 from typing import Any
 
 from offload import _native
-from offload.backends.cuda.capture import GraphCapture
-from offload.backends.cuda.graph import NodeKind
 from offload.backends.cuda.random_cells import Cell
 from offload.backends.cuda.streamed_copies import StreamedGraph
-from offload.backends.cuda.words import Discovery
+from offload.backends.relocation.captures import GraphCapture, NodeKind
+from offload.backends.relocation.touches import relocations_of
+from offload.backends.relocation.words import Discovery
 from offload.plan import Plan
 from offload.program import Program
 
@@ -24,17 +24,6 @@ class CapturedProgram:
     pool: _native.DiscoveryPool
     discovery: Discovery
     random_cells: list[Cell]
-
-
-def relocations_of(discovery: Discovery, plan: Plan) -> list[tuple[int, int, int]]:
-    """For each word the slot and the offset that its Value has in the Plan."""
-    relocations = []
-    for index, word in enumerate(discovery.words):
-        place = plan.places[word.value]
-        assert place is not None  # who is named by a word is touched by its node
-        offset_bytes = place.offset_bytes + word.value_offset_bytes
-        relocations.append((index, place.slot, offset_bytes))
-    return relocations
 
 
 def set_nodes(captured: CapturedProgram, plan: Plan) -> dict[int, set[int]]:

@@ -20,16 +20,17 @@ from typing import Any
 import torch
 
 from offload import _native
-from offload.backends.cuda.capture import (
+from offload.backends.cuda.capture import device_of
+from offload.backends.cuda.graph import NodeReader, call, driver_bindings, read_graph
+from offload.backends.cuda.torch_pool import PoolMemory
+from offload.backends.relocation.captures import (
     RANDOM_OWNER,
     GraphCapture,
+    GraphNode,
     OwnedRange,
     RandomState,
-    device_of,
 )
-from offload.backends.cuda.fixed_weights import weight_ranges
-from offload.backends.cuda.graph import GraphNode, NodeReader, call, driver_bindings, read_graph
-from offload.backends.cuda.torch_pool import PoolMemory
+from offload.backends.relocation.fixed_weights import weight_ranges
 from offload.backends.torch_warm_up import Bases, collector_off, copied, first_line, warm_up
 from offload.eager_run import EagerRun, host_storage
 from offload.errors import CaptureError, ExecutionError

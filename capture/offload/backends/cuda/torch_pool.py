@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from offload import _native
-from offload.backends.cuda.capture import Allocation
+from offload.backends.relocation.captures import Allocation
 from offload.errors import CaptureError, ExecutionError
 
 # torch's allocator keeps two lists of blocks: requests up to 1 MiB get blocks of 2 MiB, and larger

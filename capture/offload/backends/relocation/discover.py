@@ -10,9 +10,14 @@ import bisect
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from offload.backends.cuda.capture import GraphCapture, OwnedRange, node_text, place_text
-from offload.backends.cuda.graph import NodeKind
-from offload.backends.cuda.words import (
+from offload.backends.relocation.captures import (
+    GraphCapture,
+    NodeKind,
+    OwnedRange,
+    node_text,
+    place_text,
+)
+from offload.backends.relocation.words import (
     WORD_BYTES,
     CapturesDiffer,
     Discovery,
@@ -36,6 +41,9 @@ def discover(
     n_values: int,
     launch_names: Sequence[str] = (),
     is_known_address: Callable[[int], bool] | None = None,
+    *,
+    guard_bytes: int = GUARD_BYTES,
+    numbers_look_alike: bool = False,
 ) -> Discovery:
     """Name every word of a captured graph.
 
@@ -47,16 +55,21 @@ def discover(
         n_values: of the Program; scratch Values are numbered from here.
         launch_names: for messages, each launch's operator and source.
         is_known_address: asks the driver about a constant that has no owner; None trusts it.
+        guard_bytes: how far around itself an allocation owns addresses.
+        numbers_look_alike: arguments hold numbers that may look like any address, so that a
+            constant is trusted even if it is an address of some capture's memory. It names none
+            of the memory that it was launched on: that differs between captures. What it might
+            name, memory of another capture that something keeps, the proof shows.
 
     Raises:
         CapturesDiffer: the captures are not of the same graph, or not in such layouts.
         CaptureError: a word differs and is no address of an allocation, or is an address that has
             no owner; the message names kernel, parameter and values.
     """
-    search = _Search(captures, launch_names)
+    search = _Search(captures, launch_names, guard_bytes)
     search.check_alike()
     search.read_parts()
-    constants = search.owned_constants(is_known_address)
+    constants = search.owned_constants(is_known_address, numbers_look_alike)
     values, scratch_bytes = _number_scratch(captures[0], search.found, n_values)
     return Discovery(
         tuple(
@@ -91,13 +104,14 @@ def _number_scratch(
 class _Layout:
     """Which allocations an address may belong to, in one capture."""
 
-    def __init__(self, capture: GraphCapture) -> None:
+    def __init__(self, capture: GraphCapture, guard_bytes: int) -> None:
         order = sorted(
             (one.address, one.size_bytes, index)
             for index, one in enumerate(capture.allocations)
             if one.size_bytes
         )
         self._order = order
+        self._guard_bytes = guard_bytes
         self._starts = [address for address, _, _ in order]
 
     def candidates(self, address: int) -> list[tuple[int, int]]:
@@ -106,7 +120,7 @@ class _Layout:
         return [
             (index, address - start)
             for start, size_bytes, index in self._order[max(0, place - 1) : place + 1]
-            if start - GUARD_BYTES <= address <= start + size_bytes + GUARD_BYTES
+            if -self._guard_bytes <= address - start <= size_bytes + self._guard_bytes
         ]
 
 
@@ -130,12 +144,14 @@ class _Owned:
 class _Search:
     """The comparison of four captures, part by part and word by word."""
 
-    def __init__(self, captures: Sequence[GraphCapture], launch_names: Sequence[str]) -> None:
+    def __init__(
+        self, captures: Sequence[GraphCapture], launch_names: Sequence[str], guard_bytes: int
+    ) -> None:
         self._captures = captures
         self._names = launch_names
         self._nodes = captures[0].nodes
         first, _, second, third = captures
-        self._layouts = [_Layout(capture) for capture in (first, second, third)]
+        self._layouts = [_Layout(capture, guard_bytes) for capture in (first, second, third)]
         self._addresses = [
             [one.address for one in capture.allocations] for capture in (second, third)
         ]
@@ -278,7 +294,7 @@ class _Search:
     # ---- constants -----------------------------------------------------------------------------
 
     def owned_constants(
-        self, is_known_address: Callable[[int], bool] | None
+        self, is_known_address: Callable[[int], bool] | None, numbers_look_alike: bool
     ) -> Iterator[OwnedConstant]:
         """Constant words with an address that somebody keeps.
 
@@ -286,12 +302,18 @@ class _Search:
             CaptureError: a constant is an address that nobody keeps.
         """
         yield from self._kept
+
+        def is_suspect(value: int) -> bool:
+            if not numbers_look_alike and self._is_of_pool(value):
+                return True
+            return is_known_address is not None and is_known_address(value)
+
         judged: dict[int, str | None] = {}
         for value in self._distinct_constants():
             owner = self._owned[0].find(value)
             if owner is not None:
                 judged[value] = owner[0]
-            elif self._is_of_pool(value) or (is_known_address and is_known_address(value)):
+            elif is_suspect(value):
                 judged[value] = None
         if not judged:
             return

@@ -1,13 +1,13 @@
-"""Who touches what in a captured graph: what the planner makes lifetimes of."""
+"""Who touches what in a captured graph, which the planner needs, and what a Plan makes of it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-from offload.backends.cuda.capture import GraphCapture
-from offload.backends.cuda.words import Word
-from offload.plan import NodeGraph
+from offload.backends.relocation.captures import GraphCapture
+from offload.backends.relocation.words import Discovery, Word
+from offload.plan import NodeGraph, Plan
 from offload.program import Program, Role, Value
 
 
@@ -41,3 +41,14 @@ def node_graph(program: Program, capture: GraphCapture, words: Sequence[Word]) -
     return NodeGraph(
         len(capture.nodes), tuple(capture.edges), tuple(tuple(sorted(nodes)) for nodes in touches)
     )
+
+
+def relocations_of(discovery: Discovery, plan: Plan) -> list[tuple[int, int, int]]:
+    """For each word the slot and the offset that its Value has in the Plan."""
+    relocations = []
+    for index, word in enumerate(discovery.words):
+        place = plan.places[word.value]
+        assert place is not None  # who is named by a word is touched by its node
+        offset_bytes = place.offset_bytes + word.value_offset_bytes
+        relocations.append((index, place.slot, offset_bytes))
+    return relocations

@@ -5,6 +5,7 @@
    placement or a lifetime that is wrong shows.
 2. A resident that is placed as the loaded one executes another valid input. Its memory, which is
    kept, then holds another execution's data everywhere.
+   Where the memory is still there in which the graph was captured, both take place in it.
 3. Every slot moves, noise is set to other values, and the second resident executes the first
    input. The results must be equal bit for bit, and the memory of step 2 must be what it was: a
    word that was missed would have read or written it there. Where results differ it executes
@@ -29,24 +30,25 @@ Inputs are made up: floating-point numbers are drawn from [0, 1), truth values l
 integers are 0, which is an index into anything. Where that leaves no second input to tell apart,
 the memory of step 2 is filled with zeros. Integers at old addresses become 1, which is an index
 into nearly anything, and is only read if the proof fails. What launches write is a copy, so no
-state changes. Only the weights of an opaque Program are written where they are: they are put back
-after each execution, and what it has left there is compared as well.
+state changes. Only weights whose addresses are constants, as those of an opaque Program, are
+written where they are: they are put back after each execution, and what it has left there is
+compared as well.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import NoReturn, Protocol
 
-from offload.backends.cuda import fixed_weights
-from offload.backends.cuda.fixed_weights import FixedWeights
-from offload.backends.cuda.weight_stand_ins import WeightStandIns
-from offload.backends.cuda.words import Noise
+from offload.backends.relocation import fixed_weights
+from offload.backends.relocation.fixed_weights import FixedWeights
+from offload.backends.relocation.weight_stand_ins import WeightStandIns
+from offload.backends.relocation.words import Noise
 from offload.errors import CaptureError
 from offload.made_up_inputs import made_up_inputs, overlapping_inputs
 from offload.plan import Place, Plan
-from offload.program import Program, Role
+from offload.program import Program, Role, Value
 
 
 class Memory(fixed_weights.Memory, Protocol):
@@ -80,11 +82,23 @@ class ProvableResident(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placed:
-    """A resident, the Plan it was made for, and its (word, slot, offset in bytes)."""
+    """A resident, and where it is placed.
+
+    Attributes:
+        plan: that it was made for.
+        resident: what executes.
+        relocations: its (word, slot, offset in bytes).
+        home: by slot the memory that it was captured in, where that is still there: the first two
+            executions take place in it. Other slots get memory of the proof's own.
+        shared: slots whose memory in `home` is also that of Values that do not move, so that every
+            execution writes there.
+    """
 
     plan: Plan
     resident: ProvableResident
     relocations: Sequence[tuple[int, int, int]]
+    home: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    shared: Set[int] = frozenset()
 
 
 def apart(program: Program, plan: Plan) -> Plan:
@@ -113,6 +127,7 @@ def prove(
     *,
     noise: Sequence[Noise] = (),
     describe: Callable[[Noise], str] = repr,
+    fixed: Sequence[Value] = (),
 ) -> None:
     """Execute three times, as the module says.
 
@@ -123,6 +138,7 @@ def prove(
         memory: of the device.
         noise: of the graph.
         describe: the kernel and parameter of noise, for messages.
+        fixed: weights that executions may write where they are.
 
     Raises:
         CaptureError: results or written state differ, or old memory was written; noise that is
@@ -130,18 +146,22 @@ def prove(
         ExecutionError: the device failed, or has no memory for the proof.
     """
     first, second = (made_up_inputs(program, variant) for variant in range(2))
-    weights = _Weights(FixedWeights(program, memory), WeightStandIns(program, memory))
-    bases = _Bases(program, unshared.plan, memory, first, weights)
+    weights = _Weights(
+        FixedWeights(program, memory, fixed),
+        WeightStandIns(program, memory),
+        frozenset(value.index for value in fixed),
+    )
+    bases = _Bases(program, unshared, memory, first, weights)
     bases.execute(unshared)
     expected = bases.outcome()
     bases.free()
-    old = _Bases(program, loaded.plan, memory, second, weights)
+    old = _Bases(program, loaded, memory, second, weights)
     old.execute(loaded)
     if first == second:
         old.clear()
     old.write_inputs(made_up_inputs(program, 1, integer=1))
     before = old.content()
-    new = _Bases(program, loaded.plan, memory, first, weights)
+    new = _Bases(program, dataclasses.replace(loaded, home={}), memory, first, weights)
     new.take_feature_map(old)
     _set_noise(loaded, noise, changed=noise)
     new.execute(loaded)
@@ -222,6 +242,19 @@ class _Weights:
 
     fixed: FixedWeights
     stand_ins: WeightStandIns
+    stay: Set[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Block:
+    """Memory of a placement; `lent`: not the proof's own; `shared`: written by every execution."""
+
+    address: int
+    size_bytes: int
+    name: str
+    is_feature_map: bool = False
+    is_lent: bool = False
+    is_shared: bool = False
 
 
 class _Bases:
@@ -230,16 +263,17 @@ class _Bases:
     def __init__(
         self,
         program: Program,
-        plan: Plan,
+        placed: Placed,
         memory: Memory,
         inputs: Sequence[bytes],
         weights: _Weights,
     ) -> None:
         self._weights = weights.fixed
         self._program = program
-        self._plan = plan
+        self._plan = plan = placed.plan
+        self._placed = placed
         self._memory = memory
-        self._blocks: list[tuple[int, int, str]] = []
+        self._blocks: list[_Block] = []
         self._copies: list[tuple[int, int, int]] = []  # of weights: (address, original, bytes)
         self._bases = [0] * len(plan.slots)
         written = {index for launch in program.launches for index in launch.writes}
@@ -248,15 +282,17 @@ class _Bases:
             if place is None:
                 continue
             if value.role is Role.OUTPUT:
-                self._bases[place.slot] = self._allocate(value.size_bytes, value.name)
+                self._bases[place.slot] = self._take(place.slot, value.size_bytes, value.name)
             elif value.role is Role.WEIGHT:
                 address = weights.stand_ins.addresses[value.index]
-                if value.index in written and program.opaque is None:
+                if value.index in written - weights.stay:
                     original, address = address, self._allocate(value.size_bytes, value.name)
                     self._copies.append((address, original, value.size_bytes))
                 self._bases[place.slot] = address
         feature_map = plan.feature_map
-        self._bases[feature_map.index] = self._allocate(feature_map.size_bytes, feature_map.name)
+        self._bases[feature_map.index] = self._take(
+            feature_map.index, feature_map.size_bytes, feature_map.name
+        )
         self._place_inputs(inputs)
         self._copy_weights()
 
@@ -264,10 +300,24 @@ class _Bases:
         for address, original, size_bytes in self._copies:
             self._memory.copy(address, original, size_bytes)
 
+    def _take(self, slot: int, size_bytes: int, name: str) -> int:
+        """The memory in which a slot was captured where that is there, else memory of its own."""
+        home = self._placed.home.get(slot)
+        block = _Block(
+            self._memory.allocate(size_bytes) if home is None else home,
+            size_bytes,
+            name,
+            is_feature_map=slot == self._plan.feature_map.index,
+            is_lent=home is not None,
+            is_shared=home is not None and slot in self._placed.shared,
+        )
+        self._blocks.append(block)
+        return block.address
+
     def _allocate(self, size_bytes: int, name: str) -> int:
-        address = self._memory.allocate(size_bytes)
-        self._blocks.append((address, size_bytes, name))
-        return address
+        block = _Block(self._memory.allocate(size_bytes), size_bytes, name)
+        self._blocks.append(block)
+        return block.address
 
     def _place_inputs(self, inputs: Sequence[bytes]) -> None:
         """Each input in a block of its own, but those that must overlap as they were recorded.
@@ -283,7 +333,11 @@ class _Bases:
             lowest = min(offset for _, offset in leaves)
             ends = [offset - lowest + len(inputs[leaf]) for leaf, offset in leaves]
             names = ", ".join(self._program.values[self._value(leaf)].name for leaf, _ in leaves)
-            block = self._allocate(max(ends), names)
+            place = self._plan.places[self._value(leaves[0][0])]
+            if len(leaves) == 1 and place is not None:
+                block = self._take(place.slot, max(ends), names)
+            else:
+                block = self._allocate(max(ends), names)
             for leaf, offset in leaves:
                 place = self._plan.places[self._value(leaf)]
                 assert place is not None  # check_plan has seen to it
@@ -322,26 +376,26 @@ class _Bases:
         self.take_feature_map(other)
 
     def clear(self) -> None:
-        for address, size_bytes, _ in self._blocks:
-            self._memory.fill(address, size_bytes)
+        for block in self._blocks:
+            self._memory.fill(block.address, block.size_bytes)
 
     def outcome(self) -> dict[str, bytes]:
         """All that a caller can see: outputs, and inputs and weights as they are afterwards."""
-        feature_map = self._bases[self._plan.feature_map.index]
-        blocks = [block for block in self._blocks if block[0] != feature_map]
+        blocks = [block for block in self._blocks if not block.is_feature_map]
         return self._read(blocks) | self._weights.content
 
     def content(self) -> dict[str, bytes]:
-        """All bytes of this placement but those of weights that no launch writes."""
-        return self._read(self._blocks)
+        """What stays as it is while another placement executes, unless a word was missed."""
+        return self._read([block for block in self._blocks if not block.is_shared])
 
-    def _read(self, blocks: Sequence[tuple[int, int, str]]) -> dict[str, bytes]:
+    def _read(self, blocks: Sequence[_Block]) -> dict[str, bytes]:
         return {
-            f"{name} (block {index})": self._memory.read(address, size_bytes)
-            for index, (address, size_bytes, name) in enumerate(blocks)
+            f"{block.name} (block {index})": self._memory.read(block.address, block.size_bytes)
+            for index, block in enumerate(blocks)
         }
 
     def free(self) -> None:
-        for address, _, _ in self._blocks:
-            self._memory.free(address)
+        for block in self._blocks:
+            if not block.is_lent:
+                self._memory.free(block.address)
         self._blocks.clear()

@@ -1,13 +1,13 @@
-"""Weights of opaque Programs: their addresses are constants, so what writes them writes them."""
+"""Weights whose addresses are constants, so that what writes them writes them where they are."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from offload.backends.cuda.capture import OwnedRange
-from offload.backends.opaque_weights import device_weights, weights_at_risk
+from offload.backends.opaque_weights import device_weights
+from offload.backends.relocation.captures import OwnedRange
 from offload.program import Program, Value
 
 WEIGHT_OWNER = "weight "
@@ -42,17 +42,18 @@ def weight_ranges(program: Program) -> list[OwnedRange]:
 
 
 class FixedWeights:
-    """Copies of what an opaque Program's executions may write where it is, to put back.
+    """Copies of weights that executions may write where they are, to put back.
 
     Attributes:
         content: by name the bytes that the latest execution left.
     """
 
-    def __init__(self, program: Program, memory: Memory) -> None:
+    def __init__(self, program: Program, memory: Memory, values: Sequence[Value]) -> None:
+        """Copy the weights `values` of the Program."""
         self.content: dict[str, bytes] = {}
         self._memory = memory
         self._kept: list[tuple[int, int, Value]] = []
-        for value in weights_at_risk(program):
+        for value in values:
             original = program.weights[value.index][0].untyped_storage().data_ptr()
             copy = memory.allocate(value.size_bytes)
             memory.copy(copy, original, value.size_bytes)

@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.backends.cuda.capture import Allocation, GraphCapture, OwnedRange
-from offload.backends.cuda.discover import discover
-from offload.backends.cuda.graph import GraphNode, NodeKind
-from offload.backends.cuda.words import CapturesDiffer, Noise, Word
+from offload.backends.relocation.captures import (
+    Allocation,
+    GraphCapture,
+    GraphNode,
+    NodeKind,
+    OwnedRange,
+)
+from offload.backends.relocation.discover import discover
+from offload.backends.relocation.words import CapturesDiffer, Noise, Word
 from offload.errors import CaptureError
 
 MIB = 1 << 20

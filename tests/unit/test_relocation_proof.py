@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from offload.backends.cuda.proof import Placed, apart, prove
-from offload.backends.cuda.words import Noise
+from offload.backends.relocation.proof import Placed, apart, prove
+from offload.backends.relocation.words import Noise
 from offload.errors import CaptureError
 from offload.machine import CostTable, Machine
 from offload.passes import place_values

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from offload.backends.cuda import GraphCapture, GraphNode, NodeKind
-from offload.backends.cuda.touches import node_graph, with_scratch
-from offload.backends.cuda.words import Word
+from offload.backends.relocation.touches import node_graph, with_scratch
+from offload.backends.relocation.words import Word
 from offload.machine import CostTable, Machine
 from offload.passes import graph_lifetimes, place_values
 from offload.plan import Lifetime, check_plan

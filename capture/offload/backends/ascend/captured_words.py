@@ -1,0 +1,354 @@
+"""Which words of a captured model's kernels move with which Value, told from several captures.
+
+Pure data. Torch's allocator lays a Program's memory out alike in each pool, so the pool as a whole
+moves with the feature map, piece by piece, as torch has laid it out. Inputs have memory of their
+own. Outputs lie in the pool, in bytes that earlier launches may have used: whose a word is, the
+order of launches tells. What cannot be told is copied, or stays.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from offload.backends.relocation.captures import (
+    Allocation,
+    GraphCapture,
+    GraphNode,
+    NodeKind,
+    OwnedRange,
+)
+from offload.backends.relocation.discover import discover
+from offload.backends.relocation.words import Discovery, Word
+from offload.program import Launch, Program, Role
+
+
+class TaskType(enum.IntEnum):
+    """What a task of a model does: aclmdlRITaskType, in the runtime's numbers."""
+
+    DEFAULT = 0
+    KERNEL = 1
+    EVENT_RECORD = 2
+    EVENT_WAIT = 3
+    EVENT_RESET = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """One task of a captured model.
+
+    Attributes:
+        type: one of TaskType, or another number of the runtime's; only kernels tell more.
+        function, n_blocks: what is launched, on how many blocks of the device.
+        address: where the argument block lies, for as long as the model lives.
+        arguments: what the block holds.
+        launch: of the Program, that made it.
+    """
+
+    type: int
+    function: int
+    n_blocks: int
+    address: int
+    arguments: bytes
+    launch: int
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether its arguments can be read."""
+        return self.type == TaskType.KERNEL
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether it may read and write memory that nobody tells: copies, memsets, AI CPU."""
+        return self.type == TaskType.DEFAULT or self.type > TaskType.EVENT_RESET
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelCapture:
+    """One capture of a Program's launches by torch, as data.
+
+    Attributes:
+        tasks: that launches made, in order.
+        places: by Value the address of each input's memory, and of what each launch made.
+        pool: (address, bytes) of each piece of the pool, in the order in which torch took them.
+    """
+
+    tasks: Sequence[Task]
+    places: Mapping[int, int]
+    pool: Sequence[tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RelocatedWords:
+    """What moves in a captured model, and what does not.
+
+    Attributes:
+        discovery: the words that are patched, by task; scratch Values are pieces of the pool.
+        capture: the tasks as the nodes of a graph.
+        copied: by input and output that cannot be followed why; it is copied.
+        why_fixed: why the feature map stays where it was captured; empty if it moves.
+    """
+
+    discovery: Discovery
+    capture: GraphCapture
+    copied: Mapping[int, str]
+    why_fixed: str
+
+    def same_choice(self, other: RelocatedWords) -> bool:
+        """Whether both patch the same words and copy the same Values."""
+        mine, its = (
+            (one.discovery.words, dict(one.copied), one.why_fixed) for one in (self, other)
+        )
+        return mine == its
+
+
+def relocated_words(
+    program: Program, captures: Sequence[ModelCapture], weights: Sequence[OwnedRange] = ()
+) -> RelocatedWords:
+    """Compare captures in other memory, and decide what moves.
+
+    Args:
+        program: what was captured.
+        captures: three, the first of which is the one to be patched.
+        weights: where the Program's weights lie.
+
+    Raises:
+        CapturesDiffer: they are not of the same kernels, or not laid out alike.
+        CaptureError: a word differs and is no address of known memory; the message names kernel,
+            byte and values.
+    """
+    first, second, third = (_as_graph(program, one, weights) for one in captures)
+    names = [f"{launch.operator} at {launch.source}" for launch in program.launches]
+    found = discover(
+        [first, first, second, third], 0, names, guard_bytes=0, numbers_look_alike=True
+    )
+    return _Decision(program, captures, first, found).decide()
+
+
+def _inputs(program: Program, capture: ModelCapture) -> list[int]:
+    return [value.index for value in program.of_role(Role.INPUT) if value.index in capture.places]
+
+
+def _as_graph(
+    program: Program, capture: ModelCapture, weights: Sequence[OwnedRange]
+) -> GraphCapture:
+    """The tasks as nodes; an allocation's Value is its own number: inputs, pieces, blocks.
+
+    Words that point into an argument block, written by the runtime, thus have an owner that the
+    model keeps (class self): they are told from other addresses, and never patched.
+    """
+    ranges = [
+        *(
+            (capture.places[index], program.values[index].size_bytes)
+            for index in _inputs(program, capture)
+        ),
+        *capture.pool,
+        *((task.address, len(task.arguments)) for task in capture.tasks),
+    ]
+    return GraphCapture(
+        graph=0,
+        nodes=[
+            GraphNode(
+                handle=task.address,
+                kind=NodeKind.KERNEL if task.is_kernel else NodeKind.EMPTY,
+                name=f"function 0x{task.function:x}" if task.is_kernel else f"type {task.type}",
+                signature=(task.type, task.function, task.n_blocks),
+                parts=(task.arguments,),
+            )
+            for task in capture.tasks
+        ],
+        edges=(),
+        launches=[task.launch for task in capture.tasks],
+        allocations=[
+            Allocation(address, size_bytes, number)
+            for number, (address, size_bytes) in enumerate(ranges)
+        ],
+        owned=[
+            *(
+                OwnedRange(task.address, len(task.arguments), f"arguments of task {number}")
+                for number, task in enumerate(capture.tasks)
+                if task.arguments
+            ),
+            *weights,
+        ],
+        keep=None,
+    )
+
+
+class _Decision:
+    """Whose each word is, which slots have to be copied, and whether the pool can move."""
+
+    def __init__(
+        self,
+        program: Program,
+        captures: Sequence[ModelCapture],
+        graph: GraphCapture,
+        found: Discovery,
+    ) -> None:
+        self._program = program
+        self._captures = captures
+        self._graph = graph
+        self._found = found
+        self._inputs = _inputs(program, captures[0])
+        self._tasks = captures[0].tasks
+        self._tasks_of: dict[int, list[int]] = {}
+        for node, task in enumerate(self._tasks):
+            self._tasks_of.setdefault(task.launch, []).append(node)
+        self._made_by = {
+            view.value: launch.index
+            for launch in reversed(program.launches)
+            for view in launch.made()
+        }
+        self._named = self._values_named()
+        self._named_by: dict[int, dict[int, set[int]]] = {}  # by launch and Value: the tasks
+        for word, value in zip(self._found.words, self._named, strict=True):
+            if value is not None:
+                tasks = self._named_by.setdefault(self._tasks[word.node].launch, {})
+                tasks.setdefault(value, set()).add(word.node)
+        self.copied: dict[int, str] = {}
+
+    def decide(self) -> RelocatedWords:
+        for launch in self._program.launches:
+            self._look_at(launch)
+        for value in self._program.of_role(Role.OUTPUT):
+            self._look_at_output(value.index)
+        why_fixed = self._why_fixed()
+        words = []
+        for index, word in enumerate(self._found.words):
+            place = self._place_of(index, moves_pool=not why_fixed)
+            if place is not None:
+                words.append(dataclasses.replace(word, value=place[0], value_offset_bytes=place[1]))
+        scratch_bytes = () if why_fixed else tuple(size for _, size in self._captures[0].pool)
+        discovery = Discovery(tuple(words), (), self._found.constants, scratch_bytes)
+        return RelocatedWords(discovery, self._graph, self.copied, why_fixed)
+
+    # ---- whose a word is -----------------------------------------------------------------------
+
+    def _piece_of(self, word: Word) -> int | None:
+        piece = word.value - len(self._inputs)
+        return piece if 0 <= piece < len(self._captures[0].pool) else None
+
+    def _values_named(self) -> list[int | None]:
+        """For each word the Value of the Program that it may name, by where that lies."""
+        values = self._program.values
+        order = sorted(
+            (address, value)
+            for value, address in self._captures[0].places.items()
+            if values[value].role is not Role.INPUT and values[value].size_bytes
+        )
+        starts = [address for address, _ in order]
+        longest_bytes = max((values[value].size_bytes for _, value in order), default=0)
+
+        def around(address: int) -> Iterator[int]:
+            first = bisect.bisect_right(starts, address - longest_bytes)
+            for begin, value in order[first : bisect.bisect_right(starts, address)]:
+                if address < begin + values[value].size_bytes:
+                    yield value
+
+        return [self._value_named(word, around) for word in self._found.words]
+
+    def _value_named(self, word: Word, around: Callable[[int], Iterator[int]]) -> int | None:
+        """Of several that lie there one after the other the last that was made by then."""
+        if word.value < len(self._inputs):
+            return self._inputs[word.value]
+        piece = self._piece_of(word)
+        if piece is None:
+            return None
+        launch = self._tasks[word.node].launch
+        address = self._captures[0].pool[piece][0] + word.value_offset_bytes
+        made = ((self._made_by[value], value) for value in around(address))
+        return max((one for one in made if one[0] <= launch), default=(0, None))[1]
+
+    def _place_of(self, index: int, *, moves_pool: bool) -> tuple[int, int] | None:
+        """The Value that a word moves with, and the offset there; None if it stays."""
+        word, value = self._found.words[index], self._named[index]
+        if word.value < len(self._inputs):
+            assert value is not None  # inputs have memory of their own
+            return None if value in self.copied else (value, word.value_offset_bytes)
+        piece = self._piece_of(word)
+        if piece is None:
+            return None  # into an argument block, which stays
+        if value is not None and self._is_output(value) and value not in self.copied:
+            address = self._captures[0].pool[piece][0] + word.value_offset_bytes
+            return value, address - self._captures[0].places[value]
+        if not moves_pool:
+            return None
+        return len(self._program.values) + piece, word.value_offset_bytes
+
+    def _is_output(self, value: int) -> bool:
+        return self._program.values[value].role is Role.OUTPUT
+
+    # ---- what has to be copied -----------------------------------------------------------------
+
+    def _look_at(self, launch: Launch) -> None:
+        """Have copied what a launch reads and writes by ways that cannot be followed."""
+        why = self._why_unseen(launch)
+        for value in {*launch.reads, *launch.writes}:
+            role = self._program.values[value].role
+            is_slot = role in (Role.INPUT, Role.OUTPUT) and not self._program.values[value].on_host
+            reason = why or self._why_unnamed(launch, value)
+            if is_slot and reason:
+                self.copied.setdefault(value, reason)
+
+    def _why_unseen(self, launch: Launch) -> str:
+        if any(self._tasks[node].is_blind for node in self._tasks_of.get(launch.index, ())):
+            return (
+                f"{launch.operator} at {launch.source} has a task whose addresses cannot be read "
+                "(a copy, a memset, or one of the AI CPU)"
+            )
+        return ""
+
+    def _why_unnamed(self, launch: Launch, value: int) -> str:
+        nodes = self._tasks_of.get(launch.index, [])
+        if not nodes or not self._program.values[value].size_bytes:
+            return ""
+        if value in self._named_by.get(launch.index, ()):
+            return ""
+        return f"no argument of {launch.operator} at {launch.source} is its address"
+
+    def _look_at_output(self, value: int) -> None:
+        """Have an output copied whose memory its own launch may have used before it was made."""
+        size_bytes = self._program.values[value].size_bytes
+        if not size_bytes or value in self.copied:
+            return
+        places = {self._place_in_pool(capture, value) for capture in self._captures}
+        if len(places) > 1 or None in places:
+            self.copied[value] = "it does not lie at one place of the pool in all captures"
+            return
+        launch = self._program.launches[self._made_by[value]]
+        n_naming = len(self._named_by.get(launch.index, {}).get(value, ()))
+        if n_naming > 1:
+            self.copied[value] = (
+                f"{n_naming} kernels of {launch.operator} at {launch.source} name its memory, "
+                "of which some may have used it before it was made"
+            )
+
+    def _place_in_pool(self, capture: ModelCapture, value: int) -> tuple[int, int] | None:
+        address = capture.places.get(value)
+        for piece, (begin, size_bytes) in enumerate(capture.pool):
+            if address is not None and begin <= address < begin + size_bytes:
+                return piece, address - begin
+        return None
+
+    # ---- whether the pool moves ----------------------------------------------------------------
+
+    def _why_fixed(self) -> str:
+        for value, why in self.copied.items():
+            if self._is_output(value):
+                return f"{self._program.values[value].name} is copied from it: {why}"
+        for launch in self._program.launches:
+            why = self._why_unseen(launch)
+            if why and (len(self._tasks_of[launch.index]) > 1 or self._touches_pool(launch)):
+                return why
+            for value in {*launch.reads, *launch.writes}:
+                if self._program.values[value].role is not Role.ACTIVATION:
+                    continue
+                if reason := self._why_unnamed(launch, value):
+                    return f"{self._program.values[value].name}: {reason}"
+        return ""
+
+    def _touches_pool(self, launch: Launch) -> bool:
+        roles = {self._program.values[value].role for value in {*launch.reads, *launch.writes}}
+        return not roles.isdisjoint((Role.ACTIVATION, Role.OUTPUT))

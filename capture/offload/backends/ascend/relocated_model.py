@@ -1,0 +1,241 @@
+"""A captured model whose kernels' arguments are patched: by which Plan, its proof, its notes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from offload import _native
+from offload.backends.ascend.torch_relocation import BoundModel
+from offload.backends.opaque_weights import device_weights
+from offload.backends.relocation.proof import Placed, prove
+from offload.backends.relocation.touches import relocations_of
+from offload.errors import ExecutionError
+from offload.plan import Plan
+from offload.program import Program, Role
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PatchedArguments:
+    """What a resident patches in the arguments of kernels.
+
+    Attributes:
+        blocks: (address, content) of each argument block that holds a word.
+        words: (block, offset in bytes) of each word.
+        places: its (slot, offset in bytes).
+        home: stands for the feature map where it was captured; 0 where none moves.
+    """
+
+    blocks: Sequence[tuple[int, bytes]] = ()
+    words: Sequence[tuple[int, int]] = ()
+    places: Sequence[tuple[int, int]] = ()
+    home: int = 0
+
+
+def patched_arguments(bound: BoundModel, plan: Plan) -> PatchedArguments:
+    """The words of a bound model as a Plan places them; none of one that copies all."""
+    if bound.words is None:
+        return PatchedArguments()
+    discovery = bound.words.discovery
+    tasks = sorted({word.node for word in discovery.words})
+    block_of = {task: block for block, task in enumerate(tasks)}
+    return PatchedArguments(
+        [(bound.tasks[task].address, bound.tasks[task].arguments) for task in tasks],
+        [(block_of[word.node], word.offset_bytes) for word in discovery.words],
+        [(slot, offset_bytes) for _, slot, offset_bytes in relocations_of(discovery, plan)],
+        next((address for _, _, address in _pieces(bound, plan)), 0),
+    )
+
+
+def _pieces(bound: BoundModel, plan: Plan) -> list[tuple[int, int, int]]:
+    """(offset in the feature map, bytes, address where captured) of what of the pool moves."""
+    if bound.words is None:
+        return []
+    n_pieces = len(bound.words.discovery.scratch_bytes)
+    first = len(plan.places) - n_pieces
+    pool = bound.model.log.pool[:n_pieces]
+    return sorted(
+        (place.offset_bytes, size_bytes, address)
+        for place, (address, size_bytes) in zip(plan.places[first:], pool, strict=True)
+        if place is not None
+    )
+
+
+# ---- the proof ----------------------------------------------------------------------------------
+
+
+def prove_relocation(
+    program: Program, plan: Plan, bound: BoundModel, device: int, stream: int
+) -> None:
+    """Execute the loaded resident itself: where it was captured twice, then with all slots moved.
+
+    A twin would patch the same argument blocks. All words are patched anew by the first execution.
+
+    Raises:
+        CaptureError: results or written state differ, or memory of the capture was written.
+        ExecutionError: the device failed, or has no memory for the proof.
+    """
+    resident = bound.residents[-1]()
+    assert resident is not None  # it is being loaded
+    assert bound.words is not None  # prove has seen to it
+    relocations = relocations_of(bound.words.discovery, plan)
+    relocations += [
+        (len(relocations) + index, _slot(plan, one.value), 0)
+        for index, one in enumerate(bound.model.moving)
+    ]
+    moved = {word.value for word in bound.words.discovery.words}
+    home = {
+        _slot(plan, value): bound.model.log.places[value]
+        for value in moved
+        if value < len(program.values) and program.values[value].role in (Role.INPUT, Role.OUTPUT)
+    }
+    pieces = _pieces(bound, plan)
+    if pieces:
+        home[plan.feature_map.index] = pieces[0][2]
+    shared = frozenset() if pieces else frozenset(slot.index for slot in plan.slots)
+    outputs = {_slot(plan, value.index) for value in program.of_role(Role.OUTPUT)}
+    placed = Placed(
+        plan, _Provable(resident, stream), relocations, home=home, shared=shared & outputs
+    )
+    written = {index for launch in program.launches for index in launch.writes}
+    fixed = [value for value in device_weights(program) if value.index in written]
+    torch.get_device_module("npu").synchronize(device)
+    prove(program, placed, placed, _Memory(device, pieces), fixed=fixed)
+
+
+def _slot(plan: Plan, value: int) -> int:
+    place = plan.places[value]
+    assert place is not None  # inputs and outputs have slots of their own
+    return place.slot
+
+
+class _Provable:
+    """The resident as the proof drives it."""
+
+    def __init__(self, resident: _native.AscendCapturedResident, stream: int) -> None:
+        self._resident = resident
+        self._stream = stream
+
+    def patch(self, patches: list[tuple[int, int]]) -> None:
+        self._resident.patch(patches)
+
+    def overwrite(self, word: tuple[int, int, int], content: bytes) -> None:
+        raise AssertionError("no word of a captured model is noise")
+
+    def execute(self) -> None:
+        self._resident.set_stream(self._stream)
+        self._resident.execute()
+
+    def finish(self) -> None:
+        self._resident.finish()
+
+    def close(self) -> None:
+        """Whoever loaded it closes it."""
+
+
+class _Memory:
+    """Memory of torch's for the proof; the pool of the capture in its pieces, as one block."""
+
+    def __init__(self, device: int, pieces: Sequence[tuple[int, int, int]]) -> None:
+        self._device = device
+        self._pieces = pieces
+        self._home = pieces[0][2] if pieces else 0
+        self._blocks: dict[int, torch.Tensor] = {}
+
+    def allocate(self, size_bytes: int) -> int:
+        """Zeros.
+
+        Raises:
+            ExecutionError: there is no memory; the message says how to do without the proof.
+        """
+        try:
+            block = torch.empty(
+                max(size_bytes, 512), dtype=torch.uint8, device=torch.device("npu", self._device)
+            )
+        except RuntimeError as error:
+            raise ExecutionError(
+                f"the proof needs another {size_bytes} bytes of device memory ({error}); "
+                "load(verify=False) leaves it out"
+            ) from error
+        torch.get_device_module("npu").synchronize(self._device)  # who had it before has ended
+        self._blocks[block.data_ptr()] = block
+        self.fill(block.data_ptr(), block.nbytes)
+        return block.data_ptr()
+
+    def free(self, address: int) -> None:
+        del self._blocks[address]
+
+    def fill(self, address: int, size_bytes: int) -> None:
+        self.write(address, bytes(size_bytes))
+
+    def write(self, address: int, content: bytes) -> None:
+        for at, begin, size_bytes in self._ranges(address, len(content)):
+            part = content[begin : begin + size_bytes]
+            _native.ascend_write_memory(self._device, at, part)
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        return b"".join(
+            _native.ascend_read_memory(self._device, at, part_bytes)
+            for at, _, part_bytes in self._ranges(address, size_bytes)
+        )
+
+    def copy(self, destination: int, source: int, size_bytes: int) -> None:
+        for at, begin, part_bytes in self._ranges(source, size_bytes):
+            _native.ascend_copy_memory(self._device, destination + begin, at, part_bytes)
+
+    def _ranges(self, address: int, size_bytes: int) -> Iterator[tuple[int, int, int]]:
+        """(address, offset, bytes) of what lies at an address: only the pool is in pieces."""
+        if address != self._home:
+            yield address, 0, size_bytes
+            return
+        for offset_bytes, piece_bytes, at in self._pieces:
+            if offset_bytes < size_bytes:
+                yield at, offset_bytes, min(piece_bytes, size_bytes - offset_bytes)
+
+
+# ---- notes --------------------------------------------------------------------------------------
+
+
+def notes_of(
+    bound: BoundModel, program: Program, resident: _native.AscendCapturedResident
+) -> tuple[str, ...]:
+    """Where the memory lies, what is patched and what is copied and why; what that took so far."""
+    model = bound.model
+    if bound.words is None:
+        return (
+            "one model, captured by torch_npu: activations, and copies of inputs and outputs, lie "
+            f"in {model.pool_bytes} bytes of its pool, for good",
+            f"inputs and outputs: {_who_copies(model.copies, resident)}; kernels' own arguments "
+            f"are not relocated: {bound.why_copied}",
+        )
+    words = bound.words
+    counts = resident.refresh_counts
+    blocks = {word.node for word in words.discovery.words}
+    notes = [
+        f"one model, captured by torch_npu in {model.pool_bytes} bytes of its pool; the feature "
+        + (f"map stays there: {words.why_fixed}" if words.why_fixed else "map can move"),
+        f"addresses of kernel arguments: {len(words.discovery.words)} words in {len(blocks)} "
+        f"blocks of the runtime's, each copied when a word of it changed ({counts['copies']} "
+        f"copies of {counts['bytes_copied']} bytes so far)",
+    ]
+    notes += [
+        f"{program.values[value].name} is copied: {why}"
+        for value, why in sorted(words.copied.items())
+    ]
+    if model.moving:
+        notes.append(f"what is copied: {_who_copies(model.copies, resident)}")
+    return tuple(notes)
+
+
+def _who_copies(
+    copies: _native.AscendMovingCopies | None, resident: _native.AscendCapturedResident
+) -> str:
+    counts: Mapping[str, int] = resident.copy_counts
+    if copies is not None and copies.form == "captured":
+        return (
+            "tasks of the model copy them, which read addresses from a table "
+            f"({counts['refreshes']} refreshes of {counts['bytes_refreshed']} bytes so far)"
+        )
+    return f"the host copies them around the model ({counts['enqueued']} copies so far)"

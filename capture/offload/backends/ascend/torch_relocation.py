@@ -1,0 +1,152 @@
+"""Makes the addresses in a captured model's own kernels follow tensors: by captures in other pools.
+
+The first capture copies all that moves, and is what remains where relocation is not possible. A
+second one in other memory tells which words are addresses of what; a third one, which copies only
+what cannot be followed, has to show the same, and is the model that is loaded.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+
+from offload import _native
+from offload.backends.ascend.captured_words import (
+    ModelCapture,
+    RelocatedWords,
+    Task,
+    relocated_words,
+)
+from offload.backends.ascend.torch_capture import CapturedModel, Moving
+from offload.backends.relocation.captures import OwnedRange
+from offload.backends.relocation.words import CapturesDiffer
+from offload.errors import BackendUnavailable, CaptureError, OffloadError
+from offload.program import Program, Role
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BoundModel:
+    """A captured model, and how it follows what moves.
+
+    Attributes:
+        model: as it is loaded.
+        words: what is patched in its kernels; None where all that moves is copied.
+        tasks: whose arguments the words are.
+        why_copied: why all is copied; empty where words are patched.
+        residents: the one that was made of it, as long as that lives; it owns the model.
+    """
+
+    model: CapturedModel
+    words: RelocatedWords | None = None
+    tasks: Sequence[Task] = ()
+    why_copied: str = ""
+    residents: list[weakref.ref[_native.AscendCapturedResident]] = dataclasses.field(
+        default_factory=list
+    )
+
+
+class Relocator:
+    """Relocates one Program's model, on the capture's thread.
+
+    Owner: one preparation. The result is in `bound`, as the capture gives only the model.
+    """
+
+    def __init__(self, program: Program, device: int, *, is_required: bool) -> None:
+        self._program = program
+        self._device = device
+        self._is_required = is_required
+        self._weights = [
+            OwnedRange(storage.data_ptr(), storage.nbytes(), f"weight {value.name}")
+            for value in program.of_role(Role.WEIGHT)
+            if not value.on_host
+            for storage in [program.weights[value.index][0].untyped_storage()]
+        ]
+        self.bound: BoundModel | None = None
+
+    def improve(
+        self, first: CapturedModel, capture: Callable[[Sequence[Moving]], CapturedModel]
+    ) -> CapturedModel:
+        """The model that is loaded; the others are closed.
+
+        Raises:
+            CaptureError, BackendUnavailable, ExecutionError: relocation is required, and this is
+                why it cannot be had.
+        """
+        try:
+            self.bound = self._relocate(first, capture)
+        except OffloadError as error:
+            if self._is_required:
+                first.close()
+                raise
+            self.bound = BoundModel(first, why_copied=str(error))
+        except BaseException:
+            first.close()
+            raise
+        if self.bound.model is not first:
+            first.close()
+        return self.bound.model
+
+    def _relocate(
+        self, first: CapturedModel, capture: Callable[[Sequence[Moving]], CapturedModel]
+    ) -> BoundModel:
+        one = self._read(first)
+        second = capture(first.moving)
+        try:
+            other = self._read(second)
+            second.end()  # its stream is needed, and its memory must not be used again
+            found = self._compare(one, other, other)
+            if not found.discovery.words:
+                reasons = sorted(set(found.copied.values()))
+                raise CaptureError(f"no address of an input or output can be followed: {reasons}")
+            third = capture([one for one in first.moving if one.value in found.copied])
+        finally:
+            second.close()
+        try:
+            template = self._read(third)
+            again = self._compare(template, one, other)
+            if not again.same_choice(found):
+                raise CaptureError("a third capture has addresses at other places than two before")
+        except BaseException:
+            third.close()
+            raise
+        return BoundModel(third, again, template.tasks)
+
+    def _compare(self, *captures: ModelCapture) -> RelocatedWords:
+        try:
+            return relocated_words(self._program, captures, self._weights)
+        except CapturesDiffer as error:
+            raise CaptureError(str(error)) from error
+
+    def _read(self, model: CapturedModel) -> ModelCapture:
+        """What the runtime tells of a captured model.
+
+        Raises:
+            BackendUnavailable: it tells no parameters of tasks.
+        """
+        if model.log.n_tasks is None:
+            raise BackendUnavailable(
+                "the runtime does not tell the tasks of a model (aclmdlRIGetTasksByStream): that "
+                "needs CANN 9.1 or newer"
+            )
+        told = _native.ascend_captured_tasks(self._device, model.handle)
+        n_tasks = model.log.n_tasks
+        n_streams = len(n_tasks[-1])  # none goes, and some may come
+        counts = [
+            [one[index] if index < len(one) else 0 for one in n_tasks] for index in range(n_streams)
+        ]
+        tasks = []
+        n_seen = [0] * n_streams
+        for stream, kind, function, n_blocks, address, arguments in told:
+            launch = _launch_of(counts[stream], n_seen[stream])
+            n_seen[stream] += 1
+            if launch is not None:
+                tasks.append(Task(kind, function, n_blocks, address, arguments, launch))
+        return ModelCapture(tuple(tasks), dict(model.log.places), tuple(model.log.pool))
+
+
+def _launch_of(counts: Sequence[int], number: int) -> int | None:
+    """The launch that made a stream's task of this number; None: copies around the launches."""
+    launch = bisect.bisect_right(counts, number) - 1
+    return launch if 0 <= launch < len(counts) - 1 else None

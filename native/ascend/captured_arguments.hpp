@@ -1,0 +1,67 @@
+// The argument blocks of a captured model's own kernels, and the addresses in them that move.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ascend/argument_table.hpp"
+#include "ascend/missing_bytes.hpp"
+#include "ascend/runtime.hpp"
+
+namespace offload::acl {
+
+// A block of the runtime's: where it lies on the device, and what it holds.
+struct CapturedBlock {
+  std::uint64_t address = 0;
+  ArgumentBlock content;
+};
+
+// What of a model's kernels is patched.
+struct CapturedWords {
+  std::vector<CapturedBlock> blocks;
+  std::vector<ArgumentWord> words;
+  std::vector<Relocation> relocations;  // one for each word, which it names by its index
+  std::uint32_t feature_map_slot = 0;
+  std::uint64_t home = 0;  // stands for the feature map where it was captured, piece by piece
+};
+
+// Words are written in images of the blocks on the host. Before an execution each block with a word
+// that changed is brought by one HOST_TO_BUF_TO_DEVICE copy of the range from the first to the last
+// of them; the runtime stages it, so the image may change again at once. A block with nothing new
+// is not copied.
+//
+// A feature map that is bound to `home` is where the capture had it: its words hold what they held
+// then, even where its pieces do not lie in a row.
+//
+// Owner: one resident, whose executions follow one another; the model outlives it. Thread: callers
+// serialise; enqueue with the device's context current. Errors: the constructor throws
+// std::invalid_argument for a word that lies in no block or is not aligned to eight bytes, and
+// unless each word has its relocation; enqueue throws ExecutionError, also while there are words
+// that were never patched: after one that failed, the next does all that is missing.
+class CapturedArguments {
+ public:
+  CapturedArguments(const Runtime& runtime, CapturedWords words);
+
+  const std::vector<Relocation>& relocations() const { return parts_.relocations; }
+  void patch(const Patch& patch) noexcept;
+  void enqueue(Stream stream);
+
+  // Takes what was enqueued for lost: the next enqueue writes every block with a word again.
+  void distrust() noexcept;
+
+  const RefreshCounts& counts() const { return counts_; }
+  std::uint64_t home() const { return parts_.home; }
+
+ private:
+  void miss(std::uint32_t block, std::size_t begin, std::size_t end) noexcept;
+
+  const Runtime& runtime_;
+  CapturedWords parts_;
+  std::vector<std::uint64_t> captured_;  // by word: what it held
+  std::vector<MissingBytes> missing_;    // by block
+  std::vector<std::uint32_t> stale_;     // blocks of which bytes are missing
+  PatchedWords patched_;
+  RefreshCounts counts_;
+};
+
+}  // namespace offload::acl

@@ -1,0 +1,95 @@
+#include "ascend/model_tasks.hpp"
+
+#include <string>
+
+#include "offload/errors.hpp"
+
+namespace offload::acl {
+namespace {
+
+void check_told(const Runtime& runtime, Error error, const char* what) {
+  if (error == kRtFeatureNotSupport) {
+    throw BackendUnavailable(
+        "the parameters of a model's tasks cannot be read here: that needs firmware and a driver "
+        "with software SQ (" +
+        runtime.describe(error) + ")");
+  }
+  runtime.check(error, what);
+}
+
+// Asks for the number first, then for as many handles.
+template <typename Handle, typename Ask>
+std::vector<Handle> handles(const Runtime& runtime, const Ask& ask, const char* what) {
+  std::uint32_t count = 0;
+  check_told(runtime, ask(nullptr, &count), what);
+  std::vector<Handle> found(count);
+  if (count != 0) check_told(runtime, ask(found.data(), &count), what);
+  found.resize(count);
+  return found;
+}
+
+std::vector<Stream> streams_of(const Runtime& runtime, Model model) {
+  runtime.require(Capability::kTaskParameters, "telling the tasks of a captured model");
+  return handles<Stream>(
+      runtime,
+      [&](Stream* streams, std::uint32_t* count) {
+        return runtime.model_get_streams(model, streams, count);
+      },
+      "asking for the streams of a model");
+}
+
+std::vector<ModelTask> tasks_of(const Runtime& runtime, Stream stream) {
+  return handles<ModelTask>(
+      runtime,
+      [&](ModelTask* tasks, std::uint32_t* count) {
+        return runtime.stream_get_tasks(stream, tasks, count);
+      },
+      "asking for the tasks of a model");
+}
+
+CapturedTask read_task(const Runtime& runtime, ModelTask task) {
+  CapturedTask read;
+  check_told(runtime, runtime.task_get_type(task, &read.type), "asking for the type of a task");
+  if (read.type != kTaskKernel) return read;
+  ModelTaskParameters parameters = {};
+  check_told(runtime, runtime.task_get_parameters(task, &parameters),
+             "asking for the parameters of a task");
+  const KernelTaskParameters& kernel = parameters.kernel;
+  read.function = kernel.function;
+  read.n_blocks = kernel.n_blocks;
+  read.address = reinterpret_cast<std::uint64_t>(kernel.arguments);
+  read.arguments.resize(kernel.arguments_bytes);
+  if (read.arguments.empty()) return read;
+  runtime.check(runtime.memcpy(read.arguments.data(), read.arguments.size(), kernel.arguments,
+                               read.arguments.size(), kDeviceToHost),
+                "reading the arguments of a kernel");
+  return read;
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> count_tasks(const Runtime& runtime, Model model) {
+  std::vector<std::uint32_t> counts;
+  for (const Stream stream : streams_of(runtime, model)) {
+    std::uint32_t count = 0;
+    check_told(runtime, runtime.stream_get_tasks(stream, nullptr, &count),
+               "counting the tasks of a model");
+    counts.push_back(count);
+  }
+  return counts;
+}
+
+std::vector<CapturedTask> read_tasks(const Runtime& runtime, Model model) {
+  const RelaxedCapture relaxed(runtime);
+  std::vector<CapturedTask> read;
+  const std::vector<Stream> streams = streams_of(runtime, model);
+  for (std::uint32_t index = 0; index < streams.size(); ++index) {
+    for (const ModelTask task : tasks_of(runtime, streams[index])) {
+      read.push_back(read_task(runtime, task));
+      read.back().stream = index;
+    }
+  }
+  return read;
+}
+
+}  // namespace offload::acl
