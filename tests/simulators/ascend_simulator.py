@@ -9,13 +9,19 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import simulator as simulators
 
-from acl_calls import AclCalls
+# Scripts of tests have this folder on their path alone.
+CALLS = Path(__file__).parents[2] / "bench" / "ascend"
+if str(CALLS) not in sys.path:
+    sys.path.append(str(CALLS))
+
+from acl_calls import AclCalls  # noqa: E402
 
 LIBRARY = simulators.BUILD / "ascend" / "libascendcl.so"
 
