@@ -7,7 +7,7 @@ TORCH_NPU := torch_npu==2.13.0
 CONSTRAINTS := .ci/constraints.txt
 PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar on
 
-.PHONY: demo test test-native test-npu-sim test-cuda probes-cuda lint bench bench-cuda format clean help
+.PHONY: demo test test-native test-npu-sim test-cuda probes-cuda test-npu probes-npu lint bench bench-cuda format clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,29 +62,41 @@ bench: $(VENV)/bench ## measure against the peers on this machine; writes docs/m
 		--benchmark-json=docs/measurements/cpu.json
 	$(BIN)/python bench/publish.py docs/measurements/cpu.json
 
-# On a machine with a GPU these take the torch, nvcc and build tools that CUDA_PYTHON has; nothing is
-# fetched, and nothing is installed but offload itself, into a folder of this project.
+# On a machine with a GPU or an NPU these take the torch (and torch_npu), the compilers and the build
+# tools that CUDA_PYTHON or NPU_PYTHON has; nothing is fetched, and nothing is installed but offload
+# itself, into a folder of this project.
 CUDA_PYTHON ?= python3
-CUDA_SITE := build/cuda-site
-CUDA_RUN := PYTHONPATH="$(abspath $(CUDA_SITE))$${PYTHONPATH:+:$$PYTHONPATH}" $(CUDA_PYTHON)
-CUDA_SOURCES := $(shell git ls-files native capture pyproject.toml 2>/dev/null)
+NPU_PYTHON ?= python3
+PYTHON_cuda = $(CUDA_PYTHON)
+PYTHON_npu = $(NPU_PYTHON)
+DEVICE_SOURCES := $(shell git ls-files native capture pyproject.toml 2>/dev/null)
+run_on = env PYTHONPATH="$(abspath build/$(1)-site)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON_$(1))
 
-$(CUDA_SITE)/installed: $(CUDA_SOURCES)
-	@echo "== building offload for the torch of $(CUDA_PYTHON) (about two minutes the first time)"
-	$(CUDA_PYTHON) -m pip install --disable-pip-version-check --no-build-isolation --no-index \
-		--no-deps --upgrade --target $(CUDA_SITE) -C build-dir=build/cuda .
+build/%-site/installed: $(DEVICE_SOURCES)
+	@echo "== building offload for the torch of $(PYTHON_$*) (about two minutes the first time)"
+	$(PYTHON_$*) -m pip install --disable-pip-version-check --no-build-isolation --no-index \
+		--no-deps --upgrade --target build/$*-site -C build-dir=build/$* .
 	touch $@
 
 probes-cuda: ## ask a GPU what relocation counts on; writes docs/measurements/cuda_probes.json
 	$(CUDA_PYTHON) bench/probes_cuda.py docs/measurements/cuda_probes.json
 
-test-cuda: $(CUDA_SITE)/installed ## run the tests that need a GPU; writes docs/measurements/cuda_tests.json
-	$(CUDA_RUN) -m pytest tests/cuda tests/conformance -k cuda \
+test-cuda: build/cuda-site/installed ## run the tests that need a GPU; writes docs/measurements/cuda_tests.json
+	$(call run_on,cuda) -m pytest tests/cuda tests/conformance -k cuda \
 		--device-report=docs/measurements/cuda_tests.json
 
-bench-cuda: $(CUDA_SITE)/installed ## measure against the peers on a GPU; writes docs/measurements/cuda.json
-	$(CUDA_RUN) -m pytest bench/cuda --benchmark-enable --benchmark-only \
+bench-cuda: build/cuda-site/installed ## measure against the peers on a GPU; writes docs/measurements/cuda.json
+	$(call run_on,cuda) -m pytest bench/cuda --benchmark-enable --benchmark-only \
 		--benchmark-json=docs/measurements/cuda.json
+
+probes-npu: ## ask an NPU what its backend counts on; writes docs/measurements/npu_probes.json
+	$(NPU_PYTHON) bench/probes_ascend.py docs/measurements/npu_probes.json
+
+# What takes longer than eight minutes is interrupted, and the report says so. "npu" is in "input".
+test-npu: build/npu-site/installed ## run the tests that need an NPU; writes docs/measurements/npu_tests.json
+	NPU_RUNTIME=installed timeout --signal=INT --kill-after=20 460 $(call run_on,npu) -m pytest \
+		tests/npu tests/conformance -k "npu and not (simulated or cuda or cpu or null)" -W default \
+		--device-report=docs/measurements/npu_tests.json
 
 clean: ## remove the environment and every build product
 	rm -rf $(VENV) build

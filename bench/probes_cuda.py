@@ -7,33 +7,24 @@ answer, figures and outcome (`as expected`, `otherwise`, `failed: ...`). Needs a
 
 from __future__ import annotations
 
-import datetime
-import importlib
-import importlib.metadata
-import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 FOLDER = Path(__file__).parent / "cuda"
 if str(FOLDER) not in sys.path:
     sys.path.append(str(FOLDER))
 
 from probe_library import LIBRARY_VARIABLE, build_library  # noqa: E402
-from probing import Probe, ProbeFailed, read_told  # noqa: E402
-
-BUDGET_SECONDS = 450
-PART_SECONDS = 75
+from probe_runs import answer_here, chosen, new_report, run_all, version_of  # noqa: E402
+from probing import Probe, ProbeFailed  # noqa: E402
 
 _MODELS = ("operators", "bert", "llama", "resnet50")
 _KINDS = ("plain", "cluster", "programmatic", "cooperative", "triton")
@@ -133,57 +124,6 @@ PROBES = (
 )
 
 
-def run_part(probe: Probe, part: str, limit_s: float) -> dict[str, Any]:
-    """Run one part in a process of its own; what it told, and its outcome."""
-    begin = time.monotonic()
-    command = [sys.executable, __file__, "--part", probe.name, part]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-        output, errors, problem = done.stdout, done.stderr, f"exit status {done.returncode}"
-    except subprocess.TimeoutExpired as error:
-        output, errors = (_text(one) for one in (error.stdout, error.stderr))
-        problem = f"not done after {limit_s:.0f} s"
-    figures, outcome, because = read_told(output)
-    if outcome is None:
-        last = [line for line in errors.splitlines() if line.strip()][-1:]
-        outcome, because = f"failed: {'; '.join([problem, *last])}"[:600], ""
-    return {
-        "outcome": outcome,
-        "because": because,
-        "figures": figures,
-        "wall_s": round(time.monotonic() - begin, 1),
-    }
-
-
-def _text(output: bytes | str | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
-
-
-def run_probe(probe: Probe, deadline: float) -> dict[str, Any]:
-    """Run all parts of a probe before the deadline."""
-    parts = {}
-    for part in probe.parts:
-        left_s = min(PART_SECONDS, deadline - time.monotonic())
-        if left_s < 5:
-            parts[part] = {"outcome": "failed: no time was left", "because": "", "figures": {}}
-        else:
-            parts[part] = run_part(probe, part, left_s)
-    return {
-        "name": probe.name,
-        "question": probe.question,
-        "expected": probe.expected,
-        "otherwise": probe.otherwise,
-        "outcome": outcome_of([one["outcome"] for one in parts.values()]),
-        "parts": parts,
-    }
-
-
-def outcome_of(outcomes: list[str]) -> str:
-    """The outcome of a probe from those of its parts: a failure counts before a surprise."""
-    failed = [one for one in outcomes if one.startswith("failed")]
-    return failed[0] if failed else "otherwise" if "otherwise" in outcomes else "as expected"
-
-
 def machine_facts() -> dict[str, Any]:
     """The device, the driver and the versions.
 
@@ -200,7 +140,7 @@ def machine_facts() -> dict[str, Any]:
     found = torch.cuda.get_device_properties(torch.cuda.current_device())
     _, version = driver.cuDriverGetVersion()
     return {
-        "gpu": found.name,
+        "device": found.name,
         "compute_capability": f"{found.major}.{found.minor}",
         "memory_bytes": found.total_memory,
         "driver_cuda_version": version,
@@ -208,7 +148,9 @@ def machine_facts() -> dict[str, Any]:
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in ("cuda-bindings", "triton", "transformers")},
+        "packages": {
+            name: version_of(name) for name in ("cuda-bindings", "triton", "transformers")
+        },
     }
 
 
@@ -222,49 +164,6 @@ def _driver_release() -> str:
     return next((word for word in first.split() if word[:1].isdigit() and "." in word), "")
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def print_report(console: Console, report: Mapping[str, Any]) -> None:
-    """What came of each probe."""
-    table = Table(title=f"{report['machine']['gpu']}, driver {report['machine']['driver']}")
-    for heading in ("probe", "part", "outcome", "because", "s"):
-        table.add_column(heading, overflow="fold")
-    for probe in report["probes"]:
-        table.add_section()
-        for part, found in probe["parts"].items():
-            seconds = str(found.get("wall_s", ""))
-            table.add_row(probe["name"], part, found["outcome"], found["because"], seconds)
-    console.print(table)
-
-
-def chosen(only: str | None) -> tuple[Probe, ...]:
-    """The probes that `--only` names, in order.
-
-    Raises:
-        click.BadParameter: there is none of such a name.
-    """
-    if only is None:
-        return PROBES
-    names = [name.strip().upper() for name in only.split(",") if name.strip()]
-    known = {probe.name: probe for probe in PROBES}
-    if not names or not set(names) <= known.keys():
-        raise click.BadParameter(f"expected some of {', '.join(known)}, got {only!r}")
-    return tuple(probe for probe in PROBES if probe.name in names)
-
-
-def _run_here(name: str, part: str) -> None:
-    """Answer a part of a probe in this process."""
-    probe = next(probe for probe in PROBES if probe.name == name)
-    module, _, function = probe.function.partition(":")
-    answer = getattr(importlib.import_module(module), function)
-    answer(*([part] if part else []))
-
-
 @click.command(help=__doc__)
 @click.argument(
     "report_file",
@@ -276,21 +175,15 @@ def _run_here(name: str, part: str) -> None:
 def main(report_file: Path, only: str | None, part: tuple[str, str] | None) -> None:
     """Run the probes and write the report."""
     if part is not None:
-        _run_here(*part)
+        answer_here(PROBES, *part)
         return
     begin = time.monotonic()
-    probes = chosen(only)
+    probes = chosen(PROBES, only)
     try:
         machine = machine_facts()
     except ProbeFailed as error:
         raise click.ClickException(str(error)) from error
-    report: dict[str, Any] = {
-        "what": "probes of relocation on CUDA",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": machine,
-        "probes": [],
-    }
-    console = Console()
+    report = new_report("probes of relocation on CUDA", machine)
     with tempfile.TemporaryDirectory() as folder:
         architecture = "sm_" + machine["compute_capability"].replace(".", "")
         try:
@@ -299,19 +192,7 @@ def main(report_file: Path, only: str | None, part: tuple[str, str] | None) -> N
             report["built_without_device_updates"] = without
         except (ProbeFailed, subprocess.TimeoutExpired) as error:
             report["not_built"] = str(error)
-        for probe in probes:
-            report["probes"].append(run_probe(probe, begin + BUDGET_SECONDS))
-            console.print(f"{probe.name}: {report['probes'][-1]['outcome']}")
-            _write(report_file, report, begin)
-    print_report(console, report)
-    console.print(f"wrote {report_file}")
-
-
-def _write(path: Path, report: dict[str, Any], begin: float) -> None:
-    """Write what there is so far, so that a run that is cut off leaves it."""
-    report["wall_s"] = round(time.monotonic() - begin, 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        run_all(Path(__file__), probes, report, report_file, begin)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import ascend_simulator
+import npu_device
 import pytest
 import simulator as simulators
 import torch
+
+import device_report
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make test-cuda` and `make test-npu` keep what was found."""
+    parser.addoption("--device-report", type=Path, help="Write counts and reasons as JSON here.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin with the device, where tests are asked to run on one."""
+    if npu_device.uses_installed() and (missing := npu_device.missing_device()):
+        raise pytest.UsageError(missing)
+    if path := config.getoption("--device-report"):
+        config.pluginmanager.register(device_report.make(path))
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from driver_calls import check_code
 from probe_graph import Node, read_graph
 from probe_library import LIBRARY_VARIABLE, load_library
-from probing import ProbeFailed, check_code
+from probing import ProbeFailed
 
 Model = Callable[..., Any]
 Tensors = Sequence[torch.Tensor]

@@ -9,7 +9,8 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from probing import ProbeFailed, driver_call
+from driver_calls import driver_call
+from probing import ProbeFailed
 
 _INVALID_VALUE = 1
 _MAX_PARAMETERS = 4096

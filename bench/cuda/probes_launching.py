@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 from cuda.bindings import driver
 
+from driver_calls import check_code, driver_call
 from probe_capture import capture_in_pool, capture_state, torch_allocator
 from probe_graph import Execution
 from probe_library import find_nvcc, load_library
 from probe_models import mlp
-from probing import ProbeFailed, check_code, conclude, driver_call, tell
+from probing import ProbeFailed, conclude, tell
 
 _ABI = Path(__file__).parents[2] / "native" / "cuda" / "driver_abi.hpp"
 _ENTRY = re.compile(r'X\((\w+),\s*"(\w+)",\s*(\d+),')

@@ -16,7 +16,7 @@ from offload.timeline import Scheduling
 # A test that a backend cannot pass, with the reason. An unlisted failure is a failure.
 SIMULATED = "cuda-simulated"
 SIMULATED_ASCEND = "npu-simulated"
-NPU = "npu"  # by torch_npu on the simulated runtime, where both are there
+NPU = "npu"  # by torch_npu, on the simulated runtime or an installed one
 _EXIT = "simulated kernels are written in Python, which does not run while the interpreter exits"
 _FIXED = "activations of a model that torch_npu captured stay where they were captured"
 _ON_CPU = "its threads and scripts make tensors on the CPU: tests/npu has it for the NPU"

@@ -1,4 +1,7 @@
-"""torch_npu on the simulated NPU: `make test-npu-sim`. Elsewhere modules are skipped with why."""
+"""torch_npu on the simulated NPU (`make test-npu-sim`) or on an installed one (`make test-npu`).
+
+Elsewhere modules are skipped with why.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,30 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def simulated_npu() -> AscendSimulator:
-    """The simulated runtime, with torch_npu imported on it."""
+def npu_runtime() -> AscendSimulator | None:
+    """torch_npu imported; the simulated runtime that it runs on, None for an installed one."""
     try:
         return npu_device.load_torch_npu()
     except SimulatorUnavailable as reason:
         pytest.skip(str(reason))
 
 
+@pytest.fixture
+def simulated_npu(npu_runtime: AscendSimulator | None) -> AscendSimulator:
+    """The simulated runtime, for tests that control it or look into it."""
+    if npu_runtime is None:
+        pytest.skip("controls the simulated runtime, or looks into it")
+    return npu_runtime
+
+
 @pytest.fixture(autouse=True)
-def npu(simulated_npu: AscendSimulator) -> Iterator[torch.device]:
+def npu(npu_runtime: AscendSimulator | None) -> Iterator[torch.device]:
     """The device, for inference. What fails on it fails the test that made it fail."""
     device = torch.device("npu", 0)
     with torch.no_grad():
         torch.npu.manual_seed_all(0)
-        simulated_npu.forget_calls()
+        if npu_runtime is not None:
+            npu_runtime.forget_calls()
         yield device
         torch.npu.synchronize()
         # An operator that fails stops the thread that launches, and later ones are lost in silence.

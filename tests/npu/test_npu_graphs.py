@@ -1,4 +1,4 @@
-"""torch_npu's graphs on the simulated NPU: capture, replay, task groups, random numbers."""
+"""torch_npu's graphs: capture, replay, task groups, random numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from ascend_client import peek
 from ascend_simulator import AscendSimulator
 from on_npu import capture, check_same
-from test_ascend_abi_tasks import parameters_of, tasks_of
+
+from model_tasks import parameters_of, tasks_of
 
 
 def test_a_replay_is_one_call(simulated_npu: AscendSimulator) -> None:

@@ -1,4 +1,4 @@
-"""Small models on torch_npu and the simulated NPU, eager and replayed, against the CPU."""
+"""Small models on torch_npu, eager and replayed, against the CPU."""
 
 from __future__ import annotations
 

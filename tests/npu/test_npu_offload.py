@@ -1,4 +1,4 @@
-"""Models of torch_npu as executables of offload, on the simulated NPU, against the CPU."""
+"""Models of torch_npu as executables of offload, against the CPU."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ FORMS = ["captured", "enqueued"]
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who copies inputs and outputs."""
     make = functools.partial(TorchAscendBackend, copies=request.param)
+    try:
+        make().machine()
+    except offload.BackendUnavailable as error:
+        pytest.skip(str(error))
     monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
     return request.param
 
@@ -223,9 +227,12 @@ def in_process_of_its_own(
 def test_the_interpreter_exits_with_work_in_flight(tmp_path: Path) -> None:
     done = in_process_of_its_own(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[2.0, 4.0, 6.0, 8.0] 0"
+    result, n_enqueued = done.stdout.splitlines()[-1].rsplit(" ", 1)
+    assert result == "[2.0, 4.0, 6.0, 8.0]"
+    assert n_enqueued == "0" or npu_device.uses_installed()  # which may be one without such copies
 
 
+@pytest.mark.usefixtures("simulated_npu")
 def test_an_old_runtime_captures_no_copies(tmp_path: Path) -> None:
     """CANN 8.1 has captures, and no copies whose addresses lie in memory."""
     done = in_process_of_its_own(tmp_path, 'simulator.set_personality("8.1")')
@@ -363,7 +370,7 @@ def test_random_numbers_are_refused() -> None:
 def test_the_device_is_described() -> None:
     machine = backends.find_backend("npu").machine()
     assert machine.device == "npu"
-    assert machine.name == "Ascend910B1"
+    assert machine.name == torch.npu.get_device_name(0)
 
 
 FAILING_LAUNCH = """
@@ -383,6 +390,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.usefixtures("simulated_npu")
 def test_a_launch_that_fails_under_capture_is_named(tmp_path: Path) -> None:
     """In a process of its own: what fails so stops torch_npu's launching thread."""
     done = in_process_of_its_own(tmp_path, after=FAILING_LAUNCH)

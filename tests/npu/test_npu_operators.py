@@ -1,4 +1,4 @@
-"""Operators that torch_npu runs on the simulated NPU, eager and replayed, against the CPU."""
+"""Operators that torch_npu runs, eager and replayed, against the CPU."""
 
 from __future__ import annotations
 
@@ -212,6 +212,7 @@ def test_half_precision_converts_every_value(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.usefixtures("simulated_npu")
 def test_gelu_by_tanh_is_the_same_operator() -> None:
     """torch_npu sends both kinds to aclnnGelu."""
     x = matrix()
@@ -268,6 +269,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.usefixtures("simulated_npu")
 def test_operators_that_the_library_lacks_are_refused() -> None:
     """In a process of its own: what fails so stops torch_npu's launching thread."""
     script = REFUSED.format(path=str(SIMULATORS))

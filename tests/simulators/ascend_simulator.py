@@ -9,11 +9,19 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import simulator as simulators
+
+# Scripts of tests have this folder on their path alone.
+CALLS = Path(__file__).parents[2] / "bench" / "ascend"
+if str(CALLS) not in sys.path:
+    sys.path.append(str(CALLS))
+
+from acl_calls import AclCalls  # noqa: E402
 
 LIBRARY = simulators.BUILD / "ascend" / "libascendcl.so"
 
@@ -42,42 +50,11 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 }
 
 
-class AclError(Exception):
-    """A call of the runtime failed, with this code and text."""
-
-    def __init__(self, function: str, code: int, text: str):
-        super().__init__(f"{function} gave {code}: {text}")
-        self.code = code
-
-
-class AscendSimulator(simulators.DeviceControls):
+class AscendSimulator(simulators.DeviceControls, AclCalls):
     """The simulated runtime: its controls and its calls."""
 
     def __init__(self, library: ctypes.CDLL):
         super().__init__(library, _SIGNATURES)
-
-    def code(self, function: str, *arguments: object) -> int:
-        """Call a function of the ABI for its error code; integers are passed in 64 bits."""
-        called = getattr(self.library, function)
-        return called(*(_argument(argument) for argument in arguments))
-
-    def call(self, function: str, *arguments: object) -> None:
-        """Call a function of the ABI. AclError with the code and text if it fails."""
-        code = self.code(function, *arguments)
-        if code != 0:
-            raise AclError(function, code, self.recent_text())
-
-    def make(self, function: str, *arguments: object) -> int:
-        """What a function puts into its first argument, a pointer to eight bytes."""
-        result = ctypes.c_uint64()
-        self.call(function, ctypes.byref(result), *arguments)
-        return result.value
-
-    def recent_text(self) -> str:
-        """What aclGetRecentErrMsg says, and forgets."""
-        ask = self.library.aclGetRecentErrMsg
-        ask.restype = ctypes.c_char_p
-        return (ask() or b"").decode()
 
     def in_thread(self, function: Callable[[], object], device: int | None = 0) -> object:
         """What `function` gives on another thread, where the device is set unless it is None."""
@@ -221,12 +198,6 @@ class AscendSimulator(simulators.DeviceControls):
         self.call("aclrtSetDevice", 0)
         self.recent_text()
         self.forget_calls()
-
-
-def _argument(value: object) -> object:
-    if isinstance(value, int):
-        return ctypes.c_int64(value) if value < 0 else ctypes.c_uint64(value)
-    return value
 
 
 def _require_no_runtime() -> None:

@@ -3,6 +3,9 @@
 `load()` puts them into the process, before torch_npu is imported; the loader then finds each by its
 name, and no search path has to be set. torch_npu must not load itself with torch: where it is
 installed, TORCH_DEVICE_BACKEND_AUTOLOAD=0 belongs in the environment.
+
+NPU_RUNTIME=installed in the environment (`make test-npu`) has tests run on the runtime that the
+loader finds, and nothing is put before it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import os
 
 import ascend_simulator
 import simulator as simulators
@@ -25,12 +29,35 @@ LIBRARIES = (
 )
 
 
+def uses_installed() -> bool:
+    """Whether the installed runtime is asked for, rather than the simulated one."""
+    return os.environ.get("NPU_RUNTIME") == "installed"
+
+
+def missing_device() -> str:
+    """Why tests cannot run on the installed runtime; empty if they can."""
+    if importlib.util.find_spec("torch_npu") is None:
+        return "NPU_RUNTIME=installed: torch_npu is not installed in this environment"
+    try:
+        load_torch_npu()
+    except (ImportError, RuntimeError) as error:
+        return f"NPU_RUNTIME=installed: torch_npu does not start here: {error}"
+    import torch
+
+    if not torch.npu.is_available():
+        return "NPU_RUNTIME=installed: torch_npu finds no device that it can use"
+    return ""
+
+
 @functools.cache
-def load() -> ascend_simulator.AscendSimulator:
+def load() -> ascend_simulator.AscendSimulator | None:
     """Build and load all of them, once in the process; the runtime's controls.
 
-    SimulatorUnavailable and RuntimeError as `ascend_simulator.load`.
+    None, and nothing done, where the installed runtime is asked for. SimulatorUnavailable and
+    RuntimeError as `ascend_simulator.load`.
     """
+    if uses_installed():
+        return None
     simulator = ascend_simulator.load()
     for name in LIBRARIES:
         operators(name)
@@ -38,7 +65,7 @@ def load() -> ascend_simulator.AscendSimulator:
 
 
 @functools.cache
-def load_torch_npu() -> ascend_simulator.AscendSimulator:
+def load_torch_npu() -> ascend_simulator.AscendSimulator | None:
     """The same with torch_npu imported on it.
 
     SimulatorUnavailable also where torch_npu is not installed; RuntimeError as `load`.

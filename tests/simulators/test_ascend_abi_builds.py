@@ -142,3 +142,11 @@ def test_events_and_starts_order_streams_of_one_model_only(ascend, npu, model):
     assert ascend.code(*wait) == acl.STREAM_MODEL
     assert ascend.code("aclrtActiveStream", other, stream) == acl.STREAM_MODEL
     assert ascend.code("aclrtActiveStream", stream, npu.stream()) == acl.STREAM_MODEL
+
+
+def test_only_its_own_streams_end_a_model(ascend, npu, model):
+    stream, other = bind(npu, model), ascend.make("aclmdlRIBuildBegin", 0)
+    assert ascend.code("aclmdlRIEndTask", other, stream) == acl.STREAM_MODEL
+    assert ascend.code("aclmdlRIEndTask", model, npu.stream(acl.PERSISTENT)) == acl.STREAM_MODEL
+    assert ascend.live("task") == 0
+    end(npu, model, stream)

@@ -110,6 +110,20 @@ def test_waiting_for_a_capturing_stream_is_refused(ascend, npu, stream):
         assert npu.info(stream)[0] == ACTIVE
 
 
+def test_a_context_whose_stream_captures_is_not_waited_for_or_destroyed(ascend, npu):
+    memory, first = npu.malloc(), ascend.make("aclrtGetCurrentContext")
+    context = ascend.make("aclrtCreateContext", 0)
+    stream = npu.stream()
+    with npu.capture(stream):
+        assert ascend.code("aclrtFreeWithDevSync", memory) == acl.STREAM_CAPTURED
+        assert ascend.code("aclrtDestroyContext", context) == acl.STREAM_CAPTURED
+        assert npu.info(stream)[0] == ACTIVE
+        npu.note(stream, 1)
+    ascend.call("aclrtFreeWithDevSync", memory)
+    ascend.call("aclrtDestroyContext", context)
+    ascend.call("aclrtSetCurrentContext", first)
+
+
 def test_asking_for_a_captured_event_is_refused(ascend, npu, stream):
     event, elapsed, status = (
         npu.event(acl.EVENT_SYNC | acl.EVENT_TIME_LINE),
@@ -274,6 +288,8 @@ def test_events_of_the_pool_order_no_streams_of_a_model(ascend, npu, stream):
     with npu.capture(stream):
         for event in (pooled, without_sync):
             code = ascend.code("aclrtRecordEvent", event, stream)
+            assert code == acl.FEATURE_NOT_SUPPORT
+            code = ascend.code("aclrtStreamWaitEvent", stream, event)
             assert code == acl.FEATURE_NOT_SUPPORT
 
 

@@ -244,6 +244,12 @@ def test_calls_that_do_not_fit_are_refused(ascend, npu, path):
     ascend.call("aclDestroyDataBuffer", inputs.buffers[0])
     assert code() == INVALID_PARAM
     assert ascend.code("aclmdlDestroyDataset", 12345) == INVALID_PARAM
+    assert ascend.code("aclUpdateDataBuffer", 12345, source, 8) == INVALID_PARAM
+    executed = (model, inputs.handle, outputs.handle, stream, 12345)
+    for function in ("aclmdlExecuteV2", "aclmdlExecuteAsyncV2"):
+        assert ascend.code(function, *executed) == INVALID_PARAM
+    npu.synchronize(stream)
+    assert acl.peek(result) == (0,)
 
 
 def test_datasets_and_buffers_are_read_back(ascend, npu):
@@ -293,6 +299,10 @@ def test_of_an_execute_configuration_only_times_count(ascend, npu, path):
     work, time_ms = ctypes.c_uint64(ignored), ctypes.c_int32(1)
     ascend.call("aclmdlSetExecConfigOpt", handle, 2, ctypes.byref(work), 8)
     ascend.call("aclmdlSetExecConfigOpt", handle, 0, ctypes.byref(time_ms), 4)
+    for attribute, n_bytes in ((0, 8), (1, 8), (2, 4)):
+        given = ("aclmdlSetExecConfigOpt", handle, attribute, ctypes.byref(work), n_bytes)
+        assert ascend.code(*given) == INVALID_PARAM
+    assert ascend.code("aclmdlSetExecConfigOpt", handle, 0, 0, 4) == acl.PARAM_INVALID
     given = (model, inputs.handle, outputs.handle, stream, handle)
     ascend.call("aclmdlExecuteAsyncV2", *given)
     npu.synchronize(stream)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import ascend_client as acl
+import ascend_simulator
 import pytest
 
 UNINITIALISED, REPEAT_INITIALISE, REPEAT_FINALISE = 100001, 100002, 100037
@@ -47,6 +51,22 @@ def test_initialisation_counts_references(ascend):
     ascend.call("aclInit", 0)
     for _ in range(held - 1):
         assert ascend.code("aclInit", 0) == REPEAT_INITIALISE
+
+
+def test_nothing_but_questions_works_before_it_is_initialised(ascend):
+    script = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import ascend_simulator
+loaded = ascend_simulator.load()
+calls = [("aclFinalize",), ("aclrtSetDevice", 0), ("aclFinalizeReference", 0)]
+print([loaded.code(*call) for call in calls], loaded.make("aclrtGetDeviceCount"))
+"""
+    folder = str(Path(ascend_simulator.__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", script, folder], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[-2] == f"{[UNINITIALISED] * 3} 1"
 
 
 def test_errors_have_a_text_and_a_code_of_the_thread(ascend):

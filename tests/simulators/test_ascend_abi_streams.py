@@ -119,6 +119,10 @@ def test_streams_have_an_end(ascend, npu):
     create = ("aclrtCreateStream", ctypes.byref(result))
     assert ascend.code(*create) == acl.NO_STREAM_RESOURCE
     assert "all 1984 streams of device 0" in ascend.recent_text()
+    n_contexts = ascend.live("context")
+    context = ("aclrtCreateContext", ctypes.byref(result), 0)  # which has a default stream
+    assert ascend.code(*context) == acl.NO_STREAM_RESOURCE
+    assert ascend.live("context") == n_contexts
     ascend.call("aclrtDestroyStream", streams.pop())
     assert ascend.make("aclrtGetStreamAvailableNum") == 1
     ascend.call(*create)

@@ -7,80 +7,23 @@ import ctypes
 import ascend_client as acl
 import pytest
 
-KERNEL, RECORD, WAIT, RESET, WRITE, VALUE_WAIT = 1, 2, 3, 4, 5, 6
-
-
-class KernelParameters(ctypes.Structure):
-    _fields_ = (
-        ("function", ctypes.c_uint64),
-        ("configuration", ctypes.c_uint64),
-        ("arguments", ctypes.c_uint64),
-        ("is_host_arguments", ctypes.c_uint32),
-        ("arguments_bytes", ctypes.c_size_t),
-        ("n_blocks", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32 * 10),
-    )
-
-
-class ValueParameters(ctypes.Structure):
-    _fields_ = (
-        ("address", ctypes.c_uint64),
-        ("value", ctypes.c_uint64),
-        ("flag", ctypes.c_uint32),
-    )
-
-
-class Content(ctypes.Union):
-    _fields_ = (
-        ("reserved", ctypes.c_uint8 * 128),
-        ("kernel", KernelParameters),
-        ("value", ValueParameters),
-    )
-
-
-class Parameters(ctypes.Structure):
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("reserved_0", ctypes.c_uint32 * 3),
-        ("task_group", ctypes.c_uint64),
-        ("operator_info", ctypes.c_uint64),
-        ("operator_info_bytes", ctypes.c_size_t),
-        ("reserved_1", ctypes.c_uint8 * 32),
-        ("content", Content),
-    )
-
-
-assert ctypes.sizeof(Parameters) == 200
+from model_tasks import (
+    KERNEL,
+    RECORD,
+    RESET,
+    VALUE_WAIT,
+    WAIT,
+    WRITE,
+    Parameters,
+    parameters_of,
+    tasks_of,
+    type_of,
+)
 
 
 @pytest.fixture
 def stream(npu):
     return npu.stream()
-
-
-def handles(ascend, function, owner):
-    count = ctypes.c_uint32()
-    ascend.call(function, owner, 0, ctypes.byref(count))
-    result = (ctypes.c_uint64 * count.value)()
-    ascend.call(function, owner, result, ctypes.byref(count))
-    return list(result)
-
-
-def tasks_of(ascend, model):
-    streams = handles(ascend, "aclmdlRIGetStreams", model)
-    return [handles(ascend, "aclmdlRIGetTasksByStream", stream) for stream in streams]
-
-
-def type_of(ascend, task):
-    result = ctypes.c_int(-1)
-    ascend.call("aclmdlRITaskGetType", task, ctypes.byref(result))
-    return result.value
-
-
-def parameters_of(ascend, task):
-    result = Parameters()
-    ascend.call("aclmdlRITaskGetParams", task, ctypes.byref(result))
-    return result
 
 
 def set_code(ascend, task, parameters):

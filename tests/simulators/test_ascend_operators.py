@@ -19,7 +19,8 @@ from operator_client import (
     STRING,
     Operators,
 )
-from test_ascend_abi_tasks import parameters_of, tasks_of
+
+from model_tasks import parameters_of, tasks_of
 
 
 @pytest.fixture

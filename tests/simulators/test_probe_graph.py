@@ -12,7 +12,8 @@ import driver_client
 from small_graphs import current_context
 
 import probe_graph
-from probing import ProbeFailed, driver_call
+from driver_calls import driver_call
+from probing import ProbeFailed
 
 
 @pytest.fixture

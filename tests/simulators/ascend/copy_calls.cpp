@@ -137,7 +137,6 @@ Request line(void* destination, std::size_t most_bytes, const void* source, std:
 
 void require_fill(const Runtime& state, const void* address, std::size_t most_bytes,
                   std::size_t n_bytes) {
-  require_given(address, "the address");
   refuse_unless(n_bytes != 0 && n_bytes <= most_bytes, kRtParamInvalid,
                 "no bytes, or more than the memory has");
   refuse_unless(!state.device.memory.covering(as_number(address), n_bytes).empty(), kRtParamInvalid,

@@ -27,14 +27,12 @@ void allocate(Runtime& state, void** result, std::size_t n_bytes, std::size_t ex
 }
 
 void free_device(Runtime& state, void* address) {
-  require_given(address, "the address");
   state.device.memory.free(as_number(address));
 }
 
 void allocate_host(Runtime& state, void** result, std::size_t n_bytes) {
   require_given(result, "the result");
   trace(state, "bytes=%zu", n_bytes);
-  refuse_unless(n_bytes != 0, kRtParamInvalid, "no bytes are asked for");
   *result = reinterpret_cast<void*>(state.device.memory.allocate_host(n_bytes));
 }
 
@@ -91,7 +89,6 @@ ACL_EXPORT int aclrtFree(void* address) {
 
 ACL_EXPORT int aclrtFreeWithDevSync(void* address) {
   return call("aclrtFreeWithDevSync", Needs::kContext, [&](Runtime& state) {
-    require_given(address, "the address");
     require_no_capture(state, *current_context());
     patiently(state, -1, kRtStreamSyncTimeout, [&] { state.device.scheduler.run_all(); });
     free_device(state, address);
@@ -110,7 +107,6 @@ ACL_EXPORT int aclrtMallocHostWithCfg(void** address, std::uint64_t n_bytes, Mal
 
 ACL_EXPORT int aclrtFreeHost(void* address) {
   return call("aclrtFreeHost", Needs::kInitialised, [&](Runtime& state) {
-    require_given(address, "the address");
     state.device.memory.free_host(as_number(address));
   });
 }
