@@ -112,7 +112,8 @@ class Launch:
         operator: the qualified overload, such as `aten::add.Tensor` or `aten::mm`.
         arguments: in schema order, defaults filled in; tensor lists as tuples.
         results: for each tensor that the operator returns, in order, the view of the Value that
-            it makes, or None where it returns an argument, a view of one, or nothing.
+            it makes, or None where it returns an argument, a view of one, a tensor on the CPU
+            that nobody uses and that is no host constant, or nothing.
         reads, writes: the Values that it was observed to read and to write.
         random: it draws from a generator, so it is never removed, even if nobody reads it.
         guard: of a host read, the value that was read, which each execution must find again.

@@ -43,10 +43,7 @@ def load(model: Callable[..., object], *inputs: torch.Tensor) -> offload.Executa
     return offload.capture(model, *inputs).load()
 
 
-BY_PARTS = ["mlp", "attention by parts"]
-
-
-@pytest.mark.parametrize("name", BY_PARTS)
+@pytest.mark.parametrize("name", MODELS)
 def test_models_follow_inputs_and_outputs_that_move(name: str, form: str) -> None:
     model = MODELS[name]().eval()
     on_npu = copy.deepcopy(model).npu()
@@ -356,10 +353,42 @@ def test_inputs_that_cannot_be_copied_are_refused() -> None:
         load(write_one_of_two, shared[::2], torch.ones(8).npu())
 
 
-def test_fused_attention_is_refused() -> None:
-    """torch_npu's operator gives numbers for its backward pass as tensors on the CPU."""
-    with pytest.raises(offload.CaptureError, match=r"npu_fusion_attention.* is on the CPU"):
-        load(MODELS["fused attention"]().eval().npu(), torch.zeros(2, 5, 16).npu())
+def attend(query: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """All that torch_npu's fused attention gives: two results are on the CPU."""
+    return torch.ops.npu.npu_fusion_attention_v3(query, query, query, 2, "BNSD", scale=0.5)
+
+
+def test_what_fused_attention_leaves_on_the_cpu_is_no_result() -> None:
+    query = torch.randn(1, 2, 5, 8).npu()
+    is_on_npu = [one.device == query.device for one in attend(query)]
+    assert is_on_npu == [True] * 4 + [False] * 2
+    captured = offload.capture(lambda query: attend(query)[0], query)
+    (launch,) = captured.program.launches
+    assert [result is not None for result in launch.results] == is_on_npu
+    with captured.load() as run:
+        moved = torch.randn(1, 2, 5, 8).npu()
+        check_same(run(moved), attend(moved)[0].cpu())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda seed: seed,
+        lambda seed: seed[0],
+        lambda seed: seed.item(),
+        lambda seed: seed.tolist(),
+        lambda seed: seed + 1,
+        lambda seed: torch.ones(4, device="npu") * seed,
+    ],
+    ids=["result", "view", "number", "list", "operand", "operand on the device"],
+)
+def test_what_fused_attention_leaves_on_the_cpu_cannot_be_used(
+    use: Callable[[torch.Tensor], object],
+) -> None:
+    query = torch.randn(1, 2, 5, 8).npu()
+    expected = r"result 4 of npu::npu_fusion_attention_v3, of shape \[1\], is on the CPU"
+    with pytest.raises(offload.CaptureError, match=expected):
+        offload.capture(lambda query: (attend(query)[0], use(attend(query)[4])), query)
 
 
 def test_random_numbers_are_refused() -> None:

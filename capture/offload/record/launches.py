@@ -32,6 +32,7 @@ from offload.record.operators import (
 )
 from offload.record.recording_device import Allocations
 from offload.record.storages import StorageTable, TrackedStorage
+from offload.record.unused_results import UnusedResults
 
 # What is made from constants alone is kept with the weights up to this size; above it, computing it
 # again takes less memory.
@@ -72,6 +73,7 @@ class LaunchRecorder:
         self.allows_unseen = False
         self.unseen = ""
         self._fakes = None if fakes is None else FakeLaunches(fakes, table, self)
+        self._unused = UnusedResults()
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator below the modes and record it."""
@@ -126,11 +128,13 @@ class LaunchRecorder:
         """The storage of a tensor that `name` uses; one not met before is a weight.
 
         Raises:
-            CaptureError: it was made during the call, by work that the recorder cannot see.
+            CaptureError: it was made during the call, by work that the recorder cannot see; or it
+                is a result on the CPU that a launch of another device gave beside its own.
         """
         tracked = self.table.find(tensor)
         if tracked is not None:
             return tracked
+        self._unused.check(tensor)
         identity = tensor.untyped_storage()._cdata
         unseen = (
             tensor.numel() > 0
@@ -325,7 +329,10 @@ class LaunchRecorder:
             view = None
             if isinstance(outcome, torch.Tensor):
                 check_plain(outcome, operator.name)
-                if self.table.find(outcome) is None:
+                is_new = self.table.find(outcome) is None
+                if is_new and not self._unused.set_aside(
+                    operator.name, outcome, outcomes, self.table.device
+                ):
                     short_name = operator.name.removeprefix("aten::").partition(".")[0]
                     label = f"{short_name}_{len(self.launches)}"
                     made.append(self.table.add_made(outcome, label, unwritten=operator.reserves))
