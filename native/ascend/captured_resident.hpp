@@ -8,6 +8,7 @@
 
 #include "ascend/moving_copies.hpp"
 #include "ascend/stream_resident.hpp"
+#include "ascend/streamed_steps.hpp"
 
 namespace offload::acl {
 
@@ -26,10 +27,13 @@ struct CapturedProgram {
   std::shared_ptr<MovingCopies> copies;  // likewise
   std::vector<std::uint32_t> slots;      // by tensor of `copies`
   std::size_t n_launches = 0;
+  std::shared_ptr<StreamedSteps> steps;    // null: no weights are streamed
+  std::vector<std::size_t> for_next_pass;  // transfers that stand at the end of the steps
   std::function<void()> release;  // gives model and copies back; never throws, may be called again
 };
 
-// Each moving tensor is one word. The kernels' own arguments stay as they were captured.
+// Each moving tensor is one word. The kernels' own arguments stay as they were captured. Streamed
+// weights: as AscendResident.
 //
 // Owner, thread, errors: as StreamResident. The constructor throws BackendUnavailable,
 // ExecutionError, and std::invalid_argument unless each tensor has a slot; it releases nothing.
@@ -44,6 +48,9 @@ class CapturedResident final : public StreamResident {
 
   // As AscendResident: the times of single launches are not known.
   void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
+
+  bool streams_weights() const override { return program_.steps != nullptr; }
+  PassReport take_pass() override;
 
   // Throws ExecutionError: torch delivered the launches once and for all.
   void issue(std::size_t launch) override;

@@ -46,34 +46,20 @@ std::shared_ptr<MovingCopies> make_copies(
           }};
 }
 
-// Calls Python, whichever thread it is on; nothing once the interpreter has gone.
-std::function<void()> release_by(py::object function) {
-  const std::shared_ptr<PyObject> held(function.release().ptr(), [](PyObject* object) {
-    if (Py_IsInitialized() == 0) return;
-    const py::gil_scoped_acquire gil;
-    Py_DECREF(object);
-  });
-  return [held] {
-    if (Py_IsInitialized() == 0) return;
-    const py::gil_scoped_acquire gil;
-    try {
-      py::reinterpret_borrow<py::object>(held.get())();
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("releasing a captured model");
-    }
-  };
-}
-
 std::shared_ptr<CapturedResident> make_captured(int device, std::uint64_t model,
                                                 std::shared_ptr<MovingCopies> copies,
                                                 std::vector<std::uint32_t> slots,
-                                                std::size_t n_launches, py::object release) {
+                                                std::size_t n_launches, py::object release,
+                                                std::shared_ptr<acl::StreamedSteps> steps,
+                                                std::vector<std::size_t> for_next_pass) {
   acl::CapturedProgram program;
   program.device = device;
   program.model = to_handle<acl::Model>(model);
   program.copies = std::move(copies);
   program.slots = std::move(slots);
   program.n_launches = n_launches;
+  program.steps = std::move(steps);
+  program.for_next_pass = std::move(for_next_pass);
   program.release = release_by(std::move(release));
   return {new CapturedResident(std::move(program)), DeleteResident<CapturedResident>(py::none())};
 }
@@ -132,7 +118,8 @@ void register_ascend_captured(py::module_& module) {
   py::class_<CapturedResident, Resident, std::shared_ptr<CapturedResident>>(
       module, "AscendCapturedResident")
       .def(py::init(&make_captured), py::kw_only(), py::arg("device"), py::arg("model"),
-           py::arg("copies"), py::arg("slots"), py::arg("n_launches"), py::arg("release"))
+           py::arg("copies"), py::arg("slots"), py::arg("n_launches"), py::arg("release"),
+           py::arg("steps") = py::none(), py::arg("for_next_pass") = py::list())
       .def("patch", &patch_words<CapturedResident>, py::arg("words"))
       .def("set_stream", &CapturedResident::set_stream, py::arg("stream"), Unlocked())
       .def("execute", &execute_resident<CapturedResident>, Unlocked())

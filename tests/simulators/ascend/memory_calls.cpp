@@ -129,6 +129,7 @@ ACL_EXPORT int aclrtHostRegisterV2(void* address, std::uint64_t n_bytes, std::ui
   return call("aclrtHostRegisterV2", Needs::kContext, [&](Runtime& state) {
     refuse_unless((flags & (kHostRegisterMapped | kHostRegisterPinned)) != 0, kRtParamInvalid,
                   "neither MAPPED nor PINNED is asked for");
+    trace(state, "bytes=%zu", static_cast<std::size_t>(n_bytes));
     register_host(state, address, n_bytes);
   });
 }

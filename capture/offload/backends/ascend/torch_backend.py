@@ -9,11 +9,13 @@ import torch
 
 from offload import _native
 from offload.backends.ascend.backend import AscendBackend
-from offload.backends.ascend.torch_capture import CapturedModel, TorchCapturer
+from offload.backends.ascend.streaming import StreamedWeights, stream_weights, streaming_notes
+from offload.backends.ascend.torch_capture import CapturedModel, TorchCapturer, moving_values
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.errors import PlanError
 from offload.plan import Plan, check_plan
 from offload.program import Launch, Program, Role
+from offload.streaming import Streaming
 
 
 class TorchAscendBackend(AscendBackend):
@@ -21,7 +23,7 @@ class TorchAscendBackend(AscendBackend):
 
     A Program's launches are captured through torch_npu into one model. Its kernels keep the
     addresses of the capture: the feature map is torch's, weights stay where they are, and inputs
-    and outputs are copied.
+    and outputs are copied. Weights in files are captured where a streaming plan places them.
     """
 
     capabilities = Capabilities(
@@ -70,7 +72,7 @@ class TorchAscendBackend(AscendBackend):
         return []
 
     def prepare(self, program: Program) -> Prepared:
-        """Capture the Program's launches.
+        """Capture the Program's launches, unless weights in files have no addresses yet.
 
         Raises:
             BackendUnavailable: as `machine`.
@@ -81,23 +83,44 @@ class TorchAscendBackend(AscendBackend):
         device = self.device_of(program)
         self.machine(device)
         self.refuse_launches(program)
-        capturer = self._torch_capturer or TorchCapturer()
-        model = capturer.capture(program, device, self._copies)
+        moving_values(program)  # which refuses inputs that cannot be copied
+        model = None if program.stored else self._capture(program, None)
         own = frozenset(value.index for value in program.of_role(Role.ACTIVATION))
         return Prepared(program, operator_allocated=own, state=model)
+
+    def _capture(self, program: Program, streamed: StreamedWeights | None) -> CapturedModel:
+        capturer = self._torch_capturer or TorchCapturer()
+        return capturer.capture(program, self.device_of(program), self._copies, streamed)
+
+    def _streamed_launches(self, program: Program, streaming: Streaming) -> StreamedWeights:
+        """Weights in files have the addresses that the plan gives them, and are captured there."""
+        device = self.device_of(program)
+        return stream_weights(
+            program,
+            streaming,
+            device,
+            touches=[(*launch.reads, *launch.writes) for launch in program.launches],
+            launches=range(len(program.launches)),
+            memory=functools.partial(self.weight_memory, device),
+        )
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """What was captured, its moving tensors bound to the Plan's slots.
 
+        Weights in files are captured here, where the plan has given them addresses.
+
         Raises:
             PlanError: the Plan does not fit the Program, or places activations.
+            CaptureError: a launch cannot be captured.
+            FileError: a file with weights is shorter than it was, or cannot be read.
             BackendUnavailable, ExecutionError: the runtime failed.
         """
         program = prepared.program
         check_plan(program, plan)
         if plan.feature_map_bytes:
             raise PlanError("the activations of a captured model stay where torch has put them")
-        model: CapturedModel = prepared.state
+        streamed = plan.streaming and self._streamed_launches(program, plan.streaming)
+        model: CapturedModel = prepared.state or self._capture(program, streamed)
         assert model.copies is not None  # nobody else closes it
         device = self.device_of(program)
         resident = _native.AscendCapturedResident(
@@ -107,7 +130,12 @@ class TorchAscendBackend(AscendBackend):
             slots=[_slot(plan, one.value) for one in model.moving],
             n_launches=len(program.launches),
             release=model.close,
+            steps=None if streamed is None else streamed.steps,
+            for_next_pass=() if streamed is None else streamed.for_next_pass,
         )
+        more: tuple[str, ...] = ()
+        if streamed is not None and plan.streaming is not None:
+            more = streaming_notes(streamed.stream, plan.streaming)
         reports = tuple(
             LaunchReport("model", _activation_bytes(program, launch)) for launch in program.launches
         )
@@ -118,7 +146,9 @@ class TorchAscendBackend(AscendBackend):
             device=self.tensor_device(device),
             alignment_bytes=self.tensor_alignment_bytes,
             current_stream=self.current_stream,
-            notes=functools.partial(_notes, resident, model.copies.form, model.pool_bytes),
+            weights={} if streamed is None else streamed.tensors,
+            stream=None if streamed is None else streamed.stream,
+            notes=functools.partial(_notes, resident, model.copies.form, model.pool_bytes, more),
         )
 
 
@@ -133,7 +163,9 @@ def _activation_bytes(program: Program, launch: Launch) -> int:
     return sum(value.size_bytes for value in made if value.role is Role.ACTIVATION)
 
 
-def _notes(resident: _native.AscendCapturedResident, form: str, pool_bytes: int) -> tuple[str, ...]:
+def _notes(
+    resident: _native.AscendCapturedResident, form: str, pool_bytes: int, more: tuple[str, ...]
+) -> tuple[str, ...]:
     """Where the memory lies, and who copies inputs and outputs; what that took so far."""
     counts = resident.copy_counts
     if form == "captured":
@@ -147,4 +179,5 @@ def _notes(resident: _native.AscendCapturedResident, form: str, pool_bytes: int)
         "one model, captured by torch_npu: activations, and copies of inputs and outputs, lie in "
         f"{pool_bytes} bytes of its pool, for good",
         f"inputs and outputs: {who}; kernels' own arguments are not relocated",
+        *more,
     )

@@ -34,17 +34,13 @@ from offload.backends.cuda.resident_graph import (
     relocations_of,
     set_nodes,
 )
-from offload.backends.cuda.streamed_copies import StreamedGraph, streamed_graph
-from offload.backends.cuda.streaming import (
-    free_bytes,
-    make_stream,
-    measure_link,
-    refuse_unstored,
-)
+from offload.backends.cuda.streaming import free_bytes, link_meter, make_stream
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
 from offload.backends.cuda.words import CapturesDiffer, Discovery, Noise
+from offload.backends.device_streaming import refuse_unstored
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
+from offload.backends.streamed_copies import StreamedGraph, streamed_graph
 from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
 from offload.plan import Plan, check_plan
@@ -253,7 +249,7 @@ class CudaBackend:
             ExecutionError: the driver failed, or has no memory to measure with.
         """
         refuse_unstored(program)
-        return measure_link(device_of(program))
+        return link_meter.link(device_of(program))
 
     def maps_pieces(self) -> bool:
         """Not yet: a weight is streamed as a whole."""

@@ -9,8 +9,8 @@ from offload import _native
 from offload.backends.cuda.capture import GraphCapture
 from offload.backends.cuda.graph import NodeKind
 from offload.backends.cuda.random_cells import Cell
-from offload.backends.cuda.streamed_copies import StreamedGraph
 from offload.backends.cuda.words import Discovery
+from offload.backends.streamed_copies import StreamedGraph
 from offload.plan import Plan
 from offload.program import Program
 
