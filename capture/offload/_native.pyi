@@ -1,5 +1,6 @@
 """The compiled part of offload. Contracts stand in native/**/*.hpp."""
 
+import enum
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -159,19 +160,8 @@ class WeightStream:
     @property
     def generation(self) -> int: ...
 
-class CudaWeightStream:
-    def __init__(
-        self,
-        *,
-        device: int,
-        memory_bytes: int,
-        granule_bytes: int,
-        weights: Sequence[StreamedWeight],
-        transfers: Sequence[tuple[int, int, int, int, int, int]],
-        n_launches: int,
-    ) -> None: ...
+class DeviceWeightStream:
     def load(self, progress: Callable[[int], object] | None = None) -> None: ...
-    def tensor(self, index: int, device: str) -> torch.Tensor: ...
     def refresh(self, weights: Sequence[int] | None = None) -> None: ...
     def replace(
         self, sources: Mapping[int, FileRange | torch.Tensor | list[torch.Tensor]]
@@ -193,6 +183,56 @@ class CudaWeightStream:
     @property
     def generation(self) -> int: ...
 
+class CudaWeightStream(DeviceWeightStream):
+    def __init__(
+        self,
+        *,
+        device: int,
+        memory_bytes: int,
+        granule_bytes: int,
+        weights: Sequence[StreamedWeight],
+        transfers: Sequence[tuple[int, int, int, int, int, int]],
+        n_launches: int,
+    ) -> None: ...
+    def tensor(self, index: int, device: str) -> torch.Tensor: ...
+
+class AscendWeightStream(DeviceWeightStream):
+    def __init__(
+        self,
+        *,
+        device: int,
+        memory_bytes: int,
+        granule_bytes: int,
+        weights: Sequence[StreamedWeight],
+        transfers: Sequence[tuple[int, int, int, int, int, int]],
+        n_launches: int,
+        memory: int,
+        release: Callable[[], object],
+    ) -> None: ...
+    @property
+    def outputs_are_early(self) -> bool: ...
+
+class AscendStepKind(enum.Enum):
+    NODE = ...
+    COPY = ...
+    RECORD = ...
+    WAIT = ...
+    READY = ...
+
+class AscendStepStream(enum.Enum):
+    LAUNCHES = ...
+    COPIES = ...
+
+class AscendStreamedSteps:
+    def __init__(
+        self,
+        weights: AscendWeightStream,
+        steps: Sequence[tuple[AscendStepKind, AscendStepStream, int]],
+    ) -> None: ...
+    def before(self, node: int, stream: int) -> None: ...
+    def end(self, stream: int) -> None: ...
+
+def ascend_link_samples(device: int) -> list[tuple[int, float]]: ...
 def cuda_link_samples(device: int) -> list[tuple[int, float]]: ...
 
 # ---- residents ----------------------------------------------------------------------------------
@@ -341,7 +381,7 @@ class CudaResident(Resident):
 # ---- Ascend -----------------------------------------------------------------------------------
 
 def ascend_device_count() -> int: ...
-def ascend_device(index: int) -> tuple[str, int]: ...
+def ascend_device(index: int) -> tuple[str, int, int]: ...
 def ascend_capabilities() -> dict[str, bool]: ...
 def ascend_initialize() -> None: ...
 def ascend_release() -> None: ...
@@ -369,6 +409,8 @@ class AscendResident(Resident):
         form: str | None = ...,
         copies_on_device: bool = ...,
         gather: tuple[int, int] | None = ...,
+        steps: AscendStreamedSteps | None = ...,
+        for_next_pass: Sequence[int] = ...,
         keep: Any = ...,
     ) -> None: ...
     def patch(self, words: Sequence[tuple[int, int]]) -> None: ...
@@ -422,6 +464,8 @@ class AscendCapturedResident(Resident):
         places: Sequence[tuple[int, int]] = ...,
         feature_map_slot: int = ...,
         home: int = ...,
+        steps: AscendStreamedSteps | None = ...,
+        for_next_pass: Sequence[int] = ...,
     ) -> None: ...
     def patch(self, words: Sequence[tuple[int, int]]) -> None: ...
     def set_stream(self, stream: int) -> None: ...

@@ -19,8 +19,9 @@ enum class Capability : int {
   kOfflineModel,       // 8.0
   kFinalizeReference,  // 8.5
   kStreamCount,        // 8.5
+  kHostRegister,       // 8.5
 };
-inline constexpr int kCapabilities = 12;
+inline constexpr int kCapabilities = 13;
 
 // X(name here, symbol, capability, result, signature).
 #define OFFLOAD_ACL_FUNCTIONS(X)                                                                   \
@@ -37,6 +38,11 @@ inline constexpr int kCapabilities = 12;
   X(malloc, "aclrtMalloc", kCore, Error,                                                           \
     (void** address, std::size_t n_bytes, MallocPolicy policy))                                    \
   X(free, "aclrtFree", kCore, Error, (void* address))                                              \
+  X(malloc_host, "aclrtMallocHost", kCore, Error, (void** address, std::size_t n_bytes))           \
+  X(free_host, "aclrtFreeHost", kCore, Error, (void* address))                                     \
+  X(host_register, "aclrtHostRegisterV2", kHostRegister, Error,                                    \
+    (void* address, std::uint64_t n_bytes, std::uint32_t flags))                                   \
+  X(host_unregister, "aclrtHostUnregister", kHostRegister, Error, (void* address))                 \
   X(memcpy, "aclrtMemcpy", kCore, Error,                                                           \
     (void* destination, std::size_t destination_bytes, const void* source, std::size_t n_bytes,    \
      MemcpyKind kind))                                                                             \
@@ -55,7 +61,10 @@ inline constexpr int kCapabilities = 12;
   X(destroy_event, "aclrtDestroyEvent", kCore, Error, (Event event))                               \
   X(record_event, "aclrtRecordEvent", kCore, Error, (Event event, Stream stream))                  \
   X(wait_event, "aclrtStreamWaitEvent", kCore, Error, (Stream stream, Event event))                \
+  X(reset_event, "aclrtResetEvent", kCore, Error, (Event event, Stream stream))                    \
   X(synchronize_event, "aclrtSynchronizeEvent", kCore, Error, (Event event))                       \
+  X(event_elapsed_time, "aclrtEventElapsedTime", kCore, Error,                                     \
+    (float* milliseconds, Event begin, Event end))                                                 \
   X(model_execute_async, "aclmdlRIExecuteAsync", kCore, Error, (Model model, Stream stream))       \
   X(model_destroy, "aclmdlRIDestroy", kCore, Error, (Model model))                                 \
   X(binary_load, "aclrtBinaryLoadFromData", kKernelLaunch, Error,                                  \

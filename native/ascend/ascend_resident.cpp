@@ -40,10 +40,27 @@ void AscendResident::make(const AscendProgram& program) {
                             : make_host_refresh(runtime(), program.table);
   relocations_ = refresh_->relocations();
   arena_.emplace(runtime(), program.arena_bytes, "allocating the feature map");
-  form_ = program.form ? *program.form : best_form(runtime());
-  model_.emplace(runtime(), form_, [this](Stream stream) {
-    for (std::size_t kernel = 0; kernel < kernels_.size(); ++kernel) launch_kernel(kernel, stream);
-  });
+  if (program.steps) {
+    program.steps->weights()->attach(program.n_launches, program.for_next_pass);
+    steps_ = program.steps;
+  }
+  const bool captures = steps_ && runtime().has(Capability::kCapture);
+  form_ = program.form ? *program.form : captures ? ModelForm::kCapture : best_form(runtime());
+  make_model();
+}
+
+void AscendResident::make_model() {
+  const bool has_copies = steps_ && !steps_->weights()->copies().empty();
+  const auto launch = [&](Stream stream, Stream side) {
+    for (std::size_t kernel = 0; kernel < kernels_.size(); ++kernel) {
+      if (has_copies) steps_->before(kernel, stream, side);
+      launch_kernel(kernel, stream);
+    }
+    if (has_copies) steps_->end(stream, side);
+  };
+  std::optional<Stream> side;
+  if (has_copies) side = steps_->weights()->lane();
+  model_.emplace(runtime(), form_, launch, side);
 }
 
 void AscendResident::launch_kernel(std::size_t kernel, Stream stream) const {
@@ -59,29 +76,50 @@ void AscendResident::patch(const std::vector<Patch>& patches) noexcept {
   if (refresh_) refresh_->patch(patches);
 }
 
+// Before anything of an execution is enqueued.
+void AscendResident::begin_pass() {
+  if (take_failure()) {
+    refresh_->distrust();
+    if (steps_) steps_->weights()->distrust();
+  }
+  if (steps_) steps_->weights()->begin_pass(stream());
+}
+
+void AscendResident::execute_model() {
+  if (steps_) return steps_->weights()->execute(model_->handle(), stream());
+  runtime().check(runtime().model_execute_async(model_->handle(), stream()), "executing the model");
+}
+
 void AscendResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
-  if (take_failure()) refresh_->distrust();
+  begin_pass();
   refresh_->enqueue(stream());
   first_launch_ns = now_ns();
-  runtime().check(runtime().model_execute_async(model_->handle(), stream()), "executing the model");
+  execute_model();
   if (times == nullptr) return;
   std::fill(times->begin_ns.begin(), times->begin_ns.end(), first_launch_ns);
   std::fill(times->end_ns.begin(), times->end_ns.end(), first_launch_ns);
+}
+
+PassReport AscendResident::take_pass() {
+  return steps_ ? steps_->weights()->take_report() : PassReport();
 }
 
 void AscendResident::issue(std::size_t launch) {
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
-  if (take_failure()) refresh_->distrust();
+  if (launch == 0) begin_pass();
   refresh_->enqueue(stream());
+  if (steps_) steps_->weights()->issue_before(launch, stream());
   for (const std::size_t kernel : launch_kernels_.at(launch)) launch_kernel(kernel, stream());
 }
 
+// The last copies of weights go on behind the execution.
 void AscendResident::release() noexcept {
+  if (steps_) steps_->weights()->rest();
   model_.reset();
   if (refresh_) last_counts_ = refresh_->counts();
   refresh_.reset();

@@ -10,6 +10,7 @@
 #include "ascend/argument_table.hpp"
 #include "ascend/resident_model.hpp"
 #include "ascend/stream_resident.hpp"
+#include "ascend/streamed_steps.hpp"
 
 namespace offload::acl {
 
@@ -27,13 +28,19 @@ struct AscendProgram {
   std::vector<Kernel> kernels;  // in the order in which they run
   TableParts table;
   std::size_t n_launches = 0;
-  std::optional<ModelForm> form;       // none: what the runtime can do best
-  std::optional<GatherKernel> gather;  // none: the host writes the words
-  bool copies_on_device = true;        // see StreamResident
+  std::optional<ModelForm> form;           // none: what the runtime can do best
+  std::optional<GatherKernel> gather;      // none: the host writes the words
+  bool copies_on_device = true;            // see StreamResident
+  std::shared_ptr<StreamedSteps> steps;    // null: no weights are streamed
+  std::vector<std::size_t> for_next_pass;  // transfers that stand at the end of the steps
 };
 
 // The model is made by the constructor; its kernels find their arguments in the table when they
 // run. Refresh and execution go to one stream.
+//
+// Where weights are streamed the model has their copies on a second stream, is captured unless a
+// form was asked for, since only captures are documented to take such copies, and is executed on a
+// stream of the weights': the caller's waits for the outputs alone.
 //
 // Owner, thread, errors: as StreamResident. The constructor throws BackendUnavailable,
 // ExecutionError where the runtime fails (nothing is left behind), and std::invalid_argument for
@@ -51,6 +58,8 @@ class AscendResident final : public StreamResident {
   // model was launched.
   void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
+  bool streams_weights() const override { return steps_ != nullptr; }
+  PassReport take_pass() override;
   std::uint64_t arena() const override { return arena_ ? arena_->address() : 0; }
 
   // Of the life of this resident, closed or not.
@@ -61,6 +70,9 @@ class AscendResident final : public StreamResident {
   void release() noexcept override;
   void abandon() noexcept override;
   void make(const AscendProgram& program);
+  void make_model();
+  void begin_pass();
+  void execute_model();
   void launch_kernel(std::size_t kernel, Stream stream) const;
 
   std::vector<Kernel> kernels_;
@@ -69,6 +81,7 @@ class AscendResident final : public StreamResident {
   std::unique_ptr<TableRefresh> refresh_;
   std::vector<Relocation> relocations_;
   std::optional<DeviceMemory> arena_;
+  std::shared_ptr<StreamedSteps> steps_;
   std::optional<ResidentModel> model_;
   ModelForm form_ = ModelForm::kBuild;
   RefreshCounts last_counts_;

@@ -41,6 +41,8 @@ CapturedResident::CapturedResident(CapturedProgram program)
   if (program_.slots.size() != program_.copies->size()) {
     throw std::invalid_argument("each tensor of a captured model needs one slot");
   }
+  if (!program_.steps) return;
+  program_.steps->weights()->attach(program_.n_launches, program_.for_next_pass);
 }
 
 CapturedResident::~CapturedResident() { close_for_good(); }
@@ -69,19 +71,30 @@ void CapturedResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* time
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
+  AscendWeightStream* const weights = program_.steps ? program_.steps->weights().get() : nullptr;
   if (take_failure()) {
     arguments_.distrust();
     program_.copies->distrust();
+    if (weights != nullptr) weights->distrust();
   }
+  if (weights != nullptr) weights->begin_pass(stream());
   arguments_.enqueue(stream());
   program_.copies->begin(stream());
   first_launch_ns = now_ns();
-  runtime().check(runtime().model_execute_async(program_.model, stream()),
-                  "executing the captured model");
+  if (weights != nullptr) {
+    weights->execute(program_.model, stream());
+  } else {
+    runtime().check(runtime().model_execute_async(program_.model, stream()),
+                    "executing the captured model");
+  }
   program_.copies->end(stream());
   if (times == nullptr) return;
   std::fill(times->begin_ns.begin(), times->begin_ns.end(), first_launch_ns);
   std::fill(times->end_ns.begin(), times->end_ns.end(), first_launch_ns);
+}
+
+PassReport CapturedResident::take_pass() {
+  return program_.steps ? program_.steps->weights()->take_report() : PassReport();
 }
 
 void CapturedResident::issue(std::size_t) {
@@ -95,6 +108,7 @@ CopyCounts CapturedResident::counts() const {
 void CapturedResident::release() noexcept {
   if (!program_.copies) return;
   last_counts_ = program_.copies->counts();
+  if (program_.steps) program_.steps->weights()->rest();  // its last copies go on
   program_.copies.reset();
   program_.release();
 }

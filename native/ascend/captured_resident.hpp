@@ -9,6 +9,7 @@
 #include "ascend/captured_arguments.hpp"
 #include "ascend/moving_copies.hpp"
 #include "ascend/stream_resident.hpp"
+#include "ascend/streamed_steps.hpp"
 
 namespace offload::acl {
 
@@ -28,10 +29,13 @@ struct CapturedProgram {
   std::vector<std::uint32_t> slots;      // by tensor of `copies`
   CapturedWords arguments;               // none: they all stay as they were captured
   std::size_t n_launches = 0;
+  std::shared_ptr<StreamedSteps> steps;    // null: no weights are streamed
+  std::vector<std::size_t> for_next_pass;  // transfers that stand at the end of the steps
   std::function<void()> release;  // gives model and copies back; never throws, may be called again
 };
 
 // Words are those of the kernels' own arguments, and then one for each tensor that is copied.
+// Streamed weights: as AscendResident.
 //
 // Owner, thread, errors: as StreamResident. The constructor throws BackendUnavailable,
 // ExecutionError, and std::invalid_argument unless each tensor has a slot, and as
@@ -48,6 +52,9 @@ class CapturedResident final : public StreamResident {
 
   // As AscendResident: the times of single launches are not known.
   void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
+
+  bool streams_weights() const override { return program_.steps != nullptr; }
+  PassReport take_pass() override;
 
   // Throws ExecutionError: torch delivered the launches once and for all.
   void issue(std::size_t launch) override;

@@ -8,16 +8,16 @@ ModelForm best_form(const Runtime& runtime) {
   return ModelForm::kCapture;
 }
 
-ResidentModel::ResidentModel(const Runtime& runtime, ModelForm form,
-                             const std::function<void(Stream)>& launch)
+ResidentModel::ResidentModel(const Runtime& runtime, ModelForm form, const Launch& launch,
+                             std::optional<Stream> side)
     : runtime_(runtime), form_(form) {
   try {
     if (form == ModelForm::kBuild) {
       runtime.require(Capability::kExplicitBuild, "building a model");
-      build(launch);
+      build(launch, side.has_value());
     } else {
       runtime.require(Capability::kCapture, "capturing a model");
-      capture(launch);
+      capture(launch, side);
     }
   } catch (...) {
     destroy();
@@ -27,26 +27,37 @@ ResidentModel::ResidentModel(const Runtime& runtime, ModelForm form,
 
 ResidentModel::~ResidentModel() { destroy(); }
 
-void ResidentModel::build(const std::function<void(Stream)>& launch) {
+void ResidentModel::build(const Launch& launch, bool has_side) {
   stream_.emplace(runtime_, kStreamPersistent);
   is_counted_.emplace();
+  if (has_side) {
+    side_.emplace(runtime_, kStreamPersistent);
+    side_is_counted_.emplace();
+  }
   runtime_.check(runtime_.build_begin(&model_, 0), "beginning to build a model");
-  runtime_.check(runtime_.bind_stream(model_, stream_->handle(), kModelStreamHead),
-                 "binding a stream to a model");
-  is_bound_ = true;
-  launch(stream_->handle());
+  bind(*stream_);
+  if (side_) bind(*side_);
+  launch(stream_->handle(), side_ ? side_->handle() : nullptr);
   runtime_.check(runtime_.end_task(model_, stream_->handle()), "ending a model's stream");
   runtime_.check(runtime_.build_end(model_, nullptr), "ending the build of a model");
 }
 
+// Each begins with the model.
+void ResidentModel::bind(const OwnStream& stream) {
+  runtime_.check(runtime_.bind_stream(model_, stream.handle(), kModelStreamHead),
+                 "binding a stream to a model");
+  bound_.push_back(stream.handle());
+}
+
 // Relaxed, since what other threads do has nothing to do with these launches.
-void ResidentModel::capture(const std::function<void(Stream)>& launch) {
+void ResidentModel::capture(const Launch& launch, std::optional<Stream> side) {
   stream_.emplace(runtime_, 0);
   is_counted_.emplace();
+  if (side) side_is_counted_.emplace();
   runtime_.check(runtime_.capture_begin(stream_->handle(), kCaptureRelaxed),
                  "beginning to capture a model");
   try {
-    launch(stream_->handle());
+    launch(stream_->handle(), side.value_or(nullptr));
   } catch (...) {
     runtime_.capture_end(stream_->handle(), &model_);
     throw;
@@ -59,11 +70,13 @@ void ResidentModel::capture(const std::function<void(Stream)>& launch) {
 }
 
 void ResidentModel::destroy() noexcept {
-  if (is_bound_) runtime_.unbind_stream(model_, stream_->handle());
-  is_bound_ = false;
+  for (const Stream stream : bound_) runtime_.unbind_stream(model_, stream);
+  bound_.clear();
   if (model_ != nullptr) runtime_.model_destroy(model_);
   model_ = nullptr;
+  side_.reset();
   stream_.reset();
+  side_is_counted_.reset();
   is_counted_.reset();
 }
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "ascend/runtime.hpp"
 
@@ -15,7 +16,9 @@ enum class ModelForm { kBuild, kCapture };
 // BackendUnavailable where it has neither.
 ModelForm best_form(const Runtime& runtime);
 
-// The executable model of what `launch` launches on the stream that it is given.
+// The executable model of what `launch` launches on the streams that it is given. The second is
+// `side`, which joins a capture where events make it wait for the first, or in a build a stream
+// that is bound to the model; where there is no `side` it is null.
 //
 // Owner: one resident; needs the device's context current while it is made and destroyed, and
 // nothing of it under way when it is destroyed. Errors: the constructor throws BackendUnavailable
@@ -23,7 +26,10 @@ ModelForm best_form(const Runtime& runtime);
 // nothing is left behind then.
 class ResidentModel {
  public:
-  ResidentModel(const Runtime& runtime, ModelForm form, const std::function<void(Stream)>& launch);
+  using Launch = std::function<void(Stream, Stream)>;
+
+  ResidentModel(const Runtime& runtime, ModelForm form, const Launch& launch,
+                std::optional<Stream> side = std::nullopt);
   ~ResidentModel();
   ResidentModel(const ResidentModel&) = delete;
   ResidentModel& operator=(const ResidentModel&) = delete;
@@ -32,15 +38,18 @@ class ResidentModel {
   ModelForm form() const { return form_; }
 
  private:
-  void build(const std::function<void(Stream)>& launch);
-  void capture(const std::function<void(Stream)>& launch);
+  void build(const Launch& launch, bool has_side);
+  void capture(const Launch& launch, std::optional<Stream> side);
+  void bind(const OwnStream& stream);
   void destroy() noexcept;
 
   const Runtime& runtime_;
   ModelForm form_;
   std::optional<OwnStream> stream_;          // bound to a built model for good
-  std::optional<CountedStream> is_counted_;  // a captured model has one of its own
-  bool is_bound_ = false;
+  std::optional<OwnStream> side_;            // likewise
+  std::optional<CountedStream> is_counted_;  // a captured model has streams of its own
+  std::optional<CountedStream> side_is_counted_;
+  std::vector<Stream> bound_;
   Model model_ = nullptr;
 };
 

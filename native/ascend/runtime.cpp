@@ -18,6 +18,7 @@ constexpr const char* kCapabilityNames[kCapabilities] = {
     "task_group",    "exchange_mode",      "host_args",
     "memcpy_desc",   "explicit_build",     "task_params",
     "offline_model", "finalize_reference", "stream_count",
+    "host_register",
 };
 
 std::atomic<std::uint64_t> n_references{0};
@@ -185,7 +186,9 @@ OwnStream::OwnStream(const Runtime& runtime, std::uint32_t flags) : runtime_(run
         runtime_.get_available_streams(&n_available) == kSuccess) {
       what += ", " + std::to_string(n_available) + " of them free";
     }
-    runtime_.fail(error, what + "; each loaded program takes one: close some");
+    runtime_.fail(
+        error,
+        what + "; each loaded program takes one, and three if it streams weights: close some");
   }
   runtime_.check(error, "making a stream");
 }
@@ -201,8 +204,8 @@ CountedStream::~CountedStream() { --n_streams; }
 
 int CountedStream::count() { return n_streams; }
 
-OrderEvent::OrderEvent(const Runtime& runtime) : runtime_(runtime) {
-  runtime_.check(runtime_.create_event(&event_, kEventSync), "making an event");
+OrderEvent::OrderEvent(const Runtime& runtime, std::uint32_t flags) : runtime_(runtime) {
+  runtime_.check(runtime_.create_event(&event_, flags), "making an event");
 }
 
 OrderEvent::~OrderEvent() { runtime_.destroy_event(event_); }

@@ -204,7 +204,7 @@ class OwnStream {
 // constructor throws ExecutionError.
 class OrderEvent {
  public:
-  explicit OrderEvent(const Runtime& runtime);
+  explicit OrderEvent(const Runtime& runtime, std::uint32_t flags = kEventSync);
   ~OrderEvent();
   OrderEvent(const OrderEvent&) = delete;
   OrderEvent& operator=(const OrderEvent&) = delete;

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_native, module) {
   offload::register_replay(module);
   offload::register_cuda_weights(module);
   offload::register_cuda(module);
+  offload::register_ascend_weights(module);
   offload::register_ascend(module);
   offload::register_ascend_captured(module);
 }

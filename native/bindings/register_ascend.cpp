@@ -28,8 +28,8 @@ int device_count() {
   return static_cast<int>(count);
 }
 
-// The name of the chip, and the bytes of the device's own memory.
-std::pair<std::string, std::size_t> device(int index) {
+// The name of the chip, and of the device's own memory the bytes that there are and that are free.
+std::tuple<std::string, std::size_t, std::size_t> device(int index) {
   const Runtime& runtime = Runtime::get();
   const acl::Device found(runtime, index);
   const acl::ContextScope scope(runtime, found);
@@ -38,7 +38,7 @@ std::pair<std::string, std::size_t> device(int index) {
   std::size_t total_bytes = 0;
   runtime.check(runtime.get_memory_info(acl::kMemoryHbm, &free_bytes, &total_bytes),
                 "asking for the device's memory");
-  return {name == nullptr ? "unknown" : name, total_bytes};
+  return {name == nullptr ? "unknown" : name, total_bytes, free_bytes};
 }
 
 py::dict capabilities() {
@@ -65,6 +65,7 @@ std::shared_ptr<AscendResident> make_resident(
     const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>>& relocations,
     std::vector<Trigger> triggers, std::size_t n_launches, const std::optional<std::string>& form,
     bool copies_on_device, const std::optional<std::pair<std::uint64_t, std::uint32_t>>& gather,
+    std::shared_ptr<acl::StreamedSteps> steps, std::vector<std::size_t> for_next_pass,
     py::object keep) {
   acl::AscendProgram program;
   program.device = device_index;
@@ -84,6 +85,8 @@ std::shared_ptr<AscendResident> make_resident(
   program.n_launches = n_launches;
   program.form = to_form(form);
   program.copies_on_device = copies_on_device;
+  program.steps = std::move(steps);
+  program.for_next_pass = std::move(for_next_pass);
   if (gather) program.gather = {to_handle<acl::Function>(gather->first), gather->second};
   return {new AscendResident(std::move(program)), DeleteResident<AscendResident>(std::move(keep))};
 }
@@ -140,7 +143,8 @@ void register_resident(py::module_& module) {
       .def(py::init(&make_resident), py::kw_only(), py::arg("device"), py::arg("arena_bytes"),
            py::arg("kernels"), py::arg("words"), py::arg("relocations"), py::arg("triggers"),
            py::arg("n_launches"), py::arg("form") = py::none(), py::arg("copies_on_device") = true,
-           py::arg("gather") = py::none(), py::arg("keep") = py::none())
+           py::arg("gather") = py::none(), py::arg("steps") = py::none(),
+           py::arg("for_next_pass") = py::list(), py::arg("keep") = py::none())
       .def("patch", &patch_words<AscendResident>, py::arg("words"))
       .def("set_stream", &AscendResident::set_stream, py::arg("stream"), Unlocked())
       .def("copy", &AscendResident::copy, py::arg("to"), py::arg("from_"), py::arg("size_bytes"),
@@ -161,7 +165,7 @@ void register_resident(py::module_& module) {
 void register_ascend(py::module_& module) {
   module.def("ascend_device_count", &device_count, "How many Ascend devices there are.");
   module.def("ascend_device", &device, py::arg("index"),
-             "The name of an Ascend device's chip, and its memory in bytes.");
+             "The name of an Ascend device's chip, its memory in bytes, and what of it is free.");
   module.def("ascend_capabilities", &capabilities,
              "By name, what the Ascend runtime has of what is optional.");
   module.def(

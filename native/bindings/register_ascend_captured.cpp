@@ -92,10 +92,10 @@ py::list captured_tasks(int device, std::uint64_t model) {
   py::list found;
   for (const acl::CapturedTask& task : ask_model(device, model, acl::read_tasks)) {
     const auto& bytes = task.arguments;
-    found.append(py::make_tuple(
-        task.stream, static_cast<int>(task.type),
-        reinterpret_cast<std::uint64_t>(task.function), task.n_blocks, task.address,
-        py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size())));
+    found.append(
+        py::make_tuple(task.stream, static_cast<int>(task.type),
+                       reinterpret_cast<std::uint64_t>(task.function), task.n_blocks, task.address,
+                       py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size())));
   }
   return found;
 }
@@ -133,7 +133,8 @@ std::shared_ptr<CapturedResident> make_captured(
     int device, std::uint64_t model, std::shared_ptr<MovingCopies> copies,
     std::vector<std::uint32_t> slots, std::size_t n_launches, py::object release,
     const BlockTuples& blocks, const WordTuples& words, const PlaceTuples& places,
-    std::uint32_t feature_map_slot, std::uint64_t home) {
+    std::uint32_t feature_map_slot, std::uint64_t home, std::shared_ptr<acl::StreamedSteps> steps,
+    std::vector<std::size_t> for_next_pass) {
   acl::CapturedProgram program;
   program.device = device;
   program.model = to_handle<acl::Model>(model);
@@ -141,6 +142,8 @@ std::shared_ptr<CapturedResident> make_captured(
   program.slots = std::move(slots);
   program.arguments = to_words(blocks, words, places, feature_map_slot, home);
   program.n_launches = n_launches;
+  program.steps = std::move(steps);
+  program.for_next_pass = std::move(for_next_pass);
   program.release = release_by(std::move(release));
   return {new CapturedResident(std::move(program)), DeleteResident<CapturedResident>(py::none())};
 }
@@ -235,7 +238,8 @@ void register_ascend_captured(py::module_& module) {
       .def(py::init(&make_captured), py::kw_only(), py::arg("device"), py::arg("model"),
            py::arg("copies"), py::arg("slots"), py::arg("n_launches"), py::arg("release"),
            py::arg("blocks") = BlockTuples(), py::arg("words") = WordTuples(),
-           py::arg("places") = PlaceTuples(), py::arg("feature_map_slot") = 0, py::arg("home") = 0)
+           py::arg("places") = PlaceTuples(), py::arg("feature_map_slot") = 0, py::arg("home") = 0,
+           py::arg("steps") = py::none(), py::arg("for_next_pass") = py::list())
       .def("patch", &patch_words<CapturedResident>, py::arg("words"))
       .def("set_stream", &CapturedResident::set_stream, py::arg("stream"), Unlocked())
       .def("execute", &execute_resident<CapturedResident>, Unlocked())

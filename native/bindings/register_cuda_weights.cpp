@@ -41,14 +41,12 @@ py::object tensor_of(const std::shared_ptr<CudaWeightStream>& stream, std::size_
 }  // namespace
 
 void register_cuda_weights(py::module_& module) {
-  py::class_<CudaWeightStream, std::shared_ptr<CudaWeightStream>> stream(module,
-                                                                         "CudaWeightStream");
-  stream
+  py::class_<CudaWeightStream, DeviceWeightStream, std::shared_ptr<CudaWeightStream>>(
+      module, "CudaWeightStream")
       .def(py::init(&make_stream), py::kw_only(), py::arg("device"), py::arg("memory_bytes"),
            py::arg("granule_bytes"), py::arg("weights"), py::arg("transfers"),
            py::arg("n_launches"))
       .def("tensor", &tensor_of, py::arg("index"), py::arg("device"));
-  define_weight_stream<CudaWeightStream>(stream);
   module.def("cuda_link_samples", &cuda::sample_link, py::arg("device"),
              py::call_guard<py::gil_scoped_release>(),
              "Times in ns of copies from pinned memory of the host, by their bytes.");

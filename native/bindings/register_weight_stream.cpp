@@ -6,6 +6,7 @@
 #include "offload/errors.hpp"
 #include "registers.hpp"
 #include "replay/tensor_source.hpp"
+#include "streaming/device_weight_stream.hpp"
 #include "streaming/weight_stream.hpp"
 #include "weight_arguments.hpp"
 
@@ -113,6 +114,9 @@ void register_weight_stream(py::module_& module) {
            py::arg("poison") = false)
       .def("tensor", &tensor_of, py::arg("index"));
   define_weight_stream<WeightStream>(stream);
+  py::class_<DeviceWeightStream, std::shared_ptr<DeviceWeightStream>> on_device(
+      module, "DeviceWeightStream");
+  define_weight_stream<DeviceWeightStream>(on_device);
 }
 
 }  // namespace offload

@@ -15,6 +15,7 @@ void register_execution(pybind11::module_& module);
 void register_replay(pybind11::module_& module);
 void register_cuda_weights(pybind11::module_& module);
 void register_cuda(pybind11::module_& module);
+void register_ascend_weights(pybind11::module_& module);
 void register_ascend(pybind11::module_& module);
 void register_ascend_captured(pybind11::module_& module);
 

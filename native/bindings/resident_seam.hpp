@@ -5,6 +5,8 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -41,6 +43,24 @@ class DeleteResident {
  private:
   PyObject* keep_;  // given up by the call, since copies of a deleter go without the GIL
 };
+
+// Calls Python, whichever thread it is on; nothing once the interpreter has gone.
+inline std::function<void()> release_by(pybind11::object function) {
+  const std::shared_ptr<PyObject> held(function.release().ptr(), [](PyObject* object) {
+    if (Py_IsInitialized() == 0) return;
+    const pybind11::gil_scoped_acquire gil;
+    Py_DECREF(object);
+  });
+  return [held] {
+    if (Py_IsInitialized() == 0) return;
+    const pybind11::gil_scoped_acquire gil;
+    try {
+      pybind11::reinterpret_borrow<pybind11::object>(held.get())();
+    } catch (pybind11::error_already_set& error) {
+      error.discard_as_unraisable("giving back what an executable held");
+    }
+  };
+}
 
 // Patches words by their numbers. Throws std::invalid_argument for one that does not exist.
 template <typename Kind>

@@ -82,19 +82,13 @@ std::vector<GraphNode> CudaResident::make_nodes(const CudaProgram& program) {
 
 void CudaResident::add_weights(const CudaProgram& program, const std::vector<GraphNode>& nodes) {
   if (program.weights == nullptr) return;
-  if (program.weights->plan().n_launches != program.n_launches) {
-    throw std::invalid_argument("the weights are streamed for " +
-                                std::to_string(program.weights->plan().n_launches) +
-                                " launches, the program has " + std::to_string(program.n_launches));
+  std::vector<std::size_t> for_next_pass;
+  for (const StreamedCopy& copy : program.streamed.copies) {
+    if (copy.for_next_pass) for_next_pass.push_back(copy.transfer);
   }
-  program.weights->attach();
+  program.weights->attach(program.n_launches, std::move(for_next_pass));
   weights_ = program.weights;
   add_copies(driver_, clone_, nodes, program.streamed, *weights_, context_.handle());
-  std::vector<std::size_t> prologue;
-  for (const StreamedCopy& copy : program.streamed.copies) {
-    if (copy.for_next_pass) prologue.push_back(copy.transfer);
-  }
-  weights_->set_prologue(std::move(prologue));
 }
 
 void CudaResident::make_words(const CudaProgram& program) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/driver.hpp"
+#include "streaming/host_memory.hpp"
 
 namespace offload::cuda {
 
@@ -78,19 +79,14 @@ class AddressRange {
 // Owner: one object; needs a current context while it is made and destroyed, and nothing on the
 // device may use it any more when it is. Errors: the constructor throws ExecutionError, and leaves
 // nothing behind. No bytes: no memory.
-class RegisteredMemory {
+class RegisteredMemory final : public HostMemory {
  public:
   RegisteredMemory(const Driver& driver, std::size_t n_bytes);
-  ~RegisteredMemory();
-  RegisteredMemory(const RegisteredMemory&) = delete;
-  RegisteredMemory& operator=(const RegisteredMemory&) = delete;
-
-  std::byte* data() const { return data_; }
+  ~RegisteredMemory() override;
 
  private:
   const Driver& driver_;
   std::size_t n_bytes_;
-  std::byte* data_ = nullptr;
 };
 
 // Host memory that the device can read while it executes.

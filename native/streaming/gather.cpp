@@ -40,7 +40,7 @@ void WeightStream::gather(std::size_t launch, const RowTable& table,
     }
   }
   try {
-    sources_[table.weight]->read_runs(runs_, to);
+    content_.source(table.weight)->read_runs(runs_, to);
   } catch (const std::exception& error) {
     throw ExecutionError(name + ": " + error.what());
   }
@@ -61,7 +61,7 @@ void WeightStream::read_rows(const RowTable& table, const std::vector<std::int64
     const std::size_t offset_bytes = row_offset(name, table, index);
     const std::lock_guard lock(read_mutex_);
     try {
-      sources_[table.weight]->read(offset_bytes, to, table.row_bytes, buffer);
+      content_.source(table.weight)->read(offset_bytes, to, table.row_bytes, buffer);
     } catch (const std::exception& error) {
       throw ExecutionError(name + ": " + error.what());
     }

@@ -35,10 +35,8 @@ WeightStream::WeightStream(StreamPlan plan, std::vector<std::shared_ptr<WeightSo
                            bool poison)
     : plan_((check_plan(plan), std::move(plan))),
       memory_(plan_),
-      sources_(std::move(sources)),
-      n_before_(transfers_before(plan_)),
-      stale_(plan_.weights.size(), true) {
-  check_sources(plan_, sources_);
+      content_(plan_, std::move(sources)),
+      n_before_(transfers_before(plan_)) {
   make_hooks(poison);
   register_thread_owner(*this);
 }
@@ -71,8 +69,8 @@ void WeightStream::load(const std::function<void(std::uint64_t)>& progress) {
       throw ExecutionError("weights cannot be loaded beside an execution or another load");
     }
     loading_ = true;
-    stale_.assign(stale_.size(), true);
   }
+  content_.note_all_stale();
   try {
     begin_generation(progress);
   } catch (...) {
@@ -88,42 +86,25 @@ void WeightStream::load(const std::function<void(std::uint64_t)>& progress) {
 // Brings the worker to rest, reads again what is resident and was replaced, and starts the worker
 // at the first transfer.
 void WeightStream::begin_generation(const std::function<void(std::uint64_t)>& progress) {
-  // Unlocked: letting go of memory may need the GIL.
-  WeightFiles files;
-  std::vector<std::pair<std::size_t, std::shared_ptr<WeightSource>>> let_go;
+  WeightRenewal renewal(content_);
   Lock lock(mutex_);
   rest(lock);
-  begin_anew_ = false;  // what is refreshed from now on is for the next pass
-  for (auto& [weight, source] : replaced_) sources_[weight].swap(source);
-  let_go.swap(replaced_);
-  const std::vector<bool> stale(stale_);
-  stale_.assign(stale_.size(), false);
+  begin_anew_ = false;
   try {
-    note_watched();
-    look_up_sources(plan_, sources_, stale, files);
+    renewal.begin();
+    watched_ = content_.watched();
     lock.unlock();
     if (separate_) memory_.separate();
     separate_ = false;
-    read_residents(stale, progress);
+    read_residents(renewal.stale(), progress);
     lock.lock();
     if (closed_) throw ExecutionError(kStreamClosed);
     start_worker();
   } catch (...) {
-    if (!lock.owns_lock()) lock.lock();
     begin_anew_ = true;
-    for (std::size_t weight = 0; weight < stale.size(); ++weight) {
-      if (stale[weight]) stale_[weight] = true;
-    }
     throw;
   }
-}
-
-// Under the mutex, at rest.
-void WeightStream::note_watched() {
-  watched_.clear();
-  for (std::size_t weight = 0; weight < sources_.size(); ++weight) {
-    if (sources_[weight]->tells_changes()) watched_.push_back(weight);
-  }
+  renewal.commit();
 }
 
 void WeightStream::read_residents(const std::vector<bool>& stale,
@@ -148,8 +129,8 @@ void WeightStream::read_chunk(std::size_t weight, const WeightPiece& piece, std:
   const std::size_t offset_bytes = piece.offset_bytes + done_bytes;
   const std::lock_guard lock(read_mutex_);
   try {
-    sources_[weight]->read(offset_bytes, memory_.address(weight) + offset_bytes, chunk_bytes,
-                           buffer);
+    content_.source(weight)->read(offset_bytes, memory_.address(weight) + offset_bytes, chunk_bytes,
+                                  buffer);
   } catch (const std::exception& error) {
     throw FileError(plan_.weights[weight].name + ": " + error.what());
   }
@@ -196,58 +177,18 @@ void WeightStream::start_worker() {
   ++generation_;
 }
 
-void WeightStream::refresh(const std::vector<std::size_t>& weights) {
-  for (const std::size_t weight : weights) check_weight(plan_, weight);
-  const std::lock_guard lock(mutex_);
-  if (closed_) throw ExecutionError(kStreamClosed);
-  for (const std::size_t weight : weights) stale_[weight] = true;
-  if (!weights.empty()) begin_anew_ = true;
-}
-
-void WeightStream::replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources) {
-  for (const auto& [weight, source] : sources) {
-    check_weight(plan_, weight);
-    check_source(plan_.weights[weight], *source);
-  }
-  const std::lock_guard lock(mutex_);
-  if (closed_) throw ExecutionError(kStreamClosed);
-  for (auto& [weight, source] : sources) {
-    replaced_.emplace_back(weight, std::move(source));
-    stale_[weight] = true;
-    begin_anew_ = true;
-  }
-}
-
 // On the executing thread, which alone changes sources while a pass is under way.
 void WeightStream::note_changes() {
   for (const std::size_t weight : watched_) {
-    if (!sources_[weight]->has_changed()) continue;
-    const std::lock_guard lock(mutex_);
-    stale_[weight] = true;
-    begin_anew_ = true;
+    if (content_.source(weight)->has_changed()) content_.note_stale(weight);
   }
-}
-
-ReadMode WeightStream::mode(std::size_t weight) const {
-  check_weight(plan_, weight);
-  const std::lock_guard lock(mutex_);
-  if (sources_.empty()) throw ExecutionError(kStreamClosed);
-  const ReadMode mode = sources_[weight]->mode();
-  return plan_.weights[weight].gathered && mode == ReadMode::kDirect ? ReadMode::kBuffered : mode;
-}
-
-void WeightStream::attach() {
-  const std::lock_guard lock(mutex_);
-  if (attached_) {
-    throw ExecutionError("this weight stream belongs to another executable; make one for each");
-  }
-  attached_ = true;
 }
 
 void WeightStream::end() noexcept {
   std::thread worker;
   {
     const std::lock_guard lock(mutex_);
+    content_.close();
     closed_ = true;
     stop_ = true;
     if (!failed_) failure_ = kStreamClosed;
@@ -262,11 +203,11 @@ void WeightStream::end() noexcept {
 
 void WeightStream::close() noexcept {
   end();
-  std::vector<std::shared_ptr<WeightSource>> let_go;
   {
     const std::lock_guard lock(mutex_);
-    if (!loading_ && !in_pass_) let_go = std::move(sources_);
+    if (loading_ || in_pass_) return;
   }
+  content_.drop();
 }
 
 void WeightStream::give_back() noexcept {
@@ -383,7 +324,7 @@ void WeightStream::begin_pass(std::size_t n_launches, bool traced) {
   report_ = PassReport();
   gathered_bytes_ = gather_ns_ = 0;
   note_changes();
-  if (!begin_anew_) return;
+  if (!begin_anew_ && !content_.is_stale()) return;
   try {
     begin_generation(nullptr);
   } catch (const std::exception& error) {
@@ -453,9 +394,11 @@ void WeightStream::abandon_pass() noexcept {
 void WeightStream::hold() noexcept {
   read_mutex_.lock();
   mutex_.lock();
+  content_.hold();
 }
 
 void WeightStream::release() noexcept {
+  content_.release();
   mutex_.unlock();
   read_mutex_.unlock();
 }
@@ -468,6 +411,7 @@ void WeightStream::restart() noexcept {
   new (&for_others_) std::condition_variable();
   new (&mutex_) std::mutex();
   new (&read_mutex_) std::mutex();
+  content_.restart();
   has_worker_ = working_ = run_ = loading_ = false;
   arrived_target_ = ended_target_ = kNobody;
   under_way_begin_ns_ = 0;
@@ -477,7 +421,7 @@ void WeightStream::restart() noexcept {
   begin_anew_ = true;
   if (memory_.is_shared()) {
     separate_ = true;
-    stale_.assign(stale_.size(), true);
+    content_.note_all_stale();
   }
 }
 

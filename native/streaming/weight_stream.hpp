@@ -17,8 +17,8 @@
 #include "offload/pass_report.hpp"
 #include "offload/thread_owner.hpp"
 #include "streaming/stream_plan.hpp"
+#include "streaming/weight_content.hpp"
 #include "streaming/weight_memory.hpp"
-#include "streaming/weight_source.hpp"
 
 namespace offload {
 
@@ -60,22 +60,13 @@ class WeightStream final : private ThreadOwner {
   // another load.
   void load(const std::function<void(std::uint64_t)>& progress);
 
-  // The bytes of these weights have changed in their sources, or files at their paths: from the
-  // next pass on they are read again. Throws BindingError for a weight that does not exist, and
-  // ExecutionError after close.
-  void refresh(const std::vector<std::size_t>& weights);
-
-  // From the next pass on these weights come from somewhere else. Throws BindingError for a weight
-  // that does not exist or a source of another size, and ExecutionError after close; then none is
-  // replaced.
-  void replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources);
-
-  // How a weight's source is read. Throws BindingError for a weight that does not exist, and
-  // ExecutionError after close.
-  ReadMode mode(std::size_t weight) const;
-
-  // Gives the stream to its executable. Throws ExecutionError if it has one.
-  void attach();
+  // As WeightContent, from the next pass on.
+  void refresh(const std::vector<std::size_t>& weights) { content_.refresh(weights); }
+  void replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources) {
+    content_.replace(std::move(sources));
+  }
+  ReadMode mode(std::size_t weight) const { return content_.mode(weight); }
+  void attach() { content_.attach(); }
 
   // Begins a pass, where needed with a new generation: also if a source says that it has changed.
   // `traced`: keep when transfers ran and launches waited. Throws ExecutionError if the stream is
@@ -145,7 +136,6 @@ class WeightStream final : private ThreadOwner {
 
   void make_hooks(bool poison);
   void begin_generation(const std::function<void(std::uint64_t)>& progress);
-  void note_watched();
   void note_changes();
   void read_residents(const std::vector<bool>& stale,
                       const std::function<void(std::uint64_t)>& progress);
@@ -170,10 +160,10 @@ class WeightStream final : private ThreadOwner {
 
   const StreamPlan plan_;
   WeightMemory memory_;
-  std::vector<std::shared_ptr<WeightSource>> sources_;  // by weight; changed at rest
-  std::vector<std::size_t> watched_;                    // weights whose sources tell changes
-  std::vector<std::size_t> n_before_;                   // by launch, of transfers_before
-  std::vector<std::uint8_t> hooks_;                     // by launch: what its end does
+  WeightContent content_;              // renewed at rest
+  std::vector<std::size_t> watched_;   // weights whose sources tell changes
+  std::vector<std::size_t> n_before_;  // by launch, of transfers_before
+  std::vector<std::uint8_t> hooks_;    // by launch: what its end does
   std::vector<std::vector<std::pair<std::byte*, std::size_t>>> poisons_;  // by launch
 
   // Of the executing thread.
@@ -212,9 +202,6 @@ class WeightStream final : private ThreadOwner {
   std::condition_variable for_others_;
   std::string failure_;
   std::vector<TransferTime> ended_transfers_;
-  std::vector<std::pair<std::size_t, std::shared_ptr<WeightSource>>> replaced_;
-  std::vector<bool> stale_;  // by weight: its source is to be looked up and read again
-  bool attached_ = false;
   bool loaded_ = false;
   bool loading_ = false;
   bool closed_ = false;

@@ -16,7 +16,7 @@ from aten_kernel import AtenKernel
 
 from offload import _native
 from offload.backends.ascend import Address, GatherKernel, Kernel, KernelCapture
-from offload.program import Program
+from offload.program import Launch, Program
 
 
 def _array(address: int, kind: type, count: int) -> np.ndarray:
@@ -40,17 +40,23 @@ class AtenCapturer:
 
     Attributes:
         has_gather: whether the kernel that refreshes tables is there.
+        on_end: called with each launch whose kernel has run.
+        ascend: the simulated runtime.
     """
 
     def __init__(self, ascend: AscendSimulator, *, has_gather: bool = True) -> None:
         self.has_gather = has_gather
-        self._ascend = ascend
+        self.on_end: Callable[[Launch], None] = lambda launch: None
+        self.ascend = ascend
 
     def capture(self, program: Program, device: int) -> KernelCapture:
         """One kernel for each launch."""
         aten = [AtenKernel(program, launch) for launch in program.launches]
-        functions = {f"launch {index}": _of_block(one) for index, one in enumerate(aten)}
-        binary = _native.AscendBinary(device, self._ascend.binary(functions))
+        functions = {
+            f"launch {index}": (sum(one.sizes), self._running(one, launch))
+            for index, (one, launch) in enumerate(zip(aten, program.launches, strict=True))
+        }
+        binary = _native.AscendBinary(device, self.ascend.binary(functions))
         nowhere = dict.fromkeys(range(len(program.values)), 0)
         kernels = [
             Kernel(
@@ -67,9 +73,16 @@ class AtenCapturer:
         ]
         return KernelCapture(kernels, keep=binary)
 
+    def _running(self, kernel: AtenKernel, launch: Launch) -> Callable[[bytes, int], None]:
+        def run(block: bytes, _n_blocks: int) -> None:
+            kernel.execute(block)
+            self.on_end(launch)
+
+        return run
+
     def gather_kernel(self, device: int) -> GatherKernel | None:
         """A kernel in Python."""
-        return gather_kernel(self._ascend, device) if self.has_gather else None
+        return gather_kernel(self.ascend, device) if self.has_gather else None
 
 
 def gather_kernel(ascend: AscendSimulator, device: int = 0) -> GatherKernel:
@@ -78,7 +91,3 @@ def gather_kernel(ascend: AscendSimulator, device: int = 0) -> GatherKernel:
         device, ascend.binary({"gather": (_native.ASCEND_GATHER_ARGUMENTS_BYTES, gather)})
     )
     return GatherKernel(binary.function("gather"), 1, binary)
-
-
-def _of_block(kernel: AtenKernel) -> tuple[int, Callable[[bytes, int], object]]:
-    return sum(kernel.sizes), lambda block, _n_blocks: kernel.execute(block)

@@ -45,6 +45,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_set_event_limit": (None, [_bytes]),
     "sim_set_destroy_polls": (None, [_int]),
     "sim_set_patience_ms": (None, [_int]),
+    "sim_set_first_stream_first": (None, [_int]),
     "sim_argument_bytes": (_bytes, []),
     "sim_streams_in_use": (_bytes, [_int]),
 }
@@ -172,6 +173,10 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
     def set_patience_ms(self, milliseconds: int) -> None:
         """How long a wait without a time lasts if nobody issues what the work waits for."""
         self.library.sim_set_patience_ms(milliseconds)
+
+    def set_first_stream_first(self, first: bool) -> None:
+        """Whether a model's first stream goes as far as it may, rather than its last."""
+        self.library.sim_set_first_stream_first(first)
 
     @property
     def argument_bytes(self) -> int:

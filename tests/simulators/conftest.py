@@ -77,6 +77,27 @@ def backend(simulator: simulators.Simulator, monkeypatch: pytest.MonkeyPatch):
     return simulated_backend.install(simulator, monkeypatch)
 
 
+@pytest.fixture(params=["cuda", "npu", "npu by build"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """Each simulated device that streams weights."""
+    import device_streaming
+
+    if request.param != "cuda":
+        form = "build" if request.param == "npu by build" else None
+        ascend = request.getfixturevalue("ascend")
+        return device_streaming.AscendDevice(ascend, monkeypatch, form)
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
+    return device_streaming.CudaDevice(request.getfixturevalue("simulator"), monkeypatch)
+
+
+@pytest.fixture
+def least_budget(deep, device) -> int:
+    """The least budget of `deep` on the device."""
+    import device_streaming
+
+    return device_streaming.floor_on(deep, device.backend)
+
+
 @pytest.fixture
 def deep(tmp_path: Path):
     """A model of many layers, captured from files."""

@@ -1,15 +1,146 @@
-"""What tests of weights on the simulated device share."""
+"""What tests of weights on simulated devices share: devices, expected results, poison."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from typing import Protocol
 
+import pytest
 import torch
-from simulator import NEWEST_FIRST, OLDEST_FIRST, RANDOM
+from ascend_simulator import AscendSimulator
+from simulator import NEWEST_FIRST, OLDEST_FIRST, RANDOM, DeviceControls, Simulator
 from test_streaming import floor_of, results
+
+import offload
 
 GIVEN = (4, 128)
 ORDERS = [(NEWEST_FIRST, 0), (OLDEST_FIRST, 0), (RANDOM, 1), (RANDOM, 2)]
+
+
+class StreamingDevice(Protocol):
+    """A simulated device that brings weights while launches run.
+
+    Attributes:
+        backend: found by its name.
+        controls: of the simulator.
+        orders: in which it can do what no order is enforced for; some of them are the worst.
+        execute: the function that executes a program.
+        failure: an error's code, and how it is said.
+        fault: how is said that a copy failed on the device.
+        register: the function that registers the host store.
+    """
+
+    backend: object
+    controls: DeviceControls
+    orders: Sequence[object]
+    execute: str
+    failure: tuple[int, str]
+    fault: str
+    register: str
+
+    def set_order(self, order: object) -> None:
+        """Choose an order for the executions from now on."""
+
+    def settle(self, run: offload.Executable) -> None:
+        """Wait, so that the results of the last execution can be looked at."""
+
+    def enqueue_copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueue a copy on the caller's stream."""
+
+    def synchronize(self) -> None:
+        """Run all that is enqueued, beginning with the streams that were made."""
+
+    def held(self) -> tuple[int, ...]:
+        """What a load takes of the device and gives back."""
+
+
+class CudaDevice:
+    """The simulated CUDA device."""
+
+    orders = ORDERS
+    execute = "cuGraphLaunch"
+    failure = (999, "CUDA_ERROR_UNKNOWN")
+    fault = "CUDA_ERROR_ILLEGAL_ADDRESS"
+    register = "cuMemHostRegister"
+
+    def __init__(self, simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
+        import simulated_backend
+
+        self.controls = simulator
+        self.backend = simulated_backend.install(simulator, monkeypatch)
+
+    def set_order(self, order: tuple[int, int]) -> None:
+        self.controls.set_node_order(*order)
+
+    def settle(self, run: offload.Executable) -> None:
+        """Nothing: work runs when it is enqueued."""
+
+    def enqueue_copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        from offload.backends.cuda.graph import call
+
+        call("cuMemcpyAsync", to.data_ptr(), source.data_ptr(), to.nbytes, 0)
+
+    def synchronize(self) -> None:
+        from offload.backends.cuda.graph import call
+
+        call("cuCtxSynchronize")
+
+    def held(self) -> tuple[int, ...]:
+        kinds = ("executable", "graph", "stream", "event", "mapping", "reservation")
+        controls = self.controls
+        counts = tuple(controls.live(kind) for kind in kinds)
+        return (*counts, controls.host_bytes, controls.physical_bytes)
+
+
+LAUNCHES_FIRST, COPIES_FIRST, IN_TURNS = "launches first", "copies first", "in turns"
+
+
+class AscendDevice:
+    """The simulated Ascend device: streams of a model, of which one goes first."""
+
+    orders = (LAUNCHES_FIRST, COPIES_FIRST, IN_TURNS)
+    execute = "aclmdlRIExecuteAsync"
+    failure = (507000, "ACL_ERROR_RT_INTERNAL_ERROR")
+    fault = "ACL_ERROR_RT_"
+    register = "aclrtHostRegisterV2"
+
+    def __init__(
+        self, ascend: AscendSimulator, monkeypatch: pytest.MonkeyPatch, form: str | None = None
+    ) -> None:
+        import simulated_ascend
+        from ascend_kernels import AtenCapturer
+
+        self.controls = ascend
+        made = simulated_ascend.SimulatedAscendBackend(AtenCapturer(ascend), form=form)
+        self.backend = simulated_ascend.install(ascend, monkeypatch, made)
+        self._order: str | None = None
+
+    def set_order(self, order: str) -> None:
+        self._order = order
+        self.controls.set_eager(False)
+        self.controls.set_first_stream_first(order == LAUNCHES_FIRST)
+
+    def settle(self, run: offload.Executable) -> None:
+        if self._order in (LAUNCHES_FIRST, COPIES_FIRST):
+            self.synchronize()
+        elif self._order == IN_TURNS:
+            run._loaded.resident.finish()
+
+    def enqueue_copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        size_bytes, write = to.nbytes, ctypes.memmove
+        addresses = to.data_ptr(), source.data_ptr()
+        function = self.controls.host_function(lambda: write(*addresses, size_bytes))
+        self.controls.call("aclrtLaunchHostFunc", 0, function, 0)
+
+    def synchronize(self) -> None:
+        self.controls.call("aclrtSynchronizeDevice")
+
+    def held(self) -> tuple[int, ...]:
+        kinds = ("model", "stream", "event", "registration")
+        controls = self.controls
+        counts = tuple(controls.live(kind) for kind in kinds)
+        return (*counts, controls.streams_in_use(), controls.host_bytes, controls.live_bytes)
 
 
 def floor_on(captured, backend) -> int:
@@ -26,9 +157,11 @@ def expected_of(captured, inputs):
         return [[one.clone() for one in results(run(given))] for given in inputs]
 
 
-def check(run, inputs, expected) -> None:
+def check(run, inputs, expected, settle=lambda run: None) -> None:
     for given, wanted in zip(inputs, expected, strict=True):
-        for got, tensor in zip(results(run(given)), wanted, strict=True):
+        found = results(run(given))
+        settle(run)
+        for got, tensor in zip(found, wanted, strict=True):
             assert torch.equal(got, tensor)
 
 
@@ -44,7 +177,7 @@ def poison_after_last_use(backend, run) -> None:
 
     def poison(launch) -> None:
         for piece in last.get(launch.index, ()):
-            address = run._loaded.weights[piece.value].untyped_storage().data_ptr()
+            address = run._loaded.weights[piece.value].data_ptr()
             ctypes.memset(address, 0xFF, piece.size_bytes)
 
     backend.capturer.on_end = poison

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from typing import Literal
 
 import pytest
@@ -11,6 +13,10 @@ from ascend_simulator import AscendSimulator
 
 from offload import backends
 from offload.backends.ascend import AscendBackend, Refresh
+from offload.backends.ascend.streaming import WeightMemory
+from offload.backends.device_streaming import refuse_unstored
+from offload.program import Program
+from offload.streaming import Link
 
 
 class SimulatedAscendBackend(AscendBackend):
@@ -29,6 +35,7 @@ class SimulatedAscendBackend(AscendBackend):
         form: Literal["build", "capture"] | None = None,
     ) -> None:
         self.capturer = capturer
+        self._ascend = capturer.ascend
         super().__init__(capturer, refresh=refresh, form=form)
 
     def records(self) -> str:
@@ -42,6 +49,19 @@ class SimulatedAscendBackend(AscendBackend):
     def current_stream(self, index: int) -> int:
         """The default one."""
         return 0
+
+    def weight_memory(self, index: int, size_bytes: int) -> WeightMemory:
+        """Of the simulated device, as a tensor of the CPU."""
+        address = self._ascend.make("aclrtMalloc", max(1, size_bytes), 0)
+        memory = (ctypes.c_uint8 * max(1, size_bytes)).from_address(address)
+        release = weakref.finalize(memory, self._ascend.code, "aclrtFree", address)
+        release.atexit = False
+        return WeightMemory(torch.frombuffer(memory, dtype=torch.uint8), release)
+
+    def link(self, program: Program) -> Link:
+        """Not measured, so that every run decides alike; a copy takes about as long as a launch."""
+        refuse_unstored(program)
+        return Link(bytes_per_second=1e10, overhead_ns=1000.0)
 
 
 def install(

@@ -18,7 +18,7 @@ from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import Capturer
 from offload.backends.cuda.memory import DeviceMemory
-from offload.backends.cuda.streaming import refuse_unstored
+from offload.backends.device_streaming import refuse_unstored
 from offload.machine import CopyCosts
 from offload.program import Program
 from offload.streaming import Link

@@ -31,6 +31,8 @@ NEWEST_FIRST, OLDEST_FIRST, RANDOM = 0, 1, 2
 
 _text, _address, _bytes, _int = ctypes.c_char_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int
 _CONTROLS: dict[str, tuple[type | None, list[type]]] = {
+    "sim_fault_copy": (None, [ctypes.c_uint64]),
+    "sim_bytes_from_host": (ctypes.c_uint64, []),
     "sim_set_eager": (None, [_int]),
     "sim_fail": (None, [_text, ctypes.c_uint64, _int]),
     "sim_calls": (ctypes.c_uint64, [_text]),
@@ -51,8 +53,6 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_hide": (None, [_text]),
     "sim_set_strict_kinds": (None, [_int]),
     "sim_set_node_order": (None, [_int, ctypes.c_uint64]),
-    "sim_fault_copy": (None, [ctypes.c_uint64]),
-    "sim_bytes_from_host": (ctypes.c_uint64, []),
     "sim_set_driver_version": (None, [_int]),
     "sim_physical_bytes": (_bytes, []),
 }
@@ -120,6 +120,15 @@ class DeviceControls:
         if count < 0:
             raise ValueError(f"the simulator counts nothing of the name {kind!r}")
         return count
+
+    def fault_copy(self, nth: int = 1) -> None:
+        """Let the nth copy that runs from now on be a fault of the device, for good."""
+        self.library.sim_fault_copy(nth)
+
+    @property
+    def bytes_from_host(self) -> int:
+        """Of copies from the host's memory that have run, and were not staged when issued."""
+        return self.library.sim_bytes_from_host()
 
     @property
     def live_bytes(self) -> int:
@@ -194,15 +203,6 @@ class Simulator(DeviceControls):
         NEWEST_FIRST (at the beginning), OLDEST_FIRST, or RANDOM, otherwise at each launch.
         """
         self.library.sim_set_node_order(order, seed)
-
-    def fault_copy(self, nth: int = 1) -> None:
-        """Let the nth copy that runs from now on be a fault of the device, for good."""
-        self.library.sim_fault_copy(nth)
-
-    @property
-    def bytes_from_host(self) -> int:
-        """Of copies from the host's memory that have run."""
-        return self.library.sim_bytes_from_host()
 
     def set_driver_version(self, version: int) -> None:
         """What the driver says of itself; newer functions are not found."""

@@ -11,7 +11,7 @@ from simulator import NEWEST_FIRST, OLDEST_FIRST
 import offload
 from offload import passes
 from offload.backends.cuda import backend as cuda_backend
-from offload.backends.cuda.streamed_copies import StreamedGraph, check_copies, streamed_graph
+from offload.backends.streamed_copies import StreamedGraph, check_copies, streamed_graph
 from offload.plan import NodeGraph
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")

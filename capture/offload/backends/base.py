@@ -117,7 +117,7 @@ class Loaded:
     set_nodes: Mapping[int, Set[int]] = dataclasses.field(default_factory=dict)
     measure_copies: Callable[[], CopyCosts] | None = None
     weights: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    stream: _native.WeightStream | _native.CudaWeightStream | None = None
+    stream: _native.WeightStream | _native.DeviceWeightStream | None = None
     moves_feature_map: bool = True
     notes: Callable[[], tuple[str, ...]] = tuple
 

@@ -59,7 +59,7 @@ def make_stream(
         transfers=native_transfers(streaming, sources),
         n_launches=len(program.launches),
     )
-    memory = [stream.tensor(number) for number in range(len(sources))]
+    memory = [stream.tensor(number).untyped_storage() for number in range(len(sources))]
     return stream, managed_tensors(program, sources, memory)
 
 

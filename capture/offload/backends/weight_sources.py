@@ -91,17 +91,15 @@ def native_transfers(
 
 
 def managed_tensors(
-    program: Program, sources: Sources, memory: Sequence[torch.Tensor]
+    program: Program, sources: Sources, memory: Sequence[torch.UntypedStorage]
 ) -> Mapping[int, torch.Tensor]:
     """The tensor that was recorded for each managed weight, on the memory that it has now.
 
     Args:
         program: has the weights.
         sources: as `managed_weights` gives them.
-        memory: for each of them the bytes of it, as uint8.
+        memory: for each of them its bytes.
     """
-    bases = {
-        value: (tensor.untyped_storage(), 0) for value, tensor in zip(sources, memory, strict=True)
-    }
+    bases = {value: (storage, 0) for value, storage in zip(sources, memory, strict=True)}
     run = EagerRun(program, bases, fill=None)
     return {value: run.tensor(program.weight_views[value][0]) for value in sources}

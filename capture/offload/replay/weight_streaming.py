@@ -33,7 +33,7 @@ class WeightStreaming:
         self,
         program: Program,
         plan: Streaming,
-        stream: _native.WeightStream | _native.CudaWeightStream,
+        stream: _native.WeightStream | _native.DeviceWeightStream,
         check_stored: Callable[[], None],
         last_execution: Callable[[], LastExecution],
     ) -> None:

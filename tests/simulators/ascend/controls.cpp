@@ -129,6 +129,26 @@ ACL_EXPORT void sim_set_patience_ms(int milliseconds) {
   runtime().settings.patience_ms = milliseconds;
 }
 
+// Which of a model's streams goes as far as it may, where somebody waits for the model: 0 the one
+// that joined last, 1 the one that it began on.
+ACL_EXPORT void sim_set_first_stream_first(int first) {
+  const auto lock = locked();
+  runtime().settings.first_stream_first = first != 0;
+}
+
+// The nth copy that runs from now on (1: the next) is a fault of the device instead.
+ACL_EXPORT void sim_fault_copy(std::uint64_t nth) {
+  const auto lock = locked();
+  runtime().device.scheduler.fault_copy(nth);
+}
+
+// Bytes of copies from memory of the host that have run; of what was staged when it was issued
+// none.
+ACL_EXPORT std::uint64_t sim_bytes_from_host() {
+  const auto lock = locked();
+  return runtime().device.scheduler.bytes_from_host();
+}
+
 // The device fails now, for good, as after a kernel's exception.
 ACL_EXPORT void sim_fault() {
   const auto lock = locked();

@@ -263,10 +263,11 @@ void execute(Runtime& state, const std::shared_ptr<ModelState>& model, StreamSta
       scheduler.enqueue(*part->stream->queue, Record{execution.ends[n_ended++]});
     }
   }
-  // The last stream goes first wherever it may, so that a missing event shows.
-  for (auto end = execution.ends.rbegin(); end != execution.ends.rend(); ++end) {
-    scheduler.enqueue(*stream.queue, Wait{*end});
+  // One stream goes first wherever it may, so that a missing event shows.
+  if (!state.settings.first_stream_first) {
+    std::reverse(execution.ends.begin(), execution.ends.end());
   }
+  for (const auto& end : execution.ends) scheduler.enqueue(*stream.queue, Wait{end});
   model->executions.push_back(scheduler.record(*stream.queue));
 }
 

@@ -42,6 +42,7 @@ struct Settings {
   bool software_sq = true;
   int patience_ms = 10000;    // how long a wait for what nobody issues lasts
   int destroy_polls = 10000;  // of one millisecond
+  bool first_stream_first = false;
 };
 
 struct OfflineState;

@@ -171,7 +171,8 @@ SIMULATOR_EXPORT void sim_fault_copy(std::uint64_t nth) {
   driver().device.scheduler.fault_copy(nth);
 }
 
-// Bytes of copies from memory of the host that have run.
+// Bytes of copies from memory of the host that have run; of what was staged when it was issued
+// none.
 SIMULATOR_EXPORT std::uint64_t sim_bytes_from_host() {
   const std::lock_guard lock(driver().device.mutex);
   return driver().device.scheduler.bytes_from_host();

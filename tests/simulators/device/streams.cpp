@@ -226,7 +226,7 @@ void Scheduler::perform(const Work& work) {
         fault_ = Status::kIllegalAddress;
         return;
       }
-      if (copy->source.side == Side::kHost) {
+      if (copy->source.side == Side::kHost && copy->staged.empty()) {
         bytes_from_host_ += copy->width_bytes * copy->height * copy->depth;
       }
       simulator::run(*copy);

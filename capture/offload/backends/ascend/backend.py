@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,13 @@ import torch
 from offload import _native
 from offload.backends.ascend.kernels import Capturer, GatherKernel, KernelCapture
 from offload.backends.ascend.offline import open_offline
+from offload.backends.ascend.streaming import (
+    StreamedWeights,
+    WeightMemory,
+    link_meter,
+    stream_weights,
+    streaming_notes,
+)
 from offload.backends.base import (
     Backend,
     Capabilities,
@@ -25,11 +33,13 @@ from offload.backends.base import (
     Prepared,
     slot_triggers,
 )
+from offload.backends.device_streaming import refuse_unstored
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
-from offload.errors import BackendUnavailable, CaptureError
+from offload.errors import BackendUnavailable, CaptureError, ExecutionError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, check_plan
 from offload.program import Program
+from offload.streaming import Link
 
 ALIGNMENT_BYTES = 512
 """Of every Value in the feature map: what cube and vector units prefer, and torch_npu's unit."""
@@ -52,6 +62,8 @@ class AscendBackend:
     capabilities = Capabilities(queues_work=True)
     alignment_bytes = ALIGNMENT_BYTES
     tensor_alignment_bytes = TENSOR_ALIGNMENT_BYTES
+    granule_bytes = ALIGNMENT_BYTES
+    memory_bytes_per_ns = 1600.0
     copies_on_device = True
     """Tensors lie in the device's memory, so that the runtime copies them on their stream."""
 
@@ -100,7 +112,7 @@ class AscendBackend:
         missing = self._missing_device(index)
         if missing:
             raise BackendUnavailable("; ".join(missing))
-        name, memory_bytes = _native.ascend_device(index)
+        name, memory_bytes, _ = _native.ascend_device(index)
         return Machine("npu", name, memory_bytes, self.alignment_bytes, CostTable())
 
     def open_offline(self, path: Path, index: int | None) -> tuple[Prepared, Backend]:
@@ -190,7 +202,10 @@ class AscendBackend:
         Raises:
             PlanError: the Plan does not fit the Program.
             BindingError: a weight's memory is not aligned.
-            BackendUnavailable: the device is to gather, and there is no kernel for it.
+            BackendUnavailable: the device is to gather, and there is no kernel for it; or weights
+                are to be streamed that have no store on the host.
+            CaptureError: a kernel uses a streamed weight that its launch does not read.
+            FileError: a file with weights is shorter than it was, or cannot be read.
             ExecutionError: the runtime failed; memory and streams that ran out are said.
         """
         program, captured = prepared.program, prepared.state
@@ -199,16 +214,23 @@ class AscendBackend:
         named = {address.value for one in captured.kernels for address in one.addresses}
         check = functools.partial(check_weights, program, named, self.tensor_alignment_bytes)
         check()
+        gather = self._gather_kernel(device)
+        streamed = self._streamed(captured, program, plan, device)
         resident = _resident(
             captured,
             program,
             plan,
             device=device,
             form=self._form,
-            gather=self._gather_kernel(device),
+            gather=gather,
             copies_on_device=self.copies_on_device,
+            streamed=streamed,
         )
         reports = tuple(LaunchReport("model", 0) for _ in program.launches)
+        notes: Callable[[], tuple[str, ...]] = functools.partial(_notes, resident, self._refresh)
+        if streamed is not None and plan.streaming is not None:
+            more = streaming_notes(streamed.stream, plan.streaming)
+            notes = functools.partial(_notes, resident, self._refresh, more)
         return Loaded(
             resident,
             frozenset(),
@@ -217,8 +239,61 @@ class AscendBackend:
             alignment_bytes=self.tensor_alignment_bytes,
             current_stream=self.current_stream,
             check_weights=check,
-            notes=functools.partial(_notes, resident, self._refresh),
+            weights={} if streamed is None else streamed.tensors,
+            stream=None if streamed is None else streamed.stream,
+            notes=notes,
         )
+
+    def _streamed(
+        self, captured: KernelCapture, program: Program, plan: Plan, device: int
+    ) -> StreamedWeights | None:
+        if plan.streaming is None:
+            return None
+        return stream_weights(
+            program,
+            plan.streaming,
+            device,
+            touches=[[one.value for one in kernel.addresses] for kernel in captured.kernels],
+            launches=[kernel.launch for kernel in captured.kernels],
+            memory=functools.partial(self.weight_memory, device),
+        )
+
+    def weight_memory(self, index: int, size_bytes: int) -> WeightMemory:
+        """Memory of torch's on a device, for weights.
+
+        Raises:
+            ExecutionError: the device has no memory.
+        """
+        try:
+            tensor = torch.empty(size_bytes, dtype=torch.uint8, device=self.tensor_device(index))
+        except torch.OutOfMemoryError as error:
+            raise ExecutionError(
+                f"no memory for the {size_bytes} bytes of weights: {error}"
+            ) from error
+        return WeightMemory(tensor, functools.partial(tensor.untyped_storage().resize_, 0))
+
+    def link(self, program: Program) -> Link:
+        """What a copy from the host takes, measured once in a process.
+
+        Raises:
+            BackendUnavailable: the program's weights are not in files.
+            ExecutionError: the runtime failed, or has no memory to measure with.
+        """
+        refuse_unstored(program)
+        return link_meter.link(self.device_of(program))
+
+    def maps_pieces(self) -> bool:
+        """Not yet: a weight is streamed as a whole."""
+        return False
+
+    def free_bytes(self, program: Program) -> int:
+        """Of the Program's device, what torch's allocator only keeps for later included."""
+        device = self.device_of(program)
+        _, _, free_bytes = _native.ascend_device(device)
+        npu: Any = getattr(torch, "npu", None)
+        if npu is None or not npu.is_available():
+            return free_bytes
+        return free_bytes + int(npu.memory_reserved(device)) - int(npu.memory_allocated(device))
 
     def _gather_kernel(self, device: int) -> GatherKernel | None:
         if self._refresh is Refresh.HOST:
@@ -263,6 +338,7 @@ def _resident(
     form: str | None,
     gather: GatherKernel | None,
     copies_on_device: bool,
+    streamed: StreamedWeights | None,
 ) -> _native.AscendResident:
     words: list[tuple[int, int]] = []
     relocations: list[tuple[int, int, int]] = []
@@ -290,11 +366,15 @@ def _resident(
         form=form,
         copies_on_device=copies_on_device,
         gather=None if gather is None else (gather.function, gather.n_blocks),
+        steps=None if streamed is None else streamed.steps,
+        for_next_pass=() if streamed is None else streamed.for_next_pass,
         keep=(captured.keep, gather),
     )
 
 
-def _notes(resident: _native.AscendResident, refresh: Refresh) -> tuple[str, ...]:
+def _notes(
+    resident: _native.AscendResident, refresh: Refresh, more: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     """How the model was made, and how its arguments are refreshed; what that took so far."""
     made = {"build": "an explicit build", "capture": "the capture of a stream"}[resident.form]
     counts = resident.refresh_counts
@@ -308,4 +388,4 @@ def _notes(resident: _native.AscendResident, refresh: Refresh) -> tuple[str, ...
         Refresh.HOST: "the host writes what changed, and copies it at once",
         Refresh.GATHER: "a kernel gathers them on the device",
     }[refresh]
-    return (f"one model, made by {made}", f"addresses of kernel arguments: {who} ({done})")
+    return (f"one model, made by {made}", f"addresses of kernel arguments: {who} ({done})", *more)

@@ -15,12 +15,19 @@ from offload.backends.ascend.relocated_model import (
     patched_arguments,
     prove_relocation,
 )
-from offload.backends.ascend.torch_capture import TorchCapturer
+from offload.backends.ascend.streaming import StreamedWeights, stream_weights, streaming_notes
+from offload.backends.ascend.torch_capture import (
+    CapturedModel,
+    Improve,
+    TorchCapturer,
+    moving_values,
+)
 from offload.backends.ascend.torch_relocation import BoundModel, Relocator
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.backends.relocation.touches import node_graph, with_scratch
 from offload.plan import Plan, check_plan
 from offload.program import Launch, Program, Role
+from offload.streaming import Streaming
 
 
 class TorchAscendBackend(AscendBackend):
@@ -29,7 +36,8 @@ class TorchAscendBackend(AscendBackend):
     A Program's launches are captured through torch_npu into one model. Where the runtime tells what
     its kernels were given, inputs, outputs and the feature map move by patching those arguments;
     elsewhere the kernels keep the addresses of the capture: the feature map is torch's, and inputs
-    and outputs are copied. Weights stay where they are.
+    and outputs are copied. Weights stay where they are; those in files are captured where a
+    streaming plan places them, and then inputs and outputs are copied too.
     """
 
     capabilities = Capabilities(
@@ -82,7 +90,7 @@ class TorchAscendBackend(AscendBackend):
         return []
 
     def prepare(self, program: Program) -> Prepared:
-        """Capture the Program's launches.
+        """Capture the Program's launches, unless weights in files have no addresses yet.
 
         Raises:
             BackendUnavailable: as `machine`.
@@ -93,13 +101,15 @@ class TorchAscendBackend(AscendBackend):
         device = self.device_of(program)
         self.machine(device)
         self.refuse_launches(program)
-        capturer = self._torch_capturer or TorchCapturer()
         own = frozenset(value.index for value in program.of_role(Role.ACTIVATION))
+        if program.stored:
+            moving_values(program)  # which refuses inputs that cannot be copied
+            return Prepared(program, own)
         if self._relocation is False:
-            model = capturer.capture(program, device, self._copies)
+            model = self._capture(program)
             return Prepared(program, own, state=BoundModel(model, why_copied="not asked for"))
         relocator = Relocator(program, device, is_required=bool(self._relocation))
-        capturer.capture(program, device, self._copies, relocator.improve)
+        self._capture(program, improve=relocator.improve)
         bound = relocator.bound
         assert bound is not None  # what improve has made
         if bound.words is None:
@@ -109,22 +119,79 @@ class TorchAscendBackend(AscendBackend):
         graph = node_graph(whole, words.capture, words.discovery.words)
         return Prepared(whole, own, graph, state=bound)
 
+    def _capture(
+        self,
+        program: Program,
+        improve: Improve | None = None,
+        streamed: StreamedWeights | None = None,
+    ) -> CapturedModel:
+        capturer = self._torch_capturer or TorchCapturer()
+        device = self.device_of(program)
+        return capturer.capture(program, device, self._copies, improve=improve, streamed=streamed)
+
+    def _streamed_launches(self, program: Program, streaming: Streaming) -> StreamedWeights:
+        """Weights in files have the addresses that the plan gives them, and are captured there."""
+        device = self.device_of(program)
+        return stream_weights(
+            program,
+            streaming,
+            device,
+            touches=[(*launch.reads, *launch.writes) for launch in program.launches],
+            launches=range(len(program.launches)),
+            memory=functools.partial(self.weight_memory, device),
+        )
+
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """What was captured, its moving tensors bound to the Plan's slots.
 
+        Weights in files are captured here, where the plan has given them addresses.
+
         Raises:
             PlanError: the Plan does not fit the Program.
+            CaptureError: a launch cannot be captured.
+            FileError: a file with weights is shorter than it was, or cannot be read.
             BackendUnavailable, ExecutionError: the runtime failed.
         """
         program = prepared.program
         check_plan(program, plan)
-        bound: BoundModel = prepared.state
+        streamed = None
+        if plan.streaming is not None:
+            streamed = self._streamed_launches(program, plan.streaming)
+        bound: BoundModel = prepared.state or BoundModel(
+            self._capture(program, streamed=streamed),
+            why_copied="weights are streamed, whose addresses the capture must have from the plan",
+        )
+        resident = self._resident(bound, program, plan, streamed)
+        bound.residents.append(weakref.ref(resident))
+        reports = tuple(
+            LaunchReport("model", _outside_bytes(program, plan, launch))
+            for launch in program.launches
+        )
+        return Loaded(
+            resident,
+            frozenset(),
+            lambda: reports,
+            device=self.tensor_device(self.device_of(program)),
+            alignment_bytes=self.tensor_alignment_bytes,
+            current_stream=self.current_stream,
+            moves_feature_map=bound.words is not None and not bound.words.why_fixed,
+            weights={} if streamed is None else streamed.tensors,
+            stream=None if streamed is None else streamed.stream,
+            notes=functools.partial(_notes, bound, program, plan, resident, streamed),
+        )
+
+    def _resident(
+        self,
+        bound: BoundModel,
+        program: Program,
+        plan: Plan,
+        streamed: StreamedWeights | None,
+    ) -> _native.AscendCapturedResident:
         model = bound.model
         assert model.copies is not None  # nobody else closes it
-        device = self.device_of(program)
         patched = patched_arguments(bound, plan)
-        resident = _native.AscendCapturedResident(
-            device=device,
+        return _native.AscendCapturedResident(
+            device=self.device_of(program),
             model=model.handle,
             copies=model.copies,
             slots=[_slot(plan, one.value) for one in model.moving],
@@ -135,21 +202,8 @@ class TorchAscendBackend(AscendBackend):
             places=patched.places,
             feature_map_slot=plan.feature_map.index,
             home=patched.home,
-        )
-        bound.residents.append(weakref.ref(resident))
-        reports = tuple(
-            LaunchReport("model", _outside_bytes(program, plan, launch))
-            for launch in program.launches
-        )
-        return Loaded(
-            resident,
-            frozenset(),
-            lambda: reports,
-            device=self.tensor_device(device),
-            alignment_bytes=self.tensor_alignment_bytes,
-            current_stream=self.current_stream,
-            moves_feature_map=bound.words is not None and not bound.words.why_fixed,
-            notes=functools.partial(notes_of, bound, program, resident),
+            steps=None if streamed is None else streamed.steps,
+            for_next_pass=() if streamed is None else streamed.for_next_pass,
         )
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
@@ -159,8 +213,8 @@ class TorchAscendBackend(AscendBackend):
             CaptureError: results or written state differ, or old memory was written.
             ExecutionError: the device failed, or has no memory for the proof.
         """
-        bound: BoundModel = prepared.state
-        if bound.words is None:
+        bound: BoundModel | None = prepared.state
+        if bound is None or bound.words is None:
             return
         device = self.device_of(prepared.program)
         stream = self.current_stream(device)
@@ -179,3 +233,16 @@ def _outside_bytes(program: Program, plan: Plan, launch: Launch) -> int:
         return 0
     made = [program.values[view.value] for view in launch.made()]
     return sum(value.size_bytes for value in made if value.role is Role.ACTIVATION)
+
+
+def _notes(
+    bound: BoundModel,
+    program: Program,
+    plan: Plan,
+    resident: _native.AscendCapturedResident,
+    streamed: StreamedWeights | None,
+) -> tuple[str, ...]:
+    notes = notes_of(bound, program, resident)
+    if streamed is None or plan.streaming is None:
+        return notes
+    return (*notes, *streaming_notes(streamed.stream, plan.streaming))

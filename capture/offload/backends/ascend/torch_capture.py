@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from offload import _native
+from offload.backends.ascend.streaming import StreamedWeights
 from offload.backends.torch_warm_up import Bases, collector_off, first_line, last_uses_of, warm_up
 from offload.eager_run import EagerRun, host_storage
 from offload.errors import CaptureError, ExecutionError, OffloadError
@@ -167,7 +168,13 @@ class TorchCapturer:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "offload-capture")
 
     def capture(
-        self, program: Program, device: int, form: str | None, improve: Improve | None = None
+        self,
+        program: Program,
+        device: int,
+        form: str | None,
+        *,
+        improve: Improve | None = None,
+        streamed: StreamedWeights | None = None,
     ) -> CapturedModel:
         """Run every launch twice, to warm up and under capture, where nothing executes.
 
@@ -178,6 +185,8 @@ class TorchCapturer:
             device: where.
             form: who copies what moves, `captured` or `enqueued`; None: what the runtime can.
             improve: makes a better model of it by more captures, or gives it back.
+            streamed: where weights in files lie, and their copies, which are captured between
+                launches; a launch is a node of its steps.
 
         Raises:
             CaptureError: a launch cannot be captured (the message names it), an input cannot be
@@ -195,7 +204,13 @@ class TorchCapturer:
                 )
             ready = npu.current_stream(device).record_event()
             work = functools.partial(
-                self._on_thread, program, device, form=form, moving=moving, improve=improve
+                self._on_thread,
+                program,
+                device,
+                form=form,
+                moving=moving,
+                improve=improve,
+                streamed=streamed,
             )
             return self._thread.submit(work, ready).result()
         except OffloadError:
@@ -212,6 +227,7 @@ class TorchCapturer:
         form: str | None,
         moving: list[Moving],
         improve: Improve | None,
+        streamed: StreamedWeights | None,
     ) -> CapturedModel:
         npu: Any = torch.npu  # type: ignore[attr-defined]
         with _one_at_a_time, npu.device(device), torch.no_grad():
@@ -221,7 +237,8 @@ class TorchCapturer:
                 warm_up(program, torch.device("npu", device), self._inputs)
 
                 def capture(copied: Sequence[Moving]) -> CapturedModel:
-                    return _OneCapture(program, device, stream, form, copied).run()
+                    one = _OneCapture(program, device, stream, form, copied, streamed=streamed)
+                    return one.run()
 
                 model = capture(moving)
                 return model if improve is None else improve(model, capture)
@@ -231,13 +248,21 @@ class _OneCapture:
     """One capture of a Program on the current stream."""
 
     def __init__(
-        self, program: Program, device: int, stream: Any, form: str | None, moving: Sequence[Moving]
+        self,
+        program: Program,
+        device: int,
+        stream: Any,
+        form: str | None,
+        moving: Sequence[Moving],
+        *,
+        streamed: StreamedWeights | None,
     ) -> None:
         npu: Any = torch.npu  # type: ignore[attr-defined]
         self._program = program
         self._device = torch.device("npu", device)
         self._stream = stream
         self._handle: int = stream.npu_stream
+        self._streamed = streamed
         self._pool = npu.MemPool()
         self._pool_of_inputs = npu.MemPool()
         self._n_reserved_bytes = 0
@@ -275,26 +300,33 @@ class _OneCapture:
             self._model.handle = _native.ascend_capturing_model(self._handle)
             self._copies.capture_in(self._handle)
             self._note_tasks()
+            steps = None if self._streamed is None else self._streamed.steps
             for launch in self._program.launches:
+                if steps is not None:
+                    steps.before(launch.index, self._handle)
                 self._launch(run, launch)
                 self._note(run, launch)
                 for value in last_uses.get(launch.index, ()):
                     run.bases.pop(value, None)  # its memory is for later launches
             self._set_places(run)
             self._copies.capture_out(self._handle)
+            if steps is not None:
+                steps.end(self._handle)
             self._end()
         except BaseException:
             self._abandon()
             raise
 
     def _bases(self) -> Bases:
-        """Weights where they are, host constants as recorded, memory of the pool for inputs."""
+        """Weights where they are or are brought, host constants, memory of the pool for inputs."""
         npu: Any = torch.npu  # type: ignore[attr-defined]
         bases: Bases = {}
         with npu.use_mem_pool(self._pool_of_inputs, self._device):
             for value in self._program.values:
                 if value.host_content is not None:
                     bases[value.index] = (host_storage(value.host_content), 0)
+                elif self._streamed is not None and value.index in self._streamed.storages:
+                    bases[value.index] = (self._streamed.storages[value.index], 0)
                 elif value.role is Role.WEIGHT:
                     holder = self._program.weights[value.index][0]
                     bases[value.index] = (holder.untyped_storage(), 0)

@@ -22,14 +22,9 @@ from offload.backends.cuda.resident_graph import (
     make_resident,
     set_nodes,
 )
-from offload.backends.cuda.streamed_copies import StreamedGraph, streamed_graph
-from offload.backends.cuda.streaming import (
-    free_bytes,
-    make_stream,
-    measure_link,
-    refuse_unstored,
-)
+from offload.backends.cuda.streaming import free_bytes, link_meter, make_stream
 from offload.backends.cuda.torch_capture import TorchCapturer
+from offload.backends.device_streaming import refuse_unstored
 from offload.backends.opaque_weights import weights_at_risk
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.backends.relocation.captures import (
@@ -44,6 +39,7 @@ from offload.backends.relocation.fixed_weights import WEIGHT_OWNER
 from offload.backends.relocation.proof import Placed, apart, prove
 from offload.backends.relocation.touches import node_graph, relocations_of, with_scratch
 from offload.backends.relocation.words import CapturesDiffer, Discovery, Noise
+from offload.backends.streamed_copies import StreamedGraph, streamed_graph
 from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
 from offload.plan import Plan, check_plan
@@ -252,7 +248,7 @@ class CudaBackend:
             ExecutionError: the driver failed, or has no memory to measure with.
         """
         refuse_unstored(program)
-        return measure_link(device_of(program))
+        return link_meter.link(device_of(program))
 
     def maps_pieces(self) -> bool:
         """Not yet: a weight is streamed as a whole."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from offload.backends.fitted_lines import fit_line
 from offload.machine import CopyCosts
 
 _LEAST_NS = 1.0  # of a call; a clock too coarse to see one must not make it free
@@ -29,25 +30,3 @@ def fit_copy_costs(
         device_ns=fixed_ns,
         device_ns_per_byte=ns_per_byte,
     )
-
-
-def fit_line(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """The time of a copy as a line: the time of none, and of each byte, in ns.
-
-    The line is the one with the least squares of relative errors, so that small copies count as
-    much as large ones. Neither of its two numbers is negative.
-
-    Args:
-        samples: of one copy each, as (bytes, ns), of at least two sizes.
-    """
-    sums = [0.0] * 5
-    for size_bytes, time_ns in samples:
-        weight = 1 / max(time_ns, _LEAST_NS) ** 2
-        terms = (1, size_bytes, size_bytes**2, time_ns, size_bytes * time_ns)
-        sums = [total + weight * term for total, term in zip(sums, terms, strict=True)]
-    n, x, xx, y, xy = sums
-    ns_per_byte = max(0.0, (n * xy - x * y) / (n * xx - x * x))
-    fixed_ns = (y - ns_per_byte * x) / n
-    if fixed_ns < 0:
-        fixed_ns, ns_per_byte = 0.0, xy / xx
-    return fixed_ns, ns_per_byte

@@ -7,10 +7,10 @@ from typing import Any
 
 from offload import _native
 from offload.backends.cuda.random_cells import Cell
-from offload.backends.cuda.streamed_copies import StreamedGraph
 from offload.backends.relocation.captures import GraphCapture, NodeKind
 from offload.backends.relocation.touches import relocations_of
 from offload.backends.relocation.words import Discovery
+from offload.backends.streamed_copies import StreamedGraph
 from offload.plan import Plan
 from offload.program import Program
 

@@ -7,38 +7,14 @@ from collections.abc import Mapping
 import torch
 
 from offload import _native
-from offload.backends.cuda.copy_costs import fit_line
 from offload.backends.cuda.graph import call
 from offload.backends.cuda.memory import DeviceMemory, with_memory_of_torch
-from offload.backends.weight_sources import (
-    managed_tensors,
-    managed_weights,
-    native_transfers,
-    native_weights,
-)
-from offload.errors import BackendUnavailable
+from offload.backends.device_streaming import LinkMeter, refuse_unstored, stream_arguments
+from offload.backends.weight_sources import managed_tensors
 from offload.program import Program
-from offload.streaming import Link, Streaming
+from offload.streaming import Streaming
 
-_links: dict[int, Link] = {}
-
-
-def refuse_unstored(program: Program) -> None:
-    """Refuse a Program whose weights have no store on the host.
-
-    Raises:
-        BackendUnavailable: they lie on the device, or it is opaque: its weights cannot move.
-    """
-    if program.opaque is not None:
-        raise BackendUnavailable(
-            "a program that is one opaque launch keeps its weights where they are, so that none "
-            f"can be streamed ({program.opaque.reason}): load without weights_budget="
-        )
-    if not program.stored:
-        raise BackendUnavailable(
-            "the model's weights lie on the device already, and streaming brings them from the "
-            "host: capture with weights=, the folder or files that hold them"
-        )
+link_meter = LinkMeter(_native.cuda_link_samples)
 
 
 def make_stream(
@@ -50,36 +26,16 @@ def make_stream(
         The stream, and for each weight that it manages the tensor that was recorded, there.
 
     Raises:
+        BackendUnavailable: the weights have no store on the host.
         ExecutionError: there is not enough memory, or the driver does not register the store.
         FileError: a file is gone, or shorter than it was.
     """
     refuse_unstored(program)
-    sources = managed_weights(program)
-    stream = with_memory_of_torch(
-        lambda: _native.CudaWeightStream(
-            device=device,
-            memory_bytes=streaming.memory_bytes,
-            granule_bytes=streaming.granule_bytes,
-            weights=native_weights(program, streaming, sources),
-            transfers=native_transfers(streaming, sources),
-            n_launches=len(program.launches),
-        )
-    )
-    numbers = range(len(sources))
-    memory = [stream.tensor(number, str(tensor_device)) for number in numbers]
-    return stream, managed_tensors(program, sources, memory)
-
-
-def measure_link(device: int) -> Link:
-    """What a copy to this device takes: measured once in a process.
-
-    Raises:
-        ExecutionError: the driver failed, or has no memory to measure with.
-    """
-    if device not in _links:
-        fixed_ns, ns_per_byte = fit_line(_native.cuda_link_samples(device))
-        _links[device] = Link(bytes_per_second=1e9 / max(ns_per_byte, 1e-6), overhead_ns=fixed_ns)
-    return _links[device]
+    arguments = stream_arguments(program, streaming)
+    stream = with_memory_of_torch(lambda: _native.CudaWeightStream(device=device, **arguments))
+    numbers = range(len(program.stored))
+    memory = [stream.tensor(number, str(tensor_device)).untyped_storage() for number in numbers]
+    return stream, managed_tensors(program, program.stored, memory)
 
 
 def free_bytes(device: int) -> int:

@@ -1,8 +1,9 @@
-"""Copies of streamed weights in a captured graph: after which nodes, before which, and the proof.
+"""Copies of streamed weights in what a device executes: after which nodes, before which, and proof.
 
-The transfers of a pass stand in the graph as one chain of copies: those that wait for a launch of
-the same pass, in order, and behind them those whose bytes are free when the pass before ends, for
-the next pass. The link so goes on while the last launches run, and into the next execution.
+The nodes are a graph: those that were captured, or launches one behind the other. The transfers of
+a pass stand among them as one chain of copies: those that wait for a launch of the same pass, in
+order, and behind them those whose bytes are free when the pass before ends, for the next pass. The
+link so goes on while the last launches run, and into the next execution.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def streamed_graph(
     """Where the transfers of a pass stand in a graph.
 
     Args:
-        program: what was captured.
-        graph: who touches what in the captured graph.
+        program: what the graph carries out.
+        graph: its nodes and edges, and who touches what.
         launches: for each of its nodes the launch that made it; -1 where none did.
         streaming: the plan.
 
@@ -132,11 +133,39 @@ def _overlap(one: Piece, other: Piece) -> bool:
 def check_copies(
     program: Program, graph: NodeGraph, streaming: Streaming, streamed: StreamedGraph
 ) -> None:
-    """Prove by the edges alone that no launch reads too early, and no copy overwrites too early.
+    """Prove that no launch reads too early and no copy overwrites too early, by a graph's edges.
 
-    Takes the order of nodes that edges enforce, whatever else happens to run at once, and knows
-    nothing of how the copies were placed. Two executions follow each other, so what the first one
-    leaves in the ring is what the second one begins with.
+    Raises:
+        CaptureError: as `check_order`.
+    """
+    edges = list(graph.edges)
+    for node, copy in enumerate(streamed.copies, start=graph.n_nodes):
+        edges += [(before, node) for before in copy.after]
+        edges += [(node, behind) for behind in copy.before]
+    n_copies = len(streamed.copies)
+    edges += [(node - 1, node) for node in range(graph.n_nodes + 1, graph.n_nodes + n_copies)]
+    check_order(program, graph, streaming, streamed, edges)
+
+
+def check_order(
+    program: Program,
+    graph: NodeGraph,
+    streaming: Streaming,
+    streamed: StreamedGraph,
+    edges: Sequence[tuple[int, int]],
+) -> None:
+    """Prove by the order that is enforced alone that nothing reads or overwrites too early.
+
+    Takes it as edges, whatever else happens to run at once, and knows nothing of how the copies
+    were placed. Two executions follow each other, so what the first one leaves in the ring is what
+    the second one begins with.
+
+    Args:
+        program: what the graph carries out.
+        graph: who touches what; its own edges do not count.
+        streaming: the plan.
+        streamed: the copies, and after which nodes the outputs are ready.
+        edges: of nodes, the copies numbered behind the graph's in the order of `streamed.copies`.
 
     Raises:
         CaptureError: the edges make a cycle, a copy is missing, or an order is not enforced; the
@@ -154,16 +183,12 @@ def check_copies(
             "copies do not stand in the order of transfers, those for the next execution, which "
             "are its first ones, at the end"
         )
-    edges = list(graph.edges)
-    for node, copy in enumerate(streamed.copies, start=graph.n_nodes):
-        edges += [(before, node) for before in copy.after]
-        edges += [(node, behind) for behind in copy.before]
-    n_copies = len(streamed.copies)
-    edges += [(node - 1, node) for node in range(graph.n_nodes + 1, graph.n_nodes + n_copies)]
-    earlier = _earlier(graph.n_nodes + n_copies, edges)
+    earlier = _earlier(graph.n_nodes + len(streamed.copies), edges)
     pieces = [streaming.pieces[one.piece] for one in streaming.transfers]
     order = _Order(program, graph, pieces, earlier)
     for node, copy in enumerate(streamed.copies, start=graph.n_nodes):
+        if node > graph.n_nodes and not earlier[node] >> (node - 1) & 1:
+            raise CaptureError(f"copy {node - graph.n_nodes} does not wait for the one before it")
         if not copy.for_next_pass:
             order.check_readers(node, copy)
         order.check_overwritten(node, copy)

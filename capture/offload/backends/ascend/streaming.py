@@ -1,0 +1,129 @@
+"""Weights on an Ascend device under a budget: their memory, the host store, copies in a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from offload import _native
+from offload.backends.ascend.streamed_steps import launch_graph, streamed_steps
+from offload.backends.device_streaming import LinkMeter, refuse_unstored, stream_arguments
+from offload.backends.streamed_copies import streamed_graph
+from offload.backends.weight_sources import managed_tensors
+from offload.program import Program
+from offload.streaming import Streaming
+
+link_meter = LinkMeter(_native.ascend_link_samples)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WeightMemory:
+    """Memory of a device for the weights of one executable.
+
+    Attributes:
+        tensor: uint8, contiguous; its storage is all of it.
+        release: gives it back, whatever tensors are on it.
+    """
+
+    tensor: torch.Tensor
+    release: Callable[[], object]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StreamedWeights:
+    """Weights in a memory of an executable's own, and the copies in its model.
+
+    Attributes:
+        stream: brings them.
+        steps: what the streams of the model are told.
+        for_next_pass: the transfers at its end, which the next execution begins with.
+        storages: for each weight that the stream manages its bytes.
+        tensors: for each of them the tensor that was recorded, there.
+    """
+
+    stream: _native.AscendWeightStream
+    steps: _native.AscendStreamedSteps
+    for_next_pass: tuple[int, ...]
+    storages: Mapping[int, torch.UntypedStorage]
+    tensors: Mapping[int, torch.Tensor]
+
+
+def stream_weights(
+    program: Program,
+    streaming: Streaming,
+    device: int,
+    *,
+    touches: Sequence[Sequence[int]],
+    launches: Sequence[int],
+    memory: Callable[[int], WeightMemory],
+) -> StreamedWeights:
+    """Make the weights' memory and the host store, and order copies and launches; nothing is read.
+
+    Args:
+        program: its weights are in files.
+        streaming: the plan.
+        device: its index.
+        touches: for each thing that is launched, in order, the Values that it may read or write.
+        launches: for each of them the launch that it belongs to.
+        memory: makes memory of so many bytes on the device.
+
+    Raises:
+        BackendUnavailable: the weights have no store on the host, or the device is missing.
+        CaptureError: what is launched uses a streamed weight that its launch does not read.
+        ExecutionError: there is not enough memory or no stream, or the store cannot be pinned.
+        FileError: a file is gone, or shorter than it was.
+    """
+    refuse_unstored(program)
+    graph = launch_graph(program, touches)
+    streamed = streamed_graph(program, graph, launches, streaming)
+    steps = streamed_steps(program, graph, streaming, streamed)
+    place = memory(streaming.memory_bytes)
+    stream = _native.AscendWeightStream(
+        device=device,
+        memory=place.tensor.data_ptr(),
+        release=place.release,
+        **stream_arguments(program, streaming),
+    )
+    storages = _storages(program, streaming, place.tensor.untyped_storage())
+    return StreamedWeights(
+        stream=stream,
+        steps=_native.AscendStreamedSteps(
+            stream, [(one.kind, one.stream, one.index) for one in steps]
+        ),
+        for_next_pass=tuple(one.transfer for one in streamed.copies if one.for_next_pass),
+        storages=dict(zip(program.stored, storages, strict=True)),
+        tensors=managed_tensors(program, program.stored, storages),
+    )
+
+
+def _storages(
+    program: Program, streaming: Streaming, memory: torch.UntypedStorage
+) -> list[torch.UntypedStorage]:
+    """The bytes of each weight, as storages of their own that keep the memory."""
+    begins = {
+        piece.value: piece.memory_offset_bytes for piece in streaming.pieces if piece.size_bytes
+    }
+    storages = []
+    for value in program.stored:
+        begin = begins.get(value, 0)
+        storages.append(memory[begin : begin + program.values[value].size_bytes])
+    return storages
+
+
+def streaming_notes(stream: _native.AscendWeightStream, streaming: Streaming) -> tuple[str, ...]:
+    """What copies of weights take besides memory, for people."""
+    if not streaming.transfers:
+        return ()
+    if stream.outputs_are_early:
+        when = "outputs are ready before the last copies, which are for the next execution"
+    else:
+        when = (
+            "outputs are ready when the last copies have ended, since this runtime makes no events "
+            "that cross the border of a model (ACL_EVENT_EXTERNAL)"
+        )
+    return (
+        "weights are copied by the model, on a stream of its own; it runs on one more, so that it "
+        f"takes three streams of the device's {_native.ASCEND_STREAM_BUDGET}; {when}",
+    )

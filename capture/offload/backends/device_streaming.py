@@ -1,0 +1,94 @@
+"""What devices that copy streamed weights from a store on the host have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypedDict
+
+from offload import _native
+from offload.backends.fitted_lines import fit_line
+from offload.backends.weight_sources import native_transfers, native_weights
+from offload.errors import BackendUnavailable
+from offload.program import Program
+from offload.streaming import Link, Streaming
+
+
+class StreamArguments(TypedDict):
+    """What every device's stream of weights is made of."""
+
+    memory_bytes: int
+    granule_bytes: int
+    weights: list[_native.StreamedWeight]
+    transfers: list[tuple[int, int, int, int, int, int]]
+    n_launches: int
+
+
+def stream_arguments(program: Program, streaming: Streaming) -> StreamArguments:
+    """The plan and the sources of a Program's weights, for the native side.
+
+    Args:
+        program: its weights are in files.
+        streaming: where they lie, and their transfers.
+
+    Raises:
+        FileError: a file is gone, or shorter than it was.
+    """
+    return StreamArguments(
+        memory_bytes=streaming.memory_bytes,
+        granule_bytes=streaming.granule_bytes,
+        weights=native_weights(program, streaming, program.stored),
+        transfers=native_transfers(streaming, program.stored),
+        n_launches=len(program.launches),
+    )
+
+
+def refuse_unstored(program: Program) -> None:
+    """Refuse a Program whose weights have no store on the host.
+
+    Raises:
+        BackendUnavailable: they lie on the device, or it is opaque: its weights cannot move.
+    """
+    if program.opaque is not None:
+        raise BackendUnavailable(
+            "a program that is one opaque launch keeps its weights where they are, so that none "
+            f"can be streamed ({program.opaque.reason}): load without weights_budget="
+        )
+    if not program.stored:
+        raise BackendUnavailable(
+            "the model's weights lie on the device already, and streaming brings them from the "
+            "host: capture with weights=, the folder or files that hold them"
+        )
+
+
+class LinkMeter:
+    """What copies from the host to the devices of one kind take: measured once in a process.
+
+    Owner: a backend's module. Thread: any; two that ask at once may both measure.
+    """
+
+    def __init__(self, sample: Callable[[int], Sequence[tuple[int, float]]]) -> None:
+        """Begin with nothing measured.
+
+        Args:
+            sample: times in ns of copies to the device of an index, by their bytes.
+        """
+        self._sample = sample
+        self._links: dict[int, Link] = {}
+
+    def link(self, device: int) -> Link:
+        """What a copy to this device takes.
+
+        Raises:
+            BackendUnavailable: the device is missing.
+            ExecutionError: it failed, or has no memory to measure with.
+        """
+        if device not in self._links:
+            fixed_ns, ns_per_byte = fit_line(self._sample(device))
+            self._links[device] = Link(
+                bytes_per_second=1e9 / max(ns_per_byte, 1e-6), overhead_ns=fixed_ns
+            )
+        return self._links[device]
+
+    def forget(self) -> None:
+        """Measure again when a link is asked for."""
+        self._links.clear()

@@ -1,0 +1,134 @@
+#include "ascend/ascend_weight_stream.hpp"
+
+#include <utility>
+
+#include "ascend/pinned_memory.hpp"
+#include "offload/errors.hpp"
+
+namespace offload::acl {
+
+AscendWeightStream::AscendWeightStream(int device, StreamPlan plan,
+                                       std::vector<std::shared_ptr<WeightSource>> sources,
+                                       std::uint64_t memory, std::function<void()> release)
+    : DeviceWeightStream(std::move(plan), std::move(sources), "an Ascend device"),
+      runtime_(Runtime::get()),
+      device_(runtime_, device),
+      release_(std::move(release)) {
+  const ContextScope scope(runtime_, device_);
+  const RelaxedCapture relaxed(runtime_);
+  try {
+    if (!this->plan().transfers.empty()) make_order();
+    set_memory(memory, make_host_memory(store_bytes()));
+  } catch (...) {
+    release_store();  // while the context is current
+    release_order();
+    throw;
+  }
+}
+
+AscendWeightStream::~AscendWeightStream() { close(); }
+
+void AscendWeightStream::make_order() {
+  lane_.emplace(runtime_, 0);
+  is_counted_.emplace();
+  begin_.emplace(runtime_);
+  Event event = nullptr;
+  const Error error = runtime_.create_event(&event, kEventExternal);
+  if (error == kSuccess) {
+    runtime_.destroy_event(event);
+    ready_.emplace(runtime_, kEventExternal);
+  } else if (error == kRtParamInvalid || error == kRtFeatureNotSupport) {
+    ended_.emplace(runtime_);
+  } else {
+    runtime_.fail(error, "making an event that crosses the border of a model");
+  }
+}
+
+void AscendWeightStream::with_device(const std::function<void()>& work) const {
+  const ContextScope scope(runtime_, device_);
+  const RelaxedCapture relaxed(runtime_);
+  work();
+}
+
+std::unique_ptr<HostMemory> AscendWeightStream::make_host_memory(std::size_t n_bytes) const {
+  return std::make_unique<PinnedMemory>(runtime_, n_bytes);
+}
+
+void AscendWeightStream::copy_now(std::uint64_t to, const std::byte* from,
+                                  std::size_t n_bytes) const {
+  runtime_.check(
+      runtime_.memcpy(reinterpret_cast<void*>(to), n_bytes, from, n_bytes, kHostToDevice),
+      "copying a weight to the device");
+}
+
+void AscendWeightStream::enqueue_copy(const WeightCopy& copy, StreamAddress stream) const {
+  runtime_.check(runtime_.memcpy_async(reinterpret_cast<void*>(copy.to), copy.size_bytes, copy.from,
+                                       copy.size_bytes, kHostToDevice, static_cast<Stream>(stream)),
+                 "copying a weight to the device");
+}
+
+void AscendWeightStream::wait_for(StreamAddress stream) const {
+  runtime_.check(runtime_.synchronize_stream(static_cast<Stream>(stream)),
+                 "waiting for executions before weights change");
+  if (!lane_) return;
+  runtime_.check(runtime_.synchronize_stream(lane()), "waiting for copies before weights change");
+}
+
+void AscendWeightStream::follow(StreamAddress stream) {
+  const auto caller = static_cast<Stream>(stream);
+  if (may_be_set_) forget_ready(caller);
+  runtime_.check(runtime_.record_event(begin_->handle(), caller), "recording what comes before");
+  runtime_.check(runtime_.wait_event(lane(), begin_->handle()), "waiting for what comes before");
+}
+
+// An event that is still set would let the next wait pass at once. What waits for it goes on first.
+void AscendWeightStream::forget_ready(Stream stream) {
+  const char* const what = "waiting for an execution that failed";
+  runtime_.check(runtime_.synchronize_stream(lane()), what);
+  runtime_.check(runtime_.synchronize_stream(stream), what);
+  runtime_.check(runtime_.reset_event(ready_->handle(), lane()), "resetting an event");
+  runtime_.check(runtime_.synchronize_stream(lane()), what);
+  may_be_set_ = false;
+}
+
+void AscendWeightStream::execute(Model model, Stream stream) {
+  if (copies().empty()) {
+    runtime_.check(runtime_.model_execute_async(model, stream), "executing the model");
+    return;
+  }
+  enter(stream);
+  runtime_.check(runtime_.model_execute_async(model, lane()), "executing the model");
+  leave(stream);
+}
+
+void AscendWeightStream::wait_until_ready(StreamAddress stream) {
+  const auto caller = static_cast<Stream>(stream);
+  if (!ready_) {
+    runtime_.check(runtime_.record_event(ended_->handle(), lane()), "recording an execution");
+    runtime_.check(runtime_.wait_event(caller, ended_->handle()), "waiting for the outputs");
+    return;
+  }
+  may_be_set_ = true;
+  runtime_.check(runtime_.wait_event(caller, ready_->handle()), "waiting for the outputs");
+  runtime_.check(runtime_.reset_event(ready_->handle(), caller), "waiting for the outputs");
+  may_be_set_ = false;
+}
+
+void AscendWeightStream::rest() noexcept {
+  const RelaxedCapture relaxed(runtime_);
+  if (lane_) runtime_.synchronize_stream(lane());
+}
+
+void AscendWeightStream::release_order() noexcept {
+  ended_.reset();
+  ready_.reset();
+  begin_.reset();
+  is_counted_.reset();
+  lane_.reset();
+}
+
+void AscendWeightStream::release_memory() noexcept {
+  if (release_) std::exchange(release_, nullptr)();
+}
+
+}  // namespace offload::acl

@@ -1,0 +1,80 @@
+// Weights of a program on an Ascend device of which a part is copied there in each execution.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ascend/runtime.hpp"
+#include "streaming/device_weight_stream.hpp"
+
+namespace offload::acl {
+
+// The weight memory is the caller's, the store is pinned, and the executable is a model that
+// records an external event when its outputs are ready. Where the runtime makes no such events the
+// caller's stream waits for the end of the model, its last copies included.
+//
+// The lane is one stream besides those of the model.
+//
+// Owner, thread, errors: as DeviceWeightStream. The constructor throws BackendUnavailable without
+// the device, ExecutionError without memory or streams; nothing is left behind then.
+class AscendWeightStream final : public DeviceWeightStream {
+ public:
+  // `memory`: of the plan's bytes, on the device. `release` gives it back, by the thread that
+  // closes, once.
+  AscendWeightStream(int device, StreamPlan plan,
+                     std::vector<std::shared_ptr<WeightSource>> sources, std::uint64_t memory,
+                     std::function<void()> release);
+  ~AscendWeightStream() override;
+
+  int device() const { return device_.index(); }
+
+  // Tells a stream of a model that is being made to make a transfer. Throws ExecutionError.
+  void capture_copy(std::size_t transfer, Stream stream) const {
+    enqueue_copy(copies()[transfer], stream);
+  }
+
+  // Recorded by the model when its outputs are ready, and reset by who has waited for it; null
+  // where the runtime has no external events.
+  Event ready() const { return ready_ ? ready_->handle() : nullptr; }
+
+  // Joins the capture of a model, and runs its executions.
+  Stream lane() const { return lane_->handle(); }
+
+  // Executes the model whose copies bring these weights: behind what `stream` holds, on the lane,
+  // and lets `stream` wait for the outputs. Throws ExecutionError.
+  void execute(Model model, Stream stream);
+
+  // A wait has failed on the device, so that copies may not have been made: the next pass brings
+  // the ring's content anew.
+  void distrust() noexcept { distrust_ring(); }
+
+  void rest() noexcept override;
+
+ private:
+  void with_device(const std::function<void()>& work) const override;
+  std::unique_ptr<HostMemory> make_host_memory(std::size_t n_bytes) const override;
+  void copy_now(std::uint64_t to, const std::byte* from, std::size_t n_bytes) const override;
+  void enqueue_copy(const WeightCopy& copy, StreamAddress stream) const override;
+  void wait_for(StreamAddress stream) const override;
+  void follow(StreamAddress stream) override;
+  void wait_until_ready(StreamAddress stream) override;
+  StreamAddress lane_address() const override { return lane_->handle(); }
+  void release_order() noexcept override;
+  void release_memory() noexcept override;
+  void make_order();
+  void forget_ready(Stream stream);
+
+  const Runtime& runtime_;
+  Device device_;
+  std::function<void()> release_;
+  std::optional<OwnStream> lane_;
+  std::optional<CountedStream> is_counted_;
+  std::optional<OrderEvent> begin_;
+  std::optional<OrderEvent> ready_;  // none: `ended_` is waited for
+  std::optional<OrderEvent> ended_;
+  bool may_be_set_ = false;  // `ready_`, by an execution that nobody has waited for
+};
+
+}  // namespace offload::acl

@@ -1,0 +1,226 @@
+#include "streaming/device_weight_stream.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "offload/errors.hpp"
+#include "streaming/pages.hpp"
+
+namespace offload {
+namespace {
+
+// Weights are read in pieces of it.
+constexpr std::size_t kStagingBytes = std::size_t{8} << 20;
+
+void require_whole_weights(const StreamPlan& plan, const char* device_name) {
+  for (const WeightPlacement& weight : plan.weights) {
+    if (weight.pieces.size() <= 1) continue;
+    throw PlanError(weight.name + ": on " + device_name + " a weight lies in one piece, got " +
+                    std::to_string(weight.pieces.size()));
+  }
+}
+
+}  // namespace
+
+DeviceWeightStream::DeviceWeightStream(StreamPlan plan,
+                                       std::vector<std::shared_ptr<WeightSource>> sources,
+                                       const char* device_name)
+    : plan_((check_plan(plan), require_whole_weights(plan, device_name), std::move(plan))),
+      content_(plan_, std::move(sources)) {}
+
+std::size_t DeviceWeightStream::store_bytes() const {
+  std::size_t n_bytes = 0;
+  for (const WeightTransfer& transfer : plan_.transfers) {
+    n_bytes += whole_pages(plan_.weights[transfer.weight].size_bytes);
+  }
+  return n_bytes;
+}
+
+void DeviceWeightStream::set_memory(std::uint64_t memory_address,
+                                    std::unique_ptr<HostMemory> store) {
+  memory_ = memory_address;
+  store_ = std::move(store);
+  stored_.assign(plan_.weights.size(), nullptr);
+  first_transfers_.resize(plan_.n_launches);
+  std::byte* at = store_->data();
+  for (std::size_t index = 0; index < plan_.transfers.size(); ++index) {
+    const WeightTransfer& transfer = plan_.transfers[index];
+    const std::size_t n_bytes = plan_.weights[transfer.weight].size_bytes;
+    stored_[transfer.weight] = at;
+    copies_.push_back({at, address(transfer.weight), n_bytes});
+    at += whole_pages(n_bytes);
+    first_transfers_[transfer.first_launch].push_back(index);
+    pass_transfer_bytes_ += n_bytes;
+  }
+}
+
+std::uint64_t DeviceWeightStream::address(std::size_t weight) const {
+  const WeightPlacement& placement = plan_.weights[weight];
+  if (memory_ == 0 || placement.pieces.empty()) return 0;
+  return memory_ + placement.pieces.front().memory_offset_bytes;
+}
+
+void DeviceWeightStream::attach(std::size_t n_launches, std::vector<std::size_t> for_next_pass) {
+  if (plan_.n_launches != n_launches) {
+    throw std::invalid_argument("the weights are streamed for " + std::to_string(plan_.n_launches) +
+                                " launches, the program has " + std::to_string(n_launches));
+  }
+  content_.attach();
+  prologue_ = std::move(for_next_pass);
+}
+
+// ---- content ------------------------------------------------------------------------------------
+
+void DeviceWeightStream::load(const std::function<void(std::uint64_t)>& progress) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (loading_ || executed_) {
+      throw ExecutionError("weights cannot be loaded beside another load, or after an execution");
+    }
+    loading_ = true;
+  }
+  content_.note_all_stale();
+  try {
+    with_device([&] { read(progress); });
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    loading_ = false;
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  loading_ = false;
+}
+
+std::uint64_t DeviceWeightStream::load_bytes() const noexcept {
+  std::uint64_t n_bytes = 0;
+  for (const WeightPlacement& weight : plan_.weights) n_bytes += weight.size_bytes;
+  return n_bytes;
+}
+
+// At rest: nothing on the device reads the store or the weight memory.
+void DeviceWeightStream::read(const std::function<void(std::uint64_t)>& progress) {
+  WeightRenewal renewal(content_);
+  holds_prologue_ = false;
+  renewal.begin();
+  const std::size_t n_staging_bytes = staging_bytes(renewal.stale());
+  const auto staging = n_staging_bytes == 0 ? nullptr : make_host_memory(n_staging_bytes);
+  ReadBuffer buffer;
+  std::uint64_t read_bytes = 0;
+  const auto done = [&](std::size_t n_bytes) {
+    read_bytes += n_bytes;
+    if (progress) progress(read_bytes);
+  };
+  for (std::size_t weight = 0; weight < plan_.weights.size(); ++weight) {
+    if (!renewal.stale()[weight] || content_.source(weight) == nullptr) continue;
+    read_weight(weight, staging.get(), buffer, done);
+    const bool is_copy = content_.source(weight)->mode() == ReadMode::kMemory;
+    if (is_copy && stored_[weight] != nullptr) renewal.let_go_of_memory(weight);
+  }
+  renewal.commit();
+  ++generation_;
+}
+
+// Resident weights go to the device by way of it.
+std::size_t DeviceWeightStream::staging_bytes(const std::vector<bool>& stale) const {
+  std::size_t most_bytes = 0;
+  for (std::size_t weight = 0; weight < stale.size(); ++weight) {
+    if (!stale[weight] || stored_[weight] != nullptr) continue;
+    most_bytes = std::max(most_bytes, plan_.weights[weight].size_bytes);
+  }
+  return std::min(most_bytes, kStagingBytes);
+}
+
+void DeviceWeightStream::read_weight(std::size_t weight, const HostMemory* staging,
+                                     ReadBuffer& buffer,
+                                     const std::function<void(std::size_t)>& done) {
+  const std::size_t size_bytes = plan_.weights[weight].size_bytes;
+  std::byte* const stored = stored_[weight];
+  try {
+    for (std::size_t at = 0; at < size_bytes; at += kStagingBytes) {
+      const std::size_t n_bytes = std::min(kStagingBytes, size_bytes - at);
+      std::byte* const to = stored != nullptr ? stored + at : staging->data();
+      content_.source(weight)->read(at, to, n_bytes, buffer);
+      if (stored == nullptr) copy_now(address(weight) + at, to, n_bytes);
+      done(n_bytes);
+    }
+  } catch (const FileError& error) {
+    throw FileError(plan_.weights[weight].name + ": " + error.what());
+  }
+}
+
+// ---- passes -------------------------------------------------------------------------------------
+
+void DeviceWeightStream::begin_pass(StreamAddress stream) {
+  if (content_.is_closed()) throw ExecutionError(kStreamClosed);
+  pass_bytes_ = 0;
+  executed_ = true;
+  if (!content_.is_stale()) return;
+  with_device([&] { wait_for(stream); });
+  try {
+    with_device([&] { read({}); });
+  } catch (const FileError& error) {
+    throw ExecutionError(error.what());
+  }
+}
+
+void DeviceWeightStream::enqueue(std::size_t transfer, StreamAddress stream) {
+  const WeightCopy& copy = copies_[transfer];
+  enqueue_copy(copy, stream);
+  bytes_moved_ += copy.size_bytes;
+  ++n_transfers_;
+}
+
+void DeviceWeightStream::enter(StreamAddress stream) {
+  const bool needs_prologue = !holds_prologue_;
+  holds_prologue_ = false;
+  follow(stream);
+  if (!needs_prologue) return;
+  for (const std::size_t transfer : prologue_) enqueue(transfer, lane_address());
+}
+
+void DeviceWeightStream::leave(StreamAddress stream) {
+  try {
+    wait_until_ready(stream);
+  } catch (...) {
+    rest();
+    throw;
+  }
+  holds_prologue_ = true;
+  bytes_moved_ += pass_transfer_bytes_;
+  n_transfers_ += copies_.size();
+  pass_bytes_ = pass_transfer_bytes_;
+}
+
+void DeviceWeightStream::issue_before(std::size_t launch, StreamAddress stream) {
+  if (holds_prologue_) rest();  // executables ran before: their last copies may be under way
+  holds_prologue_ = false;
+  for (const std::size_t transfer : first_transfers_[launch]) {
+    enqueue(transfer, stream);
+    pass_bytes_ += copies_[transfer].size_bytes;
+  }
+}
+
+PassReport DeviceWeightStream::take_report() noexcept {
+  PassReport report;
+  report.bytes = std::exchange(pass_bytes_, 0);
+  return report;
+}
+
+void DeviceWeightStream::close() noexcept {
+  if (!content_.close()) return;
+  with_device([this] {
+    rest();
+    release_store();
+    release_order();
+  });
+  content_.drop();
+}
+
+void DeviceWeightStream::give_back() noexcept {
+  if (!content_.is_closed()) return;
+  const std::lock_guard lock(mutex_);  // two callers may close an executable at once
+  with_device([this] { release_memory(); });
+}
+
+}  // namespace offload

@@ -1,0 +1,184 @@
+// Weights of a program on a device of which a part is copied there in each execution.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "offload/pass_report.hpp"
+#include "streaming/host_memory.hpp"
+#include "streaming/stream_plan.hpp"
+#include "streaming/weight_content.hpp"
+
+namespace offload {
+
+// A device's stream of work, as its runtime names it.
+using StreamAddress = void*;
+
+// What one transfer copies.
+struct WeightCopy {
+  const std::byte* from = nullptr;  // in the host store
+  std::uint64_t to = 0;             // in the weight memory
+  std::size_t size_bytes = 0;
+};
+
+// The weights of one executable: their memory on the device, the host store that streamed ones are
+// copied from, and the stream of its own, the lane, on which the executable and its copies run.
+//
+// A pass is one execution. The last copies that the executable makes are the first transfers of the
+// next pass (the wrap-around), so they go on when the outputs are ready, and the caller's stream
+// waits for an event in the executable, not for its end. The first pass, one after a failure and
+// one after weights were replaced begin with a prologue that makes those transfers by themselves.
+//
+// The host store holds streamed weights only, once, page by page; resident ones are read by way of
+// a small buffer. What memory replaced a streamed weight is let go once it was read.
+//
+// Owner: one resident (attach), and every tensor on the weight memory, which goes last. Thread:
+// refresh, replace, mode, close, give_back and the counters from any; the rest as the resident is
+// called. Nothing needs the GIL. Errors: the constructor throws PlanError for a plan that
+// check_plan refuses or with weights in several pieces, and BindingError for sources that do not
+// fit. Whoever derives makes memory and store, calls set_memory, and calls close in its destructor.
+class DeviceWeightStream {
+ public:
+  virtual ~DeviceWeightStream() = default;
+  DeviceWeightStream(const DeviceWeightStream&) = delete;
+  DeviceWeightStream& operator=(const DeviceWeightStream&) = delete;
+
+  const StreamPlan& plan() const { return plan_; }
+
+  // Where a weight lies on the device. What streamed ones hold is defined for their launches alone.
+  std::uint64_t address(std::size_t weight) const;
+
+  // Reads all weights. `progress`, which may be empty, gets the bytes read so far; what it throws
+  // ends the load. Throws FileError naming the weight; ExecutionError after close, beside another
+  // load, after the first execution, or where the device fails.
+  void load(const std::function<void(std::uint64_t)>& progress);
+
+  // What load reads: every weight.
+  std::uint64_t load_bytes() const noexcept;
+
+  // As WeightContent, from the next pass on.
+  void refresh(const std::vector<std::size_t>& weights) { content_.refresh(weights); }
+  void replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources) {
+    content_.replace(std::move(sources));
+  }
+  ReadMode mode(std::size_t weight) const { return content_.mode(weight); }
+
+  // Gives the stream to a resident of so many launches, whose executable makes the transfers of
+  // `for_next_pass` at its end: the prologue. Throws std::invalid_argument for another number of
+  // launches than the plan's, ExecutionError if the stream has a resident.
+  void attach(std::size_t n_launches, std::vector<std::size_t> for_next_pass);
+
+  // By transfer, in order.
+  const std::vector<WeightCopy>& copies() const { return copies_; }
+
+  // Begins a pass of which nothing is enqueued yet: reads again what was refreshed or replaced,
+  // once all earlier passes, also those on `stream`, have ended. Throws ExecutionError, after close
+  // too; the next pass tries once more.
+  void begin_pass(StreamAddress stream);
+
+  // Lets the lane wait for what `stream` holds, and brings the prologue where it is needed. Until
+  // leave has succeeded the next pass needs one. Throws ExecutionError.
+  void enter(StreamAddress stream);
+
+  // The executable was enqueued on the lane: lets `stream` wait until its outputs are ready. Throws
+  // ExecutionError, once nothing runs any more.
+  void leave(StreamAddress stream);
+
+  // Where launches are enqueued one by one, before each: enqueues what it is the first to read.
+  // Throws ExecutionError.
+  void issue_before(std::size_t launch, StreamAddress stream);
+
+  // What the latest pass did, once.
+  PassReport take_report() noexcept;
+
+  // Waits until nothing of the lane runs. With the device's context.
+  virtual void rest() noexcept = 0;
+
+  // Waits until nothing runs, and gives back all but the weight memory, which tensors may be on.
+  void close() noexcept;
+
+  // Once closed: gives the weight memory back. Nobody may use a tensor on it any more.
+  void give_back() noexcept;
+
+  // Totals of transfers that were enqueued, those of prologues included.
+  std::uint64_t bytes_moved() const noexcept { return bytes_moved_; }
+  std::uint64_t n_transfers() const noexcept { return n_transfers_; }
+
+  // 0: nobody knows when the launches and the copies of an executable began.
+  std::uint64_t wait_ns() const noexcept { return 0; }
+  std::uint64_t busy_ns() const noexcept { return 0; }
+
+  // How often weights were read, load included.
+  std::uint64_t generation() const noexcept { return generation_; }
+
+ protected:
+  // `device_name`: for messages.
+  DeviceWeightStream(StreamPlan plan, std::vector<std::shared_ptr<WeightSource>> sources,
+                     const char* device_name);
+
+  // The bytes that the host store needs: each streamed weight begins on a page, so that direct
+  // reads need no buffer where the file's offset allows.
+  std::size_t store_bytes() const;
+
+  // Where the weight memory begins, and the store.
+  void set_memory(std::uint64_t address, std::unique_ptr<HostMemory> store);
+
+  // The next pass needs the prologue, whatever the ring holds.
+  void distrust_ring() noexcept { holds_prologue_ = false; }
+
+  // Gives the store back. With the device's context; nothing may run.
+  void release_store() noexcept { store_.reset(); }
+
+  // Calls `work` with the device's context, and past a capture of this thread.
+  virtual void with_device(const std::function<void()>& work) const = 0;
+
+  // What follows is called with the device's context. All throw ExecutionError.
+  virtual std::unique_ptr<HostMemory> make_host_memory(std::size_t n_bytes) const = 0;
+  virtual void copy_now(std::uint64_t to, const std::byte* from, std::size_t n_bytes) const = 0;
+  virtual void enqueue_copy(const WeightCopy& copy, StreamAddress stream) const = 0;
+  virtual void wait_for(StreamAddress stream) const = 0;  // and for the lane
+  virtual void follow(StreamAddress stream) = 0;          // the lane does
+  virtual void wait_until_ready(StreamAddress stream) = 0;
+  virtual StreamAddress lane_address() const = 0;
+
+  // Gives back streams and events. With the device's context; nothing runs.
+  virtual void release_order() noexcept = 0;
+
+  // Gives the weight memory back, once nothing uses it. With the device's context.
+  virtual void release_memory() noexcept = 0;
+
+ private:
+  void read(const std::function<void(std::uint64_t)>& progress);
+  void read_weight(std::size_t weight, const HostMemory* staging, ReadBuffer& buffer,
+                   const std::function<void(std::size_t)>& done);
+  std::size_t staging_bytes(const std::vector<bool>& stale) const;
+  void enqueue(std::size_t transfer, StreamAddress stream);
+
+  const StreamPlan plan_;
+  WeightContent content_;
+  std::uint64_t memory_ = 0;
+  std::unique_ptr<HostMemory> store_;
+  std::vector<WeightCopy> copies_;                         // by transfer
+  std::vector<std::byte*> stored_;                         // by weight; null: resident
+  std::vector<std::vector<std::size_t>> first_transfers_;  // by launch, that it is first to read
+  std::vector<std::size_t> prologue_;
+  std::uint64_t pass_transfer_bytes_ = 0;  // that each pass copies
+  bool holds_prologue_ = false;            // the ring does
+  std::uint64_t pass_bytes_ = 0;
+
+  std::atomic<std::uint64_t> bytes_moved_ = 0;
+  std::atomic<std::uint64_t> n_transfers_ = 0;
+  std::atomic<std::uint64_t> generation_ = 0;
+  std::atomic<bool> executed_ = false;  // at least begun
+  std::mutex mutex_;                    // of loading_, and of giving back
+  bool loading_ = false;
+};
+
+}  // namespace offload

@@ -1,0 +1,114 @@
+// Where the content of an executable's weights comes from now, and which of it is to be read again.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "streaming/stream_plan.hpp"
+#include "streaming/weight_source.hpp"
+
+namespace offload {
+
+// The sources of all weights of a plan. A weight whose content changed is stale until a
+// WeightRenewal has taken it.
+//
+// Owner: one stream of weights. Thread: refresh, replace, mode, attach, note_stale, is_stale and
+// close from any; renewals and what reads sources one at a time. Errors: the constructor throws
+// BindingError for sources that do not fit; the methods say theirs. Nothing needs the GIL, which
+// letting go of a source may take: no lock is held then.
+class WeightContent {
+ public:
+  // `plan` has passed check_plan and lives longer. All weights are stale.
+  WeightContent(const StreamPlan& plan, std::vector<std::shared_ptr<WeightSource>> sources);
+
+  // The bytes of these weights have changed in their sources, or files at their paths. Throws
+  // BindingError for a weight that does not exist, and ExecutionError after close.
+  void refresh(const std::vector<std::size_t>& weights);
+
+  // These weights come from somewhere else from now on. Throws BindingError for a weight that does
+  // not exist or a source of another size, and ExecutionError after close; then none is replaced.
+  void replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources);
+
+  // How a weight's source is read; one that was let go of was memory. Throws BindingError for a
+  // weight that does not exist, and ExecutionError after close.
+  ReadMode mode(std::size_t weight) const;
+
+  // Gives the weights to their executable. Throws ExecutionError if they have one.
+  void attach();
+
+  void note_stale(std::size_t weight);
+  void note_all_stale();
+
+  // Whether something is to be read again.
+  bool is_stale() const noexcept { return is_stale_; }
+
+  // Between renewals; null where nothing but a copy of it is left.
+  WeightSource* source(std::size_t weight) const noexcept { return sources_[weight].get(); }
+
+  // The weights whose sources tell changes, to be asked between renewals.
+  std::vector<std::size_t> watched() const;
+
+  // Refuses everything from then on. Gives whether it was open.
+  bool close() noexcept;
+  bool is_closed() const noexcept { return closed_; }
+
+  // Once closed: lets go of all sources. Nobody may read one.
+  void drop() noexcept;
+
+  // Around a fork of the process, and in its child.
+  void hold() noexcept { mutex_.lock(); }
+  void release() noexcept { mutex_.unlock(); }
+  void restart() noexcept;
+
+ private:
+  friend class WeightRenewal;
+
+  void refuse_closed() const;
+
+  const StreamPlan& plan_;
+  std::atomic<bool> is_stale_ = true;
+  std::atomic<bool> closed_ = false;
+  mutable std::mutex mutex_;  // of all below; sources change in renewals alone
+  std::vector<std::shared_ptr<WeightSource>> sources_;
+  std::vector<bool> stale_;
+  std::vector<std::pair<std::size_t, std::shared_ptr<WeightSource>>> replaced_;
+  bool attached_ = false;
+};
+
+// Takes what is stale, to read it. Unless it is committed that is stale again when it ends.
+//
+// Owner: a stack frame, outside of all locks. Thread: one renewal at a time, and nobody reads
+// sources beside begin. Errors: begin throws FileError, BindingError for memory that does not fit,
+// and ExecutionError after close.
+class WeightRenewal {
+ public:
+  explicit WeightRenewal(WeightContent& content) : content_(content) {}
+  ~WeightRenewal();
+  WeightRenewal(const WeightRenewal&) = delete;
+  WeightRenewal& operator=(const WeightRenewal&) = delete;
+
+  // Puts new sources in the place of old ones, and looks up what they are read from. What is
+  // refreshed from now on is for the next renewal.
+  void begin();
+
+  // By weight, what is to be read.
+  const std::vector<bool>& stale() const noexcept { return stale_; }
+
+  // A copy of the weight is kept: its source is memory that nobody reads again.
+  void let_go_of_memory(std::size_t weight);
+
+  void commit() noexcept { stale_.clear(); }
+
+ private:
+  WeightContent& content_;
+  WeightFiles files_;
+  std::vector<bool> stale_;
+  std::vector<std::shared_ptr<WeightSource>> let_go_;
+};
+
+}  // namespace offload

@@ -1,0 +1,266 @@
+"""Weights that an Ascend model copies from the host: events, streams, and missing functions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from ascend_client import PARAM_INVALID
+from device_streaming import (
+    COPIES_FIRST,
+    GIVEN,
+    LAUNCHES_FIRST,
+    AscendDevice,
+    check,
+    expected_of,
+    floor_on,
+    poison_after_last_use,
+    results,
+)
+
+import offload
+from offload import _native, passes
+from offload.backends.ascend import backend as ascend_backend
+from offload.backends.ascend import streaming as ascend_streaming
+from offload.backends.ascend.streamed_steps import (
+    Kind,
+    Step,
+    Stream,
+    check_steps,
+    launch_graph,
+    streamed_steps,
+)
+from offload.backends.streamed_copies import StreamedGraph, streamed_graph
+from offload.plan import NodeGraph
+from offload.streaming import Streaming
+
+
+@pytest.fixture
+def npu(ascend, monkeypatch) -> AscendDevice:
+    return AscendDevice(ascend, monkeypatch)
+
+
+@pytest.fixture
+def budget(deep, npu) -> int:
+    """Some transfers are for the next pass, others for this one."""
+    return floor_on(deep, npu.backend) + 60 * 1024
+
+
+@dataclasses.dataclass
+class Case:
+    """What `check_steps` takes."""
+
+    program: offload.Program
+    graph: NodeGraph
+    streaming: Streaming
+    streamed: StreamedGraph
+    steps: tuple[Step, ...]
+
+    def check(self, steps: tuple[Step, ...]) -> None:
+        check_steps(self.program, self.graph, self.streaming, self.streamed, steps)
+
+    @property
+    def events(self) -> range:
+        """Without the one that forks the second stream, and the one that joins it."""
+        return range(1, sum(one.kind is Kind.RECORD for one in self.steps) - 1)
+
+    def without_event(self, event: int) -> tuple[Step, ...]:
+        """The other events numbered anew."""
+        kinds = (Kind.RECORD, Kind.WAIT)
+        return tuple(
+            dataclasses.replace(one, index=one.index - 1)
+            if one.kind in kinds and one.index > event
+            else one
+            for one in self.steps
+            if not (one.kind in kinds and one.index == event)
+        )
+
+
+@pytest.fixture
+def case(deep, npu, budget) -> Case:
+    prepared = npu.backend.prepare(deep.program)
+    program, kernels = prepared.program, prepared.state.kernels
+    streaming = passes.stream_weights(
+        passes.weight_demand(program, [1000.0] * len(program.launches)),
+        npu.backend.link(program),
+        budget,
+        granule_bytes=npu.backend.granule_bytes,
+        alignment_bytes=npu.backend.alignment_bytes,
+        tails=False,
+    )
+    graph = launch_graph(program, [[one.value for one in kernel.addresses] for kernel in kernels])
+    streamed = streamed_graph(program, graph, [one.launch for one in kernels], streaming)
+    steps = streamed_steps(program, graph, streaming, streamed)
+    return Case(program, graph, streaming, streamed, steps)
+
+
+def test_steps_of_a_plan(case):
+    kinds = {copy.for_next_pass for copy in case.streamed.copies}
+    assert kinds == {False, True}
+    nodes = [one.index for one in case.steps if one.kind is Kind.NODE]
+    assert nodes == list(range(case.graph.n_nodes))
+    transfers = [one.index for one in case.steps if one.kind is Kind.COPY]
+    assert transfers == [copy.transfer for copy in case.streamed.copies]
+    ready = next(at for at, one in enumerate(case.steps) if one.kind is Kind.READY)
+    assert [one.kind for one in case.steps[ready:]].count(Kind.NODE) == 0
+    assert case.steps[-1].kind is Kind.WAIT  # which joins the streams
+    case.check(case.steps)
+
+
+def test_each_event_is_needed(case):
+    assert len(case.events) > 2
+    for event in range(max(case.events) + 2):
+        with pytest.raises(offload.CaptureError):
+            case.check(case.without_event(event))
+
+
+def test_other_orders_of_steps_are_refused(case):
+    steps = case.steps
+    ready = next(one for one in steps if one.kind is Kind.READY)
+    without_ready = tuple(one for one in steps if one is not ready)
+    last_node = max(at for at, one in enumerate(steps) if one.kind is Kind.NODE)
+    record = next(one for one in steps if one.kind is Kind.RECORD)
+    changed = {
+        "ready before every node has ended": (
+            *without_ready[:last_node], ready, *without_ready[last_node:],
+        ),
+        "nothing says when": without_ready,
+        "recorded twice": (record, *steps),
+        "not recorded": tuple(one for one in steps if one != record),
+        "would not be joined": steps[:-1],
+        "waits for nothing before": (Step(Kind.COPY, Stream.COPIES, 0), *steps),
+        "does not copy each": tuple(one for one in steps if one.kind is not Kind.COPY),
+    }  # fmt: skip
+    for says, one in changed.items():
+        if says == "does not copy each":
+            with pytest.raises(offload.CaptureError):
+                case.check(one)
+            continue
+        with pytest.raises(offload.CaptureError, match=says):
+            case.check(one)
+
+
+@pytest.mark.parametrize("order", [LAUNCHES_FIRST, COPIES_FIRST])
+def test_results_tell_of_missing_events(order, case, deep, npu, budget, monkeypatch):
+    """One stream runs as far as events allow, so results differ where one of them is missing."""
+    inputs = [torch.randn(*GIVEN) for _ in range(3)]
+    expected = expected_of(deep, inputs)
+    records = {one.index: one.stream for one in case.steps if one.kind is Kind.RECORD}
+    waits_for = Stream.COPIES if order == LAUNCHES_FIRST else Stream.LAUNCHES
+    events = [event for event in case.events if records[event] is waits_for]
+    assert events
+    wrong = 0
+    for event in events:
+        mutated = case.without_event(event)
+        monkeypatch.setattr(ascend_streaming, "streamed_steps", lambda *_, found=mutated: found)
+        npu.set_order(order)
+        with deep.load(npu.backend.name, weights_budget=budget, verify=False) as run:
+            assert run.streaming.plan.transfers == case.streaming.transfers
+            poison_after_last_use(npu.backend, run)
+            outcomes = []
+            for given in inputs:
+                outcome = results(run(given))
+                npu.settle(run)
+                outcomes.append(outcome)
+        wrong += any(
+            not torch.equal(got, wanted)
+            for one, other in zip(outcomes, expected, strict=True)
+            for got, wanted in zip(one, other, strict=True)
+        )
+    assert wrong == len(events)
+
+
+@pytest.mark.parametrize("form", ["capture", "build"])
+def test_a_streamed_program_takes_three_streams(form, ascend, monkeypatch, deep):
+    npu = AscendDevice(ascend, monkeypatch, form)
+    ascend.set_software_sq(False)  # models use up streams
+    budget = floor_on(deep, npu.backend)
+    held = ascend.streams_in_use(), _native.ascend_streams()
+    with deep.load(npu.backend.name, weights_budget=budget) as run:
+        run(torch.randn(*GIVEN))
+        assert ascend.streams_in_use() == held[0] + 3
+        assert _native.ascend_streams() == held[1] + 3
+        assert any("takes three streams" in one for one in run.notes())
+    assert (ascend.streams_in_use(), _native.ascend_streams()) == held
+
+
+def test_no_host_work_for_each_weight(ascend, npu, deep, budget):
+    """After the first execution, one with the same addresses makes the same few calls."""
+    given, out = torch.randn(*GIVEN), torch.empty(*GIVEN)
+    functions = ("aclrtMemcpyAsync", "aclrtMemcpy", "aclrtSynchronizeStream", "aclrtHostRegisterV2",
+                 "aclrtCreateEventExWithFlag", "aclrtLaunchKernel")  # fmt: skip
+    with deep.load(npu.backend.name, weights_budget=budget) as run:
+        run(given, out=out)
+        run(given, out=out)
+        before = {name: ascend.calls(name) for name in functions}
+        executions, resets = ascend.calls("aclmdlRIExecuteAsync"), ascend.calls("aclrtResetEvent")
+        run(given, out=out)
+        after = {name: ascend.calls(name) for name in functions}
+        after["aclrtCreateEventExWithFlag"] -= 1  # the fence
+        assert after == before
+        assert ascend.calls("aclmdlRIExecuteAsync") == executions + 1
+        assert ascend.calls("aclrtResetEvent") == resets + 1
+
+
+def test_the_store_is_as_large_as_what_is_streamed(ascend, npu, deep, budget, monkeypatch):
+    before = ascend.live("registration")
+    n_bytes = []
+    real = ascend_streaming.stream_weights
+
+    def noted(*arguments, **options):
+        ascend.start_trace()
+        streamed = real(*arguments, **options)
+        n_bytes.extend(
+            int(one.rpartition("=")[2])
+            for one in ascend.trace
+            if one.startswith("aclrtHostRegisterV2")
+        )
+        return streamed
+
+    monkeypatch.setattr(ascend_backend, "stream_weights", noted)
+    with deep.load(npu.backend.name, weights_budget=budget) as run:
+        plan = run.streaming.plan
+        assert ascend.live("registration") == before + 1  # and what was read by way of is gone
+        assert plan.transfer_bytes <= n_bytes[0] <= plan.transfer_bytes + 4096 * len(plan.transfers)
+    assert ascend.live("registration") == before
+
+
+def test_without_external_events_the_end_of_the_model_is_waited_for(ascend, npu, deep, budget):
+    inputs = [torch.randn(*GIVEN) for _ in range(3)]
+    expected = expected_of(deep, inputs)
+    real = npu.backend.prepare
+
+    def prepare(program):
+        found = real(program)
+        ascend.fail("aclrtCreateEventExWithFlag", PARAM_INVALID, nth=2)  # behind that of the order
+        return found
+
+    npu.backend.prepare = prepare
+    with deep.load(npu.backend.name, weights_budget=budget) as run:
+        assert not run._loaded.stream.outputs_are_early
+        assert any("ACL_EVENT_EXTERNAL" in one for one in run.notes())
+        resets = ascend.calls("aclrtResetEvent")
+        poison_after_last_use(npu.backend, run)
+        npu.set_order(COPIES_FIRST)
+        check(run, inputs, expected, npu.settle)
+        assert ascend.calls("aclrtResetEvent") == resets
+
+
+def test_free_memory_and_the_link_are_those_of_the_device(ascend, npu, deep):
+    ascend.set_memory_limit(2**30)
+    free = npu.backend.free_bytes(deep.program)
+    address = ascend.make("aclrtMalloc", 2**20, 0)
+    assert 2**30 >= free > npu.backend.free_bytes(deep.program)
+    ascend.call("aclrtFree", address)
+    meter = ascend_streaming.link_meter
+    meter.forget()
+    held = npu.held()
+    link = meter.link(0)
+    assert link.bytes_per_second > 0
+    assert link.overhead_ns >= 0
+    assert npu.held() == held
+    n_calls = ascend.calls("aclrtMemcpyAsync")
+    assert meter.link(0) == link
+    assert ascend.calls("aclrtMemcpyAsync") == n_calls
+    meter.forget()

@@ -1,0 +1,167 @@
+"""Streaming to a simulated device when something fails: what is said, and what follows."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from device_streaming import GIVEN, check, expected_of, poison_after_last_use
+from test_streaming import Deep
+
+import offload
+
+
+def test_a_file_that_cannot_be_read_again_fails_the_execution_alone(
+    device, deep, least_budget, tmp_path
+):
+    given = torch.randn(*GIVEN)
+    first, second = expected_of(deep, [given] * 2)
+    path = tmp_path / "model.safetensors"
+    content = path.read_bytes()
+    with deep.load(device.backend.name, weights_budget=least_budget) as run:
+        check(run, [given], [first])
+        path.write_bytes(content[: len(content) // 4])
+        with pytest.raises(offload.FileError, match="no intact safetensors file"):
+            run.streaming.refresh()
+        check(run, [given], [second])
+        path.write_bytes(content)
+        run.streaming.refresh()
+        path.unlink()
+        with pytest.raises(offload.ExecutionError, match=r"model\.safetensors"):
+            run(given)
+        path.write_bytes(content)
+        check(run, [given], [first])
+
+
+EXECUTIONS = {
+    "cuda": [
+        ("cuGraphLaunch", 1, False), ("cuEventRecord", 1, False), ("cuStreamWaitEvent", 1, False),
+        ("cuStreamWaitEvent", 2, False), ("cuGraphLaunch", 1, True), ("cuMemcpyHtoDAsync", 1, True),
+        ("cuMemcpyHtoDAsync", 2, True), ("cuStreamWaitEvent", 2, True), ("cuMemcpyHtoD", 1, True),
+        ("cuMemHostRegister", 1, True), ("cuStreamSynchronize", 1, True),
+    ],
+    "npu": [
+        ("aclmdlRIExecuteAsync", 1, False), ("aclrtRecordEvent", 1, False),
+        ("aclrtStreamWaitEvent", 1, False), ("aclrtStreamWaitEvent", 2, False),
+        ("aclrtResetEvent", 1, False), ("aclrtRecordEvent", 2, False),
+        ("aclrtSynchronizeEvent", 1, False), ("aclrtMemcpyAsync", 1, False),
+        ("aclmdlRIExecuteAsync", 1, True), ("aclrtMemcpyAsync", 2, True),
+        ("aclrtMemcpyAsync", 3, True), ("aclrtStreamWaitEvent", 2, True),
+        ("aclrtResetEvent", 1, True), ("aclrtMemcpy", 1, True), ("aclrtHostRegisterV2", 1, True),
+        ("aclrtSynchronizeStream", 1, True), ("aclrtSynchronizeStream", 2, True),
+    ],
+}  # fmt: skip
+# Calls that fail behind an execution, which is enqueued then.
+BEHIND = {("cuStreamWaitEvent", 2), ("aclrtStreamWaitEvent", 2), ("aclrtResetEvent", 1),
+          ("aclrtRecordEvent", 2), ("aclrtSynchronizeEvent", 1)}  # fmt: skip
+
+
+def on_devices(calls):
+    return [(device, *call) for device, its_calls in calls.items() for call in its_calls]
+
+
+@pytest.mark.parametrize(
+    ("device", "function", "nth", "refreshes"), on_devices(EXECUTIONS), indirect=["device"]
+)
+def test_a_failed_call_leaves_the_next_execution_right(
+    function, nth, refreshes, device, deep, least_budget
+):
+    """Without help: the execution behind it makes the prologue anew, and reads what was stale."""
+    inputs = [torch.randn(*GIVEN) for _ in range(3)]
+    with deep.load(device.backend.name, weights_budget=least_budget + 60 * 1024) as run:
+        assert any(one.after_pass < 0 for one in run.streaming.plan.transfers)
+        poison_after_last_use(device.backend, run)
+        run(inputs[0])
+        if refreshes:  # so that weights are read, and there is a prologue
+            run.streaming.refresh()
+        device.controls.fail(function, device.failure[0], nth)
+        ticket = run.submit(inputs[0])
+        with pytest.raises(offload.ExecutionError, match=device.failure[1]):
+            ticket.wait()
+        # The model counts its executions: the first unless its weights were read again, and the
+        # second if it came as far as the wait for its outputs.
+        n_counted = (not refreshes) + ((function, nth) in BEHIND)
+        expected = expected_of(deep, inputs[:1] * n_counted + inputs)
+        check(run, inputs, expected[n_counted:])
+
+
+def test_a_copy_that_faults_surfaces_at_the_wait(device, deep, least_budget):
+    given = torch.randn(*GIVEN)
+    run = deep.load(device.backend.name, weights_budget=least_budget)
+    run(given)
+    device.controls.set_eager(False)
+    device.controls.fault_copy(2)
+    ticket = run.submit(given)
+    with pytest.raises(offload.ExecutionError, match=device.fault):
+        ticket.wait()
+    run.close()
+
+
+LOADS = {
+    "cuda": [
+        ("cuMemHostRegister", 1), ("cuMemHostRegister", 2), ("cuMemCreate", 1), ("cuMemMap", 1),
+        ("cuMemcpyHtoD", 1), ("cuStreamCreate", 1), ("cuEventCreate", 2),
+        ("cuGraphAddMemcpyNode", 2), ("cuGraphAddEventRecordNode", 1),
+        ("cuGraphAddDependencies", 1),
+    ],
+    "npu": [
+        ("aclrtHostRegisterV2", 1), ("aclrtHostRegisterV2", 2), ("aclrtMalloc", 2),
+        ("aclrtMemcpy", 1), ("aclrtCreateStreamWithConfig", 1), ("aclrtCreateStreamWithConfig", 2),
+        *(("aclrtCreateEventExWithFlag", nth) for nth in range(1, 8)), ("aclrtMemcpyAsync", 2),
+        ("aclrtRecordEvent", 1), ("aclrtRecordEvent", 3), ("aclrtStreamWaitEvent", 1),
+        ("aclrtStreamWaitEvent", 3), ("aclmdlRICaptureBegin", 1), ("aclmdlRICaptureEnd", 1),
+        ("aclrtLaunchKernel", 2),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "function", "nth"), on_devices(LOADS), indirect=["device"])
+def test_a_failed_load_leaves_nothing(function, nth, device, deep, least_budget):
+    deep.load(device.backend.name, weights_budget=least_budget, verify=False).close()
+    gc.collect()  # graphs of refusals, whose errors hold frames
+    held = device.held()
+    real = device.backend.prepare
+
+    def prepare(program):
+        found = real(program)
+        # From here on: what captures call does not count.
+        device.controls.fail(function, device.failure[0], nth)
+        return found
+
+    device.backend.prepare = prepare
+    with pytest.raises(offload.ExecutionError, match=device.failure[1]):
+        deep.load(device.backend.name, weights_budget=least_budget, verify=False)
+    device.controls.forget_calls()
+    gc.collect()
+    assert device.held() == held
+
+
+def test_a_driver_that_registers_no_more_says_what_to_look_at(device, deep, least_budget):
+    device.controls.fail(device.register, device.failure[0])
+    with pytest.raises(offload.ExecutionError, match=r"registering \d+ bytes.*ulimit -l"):
+        deep.load(device.backend.name, weights_budget=least_budget, verify=False)
+
+
+def test_what_progress_raises_ends_the_load_and_leaves_nothing(device, deep, least_budget):
+    # A CUDA arena is there from now on.
+    with deep.load(device.backend.name, weights_budget=least_budget):
+        before = device.controls.live_bytes, device.controls.host_bytes
+
+        def stop(done_bytes: int, _total_bytes: int) -> None:
+            if done_bytes:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            deep.load(device.backend.name, weights_budget=least_budget, progress=stop)
+        assert (device.controls.live_bytes, device.controls.host_bytes) == before
+
+
+def test_weights_of_a_closed_executable_are_refused(device, deep, least_budget):
+    run = deep.load(device.backend.name, weights_budget=least_budget)
+    weights = run.streaming
+    run.close()
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        weights.refresh()
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        weights.replace({"layers.0.0.weight": Deep().state_dict()["layers.0.0.weight"]})
