@@ -32,12 +32,12 @@ def valid_bytes(
     """Content of this dtype that is valid for any model: see `made_up_inputs`."""
     dtype, n_items = find_dtype(dtype_name), size_bytes // ITEM_BYTES[dtype_name]
     if dtype.is_complex:
-        numbers = torch.rand(n_items, 2, generator=generator)
+        numbers = torch.rand(n_items, 2, generator=generator, device="cpu")
         content = torch.view_as_complex(numbers).to(dtype)
     elif dtype is torch.bool:
-        content = torch.rand(n_items, generator=generator) < 0.5
+        content = torch.rand(n_items, generator=generator, device="cpu") < 0.5
     elif dtype.is_floating_point:
-        content = torch.rand(n_items, generator=generator).to(dtype)
+        content = torch.rand(n_items, generator=generator, device="cpu").to(dtype)
     else:
         return integer.to_bytes(ITEM_BYTES[dtype_name], "little") * n_items
     return content.view(torch.uint8).numpy().tobytes() if n_items else b""

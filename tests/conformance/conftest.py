@@ -18,14 +18,7 @@ SIMULATED = "cuda-simulated"
 SIMULATED_ASCEND = "npu-simulated"
 NPU = "npu"  # by torch_npu, on the simulated runtime or an installed one
 _EXIT = "simulated kernels are written in Python, which does not run while the interpreter exits"
-_FIXED = "activations of a model that torch_npu captured stay where they were captured"
 _ON_CPU = "its threads and scripts make tensors on the CPU: tests/npu has it for the NPU"
-_MOVES_FEATURE_MAP = (
-    "test_rebinds_every_slot_with_old_memory_poisoned",
-    "test_moved_feature_map_is_one_slot",
-    "test_two_executables_share_one_feature_map",
-    "test_too_small_feature_map",
-)
 UNSUPPORTED: dict[tuple[str, str], str] = {
     (SIMULATED, "test_interpreter_exit_with_work_in_flight"): _EXIT,
     (SIMULATED, "test_interpreter_exit_from_a_thread_that_never_ends"): _EXIT,
@@ -33,7 +26,6 @@ UNSUPPORTED: dict[tuple[str, str], str] = {
     (SIMULATED_ASCEND, "test_interpreter_exit_with_work_in_flight"): _EXIT,
     (SIMULATED_ASCEND, "test_interpreter_exit_from_a_thread_that_never_ends"): _EXIT,
     (SIMULATED_ASCEND, "test_fork_with_work_in_flight"): "a device does not work after a fork",
-    **{(NPU, name): _FIXED for name in _MOVES_FEATURE_MAP},
     (NPU, "test_many_threads_call_one_executable"): _ON_CPU,
     (NPU, "test_interpreter_exit_with_work_in_flight"): _ON_CPU,
     (NPU, "test_interpreter_exit_from_a_thread_that_never_ends"): _ON_CPU,

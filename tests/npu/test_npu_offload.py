@@ -24,19 +24,30 @@ import offload
 from offload import backends
 from offload.backends.ascend import TorchAscendBackend
 
-FORMS = ["captured", "enqueued"]
+FORMS: dict[str, dict[str, object]] = {
+    "captured": {"copies": "captured", "relocation": False},
+    "enqueued": {"copies": "enqueued", "relocation": False},
+    "relocated": {"relocation": True},
+}
 
 
 @pytest.fixture(params=FORMS)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who copies inputs and outputs."""
-    make = functools.partial(TorchAscendBackend, copies=request.param)
+    """Who copies inputs and outputs, if anybody does."""
+    make = functools.partial(TorchAscendBackend, **FORMS[request.param])
     try:
         make().machine()
     except offload.BackendUnavailable as error:
         pytest.skip(str(error))
     monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
     return request.param
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs and outputs are copied by tasks of the model."""
+    make = functools.partial(TorchAscendBackend, **FORMS["captured"])
+    monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
 
 
 def load(model: Callable[..., object], *inputs: torch.Tensor) -> offload.Executable:
@@ -60,6 +71,7 @@ def test_models_follow_inputs_and_outputs_that_move(name: str, form: str) -> Non
         assert run.launch_reports()[0].mode == "model"
 
 
+@pytest.mark.usefixtures("copied")
 def test_moved_tensors_are_words_of_one_table(simulated_npu: AscendSimulator) -> None:
     run = load(lambda x, y: (x + y, x * y), torch.ones(4).npu(), torch.ones(4).npu())
     x, y, outs = (
@@ -86,6 +98,7 @@ def test_the_host_copies_where_the_runtime_has_no_table(form: str) -> None:
     enqueued, refreshes, which = {
         "captured": (0, 1, "tasks of the model copy them"),
         "enqueued": (2, 0, "the host copies them"),
+        "relocated": (0, 0, "addresses of kernel arguments"),
     }[form]
     with load(lambda x: x + 1, torch.ones(4).npu()) as run:
         run(torch.ones(4).npu())
@@ -273,7 +286,13 @@ LOADING = [
     "aclmdlRICaptureGetInfo",
     "aclrtMemcpyAsyncWithOffset",
     "aclrtMalloc",
+    "aclrtMemcpy",
     "aclrtCreateEventExWithFlag",
+    "aclmdlRIGetStreams",
+    "aclmdlRIGetTasksByStream",
+    "aclmdlRITaskGetType",
+    "aclmdlRITaskGetParams",
+    "aclmdlRIExecuteAsync",
 ]
 
 
@@ -284,7 +303,7 @@ def test_failures_of_a_load_leave_nothing(function: str, simulated_npu: AscendSi
     captured.load().close()
     before = live(simulated_npu)
     n_failed = 0
-    for nth in range(1, 20):
+    for nth in range(1, 60):
         simulated_npu.forget_calls()
         simulated_npu.fail(function, 507000, nth)
         try:
@@ -296,6 +315,8 @@ def test_failures_of_a_load_leave_nothing(function: str, simulated_npu: AscendSi
         assert live(simulated_npu) == before, f"call {nth} of {function}"
         if not failed:
             break
+    else:
+        pytest.fail("it was called at every try")
     assert n_failed
     with captured.load() as run:
         check_same(run(x), torch.full((64,), 2.0))
@@ -321,6 +342,7 @@ def test_failures_of_an_execution(function: str, form: str, simulated_npu: Ascen
             check_same(run(x, out=out), torch.full((64,), 2.0))
 
 
+@pytest.mark.usefixtures("copied")
 def test_what_a_captured_model_cannot_do_is_refused() -> None:
     captured = offload.capture(nn.Linear(4, 4).npu(), torch.ones(2, 4).npu())
     with pytest.raises(offload.BackendUnavailable, match="as a whole"):

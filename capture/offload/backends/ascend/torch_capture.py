@@ -146,8 +146,11 @@ class CapturedModel:
         self.close()
 
 
-Improve = Callable[[CapturedModel, Callable[[Sequence[Moving]], CapturedModel]], CapturedModel]
-"""Makes another model of a captured one, given what captures once more and copies just these."""
+Capture = Callable[[Sequence[Moving]], CapturedModel]
+"""Captures a Program once more, and copies just these."""
+
+Improve = Callable[[CapturedModel, Capture], CapturedModel]
+"""Makes another model of a captured one by more captures."""
 
 
 class TorchCapturer:
@@ -287,8 +290,8 @@ class _OneCapture:
         except BaseException:
             self._model.close()
             raise
-        segments = [*self._pool.snapshot(), *self._pool_of_inputs.snapshot()]
-        self._model.pool_bytes = sum(segment["total_size"] for segment in segments)
+        pieces = [*_pieces(self._pool), *_pieces(self._pool_of_inputs)]
+        self._model.pool_bytes = sum(size_bytes for _, size_bytes in pieces)
         return self._model
 
     def _capture(self) -> None:
@@ -382,8 +385,8 @@ class _OneCapture:
         n_reserved_bytes = npu.memory_reserved(self._device)
         if n_reserved_bytes != self._n_reserved_bytes:  # asking for the pieces takes longer
             self._n_reserved_bytes = n_reserved_bytes
-            pieces = [(one["address"], one["total_size"]) for one in self._pool.snapshot()]
-            self._log.pool += sorted(set(pieces) - set(self._log.pool), key=lambda one: one[1])
+            new = set(_pieces(self._pool)) - set(self._log.pool)
+            self._log.pool += sorted(new, key=lambda one: one[1])
 
     def _note_tasks(self) -> None:
         if self._log.n_tasks is not None:
@@ -420,3 +423,17 @@ class _OneCapture:
             self._graph.reset()
         if self._pool.use_count() > 1:  # a graph that was not captured leaves its use behind
             torch_npu._C._npu_releasePool(index, self._pool.id)
+
+
+def _pieces(pool: Any) -> list[tuple[int, int]]:
+    """(address, bytes) of what a pool has taken from the device.
+
+    Of all pools: asked for one by its number, as `MemPool.snapshot` does, torch_npu 2.13 lets go of
+    that number once too often, which frees it under whoever uses it, from 257 on.
+    """
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    return [
+        (one["address"], one["total_size"])
+        for one in npu.memory_snapshot()
+        if tuple(one["segment_pool_id"]) == tuple(pool.id)
+    ]

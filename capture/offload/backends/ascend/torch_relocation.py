@@ -10,7 +10,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+import torch
 
 from offload import _native
 from offload.backends.ascend.captured_words import (
@@ -19,11 +21,14 @@ from offload.backends.ascend.captured_words import (
     Task,
     relocated_words,
 )
-from offload.backends.ascend.torch_capture import CapturedModel, Moving
+from offload.backends.ascend.torch_capture import Capture, CapturedModel, Moving
 from offload.backends.relocation.captures import OwnedRange
 from offload.backends.relocation.words import CapturesDiffer
-from offload.errors import BackendUnavailable, CaptureError, OffloadError
+from offload.errors import BackendUnavailable, CaptureError, ExecutionError, OffloadError
 from offload.program import Program, Role
+
+# By ACL's numbers: no stream left on the device, no resource of its driver.
+_NO_STREAMS = ("207008", "207005")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,6 +52,14 @@ class BoundModel:
     )
 
 
+class _NotRelocatable(Exception):
+    """Why a model has to work on copies; the error is for whoever required otherwise."""
+
+    def __init__(self, error: OffloadError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Relocator:
     """Relocates one Program's model, on the capture's thread.
 
@@ -65,22 +78,22 @@ class Relocator:
         ]
         self.bound: BoundModel | None = None
 
-    def improve(
-        self, first: CapturedModel, capture: Callable[[Sequence[Moving]], CapturedModel]
-    ) -> CapturedModel:
+    def improve(self, first: CapturedModel, capture: Capture) -> CapturedModel:
         """The model that is loaded; the others are closed.
 
         Raises:
-            CaptureError, BackendUnavailable, ExecutionError: relocation is required, and this is
-                why it cannot be had.
+            CaptureError, BackendUnavailable: relocation is required, and this is why it cannot be
+                had.
+            CaptureError, ExecutionError: another capture failed. Only if it was for memory or
+                streams, and relocation is not required, the first one does.
         """
         try:
             self.bound = self._relocate(first, capture)
-        except OffloadError as error:
+        except _NotRelocatable as reason:
             if self._is_required:
                 first.close()
-                raise
-            self.bound = BoundModel(first, why_copied=str(error))
+                raise reason.error from None
+            self.bound = BoundModel(first, why_copied=str(reason.error))
         except BaseException:
             first.close()
             raise
@@ -88,49 +101,57 @@ class Relocator:
             first.close()
         return self.bound.model
 
-    def _relocate(
-        self, first: CapturedModel, capture: Callable[[Sequence[Moving]], CapturedModel]
-    ) -> BoundModel:
+    def _relocate(self, first: CapturedModel, capture: Capture) -> BoundModel:
         one = self._read(first)
-        second = capture(first.moving)
+        second = _once_more(capture, first.moving)
         try:
             other = self._read(second)
             second.end()  # its stream is needed, and its memory must not be used again
             found = self._compare(one, other, other)
-            if not found.discovery.words:
-                reasons = sorted(set(found.copied.values()))
-                raise CaptureError(f"no address of an input or output can be followed: {reasons}")
-            third = capture([one for one in first.moving if one.value in found.copied])
+            third = _once_more(
+                capture, [moving for moving in first.moving if moving.value in found.copied]
+            )
+            try:
+                template = self._read(third)
+                again = self._compare(template, one, other)
+                if not again.same_choice(found):
+                    raise _NotRelocatable(
+                        CaptureError("a third capture has addresses where two before had none")
+                    )
+            except BaseException:
+                third.close()
+                raise
         finally:
             second.close()
-        try:
-            template = self._read(third)
-            again = self._compare(template, one, other)
-            if not again.same_choice(found):
-                raise CaptureError("a third capture has addresses at other places than two before")
-        except BaseException:
-            third.close()
-            raise
         return BoundModel(third, again, template.tasks)
 
     def _compare(self, *captures: ModelCapture) -> RelocatedWords:
         try:
-            return relocated_words(self._program, captures, self._weights)
+            found = relocated_words(self._program, captures, self._weights)
         except CapturesDiffer as error:
-            raise CaptureError(str(error)) from error
+            raise _NotRelocatable(CaptureError(f"captures differ: {error}")) from error
+        except CaptureError as error:
+            raise _NotRelocatable(error) from error
+        if not found.discovery.words:
+            reasons = "; ".join(sorted(set(found.copied.values()))) or "none is used"
+            raise _NotRelocatable(
+                CaptureError(f"no address of an input or output can be followed: {reasons}")
+            )
+        return found
 
     def _read(self, model: CapturedModel) -> ModelCapture:
-        """What the runtime tells of a captured model.
-
-        Raises:
-            BackendUnavailable: it tells no parameters of tasks.
-        """
+        """What the runtime tells of a captured model."""
         if model.log.n_tasks is None:
-            raise BackendUnavailable(
-                "the runtime does not tell the tasks of a model (aclmdlRIGetTasksByStream): that "
-                "needs CANN 9.1 or newer"
+            raise _NotRelocatable(
+                BackendUnavailable(
+                    "the runtime does not tell the tasks of a model (aclmdlRIGetTasksByStream): "
+                    "that needs CANN 9.1 or newer"
+                )
             )
-        told = _native.ascend_captured_tasks(self._device, model.handle)
+        try:
+            told = _native.ascend_captured_tasks(self._device, model.handle)
+        except BackendUnavailable as error:
+            raise _NotRelocatable(error) from error
         n_tasks = model.log.n_tasks
         n_streams = len(n_tasks[-1])  # none goes, and some may come
         counts = [
@@ -150,3 +171,16 @@ def _launch_of(counts: Sequence[int], number: int) -> int | None:
     """The launch that made a stream's task of this number; None: copies around the launches."""
     launch = bisect.bisect_right(counts, number) - 1
     return launch if 0 <= launch < len(counts) - 1 else None
+
+
+def _once_more(capture: Capture, copied: Sequence[Moving]) -> CapturedModel:
+    """Another capture, for which there may be no room besides those before."""
+    try:
+        return capture(copied)
+    except ExecutionError as error:
+        is_full = isinstance(error.__cause__, torch.OutOfMemoryError)
+        if is_full or any(code in str(error) for code in _NO_STREAMS):
+            raise _NotRelocatable(
+                ExecutionError(f"no room for the captures that relocation takes: {error}")
+            ) from error
+        raise

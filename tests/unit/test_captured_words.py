@@ -1,0 +1,285 @@
+"""What moves in a captured Ascend model: told from captures that are made up here."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+
+import offload
+from offload.backends.ascend.captured_words import (
+    ModelCapture,
+    RelocatedWords,
+    Task,
+    TaskType,
+    relocated_words,
+)
+from offload.backends.relocation.captures import OwnedRange
+from offload.backends.relocation.words import CapturesDiffer
+from offload.program import Program, Role
+
+POOL_BYTES = 1 << 21
+BLOCK_BYTES = 256
+LOOK_ALIKE = 0x7F00_0000_0040
+
+# By capture: where the input lies, where the pool begins, where argument blocks do.
+LAYOUTS = [
+    (0x5000_0000_0000, 0x6000_0000_0000, 0x4000_0000_0000),
+    (0x5100_0000_0200, 0x6300_0040_0000, 0x4000_0000_0000),  # blocks that are used again
+    (0x5200_0000_0600, 0x6200_0020_0000, 0x4010_0000_4000),
+]
+
+IN, OUT, POOL, SELF = "input", "output", "pool", "self"
+Word = int | tuple[str, int]
+
+
+def program_of(function, *inputs: torch.Tensor) -> Program:
+    return offload.capture(function, *inputs).program
+
+
+def chain() -> Program:
+    """Three launches: two activations, then the output, which may lie where the first one did."""
+    return program_of(lambda x: ((x + 1) * 2).relu(), torch.ones(64))
+
+
+def values(program: Program) -> dict[str, int]:
+    (x,) = program.of_role(Role.INPUT)
+    (out,) = program.of_role(Role.OUTPUT)
+    first, second = program.of_role(Role.ACTIVATION)
+    return {"x": x.index, "out": out.index, "first": first.index, "second": second.index}
+
+
+# Where torch lays the Values of the chain out: the output where the first activation was.
+PLACES = {"first": 0, "second": 512, "out": 0}
+
+
+def captured(
+    program: Program,
+    kernels: Sequence[Sequence[Word]],
+    *,
+    launches: Sequence[int] | None = None,
+    types: Mapping[int, int] = {},
+    layouts: Sequence[tuple[int, int, int]] = LAYOUTS,
+    places: Mapping[str, int] = PLACES,
+    noise: Mapping[int, tuple[int, int]] = {},
+) -> list[ModelCapture]:
+    """Three captures of kernels with these words; `noise`: by capture a word of a task."""
+    found = []
+    for number, (at, pool, blocks) in enumerate(layouts):
+        bases = {IN: at, POOL: pool, OUT: pool + places["out"]}
+        tasks = []
+        for index, words in enumerate(kernels):
+            address = blocks + BLOCK_BYTES * index
+            content = [
+                word if isinstance(word, int) else {**bases, SELF: address}[word[0]] + word[1]
+                for word in words
+            ]
+            if number in noise and noise[number][0] == index:
+                content.append(noise[number][1])
+            elif noise and noise[min(noise)][0] == index:
+                content.append(0)
+            tasks.append(
+                Task(
+                    types.get(index, TaskType.KERNEL),
+                    0xF0 + index,
+                    1,
+                    address,
+                    struct.pack(f"<{len(content)}Q", *content),
+                    index if launches is None else launches[index],
+                )
+            )
+        names = values(program)
+        where = {names["x"]: at}
+        where |= {names[name]: pool + offset for name, offset in places.items()}
+        found.append(ModelCapture(tasks, where, [(pool, POOL_BYTES)]))
+    return found
+
+
+# What the chain's kernels are given: where tiling data begins, input, output, then the data.
+KERNELS: list[list[Word]] = [
+    [(SELF, 24), (IN, 0), (POOL, 0), LOOK_ALIKE],
+    [(SELF, 24), (POOL, 0), (POOL, 512), LOOK_ALIKE],
+    [(SELF, 24), (POOL, 512), (OUT, 0), LOOK_ALIKE],
+]
+
+
+def words_of(program: Program, found: RelocatedWords) -> set[tuple[int, int, str, int]]:
+    """(task, byte, Value's name, offset) of each word."""
+    names = {index: name for name, index in values(program).items()}
+    names[len(program.values)] = POOL
+    return {
+        (word.node, word.offset_bytes, names[word.value], word.value_offset_bytes)
+        for word in found.discovery.words
+    }
+
+
+def test_words_move_with_input_output_and_pool() -> None:
+    program = chain()
+    found = relocated_words(program, captured(program, KERNELS))
+    assert words_of(program, found) == {
+        (0, 8, "x", 0),
+        (0, 16, POOL, 0),  # the output's bytes, before there is an output
+        (1, 8, POOL, 0),
+        (1, 16, POOL, 512),
+        (2, 8, POOL, 512),
+        (2, 16, "out", 0),
+    }
+    assert (found.copied, found.why_fixed) == ({}, "")
+    assert found.discovery.scratch_bytes == (POOL_BYTES,)
+
+
+def test_words_into_their_own_block_are_never_patched() -> None:
+    """Class self: where blocks are used again in another capture, and where they are not."""
+    program = chain()
+    for layouts in (LAYOUTS, [LAYOUTS[0], LAYOUTS[2], LAYOUTS[1]]):
+        found = relocated_words(program, captured(program, KERNELS, layouts=layouts))
+        assert {word.offset_bytes for word in found.discovery.words} == {8, 16}
+
+
+def test_integers_that_look_like_addresses_stay() -> None:
+    """Of the input, of the pool and of an argument block: in one capture, which then has others."""
+    program = chain()
+    at, pool, blocks = LAYOUTS[0]
+    for look_alike in (at, at + 8, pool + 512, blocks + BLOCK_BYTES + 8, LAYOUTS[1][1]):
+        kernels = [[*words[:3], look_alike] for words in KERNELS]
+        found = relocated_words(program, captured(program, kernels))
+        assert len(found.discovery.words) == 6
+        assert all(word.offset_bytes < 24 for word in found.discovery.words)
+
+
+def test_interior_addresses_keep_their_offset() -> None:
+    program = chain()
+    kernels = [list(words) for words in KERNELS]
+    kernels[0][1], kernels[2][2] = (IN, 128), (OUT, 64)
+    kernels[1].append((POOL, 600))
+    found = words_of(program, relocated_words(program, captured(program, kernels)))
+    assert {(0, 8, "x", 128), (2, 16, "out", 64), (1, 32, POOL, 600)} <= found
+
+
+def test_a_later_launch_names_the_output() -> None:
+    """What is written in place after it was made."""
+    program = program_of(lambda x: ((x + 1) * 2).relu().add_(x), torch.ones(64))
+    kernels = [*KERNELS, [(SELF, 24), (OUT, 0), (IN, 0), 0]]
+    found = words_of(program, relocated_words(program, captured(program, kernels)))
+    assert {(2, 16, "out", 0), (3, 8, "out", 0), (3, 16, "x", 0)} <= found
+
+
+def test_an_output_that_its_launch_names_twice_is_copied() -> None:
+    """The first kernel may have used the memory before: then it could be longer."""
+    program = chain()
+    kernels = [*KERNELS[:2], [(SELF, 24), (POOL, 512), (OUT, 0), 0], KERNELS[2]]
+    captures = captured(program, kernels, launches=[0, 1, 2, 2])
+    found = relocated_words(program, captures)
+    out = values(program)["out"]
+    assert set(found.copied) == {out}
+    assert "2 kernels of aten::relu" in found.copied[out]
+    assert "is copied" in found.why_fixed
+    assert words_of(program, found) == {(0, 8, "x", 0)}
+    assert found.discovery.scratch_bytes == ()
+
+
+@pytest.mark.parametrize(
+    ("launch", "copied"), [(0, {"x"}), (1, set()), (2, {"out"})], ids=["input", "between", "output"]
+)
+def test_what_an_unreadable_task_touches_is_copied_or_stays(launch: int, copied: set[str]) -> None:
+    program = chain()
+    captures = captured(program, KERNELS, types={launch: TaskType.DEFAULT})
+    captures = [
+        dataclasses.replace(
+            one,
+            tasks=[
+                task if task.is_kernel else dataclasses.replace(task, arguments=b"")
+                for task in one.tasks
+            ],
+        )
+        for one in captures
+    ]
+    found = relocated_words(program, captures)
+    names = values(program)
+    assert set(found.copied) == {names[name] for name in copied}
+    assert all("cannot be read" in why for why in found.copied.values())
+    assert found.why_fixed
+    assert {name for _, _, name, _ in words_of(program, found)} == {"x", "out"} - copied
+
+
+def test_events_touch_nothing() -> None:
+    program = chain()
+    kernels: list[list[Word]] = [*KERNELS, []]
+    captures = captured(
+        program, kernels, launches=[0, 1, 2, 1], types={3: int(TaskType.EVENT_RECORD)}
+    )
+    assert not relocated_words(program, captures).copied
+
+
+def test_an_input_that_no_word_names_is_copied() -> None:
+    program = chain()
+    kernels = [[KERNELS[0][0], 7, *KERNELS[0][2:]], *KERNELS[1:]]
+    found = relocated_words(program, captured(program, kernels))
+    (why,) = found.copied.values()
+    assert set(found.copied) == {values(program)["x"]}
+    assert "no argument of aten::add" in why
+    assert not found.why_fixed
+
+
+def test_a_word_that_differs_and_is_no_address_is_named() -> None:
+    program = chain()
+    noise = {0: (1, 5), 1: (1, 6), 2: (1, 7)}
+    with pytest.raises(offload.CaptureError, match=r"aten::mul.* byte 32.*0x5, 0x5, 0x6, 0x7"):
+        relocated_words(program, captured(program, KERNELS, noise=noise))
+
+
+def test_an_address_that_is_right_in_two_captures_only_is_refused() -> None:
+    program = chain()
+    captures = captured(program, KERNELS)
+    third = captures[2]
+    task = third.tasks[0]
+    words = list(struct.unpack("<4Q", task.arguments))
+    words[1] += 8
+    captures[2] = dataclasses.replace(
+        third,
+        tasks=[
+            dataclasses.replace(task, arguments=struct.pack("<4Q", *words)),
+            *third.tasks[1:],
+        ],
+    )
+    with pytest.raises(offload.CaptureError, match="differs between captures"):
+        relocated_words(program, captures)
+
+
+@pytest.mark.parametrize("change", ["function", "n_blocks", "launch", "arguments"])
+def test_captures_of_other_kernels_differ(change: str) -> None:
+    program = chain()
+    captures = captured(program, KERNELS)
+    task = captures[1].tasks[1]
+    changed = {"function": 1, "n_blocks": 9, "launch": 0, "arguments": task.arguments[:-8]}
+    tasks = list(captures[1].tasks)
+    tasks[1] = dataclasses.replace(task, **{change: changed[change]})
+    captures[1] = dataclasses.replace(captures[1], tasks=tasks)
+    with pytest.raises(CapturesDiffer):
+        relocated_words(program, captures)
+
+
+def test_an_output_at_another_place_of_the_pool_is_copied() -> None:
+    program = chain()
+    captures = captured(program, KERNELS)
+    out = values(program)["out"]
+    moved = dict(captures[2].places)
+    moved[out] += 1024
+    captures[2] = dataclasses.replace(captures[2], places=moved)
+    found = relocated_words(program, captures)
+    assert "one place of the pool" in found.copied[out]
+
+
+def test_weights_are_constants_of_the_programs() -> None:
+    program = chain()
+    weight = 0x7100_0000_0000
+    kernels = [[*KERNELS[0][:3], weight + 64], *KERNELS[1:]]
+    found = relocated_words(
+        program, captured(program, kernels), [OwnedRange(weight, 4096, "weight w")]
+    )
+    owners = {one.owner for one in found.discovery.constants}
+    assert "weight w" in owners
+    assert len(found.discovery.words) == 6
