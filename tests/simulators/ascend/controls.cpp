@@ -174,8 +174,9 @@ ACL_EXPORT std::size_t sim_argument_bytes() {
 }
 
 // How many there are of "stream" (callers' own), "model stream", "event", "context", "binary",
-// "image", "model", "task", "capture", "argument block", "registration", "offline model",
-// "data buffer", "dataset", "description" or "configuration"; -1 for another word.
+// "image", "model", "task", "capture", "argument block", "registration", "reservation",
+// "physical memory" (by a handle), "mapping", "offline model", "data buffer", "dataset",
+// "description" or "configuration"; -1 for another word.
 ACL_EXPORT std::int64_t sim_live_objects(const char* kind) {
   const auto lock = locked();
   Runtime& state = runtime();
@@ -200,6 +201,10 @@ ACL_EXPORT std::int64_t sim_live_objects(const char* kind) {
   if (is("capture")) return static_cast<std::int64_t>(state.captures.size());
   if (is("argument block")) return static_cast<std::int64_t>(state.arguments.n_live());
   if (is("registration")) return static_cast<std::int64_t>(state.registered_host.size());
+  const simulator::Memory& memory = state.device.memory;
+  if (is("reservation")) return static_cast<std::int64_t>(memory.n_reservations());
+  if (is("physical memory")) return static_cast<std::int64_t>(memory.n_chunks());
+  if (is("mapping")) return static_cast<std::int64_t>(memory.n_mappings());
   const OfflineState& of_files = offline(state);
   if (is("offline model")) return static_cast<std::int64_t>(of_files.models.size());
   if (is("data buffer")) return static_cast<std::int64_t>(of_files.buffers.size());

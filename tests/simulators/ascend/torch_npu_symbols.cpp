@@ -129,18 +129,12 @@ SUCCEEDS(aclopSetAttrString)
 EXPORT int aclopCompileAndExecute() { return offload::acl::kAclFailure; }
 EXPORT int aclopCompileAndExecuteV2() { return offload::acl::kAclFailure; }
 
-// Other devices and processes, mapped memory, and the layer below.
+// Other devices and processes, and the layer below.
 NOT_SIMULATED(aclrtDeviceEnablePeerAccess)
-NOT_SIMULATED(aclrtFreePhysical)
-NOT_SIMULATED(aclrtMallocPhysical)
-NOT_SIMULATED(aclrtMapMem)
 NOT_SIMULATED(aclrtMemExportToShareableHandle)
 NOT_SIMULATED(aclrtMemImportFromShareableHandle)
 NOT_SIMULATED(aclrtMemSetPidToShareableHandle)
 NOT_SIMULATED(aclrtProcessReport)
-NOT_SIMULATED(aclrtReleaseMemAddress)
-NOT_SIMULATED(aclrtReserveMemAddress)
-NOT_SIMULATED(aclrtUnmapMem)
 NOT_SIMULATED(aclrtGetFunctionAddr)
 NOT_SIMULATED(rtDevBinaryRegister)
 NOT_SIMULATED(rtFunctionRegister)

@@ -180,6 +180,12 @@ void Memory::unreserve(std::uint64_t address, std::size_t n_bytes) {
   reservations_.erase(found);
 }
 
+std::size_t Memory::reserved_bytes(std::uint64_t address) const {
+  const auto found = reservations_.find(address);
+  require(found != reservations_.end(), Status::kInvalidValue);
+  return found->second;
+}
+
 std::shared_ptr<Chunk> Memory::create(std::size_t n_bytes) {
   require(is_whole(n_bytes), Status::kInvalidValue);
   require_room(n_bytes);
@@ -188,6 +194,12 @@ std::shared_ptr<Chunk> Memory::create(std::size_t n_bytes) {
   chunks_[chunk->handle] = chunk;
   all_chunks_.push_back(chunk);
   return chunk;
+}
+
+std::size_t Memory::chunk_bytes(std::uint64_t handle) const {
+  const auto found = chunks_.find(handle);
+  require(found != chunks_.end(), Status::kInvalidValue);
+  return found->second->n_bytes;
 }
 
 void Memory::release(std::uint64_t handle) {

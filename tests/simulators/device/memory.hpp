@@ -76,9 +76,13 @@ class Memory {
   std::uint64_t reserve(std::size_t n_bytes, std::size_t alignment_bytes, std::uint64_t wanted);
   // Errors: kInvalidValue unless the range was reserved just so and nothing is mapped in it.
   void unreserve(std::uint64_t address, std::size_t n_bytes);
+  // The bytes of the reservation that begins there. Errors: kInvalidValue if none does.
+  std::size_t reserved_bytes(std::uint64_t address) const;
   // Physical memory. Errors: kInvalidValue for a size that is not a multiple of the granularity,
   // kOutOfMemory beyond the limit.
   std::shared_ptr<Chunk> create(std::size_t n_bytes);
+  // The bytes of physical memory. Errors: kInvalidValue for an unknown handle.
+  std::size_t chunk_bytes(std::uint64_t handle) const;
   // Errors: kInvalidValue for an unknown handle. The memory goes with its last mapping.
   void release(std::uint64_t handle);
   // Errors: kInvalidValue for an unknown handle, a range that is not reserved or already mapped,
@@ -102,6 +106,7 @@ class Memory {
   std::size_t host_bytes() const { return host_bytes_; }
   std::size_t n_reservations() const { return reservations_.size(); }
   std::size_t n_mappings() const;
+  std::size_t n_chunks() const { return chunks_.size(); }  // whose handles were not released
   std::size_t limit_bytes() const { return limit_bytes_; }
   void set_limit(std::size_t n_bytes) { limit_bytes_ = n_bytes; }
   void set_free_policy(FreePolicy policy) { policy_ = policy; }
