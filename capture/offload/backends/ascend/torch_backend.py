@@ -84,15 +84,15 @@ class TorchAscendBackend(AscendBackend):
         self.machine(device)
         self.refuse_launches(program)
         moving_values(program)  # which refuses inputs that cannot be copied
-        model = None if program.stored else self._capture(program, None)
+        model = None if program.stored else self._capture(program, StreamedWeights())
         own = frozenset(value.index for value in program.of_role(Role.ACTIVATION))
         return Prepared(program, operator_allocated=own, state=model)
 
-    def _capture(self, program: Program, streamed: StreamedWeights | None) -> CapturedModel:
+    def _capture(self, program: Program, streamed: StreamedWeights) -> CapturedModel:
         capturer = self._torch_capturer or TorchCapturer()
         return capturer.capture(program, self.device_of(program), self._copies, streamed)
 
-    def _streamed_launches(self, program: Program, streaming: Streaming) -> StreamedWeights:
+    def _streamed_launches(self, program: Program, streaming: Streaming | None) -> StreamedWeights:
         """Weights in files have the addresses that the plan gives them, and are captured there."""
         device = self.device_of(program)
         return stream_weights(
@@ -119,7 +119,7 @@ class TorchAscendBackend(AscendBackend):
         check_plan(program, plan)
         if plan.feature_map_bytes:
             raise PlanError("the activations of a captured model stay where torch has put them")
-        streamed = plan.streaming and self._streamed_launches(program, plan.streaming)
+        streamed = self._streamed_launches(program, plan.streaming)
         model: CapturedModel = prepared.state or self._capture(program, streamed)
         assert model.copies is not None  # nobody else closes it
         device = self.device_of(program)
@@ -130,12 +130,10 @@ class TorchAscendBackend(AscendBackend):
             slots=[_slot(plan, one.value) for one in model.moving],
             n_launches=len(program.launches),
             release=model.close,
-            steps=None if streamed is None else streamed.steps,
-            for_next_pass=() if streamed is None else streamed.for_next_pass,
+            steps=streamed.steps,
+            for_next_pass=streamed.for_next_pass,
         )
-        more: tuple[str, ...] = ()
-        if streamed is not None and plan.streaming is not None:
-            more = streaming_notes(streamed.stream, plan.streaming)
+        more = streaming_notes(streamed.stream, plan.streaming)
         reports = tuple(
             LaunchReport("model", _activation_bytes(program, launch)) for launch in program.launches
         )
@@ -146,8 +144,8 @@ class TorchAscendBackend(AscendBackend):
             device=self.tensor_device(device),
             alignment_bytes=self.tensor_alignment_bytes,
             current_stream=self.current_stream,
-            weights={} if streamed is None else streamed.tensors,
-            stream=None if streamed is None else streamed.stream,
+            weights=streamed.tensors,
+            stream=streamed.stream,
             notes=functools.partial(_notes, resident, model.copies.form, model.pool_bytes, more),
         )
 
