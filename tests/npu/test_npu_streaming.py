@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         widths = [64, 128, 64, 96, 64, 128, 64, 96, 64]
-        pairs = zip(widths, widths[1:], strict=False)
+        pairs = itertools.pairwise(widths)
         self.layers = nn.ModuleList(nn.Linear(one, other) for one, other in pairs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
