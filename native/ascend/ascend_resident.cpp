@@ -1,6 +1,7 @@
 #include "ascend/ascend_resident.hpp"
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -121,6 +122,7 @@ void AscendResident::issue(std::size_t launch) {
 void AscendResident::release() noexcept {
   if (steps_) steps_->weights()->rest();
   model_.reset();
+  steps_.reset();
   if (refresh_) last_counts_ = refresh_->counts();
   refresh_.reset();
   arena_.reset();
@@ -130,6 +132,7 @@ void AscendResident::release() noexcept {
 // issued one by one it does not know.
 void AscendResident::abandon() noexcept {
   model_.reset();
+  static_cast<void>(new (std::nothrow) std::shared_ptr<StreamedSteps>(std::move(steps_)));
   static_cast<void>(refresh_.release());
   if (arena_) arena_->abandon();
 }

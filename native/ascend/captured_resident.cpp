@@ -111,6 +111,7 @@ void CapturedResident::release() noexcept {
   if (program_.steps) program_.steps->weights()->rest();  // its last copies go on
   program_.copies.reset();
   program_.release();
+  program_.steps.reset();
 }
 
 // Model, copies and pool stay for the rest of the process: to destroy them is to free what may run.

@@ -93,13 +93,13 @@ class CudaDevice:
         return (*counts, controls.host_bytes, controls.physical_bytes)
 
 
-LAUNCHES_FIRST, COPIES_FIRST, IN_TURNS = "launches first", "copies first", "in turns"
+LAUNCHES_FIRST, COPIES_FIRST, AS_WAITED_FOR = "launches first", "copies first", "as waited for"
 
 
 class AscendDevice:
     """The simulated Ascend device: streams of a model, of which one goes first."""
 
-    orders = (LAUNCHES_FIRST, COPIES_FIRST, IN_TURNS)
+    orders = (LAUNCHES_FIRST, COPIES_FIRST, AS_WAITED_FOR)
     execute = "aclmdlRIExecuteAsync"
     failure = (507000, "ACL_ERROR_RT_INTERNAL_ERROR")
     fault = "ACL_ERROR_RT_"
@@ -124,7 +124,7 @@ class AscendDevice:
     def settle(self, run: offload.Executable) -> None:
         if self._order in (LAUNCHES_FIRST, COPIES_FIRST):
             self.synchronize()
-        elif self._order == IN_TURNS:
+        elif self._order == AS_WAITED_FOR:
             run._loaded.resident.finish()
 
     def enqueue_copy(self, to: torch.Tensor, source: torch.Tensor) -> None:

@@ -51,6 +51,7 @@ OF_8_5 = {
     "kernel_launch",
     "finalize_reference",
     "stream_count",
+    "host_register",
 }
 
 
@@ -152,3 +153,34 @@ except BackendUnavailable as error:
     says = output_of(code, simulated=False, environment={"LD_LIBRARY_PATH": str(tmp_path)})
     assert "has no aclInit" in says
     assert "libascendcl.so: " in says
+
+
+def test_without_registration_the_store_is_pinned_memory_of_the_runtime(ascend):
+    """As before CANN 8.5."""
+    says = output_of("""
+import torch
+ascend.begin()
+ascend.hide("aclrtHostRegisterV2")
+memory = ascend.make("aclrtMalloc", 64, 0)
+content = torch.full((64,), 7, dtype=torch.uint8)
+stream = _native.AscendWeightStream(
+    device=0,
+    memory_bytes=64,
+    granule_bytes=1,
+    weights=[
+        _native.StreamedWeight(
+            name="w", size_bytes=64, pieces=[(0, 64, 0, True)], source=content
+        )
+    ],
+    transfers=[(0, 0, 0, 0, 0, -1)],
+    n_launches=1,
+    memory=memory,
+    release=lambda: print("released"),
+)
+print(_native.ascend_capabilities()["host_register"], ascend.host_bytes > 0)
+stream.load()
+stream.close()
+stream.give_back()
+print(ascend.host_bytes)
+""")
+    assert says.splitlines() == ["False True", "released", "0"]

@@ -157,17 +157,23 @@ bool Scheduler::pass(Stream& stream) {
   return true;
 }
 
-// Lets other streams go on, one operation after the other, until the gate opens.
+// Lets other streams go on, one operation after the other, until the gate opens: no further than
+// that, and the oldest stream that waits for none first.
 bool Scheduler::open(const Gate& gate) {
-  for (bool moved = true; moved && !fault_;) {
+  while (!fault_) {
     if (gate.is_open()) return true;
-    moved = false;
-    for (const auto& other : all()) {
-      if (step(*other)) moved = true;
-      if (gate.is_open()) return true;
-    }
+    if (!step_any(/*waiting=*/false) && !step_any(/*waiting=*/true)) return false;
   }
-  return fault_.has_value();  // nothing runs any more
+  return true;  // nothing runs any more
+}
+
+bool Scheduler::step_any(bool waiting) {
+  for (const auto& stream : all()) {
+    if (stream->queue.empty()) continue;
+    const auto* wait = std::get_if<Wait>(&stream->queue.front());
+    if ((wait != nullptr && !wait->mark->done) == waiting && step(*stream)) return true;
+  }
+  return false;
 }
 
 std::size_t Scheduler::n_queued() const {

@@ -115,6 +115,7 @@ class Scheduler : private Runner {
   void perform_first(Stream& stream);
   bool pass(Stream& stream);
   bool open(const Gate& gate);
+  bool step_any(bool waiting);
   std::size_t n_queued() const;
   bool advance_graph(GraphRun& run);
   void perform(const Operation& operation);

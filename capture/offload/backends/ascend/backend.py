@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -227,10 +226,7 @@ class AscendBackend:
             streamed=streamed,
         )
         reports = tuple(LaunchReport("model", 0) for _ in program.launches)
-        notes: Callable[[], tuple[str, ...]] = functools.partial(_notes, resident, self._refresh)
-        if streamed is not None and plan.streaming is not None:
-            more = streaming_notes(streamed.stream, plan.streaming)
-            notes = functools.partial(_notes, resident, self._refresh, more)
+        more = streaming_notes(streamed.stream, plan.streaming)
         return Loaded(
             resident,
             frozenset(),
@@ -239,16 +235,14 @@ class AscendBackend:
             alignment_bytes=self.tensor_alignment_bytes,
             current_stream=self.current_stream,
             check_weights=check,
-            weights={} if streamed is None else streamed.tensors,
-            stream=None if streamed is None else streamed.stream,
-            notes=notes,
+            weights=streamed.tensors,
+            stream=streamed.stream,
+            notes=functools.partial(_notes, resident, self._refresh, more),
         )
 
     def _streamed(
         self, captured: KernelCapture, program: Program, plan: Plan, device: int
-    ) -> StreamedWeights | None:
-        if plan.streaming is None:
-            return None
+    ) -> StreamedWeights:
         return stream_weights(
             program,
             plan.streaming,
@@ -338,7 +332,7 @@ def _resident(
     form: str | None,
     gather: GatherKernel | None,
     copies_on_device: bool,
-    streamed: StreamedWeights | None,
+    streamed: StreamedWeights,
 ) -> _native.AscendResident:
     words: list[tuple[int, int]] = []
     relocations: list[tuple[int, int, int]] = []
@@ -366,14 +360,14 @@ def _resident(
         form=form,
         copies_on_device=copies_on_device,
         gather=None if gather is None else (gather.function, gather.n_blocks),
-        steps=None if streamed is None else streamed.steps,
-        for_next_pass=() if streamed is None else streamed.for_next_pass,
+        steps=streamed.steps,
+        for_next_pass=streamed.for_next_pass,
         keep=(captured.keep, gather),
     )
 
 
 def _notes(
-    resident: _native.AscendResident, refresh: Refresh, more: tuple[str, ...] = ()
+    resident: _native.AscendResident, refresh: Refresh, more: tuple[str, ...]
 ) -> tuple[str, ...]:
     """How the model was made, and how its arguments are refreshed; what that took so far."""
     made = {"build": "an explicit build", "capture": "the capture of a stream"}[resident.form]

@@ -1,7 +1,7 @@
 """Copies of streamed weights in a model: two streams, ordered by events, and the proof.
 
-A model's launches stand on one stream, one behind the other, and copies on a second one, which an
-event of the first lets begin and whose last event the first waits for, as every capture of two
+A model's launches stand on one stream, one behind the other, and copies on a second one, which
+begins with a wait for the first and whose last event the first waits for, as every capture of two
 streams needs. Between them stand only those events that no other one implies.
 """
 
@@ -91,9 +91,8 @@ class _Writer:
 
     def write(self) -> tuple[Step, ...]:
         followed = {node for copy in self._copies for node in copy.after}
-        if self._copies:
-            fork = self._record(Stream.LAUNCHES)
-            self._add(Kind.WAIT, Stream.COPIES, fork)
+        if self._copies and not self._copies[0].after:  # what else would fork the second stream
+            self._add(Kind.WAIT, Stream.COPIES, self._record(Stream.LAUNCHES))
         self._copy(ended=-1)
         for node in range(self._n_nodes):
             for copy in self._waits.get(node, ()):

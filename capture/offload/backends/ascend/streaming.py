@@ -33,26 +33,26 @@ class WeightMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StreamedWeights:
-    """Weights in a memory of an executable's own, and the copies in its model.
+    """Weights in a memory of an executable's own, and the copies in its model; none by default.
 
     Attributes:
-        stream: brings them.
+        stream: brings them; None: all weights lie where the caller has them.
         steps: what the streams of the model are told.
         for_next_pass: the transfers at its end, which the next execution begins with.
         storages: for each weight that the stream manages its bytes.
         tensors: for each of them the tensor that was recorded, there.
     """
 
-    stream: _native.AscendWeightStream
-    steps: _native.AscendStreamedSteps
-    for_next_pass: tuple[int, ...]
-    storages: Mapping[int, torch.UntypedStorage]
-    tensors: Mapping[int, torch.Tensor]
+    stream: _native.AscendWeightStream | None = None
+    steps: _native.AscendStreamedSteps | None = None
+    for_next_pass: tuple[int, ...] = ()
+    storages: Mapping[int, torch.UntypedStorage] = dataclasses.field(default_factory=dict)
+    tensors: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
 
 
 def stream_weights(
     program: Program,
-    streaming: Streaming,
+    streaming: Streaming | None,
     device: int,
     *,
     touches: Sequence[Sequence[int]],
@@ -63,7 +63,7 @@ def stream_weights(
 
     Args:
         program: its weights are in files.
-        streaming: the plan.
+        streaming: the plan; None: the weights stay where they are.
         device: its index.
         touches: for each thing that is launched, in order, the Values that it may read or write.
         launches: for each of them the launch that it belongs to.
@@ -75,6 +75,8 @@ def stream_weights(
         ExecutionError: there is not enough memory or no stream, or the store cannot be pinned.
         FileError: a file is gone, or shorter than it was.
     """
+    if streaming is None:
+        return StreamedWeights()
     refuse_unstored(program)
     graph = launch_graph(program, touches)
     streamed = streamed_graph(program, graph, launches, streaming)
@@ -112,9 +114,11 @@ def _storages(
     return storages
 
 
-def streaming_notes(stream: _native.AscendWeightStream, streaming: Streaming) -> tuple[str, ...]:
+def streaming_notes(
+    stream: _native.AscendWeightStream | None, streaming: Streaming | None
+) -> tuple[str, ...]:
     """What copies of weights take besides memory, for people."""
-    if not streaming.transfers:
+    if stream is None or streaming is None or not streaming.transfers:
         return ()
     if stream.outputs_are_early:
         when = "outputs are ready before the last copies, which are for the next execution"

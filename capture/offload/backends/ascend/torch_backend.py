@@ -17,6 +17,7 @@ from offload.backends.ascend.relocated_model import (
 )
 from offload.backends.ascend.streaming import StreamedWeights, stream_weights, streaming_notes
 from offload.backends.ascend.torch_capture import (
+    NONE_STREAMED,
     CapturedModel,
     Improve,
     TorchCapturer,
@@ -123,13 +124,13 @@ class TorchAscendBackend(AscendBackend):
         self,
         program: Program,
         improve: Improve | None = None,
-        streamed: StreamedWeights | None = None,
+        streamed: StreamedWeights = NONE_STREAMED,
     ) -> CapturedModel:
         capturer = self._torch_capturer or TorchCapturer()
         device = self.device_of(program)
         return capturer.capture(program, device, self._copies, improve=improve, streamed=streamed)
 
-    def _streamed_launches(self, program: Program, streaming: Streaming) -> StreamedWeights:
+    def _streamed_launches(self, program: Program, streaming: Streaming | None) -> StreamedWeights:
         """Weights in files have the addresses that the plan gives them, and are captured there."""
         device = self.device_of(program)
         return stream_weights(
@@ -154,9 +155,7 @@ class TorchAscendBackend(AscendBackend):
         """
         program = prepared.program
         check_plan(program, plan)
-        streamed = None
-        if plan.streaming is not None:
-            streamed = self._streamed_launches(program, plan.streaming)
+        streamed = self._streamed_launches(program, plan.streaming)
         bound: BoundModel = prepared.state or BoundModel(
             self._capture(program, streamed=streamed),
             why_copied="weights are streamed, whose addresses the capture must have from the plan",
@@ -175,8 +174,8 @@ class TorchAscendBackend(AscendBackend):
             alignment_bytes=self.tensor_alignment_bytes,
             current_stream=self.current_stream,
             moves_feature_map=bound.words is not None and not bound.words.why_fixed,
-            weights={} if streamed is None else streamed.tensors,
-            stream=None if streamed is None else streamed.stream,
+            weights=streamed.tensors,
+            stream=streamed.stream,
             notes=functools.partial(_notes, bound, program, plan, resident, streamed),
         )
 
@@ -185,7 +184,7 @@ class TorchAscendBackend(AscendBackend):
         bound: BoundModel,
         program: Program,
         plan: Plan,
-        streamed: StreamedWeights | None,
+        streamed: StreamedWeights,
     ) -> _native.AscendCapturedResident:
         model = bound.model
         assert model.copies is not None  # nobody else closes it
@@ -202,8 +201,8 @@ class TorchAscendBackend(AscendBackend):
             places=patched.places,
             feature_map_slot=plan.feature_map.index,
             home=patched.home,
-            steps=None if streamed is None else streamed.steps,
-            for_next_pass=() if streamed is None else streamed.for_next_pass,
+            steps=streamed.steps,
+            for_next_pass=streamed.for_next_pass,
         )
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
@@ -240,9 +239,7 @@ def _notes(
     program: Program,
     plan: Plan,
     resident: _native.AscendCapturedResident,
-    streamed: StreamedWeights | None,
+    streamed: StreamedWeights,
 ) -> tuple[str, ...]:
-    notes = notes_of(bound, program, resident)
-    if streamed is None or plan.streaming is None:
-        return notes
-    return (*notes, *streaming_notes(streamed.stream, plan.streaming))
+    weights = streaming_notes(streamed.stream, plan.streaming)
+    return (*notes_of(bound, program, resident), *weights)

@@ -28,6 +28,8 @@ from offload.program import Launch, Program, Role, is_dense
 # A capture borrows what the process has once: the routes of torch_npu's allocator.
 _one_at_a_time = threading.Lock()
 
+NONE_STREAMED = StreamedWeights()
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Moving:
@@ -177,7 +179,7 @@ class TorchCapturer:
         form: str | None,
         *,
         improve: Improve | None = None,
-        streamed: StreamedWeights | None = None,
+        streamed: StreamedWeights = NONE_STREAMED,
     ) -> CapturedModel:
         """Run every launch twice, to warm up and under capture, where nothing executes.
 
@@ -230,7 +232,7 @@ class TorchCapturer:
         form: str | None,
         moving: list[Moving],
         improve: Improve | None,
-        streamed: StreamedWeights | None,
+        streamed: StreamedWeights,
     ) -> CapturedModel:
         npu: Any = torch.npu  # type: ignore[attr-defined]
         with _one_at_a_time, npu.device(device), torch.no_grad():
@@ -258,7 +260,7 @@ class _OneCapture:
         form: str | None,
         moving: Sequence[Moving],
         *,
-        streamed: StreamedWeights | None,
+        streamed: StreamedWeights,
     ) -> None:
         npu: Any = torch.npu  # type: ignore[attr-defined]
         self._program = program
@@ -303,7 +305,7 @@ class _OneCapture:
             self._model.handle = _native.ascend_capturing_model(self._handle)
             self._copies.capture_in(self._handle)
             self._note_tasks()
-            steps = None if self._streamed is None else self._streamed.steps
+            steps = self._streamed.steps
             for launch in self._program.launches:
                 if steps is not None:
                     steps.before(launch.index, self._handle)
@@ -328,7 +330,7 @@ class _OneCapture:
             for value in self._program.values:
                 if value.host_content is not None:
                     bases[value.index] = (host_storage(value.host_content), 0)
-                elif self._streamed is not None and value.index in self._streamed.storages:
+                elif value.index in self._streamed.storages:
                     bases[value.index] = (self._streamed.storages[value.index], 0)
                 elif value.role is Role.WEIGHT:
                     holder = self._program.weights[value.index][0]
