@@ -92,6 +92,13 @@ class CudaWeightStream {
   // Where graphs run.
   Stream lane() const { return lane_->handle(); }
 
+  // What the last pass brought for the next one may not have come: waits until nothing of the lane
+  // runs, and the next pass begins with the prologue. With a current context.
+  void distrust() noexcept {
+    rest();
+    holds_prologue_ = false;
+  }
+
   // Begins a pass of which nothing is enqueued yet: reads again what was refreshed or replaced,
   // once all earlier passes, also those on `stream`, have ended. Throws ExecutionError, after close
   // too; the next pass tries once more.
