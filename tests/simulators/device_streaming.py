@@ -43,6 +43,8 @@ def poison_after_last_use(backend, run) -> None:
         last.setdefault(one.last_launch, []).append(plan.pieces[one.piece])
 
     def poison(launch) -> None:
+        if run.closed:
+            return
         for piece in last.get(launch.index, ()):
             address = run._loaded.weights[piece.value].untyped_storage().data_ptr()
             ctypes.memset(address, 0xFF, piece.size_bytes)

@@ -10,7 +10,9 @@ import struct
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from offload.errors import BackendUnavailable, CaptureError, ExecutionError
+from offload.errors import BackendUnavailable, CaptureError, ExecutionError, OutOfMemory
+
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
 class NodeKind(enum.StrEnum):
@@ -39,6 +41,8 @@ class GraphNode:
             the addresses of source and destination (a host source counts as 0), and then the bytes
             of a host source; of a memset the destination.
         parameters: of a kernel the (offset, size) in bytes of each argument in the first part.
+        overlaps: of a kernel the nodes, by index, that an edge leads from and that need not have
+            ended when it begins.
     """
 
     handle: int
@@ -47,6 +51,7 @@ class GraphNode:
     signature: Hashable
     parts: tuple[bytes, ...]
     parameters: tuple[tuple[int, int], ...] = ()
+    overlaps: tuple[int, ...] = ()
 
 
 # By number, after CUgraphNodeType in cuda.h.
@@ -100,11 +105,13 @@ def call(name: str, *arguments: Any) -> Any:
     """Call a driver function and return what it gives.
 
     Raises:
-        ExecutionError: the driver returned an error; the message has its code's name.
+        OutOfMemory: the device has none left.
+        ExecutionError: the driver returned another error; the message has its code's name.
     """
     code, *results = getattr(driver_bindings(), name)(*arguments)
     if int(code):
-        raise ExecutionError(f"{name}: {getattr(code, 'name', code)}")
+        kind = OutOfMemory if int(code) == _OUT_OF_MEMORY else ExecutionError
+        raise kind(f"{name}: {getattr(code, 'name', code)}")
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -153,9 +160,15 @@ def read_graph(
         edges.append(edge)
         ports = kind.from_port, kind.to_port, int(kind.type)
         if any(ports):
+            # By cuda.h an edge with a port or a type (CUgraphEdgeData) lets the kernel begin when
+            # all blocks of the other have begun, or said that it may; nothing that the other has
+            # written is there until it waits for it (cudaGridDependencySynchronize).
             node = nodes[edge[1]]
-            signature = (node.signature, edge[0], ports)
-            nodes[edge[1]] = dataclasses.replace(node, signature=signature)
+            nodes[edge[1]] = dataclasses.replace(
+                node,
+                signature=(node.signature, edge[0], ports),
+                overlaps=(*node.overlaps, edge[0]),
+            )
     return nodes, sorted(edges)
 
 

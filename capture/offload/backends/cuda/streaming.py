@@ -10,6 +10,7 @@ from offload import _native
 from offload.backends.cuda.copy_costs import fit_line
 from offload.backends.cuda.graph import call
 from offload.backends.cuda.memory import DeviceMemory, with_memory_of_torch
+from offload.backends.host_memory import PAGE_BYTES, require_free
 from offload.backends.weight_sources import (
     managed_tensors,
     managed_weights,
@@ -50,11 +51,18 @@ def make_stream(
         The stream, and for each weight that it manages the tensor that was recorded, there.
 
     Raises:
-        ExecutionError: there is not enough memory, or the driver does not register the store.
+        PlanError: the host has no room for the store.
+        OutOfMemory: the device has no room for the weights.
+        ExecutionError: the driver does not register the store.
         FileError: a file is gone, or shorter than it was.
     """
     refuse_unstored(program)
     sources = managed_weights(program)
+    require_free(
+        store_bytes(streaming),
+        "the store of the streamed weights needs",
+        "give a larger weights_budget=, so that fewer are streamed, or free some memory",
+    )
     stream = with_memory_of_torch(
         lambda: _native.CudaWeightStream(
             device=device,
@@ -68,6 +76,12 @@ def make_stream(
     numbers = range(len(sources))
     memory = [stream.tensor(number, str(tensor_device)) for number in numbers]
     return stream, managed_tensors(program, sources, memory)
+
+
+def store_bytes(streaming: Streaming) -> int:
+    """What the host store of streamed weights takes: each begins on a page."""
+    sizes_bytes = (streaming.pieces[one.piece].size_bytes for one in streaming.transfers)
+    return sum(-(-n_bytes // PAGE_BYTES) * PAGE_BYTES for n_bytes in sizes_bytes)
 
 
 def measure_link(device: int) -> Link:
