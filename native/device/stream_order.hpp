@@ -127,17 +127,19 @@ class StreamOrder {
     if (!in_flight()) return nullptr;
     const typename Streams::RelaxedScope scope(streams_);
     streams_.refuse_capturing(*last_stream_, "the stream of the execution before");
-    auto event = std::make_unique<typename Streams::Event>(streams_);
-    const auto code = streams_.record(*event, *last_stream_);
-    if (code == Streams::kSuccess) {
+    try {
+      auto event = std::make_unique<typename Streams::Event>(streams_);
+      streams_.check(streams_.record(*event, *last_stream_), "ending an execution");
       return std::make_unique<StreamFence<Streams>>(streams_, std::move(event), n_enqueued_,
                                                     progress_);
+    } catch (...) {
+      progress_->has_failed = true;
+      // Its own error would come after the first.
+      if (streams_.synchronize(*last_stream_) == Streams::kSuccess) {
+        progress_->n_ended = n_enqueued_;
+      }
+      throw;
     }
-    progress_->has_failed = true;
-    // Its own error would come after the first.
-    if (streams_.synchronize(*last_stream_) == Streams::kSuccess) progress_->n_ended = n_enqueued_;
-    streams_.check(code, "ending an execution");
-    return nullptr;
   }
 
   // Waits until nothing is under way; enqueues nothing, so that nothing may be any more. False:

@@ -46,6 +46,7 @@ struct FakeStreams {
   class Event {
    public:
     explicit Event(const FakeStreams& streams) : machine_(streams.machine) {
+      if (machine_.call("create") != kDone) throw std::runtime_error("making an event");
       const std::lock_guard lock(machine_.mutex);
       ++machine_.events;
     }
@@ -152,6 +153,10 @@ void a_fence_that_cannot_be_made_waits_for_the_stream() {
   CHECK_THAT(error_of([&] { order.fence(); }) == "ending an execution");
   CHECK_THAT(!order.in_flight());
   CHECK_THAT(order.take_failure());
+  order.note_enqueued();
+  machine.failures["create"] = kRefused;
+  CHECK_THAT(error_of([&] { order.fence(); }) == "making an event");
+  CHECK_THAT(!order.in_flight());
 }
 
 void nobody_waits_for_a_captured_stream() {

@@ -65,6 +65,28 @@ def test_a_failed_call_leaves_the_next_execution_right(
         check(run, inputs, expected[n_counted:])
 
 
+def test_after_a_wait_that_failed_the_prologue_comes_again(backend, simulator, deep, device_floor):
+    inputs = [torch.randn(*GIVEN) for _ in range(3)]
+    expected = expected_of(deep, inputs)
+    with deep.load(backend.name, weights_budget=device_floor + 60 * 1024) as run:
+        n_early = sum(one.after_pass < 0 for one in run.streaming.plan.transfers)
+        assert n_early
+
+        def n_copies(given, wanted) -> int:
+            before = simulator.calls("cuMemcpyHtoDAsync")
+            check(run, [given], [wanted])
+            return simulator.calls("cuMemcpyHtoDAsync") - before
+
+        check(run, inputs[:1], expected[:1])
+        simulator.set_eager(False)
+        ticket = run.submit(inputs[1])
+        simulator.fail("cuEventSynchronize", 999)
+        with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_UNKNOWN"):
+            ticket.wait()
+        simulator.set_eager(True)
+        assert n_copies(inputs[2], expected[2]) == n_early
+
+
 def test_a_copy_that_faults_surfaces_at_the_wait(backend, simulator, deep, device_floor):
     given = torch.randn(*GIVEN)
     run = deep.load(backend.name, weights_budget=device_floor)
