@@ -23,6 +23,7 @@ from offload.errors import (
     ExecutionError,
     FileError,
     OffloadError,
+    OutOfMemory,
     PlanError,
     TimelineError,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "FileError",
     "LastExecution",
     "OffloadError",
+    "OutOfMemory",
     "PlanError",
     "Ticket",
     "Timeline",

@@ -112,8 +112,9 @@ class Captured:
                 was recorded on, or to which its file was read.
             scheduling: `offload` delivers the program as one task; `host` launch by launch, the
                 baseline that it is compared with.
-            verify: prove at load that a captured graph computes the same at other addresses. The
-                cpu backend proves each launch when it is first executed, whatever is said here.
+            verify: prove at load that a captured graph computes the same at other addresses, and
+                time its launches where weights are streamed. The cpu backend proves each launch
+                when it is first executed, whatever is said here.
             weights_budget: all memory of the device that weights may use: bytes, text such as
                 `2GiB`, or `auto` for what is free. What does not fit is brought from the files of
                 `capture(weights=)`, or on the CPU from the model's own tensors, while launches run.
@@ -132,10 +133,11 @@ class Captured:
             CaptureError: the device cannot capture the Program, or the proof failed.
             BindingError: there is no such scheduling; or a weight has another shape, dtype or
                 layout than when it was recorded.
-            PlanError: the Program cannot be placed, or the budget is too small: the message says
-                what is needed, and what sets it.
+            PlanError: the Program cannot be placed, the budget is too small, or the host has no
+                room for what is streamed: the message says what is needed, and what sets it.
             FileError: a weight's file is gone, or shorter than it was.
-            ExecutionError: the device failed, or has no memory for what is loaded.
+            OutOfMemory: the device has no memory for what is loaded.
+            ExecutionError: the device failed.
         """
         return load_program(
             self.program,

@@ -21,6 +21,10 @@ class ExecutionError(OffloadError):
     """The device failed while executing; raised at the wait, and the first error wins."""
 
 
+class OutOfMemory(ExecutionError):
+    """A device has no memory left for what was asked; with less, as a smaller budget, it may go."""
+
+
 class FileError(OffloadError):
     """A file (a saved program, a trace, inputs) cannot be written, or read as what it should be."""
 

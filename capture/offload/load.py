@@ -16,6 +16,7 @@ from offload.backends import (
     OfflineBackend,
     Prepared,
     StreamingBackend,
+    TimingBackend,
     backend_and_index,
     find_backend,
     managed_weights,
@@ -23,7 +24,7 @@ from offload.backends import (
 )
 from offload.byte_sizes import parse_bytes
 from offload.eager_run import bytes_of
-from offload.errors import BackendUnavailable, BindingError, ExecutionError, PlanError
+from offload.errors import BackendUnavailable, BindingError, ExecutionError, OutOfMemory, PlanError
 from offload.files import check_stored_tensors
 from offload.made_up_inputs import input_tensors, made_up_inputs
 from offload.plan import Plan
@@ -45,6 +46,7 @@ _LAUNCH_NS = 1_000.0
 
 _N_WARM_UP = 2
 
+_NOT_PROVED = "load(verify=False) executes nothing on made-up inputs"
 _NOT_TIMED = "the device executes a graph, in which launches are not timed one by one"
 
 
@@ -171,9 +173,15 @@ class _StreamedLoad:
         self._progress = progress
         self._link = backend.link(prepared.program)
         self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
-        # Where work is queued nobody knows when a launch began: the estimate stays.
-        self._is_timed = backend.capabilities.queues_work
-        self._estimated = _NOT_TIMED if self._is_timed else ""
+        self._estimated = ""
+        if backend.capabilities.queues_work:
+            # An execution does not tell when a launch began; and a device does not survive kernels
+            # that fault on made-up inputs, which is what proofs are left out for.
+            if not isinstance(backend, TimingBackend):
+                self._estimated = _NOT_TIMED
+            elif not verify:
+                self._estimated = _NOT_PROVED
+        self._is_timed = bool(self._estimated)
 
     @property
     def all_bytes(self) -> int:
@@ -194,17 +202,31 @@ class _StreamedLoad:
         return self._loaded(streaming, verify=self._verify)
 
     def _time_launches(self, streaming: Streaming) -> None:
-        """By an executable whose memory has gone when this returns."""
-        with self._loaded(streaming, verify=False) as run:
-            self._take_times(run)
+        """By the device, or by an executable whose memory has gone when this returns."""
+        if isinstance(self._backend, TimingBackend):
+            self._take_times_of(self._backend)
+        else:
+            with self._loaded(streaming, verify=False) as run:
+                self._take_times(run)
         self._is_timed = True
+
+    def _take_times_of(self, backend: TimingBackend) -> None:
+        """Let the device time launches; where it has no memory for that, keep estimates.
+
+        Raises:
+            ExecutionError: the device failed.
+        """
+        try:
+            self._launch_ns = backend.time_launches(self._prepared, self._plan)
+        except OutOfMemory as error:
+            self._estimated = f"there is no memory to time launches with: {error}"
 
     def within_free_memory(self) -> Executable:
         """Load under the largest budget that memory has room for; with less where that fails.
 
         Raises:
             PlanError: memory has no room for the floor.
-            ExecutionError: not even the floor could be had.
+            OutOfMemory: not even the floor could be had.
         """
         free_bytes = self._backend.free_bytes(self._prepared.program)
         budget_bytes = min(self.all_bytes, int(free_bytes * _FREE_SHARE))
@@ -217,15 +239,21 @@ class _StreamedLoad:
         while True:
             try:
                 return self.within(budget_bytes)
-            except ExecutionError:
+            except OutOfMemory:
                 if budget_bytes <= floor_bytes:
                     raise
                 budget_bytes = max(floor_bytes, int(budget_bytes * _LESS))
 
     def _take_times(self, run: Executable) -> None:
-        """Let launches be timed; where made-up inputs are none for this model, keep estimates."""
+        """Let launches be timed; where made-up inputs are none for this model, keep estimates.
+
+        Raises:
+            OutOfMemory: executions find no memory under this budget.
+        """
         try:
             self._launch_ns = _timed_ns(run)
+        except OutOfMemory:
+            raise
         except (BindingError, ExecutionError) as error:
             self._estimated = f"launches could not be timed on made-up inputs: {error}"
 

@@ -62,11 +62,15 @@ class NodeGraph:
         n_nodes: nodes are numbered from 0 in any order.
         edges: `(before, after)`: the second begins when the first has ended.
         touches: for each Value of the Program the nodes that may read or write it.
+        overlapping: those edges whose second node may begin before the first has ended, and waits
+            by itself before it touches what an allocator gives in the order of launches. What it
+            only reads, as weights, it may read before.
     """
 
     n_nodes: int
     edges: tuple[tuple[int, int], ...]
     touches: tuple[tuple[int, ...], ...]
+    overlapping: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -46,10 +46,6 @@ class AscendWeightStream final : public DeviceWeightStream {
   // and lets `stream` wait for the outputs. Throws ExecutionError.
   void execute(Model model, Stream stream);
 
-  // A wait has failed on the device, so that copies may not have been made: the next pass brings
-  // the ring's content anew.
-  void distrust() noexcept { distrust_ring(); }
-
   void rest() noexcept override;
 
  private:

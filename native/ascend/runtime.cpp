@@ -141,7 +141,9 @@ Context Runtime::current_context() const {
 }
 
 void Runtime::fail(Error error, const std::string& what) const {
-  throw ExecutionError(what + ": " + describe(error));
+  const std::string text = what + ": " + describe(error);
+  if (error == kRtMemoryAllocation || error == kRtDeviceOom) throw OutOfMemory(text);
+  throw ExecutionError(text);
 }
 
 void Runtime::check_memory(Error error, std::size_t n_bytes, const char* what) const {

@@ -23,8 +23,8 @@ inline constexpr int kStreamBudget = 1984;
 // as good, and aclFinalize, which ends the runtime for everybody, is never called.
 //
 // Owner: the process; never closed, since objects of static life may still use it. Thread: any.
-// Errors: get, initialize and require throw BackendUnavailable; check and check_memory throw
-// ExecutionError.
+// Errors: get, initialize and require throw BackendUnavailable; check, fail and check_memory throw
+// OutOfMemory where the device's memory ran out, else ExecutionError.
 class Runtime {
  public:
   // Opens the libraries, resolves every function and initialises the runtime; done once, tried

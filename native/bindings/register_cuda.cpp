@@ -162,6 +162,7 @@ void register_resident(py::module_& module) {
           },
           py::arg("word"), py::arg("content"))
       .def("sample_copy_costs", &copy_samples)
+      .def("time_launches", &CudaResident::time_launches, Unlocked())
       .def("close", &CudaResident::close, Unlocked())
       .def_property_readonly("arena_address", &CudaResident::arena)
       .def_property_readonly("n_launches", &CudaResident::n_launches)

@@ -21,26 +21,35 @@ Handle to_handle(std::uint64_t number) {
   return reinterpret_cast<Handle>(number);
 }
 
-// Lets go of a resident, on whichever thread, and then of what it points into. It waits for the
-// device, and must not hold up other threads meanwhile.
+// Lets go of a resident, on whichever thread, and then of what it points into, which stays for the
+// rest of the process where the device may still use it. It waits for the device, and must not hold
+// up other threads meanwhile.
 template <typename Kind>
 class DeleteResident {
  public:
   explicit DeleteResident(pybind11::object keep) : keep_(keep.release().ptr()) {}
 
   void operator()(Kind* resident) const {
+    bool is_unused = false;
     if (PyGILState_Check() == 0) {
-      delete resident;
+      is_unused = end(resident);
     } else {
       const pybind11::gil_scoped_release release;
-      delete resident;
+      is_unused = end(resident);
     }
+    if (!is_unused) return;
     if (Py_IsInitialized() == 0) return;
     const pybind11::gil_scoped_acquire gil;
     Py_DECREF(keep_);
   }
 
  private:
+  static bool end(Kind* resident) {
+    const bool is_unused = resident->close_for_good();
+    delete resident;
+    return is_unused;
+  }
+
   PyObject* keep_;  // given up by the call, since copies of a deleter go without the GIL
 };
 

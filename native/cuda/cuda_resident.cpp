@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
-#include "cuda/cuda_fence.hpp"
 #include "cuda/graph_order.hpp"
+#include "cuda/launch_times.hpp"
 #include "offload/errors.hpp"
 
 namespace offload::cuda {
@@ -20,11 +21,11 @@ std::string node_name(std::size_t node) { return "node " + std::to_string(node);
 }  // namespace
 
 CudaResident::CudaResident(CudaProgram program)
-    : arena_(std::move(program.arena)),
+    : StreamResident(CudaStreams(program.arena)),
+      arena_(std::move(program.arena)),
       driver_(arena_->driver()),
       context_(arena_->context()),
-      relocations_(std::move(program.relocations)),
-      n_ended_(std::make_shared<std::atomic<std::uint64_t>>(0)) {
+      relocations_(std::move(program.relocations)) {
   if (program.device != context_.device()) {
     throw std::invalid_argument("the arena lies on cuda:" + std::to_string(context_.device()) +
                                 ", the program on cuda:" + std::to_string(program.device));
@@ -38,7 +39,6 @@ CudaResident::CudaResident(CudaProgram program)
     make_tables();
     make_random_cells(program);
     group_by_launch(program);
-    done_.emplace(driver_);
     mapping_ = arena_->map(program.arena_bytes);
     add_weights(program, nodes);
   } catch (...) {
@@ -47,7 +47,7 @@ CudaResident::CudaResident(CudaProgram program)
   }
 }
 
-CudaResident::~CudaResident() { close(); }
+CudaResident::~CudaResident() { close_for_good(); }
 
 // Gives the nodes of the clone.
 std::vector<GraphNode> CudaResident::make_nodes(const CudaProgram& program) {
@@ -135,7 +135,7 @@ void CudaResident::make_tables() {
     size_bytes.push_back(nodes_[node].parameters->table().size());
     with_table_.push_back(node);
   }
-  if (!size_bytes.empty()) tables_.emplace(driver_, size_bytes);
+  if (!size_bytes.empty()) tables_ = std::make_unique<HostTables>(driver_, size_bytes);
 }
 
 void CudaResident::make_random_cells(const CudaProgram& program) {
@@ -170,19 +170,19 @@ void CudaResident::set_random(const std::vector<std::uint64_t>& seeds_and_offset
   if (n_random_cells_ == 0) return;
   refuse_closed();
   const ContextScope scope(driver_, context_);
+  note_reading();
   for (std::size_t index = 0; index < seeds_and_offsets.size(); ++index) {
-    driver_.check(driver_.stream_write_value_64(stream_, random_cells_ + 8 * index,
+    driver_.check(driver_.stream_write_value_64(stream(), random_cells_ + 8 * index,
                                                 seeds_and_offsets[index], 0),
                   "writing the state of a generator");
   }
-  note_enqueued();
 }
 
 bool CudaResident::copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) {
   refuse_closed();
   const ContextScope scope(driver_, context_);
-  driver_.check(driver_.copy_async(to, from, n_bytes, stream_), "copying to or from a buffer");
-  note_enqueued();
+  note_reading();
+  driver_.check(driver_.copy_async(to, from, n_bytes, stream()), "copying to or from a buffer");
   return true;
 }
 
@@ -259,7 +259,7 @@ void CudaResident::overwrite(const NodeWord& word, const std::vector<unsigned ch
 void CudaResident::write_tables() {
   if (!tables_changed_) return;
   if (tables_) {
-    tables_->turn(tables_read_ && in_flight() ? &*last_stream_ : nullptr);
+    tables_->turn(tables_read_ ? busy_stream() : nullptr);
     tables_read_ = false;
     for (const std::uint32_t node : with_table_) {
       const std::vector<unsigned char>& bytes = nodes_[node].parameters->table();
@@ -272,10 +272,6 @@ void CudaResident::write_tables() {
   tables_changed_ = false;
 }
 
-void CudaResident::refuse_closed() const {
-  if (clone_ == nullptr) throw ExecutionError("the program was closed");
-}
-
 // What every execution checks and writes before anything is enqueued.
 void CudaResident::prepare() {
   refuse_closed();
@@ -283,6 +279,7 @@ void CudaResident::prepare() {
     throw ExecutionError(std::to_string(n_never_patched_) + " of " + std::to_string(words_.size()) +
                          " address words were never patched: every slot must be bound first");
   }
+  if (take_failure()) distrust();
   write_tables();
 }
 
@@ -292,20 +289,40 @@ void CudaResident::load() {
   if (exec_ == nullptr) load_in_context();
 }
 
-void CudaResident::load_in_context() {
-  const RelaxedCapture relaxed(driver_);
-  for (std::size_t node = 0; node < nodes_.size(); ++node) {
-    if (!nodes_[node].is_marked) continue;
+void CudaResident::set_templates() {
+  for (const std::uint32_t node : marked_) {
     const Result result = nodes_[node].parameters->set_template();
     if (result != kSuccess) {
       driver_.fail(result, "setting " + node_name(node) + " of the template, a " +
                                nodes_[node].parameters->describe());
     }
   }
+}
+
+std::vector<double> CudaResident::time_launches() {
+  const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
+  prepare();
+  if (weights_) throw ExecutionError("launches are timed where no weight is streamed");
+  set_templates();
+  std::vector<std::vector<GraphNode>> launches;
+  for (const std::vector<std::uint32_t>& nodes : launch_nodes_) {
+    launches.emplace_back();
+    for (const std::uint32_t node : nodes) {
+      launches.back().push_back(nodes_[node].parameters->handle());
+    }
+  }
+  arena_->enter(stream());
+  return cuda::time_launches(driver_, clone_, launches);
+}
+
+void CudaResident::load_in_context() {
+  const RelaxedCapture relaxed(driver_);
+  set_templates();
   GraphExec exec = nullptr;
   driver_.check(driver_.graph_instantiate(&exec, clone_, kUseNodePriority),
                 "instantiating the graph");
-  const Result result = driver_.graph_upload(exec, stream_);
+  const Result result = driver_.graph_upload(exec, stream());
   if (result != kSuccess) {
     driver_.graph_exec_destroy(exec);
     driver_.fail(result, "uploading the graph");
@@ -344,17 +361,17 @@ void CudaResident::set_changed() {
 void CudaResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
   const ContextScope scope(driver_, context_);
   prepare();
-  if (weights_) weights_->begin_pass(stream_);
+  if (weights_) weights_->begin_pass(stream());
   if (exec_ == nullptr) {
     load_in_context();
   } else {
     set_changed();
   }
-  arena_->enter(stream_);
+  arena_->enter(stream());
+  note_reading();
   first_launch_ns = now_ns();
   launch();
   ++n_graph_launches_;
-  note_enqueued();
   if (times == nullptr) return;
   std::fill(times->begin_ns.begin(), times->begin_ns.end(), first_launch_ns);
   std::fill(times->end_ns.begin(), times->end_ns.end(), first_launch_ns);
@@ -362,10 +379,10 @@ void CudaResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
 
 void CudaResident::launch() {
   const bool has_lane = weights_ && !weights_->copies().empty();
-  if (has_lane) weights_->enter(stream_);
-  const Stream on = has_lane ? weights_->lane() : stream_;
+  if (has_lane) weights_->enter(stream());
+  const Stream on = has_lane ? weights_->lane() : stream();
   driver_.check(driver_.graph_launch(exec_, on), "launching the graph");
-  if (has_lane) weights_->leave(stream_);
+  if (has_lane) weights_->leave(stream());
 }
 
 PassReport CudaResident::take_pass() { return weights_ ? weights_->take_report() : PassReport(); }
@@ -378,83 +395,54 @@ void CudaResident::issue(std::size_t launch) {
                          nodes_[*without_launch_].parameters->describe() +
                          ", belongs to no launch, so the program cannot be scheduled by the host");
   }
-  arena_->enter(stream_);
+  arena_->enter(stream());
+  note_reading();
   if (weights_) {
-    if (launch == 0) weights_->begin_pass(stream_);
-    weights_->issue_before(launch, stream_);
+    if (launch == 0) weights_->begin_pass(stream());
+    weights_->issue_before(launch, stream());
   }
   for (const std::uint32_t node : launch_nodes_.at(launch)) {
-    const Result result = nodes_[node].parameters->issue(stream_);
+    const Result result = nodes_[node].parameters->issue(stream());
     if (result != kSuccess) {
       driver_.fail(result,
                    "launching " + node_name(node) + ", a " + nodes_[node].parameters->describe());
     }
-    note_enqueued();
   }
 }
 
-void CudaResident::note_enqueued() {
-  last_stream_ = stream_;
-  ++n_enqueued_;
+// Called before what may read the host tables is enqueued.
+void CudaResident::note_reading() {
+  note_enqueued();
   tables_read_ = true;
 }
 
-c10::DataPtr CudaResident::take(std::size_t) {
-  throw ExecutionError("on a CUDA device the Plan places everything: no operator allocates");
-}
-
-void CudaResident::set_stream(std::uint64_t stream) {
-  refuse_closed();
-  const auto next = reinterpret_cast<Stream>(stream);
-  const ContextScope scope(driver_, context_);
-  refuse_capturing(driver_, next, "the current stream");
-  if (in_flight() && *last_stream_ != next) {
-    refuse_capturing(driver_, *last_stream_, "the stream of the execution before");
-    driver_.check(driver_.event_record(done_->handle(), *last_stream_),
-                  "recording the execution before");
-    driver_.check(driver_.stream_wait_event(next, done_->handle(), 0),
-                  "waiting for the execution before");
+void CudaResident::distrust() {
+  for (const Word& word : words_) {
+    nodes_[word.node].parameters->forget();
+    mark(word.node);
   }
-  stream_ = next;
-  // From here on the caller's copies go there, whether or not the execution comes about.
-  last_stream_ = next;
-  ++n_enqueued_;
+  tables_changed_ = true;
+  if (weights_) weights_->distrust();
 }
 
-std::unique_ptr<Fence> CudaResident::fence() {
-  if (!in_flight()) return nullptr;
-  const ContextScope scope(driver_, context_);
-  const RelaxedCapture relaxed(driver_);
-  try {
-    auto event = std::make_unique<OrderEvent>(driver_);
-    driver_.check(driver_.event_record(event->handle(), *last_stream_), "ending an execution");
-    return std::make_unique<CudaFence>(arena_, std::move(event), n_enqueued_, n_ended_);
-  } catch (const ExecutionError&) {
-    driver_.stream_synchronize(*last_stream_);  // its own error would come after the first
-    throw;
-  }
-}
-
-void CudaResident::finish() {
-  if (const std::unique_ptr<Fence> end = fence()) end->wait();
-}
-
-void CudaResident::close() noexcept {
-  const ContextScope scope(driver_, context_);
-  const RelaxedCapture relaxed(driver_);
-  if (in_flight()) {
-    driver_.event_record(done_->handle(), *last_stream_);
-    driver_.event_synchronize(done_->handle());
-    *n_ended_ = n_enqueued_;
-  }
+void CudaResident::release() noexcept {
   if (weights_) weights_->rest();  // its last copies go on behind the execution
   if (exec_ != nullptr) driver_.graph_exec_destroy(std::exchange(exec_, nullptr));
   if (clone_ != nullptr) driver_.graph_destroy(std::exchange(clone_, nullptr));
   if (random_cells_ != 0) driver_.memory_free(std::exchange(random_cells_, 0));
   tables_.reset();
-  done_.reset();
   mapping_.reset();
   if (weights_) weights_->close();
+}
+
+// Graph, cells, tables, feature map and weights stay for the rest of the process.
+void CudaResident::abandon() noexcept {
+  exec_ = nullptr;
+  clone_ = nullptr;
+  random_cells_ = 0;
+  static_cast<void>(tables_.release());
+  static_cast<void>(new (std::nothrow) std::shared_ptr<ArenaMapping>(std::move(mapping_)));
+  static_cast<void>(new (std::nothrow) std::shared_ptr<CudaWeightStream>(std::move(weights_)));
 }
 
 }  // namespace offload::cuda

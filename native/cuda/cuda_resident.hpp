@@ -2,7 +2,6 @@
 // re-set where they changed.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -11,10 +10,11 @@
 
 #include "cuda/arena.hpp"
 #include "cuda/copy_costs.hpp"
+#include "cuda/cuda_streams.hpp"
 #include "cuda/host_tables.hpp"
 #include "cuda/resident_node.hpp"
 #include "cuda/streamed_graph.hpp"
-#include "offload/resident.hpp"
+#include "device/stream_resident.hpp"
 
 namespace offload::cuda {
 
@@ -62,13 +62,14 @@ struct CudaProgram {
 // Changed host tables are written to the half that no execution reads (HostTables), so that a
 // patch never waits for the latest execution, only for those before the last change.
 //
-// Owner, thread, errors: as Resident. The constructor throws BackendUnavailable, CaptureError for
-// nodes that cannot be resident, ExecutionError where the driver fails (nothing is left behind),
-// and std::invalid_argument for words that lie nowhere. Execute and issue enqueue on the stream and
-// return; a device fault surfaces at a fence, or at any later call. A stream must live until a
-// fence behind its work was waited for, or until the next execution on another one. Seeds and
-// offsets of generators lie in cells of its own, which hold zeros until set_random.
-class CudaResident final : public Resident {
+// After a wait that failed the next execution re-sets all nodes that have words, writes the tables
+// again and brings the prologue again.
+//
+// Owner, thread, errors: as StreamResident. The constructor throws BackendUnavailable, CaptureError
+// for nodes that cannot be resident, ExecutionError where the driver fails (nothing is left
+// behind), and std::invalid_argument for words that lie nowhere. Seeds and offsets of generators
+// lie in cells of its own, which hold zeros until set_random.
+class CudaResident final : public StreamResident<CudaStreams> {
  public:
   explicit CudaResident(CudaProgram program);
   ~CudaResident() override;
@@ -85,23 +86,20 @@ class CudaResident final : public Resident {
   // graph was launched.
   void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
-  c10::DataPtr take(std::size_t slot) override;
   std::uint64_t arena() const override { return mapping_ ? mapping_->address() : 0; }
   std::uint64_t lease_id() const override { return arena_->lease_id(); }
   bool streams_weights() const override { return weights_ != nullptr; }
   PassReport take_pass() override;
-  void set_stream(std::uint64_t stream) override;
   bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) override;
   void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) override;
-  std::unique_ptr<Fence> fence() override;
-  void close() noexcept override;
-
-  // Waits until what was executed has ended. Throws ExecutionError if the device failed.
-  void finish();
 
   // Writes other bytes where no word lies, for the executions from here on; word.part and
   // word.offset_bytes say where. Throws std::invalid_argument if the node has no such bytes.
   void overwrite(const NodeWord& word, const std::vector<unsigned char>& content);
+
+  // Executes the program once and gives what each launch took, as cuda::time_launches. Throws
+  // ExecutionError, also for one that streams weights.
+  std::vector<double> time_launches();
 
   // Measures what re-setting a kernel node and a copy cost on this device, by a node like the first
   // kernel that has a word; this program stays as it is. Errors: as sample_copy_costs, and
@@ -127,6 +125,9 @@ class CudaResident final : public Resident {
     bool is_marked = false;            // in marked_
   };
 
+  void release() noexcept override;
+  void abandon() noexcept override;
+  void distrust();
   std::vector<GraphNode> make_nodes(const CudaProgram& program);
   void add_weights(const CudaProgram& program, const std::vector<GraphNode>& nodes);
   void launch();
@@ -136,13 +137,12 @@ class CudaResident final : public Resident {
   void group_by_launch(const CudaProgram& program);
   void mark(std::uint32_t node) noexcept;
   void write_tables();
-  void refuse_closed() const;
   void prepare();
+  void set_templates();
   void load_in_context();
   void set_changed();
   void set_node(std::uint32_t node);
-  void note_enqueued();
-  bool in_flight() const { return n_enqueued_ > *n_ended_; }
+  void note_reading();
 
   std::shared_ptr<CudaArena> arena_;
   const Driver& driver_;
@@ -159,16 +159,11 @@ class CudaResident final : public Resident {
   std::vector<std::uint32_t> with_table_;
   std::vector<std::vector<std::uint32_t>> launch_nodes_;  // in an order that the edges allow
   std::optional<std::size_t> without_launch_;             // a node that does work
-  std::optional<HostTables> tables_;
+  std::unique_ptr<HostTables> tables_;
   DevicePointer random_cells_ = 0;  // 16 bytes for each generator: seed, offset
   std::size_t n_random_cells_ = 0;
   bool tables_changed_ = true;
   bool tables_read_ = false;  // something that reads the current half was enqueued
-  Stream stream_ = nullptr;
-  std::optional<Stream> last_stream_;  // of the last execution and the copies around it
-  std::uint64_t n_enqueued_ = 0;       // pieces of work so far, copies included
-  std::shared_ptr<std::atomic<std::uint64_t>> n_ended_;  // of them; told by fences
-  std::optional<OrderEvent> done_;
   std::shared_ptr<CudaWeightStream> weights_;
   std::uint64_t n_set_params_ = 0;
   std::uint64_t n_graph_launches_ = 0;

@@ -94,6 +94,7 @@ std::string Driver::describe(Result result) const {
 }
 
 void Driver::fail(Result result, const std::string& what) const {
+  if (result == kOutOfMemory) throw OutOfMemory(what + ": " + describe(result));
   throw ExecutionError(what + ": " + describe(result));
 }
 

@@ -10,7 +10,8 @@ namespace offload::cuda {
 // The function table of libcuda.so.1.
 //
 // Owner: the process; never closed, since objects of static life may still use it. Thread: any.
-// Errors: get throws BackendUnavailable; check and check_memory throw ExecutionError.
+// Errors: get throws BackendUnavailable; check, fail and their like throw OutOfMemory where the
+// device's memory ran out, else ExecutionError.
 class Driver {
  public:
   // Opens the library, resolves every function and initialises the driver; done once, tried again

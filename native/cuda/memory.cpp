@@ -73,8 +73,10 @@ void AddressRange::allow_access(DevicePointer at, std::size_t n_bytes, Device de
 
 PinnedMemory::PinnedMemory(const Driver& driver, std::size_t n_bytes) : driver_(driver) {
   if (n_bytes == 0) return;
-  driver_.check_memory(driver_.memory_host_allocate(&address_, n_bytes, kForAll), n_bytes,
-                       "allocating pinned host memory");
+  const Result result = driver_.memory_host_allocate(&address_, n_bytes, kForAll);
+  if (result == kSuccess) return;
+  throw ExecutionError("allocating pinned host memory, " + std::to_string(n_bytes) +
+                       " bytes: " + driver_.describe(result));
 }
 
 PinnedMemory::~PinnedMemory() {
@@ -91,9 +93,10 @@ RegisteredMemory::RegisteredMemory(const Driver& driver, std::size_t n_bytes)
   const Result result = driver_.memory_host_register(data_, whole_pages(n_bytes), kForAll);
   if (result == kSuccess) return;
   munmap(data_, whole_pages(n_bytes));
-  driver_.fail(result, "registering " + wanted +
-                           " with the driver, which keeps it from being swapped out: the system "
-                           "may limit how much can be (ulimit -l, the control group)");
+  throw ExecutionError("registering " + wanted +
+                       " with the driver, which keeps it from being swapped out: the system may "
+                       "limit how much can be (ulimit -l, the control group): " +
+                       driver_.describe(result));
 }
 
 RegisteredMemory::~RegisteredMemory() {

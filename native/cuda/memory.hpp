@@ -19,8 +19,8 @@ inline std::size_t round_up(std::size_t n_bytes, std::size_t unit_bytes) {
 
 // Physical memory of a device, without an address.
 //
-// Owner: moves. Thread: any. Errors: the constructor throws ExecutionError. Its bytes live on while
-// they are mapped anywhere.
+// Owner: moves. Thread: any. Errors: the constructor throws OutOfMemory and ExecutionError. Its
+// bytes live on while they are mapped anywhere.
 class PhysicalMemory {
  public:
   // `n_bytes`: a multiple of the granularity.

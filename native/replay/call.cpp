@@ -307,8 +307,8 @@ c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string
   try {
     return c10::GetAllocator(device.type())->allocate(n_bytes);
   } catch (const std::exception&) {
-    throw ExecutionError("out of memory: " + std::to_string(n_bytes) + " bytes for " + what +
-                         " cannot be allocated on " + device.str());
+    throw OutOfMemory("out of memory: " + std::to_string(n_bytes) + " bytes for " + what +
+                      " cannot be allocated on " + device.str());
   }
 }
 

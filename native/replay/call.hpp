@@ -155,7 +155,7 @@ void make_buffers(CallSpec& spec);
 // Gives them back. No call may be bound meanwhile or afterwards.
 void release_buffers(CallSpec& spec) noexcept;
 
-// Memory of a device. Throws ExecutionError, naming what it is for, if there is not enough.
+// Memory of a device. Throws OutOfMemory, naming what it is for, if there is not enough.
 c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string& what);
 
 // Bytes of a tensor from its first element to one past its last.

@@ -98,6 +98,13 @@ class DeviceWeightStream {
   // What the latest pass did, once.
   PassReport take_report() noexcept;
 
+  // What was enqueued may not have been done: waits until nothing of the lane runs, and the next
+  // pass begins with the prologue. With the device's context.
+  void distrust() noexcept {
+    rest();
+    holds_prologue_ = false;
+  }
+
   // Waits until nothing of the lane runs. With the device's context.
   virtual void rest() noexcept = 0;
 
@@ -129,9 +136,6 @@ class DeviceWeightStream {
 
   // Where the weight memory begins, and the store.
   void set_memory(std::uint64_t address, std::unique_ptr<HostMemory> store);
-
-  // The next pass needs the prologue, whatever the ring holds.
-  void distrust_ring() noexcept { holds_prologue_ = false; }
 
   // Gives the store back. With the device's context; nothing may run.
   void release_store() noexcept { store_.reset(); }

@@ -16,9 +16,11 @@ namespace offload {
 namespace {
 
 [[noreturn]] void fail(std::size_t size_bytes, const char* what, int error) {
-  throw ExecutionError("the weights need " + std::to_string(size_bytes) + " bytes of " + what +
-                       ", and the system gives none: " + std::strerror(error) +
-                       "; give a smaller budget");
+  const std::string text = "the weights need " + std::to_string(size_bytes) + " bytes of " + what +
+                           ", and the system gives none: " + std::strerror(error) +
+                           "; give a smaller budget";
+  if (error == ENOMEM || error == ENOSPC) throw OutOfMemory(text);
+  throw ExecutionError(text);
 }
 
 // A file in memory of which every byte is there: a missing page would end the process when it is

@@ -14,7 +14,7 @@ namespace offload {
 // (memfd), which a fork does not copy.
 //
 // Owner: one stream. Thread: any may read addresses; callers serialise separate. Errors: the
-// constructor and separate throw ExecutionError where the system gives no memory or addresses, and
+// constructor and separate throw OutOfMemory where the system gives no memory or addresses, and
 // leave nothing behind.
 class WeightMemory {
  public:

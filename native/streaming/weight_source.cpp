@@ -43,7 +43,10 @@ ReadBuffer::~ReadBuffer() {
 std::byte* ReadBuffer::memory() {
   if (memory_ == nullptr) {
     memory_ = map_pages(kSizeBytes);
-    if (memory_ == nullptr) throw std::bad_alloc();
+    if (memory_ == nullptr) {
+      throw OutOfMemory("no memory for a buffer of " + std::to_string(kSizeBytes) +
+                        " bytes to read weights by");
+    }
   }
   return memory_;
 }

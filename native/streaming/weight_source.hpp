@@ -18,7 +18,7 @@ namespace offload {
 
 // Memory that unaligned direct reads go through; made when it is first asked for.
 //
-// Owner: whoever reads. Thread: one at a time. Errors: std::bad_alloc.
+// Owner: whoever reads. Thread: one at a time. Errors: OutOfMemory.
 class ReadBuffer {
  public:
   static constexpr std::size_t kSizeBytes = std::size_t{4} << 20;

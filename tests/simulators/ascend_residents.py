@@ -50,6 +50,7 @@ class Chain:
         gathers: bool = False,
         copies_on_device: bool = True,
         function: Callable[[bytes, int], object] = add_one,
+        keep: object = None,
     ) -> None:
         self.ascend = ascend
         binary = _native.AscendBinary(0, ascend.binary({"add_one": (32, function)}))
@@ -79,7 +80,7 @@ class Chain:
             form=form,
             copies_on_device=copies_on_device,
             gather=None if gather is None else (gather.function, gather.n_blocks),
-            keep=(binary, gather),
+            keep=(binary, gather, keep),
         )
         self.bases = [0, 0, 0]
 

@@ -63,6 +63,7 @@ class CudaDevice:
     failure = (999, "CUDA_ERROR_UNKNOWN")
     fault = "CUDA_ERROR_ILLEGAL_ADDRESS"
     register = "cuMemHostRegister"
+    times_launches = True
 
     def __init__(self, simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
         import simulated_backend
@@ -104,6 +105,7 @@ class AscendDevice:
     failure = (507000, "ACL_ERROR_RT_INTERNAL_ERROR")
     fault = "ACL_ERROR_RT_"
     register = "aclrtHostRegisterV2"
+    times_launches = False
 
     def __init__(
         self, ascend: AscendSimulator, monkeypatch: pytest.MonkeyPatch, form: str | None = None
@@ -176,6 +178,8 @@ def poison_after_last_use(backend, run) -> None:
         last.setdefault(one.last_launch, []).append(plan.pieces[one.piece])
 
     def poison(launch) -> None:
+        if run.closed:
+            return
         for piece in last.get(launch.index, ()):
             address = run._loaded.weights[piece.value].data_ptr()
             ctypes.memset(address, 0xFF, piece.size_bytes)

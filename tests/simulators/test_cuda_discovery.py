@@ -17,6 +17,7 @@ pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's 
 from small_graphs import StepCapturer, current_context, make_program, words
 
 from offload.backends.cuda import CudaBackend, NodeKind, OwnedRange
+from offload.backends.cuda import graph as cuda_graph
 from offload.backends.cuda.graph import call, driver_bindings
 from offload.backends.relocation.touches import node_graph
 
@@ -188,6 +189,25 @@ def test_a_forked_graph_keeps_its_edges(device, pointers):
 
 
 # ---- refusals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("from_port", "kind"), [(1, 1), (2, 1), (0, 0)])
+def test_programmatic_edges_let_kernels_overlap(pointers, monkeypatch, from_port, kind):
+    def step(at):
+        at.launch(pointers, words(at.at[0]), words(at.at[1]), words(0))
+
+    def call_with_ports(name, *arguments):
+        found = call(name, *arguments)
+        if name == "cuGraphGetEdges" and len(arguments) == 2:
+            for data in found[2]:
+                data.from_port = from_port
+                data.type = driver_bindings().CUgraphDependencyType(kind)
+        return found
+
+    monkeypatch.setattr(cuda_graph, "call", call_with_ports)
+    found, _ = prepared([step, step])
+    assert found.graph.edges == ((0, 1),)
+    assert found.graph.overlapping == ({(0, 1)} if kind else set())
 
 
 def test_a_number_that_differs_with_the_layout_is_refused(pointers):

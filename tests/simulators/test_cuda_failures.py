@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 
 import pytest
@@ -24,6 +25,12 @@ from offload import _native
 from offload.errors import CaptureError, ExecutionError
 
 GRANULARITY = 2 << 20
+SLEPT_NS = 20_000_000
+
+
+def slow(number: int) -> int:
+    time.sleep(SLEPT_NS / 1e9)
+    return number
 
 
 def test_a_node_that_could_not_be_set_is_set_by_the_next_execution(cuda, arena):
@@ -57,6 +64,80 @@ def test_a_node_that_could_not_be_set_is_set_even_where_it_was_before(cuda, aren
     chain.bind(x=x)
     assert run(chain.resident) == 1
     assert read(y, COUNT) == plus(3)
+
+
+@pytest.mark.parametrize("function", ["cuEventSynchronize", "cuEventRecord", "cuEventCreate"])
+def test_after_a_wait_that_failed_every_node_is_set_again(cuda, arena, function):
+    chain = Chain(cuda, arena)
+    y = cuda.allocate([0] * COUNT)
+    chain.bind_first(cuda.allocate(NUMBERS), y)
+    run(chain.resident)
+    assert run(chain.resident) == 0
+    chain.resident.execute()
+    cuda.simulator.fail(function, 999)
+    with pytest.raises(ExecutionError, match="CUDA_ERROR_UNKNOWN"):
+        chain.resident.finish()
+    assert [run(chain.resident) for _ in range(2)] == [3, 0]
+    assert read(y, COUNT) == plus(3)
+
+
+def test_after_a_wait_that_failed_host_tables_are_written_again(cuda, arena):
+    program = Gather(cuda, arena, given=True)
+    y = cuda.allocate([0] * COUNT)
+    program.bind(cuda.allocate(NUMBERS), cuda.allocate(plus(5)), y)
+    run(program.resident)
+    expected = read(y, COUNT)
+    assert run(program.resident) == 0
+    program.resident.execute()
+    cuda.simulator.fail("cuEventSynchronize", 999)
+    with pytest.raises(ExecutionError, match="CUDA_ERROR_UNKNOWN"):
+        program.resident.finish()
+    assert run(program.resident) > 0
+    assert read(y, COUNT) == expected
+
+
+def test_launches_are_timed_one_behind_the_other(cuda, arena):
+    chain = Chain(cuda, arena)
+    x, y = cuda.allocate(NUMBERS), cuda.allocate([0] * COUNT)
+    chain.bind_first(x, y)
+    before = live(cuda.simulator)
+    times_ns = chain.resident.time_launches()
+    assert len(times_ns) == 3
+    assert min(times_ns) > 0
+    assert read(y, COUNT) == plus(3)
+    assert live(cuda.simulator) == before
+    moved = cuda.allocate([0] * COUNT)
+    chain.bind(y=moved)
+    chain.resident.time_launches()
+    assert read(moved, COUNT) == plus(3)
+
+
+def test_the_time_of_a_launch_is_its_own(cuda, arena):
+    """A kernel sleeps, so that its launch takes at least as long, and the others are before it."""
+    kernel = elementwise(cuda.simulator, "slow", slow)
+    quick = elementwise(cuda.simulator, "quick", lambda number: number)
+    pool = _native.DiscoveryPool(0, 1)
+    x, y, z, stream = *(pool.allocate(SIZE_BYTES) for _ in range(3)), cuda.stream()
+    with cuda.capture(stream) as graph:
+        cuda.launch(kernel, stream, [y, x, 1], SIZES)
+        cuda.launch(quick, stream, [z, y, 1], SIZES)
+    resident = _native.CudaResident(
+        device=0,
+        graph=graph.handle,
+        arena=arena,
+        arena_bytes=0,
+        node_handles=graph.nodes,
+        words=[(0, 0, 0), (0, 0, 8), (1, 0, 0), (1, 0, 8)],
+        relocations=[(0, 1, 0), (1, 0, 0), (2, 2, 0), (3, 1, 0)],
+        launches=[0, 2],
+        n_launches=3,
+    )
+    x, y, z = (cuda.allocate([0] * COUNT) for _ in range(3))
+    resident.patch([(0, y), (1, x), (2, z), (3, y)])
+    times_ns = resident.time_launches()
+    assert times_ns[0] >= SLEPT_NS * 0.99  # as a float of milliseconds
+    assert times_ns[1] == 0.0  # it has no node
+    assert times_ns[2] > 0
 
 
 def test_a_launch_that_fails_can_be_tried_again(cuda, arena):

@@ -13,11 +13,12 @@ from stored import Wide, compute_wide, without_memory, write_wide
 
 import offload
 from offload.backends.cuda import backend as cuda_backend
+from offload.backends.cuda.graph import call, driver_bindings
 from offload.backends.cuda.streaming import link_meter
 from offload.backends.device_streaming import refuse_unstored
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
-from device_streaming import GIVEN, floor_on
+from device_streaming import GIVEN, check, expected_of, floor_on, results
 
 
 def test_no_host_work_for_each_weight(backend, simulator, deep, device_floor):
@@ -99,3 +100,51 @@ def test_an_opaque_launch_keeps_its_weights():
     program = SimpleNamespace(opaque=SimpleNamespace(reason="it was compiled"), stored={0: None})
     with pytest.raises(offload.BackendUnavailable, match=r"one opaque launch.*it was compiled"):
         refuse_unstored(program)
+
+
+def test_after_a_wait_that_failed_the_prologue_comes_again(backend, simulator, deep, device_floor):
+    inputs = [torch.randn(*GIVEN) for _ in range(3)]
+    expected = expected_of(deep, inputs)
+    with deep.load(backend.name, weights_budget=device_floor + 60 * 1024) as run:
+        n_early = sum(one.after_pass < 0 for one in run.streaming.plan.transfers)
+        assert n_early
+
+        def n_copies(given, wanted) -> int:
+            before = simulator.calls("cuMemcpyHtoDAsync")
+            check(run, [given], [wanted])
+            return simulator.calls("cuMemcpyHtoDAsync") - before
+
+        check(run, inputs[:1], expected[:1])
+        simulator.set_eager(False)
+        ticket = run.submit(inputs[1])
+        simulator.fail("cuEventSynchronize", 999)
+        with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_UNKNOWN"):
+            ticket.wait()
+        simulator.set_eager(True)
+        assert n_copies(inputs[2], expected[2]) == n_early
+
+
+@pytest.mark.parametrize("scheduling", ["offload", "host"])
+def test_closing_while_the_stream_is_captured_gives_no_weights_back(
+    scheduling, backend, simulator, deep, device_floor, monkeypatch
+):
+    given = torch.randn(*GIVEN)
+    (expected,) = expected_of(deep, [given])
+    stream = call("cuStreamCreate", 1)
+    monkeypatch.setattr(type(backend), "current_stream", lambda *_: int(stream))
+    run = deep.load(backend.name, scheduling=scheduling, weights_budget=device_floor)
+    simulator.set_eager(False)
+    found = results(run(given))
+    assert not torch.equal(found[0], expected[0])  # nothing has run
+    call("cuStreamBeginCapture", stream, driver_bindings().CUstreamCaptureMode(2))
+    held = simulator.physical_bytes, simulator.host_bytes
+    run.close()
+    assert (simulator.physical_bytes, simulator.host_bytes) == held
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        run(given)
+    call("cuGraphDestroy", call("cuStreamEndCapture", stream))
+    run.close()
+    for got, wanted in zip(found, expected, strict=True):
+        assert torch.equal(got, wanted)
+    assert simulator.host_bytes < held[1]
+    assert simulator.physical_bytes < held[0]

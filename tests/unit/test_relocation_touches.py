@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from offload.backends.cuda import GraphCapture, GraphNode, NodeKind
@@ -42,6 +44,15 @@ def test_all_nodes_of_a_launch_may_touch_what_it_reads_and_writes():
     graph = node_graph(program, chain_of([0, 0, 1]), [])
     assert graph.touches == ((0, 1), (0, 1, 2), (2,), ())
     assert (graph.n_nodes, graph.edges) == (3, ((0, 1), (1, 2)))
+
+
+def test_kernels_that_may_overlap_are_told():
+    capture = chain_of([0, 1, 2])
+    late = dataclasses.replace(capture.nodes[2], overlaps=(1,))
+    capture = dataclasses.replace(capture, nodes=[*capture.nodes[:2], late])
+    graph = node_graph(make_program(((0,), (1,)), ((1,), (2,)), ((2,), (3,))), capture, [])
+    assert graph.edges == ((0, 1), (1, 2))
+    assert graph.overlapping == {(1, 2)}
 
 
 def test_a_word_widens_to_the_nodes_of_its_launch():

@@ -12,6 +12,7 @@ from offload.backends.base import (
     OfflineBackend,
     Prepared,
     StreamingBackend,
+    TimingBackend,
     native_layout,
     slot_triggers,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "OfflineBackend",
     "Prepared",
     "StreamingBackend",
+    "TimingBackend",
     "backend_and_index",
     "backend_names",
     "find_backend",

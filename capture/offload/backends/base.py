@@ -193,8 +193,10 @@ class Backend(Protocol):
         """Make the prepared Program resident, placed as the Plan says. Runs nothing.
 
         Raises:
-            PlanError: the Plan does not fit the Program.
+            PlanError: the Plan does not fit the Program, or the host has no room for the store of
+                streamed weights.
             CaptureError: an operator does not exist on this device.
+            OutOfMemory: the device has no room for it.
         """
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
@@ -205,6 +207,23 @@ class Backend(Protocol):
 
         Raises:
             CaptureError: it does not; the message says in what.
+        """
+
+
+@runtime_checkable
+class TimingBackend(Backend, Protocol):
+    """A device that queues work, and measures what single launches take on it."""
+
+    def time_launches(self, prepared: Prepared, plan: Plan) -> tuple[float, ...]:
+        """What each launch takes, in nanoseconds, on made-up inputs and weights. Changes no state.
+
+        Args:
+            prepared: of the Program.
+            plan: where its activations lie; weights are not streamed.
+
+        Raises:
+            OutOfMemory: the device has no memory for it.
+            ExecutionError: the device failed.
         """
 
 
@@ -249,7 +268,7 @@ class StreamingBackend(Backend, Protocol):
         Raises:
             BackendUnavailable: the program's weights have no store that this device can read.
             FileError: a file is gone, or shorter than it was.
-            ExecutionError: there is no memory for the sample.
+            OutOfMemory: there is no memory for the sample.
         """
 
     def maps_pieces(self) -> bool:

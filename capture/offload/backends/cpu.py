@@ -19,14 +19,8 @@ from offload.backends.base import (
     Prepared,
     native_layout,
 )
-from offload.backends.cpu_streaming import (
-    PAGE_BYTES,
-    free_bytes,
-    gathered_tables,
-    is_address_space_limited,
-    make_stream,
-    measure_link,
-)
+from offload.backends.cpu_streaming import gathered_tables, make_stream, measure_link
+from offload.backends.host_memory import PAGE_BYTES, free_bytes, is_address_space_limited
 from offload.errors import CaptureError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, SlotKind, check_plan

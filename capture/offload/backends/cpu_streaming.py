@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
 
 from offload import _native
+from offload.backends.host_memory import PAGE_BYTES
 from offload.backends.weight_sources import (
     Sources,
     managed_tensors,
@@ -23,8 +21,6 @@ from offload.backends.weight_sources import (
 from offload.errors import FileError
 from offload.program import Program, StoredTensor, TensorView
 from offload.streaming import Link, Streaming
-
-PAGE_BYTES = resource.getpagesize()
 
 # The link is measured on so many bytes of so many of the program's largest weights, each read
 # twice, since the first time memory has to be found for them.
@@ -47,7 +43,7 @@ def make_stream(
         weight whose rows are gathered it is at no address, and nobody may touch it.
 
     Raises:
-        ExecutionError: there is not enough memory.
+        OutOfMemory: there is not enough memory.
         FileError: a file is gone, or shorter than it was.
         BindingError: a weight's memory was freed or shrunk.
     """
@@ -91,7 +87,7 @@ def measure_link(program: Program) -> Link:
 
     Raises:
         FileError: a file is gone, or shorter than it was.
-        ExecutionError: there is no memory for the sample.
+        OutOfMemory: there is no memory for the sample.
     """
     sources = managed_weights(program)
     sizes = {value: program.values[value].size_bytes for value in sources}
@@ -177,41 +173,3 @@ def _read_ns(
         return time.perf_counter_ns() - begin_ns
     finally:
         stream.close()
-
-
-def is_address_space_limited() -> bool:
-    """Whether somebody has limited the addresses of this process (`ulimit -v`)."""
-    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-
-
-def free_bytes() -> int:
-    """Memory that this process may still take: of the machine, its control groups and its limits.
-
-    Control groups are those of version 2, at their usual place.
-    """
-    return max(0, min(_free_bytes()))
-
-
-def _control_groups() -> Iterator[Path]:
-    """That of this process, and those around it."""
-    root = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            if line.startswith("0::/"):
-                own = root / line.removeprefix("0::/")
-                yield from (own, *(one for one in own.parents if one.is_relative_to(root)))
-
-
-def _free_bytes() -> Iterator[int]:
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    yield int(fields["MemAvailable"].split()[0]) * 1024
-    for group in _control_groups():
-        with contextlib.suppress(OSError, ValueError):  # it has no limit
-            limit = int((group / "memory.max").read_text())
-            counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            used = int((group / "memory.current").read_text()) - int(counts["inactive_file"])
-            yield limit - used  # what was read of files and not lately is given up when asked for
-    if is_address_space_limited():
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        yield limit - pages * PAGE_BYTES

@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from offload import _native
 from offload.backends.fitted_lines import fit_line
+from offload.backends.host_memory import PAGE_BYTES, require_free
 from offload.backends.weight_sources import native_transfers, native_weights
 from offload.errors import BackendUnavailable
 from offload.program import Program
@@ -58,6 +59,25 @@ def refuse_unstored(program: Program) -> None:
             "the model's weights lie on the device already, and streaming brings them from the "
             "host: capture with weights=, the folder or files that hold them"
         )
+
+
+def require_store(streaming: Streaming) -> None:
+    """Refuse a plan whose store does not fit into what memory the host has free.
+
+    Raises:
+        PlanError: it does not; the message says how much is missing and what to do.
+    """
+    require_free(
+        store_bytes(streaming),
+        "the store of the streamed weights needs",
+        "give a larger weights_budget=, so that fewer are streamed, or free some memory",
+    )
+
+
+def store_bytes(streaming: Streaming) -> int:
+    """What the host store of streamed weights takes: each begins on a page."""
+    sizes_bytes = (streaming.pieces[one.piece].size_bytes for one in streaming.transfers)
+    return sum(-(-n_bytes // PAGE_BYTES) * PAGE_BYTES for n_bytes in sizes_bytes)
 
 
 class LinkMeter:

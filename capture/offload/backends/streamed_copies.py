@@ -68,7 +68,7 @@ def streamed_graph(
     n_early = 0  # of the first transfers, that wait for the pass before alone
     while n_early < len(pieces) and streaming.transfers[n_early].after_pass < 0:
         n_early += 1
-    earlier = _earlier(graph.n_nodes, graph.edges)
+    earlier = _earlier(graph.n_nodes, graph.edges, graph.overlapping)
     copies = []
     waited = 0  # for these nodes some copy waits already
     for index in (*range(n_early, len(pieces)), *range(n_early)):
@@ -86,7 +86,7 @@ def streamed_graph(
             waited |= earlier[node] | 1 << node
         before = () if for_next_pass else _first(graph.touches[pieces[index].value], earlier)
         copies.append(StreamedCopy(index, last, before, for_next_pass))
-    followed = {before for before, _ in graph.edges}
+    followed = {edge[0] for edge in graph.edges if edge not in graph.overlapping}
     ready_after = tuple(node for node in range(graph.n_nodes) if node not in followed)
     found = StreamedGraph(tuple(copies), ready_after)
     check_copies(program, graph, streaming, found)
@@ -156,13 +156,13 @@ def check_order(
 ) -> None:
     """Prove by the order that is enforced alone that nothing reads or overwrites too early.
 
-    Takes it as edges, whatever else happens to run at once, and knows nothing of how the copies
-    were placed. Two executions follow each other, so what the first one leaves in the ring is what
-    the second one begins with.
+    Takes it as edges (those that let kernels overlap enforce none), whatever else happens to run
+    at once, and knows nothing of how the copies were placed. Two executions follow each other, so
+    what the first one leaves in the ring is what the second one begins with.
 
     Args:
         program: what the graph carries out.
-        graph: who touches what; its own edges do not count.
+        graph: who touches what, and which of its nodes overlap; its own edges do not count.
         streaming: the plan.
         streamed: the copies, and after which nodes the outputs are ready.
         edges: of nodes, the copies numbered behind the graph's in the order of `streamed.copies`.
@@ -183,7 +183,7 @@ def check_order(
             "copies do not stand in the order of transfers, those for the next execution, which "
             "are its first ones, at the end"
         )
-    earlier = _earlier(graph.n_nodes + len(streamed.copies), edges)
+    earlier = _earlier(graph.n_nodes + len(streamed.copies), edges, graph.overlapping)
     pieces = [streaming.pieces[one.piece] for one in streaming.transfers]
     order = _Order(program, graph, pieces, earlier)
     for node, copy in enumerate(streamed.copies, start=graph.n_nodes):
@@ -244,8 +244,13 @@ class _Order:
         return self.program.values[piece.value].name
 
 
-def _earlier(n_nodes: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+def _earlier(
+    n_nodes: int, edges: Sequence[tuple[int, int]], overlapping: Set[tuple[int, int]]
+) -> list[int]:
     """For each node, as bits, all nodes that end before it begins.
+
+    Kernels read weights ahead of their wait for the one before, that being what overlapping edges
+    are for: such an edge orders no copy.
 
     Raises:
         CaptureError: the edges make a cycle.
@@ -263,7 +268,8 @@ def _earlier(n_nodes: int, edges: Sequence[tuple[int, int]]) -> list[int]:
         n_done += 1
         bits = earlier[node] | 1 << node
         for other in behind[node]:
-            earlier[other] |= bits
+            if (node, other) not in overlapping:
+                earlier[other] |= bits
             n_before[other] -= 1
             if not n_before[other]:
                 free.append(other)

@@ -11,7 +11,7 @@ import torch
 
 from offload.backends.opaque_weights import weights_at_risk
 from offload.eager_run import EagerRun, bytes_of, host_storage
-from offload.errors import CaptureError, ExecutionError
+from offload.errors import CaptureError, ExecutionError, OutOfMemory
 from offload.program import Launch, Program, Role
 
 Bases = dict[int, tuple[torch.UntypedStorage, int]]
@@ -38,7 +38,8 @@ def warm_up(
 
     Raises:
         CaptureError: a launch failed; the message names it.
-        ExecutionError: the device has no memory for it, or failed.
+        OutOfMemory: the device has no memory for it.
+        ExecutionError: the device failed.
     """
     torch_device: Any = torch.get_device_module(device)
     pool = torch_device.MemPool()
@@ -51,7 +52,7 @@ def warm_up(
                 with _weights_kept(program):
                     run.keep(launch, run.call(launch)())
             except torch.OutOfMemoryError as error:
-                raise ExecutionError(
+                raise OutOfMemory(
                     f"{launch.source}: {launch.operator} found no memory in the warm-up: "
                     f"{first_line(error)}"
                 ) from error

@@ -199,7 +199,7 @@ class Executable:
         self._native.close()
         if self._loaded.stream is None:
             return
-        self._loaded.stream.close()
+        # The resident closes it, once nothing on the device reads it; until then nothing is given.
         if all(one.view.value not in self._loaded.weights for one in self.program.results):
             self._loaded.stream.give_back()
 

@@ -136,8 +136,11 @@ class WeightStreaming:
             f"{show_bytes(plan.floor.resident_bytes)}), at which {plan.floor.period_ns / 1e6:.3f} "
             "ms are predicted",
         ]
-        if plan.estimated:
-            lines.append(f"  times of launches are estimates from their bytes: {plan.estimated}")
+        lines.append(
+            f"  times of launches are estimates from their bytes: {plan.estimated}"
+            if plan.estimated
+            else "  times of launches were measured, on made-up inputs"
+        )
         sizes = Counter[int]()
         for piece in streamed:
             sizes[piece.value] += piece.size_bytes

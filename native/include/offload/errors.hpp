@@ -24,6 +24,13 @@ class ExecutionError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A device has no memory left for what was asked: with less it may go. Memory of the host that a
+// device merely reads is another thing, and an ExecutionError.
+class OutOfMemory : public ExecutionError {
+ public:
+  using ExecutionError::ExecutionError;
+};
+
 // A file cannot be read as what it should be.
 class FileError : public std::runtime_error {
  public:

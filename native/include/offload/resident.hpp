@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "offload/clock.hpp"
+#include "offload/fence.hpp"
 #include "offload/header.hpp"
 #include "offload/pass_report.hpp"
 
@@ -21,18 +22,6 @@ struct LaunchTimes {
   std::vector<std::uint64_t> begin_ns;
   std::vector<std::uint64_t> end_ns;
   std::uint64_t clock_reads = 0;  // made for these times alone
-};
-
-// A moment of a resident: the end of all that it had enqueued when this was made.
-//
-// Owner: whoever waits; may outlive the resident. Thread: any, one at a time. Errors: wait throws
-// ExecutionError if the device failed.
-class Fence {
- public:
-  virtual ~Fence() = default;
-
-  // Blocks until the moment has come. Needs no lock, so that the resident executes meanwhile.
-  virtual void wait() = 0;
 };
 
 // A program that is loaded on a device and can be executed at the addresses that its words hold.
@@ -99,7 +88,7 @@ class Resident {
   virtual std::unique_ptr<Fence> fence() { return nullptr; }
 
   // Waits for what was executed and gives back what it holds on the device; nothing is executed
-  // any more.
+  // any more. Where nobody can wait, as yet, it gives back when it is closed again, or destroyed.
   virtual void close() noexcept {}
 };
 

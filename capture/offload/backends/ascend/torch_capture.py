@@ -22,7 +22,7 @@ from offload import _native
 from offload.backends.ascend.streaming import StreamedWeights
 from offload.backends.torch_warm_up import Bases, collector_off, first_line, last_uses_of, warm_up
 from offload.eager_run import EagerRun, host_storage
-from offload.errors import CaptureError, ExecutionError, OffloadError
+from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
 from offload.program import Launch, Program, Role, is_dense
 
 # A capture borrows what the process has once: the routes of torch_npu's allocator.
@@ -197,7 +197,8 @@ class TorchCapturer:
             CaptureError: a launch cannot be captured (the message names it), an input cannot be
                 copied, or the caller is capturing; or what `improve` raises.
             BackendUnavailable: the runtime captures no copies, and they were asked for.
-            ExecutionError: the device failed, or has no memory.
+            OutOfMemory: the device has no memory.
+            ExecutionError: the device failed.
         """
         npu: Any = torch.npu  # type: ignore[attr-defined]
         moving = moving_values(program)
@@ -364,7 +365,7 @@ class _OneCapture:
         except CaptureError:
             raise
         except torch.OutOfMemoryError as error:
-            raise ExecutionError(
+            raise OutOfMemory(
                 f"{launch.source}: {launch.operator} found no memory in the capture: "
                 f"{first_line(error)}"
             ) from error

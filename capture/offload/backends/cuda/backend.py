@@ -36,7 +36,7 @@ from offload.backends.relocation.captures import (
 )
 from offload.backends.relocation.discover import discover
 from offload.backends.relocation.fixed_weights import WEIGHT_OWNER
-from offload.backends.relocation.proof import Placed, apart, prove
+from offload.backends.relocation.proof import Placed, apart, prove, time_launches
 from offload.backends.relocation.touches import node_graph, relocations_of, with_scratch
 from offload.backends.relocation.words import CapturesDiffer, Discovery, Noise
 from offload.backends.streamed_copies import StreamedGraph, streamed_graph
@@ -51,6 +51,7 @@ ALIGNMENT_BYTES = 256
 chosen for less aligned memory runs on more aligned memory, never the other way round."""
 
 _MAXIMUM_TRIES = 3
+_N_TIMED = 3  # executions by which launches are timed: the least times count
 _LEAST_DRIVER = 12040  # cuFuncGetParamInfo
 
 _copy_costs: dict[int, CopyCosts] = {}
@@ -253,6 +254,24 @@ class CudaBackend:
     def maps_pieces(self) -> bool:
         """Not yet: a weight is streamed as a whole."""
         return False
+
+    def time_launches(self, prepared: Prepared, plan: Plan) -> tuple[float, ...]:
+        """By a twin whose launches follow one another with events between, executed three times.
+
+        Raises:
+            OutOfMemory: the device has no memory for it.
+            ExecutionError: the device failed.
+        """
+        captured: CapturedProgram = prepared.state
+        program = prepared.program
+        arena = _native.CudaArena(captured.device)
+        twin = make_resident(captured, program, plan, arena, 0)
+        try:
+            placed = Placed(plan, twin, relocations_of(captured.discovery, plan))
+            with self.proof_memory(captured.device) as memory:
+                return time_launches(program, placed, memory, twin.time_launches, _N_TIMED)
+        finally:
+            twin.close()
 
     def free_bytes(self, program: Program) -> int:
         """Of the Program's GPU, what torch's allocator only keeps for later included."""

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from offload.backends.relocation.captures import Edge, GraphNode, NodeKind
-from offload.errors import BackendUnavailable, CaptureError, ExecutionError
+from offload.errors import BackendUnavailable, CaptureError, ExecutionError, OutOfMemory
+
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 # By number, after CUgraphNodeType in cuda.h.
 _KINDS = {0: NodeKind.KERNEL, 1: NodeKind.MEMCPY, 2: NodeKind.MEMSET, 5: NodeKind.EMPTY}
@@ -63,11 +65,13 @@ def call(name: str, *arguments: Any) -> Any:
     """Call a driver function and return what it gives.
 
     Raises:
-        ExecutionError: the driver returned an error; the message has its code's name.
+        OutOfMemory: the device has none left.
+        ExecutionError: the driver returned another error; the message has its code's name.
     """
     code, *results = getattr(driver_bindings(), name)(*arguments)
     if int(code):
-        raise ExecutionError(f"{name}: {getattr(code, 'name', code)}")
+        kind = OutOfMemory if int(code) == _OUT_OF_MEMORY else ExecutionError
+        raise kind(f"{name}: {getattr(code, 'name', code)}")
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -116,9 +120,15 @@ def read_graph(
         edges.append(edge)
         ports = kind.from_port, kind.to_port, int(kind.type)
         if any(ports):
+            # By cuda.h an edge with a port or a type (CUgraphEdgeData) lets the kernel begin when
+            # all blocks of the other have begun, or said that it may; nothing that the other has
+            # written is there until it waits for it (cudaGridDependencySynchronize).
             node = nodes[edge[1]]
-            signature = (node.signature, edge[0], ports)
-            nodes[edge[1]] = dataclasses.replace(node, signature=signature)
+            nodes[edge[1]] = dataclasses.replace(
+                node,
+                signature=(node.signature, edge[0], ports),
+                overlaps=(*node.overlaps, edge[0]),
+            )
     return nodes, sorted(edges)
 
 

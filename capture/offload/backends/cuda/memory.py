@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from offload.backends.cuda.graph import call, driver_bindings
-from offload.errors import ExecutionError
+from offload.errors import OutOfMemory
 
 T = TypeVar("T")
 
@@ -56,13 +56,13 @@ class DeviceMemory:
         """Memory that holds zeros, at least 256 bytes of it.
 
         Raises:
-            ExecutionError: there is none left; the message says how to do without the proof.
+            OutOfMemory: there is none left; the message says how to do without the proof.
         """
         n_bytes = max(size_bytes, 256)
         try:
             address = _allocate(n_bytes)
-        except ExecutionError as error:
-            raise ExecutionError(
+        except OutOfMemory as error:
+            raise OutOfMemory(
                 f"the proof needs another {n_bytes} bytes of device memory ({error}); "
                 "load(verify=False) leaves it out"
             ) from error
@@ -109,11 +109,11 @@ def with_memory_of_torch(allocate: Callable[[], T]) -> T:
     """What `allocate` gives; if it fails, once more without what torch's allocator only keeps.
 
     Raises:
-        ExecutionError: there is no memory all the same.
+        OutOfMemory: there is no memory all the same.
     """
     try:
         return allocate()
-    except ExecutionError:
+    except OutOfMemory:
         if not torch.cuda.is_available():
             raise
         torch.cuda.empty_cache()

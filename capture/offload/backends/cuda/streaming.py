@@ -9,7 +9,12 @@ import torch
 from offload import _native
 from offload.backends.cuda.graph import call
 from offload.backends.cuda.memory import DeviceMemory, with_memory_of_torch
-from offload.backends.device_streaming import LinkMeter, refuse_unstored, stream_arguments
+from offload.backends.device_streaming import (
+    LinkMeter,
+    refuse_unstored,
+    require_store,
+    stream_arguments,
+)
 from offload.backends.weight_sources import managed_tensors
 from offload.program import Program
 from offload.streaming import Streaming
@@ -27,10 +32,13 @@ def make_stream(
 
     Raises:
         BackendUnavailable: the weights have no store on the host.
-        ExecutionError: there is not enough memory, or the driver does not register the store.
+        PlanError: the host has no room for the store.
+        OutOfMemory: the device has no room for the weights.
+        ExecutionError: the driver does not register the store.
         FileError: a file is gone, or shorter than it was.
     """
     refuse_unstored(program)
+    require_store(streaming)
     arguments = stream_arguments(program, streaming)
     stream = with_memory_of_torch(lambda: _native.CudaWeightStream(device=device, **arguments))
     numbers = range(len(program.stored))

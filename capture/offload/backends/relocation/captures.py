@@ -36,6 +36,8 @@ class GraphNode:
             the addresses of source and destination (a host source counts as 0), and then the bytes
             of a host source; of a memset the destination.
         parameters: of a kernel the (offset, size) in bytes of each argument in the first part.
+        overlaps: of a kernel the nodes, by index, that an edge leads from and that need not have
+            ended when it begins.
     """
 
     handle: int
@@ -44,6 +46,7 @@ class GraphNode:
     signature: Hashable
     parts: tuple[bytes, ...]
     parameters: tuple[tuple[int, int], ...] = ()
+    overlaps: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -185,6 +185,42 @@ def prove(
     weights.stand_ins.free()
 
 
+def time_launches(
+    program: Program,
+    placed: Placed,
+    memory: Memory,
+    take: Callable[[], Sequence[float]],
+    n_rounds: int,
+) -> tuple[float, ...]:
+    """What each launch takes, on inputs and weights that are made up as for the proof.
+
+    Args:
+        program: what is resident.
+        placed: a resident of it.
+        memory: of the device.
+        take: executes the resident once and gives a time for each launch.
+        n_rounds: how often; each begins with the same content, and the least times count.
+
+    Raises:
+        ExecutionError: the device failed, or has no memory for it.
+    """
+    inputs = made_up_inputs(program, 0)
+    fixed = FixedWeights(program, memory, ())
+    weights = _Weights(fixed, WeightStandIns(program, memory), frozenset())
+    bases = _Bases(program, placed, memory, inputs, weights)
+    rounds = []
+    for _ in range(n_rounds):
+        bases.clear()
+        bases.begin(inputs)
+        bases.patch(placed)
+        with weights.fixed.restored():
+            rounds.append(take())
+    bases.free()
+    weights.fixed.free()
+    weights.stand_ins.free()
+    return tuple(min(times) for times in zip(*rounds, strict=True))
+
+
 def _compare(expected: dict[str, bytes], found: dict[str, bytes], message: str) -> None:
     for name, content in expected.items():
         if content != found[name]:
@@ -355,10 +391,13 @@ class _Bases:
     def _value(self, leaf: int) -> int:
         return self._program.inputs[leaf].value
 
-    def execute(self, placed: Placed) -> None:
+    def patch(self, placed: Placed) -> None:
         placed.resident.patch(
             [(word, self._bases[slot] + offset) for word, slot, offset in placed.relocations]
         )
+
+    def execute(self, placed: Placed) -> None:
+        self.patch(placed)
         with self._weights.restored():
             placed.resident.execute()
             placed.resident.finish()
@@ -371,9 +410,13 @@ class _Bases:
     def begin_again(self, other: _Bases, inputs: Sequence[bytes]) -> None:
         """Be what it was before it executed, at the same addresses."""
         self.clear()
+        self.begin(inputs)
+        self.take_feature_map(other)
+
+    def begin(self, inputs: Sequence[bytes]) -> None:
+        """Write what an execution begins with."""
         self._copy_weights()
         self.write_inputs(inputs)
-        self.take_feature_map(other)
 
     def clear(self) -> None:
         for block in self._blocks:

@@ -39,7 +39,12 @@ def node_graph(program: Program, capture: GraphCapture, words: Sequence[Word]) -
         made_by = capture.launches[node]
         touches[value].update((node,) if made_by < 0 else nodes_of[made_by])
     return NodeGraph(
-        len(capture.nodes), tuple(capture.edges), tuple(tuple(sorted(nodes)) for nodes in touches)
+        len(capture.nodes),
+        tuple(capture.edges),
+        tuple(tuple(sorted(nodes)) for nodes in touches),
+        frozenset(
+            (before, after) for after, node in enumerate(capture.nodes) for before in node.overlaps
+        ),
     )
 
 

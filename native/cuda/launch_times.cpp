@@ -1,0 +1,90 @@
+#include "cuda/launch_times.hpp"
+
+#include <cstddef>
+#include <deque>
+
+#include "cuda/held.hpp"
+
+namespace offload::cuda {
+namespace {
+
+constexpr unsigned int kTimedEvent = 0;
+constexpr double kNsInMs = 1e6;
+
+// A graph while events are put between its launches.
+class Timed {
+ public:
+  Timed(const Driver& driver, Graph graph) : driver_(driver), graph_(driver.graph_destroy) {
+    driver_.check(driver_.graph_clone(graph_.fill(), graph), "cloning a graph to time");
+    add_event({});
+  }
+
+  // Nodes of the graph that was cloned.
+  void add(const std::vector<GraphNode>& originals) {
+    std::vector<GraphNode> nodes;
+    for (const GraphNode original : originals) {
+      GraphNode node = nullptr;
+      driver_.check(driver_.graph_node_find_in_clone(&node, original, graph_.get()),
+                    "finding a node in a graph to time");
+      nodes.push_back(node);
+    }
+    const std::vector<GraphNode> from(nodes.size(), last_);
+    const std::vector<EdgeData> data(nodes.size());
+    driver_.check(driver_.graph_add_dependencies(graph_.get(), from.data(), nodes.data(),
+                                                 data.data(), nodes.size()),
+                  "letting a launch wait for the one before");
+    add_event(nodes);
+  }
+
+  void execute() {
+    Held<GraphExec> exec(driver_.graph_exec_destroy);
+    const OwnStream stream(driver_);
+    driver_.check(driver_.graph_instantiate(exec.fill(), graph_.get(), 0),
+                  "instantiating a graph to time");
+    driver_.check(driver_.graph_upload(exec.get(), stream.handle()), "uploading a graph to time");
+    driver_.check(driver_.graph_launch(exec.get(), stream.handle()), "launching a graph to time");
+    driver_.check(driver_.stream_synchronize(stream.handle()), "timing launches");
+  }
+
+  // Between an event and the next.
+  double elapsed_ns(std::size_t event) const {
+    float milliseconds = 0;
+    driver_.check(
+        driver_.event_elapsed_time(&milliseconds, events_[event].get(), events_[event + 1].get()),
+        "timing launches");
+    return static_cast<double>(milliseconds) * kNsInMs;
+  }
+
+ private:
+  void add_event(const std::vector<GraphNode>& after) {
+    Held<Event>& event = events_.emplace_back(driver_.event_destroy);
+    driver_.check(driver_.event_create(event.fill(), kTimedEvent), "making an event");
+    driver_.check(driver_.graph_add_event_record_node(&last_, graph_.get(), after.data(),
+                                                      after.size(), event.get()),
+                  "adding an event to a graph to time");
+  }
+
+  const Driver& driver_;
+  std::deque<Held<Event>> events_;  // they do not move
+  Held<Graph> graph_;
+  GraphNode last_ = nullptr;
+};
+
+}  // namespace
+
+std::vector<double> time_launches(const Driver& driver, Graph graph,
+                                  const std::vector<std::vector<GraphNode>>& launches) {
+  Timed timed(driver, graph);
+  for (const std::vector<GraphNode>& nodes : launches) {
+    if (!nodes.empty()) timed.add(nodes);
+  }
+  timed.execute();
+  std::vector<double> times_ns;
+  std::size_t event = 0;
+  for (const std::vector<GraphNode>& nodes : launches) {
+    times_ns.push_back(nodes.empty() ? 0.0 : timed.elapsed_ns(event++));
+  }
+  return times_ns;
+}
+
+}  // namespace offload::cuda

@@ -1,0 +1,99 @@
+// What every resident on a device with streams does with them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "device/stream_order.hpp"
+#include "offload/errors.hpp"
+#include "offload/resident.hpp"
+
+namespace offload {
+
+// A resident whose work goes to one stream at a time; `Streams` as of StreamOrder, with kDevice, a
+// device of its kind in words ("a CUDA device").
+//
+// Owner, thread, errors: as Resident. The constructor throws ExecutionError. Execute and issue
+// enqueue on the stream and return; a device fault surfaces at a fence, or at any later call. A
+// stream must live until a fence behind its work was waited for, or until the next execution on
+// another one. Whoever derives calls close_for_good in its destructor.
+//
+// While the stream of the last execution is being captured into another model nobody can wait for
+// what was executed there before: fence throws, close refuses executions from then on but gives
+// nothing back yet, and what is destroyed then leaves its memory to the process. So does a wait
+// that the device refuses.
+template <typename Streams>
+class StreamResident : public Resident {
+ public:
+  c10::DataPtr take(std::size_t) final {
+    throw ExecutionError(std::string("on ") + Streams::kDevice +
+                         " the Plan places everything: no operator allocates");
+  }
+
+  void set_stream(std::uint64_t stream) final {
+    refuse_closed();
+    order_.enter(reinterpret_cast<Stream>(stream));
+  }
+
+  std::unique_ptr<Fence> fence() final { return order_.fence(); }
+
+  // Waits until what was executed has ended. Throws ExecutionError if the device failed.
+  void finish() {
+    if (const std::unique_ptr<Fence> end = fence()) end->wait();
+  }
+
+  void close() noexcept final {
+    is_closed_ = true;
+    if (is_abandoned_ || !order_.end()) return;
+    const typename Streams::RelaxedScope scope(streams_);
+    release();
+  }
+
+  // Closes, for the last time; abandons what cannot be waited for. Gives whether all was given
+  // back: else the device may still use what the caller keeps for it.
+  bool close_for_good() noexcept {
+    close();
+    if (is_abandoned_ || !order_.in_flight()) return !is_abandoned_;
+    is_abandoned_ = true;
+    const typename Streams::Scope scope(streams_);
+    abandon();
+    return false;
+  }
+
+ protected:
+  using Stream = typename Streams::Stream;
+
+  explicit StreamResident(Streams streams) : streams_(std::move(streams)), order_(streams_) {}
+
+  // Gives back what it holds on the device, whose context is current, once nothing is under way;
+  // the first time, and whenever it is closed again.
+  virtual void release() noexcept = 0;
+
+  // Lets go of what work that may be under way still reads and writes, without giving it back.
+  virtual void abandon() noexcept = 0;
+
+  void refuse_closed() const {
+    if (is_closed_) throw ExecutionError("the program was closed");
+  }
+
+  // Called before something is enqueued on the stream that set_stream chose.
+  void note_enqueued() { order_.note_enqueued(); }
+
+  // Whether a wait has failed since this was last asked, so that what was enqueued before may not
+  // have been done.
+  bool take_failure() { return order_.take_failure(); }
+
+  Stream stream() const { return order_.stream(); }
+  const Stream* busy_stream() const { return order_.busy_stream(); }
+  const Streams& streams() const { return streams_; }
+
+ private:
+  Streams streams_;
+  StreamOrder<Streams> order_;
+  bool is_closed_ = false;
+  bool is_abandoned_ = false;
+};
+
+}  // namespace offload

@@ -1,0 +1,165 @@
+"""Streaming to the simulated device: launches that are timed, and memory that runs out."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import offload
+from offload.backends import host_memory
+from offload.backends.cuda import CudaBackend, streaming
+from offload.backends.cuda import backend as cuda_backend
+from offload.load import _place
+
+pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
+from device_streaming import GIVEN, check, expected_of, floor_on
+
+
+@pytest.fixture
+def timed(backend, monkeypatch):
+    """How often launches were timed, each time as 1, 2, 3 and so on us."""
+    found = []
+
+    def times(_, prepared, plan):
+        found.append(plan)
+        return tuple(1e3 * (1 + index) for index in range(len(prepared.program.launches)))
+
+    monkeypatch.setattr(type(backend), "time_launches", times)
+    return found
+
+
+def test_plans_are_made_with_times_that_were_measured(backend, deep, device_floor, timed):
+    n_launches = len(deep.program.launches)
+    with deep.load(backend.name, weights_budget=device_floor) as run:
+        assert run.streaming.plan.compute_ns == 1e3 * n_launches * (n_launches + 1) / 2
+    with deep.load(backend.name) as run:  # all weights stay: nobody asks
+        assert run.streaming.plan.is_resident
+    assert [plan.streaming for plan in timed] == [None]
+
+
+def test_times_of_the_device_make_a_plan_whose_results_are_right(
+    backend, deep, device_floor, monkeypatch
+):
+    given = torch.randn(*GIVEN)
+    expected = expected_of(deep, [given])
+    monkeypatch.setattr(type(backend), "time_launches", CudaBackend.time_launches)
+    with deep.load(backend.name, weights_budget=device_floor) as run:
+        assert "times of launches were measured" in run.streaming.explain()
+        check(run, [given], expected)
+
+
+def test_without_the_proof_nothing_is_timed(backend, deep, device_floor, timed):
+    with deep.load(backend.name, weights_budget=device_floor, verify=False) as run:
+        assert "estimates from their bytes: load(verify=False) exec" in run.streaming.explain()
+    assert timed == []
+
+
+def test_without_memory_to_time_with_times_are_estimates(backend, deep, device_floor, monkeypatch):
+    given = torch.randn(*GIVEN)
+    expected = expected_of(deep, [given])
+
+    def refuse(*_):
+        raise offload.OutOfMemory("none left")
+
+    monkeypatch.setattr(type(backend), "time_launches", refuse)
+    with deep.load(backend.name, weights_budget=device_floor) as run:
+        assert "no memory to time launches with: none left" in run.streaming.explain()
+        check(run, [given], expected)
+
+
+@pytest.mark.parametrize("function", ["cuGraphAddDependencies", "cuEventCreate", "cuGraphLaunch"])
+def test_timing_that_fails_fails_the_load_and_leaves_nothing(
+    function, backend, simulator, deep, device_floor
+):
+    prepared = backend.prepare(deep.program)
+    plan = _place(prepared, backend)
+    gc.collect()  # graphs of the other captures
+    kinds = ("executable", "graph", "stream", "event", "mapping", "reservation")
+    held = [simulator.live(kind) for kind in kinds], simulator.physical_bytes
+    simulator.fail(function, 999)
+    with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_UNKNOWN"):
+        CudaBackend.time_launches(backend, prepared, plan)
+    gc.collect()
+    assert ([simulator.live(kind) for kind in kinds], simulator.physical_bytes) == held
+    times_ns = CudaBackend.time_launches(backend, prepared, plan)
+    assert len(times_ns) == len(prepared.program.launches)
+    assert min(times_ns) > 0
+    assert ([simulator.live(kind) for kind in kinds], simulator.physical_bytes) == held
+
+
+@pytest.mark.parametrize(
+    ("error", "n_loads"), [(offload.OutOfMemory, 4), (offload.ExecutionError, 1)]
+)
+def test_auto_tries_less_where_memory_ran_out_alone(
+    error, n_loads, backend, deep, device_floor, monkeypatch
+):
+    budgets = []
+    real = cuda_backend.make_stream
+
+    def refuse(program, streaming, *others):
+        budgets.append(streaming.budget_bytes)
+        if len(budgets) < 4:
+            raise error("refused")
+        return real(program, streaming, *others)
+
+    monkeypatch.setattr(cuda_backend, "make_stream", refuse)
+    if error is offload.OutOfMemory:
+        with deep.load(backend.name, weights_budget="auto") as run:
+            assert run.streaming.plan.budget_bytes == budgets[-1]
+    else:
+        with pytest.raises(error, match="refused"):
+            deep.load(backend.name, weights_budget="auto")
+    assert len(budgets) == n_loads
+    assert budgets == sorted(set(budgets), reverse=True)
+
+
+def test_device_memory_that_ran_out_is_told_from_other_failures(backend, simulator, deep):
+    """Of the host's, with which less would not help, too."""
+    kinds = {}
+    for function in ("cuMemCreate", "cuMemAddressReserve", "cuMemHostRegister", "cuMemMap"):
+        for code in (2, 999):
+            backend_floor = floor_on(deep, backend)
+            real = type(backend).instantiate
+
+            def instantiate(self, prepared, plan, real=real, function=function, code=code):
+                simulator.fail(function, code)
+                return real(self, prepared, plan)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(type(backend), "instantiate", instantiate)
+                with pytest.raises(offload.ExecutionError) as raised:
+                    deep.load(backend.name, weights_budget=backend_floor, verify=False)
+            kinds[function, code] = type(raised.value)
+            simulator.forget_calls()
+    expected = dict.fromkeys(kinds, offload.ExecutionError)
+    for function in ("cuMemCreate", "cuMemAddressReserve", "cuMemMap"):
+        expected[function, 2] = offload.OutOfMemory
+    assert kinds == expected
+
+
+def test_a_store_that_the_host_has_no_room_for_is_refused_before_anything_is_read(
+    backend, simulator, deep, device_floor, monkeypatch
+):
+    def load(**options):
+        return deep.load(backend.name, weights_budget=device_floor, verify=False, **options)
+
+    with load() as run:
+        needed = streaming.store_bytes(run.streaming.plan)
+        assert needed == sum(
+            -(-run.streaming.plan.pieces[one.piece].size_bytes // 4096) * 4096
+            for one in run.streaming.plan.transfers
+        )
+    steps = []
+    n_registered = simulator.calls("cuMemHostRegister")
+    monkeypatch.setattr(host_memory, "free_bytes", lambda: needed - 1)
+    with pytest.raises(
+        offload.PlanError,
+        match=f"needs {needed} bytes of host memory, and {needed - 1} are free.*weights_budget",
+    ):
+        load(progress=lambda *step: steps.append(step))
+    assert steps == []
+    assert simulator.calls("cuMemHostRegister") == n_registered
+    monkeypatch.setattr(host_memory, "free_bytes", lambda: needed)
+    load().close()
