@@ -11,7 +11,9 @@ from test_streaming import Deep
 import offload
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
-from device_streaming import GIVEN, check, expected_of, poison_after_last_use
+from device_streaming import GIVEN, check, expected_of, poison_after_last_use, results
+
+from offload.backends.cuda.graph import call, driver_bindings
 
 
 def test_a_file_that_cannot_be_read_again_fails_the_execution_alone(
@@ -147,6 +149,32 @@ def test_what_progress_raises_ends_the_load_and_leaves_nothing(
         with pytest.raises(KeyboardInterrupt):
             deep.load(backend.name, weights_budget=device_floor, progress=stop)
         assert (simulator.live_bytes, simulator.host_bytes) == before
+
+
+@pytest.mark.parametrize("scheduling", ["offload", "host"])
+def test_closing_while_the_stream_is_captured_gives_no_weights_back(
+    scheduling, backend, simulator, deep, device_floor, monkeypatch
+):
+    given = torch.randn(*GIVEN)
+    (expected,) = expected_of(deep, [given])
+    stream = call("cuStreamCreate", 1)
+    monkeypatch.setattr(type(backend), "current_stream", lambda *_: int(stream))
+    run = deep.load(backend.name, scheduling=scheduling, weights_budget=device_floor)
+    simulator.set_eager(False)
+    found = results(run(given))
+    assert not torch.equal(found[0], expected[0])  # nothing has run
+    call("cuStreamBeginCapture", stream, driver_bindings().CUstreamCaptureMode(2))
+    held = simulator.physical_bytes, simulator.host_bytes
+    run.close()
+    assert (simulator.physical_bytes, simulator.host_bytes) == held
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        run(given)
+    call("cuGraphDestroy", call("cuStreamEndCapture", stream))
+    run.close()
+    for got, wanted in zip(found, expected, strict=True):
+        assert torch.equal(got, wanted)
+    assert simulator.host_bytes < held[1]
+    assert simulator.physical_bytes < held[0]
 
 
 def test_weights_of_a_closed_executable_are_refused(backend, deep, device_floor):
