@@ -48,16 +48,16 @@ def file(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_memory_that_ran_out_is_told_from_other_failures():
-    size_bytes = 1 << 50  # more than there are addresses
+    memory_bytes = 1 << 50  # more than there are addresses
     weight = _native.StreamedWeight(
-        name="huge",
-        size_bytes=size_bytes,
-        pieces=[(0, size_bytes, 0, False)],
-        source=_native.FileRange("/dev/null", 0),
+        name="small",
+        size_bytes=PAGE_BYTES,
+        pieces=[(0, PAGE_BYTES, 0, False)],
+        source=torch.zeros(PAGE_BYTES, dtype=torch.uint8),
     )
-    with pytest.raises(offload.OutOfMemory, match=f"need {size_bytes} bytes of memory"):
+    with pytest.raises(offload.OutOfMemory, match=f"need {memory_bytes} bytes of memory"):
         _native.WeightStream(
-            memory_bytes=size_bytes,
+            memory_bytes=memory_bytes,
             granule_bytes=PAGE_BYTES,
             weights=[weight],
             transfers=[],
