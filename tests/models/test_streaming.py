@@ -143,6 +143,45 @@ def test_auto_takes_what_is_free(deep: Captured, monkeypatch: pytest.MonkeyPatch
         assert torch.equal(run(given), expected)
 
 
+@pytest.mark.parametrize("error", [offload.OutOfMemory, offload.ExecutionError])
+def test_auto_tries_less_where_memory_ran_out_alone(
+    deep: Captured, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    from offload.backends import cpu
+
+    budgets = []
+    real = cpu.make_stream
+
+    def refuse(program: Any, streaming: Any) -> Any:
+        budgets.append(streaming.budget_bytes)
+        if len(budgets) < 3:
+            raise error("refused")
+        return real(program, streaming)
+
+    monkeypatch.setattr(cpu, "make_stream", refuse)
+    if error is offload.OutOfMemory:
+        with deep.load(weights_budget="auto") as run:
+            assert run.streaming.plan.budget_bytes == budgets[-1]
+            assert budgets[0] > budgets[1] > budgets[2]
+    else:
+        with pytest.raises(error, match="refused"):
+            deep.load(weights_budget="auto")
+        assert len(budgets) == 1
+
+
+def test_times_that_find_no_memory_are_no_estimates(
+    deep: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executions would find none either: `auto` tries less, and a budget is refused."""
+
+    def refuse(_: Any) -> Any:
+        raise offload.OutOfMemory("none left")
+
+    monkeypatch.setattr("offload.load._timed_ns", refuse)
+    with pytest.raises(offload.OutOfMemory, match="none left"):
+        deep.load(weights_budget=floor_of(deep))
+
+
 def test_each_pass_moves_what_does_not_stay(deep: Captured) -> None:
     with deep.load(weights_budget=floor_of(deep) + 100 * KIB) as run:
         plan = run.streaming.plan

@@ -7,7 +7,7 @@ from ascend_client import INTERNAL_ERROR, MEMORY_ALLOCATION, NO_STREAM_RESOURCE
 from ascend_residents import Chain, live, plus, read
 
 from offload import _native
-from offload.errors import BackendUnavailable, ExecutionError
+from offload.errors import BackendUnavailable, ExecutionError, OutOfMemory
 
 # Calls of loading, by how a model is made and who refreshes it; some are made several times.
 LOADING = {
@@ -143,7 +143,7 @@ def test_streams_that_ran_out_are_counted(ascend):
 
 def test_memory_that_ran_out_is_said_in_bytes(ascend):
     ascend.fail("aclrtMalloc", MEMORY_ALLOCATION)
-    with pytest.raises(ExecutionError, match=r"kernel arguments, 192 bytes: 207001 ACL_ERROR_RT_"):
+    with pytest.raises(OutOfMemory, match=r"kernel arguments, 192 bytes: 207001 ACL_ERROR_RT_"):
         Chain(ascend)
 
 

@@ -22,7 +22,7 @@ from residents import (
 from simulator import Simulator
 
 from offload import _native
-from offload.errors import CaptureError, ExecutionError
+from offload.errors import CaptureError, ExecutionError, OutOfMemory
 
 GRANULARITY = 2 << 20
 SLEPT_NS = 20_000_000
@@ -299,7 +299,7 @@ def test_a_load_that_fails_leaves_nothing_and_can_be_tried_again(cuda, arena, fu
 def test_too_little_memory_for_the_arena_leaves_nothing(cuda, arena):
     before = live(cuda.simulator)
     cuda.simulator.set_memory_limit(cuda.simulator.physical_bytes + 2 * GRANULARITY)
-    with pytest.raises(ExecutionError, match="allocating device memory, 83886080 bytes"):
+    with pytest.raises(OutOfMemory, match="allocating device memory, 83886080 bytes"):
         arena.map(40 * GRANULARITY)
     assert live(cuda.simulator) == before
 

@@ -47,6 +47,24 @@ def file(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "weights.bin"
 
 
+def test_memory_that_ran_out_is_told_from_other_failures():
+    memory_bytes = 1 << 50  # more than there are addresses
+    weight = _native.StreamedWeight(
+        name="small",
+        size_bytes=PAGE_BYTES,
+        pieces=[(0, PAGE_BYTES, 0, False)],
+        source=torch.zeros(PAGE_BYTES, dtype=torch.uint8),
+    )
+    with pytest.raises(offload.OutOfMemory, match=f"need {memory_bytes} bytes of memory"):
+        _native.WeightStream(
+            memory_bytes=memory_bytes,
+            granule_bytes=PAGE_BYTES,
+            weights=[weight],
+            transfers=[],
+            n_launches=1,
+        )
+
+
 def test_a_truncated_file_fails_the_launch_that_needs_it(file):
     both = Streamed(Chain(4), (batch(),), two_slots, file=file)
     both.check(batch())
