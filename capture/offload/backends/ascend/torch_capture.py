@@ -85,7 +85,7 @@ class CaptureLog:
     """What was seen while launches were captured.
 
     Attributes:
-        places: by Value the address of each input's memory, and of what each launch made.
+        places: by Value the address of each input's memory, and of what launches made.
         pool: (address, bytes) of each piece of the pool, in the order in which torch took them.
         n_tasks: for each moment, before the first launch and after each one, how many tasks the
             model had on each of its streams; None where the runtime does not tell.
@@ -346,9 +346,11 @@ class _OneCapture:
         if self._log.n_tasks is None:
             return
         self._note_tasks()
-        for view in launch.made():
-            storage, begin_bytes = run.bases[view.value]
-            self._log.places[view.value] = storage.data_ptr() + begin_bytes
+        for view in (*launch.views(), *launch.made()):
+            value = self._program.values[view.value]
+            if value.role in (Role.ACTIVATION, Role.OUTPUT):
+                storage, begin_bytes = run.bases[value.index]
+                self._log.places[value.index] = storage.data_ptr() + begin_bytes
         npu: Any = torch.npu  # type: ignore[attr-defined]
         n_reserved_bytes = npu.memory_reserved(self._device)
         if n_reserved_bytes != self._n_reserved_bytes:  # asking for the pieces takes longer

@@ -11,6 +11,7 @@ import bisect
 import dataclasses
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -127,7 +128,8 @@ class Relocator:
 
     def _compare(self, *captures: ModelCapture) -> RelocatedWords:
         try:
-            found = relocated_words(self._program, captures, self._weights)
+            others = [(one["address"], one["total_size"]) for one in _memory_of_torch()]
+            found = relocated_words(self._program, captures, self._weights, others)
         except CapturesDiffer as error:
             raise _NotRelocatable(CaptureError(f"captures differ: {error}")) from error
         except CaptureError as error:
@@ -184,3 +186,9 @@ def _once_more(capture: Capture, copied: Sequence[Moving]) -> CapturedModel:
                 ExecutionError(f"no room for the captures that relocation takes: {error}")
             ) from error
         raise
+
+
+def _memory_of_torch() -> list[dict[str, int]]:
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    pieces: list[dict[str, int]] = npu.memory_snapshot()
+    return pieces
