@@ -64,11 +64,11 @@ void CapturedArguments::enqueue(Stream stream) {
   while (!stale_.empty()) {
     const CapturedBlock& block = parts_.blocks[stale_.back()];
     MissingBytes& missing = missing_[stale_.back()];
-    runtime_.check(runtime_.memcpy_async(
-                       reinterpret_cast<void*>(block.address + missing.begin()),
-                       missing.size_bytes(), block.content.data() + missing.begin(),
-                       missing.size_bytes(), kHostToBufferToDevice, stream),
-                   "copying addresses into the arguments of a captured kernel");
+    runtime_.check(
+        runtime_.memcpy_async(reinterpret_cast<void*>(block.address + missing.begin()),
+                              missing.size_bytes(), block.content.data() + missing.begin(),
+                              missing.size_bytes(), kHostToBufferToDevice, stream),
+        "copying addresses into the arguments of a captured kernel");
     ++counts_.copies;
     counts_.bytes_copied += missing.size_bytes();
     missing.clear();

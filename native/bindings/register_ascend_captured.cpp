@@ -92,10 +92,10 @@ py::list captured_tasks(int device, std::uint64_t model) {
   py::list found;
   for (const acl::CapturedTask& task : ask_model(device, model, acl::read_tasks)) {
     const auto& bytes = task.arguments;
-    found.append(py::make_tuple(
-        task.stream, static_cast<int>(task.type),
-        reinterpret_cast<std::uint64_t>(task.function), task.n_blocks, task.address,
-        py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size())));
+    found.append(
+        py::make_tuple(task.stream, static_cast<int>(task.type),
+                       reinterpret_cast<std::uint64_t>(task.function), task.n_blocks, task.address,
+                       py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size())));
   }
   return found;
 }
