@@ -143,16 +143,11 @@ class Relocator:
 
     def _read(self, model: CapturedModel) -> ModelCapture:
         """What the runtime tells of a captured model."""
-        if model.log.n_tasks is None:
-            raise _NotRelocatable(
-                BackendUnavailable(
-                    "the runtime does not tell the tasks of a model (aclmdlRIGetTasksByStream): "
-                    "that needs CANN 9.1 or newer"
-                )
-            )
         try:
+            if model.log.why_untold:
+                raise BackendUnavailable(model.log.why_untold)
             told = _native.ascend_captured_tasks(self._device, model.handle)
-        except BackendUnavailable as error:
+        except (BackendUnavailable, ExecutionError) as error:
             raise _NotRelocatable(error) from error
         n_tasks = model.log.n_tasks
         n_streams = len(n_tasks[-1])  # none goes, and some may come
