@@ -10,6 +10,7 @@ from typing import Any
 import npu_device
 import pytest
 import torch
+from ascend_client import NO_STREAM_RESOURCE
 from ascend_simulator import AscendSimulator
 from npu_models import MODELS
 from on_npu import check_same
@@ -99,6 +100,68 @@ def test_an_output_where_an_earlier_launch_had_its_own(simulated_npu: AscendSimu
         check_same(other, torch.full((64,), 4.0))
         run(x, out=other, feature_map=torch.empty(run.feature_map_bytes, dtype=torch.uint8).npu())
         assert run.last_execution.words_patched == 4
+
+
+def test_a_pool_of_several_pieces_becomes_one_feature_map() -> None:
+    """Large activations and small ones lie in pieces of their own."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return (((x + 1) * 2).sum(-1) + 1).relu()
+
+    with load(model, torch.ones(4, 1 << 18).npu()) as run:
+        assert "the feature map can move" in notes(run)
+        large = [one for one in run.program.values if one.name.startswith("scratch")]
+        assert len(large) > 1
+        assert run.feature_map_bytes == sum(one.size_bytes for one in large)
+        expected = torch.full((4,), 1.0 + 4 * (1 << 18))
+        memory = torch.full((run.feature_map_bytes,), 255, dtype=torch.uint8).npu()
+        for given in (None, memory, None):
+            check_same(run(torch.ones(4, 1 << 18).npu(), feature_map=given), expected)
+        assert not bool((memory == 255).all())
+
+
+@pytest.mark.parametrize("nth", [2, 3])
+def test_without_streams_for_more_captures_the_first_one_is_loaded(
+    nth: int, simulated_npu: AscendSimulator
+) -> None:
+    x = torch.ones(64).npu()
+    captured = offload.capture(lambda x: (x * 2).relu(), x)
+    captured.load().close()
+    before = live(simulated_npu)
+    simulated_npu.forget_calls()
+    simulated_npu.fail("aclmdlRICaptureBegin", NO_STREAM_RESOURCE, nth)
+    with captured.load() as run:
+        simulated_npu.forget_calls()
+        assert "no room for the captures that relocation takes" in notes(run)
+        assert COPIED in notes(run)
+        check_same(run(x), torch.full((64,), 2.0))
+    assert live(simulated_npu) == before
+
+
+def test_without_memory_for_more_captures_the_first_one_is_loaded(
+    firmware: AscendSimulator,
+) -> None:
+    x = torch.ones(4, 1 << 18).npu()
+    captured = offload.capture(lambda x: ((x + 1) * 2).sum(-1), x)
+    captured.load().close()
+    before, seen = live(firmware), []
+    try:
+        for n_mib in range(0, 200, 20):
+            firmware.set_memory_limit(before[3] + (n_mib << 20))
+            try:
+                with captured.load(verify=False) as run:
+                    check_same(run(x), torch.full((4,), 4.0 * (1 << 18)))
+                    is_relocated = RELOCATED in notes(run)
+                    assert is_relocated or "no room for the captures" in notes(run)
+                    seen.append(RELOCATED if is_relocated else COPIED)
+            except offload.ExecutionError:
+                seen.append("refused")
+            torch.npu.empty_cache()
+    finally:
+        firmware.set_memory_limit(64 << 30)
+    assert seen == sorted(seen, key=["refused", COPIED, RELOCATED].index)
+    assert {COPIED, RELOCATED} <= set(seen)
+    assert live(firmware) == before
 
 
 def test_integers_that_look_like_an_input(simulated_npu: AscendSimulator) -> None:

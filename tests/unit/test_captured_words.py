@@ -150,6 +150,24 @@ def test_integers_that_look_like_addresses_stay() -> None:
         assert all(word.offset_bytes < 24 for word in found.discovery.words)
 
 
+def test_pieces_of_the_pool_that_lie_side_by_side_everywhere() -> None:
+    """Where one ends the next begins: the address is the next one's."""
+    program = chain()
+    captures = [
+        dataclasses.replace(one, pool=[(pool, 512), (pool + 512, POOL_BYTES)])
+        for one in captured(program, KERNELS)
+        for ((pool, _),) in [one.pool]
+    ]
+    found = relocated_words(program, captures)
+    first = len(program.values)
+    assert found.discovery.scratch_bytes == (512, POOL_BYTES)
+    assert {
+        (word.node, word.offset_bytes, word.value, word.value_offset_bytes)
+        for word in found.discovery.words
+        if word.value >= first
+    } == {(0, 16, first, 0), (1, 8, first, 0), (1, 16, first + 1, 0), (2, 8, first + 1, 0)}
+
+
 def test_interior_addresses_keep_their_offset() -> None:
     program = chain()
     kernels = [list(words) for words in KERNELS]
