@@ -150,6 +150,24 @@ def test_integers_that_look_like_addresses_stay() -> None:
         assert all(word.offset_bytes < 24 for word in found.discovery.words)
 
 
+def test_pieces_of_the_pool_that_lie_side_by_side_everywhere() -> None:
+    """Where one ends the next begins: the address is the next one's."""
+    program = chain()
+    captures = [
+        dataclasses.replace(one, pool=[(pool, 512), (pool + 512, POOL_BYTES)])
+        for one in captured(program, KERNELS)
+        for ((pool, _),) in [one.pool]
+    ]
+    found = relocated_words(program, captures)
+    first = len(program.values)
+    assert found.discovery.scratch_bytes == (512, POOL_BYTES)
+    assert {
+        (word.node, word.offset_bytes, word.value, word.value_offset_bytes)
+        for word in found.discovery.words
+        if word.value >= first
+    } == {(0, 16, first, 0), (1, 8, first, 0), (1, 16, first + 1, 0), (2, 8, first + 1, 0)}
+
+
 def test_interior_addresses_keep_their_offset() -> None:
     program = chain()
     kernels = [list(words) for words in KERNELS]
@@ -214,14 +232,35 @@ def test_events_touch_nothing() -> None:
     assert not relocated_words(program, captures).copied
 
 
-def test_an_input_that_no_word_names_is_copied() -> None:
+def test_an_output_that_no_word_names_is_copied() -> None:
     program = chain()
-    kernels = [[KERNELS[0][0], 7, *KERNELS[0][2:]], *KERNELS[1:]]
+    kernels = [*KERNELS[:2], [*KERNELS[2][:2], 7, KERNELS[2][3]]]
     found = relocated_words(program, captured(program, kernels))
     (why,) = found.copied.values()
-    assert set(found.copied) == {values(program)["x"]}
-    assert "no argument of aten::add" in why
-    assert not found.why_fixed
+    assert set(found.copied) == {values(program)["out"]}
+    assert "no argument of aten::relu" in why
+    assert found.why_fixed
+
+
+def test_an_activation_that_no_word_names_fixes_the_pool() -> None:
+    program = chain()
+    kernels = [KERNELS[0], [*KERNELS[1][:2], 7, KERNELS[1][3]], KERNELS[2]]
+    found = relocated_words(program, captured(program, kernels))
+    assert "no argument of aten::mul" in found.why_fixed
+    assert {name for _, _, name, _ in words_of(program, found)} == {"x", "out"}
+
+
+def test_an_input_of_which_a_launch_takes_the_shape_alone_is_followed() -> None:
+    program = program_of(lambda x: (torch.full_like(x, 3) + x).relu(), torch.ones(64))
+    assert values(program)["x"] in program.launches[0].reads
+    kernels = [
+        [(SELF, 16), (POOL, 0), LOOK_ALIKE],
+        [(SELF, 32), (POOL, 0), (IN, 0), (POOL, 512), LOOK_ALIKE],
+        KERNELS[2],
+    ]
+    found = relocated_words(program, captured(program, kernels))
+    assert (found.copied, found.why_fixed) == ({}, "")
+    assert (1, 16, "x", 0) in words_of(program, found)
 
 
 def test_a_word_that_differs_and_is_no_address_is_named() -> None:
@@ -283,3 +322,22 @@ def test_weights_are_constants_of_the_programs() -> None:
     owners = {one.owner for one in found.discovery.constants}
     assert "weight w" in owners
     assert len(found.discovery.words) == 6
+
+
+def test_an_address_that_nobody_keeps_is_refused_among_arguments_only() -> None:
+    """A workspace outside of the pool, say, which may be given back and grown anew."""
+    program = chain()
+    somebodys, owned = 0x7200_0000_0000, 0x7200_0000_1000
+    others = [(somebodys, 1 << 20), *((pool, POOL_BYTES) for _, pool, _ in LAYOUTS)]
+    weights = [OwnedRange(owned, 4096, "weight w")]
+
+    def with_argument(address: int) -> list[ModelCapture]:
+        kernels = [[(SELF, 32), (IN, 0), (POOL, 0), address, somebodys + 8], *KERNELS[1:]]
+        return captured(program, kernels)
+
+    for allowed in (owned + 8, 0, somebodys - 1, somebodys + (1 << 20)):
+        found = relocated_words(program, with_argument(allowed), weights, others)
+        assert len(found.discovery.words) == 6
+    for address in (somebodys, somebodys + 512, LAYOUTS[1][1] + 64):
+        with pytest.raises(offload.CaptureError, match=r"aten::add.*byte 24 is always 0x.*nobody"):
+            relocated_words(program, with_argument(address), weights, others)

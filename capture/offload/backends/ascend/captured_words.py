@@ -11,6 +11,8 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import enum
+import struct
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from offload.backends.relocation.captures import (
@@ -19,9 +21,12 @@ from offload.backends.relocation.captures import (
     GraphNode,
     NodeKind,
     OwnedRange,
+    node_text,
+    place_text,
 )
 from offload.backends.relocation.discover import discover
-from offload.backends.relocation.words import Discovery, Word
+from offload.backends.relocation.words import WORD_BYTES, Discovery, Word
+from offload.errors import CaptureError
 from offload.program import Launch, Program, Role
 
 
@@ -105,7 +110,10 @@ class RelocatedWords:
 
 
 def relocated_words(
-    program: Program, captures: Sequence[ModelCapture], weights: Sequence[OwnedRange] = ()
+    program: Program,
+    captures: Sequence[ModelCapture],
+    weights: Sequence[OwnedRange] = (),
+    others: Sequence[tuple[int, int]] = (),
 ) -> RelocatedWords:
     """Compare captures in other memory, and decide what moves.
 
@@ -113,18 +121,54 @@ def relocated_words(
         program: what was captured.
         captures: three, the first of which is the one to be patched.
         weights: where the Program's weights lie.
+        others: (address, bytes) of device memory that may be anybody's. A constant that lies there,
+            and is no number of the tiling data, has no owner.
 
     Raises:
         CapturesDiffer: they are not of the same kernels, or not laid out alike.
-        CaptureError: a word differs and is no address of known memory; the message names kernel,
-            byte and values.
+        CaptureError: a word differs and is no address of known memory, or is the address of
+            memory that nobody is known to keep; the message names kernel, byte and values.
     """
     first, second, third = (_as_graph(program, one, weights) for one in captures)
     names = [f"{launch.operator} at {launch.source}" for launch in program.launches]
     found = discover(
         [first, first, second, third], 0, names, guard_bytes=0, numbers_look_alike=True
     )
+    _refuse_ownerless(captures[0].tasks, first, found, names, others)
     return _Decision(program, captures, first, found).decide()
+
+
+def _refuse_ownerless(
+    tasks: Sequence[Task],
+    graph: GraphCapture,
+    found: Discovery,
+    names: Sequence[str],
+    others: Sequence[tuple[int, int]],
+) -> None:
+    """Refuse constants that are addresses of memory which something may give back or grow anew.
+
+    Only before a block's tiling data, where that is told by a word that points to it: numbers in
+    it may look like any address.
+    """
+    order = sorted(others)
+    known = {(word.node, word.offset_bytes) for word in found.words}
+    known |= {(one.node, one.offset_bytes) for one in found.constants}
+    for node, task in enumerate(tasks):
+        words = struct.unpack_from(f"<{len(task.arguments) // WORD_BYTES}Q", task.arguments)
+        own = (word - task.address for word in words)
+        data_bytes = min((at for at in own if 0 < at < len(task.arguments)), default=None)
+        for index, word in enumerate(words):
+            offset_bytes = index * WORD_BYTES
+            if data_bytes is not None and offset_bytes >= data_bytes:
+                break
+            place = bisect.bisect_right(order, (word, sys.maxsize)) - 1
+            is_there = place >= 0 and word < sum(order[place])
+            if is_there and (node, offset_bytes) not in known:
+                raise CaptureError(
+                    f"{node_text(graph, names, node)}: {place_text(graph, node, 0, offset_bytes)} "
+                    f"is always 0x{word:x}, an address of memory that neither the Program nor the "
+                    "capture owns, so nobody says how long it lives"
+                )
 
 
 def _inputs(program: Program, capture: ModelCapture) -> list[int]:
@@ -199,7 +243,7 @@ class _Decision:
         self._made_by = {
             view.value: launch.index
             for launch in reversed(program.launches)
-            for view in launch.made()
+            for view in (*launch.views(), *launch.made())  # what is only written has memory before
         }
         self._named = self._values_named()
         self._named_by: dict[int, dict[int, set[int]]] = {}  # by launch and Value: the tasks
@@ -288,7 +332,7 @@ class _Decision:
         for value in {*launch.reads, *launch.writes}:
             role = self._program.values[value].role
             is_slot = role in (Role.INPUT, Role.OUTPUT) and not self._program.values[value].on_host
-            reason = why or self._why_unnamed(launch, value)
+            reason = why or (self._why_unnamed(launch, value) if value in launch.writes else "")
             if is_slot and reason:
                 self.copied.setdefault(value, reason)
 
@@ -301,6 +345,10 @@ class _Decision:
         return ""
 
     def _why_unnamed(self, launch: Launch, value: int) -> str:
+        """Why a Value that a launch writes cannot be followed: its kernels are given no address.
+
+        What a launch reads need not be named: of some tensors it takes the shape alone.
+        """
         nodes = self._tasks_of.get(launch.index, [])
         if not nodes or not self._program.values[value].size_bytes:
             return ""
@@ -342,7 +390,7 @@ class _Decision:
             why = self._why_unseen(launch)
             if why and (len(self._tasks_of[launch.index]) > 1 or self._touches_pool(launch)):
                 return why
-            for value in {*launch.reads, *launch.writes}:
+            for value in launch.writes:
                 if self._program.values[value].role is not Role.ACTIVATION:
                     continue
                 if reason := self._why_unnamed(launch, value):

@@ -85,11 +85,11 @@ def prove_relocation(
         (len(relocations) + index, _slot(plan, one.value), 0)
         for index, one in enumerate(bound.model.moving)
     ]
-    moved = {word.value for word in bound.words.discovery.words}
     home = {
-        _slot(plan, value): bound.model.log.places[value]
-        for value in moved
-        if value < len(program.values) and program.values[value].role in (Role.INPUT, Role.OUTPUT)
+        _slot(plan, value): address
+        for value, address in bound.model.log.places.items()
+        if program.values[value].role in (Role.INPUT, Role.OUTPUT)
+        and value not in bound.words.copied
     }
     pieces = _pieces(bound, plan)
     if pieces:

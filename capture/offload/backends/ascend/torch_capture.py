@@ -22,7 +22,13 @@ from offload import _native
 from offload.backends.ascend.streaming import StreamedWeights
 from offload.backends.torch_warm_up import Bases, collector_off, first_line, last_uses_of, warm_up
 from offload.eager_run import EagerRun, host_storage
-from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
+from offload.errors import (
+    BackendUnavailable,
+    CaptureError,
+    ExecutionError,
+    OffloadError,
+    OutOfMemory,
+)
 from offload.program import Launch, Program, Role, is_dense
 
 # A capture borrows what the process has once: the routes of torch_npu's allocator.
@@ -88,15 +94,17 @@ class CaptureLog:
     """What was seen while launches were captured.
 
     Attributes:
-        places: by Value the address of each input's memory, and of what each launch made.
+        places: by Value the address of each input's memory, and of what launches made.
         pool: (address, bytes) of each piece of the pool, in the order in which torch took them.
         n_tasks: for each moment, before the first launch and after each one, how many tasks the
-            model had on each of its streams; None where the runtime does not tell.
+            model had on each of its streams.
+        why_untold: why the runtime does not tell that; empty where it does.
     """
 
     places: dict[int, int] = dataclasses.field(default_factory=dict)
     pool: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    n_tasks: list[list[int]] | None = None
+    n_tasks: list[list[int]] = dataclasses.field(default_factory=list)
+    why_untold: str = ""
 
 
 class CapturedModel:
@@ -282,8 +290,6 @@ class _OneCapture:
         pools = [self._pool, self._pool_of_inputs]
         self._model = CapturedModel(self._graph, pools, self._tensors, moving, self._copies)
         self._log = self._model.log
-        if _native.ascend_capabilities()["task_params"]:
-            self._log.n_tasks = []
 
     def run(self) -> CapturedModel:
         """Capture; what failed leaves nothing behind."""
@@ -378,12 +384,14 @@ class _OneCapture:
 
     def _note(self, run: EagerRun, launch: Launch) -> None:
         """What a launch has added: tasks, Values, pieces of the pool."""
-        if self._log.n_tasks is None:
-            return
         self._note_tasks()
-        for view in launch.made():
-            storage, begin_bytes = run.bases[view.value]
-            self._log.places[view.value] = storage.data_ptr() + begin_bytes
+        if self._log.why_untold:
+            return
+        for view in (*launch.views(), *launch.made()):
+            value = self._program.values[view.value]
+            if value.role in (Role.ACTIVATION, Role.OUTPUT):
+                storage, begin_bytes = run.bases[value.index]
+                self._log.places[value.index] = storage.data_ptr() + begin_bytes
         npu: Any = torch.npu  # type: ignore[attr-defined]
         n_reserved_bytes = npu.memory_reserved(self._device)
         if n_reserved_bytes != self._n_reserved_bytes:  # asking for the pieces takes longer
@@ -392,8 +400,14 @@ class _OneCapture:
             self._log.pool += sorted(new, key=lambda one: one[1])
 
     def _note_tasks(self) -> None:
-        if self._log.n_tasks is not None:
+        """A refused question leaves the capture as it is; nothing is asked any more then."""
+        if self._log.why_untold:
+            return
+        try:
             counts = _native.ascend_count_tasks(self._device.index, self._model.handle)
+        except (BackendUnavailable, ExecutionError) as error:
+            self._log.why_untold = str(error)
+        else:
             self._log.n_tasks.append(counts)
 
     def _set_places(self, run: EagerRun) -> None:

@@ -11,6 +11,7 @@ import bisect
 import dataclasses
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -127,7 +128,8 @@ class Relocator:
 
     def _compare(self, *captures: ModelCapture) -> RelocatedWords:
         try:
-            found = relocated_words(self._program, captures, self._weights)
+            others = [(one["address"], one["total_size"]) for one in _memory_of_torch()]
+            found = relocated_words(self._program, captures, self._weights, others)
         except CapturesDiffer as error:
             raise _NotRelocatable(CaptureError(f"captures differ: {error}")) from error
         except CaptureError as error:
@@ -141,16 +143,11 @@ class Relocator:
 
     def _read(self, model: CapturedModel) -> ModelCapture:
         """What the runtime tells of a captured model."""
-        if model.log.n_tasks is None:
-            raise _NotRelocatable(
-                BackendUnavailable(
-                    "the runtime does not tell the tasks of a model (aclmdlRIGetTasksByStream): "
-                    "that needs CANN 9.1 or newer"
-                )
-            )
         try:
+            if model.log.why_untold:
+                raise BackendUnavailable(model.log.why_untold)
             told = _native.ascend_captured_tasks(self._device, model.handle)
-        except BackendUnavailable as error:
+        except (BackendUnavailable, ExecutionError) as error:
             raise _NotRelocatable(error) from error
         n_tasks = model.log.n_tasks
         n_streams = len(n_tasks[-1])  # none goes, and some may come
@@ -184,3 +181,9 @@ def _once_more(capture: Capture, copied: Sequence[Moving]) -> CapturedModel:
                 ExecutionError(f"no room for the captures that relocation takes: {error}")
             ) from error
         raise
+
+
+def _memory_of_torch() -> list[dict[str, int]]:
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    pieces: list[dict[str, int]] = npu.memory_snapshot()
+    return pieces

@@ -55,7 +55,8 @@ def discover(
         n_values: of the Program; scratch Values are numbered from here.
         launch_names: for messages, each launch's operator and source.
         is_known_address: asks the driver about a constant that has no owner; None trusts it.
-        guard_bytes: how far around itself an allocation owns addresses.
+        guard_bytes: how far around itself an allocation owns addresses. 0: allocations may lie side
+            by side, and the address one past the end is the next one's.
         numbers_look_alike: arguments hold numbers that may look like any address, so that a
             constant is trusted even if it is an address of some capture's memory. It names none
             of the memory that it was launched on: that differs between captures. What it might
@@ -112,6 +113,7 @@ class _Layout:
         )
         self._order = order
         self._guard_bytes = guard_bytes
+        self._beyond_bytes = guard_bytes + 1 if guard_bytes else 0
         self._starts = [address for address, _, _ in order]
 
     def candidates(self, address: int) -> list[tuple[int, int]]:
@@ -120,7 +122,7 @@ class _Layout:
         return [
             (index, address - start)
             for start, size_bytes, index in self._order[max(0, place - 1) : place + 1]
-            if -self._guard_bytes <= address - start <= size_bytes + self._guard_bytes
+            if -self._guard_bytes <= address - start < size_bytes + self._beyond_bytes
         ]
 
 

@@ -1,0 +1,265 @@
+"""A captured model whose kernels' own argument blocks are patched, on the simulated runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from ascend_client import FEATURE_NOT_SUPPORT, INTERNAL_ERROR, Client, peek
+from ascend_residents import live
+from ascend_simulator import AscendSimulator
+
+from offload import _native
+from offload.errors import BackendUnavailable, ExecutionError
+
+INPUT, OUTPUT, FEATURE_MAP = 0, 1, 2
+KERNEL, ADDED = 1, 100
+PIECE_BYTES = 64
+# By word: its kernel, byte and slot, and the offset there. The feature map has two pieces.
+WORDS = [
+    (0, 0, INPUT, 0),
+    (0, 8, FEATURE_MAP, 0),
+    (1, 0, FEATURE_MAP, 0),
+    (1, 8, FEATURE_MAP, PIECE_BYTES),
+    (2, 0, FEATURE_MAP, PIECE_BYTES),
+    (2, 8, OUTPUT, 0),
+]
+
+
+@pytest.fixture
+def stream(npu: Client) -> int:
+    return npu.stream()
+
+
+class Captured:
+    """Three kernels in a row that each add 100, captured: x, two pieces of memory, y."""
+
+    def __init__(self, npu: Client, stream: int, words: Sequence[tuple[int, ...]] = WORDS) -> None:
+        self.ascend, self.npu, self.stream = npu.ascend, npu, stream
+        self.x, self.y = npu.words(1), npu.words(0)
+        self.far = npu.words(0)  # allocated before the first piece, so that they are not in a row
+        self.near = npu.words(0)
+        self.n_released = 0
+        with npu.capture(stream) as models:
+            npu.add(stream, self.x, self.near, ADDED)
+            npu.add(stream, self.near, self.far, ADDED)
+            npu.add(stream, self.far, self.y, ADDED)
+        (self.model,) = models
+        self.tasks = _native.ascend_captured_tasks(0, self.model)
+        self.resident = _native.AscendCapturedResident(
+            device=0,
+            model=self.model,
+            copies=_native.AscendMovingCopies(device=0, tensors=[]),
+            slots=[],
+            n_launches=3,
+            release=self.release,
+            blocks=[(address, content) for *_, address, content in self.tasks],
+            words=[(block, offset) for block, offset, _, _ in words],
+            places=[(slot, offset) for _, _, slot, offset in words],
+            feature_map_slot=FEATURE_MAP,
+            home=self.near,
+        )
+
+    def release(self) -> None:
+        self.n_released += 1
+        if self.n_released == 1:
+            self.ascend.call("aclmdlRIDestroy", self.model)
+
+    def bind(self, **bases: int) -> None:
+        """Patch the words of slots by name (input, output, feature_map)."""
+        slots = {"input": INPUT, "output": OUTPUT, "feature_map": FEATURE_MAP}
+        changed = {slots[name]: address for name, address in bases.items()}
+        self.resident.patch(
+            [
+                (word, changed[slot] + offset_bytes)
+                for word, (_, _, slot, offset_bytes) in enumerate(WORDS)
+                if slot in changed
+            ]
+        )
+
+    def bind_home(self) -> None:
+        self.bind(input=self.x, output=self.y, feature_map=self.near)
+
+    def run(self) -> tuple[int, int]:
+        """Execute and wait; gives the copies of arguments that this took, and their bytes."""
+        before = self.resident.refresh_counts
+        self.resident.set_stream(self.stream)
+        self.resident.execute()
+        self.resident.finish()
+        after = self.resident.refresh_counts
+        return (
+            after["copies"] - before["copies"],
+            after["bytes_copied"] - before["bytes_copied"],
+        )
+
+    def blocks(self) -> list[tuple[int, ...]]:
+        """What the device's argument blocks hold."""
+        return [peek(address, 3) for *_, address, _ in self.tasks]
+
+
+def test_the_runtime_tells_kernels_and_their_blocks(npu: Client, stream: int) -> None:
+    one = Captured(npu, stream)
+    assert [(task[0], task[1]) for task in one.tasks] == [(0, KERNEL)] * 3
+    assert {(task[2], task[3]) for task in one.tasks} == {(npu.add_function, 1)}
+    for *_, address, content in one.tasks:
+        assert len(content) == 24
+        assert _native.ascend_read_memory(0, address, 24) == content
+    assert one.blocks()[0] == (one.x, one.near, ADDED)
+
+
+def test_tasks_are_counted_while_they_are_captured(npu: Client, stream: int) -> None:
+    counts = []
+    with npu.capture(stream) as models:
+        _, model = npu.info(stream)
+        for _ in range(3):
+            counts.append(_native.ascend_count_tasks(0, model))
+            npu.note(stream, 7)
+    assert counts == [[0], [1], [2]]
+    assert _native.ascend_count_tasks(0, models[0]) == [3]
+
+
+def test_other_tasks_tell_nothing_but_their_type(npu: Client, stream: int) -> None:
+    cell = npu.words(0)
+    with npu.capture(stream) as models:
+        npu.ascend.call("aclrtMemsetAsync", cell, 8, 0, 8, stream)
+        npu.ascend.call("aclrtValueWrite", cell, 7, 0, stream)
+        npu.note(stream, 7)
+    told = _native.ascend_captured_tasks(0, models[0])
+    assert [task[1] for task in told] == [0, 5, KERNEL]
+    assert all(task[2:] == (0, 0, 0, b"") for task in told[:2])
+
+
+def test_without_software_sq_parameters_cannot_be_read(npu: Client, stream: int) -> None:
+    npu.ascend.set_software_sq(False)
+    with npu.capture(stream) as models:
+        npu.note(stream, 7)
+    assert _native.ascend_count_tasks(0, models[0]) == [1]
+    with pytest.raises(BackendUnavailable, match=rf"software SQ.*{FEATURE_NOT_SUPPORT}"):
+        _native.ascend_captured_tasks(0, models[0])
+
+
+def test_where_it_was_captured_nothing_is_copied(npu: Client, stream: int) -> None:
+    one = Captured(npu, stream)
+    before = one.blocks()
+    one.bind_home()
+    assert one.run() == (0, 0)
+    assert peek(one.y) == (301,)
+    assert one.blocks() == before
+
+
+def test_a_moved_slot_touches_only_blocks_that_hold_it(npu: Client, stream: int) -> None:
+    one = Captured(npu, stream)
+    one.bind_home()
+    one.run()
+    before = one.blocks()
+    x, y = npu.words(5), npu.words(0)
+    one.bind(input=x)
+    assert one.run() == (1, 8)
+    assert peek(one.y) == (305,)
+    assert one.blocks() == [(x, *before[0][1:]), *before[1:]]
+    one.bind(output=y)
+    assert one.run() == (1, 8)
+    assert (peek(y), peek(one.y)) == ((305,), (305,))
+    assert one.run() == (0, 0)
+
+
+def test_a_moved_feature_map_lies_in_a_row_and_home_in_its_pieces(npu: Client, stream: int) -> None:
+    one = Captured(npu, stream)
+    one.bind_home()
+    one.run()
+    before = one.blocks()
+    memory = npu.malloc(2 * PIECE_BYTES)
+    npu.upload(one.near, bytes(8))
+    npu.upload(one.far, bytes(8))
+    one.bind(feature_map=memory)
+    assert one.run() == (3, 8 + 16 + 8)  # the second kernel's words are neighbours
+    assert (peek(memory), peek(memory + PIECE_BYTES)) == ((101,), (201,))
+    assert (peek(one.near), peek(one.far), peek(one.y)) == ((0,), (0,), (301,))
+    one.bind(feature_map=one.near)
+    assert one.run() == (3, 32)
+    assert one.blocks() == before
+    assert (peek(one.near), peek(one.far)) == ((101,), (201,))
+
+
+def test_the_image_may_change_before_the_copy_is_made(npu: Client, stream: int) -> None:
+    """Executions that are all under way, each with another input and output."""
+    one = Captured(npu, stream)
+    one.bind_home()
+    ys = [npu.words(0) for _ in range(4)]
+    one.resident.set_stream(stream)
+    for number, y in enumerate(ys):
+        one.bind(input=npu.words(number), output=y)
+        one.resident.execute()
+    assert [peek(y) for y in ys] == [(0,)] * 4
+    one.resident.finish()
+    assert [peek(y) for y in ys] == [(300 + number,) for number in range(4)]
+
+
+def test_a_slot_that_was_never_bound_is_refused(npu: Client, stream: int) -> None:
+    one = Captured(npu, stream)
+    one.bind(input=one.x, feature_map=one.near)
+    with pytest.raises(ExecutionError, match="1 of 6 address words were never patched"):
+        one.resident.execute()
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_copy_that_fails_is_made_by_the_next_execution(
+    nth: int, npu: Client, stream: int
+) -> None:
+    one = Captured(npu, stream)
+    one.bind_home()
+    memory = npu.malloc(2 * PIECE_BYTES)
+    one.bind(feature_map=memory)
+    npu.ascend.forget_calls()
+    npu.ascend.fail("aclrtMemcpyAsync", INTERNAL_ERROR, nth)
+    with pytest.raises(ExecutionError, match="into the arguments of a captured kernel"):
+        one.run()
+    assert npu.ascend.calls("aclmdlRIExecuteAsync") == 0
+    copies, _ = one.run()
+    assert copies == 3 - (nth - 1)
+    assert (peek(memory + PIECE_BYTES), peek(one.y)) == ((201,), (301,))
+
+
+def test_after_a_wait_that_failed_every_word_is_written_anew(npu: Client, stream: int) -> None:
+    one = Captured(npu, stream)
+    one.bind_home()
+    one.run()
+    npu.ascend.forget_calls()
+    npu.ascend.fail("aclrtSynchronizeEvent", INTERNAL_ERROR, 1)
+    with pytest.raises(ExecutionError):
+        one.run()
+    npu.synchronize(stream)
+    for *_, address, _ in one.tasks:
+        npu.upload(address, bytes(16))  # as if the copies had been lost
+    assert one.run() == (3, 3 * 16)
+    assert peek(one.y) == (301,)
+    assert one.run() == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "word", [(3, 0, INPUT, 0), (0, 20, INPUT, 0), (0, 24, INPUT, 0), (0, 4, INPUT, 0)]
+)
+def test_words_outside_of_blocks_are_refused(
+    word: tuple[int, ...], npu: Client, stream: int
+) -> None:
+    before = live(npu.ascend)["event"]
+    with pytest.raises(ValueError, match="word 6 lies in no captured block"):
+        Captured(npu, stream, [*WORDS, word])
+    assert live(npu.ascend)["event"] == before
+
+
+def test_closing_gives_the_model_back_and_keeps_counts(ascend: AscendSimulator) -> None:
+    npu = Client(ascend)
+    stream = npu.stream()
+    one = Captured(npu, stream)
+    one.bind_home()
+    one.bind(input=npu.words(2))
+    assert one.run() == (1, 8)
+    one.resident.close()
+    one.resident.close()
+    assert one.n_released == 1
+    assert ascend.live("model") == 0
+    assert one.resident.refresh_counts == {"copies": 1, "bytes_copied": 8}
+    one.bind(input=one.x)  # nothing any more
+    with pytest.raises(ExecutionError, match="closed"):
+        one.resident.execute()
