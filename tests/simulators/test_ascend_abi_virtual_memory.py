@@ -84,6 +84,20 @@ def test_physical_memory_goes_with_its_last_mapping(ascend):
     assert counts(ascend) == [0, 0, 0]
 
 
+def test_no_context_is_needed(ascend):
+    """The allocator of torch_npu reserves before its thread has set a device."""
+
+    def make_and_give_back():
+        begin, handle = reserve(ascend, 1), physical(ascend)
+        ascend.call("aclrtMapMem", begin, PAGE_BYTES, 0, handle, 0)
+        ascend.call("aclrtUnmapMem", begin)
+        ascend.call("aclrtFreePhysical", handle)
+        ascend.call("aclrtReleaseMemAddress", begin)
+        return counts(ascend)
+
+    assert ascend.in_thread(make_and_give_back, device=None) == [0, 0, 0]
+
+
 def test_one_memory_at_two_addresses(ascend, npu):
     begin, handle = reserve(ascend, 2), physical(ascend)
     for page in (0, 1):

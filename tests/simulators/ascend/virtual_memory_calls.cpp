@@ -36,7 +36,7 @@ void require_properties(const Runtime& state, const PhysicalMemoryProperties& pr
 
 ACL_EXPORT int aclrtReserveMemAddress(void** address, std::size_t n_bytes, std::size_t alignment,
                                       void* expected, std::uint64_t flags) {
-  return call("aclrtReserveMemAddress", Needs::kContext, [&](Runtime& state) {
+  return call("aclrtReserveMemAddress", Needs::kInitialised, [&](Runtime& state) {
     constexpr std::uint64_t kHugePages = 1;  // of older releases; reserved since
     require_given(address, "the result");
     refuse_unless(n_bytes != 0 && n_bytes <= SIZE_MAX - kGranularityBytes, kRtParamInvalid,
@@ -52,7 +52,7 @@ ACL_EXPORT int aclrtReserveMemAddress(void** address, std::size_t n_bytes, std::
 
 // Errors: 107000 while something is mapped in it.
 ACL_EXPORT int aclrtReleaseMemAddress(void* address) {
-  return call("aclrtReleaseMemAddress", Needs::kContext, [&](Runtime& state) {
+  return call("aclrtReleaseMemAddress", Needs::kInitialised, [&](Runtime& state) {
     auto& memory = state.device.memory;
     memory.unreserve(as_number(address), memory.reserved_bytes(as_number(address)));
   });
@@ -61,7 +61,7 @@ ACL_EXPORT int aclrtReleaseMemAddress(void* address) {
 ACL_EXPORT int aclrtMallocPhysical(void** handle, std::size_t n_bytes,
                                    const PhysicalMemoryProperties* properties,
                                    std::uint64_t flags) {
-  return call("aclrtMallocPhysical", Needs::kContext, [&](Runtime& state) {
+  return call("aclrtMallocPhysical", Needs::kInitialised, [&](Runtime& state) {
     require_given(handle, "the result");
     require_given(properties, "the properties");
     refuse_unless(flags == 0, kRtParamInvalid, "the flags are reserved");
@@ -76,13 +76,13 @@ ACL_EXPORT int aclrtMallocPhysical(void** handle, std::size_t n_bytes,
 
 // The memory goes when it is mapped nowhere any more.
 ACL_EXPORT int aclrtFreePhysical(void* handle) {
-  return call("aclrtFreePhysical", Needs::kContext,
+  return call("aclrtFreePhysical", Needs::kInitialised,
               [&](Runtime& state) { state.device.memory.release(as_number(handle)); });
 }
 
 ACL_EXPORT int aclrtMapMem(void* address, std::size_t n_bytes, std::size_t offset, void* handle,
                            std::uint64_t flags) {
-  return call("aclrtMapMem", Needs::kContext, [&](Runtime& state) {
+  return call("aclrtMapMem", Needs::kInitialised, [&](Runtime& state) {
     auto& memory = state.device.memory;
     refuse_unless(offset == 0 && flags == 0, kRtParamInvalid,
                   "the offset and the flags are reserved");
@@ -95,7 +95,7 @@ ACL_EXPORT int aclrtMapMem(void* address, std::size_t n_bytes, std::size_t offse
 }
 
 ACL_EXPORT int aclrtUnmapMem(void* address) {
-  return call("aclrtUnmapMem", Needs::kContext, [&](Runtime& state) {
+  return call("aclrtUnmapMem", Needs::kInitialised, [&](Runtime& state) {
     auto& memory = state.device.memory;
     const auto* const found = memory.find(as_number(address));
     refuse_unless(found != nullptr && found->begin == as_number(address), kRtParamInvalid,
