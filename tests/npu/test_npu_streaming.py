@@ -106,6 +106,41 @@ def test_nothing_is_left(
     assert ([simulated_npu.live(kind) for kind in kinds], _native.ascend_streams()) == held
 
 
+@pytest.mark.parametrize(
+    ("function", "nth"),
+    [
+        ("aclrtMemcpyAsync", 1),
+        ("aclrtMemcpyAsync", 3),
+        ("aclrtStreamWaitEvent", 3),
+        ("aclrtHostRegisterV2", 1),
+        ("aclrtCreateEventExWithFlag", 5),
+        ("aclmdlRICaptureEnd", 1),
+    ],
+)
+def test_a_failed_load_leaves_nothing(
+    function: str,
+    nth: int,
+    simulated_npu: AscendSimulator,
+    model: nn.Module,
+    captured: offload.Captured,
+) -> None:
+    budget = floor_of(captured)
+    captured.load(weights_budget=budget).close()
+    gc.collect()
+    torch.npu.synchronize()
+    kinds = ("model", "event", "registration", "capture")
+    held = [simulated_npu.live(kind) for kind in kinds], _native.ascend_streams()
+    simulated_npu.fail(function, 507000, nth)
+    with pytest.raises(offload.OffloadError, match="507000"):
+        captured.load(weights_budget=budget)
+    simulated_npu.forget_calls()
+    gc.collect()
+    torch.npu.synchronize()
+    assert ([simulated_npu.live(kind) for kind in kinds], _native.ascend_streams()) == held
+    with captured.load(weights_budget=budget) as run:
+        check(run, model)
+
+
 def test_a_model_on_the_device_has_no_store(model: nn.Module) -> None:
     captured = offload.capture(model.npu(), torch.zeros(4, 64).npu())
     with pytest.raises(offload.BackendUnavailable, match="capture with weights="):

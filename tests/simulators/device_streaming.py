@@ -121,7 +121,7 @@ class AscendDevice:
     def set_order(self, order: str) -> None:
         self._order = order
         self.controls.set_eager(False)
-        self.controls.set_first_stream_first(order == LAUNCHES_FIRST)
+        self.controls.set_first_stream_first(order != COPIES_FIRST)
 
     def settle(self, run: offload.Executable) -> None:
         if self._order in (LAUNCHES_FIRST, COPIES_FIRST):

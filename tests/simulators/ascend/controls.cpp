@@ -129,11 +129,12 @@ ACL_EXPORT void sim_set_patience_ms(int milliseconds) {
   runtime().settings.patience_ms = milliseconds;
 }
 
-// Which of a model's streams goes as far as it may, where somebody waits for the model: 0 the one
-// that joined last, 1 the one that it began on.
+// Which of a model's streams goes as far as it may, where somebody waits for the model or for an
+// event of it: 0 the one that joined last, 1 the one that it began on.
 ACL_EXPORT void sim_set_first_stream_first(int first) {
   const auto lock = locked();
   runtime().settings.first_stream_first = first != 0;
+  runtime().device.scheduler.set_newest_first(first == 0);
 }
 
 // The nth copy that runs from now on (1: the next) is a fault of the device instead.

@@ -1,5 +1,6 @@
 #include "streams.hpp"
 
+#include <algorithm>
 #include <chrono>
 
 namespace simulator {
@@ -158,7 +159,7 @@ bool Scheduler::pass(Stream& stream) {
 }
 
 // Lets other streams go on, one operation after the other, until the gate opens: no further than
-// that, and the oldest stream that waits for none first.
+// that, and of those that wait for none the oldest or the newest first.
 bool Scheduler::open(const Gate& gate) {
   while (!fault_) {
     if (gate.is_open()) return true;
@@ -168,7 +169,9 @@ bool Scheduler::open(const Gate& gate) {
 }
 
 bool Scheduler::step_any(bool waiting) {
-  for (const auto& stream : all()) {
+  auto streams = all();
+  if (newest_first_) std::reverse(streams.begin(), streams.end());
+  for (const auto& stream : streams) {
     if (stream->queue.empty()) continue;
     const auto* wait = std::get_if<Wait>(&stream->queue.front());
     if ((wait != nullptr && !wait->mark->done) == waiting && step(*stream)) return true;
@@ -329,6 +332,7 @@ void Scheduler::set_eager(bool eager) {
 
 void Scheduler::reset() {
   require(!executing_, Status::kNotReady);
+  newest_first_ = false;
   drop_all();
   streams_.clear();
   for (const auto& stream : {default_, thread_default_}) {

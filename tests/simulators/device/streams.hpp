@@ -101,6 +101,10 @@ class Scheduler : private Runner {
   void drop(Stream& stream);
   bool is_executing() const { return executing_; }
   void set_eager(bool eager);
+
+  // Which streams go first while one waits at a gate.
+  void set_newest_first(bool newest) { newest_first_ = newest; }
+
   std::size_t size() const { return streams_.size(); }
   // Drops all work and streams. Errors: kNotReady while work runs.
   void reset();
@@ -137,6 +141,7 @@ class Scheduler : private Runner {
   std::uint64_t copies_to_fault_ = 0;  // 0: none will
   std::uint64_t bytes_from_host_ = 0;
   bool eager_ = false;
+  bool newest_first_ = false;
   std::optional<Status> fault_;
 };
 

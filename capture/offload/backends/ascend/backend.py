@@ -34,6 +34,7 @@ from offload.backends.base import (
 )
 from offload.backends.device_streaming import refuse_unstored
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
+from offload.backends.torch_warm_up import first_line
 from offload.errors import BackendUnavailable, CaptureError, ExecutionError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, check_plan
@@ -256,13 +257,16 @@ class AscendBackend:
         """Memory of torch's on a device, for weights.
 
         Raises:
-            ExecutionError: the device has no memory.
+            ExecutionError: the device has no memory, or has failed.
         """
+        npu: Any = getattr(torch, "npu")  # noqa: B009 - torch_npu adds it
         try:
             tensor = torch.empty(size_bytes, dtype=torch.uint8, device=self.tensor_device(index))
-        except torch.OutOfMemoryError as error:
+            # Who had the memory before may still use it on that stream, and copies come on another.
+            npu.current_stream(index).synchronize()
+        except RuntimeError as error:
             raise ExecutionError(
-                f"no memory for the {size_bytes} bytes of weights: {error}"
+                f"taking memory for the {size_bytes} bytes of weights failed: {first_line(error)}"
             ) from error
         return WeightMemory(tensor, functools.partial(tensor.untyped_storage().resize_, 0))
 
