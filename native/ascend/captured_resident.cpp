@@ -35,7 +35,9 @@ void abandon_capture(const Runtime& runtime, Stream stream) noexcept {
 }
 
 CapturedResident::CapturedResident(CapturedProgram program)
-    : StreamResident(program.device, /*copies_on_device=*/true), program_(std::move(program)) {
+    : StreamResident(program.device, /*copies_on_device=*/true),
+      program_(std::move(program)),
+      random_(runtime(), program_.random_cells) {
   if (program_.slots.size() != program_.copies->size()) {
     throw std::invalid_argument("each tensor of a captured model needs one slot");
   }
@@ -56,11 +58,26 @@ void CapturedResident::patch(const std::vector<Patch>& patches) noexcept {
   for (const Patch& patch : patches) program_.copies->patch(patch.word, patch.address);
 }
 
+// What a wait that failed leaves may not have been written.
+void CapturedResident::note_failure() {
+  if (!take_failure()) return;
+  program_.copies->distrust();
+  random_.distrust();
+}
+
+void CapturedResident::set_random(const std::vector<std::uint64_t>& seeds_and_offsets) {
+  refuse_closed();
+  const ContextScope scope(runtime(), device());
+  note_failure();
+  note_enqueued();
+  random_.write(seeds_and_offsets, stream());
+}
+
 void CapturedResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
-  if (take_failure()) program_.copies->distrust();
+  note_failure();
   program_.copies->begin(stream());
   first_launch_ns = now_ns();
   runtime().check(runtime().model_execute_async(program_.model, stream()),

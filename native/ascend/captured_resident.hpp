@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ascend/moving_copies.hpp"
+#include "ascend/random_cells.hpp"
 #include "ascend/stream_resident.hpp"
 
 namespace offload::acl {
@@ -26,6 +27,7 @@ struct CapturedProgram {
   std::shared_ptr<MovingCopies> copies;  // likewise
   std::vector<std::uint32_t> slots;      // by tensor of `copies`
   std::size_t n_launches = 0;
+  std::vector<RandomCell> random_cells;  // of the generators that its kernels draw from
   std::function<void()> release;  // gives model and copies back; never throws, may be called again
 };
 
@@ -42,6 +44,8 @@ class CapturedResident final : public StreamResident {
   void patch(const std::vector<Patch>& patches) noexcept override;
   std::size_t n_launches() const override { return program_.n_launches; }
 
+  void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) override;
+
   // As AscendResident: the times of single launches are not known.
   void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
 
@@ -54,8 +58,10 @@ class CapturedResident final : public StreamResident {
  private:
   void release() noexcept override;
   void abandon() noexcept override;
+  void note_failure();
 
   CapturedProgram program_;
+  RandomCells random_;
   CopyCounts last_counts_;
 };
 

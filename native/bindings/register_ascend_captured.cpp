@@ -16,6 +16,8 @@ using acl::CopyForm;
 using acl::MovingCopies;
 using acl::Runtime;
 
+using Cell = std::pair<std::uint64_t, std::uint64_t>;  // addresses of a seed and an offset
+
 const char* form_name(CopyForm form) {
   return form == CopyForm::kCaptured ? "captured" : "enqueued";
 }
@@ -67,15 +69,30 @@ std::function<void()> release_by(py::object function) {
 std::shared_ptr<CapturedResident> make_captured(int device, std::uint64_t model,
                                                 std::shared_ptr<MovingCopies> copies,
                                                 std::vector<std::uint32_t> slots,
-                                                std::size_t n_launches, py::object release) {
+                                                std::size_t n_launches,
+                                                const std::vector<Cell>& random_cells,
+                                                py::object release) {
   acl::CapturedProgram program;
   program.device = device;
   program.model = to_handle<acl::Model>(model);
   program.copies = std::move(copies);
   program.slots = std::move(slots);
   program.n_launches = n_launches;
+  for (const auto& [seed, offset] : random_cells) program.random_cells.push_back({seed, offset});
   program.release = release_by(std::move(release));
   return {new CapturedResident(std::move(program)), DeleteResident<CapturedResident>(py::none())};
+}
+
+std::uint64_t read_word(int device_index, std::uint64_t address) {
+  const Runtime& runtime = Runtime::get();
+  const acl::Device device(runtime, device_index);
+  const acl::ContextScope scope(runtime, device);
+  const acl::RelaxedCapture relaxed(runtime);
+  std::uint64_t word = 0;
+  runtime.check(runtime.memcpy(&word, sizeof word, reinterpret_cast<const void*>(address),
+                               sizeof word, acl::kDeviceToHost),
+                "reading a word of the device's memory");
+  return word;
 }
 
 py::dict copy_counts(const CapturedResident& resident) {
@@ -106,6 +123,8 @@ void register_ascend_captured(py::module_& module) {
       },
       py::arg("stream"),
       "End what is being captured on an Ascend stream, and destroy its model, if anything is.");
+  module.def("ascend_read_word", &read_word, py::arg("device"), py::arg("address"), Unlocked(),
+             "Eight bytes of an Ascend device's memory, once all that wrote them has ended.");
   py::class_<MovingCopies, std::shared_ptr<MovingCopies>>(module, "AscendMovingCopies")
       .def(py::init(&make_copies), py::kw_only(), py::arg("device"), py::arg("tensors"),
            py::arg("form") = py::none())
@@ -132,9 +151,11 @@ void register_ascend_captured(py::module_& module) {
   py::class_<CapturedResident, Resident, std::shared_ptr<CapturedResident>>(
       module, "AscendCapturedResident")
       .def(py::init(&make_captured), py::kw_only(), py::arg("device"), py::arg("model"),
-           py::arg("copies"), py::arg("slots"), py::arg("n_launches"), py::arg("release"))
+           py::arg("copies"), py::arg("slots"), py::arg("n_launches"),
+           py::arg("random_cells") = py::list(), py::arg("release"))
       .def("patch", &patch_words<CapturedResident>, py::arg("words"))
       .def("set_stream", &CapturedResident::set_stream, py::arg("stream"), Unlocked())
+      .def("set_random", &CapturedResident::set_random, py::arg("seeds_and_offsets"), Unlocked())
       .def("execute", &execute_resident<CapturedResident>, Unlocked())
       .def("finish", &CapturedResident::finish, Unlocked())
       .def("close", &CapturedResident::close, Unlocked())

@@ -20,8 +20,9 @@ from small_graphs import StepCapturer, current_context, floats, make_program, wo
 
 from offload.backends.cuda import OwnedRange
 from offload.backends.cuda import backend as cuda_backend
-from offload.backends.cuda.capture import RANDOM_OWNER, RandomState
+from offload.backends.cuda.capture import RANDOM_OWNER
 from offload.backends.cuda.graph import call
+from offload.backends.random_draws import RandomState
 
 N = 16
 INCREMENT = 4

@@ -7,9 +7,10 @@ import threading
 import pytest
 
 from offload.backends.cuda import GraphCapture, GraphNode, NodeKind
-from offload.backends.cuda.capture import RANDOM_OWNER, RandomState
-from offload.backends.cuda.random_cells import drawing, random_cells
+from offload.backends.cuda.capture import RANDOM_OWNER
+from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.words import Discovery, OwnedConstant
+from offload.backends.random_draws import RandomState, drawing
 from offload.errors import CaptureError
 from offload.program import Launch, Program
 from offload.structure import Structure

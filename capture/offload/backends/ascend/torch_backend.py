@@ -11,6 +11,7 @@ from offload import _native
 from offload.backends.ascend.backend import AscendBackend
 from offload.backends.ascend.torch_capture import CapturedModel, TorchCapturer
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
+from offload.backends.random_draws import drawing
 from offload.errors import PlanError
 from offload.plan import Plan, check_plan
 from offload.program import Launch, Program, Role
@@ -74,8 +75,8 @@ class TorchAscendBackend(AscendBackend):
 
         Raises:
             BackendUnavailable: as `machine`.
-            CaptureError: a launch cannot be captured, draws random numbers, or writes inputs that
-                cannot be copied.
+            CaptureError: a launch cannot be captured, or draws random numbers that would be the
+                same at each execution; inputs that are written cannot be copied.
             ExecutionError: the runtime failed.
         """
         device = self.device_of(program)
@@ -106,6 +107,7 @@ class TorchAscendBackend(AscendBackend):
             copies=model.copies,
             slots=[_slot(plan, one.value) for one in model.moving],
             n_launches=len(program.launches),
+            random_cells=model.random_cells,
             release=model.close,
         )
         reports = tuple(
@@ -118,6 +120,8 @@ class TorchAscendBackend(AscendBackend):
             device=self.tensor_device(device),
             alignment_bytes=self.tensor_alignment_bytes,
             current_stream=self.current_stream,
+            drains_queue=True,
+            draw=drawing(*model.random_states) if model.random_states else None,
             notes=functools.partial(_notes, resident, model.copies.form, model.pool_bytes),
         )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import importlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +16,13 @@ from typing import Any
 import torch
 
 from offload import _native
+from offload.backends.ascend.failed_captures import abandon
+from offload.backends.ascend.random_cells import Cell, CellFinder, DrawLog
+from offload.backends.random_draws import RandomState, generators_of, own_random_states
 from offload.backends.torch_warm_up import Bases, collector_off, first_line, last_uses_of, warm_up
 from offload.eager_run import EagerRun, host_storage
 from offload.errors import CaptureError, ExecutionError, OffloadError
+from offload.memory_pools import segments_of
 from offload.program import Launch, Program, Role, is_dense
 
 # A capture borrows what the process has once: the routes of torch_npu's allocator.
@@ -88,6 +91,8 @@ class CapturedModel:
         moving: in the order of `copies`.
         copies: brings them to where the kernels have them, and back; None once closed.
         pool_bytes: what torch has taken from the device for the capture.
+        random_states: the generators that it draws from.
+        random_cells: where its kernels read their seeds and offsets.
     """
 
     def __init__(
@@ -102,9 +107,19 @@ class CapturedModel:
         self.moving = tuple(moving)
         self.copies: _native.AscendMovingCopies | None = copies
         self.pool_bytes = 0
+        self.random_states: tuple[RandomState, ...] = ()
+        self.random_cells: list[Cell] = []
         self._graph = graph
-        self._pool = pool
+        self._pools = [pool]
         self._tensors = tensors
+
+    def take_cells(self, cells: CellFinder, device: torch.device) -> None:
+        """Take over the memory of seeds and offsets; nothing more is allocated."""
+        self._pools += cells.pools
+        segments = [one for pool in self._pools for one in segments_of(pool, device)]
+        self.pool_bytes = sum(one["total_size"] for one in segments)
+        self.random_states = cells.states()
+        self.random_cells = cells.cells()
 
     def close(self) -> None:
         """Give the model, its memory and its table back; nothing of it may be under way."""
@@ -112,9 +127,10 @@ class CapturedModel:
         if graph is not None:
             with contextlib.suppress(RuntimeError):  # of a device that has failed
                 graph.reset()
+        del graph  # which holds the states of generators
         self.copies = None
-        self._tensors.clear()  # before the pool, which must be the last user of its memory
-        self._pool = None
+        self._tensors.clear()  # before the pools, which must be the last users of their memory
+        self._pools.clear()
 
     def __del__(self) -> None:
         self.close()
@@ -140,7 +156,7 @@ class TorchCapturer:
     def capture(self, program: Program, device: int, form: str | None) -> CapturedModel:
         """Run every launch twice, to warm up and under capture, where nothing executes.
 
-        Leaves inputs, weights and torch's settings as they were, also when it fails.
+        Leaves generators, inputs, weights and torch's settings as they were, also when it fails.
 
         Args:
             program: its launches, in order.
@@ -183,15 +199,33 @@ class TorchCapturer:
             stream = npu.Stream(device)
             with npu.stream(stream):
                 stream.wait_event(ready)
-                warm_up(program, torch.device("npu", device), self._inputs)
-                return _OneCapture(program, device, stream, form, moving).run()
+                on_npu = torch.device("npu", device)
+                generators = generators_of(program, on_npu)
+                cells = CellFinder(on_npu)
+                try:
+                    with own_random_states(generators, on_npu):
+                        draws = DrawLog(generators)
+                        warm_up(program, on_npu, self._inputs, launched=draws.note)
+                        cells.expect(draws)
+                        one = _OneCapture(program, device, stream, form, moving, cells=cells)
+                        return one.run()
+                except BaseException:
+                    cells.pools.clear()  # once the states of generators that lie there have gone
+                    raise
 
 
 class _OneCapture:
     """One capture of a Program on the current stream."""
 
     def __init__(
-        self, program: Program, device: int, stream: Any, form: str | None, moving: list[Moving]
+        self,
+        program: Program,
+        device: int,
+        stream: Any,
+        form: str | None,
+        moving: list[Moving],
+        *,
+        cells: CellFinder,
     ) -> None:
         npu: Any = torch.npu  # type: ignore[attr-defined]
         self._program = program
@@ -200,6 +234,7 @@ class _OneCapture:
         self._handle: int = stream.npu_stream
         self._pool = npu.MemPool()
         self._graph = npu.NPUGraph()
+        self._cells = cells
         self._tensors: list[Any] = []
         self._copies = _native.AscendMovingCopies(
             device=device,
@@ -213,11 +248,12 @@ class _OneCapture:
         try:
             with collector_off():
                 self._capture()
+            self._cells.check_captured(self._program.launches)
         except BaseException:
+            del self._graph
             self._model.close()
             raise
-        segments = self._pool.snapshot()
-        self._model.pool_bytes = sum(segment["total_size"] for segment in segments)
+        self._model.take_cells(self._cells, self._device)
         return self._model
 
     def _capture(self) -> None:
@@ -229,14 +265,15 @@ class _OneCapture:
             self._model.handle = _native.ascend_capturing_model(self._handle)
             self._copies.capture_in(self._handle)
             for launch in self._program.launches:
-                self._launch(run, launch)
+                with self._cells.launching(launch):
+                    self._launch(run, launch)
                 for value in last_uses.get(launch.index, ()):
                     run.bases.pop(value, None)  # its memory is for later launches
             self._set_places(run)
             self._copies.capture_out(self._handle)
             self._end()
         except BaseException:
-            self._abandon()
+            abandon(self._graph, self._pool, self._handle, self._device.index)
             raise
 
     def _bases(self) -> Bases:
@@ -299,21 +336,3 @@ class _OneCapture:
             raise CaptureError(
                 f"the capture of the program's launches failed: {first_line(error)}"
             ) from error
-
-    def _abandon(self) -> None:
-        """End a capture that failed at any call, for torch and for the runtime.
-
-        Torch gives up half-way where the runtime fails: its allocator may still take memory from
-        the pool, and the stream may still be capturing.
-        """
-        torch_npu: Any = importlib.import_module("torch_npu")
-        index = self._device.index
-        _native.ascend_abandon_capture(self._handle)
-        with contextlib.suppress(RuntimeError):  # since that has been ended already
-            self._graph.capture_end()
-        with contextlib.suppress(RuntimeError):
-            torch_npu._C._npu_endAllocateToPool(index, self._pool.id)
-        with contextlib.suppress(RuntimeError):
-            self._graph.reset()
-        if self._pool.use_count() > 1:  # a graph that was not captured leaves its use behind
-            torch_npu._C._npu_releasePool(index, self._pool.id)

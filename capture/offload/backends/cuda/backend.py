@@ -27,7 +27,7 @@ from offload.backends.cuda.fixed_weights import WEIGHT_OWNER
 from offload.backends.cuda.graph import NodeKind, driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.proof import Placed, apart, prove
-from offload.backends.cuda.random_cells import drawing, random_cells
+from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
     CapturedProgram,
     make_resident,
@@ -44,6 +44,7 @@ from offload.backends.cuda.streaming import (
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.touches import node_graph, with_scratch
 from offload.backends.cuda.words import CapturesDiffer, Discovery, Noise
+from offload.backends.random_draws import drawing
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from offload.backends.cuda.graph import Edge, GraphNode
+from offload.backends.random_draws import RandomState
 from offload.program import Program
 
 
@@ -38,19 +39,6 @@ class OwnedRange:
 
 RANDOM_OWNER = "torch's random state"
 """Owner of the memory from which random kernels read a generator's seed and offset."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RandomState:
-    """What a graph with random kernels draws from.
-
-    Attributes:
-        generator: whose seed and Philox offset the kernels use.
-        increment: by how much one execution moves the offset.
-    """
-
-    generator: torch.Generator
-    increment: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
