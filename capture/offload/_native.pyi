@@ -459,6 +459,7 @@ class AscendCapturedResident(Resident):
         copies: AscendMovingCopies,
         slots: Sequence[int],
         n_launches: int,
+        random_cells: Sequence[tuple[int, int]] = (),
         release: Callable[[], None],
         blocks: Sequence[tuple[int, bytes]] = ...,
         words: Sequence[tuple[int, int]] = ...,
@@ -470,6 +471,7 @@ class AscendCapturedResident(Resident):
     ) -> None: ...
     def patch(self, words: Sequence[tuple[int, int]]) -> None: ...
     def set_stream(self, stream: int) -> None: ...
+    def set_random(self, seeds_and_offsets: Sequence[int]) -> None: ...
     def execute(self) -> None: ...
     def finish(self) -> None: ...
     def close(self) -> None: ...
@@ -504,6 +506,10 @@ class Trigger:
     WEIGHT: Trigger
     INTERNAL: Trigger
 
+class Drain:
+    begin_ns: int
+    end_ns: int
+
 class LastExecution:
     call_ns: int
     checked_ns: int
@@ -514,6 +520,9 @@ class LastExecution:
     first_launch_ns: int
     end_ns: int
     convert_ns: int
+    drain: Drain
+    drain_of_copies: Drain
+    drain_ns: int
     policy_ns: int
     patch_ns: int
     submit_ns: int
@@ -579,6 +588,7 @@ class Replay:
         build_result: Callable[[list[torch.Tensor]], Any],
         current_stream: Callable[[int], int] | None = None,
         draw: Callable[[], list[int]] | None = None,
+        drains_queue: bool = False,
     ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def execute(

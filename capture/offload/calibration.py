@@ -133,6 +133,7 @@ def observation_of(run: Executable) -> Observation:
     last = run.last_execution
     stages_ns = {
         "convert": float(last.convert_ns),
+        "drain": float(last.drain_ns),
         "policy": float(last.policy_ns),
         "patch": float(last.patch_ns),
         "submit": float(last.submit_ns),

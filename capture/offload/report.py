@@ -12,7 +12,7 @@ from offload.byte_sizes import show_bytes
 from offload.replay import Executable, LastExecution, MemoryReport
 from offload.timeline.summary import microseconds
 
-_STAGES = ("convert", "policy", "patch", "submit")
+_STAGES = ("convert", "drain", "policy", "patch", "submit")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ void abandon_capture(const Runtime& runtime, Stream stream) noexcept {
 CapturedResident::CapturedResident(CapturedProgram program)
     : StreamResident(program.device, /*copies_on_device=*/true),
       program_(std::move(program)),
-      arguments_(runtime(), std::move(program_.arguments)) {
+      arguments_(runtime(), std::move(program_.arguments)),
+      random_(runtime(), program_.random_cells) {
   if (program_.slots.size() != program_.copies->size()) {
     throw std::invalid_argument("each tensor of a captured model needs one slot");
   }
@@ -67,16 +68,29 @@ void CapturedResident::patch(const std::vector<Patch>& patches) noexcept {
   }
 }
 
+// What a wait that failed leaves may not have been written.
+void CapturedResident::note_failure() {
+  if (!take_failure()) return;
+  arguments_.distrust();
+  program_.copies->distrust();
+  random_.distrust();
+  if (program_.steps) program_.steps->weights()->distrust();
+}
+
+void CapturedResident::set_random(const std::vector<std::uint64_t>& seeds_and_offsets) {
+  refuse_closed();
+  const ContextScope scope(runtime(), device());
+  note_failure();
+  note_enqueued();
+  random_.write(seeds_and_offsets, stream());
+}
+
 void CapturedResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
+  note_failure();
   AscendWeightStream* const weights = program_.steps ? program_.steps->weights().get() : nullptr;
-  if (take_failure()) {
-    arguments_.distrust();
-    program_.copies->distrust();
-    if (weights != nullptr) weights->distrust();
-  }
   if (weights != nullptr) weights->begin_pass(stream());
   arguments_.enqueue(stream());
   program_.copies->begin(stream());

@@ -8,6 +8,7 @@
 
 #include "ascend/captured_arguments.hpp"
 #include "ascend/moving_copies.hpp"
+#include "ascend/random_cells.hpp"
 #include "ascend/stream_resident.hpp"
 #include "ascend/streamed_steps.hpp"
 
@@ -31,6 +32,7 @@ struct CapturedProgram {
   std::size_t n_launches = 0;
   std::shared_ptr<StreamedSteps> steps;    // null: no weights are streamed
   std::vector<std::size_t> for_next_pass;  // transfers that stand at the end of the steps
+  std::vector<RandomCell> random_cells;    // of the generators that its kernels draw from
   std::function<void()> release;  // gives model and copies back; never throws, may be called again
 };
 
@@ -50,6 +52,8 @@ class CapturedResident final : public StreamResident {
   std::size_t n_launches() const override { return program_.n_launches; }
   std::uint64_t arena() const override { return arguments_.home(); }
 
+  void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) override;
+
   // As AscendResident: the times of single launches are not known.
   void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
 
@@ -66,9 +70,11 @@ class CapturedResident final : public StreamResident {
  private:
   void release() noexcept override;
   void abandon() noexcept override;
+  void note_failure();
 
   CapturedProgram program_;
   CapturedArguments arguments_;
+  RandomCells random_;
   CopyCounts last_counts_;
 };
 

@@ -18,6 +18,8 @@ using acl::CopyForm;
 using acl::MovingCopies;
 using acl::Runtime;
 
+using Cell = std::pair<std::uint64_t, std::uint64_t>;  // addresses of a seed and an offset
+
 const char* form_name(CopyForm form) {
   return form == CopyForm::kCaptured ? "captured" : "enqueued";
 }
@@ -131,10 +133,10 @@ acl::CapturedWords to_words(const BlockTuples& blocks, const WordTuples& words,
 
 std::shared_ptr<CapturedResident> make_captured(
     int device, std::uint64_t model, std::shared_ptr<MovingCopies> copies,
-    std::vector<std::uint32_t> slots, std::size_t n_launches, py::object release,
-    const BlockTuples& blocks, const WordTuples& words, const PlaceTuples& places,
-    std::uint32_t feature_map_slot, std::uint64_t home, std::shared_ptr<acl::StreamedSteps> steps,
-    std::vector<std::size_t> for_next_pass) {
+    std::vector<std::uint32_t> slots, std::size_t n_launches, const std::vector<Cell>& random_cells,
+    py::object release, const BlockTuples& blocks, const WordTuples& words,
+    const PlaceTuples& places, std::uint32_t feature_map_slot, std::uint64_t home,
+    std::shared_ptr<acl::StreamedSteps> steps, std::vector<std::size_t> for_next_pass) {
   acl::CapturedProgram program;
   program.device = device;
   program.model = to_handle<acl::Model>(model);
@@ -144,6 +146,7 @@ std::shared_ptr<CapturedResident> make_captured(
   program.n_launches = n_launches;
   program.steps = std::move(steps);
   program.for_next_pass = std::move(for_next_pass);
+  for (const auto& [seed, offset] : random_cells) program.random_cells.push_back({seed, offset});
   program.release = release_by(std::move(release));
   return {new CapturedResident(std::move(program)), DeleteResident<CapturedResident>(py::none())};
 }
@@ -236,12 +239,14 @@ void register_ascend_captured(py::module_& module) {
   py::class_<CapturedResident, Resident, std::shared_ptr<CapturedResident>>(
       module, "AscendCapturedResident")
       .def(py::init(&make_captured), py::kw_only(), py::arg("device"), py::arg("model"),
-           py::arg("copies"), py::arg("slots"), py::arg("n_launches"), py::arg("release"),
+           py::arg("copies"), py::arg("slots"), py::arg("n_launches"),
+           py::arg("random_cells") = py::list(), py::arg("release"),
            py::arg("blocks") = BlockTuples(), py::arg("words") = WordTuples(),
            py::arg("places") = PlaceTuples(), py::arg("feature_map_slot") = 0, py::arg("home") = 0,
            py::arg("steps") = py::none(), py::arg("for_next_pass") = py::list())
       .def("patch", &patch_words<CapturedResident>, py::arg("words"))
       .def("set_stream", &CapturedResident::set_stream, py::arg("stream"), Unlocked())
+      .def("set_random", &CapturedResident::set_random, py::arg("seeds_and_offsets"), Unlocked())
       .def("execute", &execute_resident<CapturedResident>, Unlocked())
       .def("finish", &CapturedResident::finish, Unlocked())
       .def("close", &CapturedResident::close, Unlocked())

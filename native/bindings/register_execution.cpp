@@ -23,6 +23,9 @@ const char* policy_name(Policy policy) {
 }  // namespace
 
 void register_execution(py::module_& module) {
+  py::class_<Drain>(module, "Drain")
+      .def_readonly("begin_ns", &Drain::begin_ns)
+      .def_readonly("end_ns", &Drain::end_ns);
   py::class_<LastExecution>(module, "LastExecution")
       .def_readonly("call_ns", &LastExecution::call_ns)
       .def_readonly("checked_ns", &LastExecution::checked_ns)
@@ -33,6 +36,9 @@ void register_execution(py::module_& module) {
       .def_readonly("first_launch_ns", &LastExecution::first_launch_ns)
       .def_readonly("end_ns", &LastExecution::end_ns)
       .def_property_readonly("convert_ns", &LastExecution::convert_ns)
+      .def_readonly("drain", &LastExecution::drain)
+      .def_readonly("drain_of_copies", &LastExecution::drain_of_copies)
+      .def_property_readonly("drain_ns", &LastExecution::drain_ns)
       .def_property_readonly("policy_ns", &LastExecution::policy_ns)
       .def_property_readonly("patch_ns", &LastExecution::patch_ns)
       .def_property_readonly("submit_ns", &LastExecution::submit_ns)

@@ -52,12 +52,14 @@ class PythonReplay {
  public:
   PythonReplay(std::shared_ptr<Replay> replay, const py::object& positional,
                const py::object& keyword, py::object match, const std::string& result_form,
-               py::object build_result, py::object current_stream, py::object draw)
+               py::object build_result, py::object current_stream, py::object draw,
+               bool drains_queue)
       : replay_(std::move(replay)),
         match_(std::move(match)),
         build_(std::move(build_result)),
         current_stream_(std::move(current_stream)),
-        draw_(std::move(draw)) {
+        draw_(std::move(draw)),
+        drains_queue_(drains_queue) {
     plain_ = !positional.is_none();
     if (plain_) {
       for (const py::handle place : positional) positional_.push_back(to_place(place));
@@ -166,7 +168,10 @@ class PythonReplay {
     Call call = bind_call(spec, std::move(tensors), std::move(out), feature_map);
     check_devices(spec, call);
     const int index = spec.device.has_index() ? spec.device.index() : 0;
+    call.drains_queue = drains_queue_;
+    if (drains_queue_) call.drain.begin_ns = now_ns();
     call.stream = current_stream_(index).cast<std::uint64_t>();
+    if (drains_queue_) call.drain.end_ns = now_ns();
     if (!spec.device.is_cpu()) {
       const c10::impl::VirtualGuardImpl device(spec.device.type());
       call.torch_stream = device.getStream(device.getDevice());
@@ -192,6 +197,7 @@ class PythonReplay {
   py::object build_;
   py::object current_stream_;  // None: the device has no streams
   py::object draw_;            // None: no kernel reads the state of a generator
+  bool drains_queue_;          // current_stream_ waits until torch has delivered what it queues
 };
 
 // A submitted execution, with what its result is made of.
@@ -229,14 +235,14 @@ std::unique_ptr<PythonReplay> make_replay(CallSpec spec, std::vector<Trigger> tr
                                           const py::object& positional, const py::object& keyword,
                                           py::object match, const std::string& result_form,
                                           py::object build_result, py::object current_stream,
-                                          py::object draw) {
+                                          py::object draw, bool drains_queue) {
   std::shared_ptr<Replay> replay(
       new Replay(std::move(spec), std::move(triggers), std::move(resident), host_scheduled,
                  /*streamed=*/!current_stream.is_none()),
       delete_without_gil<Replay>);
   return std::make_unique<PythonReplay>(std::move(replay), positional, keyword, std::move(match),
                                         result_form, std::move(build_result),
-                                        std::move(current_stream), std::move(draw));
+                                        std::move(current_stream), std::move(draw), drains_queue);
 }
 
 }  // namespace
@@ -255,7 +261,8 @@ void register_replay(py::module_& module) {
       .def(py::init(&make_replay), py::kw_only(), py::arg("spec"), py::arg("triggers"),
            py::arg("resident"), py::arg("host_scheduled"), py::arg("positional"),
            py::arg("keyword"), py::arg("match"), py::arg("result_form"), py::arg("build_result"),
-           py::arg("current_stream") = py::none(), py::arg("draw") = py::none())
+           py::arg("current_stream") = py::none(), py::arg("draw") = py::none(),
+           py::arg("drains_queue") = false)
       .def("__call__", &PythonReplay::call)
       .def("execute", &PythonReplay::execute_with, py::arg("args"), py::arg("kwargs"),
            py::arg("out"), py::arg("feature_map"))

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "replay/drain.hpp"
+
 namespace offload {
 
 // A strided tensor without memory.
@@ -131,6 +133,8 @@ struct Call {
   std::vector<std::uint64_t> random;  // seed and offset of each generator that kernels read
   std::uint64_t call_ns = 0;          // when the caller called
   std::uint64_t checked_ns = 0;       // when bind_call ended
+  bool drains_queue = false;          // asking for a stream waits for a queue of torch's
+  Drain drain;                        // for `stream`
   std::uint64_t stream = 0;           // the caller's, as the driver knows it, and as torch does
   std::optional<c10::Stream> torch_stream;
 };

@@ -7,6 +7,7 @@
 
 #include "offload/header.hpp"
 #include "offload/resident.hpp"
+#include "replay/drain.hpp"
 
 namespace offload {
 
@@ -20,6 +21,8 @@ struct LastExecution {
   std::uint64_t patched_ns = 0;       // words written
   std::uint64_t first_launch_ns = 0;  // the first launch begins, or the host delivers it
   std::uint64_t end_ns = 0;           // the last launch has ended
+  Drain drain;                        // for the caller's stream: between call_ns and checked_ns
+  Drain drain_of_copies;  // behind copies of inputs by torch: between begin_ns and bound_ns
   HeaderCounts counts;
   std::uint64_t bytes_copied = 0;
   std::uint32_t outputs_allocated = 0;
@@ -29,7 +32,10 @@ struct LastExecution {
   std::uint64_t n_executions = 0;    // of this executable so far, this one included
 
   // The stages of m_l_t, and the launches after it.
-  std::uint64_t convert_ns() const { return checked_ns - call_ns + bound_ns - begin_ns; }
+  std::uint64_t drain_ns() const { return drain.ns() + drain_of_copies.ns(); }
+  std::uint64_t convert_ns() const {
+    return checked_ns - call_ns + bound_ns - begin_ns - drain_ns();
+  }
   std::uint64_t policy_ns() const { return decided_ns - bound_ns; }
   std::uint64_t patch_ns() const { return patched_ns - decided_ns; }
   std::uint64_t submit_ns() const { return first_launch_ns - patched_ns; }

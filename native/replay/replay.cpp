@@ -221,13 +221,14 @@ void Replay::run(Call& call, bool queued) {
   LastExecution execution;
   execution.call_ns = call.call_ns;
   execution.checked_ns = call.checked_ns;
+  execution.drain = call.drain;
   execution.begin_ns = waited || trace ? now_ns() : call.checked_ns;  // a trace is no header work
   if (trace && !waited) trace->clock_reads = 1;
   weights_.check();
   const KernelScope scope;
   if (streamed_) resident_->set_stream(call.stream);
   if (!call.random.empty()) resident_->set_random(call.random);
-  copy_inputs(call, traced);
+  copy_inputs(call, execution, traced);
   bind(call);
   execution.bound_ns = now_ns();
   execution.counts.policy = header_.policy();
@@ -248,12 +249,15 @@ void Replay::run(Call& call, bool queued) {
 
 // Torch may leave its own copies to a thread that delivers them later, as torch_npu does: whoever
 // asks for the stream's handle waits until that has happened.
-void Replay::copy_inputs(const Call& call, ExecutionTrace* trace) {
+void Replay::copy_inputs(const Call& call, LastExecution& execution, ExecutionTrace* trace) {
   bool by_torch = false;
   for (const Copy& copy : call.copies_in) {
     by_torch |= carry_out(copier(), copy, /*inbound=*/true, trace);
   }
-  if (by_torch && call.torch_stream) call.torch_stream->native_handle();
+  if (!by_torch || !call.torch_stream) return;
+  if (call.drains_queue) execution.drain_of_copies.begin_ns = now_ns();
+  call.torch_stream->native_handle();
+  if (call.drains_queue) execution.drain_of_copies.end_ns = now_ns();
 }
 
 void Replay::execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace) {

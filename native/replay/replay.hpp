@@ -79,7 +79,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on);
   void refuse_inside_launch() const;
   void refuse_run() const;
-  void copy_inputs(const Call& call, ExecutionTrace* trace);
+  void copy_inputs(const Call& call, LastExecution& execution, ExecutionTrace* trace);
   void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);
   void launch(LastExecution& execution, ExecutionTrace* trace);
   void note_weights(LastExecution& execution, ExecutionTrace* trace);

@@ -42,7 +42,11 @@ def test_spans_of_one_execution(load, scheduling):
         last.bytes_copied,
     )
     stages = one.of_kind(SpanKind.STAGE)
-    assert [stage.name for stage in stages] == ["convert", "convert", "policy", "patch", "submit"]
+    names = [stage.name for stage in stages]
+    if last.drain_ns:  # in the middle of what is converted on the caller's thread
+        assert names[:2] == ["convert", "drain"]
+        del names[:2]
+    assert names == ["convert", "convert", "policy", "patch", "submit"]
     assert one.m_l_t_ns == last.m_l_t_ns
     launches = one.of_kind(SpanKind.LAUNCH)
     assert [span.launch for span in launches] == list(range(n_launches))

@@ -21,7 +21,8 @@ from small_graphs import StepCapturer, current_context, floats, make_program, wo
 from offload.backends.cuda import OwnedRange
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.graph import call
-from offload.backends.relocation.captures import RANDOM_OWNER, RandomState
+from offload.backends.random_draws import RandomState
+from offload.backends.relocation.captures import RANDOM_OWNER
 
 N = 16
 INCREMENT = 4

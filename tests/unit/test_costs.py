@@ -36,6 +36,7 @@ TRUTH_NS = {
         "range looked up": 18.0,
         "weight": 24.0,
     },
+    "drain": {"execution": 0.0},
     "policy": {"execution": 46.0, "slot changed": 3.0},
     "patch": {"patched at all": 94.0, "word": 17.0},
     "submit": {"execution": 70.0},
@@ -211,11 +212,11 @@ def test_kept_models_come_back(tmp_path):
         assert load_cost_model(other, tmp_path / "new") is None
 
 
-NO_STAGES = '{"format": 1, "header": {"coefficients": {}, "n_observations": 1, "displaced_ns": {}}}'
+NO_STAGES = '{"format": 2, "header": {"coefficients": {}, "n_observations": 1, "displaced_ns": {}}}'
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "{", "[]", '{"format": 2}', '{"format": 1, "header": 3}', NO_STAGES]
+    "damage", ["", "{", "[]", '{"format": 3}', '{"format": 2, "header": 3}', NO_STAGES]
 )
 def test_damaged_files_are_refused(tmp_path, damage):
     path = save_cost_model(cost_model(1, 1), KEY, tmp_path)
@@ -223,6 +224,12 @@ def test_damaged_files_are_refused(tmp_path, damage):
     expected = "expected of" if damage == NO_STAGES else "damaged"
     with pytest.raises(offload.CostModelError, match=expected):
         load_cost_model(KEY, tmp_path)
+
+
+def test_a_model_of_an_older_format_is_none(tmp_path):
+    path = save_cost_model(cost_model(1, 1), KEY, tmp_path)
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    assert load_cost_model(KEY, tmp_path) is None
 
 
 def test_a_place_that_cannot_be_written(tmp_path):

@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from offload.backends.cuda import GraphCapture, GraphNode, NodeKind
-from offload.backends.cuda.random_cells import drawing, random_cells
-from offload.backends.relocation.captures import RANDOM_OWNER, RandomState
+from offload.backends.cuda.random_cells import random_cells
+from offload.backends.random_draws import RandomState, drawing
+from offload.backends.relocation.captures import RANDOM_OWNER
 from offload.backends.relocation.words import Discovery, OwnedConstant
 from offload.errors import CaptureError
 from offload.program import Launch, Program

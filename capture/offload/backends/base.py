@@ -99,6 +99,8 @@ class Loaded:
             address is one word, so that a copy never pays. Raises ExecutionError.
         current_stream: on a device with streams, the handle of the caller's current one on the
             device of this index.
+        drains_queue: asking for that handle waits until torch has delivered what it queues, which
+            is a stage of m_l_t.
         weights: for each weight that lies in a memory of the executable's own the tensor there.
         stream: what brings weights there, not loaded yet.
         moves_feature_map: whether this program's feature map may be new at every execution, on a
@@ -114,6 +116,7 @@ class Loaded:
     check_weights: Callable[[], None] | None = None
     current_stream: Callable[[int], int] | None = None
     draw: Callable[[], list[int]] | None = None
+    drains_queue: bool = False
     set_nodes: Mapping[int, Set[int]] = dataclasses.field(default_factory=dict)
     measure_copies: Callable[[], CopyCosts] | None = None
     weights: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)

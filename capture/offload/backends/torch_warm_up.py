@@ -23,6 +23,7 @@ def warm_up(
     device: torch.device,
     inputs: Sequence[torch.Tensor] | None,
     free_workspaces: Callable[[], None] = lambda: None,
+    launched: Callable[[Launch], None] = lambda _: None,
 ) -> None:
     """Run each launch once on private copies of what is written; all its memory is given back.
 
@@ -35,6 +36,7 @@ def warm_up(
         device: where; the device's current stream is used.
         inputs: a call's tensors in the Program's order; None: zeros.
         free_workspaces: lets libraries give back what they have allocated.
+        launched: is told of each launch once it was made.
 
     Raises:
         CaptureError: a launch failed; the message names it.
@@ -62,6 +64,7 @@ def warm_up(
                 raise CaptureError(
                     f"{launch.source}: {launch.operator} failed in the warm-up: {first_line(error)}"
                 ) from error
+            launched(launch)
             for value in last_uses.get(launch.index, ()):
                 run.bases.pop(value, None)
         try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from offload.errors import CostModelError
 
-STAGES = ("convert", "policy", "patch", "submit")
+STAGES = ("convert", "drain", "policy", "patch", "submit")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Coefficient:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeaderModel:
-    """m_l_t = convert + policy + patch + submit, each linear in what an execution does.
+    """m_l_t = convert + drain + policy + patch + submit, each linear in what an execution does.
 
     Attributes:
         coefficients: by stage and term.

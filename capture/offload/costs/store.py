@@ -13,7 +13,7 @@ from offload.costs.cost_model import CostModel
 from offload.costs.header_model import STAGES, Coefficient, HeaderModel
 from offload.errors import CostModelError
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ def save_cost_model(model: CostModel, key: CostKey, folder: Path | None = None) 
 
 
 def load_cost_model(key: CostKey, folder: Path | None = None) -> CostModel | None:
-    """The model that was kept for a key; None if there is none.
+    """The model that was kept for a key; None if there is none, or one of an older format.
 
     Raises:
-        CostModelError: the file is damaged, or of another format.
+        CostModelError: the file is damaged, or of a newer format.
     """
     path = (folder or default_folder()) / key.file_name()
     try:
@@ -86,7 +86,9 @@ def load_cost_model(key: CostKey, folder: Path | None = None) -> CostModel | Non
     except OSError as error:
         raise CostModelError(f"the cost model cannot be read: {error}") from error
     try:
-        return _decode(json.loads(text))
+        document = json.loads(text)
+        is_older = document["format"] in range(1, FORMAT)  # its stages are others
+        return None if is_older else _decode(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CostModelError(
             f"{path} is damaged ({type(error).__name__}: {error}): delete it and calibrate again"

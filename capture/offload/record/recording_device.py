@@ -10,6 +10,7 @@ import torch
 
 from offload import _native
 from offload.errors import CaptureError
+from offload.memory_pools import segments_of
 from offload.record.host_constants import may_be_host_constant
 
 
@@ -101,7 +102,7 @@ class Allocations(contextlib.AbstractContextManager["Allocations"]):
         address = storage.data_ptr()
         if storage.device.type == "cpu" or self._pool is None:
             return self._host.contains(address)
-        segments = self._pool.snapshot()
+        segments = segments_of(self._pool, self._device)
         return any(
             one["address"] <= address < one["address"] + one["total_size"] for one in segments
         )

@@ -36,6 +36,7 @@ def native_replay(
         build_result=lambda tensors: unflatten(structure, tensors),
         current_stream=loaded.current_stream,
         draw=loaded.draw,
+        drains_queue=loaded.drains_queue,
     )
 
 

@@ -47,6 +47,8 @@ def with_prediction(
 
     for stage in STAGES:
         duration_ns = prediction.stages_ns[stage]
+        if stage == "drain" and not duration_ns:  # no queue to drain: nothing was measured either
+            continue
         add(SpanKind.STAGE, stage, HOST_LANE, (at_ns, at_ns + duration_ns), -1)
         at_ns += duration_ns
     if streaming is not None and not streaming.is_resident and not prediction.issues:

@@ -51,15 +51,26 @@ def execution_timeline(
 
 
 def _stages(one: _native.LastExecution) -> Iterator[Span]:
-    """The header: convert is in two parts, on the caller's thread and where the execution runs."""
+    """The header: convert is in two parts, on the caller's thread and where the execution runs.
+
+    Each is cut in two where torch's queue was drained meanwhile.
+    """
     for name, begin_ns, end_ns in (
-        ("convert", one.call_ns, one.checked_ns),
-        ("convert", one.begin_ns, one.bound_ns),
+        *_converting(one.call_ns, one.checked_ns, one.drain),
+        *_converting(one.begin_ns, one.bound_ns, one.drain_of_copies),
         ("policy", one.bound_ns, one.decided_ns),
         ("patch", one.decided_ns, one.patched_ns),
         ("submit", one.patched_ns, one.first_launch_ns),
     ):
         yield Span(SpanKind.STAGE, name, HOST_LANE, begin_ns, end_ns)
+
+
+def _converting(begin_ns: int, end_ns: int, drain: _native.Drain) -> Iterator[tuple[str, int, int]]:
+    if drain.end_ns:
+        yield "convert", begin_ns, drain.begin_ns
+        yield "drain", drain.begin_ns, drain.end_ns
+        begin_ns = drain.end_ns
+    yield "convert", begin_ns, end_ns
 
 
 def _transfers(trace: _native.ExecutionTrace) -> Iterator[Span]:

@@ -14,6 +14,7 @@ class LastExecution:
 
     Attributes:
         convert_ns: arguments checked, outputs allocated, addresses bound.
+        drain_ns: waiting until torch has delivered what it queues, where it does (torch_npu).
         policy_ns: deciding what changed.
         patch_ns: writing the words that depend on it.
         submit_ns: until the first launch began; by host scheduling, until its delivery began.
@@ -45,6 +46,7 @@ class LastExecution:
     bytes_streamed: int = 0
     stream_busy_ns: int = 0
     stream_wait_ns: int = 0
+    drain_ns: int = 0
 
     @classmethod
     def of(cls, native: _native.LastExecution) -> LastExecution:
@@ -53,8 +55,8 @@ class LastExecution:
 
     @property
     def m_l_t_ns(self) -> int:
-        """The header's duration: convert, policy, patch and submit."""
-        return self.convert_ns + self.policy_ns + self.patch_ns + self.submit_ns
+        """The header's duration: convert, drain, policy, patch and submit."""
+        return self.convert_ns + self.drain_ns + self.policy_ns + self.patch_ns + self.submit_ns
 
     @property
     def stream_bytes_per_second(self) -> float:
@@ -62,9 +64,10 @@ class LastExecution:
         return 1e9 * self.bytes_streamed / self.stream_busy_ns if self.stream_busy_ns else 0.0
 
     def __str__(self) -> str:
+        drain = f"drain {self.drain_ns / 1e3:.2f} + " if self.drain_ns else ""
         header = (
-            f"m_l_t {self.m_l_t_ns / 1e3:.2f} us = convert {self.convert_ns / 1e3:.2f} + policy "
-            f"{self.policy_ns / 1e3:.2f} + patch {self.patch_ns / 1e3:.2f} + submit "
+            f"m_l_t {self.m_l_t_ns / 1e3:.2f} us = convert {self.convert_ns / 1e3:.2f} + "
+            f"{drain}policy {self.policy_ns / 1e3:.2f} + patch {self.patch_ns / 1e3:.2f} + submit "
             f"{self.submit_ns / 1e3:.2f}; device {self.device_ns / 1e3:.2f} us; policy "
             f"{self.policy}: {self.slots_changed} slots changed, {self.words_patched} words "
             f"patched, {self.bytes_copied} bytes copied"

@@ -30,7 +30,13 @@ from offload.timeline.folding import Block
 from offload.timeline.spans import Span, SpanKind
 
 _INK, _FAINT, _RULE = "#222222", "#8a8a8a", "#d0d0d0"
-_STAGES = {"convert": "#fee0b6", "policy": "#fdc58a", "patch": "#fca55d", "submit": "#f48a4a"}
+_STAGES = {
+    "convert": "#fee0b6",
+    "drain": "#fed3a0",
+    "policy": "#fdc58a",
+    "patch": "#fca55d",
+    "submit": "#f48a4a",
+}
 _KINDS = {
     SpanKind.STAGE: "#e8c9a8",
     SpanKind.ISSUE: "#b5b0d8",

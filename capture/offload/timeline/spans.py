@@ -28,7 +28,7 @@ class SpanKind(enum.StrEnum):
     """What a span is of."""
 
     STAGE = "stage"
-    """A stage of the header: convert, policy, patch or submit."""
+    """A stage of the header: convert, drain, policy, patch or submit."""
     ISSUE = "issue"
     """The host delivers one launch (host scheduling only)."""
     LAUNCH = "launch"

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <stdexcept>
 #include <vector>
 
 #include "elementwise.hpp"
@@ -44,9 +45,9 @@ void check(const Launch& launch) {
   std::memcpy(&layout, "BNSD", 4);
   const auto given = [&](std::size_t index) { return launch.operands.at(index).is_given(); };
   const std::int64_t sparse_mode = launch.attributes.at(kSparseMode).integer();
-  if (launch.attributes.at(kLayout).integer() != layout || given(kShift) || given(kDropMask) ||
-      given(kPaddingMask) || launch.attributes.at(kKeepProbability).real != 1 ||
-      (sparse_mode != 0 && sparse_mode != kLeftUpCausal)) {
+  const bool drops = launch.attributes.at(kKeepProbability).real != 1;
+  if (launch.attributes.at(kLayout).integer() != layout || given(kShift) || given(kPaddingMask) ||
+      given(kDropMask) != drops || (sparse_mode != 0 && sparse_mode != kLeftUpCausal)) {
     throw std::invalid_argument("attention of a kind that the simulator does not have");
   }
   for (const std::size_t index : {kQuery, kKey, kValue, kLargest, kSum, kOut}) {
@@ -86,6 +87,17 @@ bool is_masked(const Launch& launch, std::int64_t b, std::int64_t n, std::int64_
   return mask.data[offset] != 0;
 }
 
+// Whether dropout keeps a weight: its bit, eight to the byte, the first in the lowest.
+bool is_kept(const Launch& launch, std::int64_t b, std::int64_t n, std::int64_t i, std::int64_t j) {
+  const Operand& mask = launch.operands[kDropMask];
+  if (!mask.is_given()) return true;
+  const std::int64_t* const queries = launch.operands[kQuery].shape;
+  const std::int64_t n_keys = launch.operands[kKey].shape[2];
+  const std::int64_t place = ((b * queries[1] + n) * queries[2] + i) * n_keys + j;
+  if (place >= 8 * mask.n_elements()) throw std::runtime_error("a mask of too few bits");
+  return ((static_cast<unsigned char>(mask.data[place / 8]) >> (place % 8)) & 1) != 0;
+}
+
 // One row of the result: scores, softmax, weighted sum of values.
 void attend(const Launch& launch, std::int64_t b, std::int64_t n, std::int64_t i) {
   const Elements query(launch.operands[kQuery]), key(launch.operands[kKey]);
@@ -107,6 +119,10 @@ void attend(const Launch& launch, std::int64_t b, std::int64_t n, std::int64_t i
   }
   double sum = 0;
   for (double& weight : weights) sum += weight = std::exp(weight - largest);
+  for (std::int64_t j = 0; j < n_keys; ++j) {
+    weights[static_cast<std::size_t>(j)] *=
+        is_kept(launch, b, n, i, j) ? 1 / launch.attributes[kKeepProbability].real : 0;
+  }
   for (std::int64_t d = 0; d < out.operand.shape[3]; ++d) {
     double result = 0;
     for (std::int64_t j = 0; j < n_keys; ++j) {

@@ -176,6 +176,7 @@ class AscendBackend:
         device = self.device_of(program)
         self.machine(device)
         self.refuse_launches(program)
+        _refuse_random(program)
         for overlap in program.overlaps:
             refuse_unaligned(program, overlap, self.tensor_alignment_bytes)
         assert self._capturer is not None  # machine has seen to it
@@ -185,16 +186,10 @@ class AscendBackend:
         """Refuse what no model on the device can do by itself.
 
         Raises:
-            CaptureError: a launch reads on the host, makes host memory or draws random numbers.
+            CaptureError: a launch reads on the host or makes host memory.
         """
         for launch in program.launches:
             refuse_launch(launch, program.device)
-            if launch.random:
-                raise CaptureError(
-                    f"{launch.source}: {launch.operator} draws random numbers, which a kernel on "
-                    "an Ascend device could only repeat: cells for seeds and offsets are not "
-                    "built yet"
-                )
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """Make the model, and lay its kernels' arguments out in one table.
@@ -387,3 +382,18 @@ def _notes(
         Refresh.GATHER: "a kernel gathers them on the device",
     }[refresh]
     return (f"one model, made by {made}", f"addresses of kernel arguments: {who} ({done})", *more)
+
+
+def _refuse_random(program: Program) -> None:
+    """Refuse launches that draw: a capturer does not say where its kernels find their state.
+
+    Raises:
+        CaptureError: there is one.
+    """
+    for launch in program.launches:
+        if launch.random:
+            raise CaptureError(
+                f"{launch.source}: {launch.operator} draws random numbers, which a kernel of one's "
+                "own on an Ascend device could only repeat: a capturer does not tell where kernels "
+                "read seed and offset"
+            )

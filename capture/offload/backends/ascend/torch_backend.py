@@ -25,10 +25,14 @@ from offload.backends.ascend.torch_capture import (
 )
 from offload.backends.ascend.torch_relocation import BoundModel, Relocator
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
+from offload.backends.random_draws import drawing
 from offload.backends.relocation.touches import node_graph, with_scratch
+from offload.errors import CaptureError
 from offload.plan import Plan, check_plan
 from offload.program import Launch, Program, Role
 from offload.streaming import Streaming
+
+_DRAWS = "random numbers are drawn, whose cells each capture has elsewhere"
 
 
 class TorchAscendBackend(AscendBackend):
@@ -95,8 +99,9 @@ class TorchAscendBackend(AscendBackend):
 
         Raises:
             BackendUnavailable: as `machine`.
-            CaptureError: a launch cannot be captured, draws random numbers, or writes inputs that
-                cannot be copied; or kernels cannot be relocated, and that was required.
+            CaptureError: a launch cannot be captured, or draws random numbers that would be the
+                same at each execution; inputs that are written cannot be copied; or kernels cannot
+                be relocated, and that was required.
             ExecutionError: the runtime failed.
         """
         device = self.device_of(program)
@@ -110,9 +115,11 @@ class TorchAscendBackend(AscendBackend):
             model = self._capture(program)
             return Prepared(program, own, state=BoundModel(model, why_copied="not asked for"))
         relocator = Relocator(program, device, is_required=bool(self._relocation))
-        self._capture(program, improve=relocator.improve)
-        bound = relocator.bound
-        assert bound is not None  # what improve has made
+        model = self._capture(program, improve=relocator.improve)
+        bound = relocator.bound or BoundModel(model, why_copied=_DRAWS)
+        if self._relocation and bound.words is None:
+            model.close()
+            raise CaptureError(f"relocation=True: {bound.why_copied}")
         if bound.words is None:
             return Prepared(program, own, state=bound)
         words = bound.words
@@ -162,6 +169,7 @@ class TorchAscendBackend(AscendBackend):
         )
         resident = self._resident(bound, program, plan, streamed)
         bound.residents.append(weakref.ref(resident))
+        states = bound.model.random_states
         reports = tuple(
             LaunchReport("model", _outside_bytes(program, plan, launch))
             for launch in program.launches
@@ -174,6 +182,8 @@ class TorchAscendBackend(AscendBackend):
             alignment_bytes=self.tensor_alignment_bytes,
             current_stream=self.current_stream,
             moves_feature_map=bound.words is not None and not bound.words.why_fixed,
+            drains_queue=True,
+            draw=drawing(*states) if states else None,
             weights=streamed.tensors,
             stream=streamed.stream,
             notes=functools.partial(_notes, bound, program, plan, resident, streamed),
@@ -195,6 +205,7 @@ class TorchAscendBackend(AscendBackend):
             copies=model.copies,
             slots=[_slot(plan, one.value) for one in model.moving],
             n_launches=len(program.launches),
+            random_cells=model.random_cells,
             release=model.close,
             blocks=patched.blocks,
             words=patched.words,

@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import importlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +18,10 @@ from typing import Any
 import torch
 
 from offload import _native
+from offload.backends.ascend.failed_captures import abandon
+from offload.backends.ascend.random_cells import Cell, CellFinder, DrawLog
 from offload.backends.ascend.streaming import StreamedWeights
+from offload.backends.random_draws import RandomState, generators_of, own_random_states
 from offload.backends.torch_warm_up import Bases, collector_off, first_line, last_uses_of, warm_up
 from offload.eager_run import EagerRun, host_storage
 from offload.errors import (
@@ -29,6 +31,7 @@ from offload.errors import (
     OffloadError,
     OutOfMemory,
 )
+from offload.memory_pools import segments_of
 from offload.program import Launch, Program, Role, is_dense
 
 # A capture borrows what the process has once: the routes of torch_npu's allocator.
@@ -119,6 +122,8 @@ class CapturedModel:
         pool_bytes: what torch has taken from the device for the capture, memory for inputs
             included.
         log: what was seen meanwhile.
+        random_states: the generators that it draws from.
+        random_cells: where its kernels read their seeds and offsets.
     """
 
     def __init__(
@@ -134,9 +139,19 @@ class CapturedModel:
         self.copies: _native.AscendMovingCopies | None = copies
         self.pool_bytes = 0
         self.log = CaptureLog()
+        self.random_states: tuple[RandomState, ...] = ()
+        self.random_cells: list[Cell] = []
         self._graph = graph
         self._pools = pools
         self._tensors = tensors
+
+    def take_cells(self, cells: CellFinder, device: torch.device) -> None:
+        """Take over the memory of seeds and offsets; nothing more is allocated."""
+        self._pools += cells.pools
+        segments = [one for pool in self._pools for one in segments_of(pool, device)]
+        self.pool_bytes = sum(one["total_size"] for one in segments)
+        self.random_states = cells.states()
+        self.random_cells = cells.cells()
 
     def end(self) -> None:
         """Give the model and its streams back; its memory stays, so that nobody gets it."""
@@ -144,6 +159,7 @@ class CapturedModel:
         if graph is not None:
             with contextlib.suppress(RuntimeError):  # of a device that has failed
                 graph.reset()
+        del graph  # which holds the states of generators
 
     def close(self) -> None:
         """Give the model, its memory and its table back; nothing of it may be under way."""
@@ -191,7 +207,7 @@ class TorchCapturer:
     ) -> CapturedModel:
         """Run every launch twice, to warm up and under capture, where nothing executes.
 
-        Leaves inputs, weights and torch's settings as they were, also when it fails.
+        Leaves generators, inputs, weights and torch's settings as they were, also when it fails.
 
         Args:
             program: its launches, in order.
@@ -248,14 +264,28 @@ class TorchCapturer:
             stream = npu.Stream(device)
             with npu.stream(stream):
                 stream.wait_event(ready)
-                warm_up(program, torch.device("npu", device), self._inputs)
+                on_npu = torch.device("npu", device)
+                generators = generators_of(program, on_npu)
+                cells = CellFinder(on_npu)
 
                 def capture(copied: Sequence[Moving]) -> CapturedModel:
-                    one = _OneCapture(program, device, stream, form, copied, streamed=streamed)
+                    one = _OneCapture(
+                        program, device, stream, form, copied, cells=cells, streamed=streamed
+                    )
                     return one.run()
 
-                model = capture(moving)
-                return model if improve is None else improve(model, capture)
+                try:
+                    with own_random_states(generators, on_npu):
+                        draws = DrawLog(generators)
+                        warm_up(program, on_npu, self._inputs, launched=draws.note)
+                        cells.expect(draws)
+                        model = capture(moving)
+                        if improve is None or model.random_states:
+                            return model
+                        return improve(model, capture)
+                except BaseException:
+                    cells.pools.clear()  # once the states of generators that lie there have gone
+                    raise
 
 
 class _OneCapture:
@@ -269,6 +299,7 @@ class _OneCapture:
         form: str | None,
         moving: Sequence[Moving],
         *,
+        cells: CellFinder,
         streamed: StreamedWeights,
     ) -> None:
         npu: Any = torch.npu  # type: ignore[attr-defined]
@@ -281,6 +312,7 @@ class _OneCapture:
         self._pool_of_inputs = npu.MemPool()
         self._n_reserved_bytes = 0
         self._graph = npu.NPUGraph()
+        self._cells = cells
         self._tensors: list[Any] = []
         self._copies = _native.AscendMovingCopies(
             device=device,
@@ -296,11 +328,12 @@ class _OneCapture:
         try:
             with collector_off():
                 self._capture()
+            self._cells.check_captured(self._program.launches)
         except BaseException:
+            del self._graph
             self._model.close()
             raise
-        pieces = [*_pieces(self._pool), *_pieces(self._pool_of_inputs)]
-        self._model.pool_bytes = sum(size_bytes for _, size_bytes in pieces)
+        self._model.take_cells(self._cells, self._device)
         return self._model
 
     def _capture(self) -> None:
@@ -316,7 +349,8 @@ class _OneCapture:
             for launch in self._program.launches:
                 if steps is not None:
                     steps.before(launch.index, self._handle)
-                self._launch(run, launch)
+                with self._cells.launching(launch):
+                    self._launch(run, launch)
                 self._note(run, launch)
                 for value in last_uses.get(launch.index, ()):
                     run.bases.pop(value, None)  # its memory is for later launches
@@ -326,7 +360,7 @@ class _OneCapture:
                 steps.end(self._handle)
             self._end()
         except BaseException:
-            self._abandon()
+            abandon(self._graph, self._pool, self._handle, self._device.index)
             raise
 
     def _bases(self) -> Bases:
@@ -396,7 +430,7 @@ class _OneCapture:
         n_reserved_bytes = npu.memory_reserved(self._device)
         if n_reserved_bytes != self._n_reserved_bytes:  # asking for the pieces takes longer
             self._n_reserved_bytes = n_reserved_bytes
-            new = set(_pieces(self._pool)) - set(self._log.pool)
+            new = set(_pieces(self._pool, self._device)) - set(self._log.pool)
             self._log.pool += sorted(new, key=lambda one: one[1])
 
     def _note_tasks(self) -> None:
@@ -423,34 +457,7 @@ class _OneCapture:
                 f"the capture of the program's launches failed: {first_line(error)}"
             ) from error
 
-    def _abandon(self) -> None:
-        """End a capture that failed at any call, for torch and for the runtime.
 
-        Torch gives up half-way where the runtime fails: its allocator may still take memory from
-        the pool, and the stream may still be capturing.
-        """
-        torch_npu: Any = importlib.import_module("torch_npu")
-        index = self._device.index
-        _native.ascend_abandon_capture(self._handle)
-        with contextlib.suppress(RuntimeError):  # since that has been ended already
-            self._graph.capture_end()
-        with contextlib.suppress(RuntimeError):
-            torch_npu._C._npu_endAllocateToPool(index, self._pool.id)
-        with contextlib.suppress(RuntimeError):
-            self._graph.reset()
-        if self._pool.use_count() > 1:  # a graph that was not captured leaves its use behind
-            torch_npu._C._npu_releasePool(index, self._pool.id)
-
-
-def _pieces(pool: Any) -> list[tuple[int, int]]:
-    """(address, bytes) of what a pool has taken from the device.
-
-    Of all pools: asked for one by its number, as `MemPool.snapshot` does, torch_npu 2.13 lets go of
-    that number once too often, which frees it under whoever uses it, from 257 on.
-    """
-    npu: Any = torch.npu  # type: ignore[attr-defined]
-    return [
-        (one["address"], one["total_size"])
-        for one in npu.memory_snapshot()
-        if tuple(one["segment_pool_id"]) == tuple(pool.id)
-    ]
+def _pieces(pool: Any, device: torch.device) -> list[tuple[int, int]]:
+    """(address, bytes) of what a pool has taken from the device."""
+    return [(one["address"], one["total_size"]) for one in segments_of(pool, device)]

@@ -16,7 +16,7 @@ from offload.backends.cuda.capture import Capturer, current_device, device_of
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.graph import driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
-from offload.backends.cuda.random_cells import drawing, random_cells
+from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
     CapturedProgram,
     make_resident,
@@ -26,6 +26,7 @@ from offload.backends.cuda.streaming import free_bytes, link_meter, make_stream
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.device_streaming import refuse_unstored
 from offload.backends.opaque_weights import weights_at_risk
+from offload.backends.random_draws import drawing
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.backends.relocation.captures import (
     RANDOM_OWNER,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from offload.backends.relocation.captures import RANDOM_OWNER, GraphCapture, RandomState
+from offload.backends.relocation.captures import RANDOM_OWNER, GraphCapture
 from offload.backends.relocation.words import WORD_BYTES, Discovery
 from offload.errors import CaptureError
 from offload.program import Program
-
-_draws = threading.Lock()
 
 NodeWord = tuple[int, int, int]
 """(node, part, offset in bytes)."""
@@ -90,19 +87,3 @@ def _after(word: NodeWord) -> NodeWord:
 
 def _name(capture: GraphCapture, word: NodeWord) -> str:
     return capture.nodes[word[0]].name
-
-
-def drawing(state: RandomState) -> Callable[[], list[int]]:
-    """What gives each execution the generator's seed and offset, and moves it on as eager does.
-
-    Thread: any; executions on several threads draw one after the other.
-    """
-
-    def draw() -> list[int]:
-        generator = state.generator
-        with _draws:
-            seed, offset = generator.initial_seed(), generator.get_offset()
-            generator.set_offset(offset + state.increment)
-        return [seed % 2**64, offset]
-
-    return draw

@@ -23,12 +23,12 @@ from offload import _native
 from offload.backends.cuda.capture import device_of
 from offload.backends.cuda.graph import NodeReader, call, driver_bindings, read_graph
 from offload.backends.cuda.torch_pool import PoolMemory
+from offload.backends.random_draws import RandomState, generators_of, own_random_states
 from offload.backends.relocation.captures import (
     RANDOM_OWNER,
     GraphCapture,
     GraphNode,
     OwnedRange,
-    RandomState,
 )
 from offload.backends.relocation.fixed_weights import weight_ranges
 from offload.backends.torch_warm_up import Bases, collector_off, copied, first_line, warm_up
@@ -89,7 +89,9 @@ class TorchCapturer:
         with _one_at_a_time, torch.cuda.device(device), torch.no_grad():
             if self._stream is None or self._stream.device_index != device:
                 self._stream = torch.cuda.Stream(device)
-            with torch.cuda.stream(self._stream), _own_random_states(program, device):
+            cuda = torch.device("cuda", device)
+            own_states = own_random_states(generators_of(program, cuda), cuda)
+            with torch.cuda.stream(self._stream), own_states:
                 self._stream.wait_event(ready)
                 if self._warm is not program:
                     self._random = _warm_up_drawing(program, device, self._inputs)
@@ -203,10 +205,11 @@ class _OneCapture:
 
     def _begin(self) -> None:
         pool: Any = self._memory.torch_pool.id
+        cuda = torch.device("cuda", self._device)
         # What torch allocates here are the cells of seed and offset that random kernels read.
         try:
             with torch.cuda.use_mem_pool(self._cells, self._device):
-                for generator in _cuda_generators(self._program, self._device)[1:]:
+                for generator in generators_of(self._program, cuda)[1:]:
                     self._graph.register_generator_state(generator)
                 self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         except RuntimeError as error:
@@ -315,19 +318,6 @@ class _NodeLog:
 # ---- small things --------------------------------------------------------------------------------
 
 
-def _cuda_generators(program: Program, device: int) -> list[torch.Generator]:
-    """The device's default generator, and those that the Program names."""
-    default = torch.cuda.default_generators[device]
-    named = [one for one in program.generators if one.device.type == "cuda"]
-    return [default, *(one for one in named if _state(one) != _state(default))]
-
-
-def _state(generator: torch.Generator) -> int:
-    """What tells generators apart whose Python objects differ."""
-    identity: int = generator._cdata  # type: ignore[attr-defined]
-    return identity
-
-
 def _warm_up_drawing(
     program: Program, device: int, inputs: Sequence[torch.Tensor] | None
 ) -> RandomState | None:
@@ -337,7 +327,7 @@ def _warm_up_drawing(
         CaptureError: it draws from several generators; or as `warm_up`.
         ExecutionError: as `warm_up`.
     """
-    generators = _cuda_generators(program, device)
+    generators = generators_of(program, torch.device("cuda", device))
     before = [one.get_offset() for one in generators]
     clear: Any = torch._C._cuda_clearCublasWorkspaces
     warm_up(program, torch.device("cuda", device), inputs, clear)
@@ -352,26 +342,6 @@ def _warm_up_drawing(
             "from torch's default one, or from one that is passed"
         )
     return drawn[0] if drawn else None
-
-
-@contextlib.contextmanager
-def _own_random_states(program: Program, device: int) -> Iterator[None]:
-    """Let the Program draw from states that nobody else has, and give generators theirs back.
-
-    A capture registers its graph with a generator's state, which then holds the cells that its
-    random kernels read: of a state of its own nobody else's graphs and draws are disturbed.
-    """
-    generators = _cuda_generators(program, device)
-    saved = [one.graphsafe_get_state() for one in generators]
-    try:
-        for generator in generators:
-            own = torch.Generator(device=torch.device("cuda", device))
-            own.set_state(generator.get_state())
-            generator.graphsafe_set_state(own)
-        yield
-    finally:
-        for generator, state in zip(generators, saved, strict=True):
-            generator.graphsafe_set_state(state)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-import torch
+from offload.backends.random_draws import RandomState
 
 
 class NodeKind(enum.StrEnum):
@@ -75,19 +75,6 @@ class OwnedRange:
 
 RANDOM_OWNER = "torch's random state"
 """Owner of the memory from which random kernels read a generator's seed and offset."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RandomState:
-    """What a graph with random kernels draws from.
-
-    Attributes:
-        generator: whose seed and Philox offset the kernels use.
-        increment: by how much one execution moves the offset.
-    """
-
-    generator: torch.Generator
-    increment: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

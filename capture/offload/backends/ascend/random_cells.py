@@ -1,0 +1,278 @@
+"""Random numbers in a model of torch_npu: where its kernels read a generator's seed and offset.
+
+Under capture torch_npu makes two numbers of eight bytes for each generator that is drawn from, at
+its first draw, on the device's default stream; random kernels read them each time they run
+(NPUGeneratorState in torch_npu's NPUGeneratorImpl.h). What a replay by torch writes there before
+the model, an execution of offload writes itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from offload import _native
+from offload.backends.ascend.failed_captures import abandon
+from offload.backends.random_draws import RandomState
+from offload.backends.torch_warm_up import first_line
+from offload.errors import CaptureError, ExecutionError
+from offload.memory_pools import segments_of
+from offload.program import Launch
+
+Cell = tuple[int, int]
+"""The addresses of a seed and of an offset."""
+
+_NUMBER_BYTES = 8
+# For the trial capture: states that nobody confuses with another, nor with what memory held.
+_TRIAL_SEEDS = (0x5EED_0001, 0x5EED_0002)
+_TRIAL_OFFSETS = (1200, 3600)
+
+_seed_first: dict[int, bool] = {}
+_trial = threading.Lock()
+
+
+class DrawLog:
+    """Which launches draw from which generators, as the warm-up shows.
+
+    Owner: one preparation of a Program.
+
+    Attributes:
+        generator_of: by launch the position of the generator that it draws from.
+    """
+
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        """Begin before the first launch of the warm-up."""
+        self.generator_of: dict[int, int] = {}
+        self._generators = generators
+        self._first = self._offsets()
+        self._last = self._first
+
+    def note(self, launch: Launch) -> None:
+        """Note what a launch of the warm-up has moved.
+
+        One that could draw and moved nothing draws nothing, as dropout of nothing: what draws on
+        the CPU instead cannot be captured.
+
+        Raises:
+            CaptureError: it moved several generators.
+        """
+        offsets = self._offsets()
+        moved = [
+            position
+            for position, (one, other) in enumerate(zip(self._last, offsets, strict=True))
+            if one != other
+        ]
+        self._last = offsets
+        if len(moved) > 1:
+            raise CaptureError(
+                f"{launch.source}: {launch.operator} draws from {len(moved)} random generators at "
+                "once, and where its kernels find which is not known: draw from one"
+            )
+        if moved:
+            self.generator_of[launch.index] = moved[0]
+
+    def states(self) -> dict[int, RandomState]:
+        """By position the generators that were drawn from, each moved by one whole warm-up."""
+        return {
+            position: RandomState(
+                self._generators[position], self._last[position] - self._first[position]
+            )
+            for position in sorted(set(self.generator_of.values()))
+        }
+
+    def check_captured(self, launches: Sequence[Launch]) -> None:
+        """Make sure that the capture, which has ended, took nothing from a generator itself.
+
+        Raises:
+            CaptureError: some launch drew while it was captured, which is then frozen.
+        """
+        if self._offsets() != self._last:
+            names = sorted({launches[index].operator for index in self.generator_of})
+            raise CaptureError(
+                f"{', '.join(names)}: random numbers were drawn when they were captured, so that "
+                "each execution would draw the same"
+            )
+
+    def _offsets(self) -> list[int]:
+        return [one.get_offset() for one in self._generators]
+
+
+class CellFinder:
+    """Finds the memory of seeds and offsets that a capture makes.
+
+    The first launch that draws from a generator takes all its memory from a pool of its own, where
+    what the capture makes beside it can be told by its stream.
+
+    Owner: one capture, on whose thread it is called. It keeps the pools, which must outlive the
+    captured graph and the states of the generators.
+
+    Attributes:
+        pools: that hold cells, and memory of the launches that they were made for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.pools: list[Any] = []
+        self._device = device
+        self._draws = DrawLog(())
+        self._cells: dict[int, Cell] = {}
+        self._default_stream = 0
+        self._is_seed_first = True
+
+    def expect(self, draws: DrawLog) -> None:
+        """Learn, before the capture begins, what it will draw.
+
+        Raises:
+            CaptureError: torch_npu keeps seeds and offsets in another way than is known here.
+            ExecutionError: the device failed.
+        """
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        self._draws = draws
+        if draws.generator_of:
+            self._default_stream = npu.default_stream(self._device).npu_stream
+            self._is_seed_first = seed_is_first(self._device)
+
+    @contextlib.contextmanager
+    def launching(self, launch: Launch) -> Iterator[None]:
+        """While a launch is captured.
+
+        Raises:
+            CaptureError: it draws, and makes no cell.
+        """
+        position = self._draws.generator_of.get(launch.index)
+        if position is None or position in self._cells:
+            yield
+            return
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        pool = npu.MemPool()
+        self.pools.append(pool)
+        with npu.use_mem_pool(pool, self._device):
+            yield
+        numbers = numbers_in(pool, self._device, self._default_stream)
+        if len(numbers) != 2:
+            raise CaptureError(
+                f"{launch.source}: {launch.operator} draws random numbers, and under capture makes "
+                f"{len(numbers)} numbers on the device's default stream, where it was to make a "
+                "seed and an offset: each execution would draw the same"
+            )
+        first, second = numbers
+        self._cells[position] = (first, second) if self._is_seed_first else (second, first)
+
+    def check_captured(self, launches: Sequence[Launch]) -> None:
+        """As `DrawLog.check_captured`."""
+        self._draws.check_captured(launches)
+
+    def states(self) -> tuple[RandomState, ...]:
+        """The generators that are drawn from."""
+        return tuple(self._draws.states().values())
+
+    def cells(self) -> list[Cell]:
+        """Of each of these generators."""
+        return [self._cells[position] for position in sorted(self._cells)]
+
+
+def numbers_in(pool: Any, device: torch.device, stream: int) -> list[int]:
+    """Where a pool has numbers of eight bytes that were made on a stream, by address."""
+    return sorted(
+        block["address"]
+        for segment in segments_of(pool, device)
+        if segment["stream"] == stream
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated" and block["requested_size"] == _NUMBER_BYTES
+    )
+
+
+def seed_is_first(device: torch.device) -> bool:
+    """Whether torch_npu makes the seed before the offset: tried once in a process and device.
+
+    A draw from a generator of its own is captured on the current stream, which is not the default
+    one, and replayed by torch from another state.
+
+    Raises:
+        CaptureError: the replay draws other numbers than eager does, or leaves something else than
+            seed and offset in the memory that the capture made.
+        ExecutionError: the device failed.
+    """
+    with _trial:
+        if device.index not in _seed_first:
+            try:
+                with contextlib.closing(_Trial(device)) as trial:
+                    _seed_first[device.index] = trial.seed_is_first()
+            except RuntimeError as error:
+                raise ExecutionError(
+                    f"a trial capture of random numbers failed: {first_line(error)}"
+                ) from error
+        return _seed_first[device.index]
+
+
+def _number_at(device: int, address: int) -> int:
+    return int.from_bytes(_native.ascend_read_memory(device, address, _NUMBER_BYTES), "little")
+
+
+class _Trial:
+    """A captured draw from a generator that nobody else has, on the current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        self._npu = npu
+        self._device = device
+        self._generator = torch.Generator(device=device)
+        self._drawn = torch.empty(64, device=device)
+        self._pools = [npu.MemPool(), npu.MemPool()]
+        self._graph = npu.NPUGraph()
+        self._stream = npu.current_stream(device)
+
+    def seed_is_first(self) -> bool:
+        """Capture from one state, replay from another, and look what lies where."""
+        self._set(0)
+        self._draw()
+        self._set(0)
+        self._capture()
+        self._set(1)
+        self._draw()
+        expected, end = self._drawn.tolist(), self._generator.get_offset()
+        self._set(1)
+        self._graph.replay()
+        self._stream.synchronize()
+        replayed = self._drawn.tolist()
+        default_stream = self._npu.default_stream(self._device).npu_stream
+        numbers = numbers_in(self._pools[1], self._device, default_stream)
+        held = [_number_at(self._device.index, address) for address in numbers]
+        state = [_TRIAL_SEEDS[1], _TRIAL_OFFSETS[1]]
+        is_same = replayed == expected and self._generator.get_offset() == end
+        if not is_same or sorted(held) != sorted(state):
+            raise CaptureError(
+                "torch_npu keeps the state of random generators in another way than is known "
+                f"here: a replay from seed and offset {state} leaves {held} in the memory that its "
+                f"capture made, and draws {'what' if is_same else 'other numbers than'} eager does"
+            )
+        return held == state
+
+    def close(self) -> None:
+        """Give everything back: whoever uses memory of the pools before the pools."""
+        with contextlib.suppress(RuntimeError):  # of a device that has failed
+            self._graph.reset()
+        del self._graph, self._generator, self._drawn
+        self._pools.clear()
+
+    def _set(self, which: int) -> None:
+        self._generator.manual_seed(_TRIAL_SEEDS[which])
+        self._generator.set_offset(_TRIAL_OFFSETS[which])
+
+    def _draw(self) -> None:
+        self._drawn.uniform_(generator=self._generator)
+
+    def _capture(self) -> None:
+        stream: int = self._stream.npu_stream
+        try:
+            self._graph.capture_begin(pool=self._pools[0].id, capture_error_mode="thread_local")
+            with self._npu.use_mem_pool(self._pools[1], self._device):
+                self._draw()
+                self._stream.npu_stream  # noqa: B018 - until it is launched
+            self._graph.capture_end()
+        except BaseException:
+            abandon(self._graph, self._pools[0], stream, self._device.index)
+            raise
