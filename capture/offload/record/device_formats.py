@@ -38,6 +38,6 @@ def refuse_own_format(tensor: torch.Tensor, what: str) -> None:
         size_bytes = tensor.untyped_storage().nbytes()
         raise CaptureError(
             f"{user_location()}: {what} lies in the device's format {name}, {size_bytes} bytes for "
-            f"shape {list(tensor.shape)}, which cannot be watched and compared as bytes: cast it with torch_npu.npu_format_cast(tensor, 2) "
-            "before the capture"
+            f"shape {list(tensor.shape)}, which cannot be watched and compared as bytes: "
+            "cast it with torch_npu.npu_format_cast(tensor, 2) before the capture"
         )
