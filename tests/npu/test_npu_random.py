@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 import offload
 from offload.backends.ascend import random_cells
 from offload.backends.ascend.random_cells import DrawLog
+from offload.memory_pools import segments_of
 from offload.program import Launch
 
 N = 64
@@ -258,6 +260,20 @@ def test_memory_that_is_not_as_known_is_refused(monkeypatch: pytest.MonkeyPatch)
         patch.setattr(random_cells, "numbers_in", lambda *args: found(*args)[::-1])
         with captured.load() as run:  # what lies where was looked up, not taken for granted
             check_draws(run, OPERATORS["rand"], torch.ones(N).npu())
+
+
+def test_asking_what_a_pool_holds_takes_no_references() -> None:
+    """The wheel's snapshot of one pool does, of the numbers that the pool is known by."""
+    pool, device = torch.npu.MemPool(), torch.device("npu", 0)
+    with torch.npu.use_mem_pool(pool):
+        held = torch.ones(4, device=device)
+    numbers = tuple(pool.id)
+    before = [sys.getrefcount(number) for number in numbers]
+    for _ in range(200):
+        (segment,) = segments_of(pool, device)
+    assert segment["address"] <= held.data_ptr() < segment["address"] + segment["total_size"]
+    after = [sys.getrefcount(number) for number in numbers]
+    assert max(abs(one - other) for one, other in zip(before, after, strict=True)) < 100
 
 
 class Counter:

@@ -18,6 +18,7 @@ from offload.record.callables import (
     refuse_compiled,
     refuse_nested_captures,
 )
+from offload.record.device_formats import refuse_own_format
 from offload.record.fake_weights import FakeWeights
 from offload.record.host_constants import check_result, check_undrawn, may_be_host_constant
 from offload.record.input_overlaps import common_memory, written_overlaps
@@ -96,6 +97,8 @@ class Recorder:
         self._arguments = CallArguments(args, kwargs)
         self._choose_device()
         self._look_at_compiled()
+        for tensor, name in zip(self._arguments.tensors, self._arguments.names, strict=True):
+            refuse_own_format(tensor, name)
         with torch.no_grad():
             self._inputs = [self._twin(tensor) for tensor in self._arguments.tensors]
             for tensor, name in zip(self._inputs, self._arguments.names, strict=True):
@@ -313,6 +316,7 @@ class Recorder:
 
     def _result(self, tensor: torch.Tensor) -> Result:
         check_plain(tensor, "a result")
+        refuse_own_format(tensor, "a result")
         tracked = self._log.track(tensor, "the result")
         check_result(tracked, self.table.device)
         leaves = (leaf for leaf, given in enumerate(self._inputs) if tensor is given)

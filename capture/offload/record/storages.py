@@ -10,6 +10,7 @@ import torch
 from offload.eager_run import bytes_of
 from offload.errors import CaptureError
 from offload.program import ITEM_BYTES, Role, TensorView, Value, span_bytes
+from offload.record.device_formats import refuse_own_format
 from offload.record.host_constants import check_host_constant, check_read_unseen
 from offload.record.model_state import ModelState, StorageWatch
 from offload.record.operators import user_location
@@ -136,8 +137,10 @@ class StorageTable:
         """Track a tensor that the model holds; its Value is the whole storage.
 
         Raises:
-            CaptureError: it is neither on the device nor a host constant.
+            CaptureError: it is neither on the device nor a host constant, or lies in a format of
+                the device's own.
         """
+        refuse_own_format(tensor, "a tensor that the model uses")
         holders = self.state.holders(tensor.untyped_storage()._cdata) or (tensor,)
         if tensor.device != self.device:
             holders = tuple(one for one in holders if one.dim() == 0) or (tensor,)
