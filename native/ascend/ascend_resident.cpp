@@ -77,13 +77,10 @@ void AscendResident::patch(const std::vector<Patch>& patches) noexcept {
   if (refresh_) refresh_->patch(patches);
 }
 
-// Before anything of an execution is enqueued.
-void AscendResident::begin_pass() {
-  if (take_failure()) {
-    refresh_->distrust();
-    if (steps_) steps_->weights()->distrust();
-  }
-  if (steps_) steps_->weights()->begin_pass(stream());
+void AscendResident::heed_failure() {
+  if (!take_failure()) return;
+  refresh_->distrust();
+  if (steps_) steps_->weights()->distrust();
 }
 
 void AscendResident::execute_model() {
@@ -95,7 +92,8 @@ void AscendResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times)
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
-  begin_pass();
+  heed_failure();
+  if (steps_) steps_->weights()->begin_pass(stream());
   refresh_->enqueue(stream());
   first_launch_ns = now_ns();
   execute_model();
@@ -112,7 +110,8 @@ void AscendResident::issue(std::size_t launch) {
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
-  if (launch == 0) begin_pass();
+  heed_failure();
+  if (steps_ && launch == 0) steps_->weights()->begin_pass(stream());
   refresh_->enqueue(stream());
   if (steps_) steps_->weights()->issue_before(launch, stream());
   for (const std::size_t kernel : launch_kernels_.at(launch)) launch_kernel(kernel, stream());

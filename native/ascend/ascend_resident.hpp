@@ -71,7 +71,7 @@ class AscendResident final : public StreamResident {
   void abandon() noexcept override;
   void make(const AscendProgram& program);
   void make_model();
-  void begin_pass();
+  void heed_failure();
   void execute_model();
   void launch_kernel(std::size_t kernel, Stream stream) const;
 
