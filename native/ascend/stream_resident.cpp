@@ -150,6 +150,7 @@ void StreamResident::finish() {
 // An event that is recorded on a capturing stream would become part of another model, and tell
 // nothing of what was executed before.
 bool StreamResident::wait_for_end() noexcept {
+  if (runtime_.is_forked()) return false;
   if (!in_flight()) return true;
   bool captures = false;
   if (ask_capturing(*last_stream_, captures) == kSuccess && captures) return false;
@@ -173,7 +174,7 @@ void StreamResident::close() noexcept {
 
 void StreamResident::close_for_good() noexcept {
   close();
-  if (!in_flight()) return;
+  if (!in_flight() && !runtime_.is_forked()) return;
   const ContextScope scope(runtime_, device_);
   abandon();
 }

@@ -21,7 +21,8 @@ namespace offload::acl {
 //
 // While the stream of the last execution is being captured into another model nobody can wait for
 // what was executed there before: fence throws, close refuses executions from then on but gives
-// nothing back yet, and what is destroyed then leaves its memory to the process.
+// nothing back yet, and what is destroyed then leaves its memory to the process. In the child of a
+// fork it is the same for good, and executions are refused.
 class StreamResident : public Resident {
  public:
   ~StreamResident() override;

@@ -26,9 +26,7 @@ void allocate(Runtime& state, void** result, std::size_t n_bytes, std::size_t ex
   *result = reinterpret_cast<void*>(address);
 }
 
-void free_device(Runtime& state, void* address) {
-  state.device.memory.free(as_number(address));
-}
+void free_device(Runtime& state, void* address) { state.device.memory.free(as_number(address)); }
 
 void allocate_host(Runtime& state, void** result, std::size_t n_bytes) {
   require_given(result, "the result");
@@ -106,9 +104,8 @@ ACL_EXPORT int aclrtMallocHostWithCfg(void** address, std::uint64_t n_bytes, Mal
 }
 
 ACL_EXPORT int aclrtFreeHost(void* address) {
-  return call("aclrtFreeHost", Needs::kInitialised, [&](Runtime& state) {
-    state.device.memory.free_host(as_number(address));
-  });
+  return call("aclrtFreeHost", Needs::kInitialised,
+              [&](Runtime& state) { state.device.memory.free_host(as_number(address)); });
 }
 
 ACL_EXPORT int aclrtHostRegister(void* address, std::uint64_t n_bytes, int type,
