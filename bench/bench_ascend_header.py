@@ -15,7 +15,6 @@ from typing import Any
 
 import ascend_simulator
 import pytest
-import simulator as simulators
 import torch
 from ascend_kernels import AtenCapturer
 from aten_kernel import AtenKernel
@@ -34,13 +33,7 @@ ROUNDS = 30
 @pytest.fixture
 def ascend() -> Iterator[ascend_simulator.AscendSimulator]:
     """The simulated runtime."""
-    try:
-        loaded = ascend_simulator.load()
-    except simulators.SimulatorUnavailable as reason:
-        pytest.skip(str(reason))
-    loaded.begin()
-    yield loaded
-    loaded.begin()
+    yield from ascend_simulator.for_a_test()
 
 
 def negate_often(*inputs: torch.Tensor) -> list[torch.Tensor]:

@@ -60,11 +60,4 @@ def simulator() -> Iterator[simulators.Simulator]:
 @pytest.fixture
 def ascend() -> Iterator[ascend_simulator.AscendSimulator]:
     """The simulated Ascend runtime: initialised, device 0 set on this thread, nothing counted."""
-    try:
-        loaded = ascend_simulator.load()
-    except simulators.SimulatorUnavailable as reason:
-        pytest.skip(str(reason))
-    loaded.begin()
-    yield loaded
-    gc.collect()
-    loaded.begin()
+    yield from ascend_simulator.for_a_test()

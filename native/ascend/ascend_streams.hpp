@@ -57,6 +57,7 @@ class AscendStreams {
   // Whether it is one of the codes that say what became of tasks or of the device (documentation of
   // CANN: exceptions, traps and timeouts of its processors, aborts, memory and link errors).
   static bool is_fault(Code code);
+  bool is_lost() const { return runtime_->is_forked(); }
 
   const Runtime& runtime() const { return *runtime_; }
   const Device& device() const { return device_; }

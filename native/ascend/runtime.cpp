@@ -1,9 +1,11 @@
 #include "ascend/runtime.hpp"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <mutex>
+#include <type_traits>
 
 #include "offload/errors.hpp"
 
@@ -19,6 +21,24 @@ constexpr const char* kCapabilityNames[kCapabilities] = {
     "memcpy_desc",   "explicit_build",     "task_params",
     "offline_model", "finalize_reference", "stream_count",
     "host_register",
+};
+
+constexpr const char* kForked =
+    "this process was forked from one that had opened the Ascend runtime, which does not work in "
+    "the child: load the program in a process that was started anew (multiprocessing's \"spawn\")";
+
+// Stands for a function of the runtime in the child of a fork.
+template <class Function>
+struct Forked;
+template <class Result, class... Arguments>
+struct Forked<Result (*)(Arguments...)> {
+  static Result call(Arguments...) {
+    if constexpr (std::is_same_v<Result, Error>) {
+      return kAclFailure;
+    } else {
+      return Result{};
+    }
+  }
 };
 
 std::atomic<std::uint64_t> n_references{0};
@@ -80,6 +100,15 @@ void Runtime::open() {
   }
 }
 
+// Writes pointers and a flag, and nothing else: it runs between fork and what follows it.
+void Runtime::end_in_child() noexcept {
+  is_forked_ = true;
+#define OFFLOAD_FORKED(name, symbol, capability, result, signature) \
+  if (name != nullptr) name = Forked<decltype(name)>::call;
+  OFFLOAD_ACL_FUNCTIONS(OFFLOAD_FORKED)
+#undef OFFLOAD_FORKED
+}
+
 void Runtime::initialize() const {
   const Error error = init(nullptr);
   if (error != kSuccess && error != kAclRepeatInitialize) {
@@ -98,14 +127,16 @@ void Runtime::release() const noexcept {
 
 const Runtime& Runtime::get() {
   static std::mutex mutex;
-  static const Runtime* opened = nullptr;
+  static Runtime* opened = nullptr;
   const std::lock_guard lock(mutex);
   if (opened == nullptr) {
     static Runtime runtime;
     runtime.open();
     runtime.initialize();
     opened = &runtime;
+    pthread_atfork(nullptr, nullptr, [] { opened->end_in_child(); });
   }
+  if (opened->is_forked()) throw BackendUnavailable(kForked);
   return *opened;
 }
 
@@ -125,6 +156,7 @@ std::vector<std::pair<std::string, bool>> Runtime::capabilities() const {
 }
 
 std::string Runtime::describe(Error error) const {
+  if (is_forked_) return kForked;
   const char* const name = error_name(error);
   std::string text = std::to_string(static_cast<int>(error));
   if (name != nullptr) text += " " + std::string(name);

@@ -22,15 +22,21 @@ inline constexpr int kStreamBudget = 1984;
 // The runtime is initialised once by reference: an earlier aclInit of the process (torch_npu's) is
 // as good, and aclFinalize, which ends the runtime for everybody, is never called.
 //
+// In the child of a fork nothing of it is called any more: a device's runtime, and the threads that
+// it counts on, stay with the parent. Each function then gives an error, and nothing is given back.
+//
 // Owner: the process; never closed, since objects of static life may still use it. Thread: any.
 // Errors: get, initialize and require throw BackendUnavailable; check, fail and check_memory throw
 // OutOfMemory where the device's memory ran out, else ExecutionError.
 class Runtime {
  public:
   // Opens the libraries, resolves every function and initialises the runtime; done once, tried
-  // again after a failure. Throws naming the library or symbol that is missing, or why the runtime
-  // does not start.
+  // again after a failure. Throws naming the library or symbol that is missing, why the runtime
+  // does not start, or that the process was forked since.
   static const Runtime& get();
+
+  // Whether this process was forked from the one that opened the runtime.
+  bool is_forked() const { return is_forked_; }
 
   // Takes a reference on the runtime once more: needed where somebody has ended it for everybody.
   void initialize() const;
@@ -76,8 +82,10 @@ class Runtime {
     return static_cast<std::size_t>(capability);
   }
   void open();
+  void end_in_child() noexcept;
 
   std::array<std::string, kCapabilities> missing_;  // symbols, by capability
+  bool is_forked_ = false;
 };
 
 // The default context of a device, which torch_npu uses too. It stays until the process ends: it

@@ -68,6 +68,9 @@ class CudaStreams {
   // documentation.
   static bool is_fault(Code code);
 
+  // In the child of a fork the driver refuses what it is asked by itself.
+  bool is_lost() const { return false; }
+
  private:
   const Driver& driver() const { return arena_->driver(); }
 

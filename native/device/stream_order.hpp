@@ -65,7 +65,8 @@ class StreamFence final : public Fence {
 //   ask_capturing(stream, captures&): Code, whether somebody captures the stream into another
 //   model; refuse_capturing(stream, which): throws ExecutionError where somebody does; check(code,
 //   what): throws ExecutionError with the device's words unless it is kSuccess; is_fault(code): the
-//   device failed, and was not merely asked at the wrong time: what it was given does not go on.
+//   device failed, and was not merely asked at the wrong time: what it was given does not go on;
+//   is_lost(): nothing works in this process any more, which was forked, and nothing is asked.
 //
 // Owner: one resident. Thread: callers serialise; fences wait on any. Errors: the constructor,
 // enter and fence throw ExecutionError. A stream must live until a fence behind its work was waited
@@ -147,6 +148,7 @@ class StreamOrder {
   // another model and tell nothing of what was executed before; and a wait that was refused, by
   // whatever the device says but a fault, ends nothing.
   bool end() noexcept {
+    if (streams_.is_lost()) return false;
     const typename Streams::RelaxedScope scope(streams_);
     if (in_flight()) {
       bool captures = false;

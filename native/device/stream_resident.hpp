@@ -23,7 +23,7 @@ namespace offload {
 // While the stream of the last execution is being captured into another model nobody can wait for
 // what was executed there before: fence throws, close refuses executions from then on but gives
 // nothing back yet, and what is destroyed then leaves its memory to the process. So does a wait
-// that the device refuses.
+// that the device refuses, and for good what the parent of a forked process had loaded.
 template <typename Streams>
 class StreamResident : public Resident {
  public:
@@ -55,7 +55,7 @@ class StreamResident : public Resident {
   // back: else the device may still use what the caller keeps for it.
   bool close_for_good() noexcept {
     close();
-    if (is_abandoned_ || !order_.in_flight()) return !is_abandoned_;
+    if (is_abandoned_ || !(order_.in_flight() || streams_.is_lost())) return !is_abandoned_;
     is_abandoned_ = true;
     const typename Streams::Scope scope(streams_);
     abandon();

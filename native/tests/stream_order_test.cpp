@@ -78,6 +78,7 @@ struct FakeStreams {
     if (code != kDone) throw std::runtime_error(what);
   }
   static bool is_fault(Code code) { return code == kFault; }
+  static bool is_lost() { return false; }
 
   Machine& machine;
 };

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import pytest
 import simulator as simulators
 
 # Scripts of tests have this folder on their path alone.
@@ -223,3 +225,16 @@ def load() -> AscendSimulator:
     _require_no_runtime()
     library = ctypes.CDLL(str(simulators.build(LIBRARY)), mode=ctypes.RTLD_GLOBAL)
     return AscendSimulator(library)
+
+
+def for_a_test() -> Iterator[AscendSimulator]:
+    """For a fixture: the simulator as at its beginning, before and after; skips without one."""
+    try:
+        loaded = load()
+    except simulators.SimulatorUnavailable as reason:
+        pytest.skip(str(reason))
+    loaded.begin()
+    yield loaded
+    # What errors keep alive gives its memory back now: after the reset other things lie there.
+    gc.collect()
+    loaded.begin()

@@ -63,6 +63,7 @@ REFUSED = [
     ("aclmdlRITaskGetType", UNKNOWN, SPACE),
     ("aclrtMemset", SPACE, 8, 0, 8),
     ("aclrtMemsetAsync", SPACE, 8, 0, 8, "stream"),
+    ("aclrtMemsetAsync", "block", 8, 0, 16, "stream"),
     ("aclrtMemcpyAsync", "word", 8, SPACE, 0, acl.HOST_TO_BUFFER_TO_DEVICE, "stream"),
     ("aclrtMemcpyAsync", "word", 8, "other word", 8, acl.HOST_TO_BUFFER_TO_DEVICE, "stream"),
     ("aclrtSetMemcpyDesc", SPACE, 6, "word", "other word", 8, 0),

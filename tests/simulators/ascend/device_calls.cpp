@@ -162,7 +162,6 @@ ACL_EXPORT int aclrtSetDevice(std::int32_t device) {
 
 ACL_EXPORT int aclrtResetDevice(std::int32_t device) {
   return call("aclrtResetDevice", Needs::kInitialised, [&](Runtime& state) {
-    require_device(state, device);
     refuse_unless(state.n_set[device] > 0, kRtInvalidDeviceid, "the device was not set");
     if (--state.n_set[device] == 0) release_device(state, device);
   });
