@@ -229,7 +229,47 @@ def test_events_touch_nothing() -> None:
     captures = captured(
         program, kernels, launches=[0, 1, 2, 1], types={3: int(TaskType.EVENT_RECORD)}
     )
-    assert not relocated_words(program, captures).copied
+    found = relocated_words(program, captures)
+    assert (found.copied, found.why_fixed) == ({}, "")
+
+
+@pytest.mark.parametrize("has_kernel", [False, True])
+def test_an_unreadable_task_beside_a_kernel_may_use_scratch_memory(has_kernel: bool) -> None:
+    """One that a launch makes alone has no use for any but what the launch reads and writes."""
+    program = program_of(lambda x, y: (x + 1, y.mul_(2)), torch.ones(64), torch.ones(64))
+    x, y = (value.index for value in program.of_role(Role.INPUT))
+    (out,) = (value.index for value in program.of_role(Role.OUTPUT))
+    captures = []
+    for at, pool, block in LAYOUTS:
+        tasks = [Task(TaskType.KERNEL, 0xF0, 1, block, struct.pack("<2Q", at, pool), 0)]
+        tasks.append(Task(TaskType.DEFAULT, 0, 0, 0, b"", 1))
+        if has_kernel:
+            content = struct.pack("<2Q", at + 4096, pool + 512)
+            tasks.append(Task(TaskType.KERNEL, 0xF1, 1, block + BLOCK_BYTES, content, 1))
+        places = {x: at, y: at + 4096, out: pool}
+        captures.append(ModelCapture(tasks, places, [(pool, POOL_BYTES)]))
+    found = relocated_words(program, captures)
+    assert set(found.copied) == {y}
+    assert {word.value for word in found.discovery.words} == {x, out}
+    assert bool(found.why_fixed) == has_kernel
+
+
+def test_an_unreadable_task_that_reads_the_pool_fixes_it() -> None:
+    program = program_of(lambda x, y: y.copy_(x + 1), torch.ones(64), torch.ones(64))
+    x, y = (value.index for value in program.of_role(Role.INPUT))
+    (between,) = (value.index for value in program.of_role(Role.ACTIVATION))
+    captures = []
+    for at, pool, block in LAYOUTS:
+        tasks = [
+            Task(TaskType.KERNEL, 0xF0, 1, block, struct.pack("<2Q", at, pool), 0),
+            Task(TaskType.DEFAULT, 0, 0, 0, b"", 1),
+        ]
+        places = {x: at, y: at + 4096, between: pool}
+        captures.append(ModelCapture(tasks, places, [(pool, POOL_BYTES)]))
+    found = relocated_words(program, captures)
+    assert set(found.copied) == {y}
+    assert "aten::copy_" in found.why_fixed
+    assert {word.value for word in found.discovery.words} == {x}
 
 
 def test_an_output_that_no_word_names_is_copied() -> None:

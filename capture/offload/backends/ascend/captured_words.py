@@ -178,10 +178,10 @@ def _inputs(program: Program, capture: ModelCapture) -> list[int]:
 def _as_graph(
     program: Program, capture: ModelCapture, weights: Sequence[OwnedRange]
 ) -> GraphCapture:
-    """The tasks as nodes; an allocation's Value is its own number: inputs, pieces, blocks.
+    """The tasks as nodes; an allocation's Value is its own number: inputs, then pieces.
 
-    Words that point into an argument block, written by the runtime, thus have an owner that the
-    model keeps (class self): they are told from other addresses, and never patched.
+    Words that point into an argument block, written by the runtime, have an owner that the model
+    keeps (class self): they are told from other addresses, and never patched.
     """
     ranges = [
         *(
@@ -189,7 +189,6 @@ def _as_graph(
             for index in _inputs(program, capture)
         ),
         *capture.pool,
-        *((task.address, len(task.arguments)) for task in capture.tasks),
     ]
     return GraphCapture(
         graph=0,
@@ -270,9 +269,10 @@ class _Decision:
 
     # ---- whose a word is -----------------------------------------------------------------------
 
-    def _piece_of(self, word: Word) -> int | None:
-        piece = word.value - len(self._inputs)
-        return piece if 0 <= piece < len(self._captures[0].pool) else None
+    def _address(self, word: Word) -> int:
+        """That a word holds in the first capture, of what lies in the pool."""
+        piece = self._captures[0].pool[word.value - len(self._inputs)]
+        return piece[0] + word.value_offset_bytes
 
     def _values_named(self) -> list[int | None]:
         """For each word the Value of the Program that it may name, by where that lies."""
@@ -297,12 +297,8 @@ class _Decision:
         """Of several that lie there one after the other the last that was made by then."""
         if word.value < len(self._inputs):
             return self._inputs[word.value]
-        piece = self._piece_of(word)
-        if piece is None:
-            return None
         launch = self._tasks[word.node].launch
-        address = self._captures[0].pool[piece][0] + word.value_offset_bytes
-        made = ((self._made_by[value], value) for value in around(address))
+        made = ((self._made_by[value], value) for value in around(self._address(word)))
         return max((one for one in made if one[0] <= launch), default=(0, None))[1]
 
     def _place_of(self, index: int, *, moves_pool: bool) -> tuple[int, int] | None:
@@ -311,14 +307,11 @@ class _Decision:
         if word.value < len(self._inputs):
             assert value is not None  # inputs have memory of their own
             return None if value in self.copied else (value, word.value_offset_bytes)
-        piece = self._piece_of(word)
-        if piece is None:
-            return None  # into an argument block, which stays
         if value is not None and self._is_output(value) and value not in self.copied:
-            address = self._captures[0].pool[piece][0] + word.value_offset_bytes
-            return value, address - self._captures[0].places[value]
+            return value, self._address(word) - self._captures[0].places[value]
         if not moves_pool:
             return None
+        piece = word.value - len(self._inputs)
         return len(self._program.values) + piece, word.value_offset_bytes
 
     def _is_output(self, value: int) -> bool:

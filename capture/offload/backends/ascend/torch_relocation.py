@@ -157,6 +157,8 @@ class Relocator:
         tasks = []
         n_seen = [0] * n_streams
         for stream, kind, function, n_blocks, address, arguments in told:
+            if stream >= n_streams:
+                continue  # copies behind the last launch that did not fit on the others
             launch = _launch_of(counts[stream], n_seen[stream])
             n_seen[stream] += 1
             if launch is not None:
