@@ -22,6 +22,12 @@ inline constexpr int kStreamBudget = 1984;
 // The runtime is initialised once by reference: an earlier aclInit of the process (torch_npu's) is
 // as good, and aclFinalize, which ends the runtime for everybody, is never called.
 //
+// When the process exits no reference is given back either. aclFinalizeReference would have to come
+// behind the last call of the last resident, or it ends the runtime under that where nobody else
+// holds a reference; and residents live on while the interpreter is torn down, in no known order.
+// Nor does it help torch_npu, whose own exit function ends the runtime for everybody by
+// aclFinalize, whatever the count is. So release() is for those who know that nothing is left.
+//
 // Owner: the process; never closed, since objects of static life may still use it. Thread: any.
 // Errors: get, initialize and require throw BackendUnavailable; check and check_memory throw
 // ExecutionError.

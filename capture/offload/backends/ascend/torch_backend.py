@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from offload import _native
-from offload.backends.ascend.backend import AscendBackend
+from offload.backends.ascend.backend import AscendBackend, stages_note
 from offload.backends.ascend.torch_capture import CapturedModel, TorchCapturer
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.backends.random_draws import drawing
@@ -151,4 +151,5 @@ def _notes(resident: _native.AscendCapturedResident, form: str, pool_bytes: int)
         "one model, captured by torch_npu: activations, and copies of inputs and outputs, lie in "
         f"{pool_bytes} bytes of its pool, for good",
         f"inputs and outputs: {who}; kernels' own arguments are not relocated",
+        stages_note(drains=True),
     )
