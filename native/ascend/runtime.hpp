@@ -25,6 +25,12 @@ inline constexpr int kStreamBudget = 1984;
 // In the child of a fork nothing of it is called any more: a device's runtime, and the threads that
 // it counts on, stay with the parent. Each function then gives an error, and nothing is given back.
 //
+// When the process exits no reference is given back either. aclFinalizeReference would have to come
+// behind the last call of the last resident, or it ends the runtime under that where nobody else
+// holds a reference; and residents live on while the interpreter is torn down, in no known order.
+// Nor does it help torch_npu, whose own exit function ends the runtime for everybody by
+// aclFinalize, whatever the count is. So release() is for those who know that nothing is left.
+//
 // Owner: the process; never closed, since objects of static life may still use it. Thread: any.
 // Errors: get, initialize and require throw BackendUnavailable; check, fail and check_memory throw
 // OutOfMemory where the device's memory ran out, else ExecutionError.

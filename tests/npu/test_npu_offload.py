@@ -108,6 +108,9 @@ def test_the_host_copies_where_the_runtime_has_no_table(form: str) -> None:
         assert (counts["enqueued"], counts["refreshes"]) == (enqueued, refreshes)
         assert which in " ".join(run.notes())
         assert "bytes of its pool" in " ".join(run.notes())
+        assert "convert = convert, drain: it has none, policy = policy, patch = host table" in (
+            " ".join(run.notes())
+        )
 
 
 class Counter(nn.Module):

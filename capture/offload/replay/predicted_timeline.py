@@ -47,7 +47,7 @@ def with_prediction(
 
     for stage in STAGES:
         duration_ns = prediction.stages_ns[stage]
-        if stage == "drain" and not duration_ns:  # no queue to drain: nothing was measured either
+        if stage == "drain" and not round(duration_ns):  # the device has no queue to drain
             continue
         add(SpanKind.STAGE, stage, HOST_LANE, (at_ns, at_ns + duration_ns), -1)
         at_ns += duration_ns

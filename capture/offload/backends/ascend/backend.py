@@ -381,7 +381,32 @@ def _notes(
         Refresh.HOST: "the host writes what changed, and copies it at once",
         Refresh.GATHER: "a kernel gathers them on the device",
     }[refresh]
-    return (f"one model, made by {made}", f"addresses of kernel arguments: {who} ({done})", *more)
+    return (
+        f"one model, made by {made}",
+        f"addresses of kernel arguments: {who} ({done})",
+        stages_note(gathers=refresh is Refresh.GATHER),
+        *more,
+    )
+
+
+def stages_note(*, gathers: bool = False, drains: bool = False) -> str:
+    """Which of the graph engine's stages is measured in which of m_l_t.
+
+    Args:
+        gathers: a kernel that is launched refreshes arguments.
+        drains: torch's queue is delivered before.
+    """
+    stages = [
+        "convert = convert",
+        *(["drain: it has none"] if drains else []),
+        "policy = policy",
+        "patch = host table",
+        f"submit = base copy{' and refresh launch' if gathers else ''}",
+    ]
+    return (
+        f"m_l_t in the graph engine's stages: {', '.join(stages)}; its execute enqueue begins the "
+        "time of the device"
+    )
 
 
 def _refuse_random(program: Program) -> None:

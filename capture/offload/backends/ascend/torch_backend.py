@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from offload import _native
-from offload.backends.ascend.backend import AscendBackend
+from offload.backends.ascend.backend import AscendBackend, stages_note
 from offload.backends.ascend.relocated_model import (
     notes_of,
     patched_arguments,
@@ -253,4 +253,4 @@ def _notes(
     streamed: StreamedWeights,
 ) -> tuple[str, ...]:
     weights = streaming_notes(streamed.stream, plan.streaming)
-    return (*notes_of(bound, program, resident), *weights)
+    return (*notes_of(bound, program, resident), stages_note(drains=True), *weights)
