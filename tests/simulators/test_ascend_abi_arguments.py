@@ -7,6 +7,8 @@ import ctypes
 import ascend_client as acl
 import pytest
 
+from model_tasks import tasks_of
+
 SPACE = (ctypes.c_uint64 * 16)()
 UNKNOWN = 12345
 
@@ -112,6 +114,19 @@ NULL = [
     ("aclrtGetMemInfo", 1, 0, SPACE),
     ("aclrtGetMemInfo", 1, SPACE, 0),
     ("aclrtPointerGetAttributes", "word", 0),
+    ("aclrtCreateStream", 0),
+    ("aclrtStreamGetId", "stream", 0),
+    ("aclrtStreamGetPriority", "stream", 0),
+    ("aclrtStreamGetFlags", "stream", 0),
+    ("aclrtGetStreamAvailableNum", 0),
+    ("aclrtSetStreamAttribute", "stream", 1, 0),
+    ("aclrtGetStreamAttribute", "stream", 1, 0),
+    ("aclmdlRIGetStreams", "model", SPACE, 0),
+    ("aclmdlRITaskGetType", "task", 0),
+    ("aclmdlRITaskGetSeqId", "task", 0),
+    ("aclmdlRITaskGetParams", "task", 0),
+    ("aclmdlRITaskSetParams", "task", 0),
+    ("aclmdlRIKernelTaskGetAttribute", "task", 1, 0),
     ("aclmdlRIBuildBegin", 0, 0),
     ("aclmdlRIBindStream", "model", 0, 0),
     ("aclmdlRICaptureEnd", "stream", 0),
@@ -167,6 +182,7 @@ def test_arguments_that_are_refused(ascend, npu, call):
         "binary": content,
         "loaded": loaded.value,
         "model": models[0],
+        "task": tasks_of(ascend, models[0])[0][0],
     }
     ascend.call("aclrtSetMemcpyDesc", known["descriptor"], 6, known["word"], known["block"], 8, 0)
     npu.record(known["timed"], stream)

@@ -16,6 +16,9 @@ PRIORITY, LOAD_TYPE, PATH, WEIGHT_ADDRESS, WEIGHT_BYTES, WORK_ADDRESS, WORK_BYTE
 )  # fmt: skip
 
 
+SPACE = (ctypes.c_uint64 * 256)()
+
+
 def add(block, _n_blocks):
     """destination = first + second"""
     first, second, destination = struct.unpack("<3Q", block)
@@ -89,6 +92,10 @@ def test_a_model_says_what_memory_it_needs(ascend, content, path):
     ):
         ascend.call(function, *given, ctypes.byref(sizes[0]), ctypes.byref(sizes[1]))
         assert (sizes[0].value, sizes[1].value) == (16, 8)
+    for given in ((0, SPACE), (SPACE, 0)):
+        assert ascend.code("aclmdlQuerySize", path, *given) == acl.PARAM_INVALID
+    assert ascend.code("aclmdlLoadFromFile", path, 0) == acl.PARAM_INVALID
+    assert ascend.live("offline model") == 0
     query = ("aclmdlQuerySize", b"/no/such/file.om", sizes[0], sizes[1])
     assert ascend.code(*query) == INVALID_FILE
 
@@ -188,6 +195,20 @@ def test_a_model_is_loaded_by_a_configuration(ascend, npu, content, path):
     assert ascend.code(*wrong) == INVALID_PARAM
 
 
+def test_descriptions_without_a_model_or_a_result_are_refused(ascend, path):
+    model = load(ascend, path)
+    empty, full = (made(ascend, "aclmdlCreateDesc") for _ in range(2))
+    ascend.call("aclmdlGetDesc", full, model)
+    assert ascend.code("aclmdlGetInputDims", empty, 0, SPACE) == INVALID_PARAM
+    assert ascend.code("aclmdlGetInputDims", full, 1, SPACE) == INVALID_PARAM
+    assert ascend.code("aclmdlGetInputDims", full, 0, 0) == acl.PARAM_INVALID
+    by_name = "aclmdlGetInputIndexByName"
+    assert ascend.code(by_name, empty, b"x", SPACE) == INVALID_PARAM
+    assert ascend.code(by_name, full, b"unknown", SPACE) == INVALID_PARAM
+    for given in ((0, SPACE), (b"x", 0)):
+        assert ascend.code(by_name, full, *given) == acl.PARAM_INVALID
+
+
 def test_a_model_describes_its_tensors(ascend, path):
     def ask(function, index):
         return made(ascend, function, description, index)
@@ -241,6 +262,10 @@ def test_calls_that_do_not_fit_are_refused(ascend, npu, path):
     assert code(given=hosts) == acl.PARAM_INVALID
     with npu.capture(stream):
         assert code() == acl.STREAM_CAPTURED
+    bound, model_stream = ascend.make("aclmdlRIBuildBegin", 0), npu.stream(acl.PERSISTENT)
+    ascend.call("aclmdlRIBindStream", bound, model_stream, 0)
+    execute = ("aclmdlExecuteAsync", model, inputs.handle, outputs.handle, model_stream)
+    assert ascend.code(*execute) == acl.STREAM_MODEL
     ascend.call("aclDestroyDataBuffer", inputs.buffers[0])
     assert code() == INVALID_PARAM
     assert ascend.code("aclmdlDestroyDataset", 12345) == INVALID_PARAM

@@ -227,6 +227,14 @@ def test_binaries_are_checked_and_unloading_is_felt(ascend, npu):
     assert ascend.code("aclrtSynchronizeStream", stream) == acl.AICORE_EXCEPTION
 
 
+def test_there_is_no_binary_of_nothing(ascend):
+    create = ascend.library.aclrtCreateBinary
+    create.restype = ctypes.c_void_p
+    assert create(None, ctypes.c_size_t(64)) is None
+    assert "107000" in ascend.recent_text()
+    assert ascend.live("image") == 0
+
+
 def test_a_binary_can_lie_in_a_file(ascend, npu, tmp_path):
     path, result = tmp_path / "kernels.bin", ctypes.c_uint64()
     load = ("aclrtBinaryLoadFromFile", str(path).encode(), 0, ctypes.byref(result))
