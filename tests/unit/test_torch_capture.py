@@ -14,6 +14,7 @@ import offload
 from offload.backends.cuda import torch_capture, torch_pool
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.torch_pool import PoolMemory
+from offload.backends.random_draws import own_random_states
 from offload.backends.relocation.captures import Allocation
 from offload.backends.torch_warm_up import first_line, last_uses_of
 
@@ -181,7 +182,8 @@ def test_captures_on_several_threads_take_turns(monkeypatch):
         "stream": nothing,
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(torch_capture, "_own_random_states", states)
+    monkeypatch.setattr(torch_capture, "generators_of", lambda *_: [])
+    monkeypatch.setattr(torch_capture, "own_random_states", states)
     monkeypatch.setattr(torch_capture, "device_of", lambda _: 0)
     monkeypatch.setattr(torch_capture, "_warm_up_drawing", lambda *_: None)
     monkeypatch.setattr(TorchCapturer, "_until_unshared", lambda *_: "captured")
@@ -219,10 +221,9 @@ def test_generators_get_their_states_back(monkeypatch, second_fails):
             pass
 
     generators = [FakeGenerator("first"), FakeGenerator("second", second_fails)]
-    monkeypatch.setattr(torch_capture, "_cuda_generators", lambda *_: generators)
     monkeypatch.setattr(torch, "Generator", Own)
     expected = pytest.raises(RuntimeError, match="memory") if second_fails else nothing()
-    with expected, torch_capture._own_random_states(None, 0):
+    with expected, own_random_states(generators, torch.device("cuda", 0)):
         assert all(isinstance(one.state, Own) for one in generators)
     assert [one.state for one in generators] == ["first", "second"]
 
