@@ -22,7 +22,14 @@ from offload.backends.ascend.failed_captures import abandon
 from offload.backends.ascend.random_cells import Cell, CellFinder, DrawLog
 from offload.backends.ascend.streaming import StreamedWeights
 from offload.backends.random_draws import RandomState, generators_of, own_random_states
-from offload.backends.torch_warm_up import Bases, collector_off, first_line, last_uses_of, warm_up
+from offload.backends.torch_warm_up import (
+    Bases,
+    collector_off,
+    first_line,
+    last_uses_of,
+    memory_for,
+    warm_up,
+)
 from offload.eager_run import EagerRun, host_storage
 from offload.errors import (
     BackendUnavailable,
@@ -384,12 +391,8 @@ class _OneCapture:
         return bases
 
     def _memory(self, size_bytes: int) -> torch.UntypedStorage:
-        try:
+        with memory_for(f"the {size_bytes} bytes of an input in a capture"):
             place = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
-        except RuntimeError as error:
-            raise ExecutionError(
-                f"no memory for the {size_bytes} bytes of an input: {first_line(error)}"
-            ) from error
         return place.untyped_storage()
 
     def _begin(self) -> None:
