@@ -10,19 +10,14 @@ import torch
 
 from offload import _native
 from offload.backends.ascend.backend import AscendBackend, stages_note
+from offload.backends.ascend.captured_model import CapturedModel, Improve, moving_values
 from offload.backends.ascend.relocated_model import (
     notes_of,
     patched_arguments,
     prove_relocation,
 )
 from offload.backends.ascend.streaming import StreamedWeights, stream_weights, streaming_notes
-from offload.backends.ascend.torch_capture import (
-    NONE_STREAMED,
-    CapturedModel,
-    Improve,
-    TorchCapturer,
-    moving_values,
-)
+from offload.backends.ascend.torch_capture import NONE_STREAMED, TorchCapturer
 from offload.backends.ascend.torch_relocation import BoundModel, Relocator
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.backends.random_draws import drawing

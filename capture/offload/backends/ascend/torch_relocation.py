@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from offload import _native
+from offload.backends.ascend.captured_model import Capture, CapturedModel, Moving
 from offload.backends.ascend.captured_words import (
     ModelCapture,
     RelocatedWords,
     Task,
     relocated_words,
 )
-from offload.backends.ascend.torch_capture import Capture, CapturedModel, Moving
 from offload.backends.relocation.captures import OwnedRange
 from offload.backends.relocation.words import CapturesDiffer
 from offload.errors import (
