@@ -110,6 +110,17 @@ class Plan:
         """The slot of the feature map."""
         return next(self.of_kind(SlotKind.FEATURE_MAP))
 
+    def slot_of(self, value: int) -> int:
+        """The slot in which a Value lies.
+
+        Raises:
+            PlanError: it has no place: nothing uses it, or it is a host constant.
+        """
+        place = self.places[value]
+        if place is None:
+            raise PlanError(f"%{value} has no slot: nothing uses it, or it is a host constant")
+        return place.slot
+
 
 def check_plan(program: Program, plan: Plan) -> None:
     """Check a Plan against its Program; every backend runs this before it instantiates.

@@ -69,7 +69,7 @@ void CapturedResident::patch(const std::vector<Patch>& patches) noexcept {
 }
 
 // What a wait that failed leaves may not have been written.
-void CapturedResident::note_failure() {
+void CapturedResident::heed_failure() {
   if (!take_failure()) return;
   arguments_.distrust();
   program_.copies->distrust();
@@ -80,7 +80,7 @@ void CapturedResident::note_failure() {
 void CapturedResident::set_random(const std::vector<std::uint64_t>& seeds_and_offsets) {
   refuse_closed();
   const ContextScope scope(runtime(), device());
-  note_failure();
+  heed_failure();
   note_enqueued();
   random_.write(seeds_and_offsets, stream());
 }
@@ -89,7 +89,7 @@ void CapturedResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* time
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
-  note_failure();
+  heed_failure();
   AscendWeightStream* const weights = program_.steps ? program_.steps->weights().get() : nullptr;
   if (weights != nullptr) weights->begin_pass(stream());
   arguments_.enqueue(stream());

@@ -70,7 +70,7 @@ class CapturedResident final : public StreamResident {
  private:
   void release() noexcept override;
   void abandon() noexcept override;
-  void note_failure();
+  void heed_failure();
 
   CapturedProgram program_;
   CapturedArguments arguments_;

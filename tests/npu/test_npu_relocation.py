@@ -18,7 +18,12 @@ from test_npu_offload import TELLING, in_process_of_its_own, live, load
 
 import offload
 from offload import backends
-from offload.backends.ascend import TorchAscendBackend, captured_words, torch_relocation
+from offload.backends.ascend import (
+    TorchAscendBackend,
+    captured_words,
+    torch_backend,
+    torch_relocation,
+)
 
 DEVICE_TO_DEVICE = 3  # aclrtMemcpyKind
 
@@ -121,15 +126,16 @@ def test_a_pool_of_several_pieces_becomes_one_feature_map() -> None:
 
 
 @pytest.mark.parametrize("nth", [2, 3])
+@pytest.mark.parametrize("function", ["aclmdlRICaptureBegin", "aclmdlRICaptureEnd"])
 def test_without_streams_for_more_captures_the_first_one_is_loaded(
-    nth: int, simulated_npu: AscendSimulator
+    function: str, nth: int, simulated_npu: AscendSimulator
 ) -> None:
     x = torch.ones(64).npu()
     captured = offload.capture(lambda x: (x * 2).relu(), x)
     captured.load().close()
     before = live(simulated_npu)
     simulated_npu.forget_calls()
-    simulated_npu.fail("aclmdlRICaptureBegin", NO_STREAM_RESOURCE, nth)
+    simulated_npu.fail(function, NO_STREAM_RESOURCE, nth)
     with captured.load() as run:
         simulated_npu.forget_calls()
         assert "no room for the captures that relocation takes" in notes(run)
@@ -154,13 +160,37 @@ def test_without_memory_for_more_captures_the_first_one_is_loaded(
                     is_relocated = RELOCATED in notes(run)
                     assert is_relocated or "no room for the captures" in notes(run)
                     seen.append(RELOCATED if is_relocated else COPIED)
-            except offload.ExecutionError:
+            except offload.OutOfMemory:
                 seen.append("refused")
             torch.npu.empty_cache()
     finally:
         firmware.set_memory_limit(64 << 30)
     assert seen == sorted(seen, key=["refused", COPIED, RELOCATED].index)
     assert {COPIED, RELOCATED} <= set(seen)
+    assert live(firmware) == before
+
+
+def test_without_memory_for_the_proof_its_advice_is_to_leave_it_out(
+    firmware: AscendSimulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(4, 1 << 18).npu()
+    captured = offload.capture(lambda x: ((x + 1) * 2).sum(-1), x)
+    captured.load().close()
+    before = live(firmware)
+    prove = torch_backend.prove_relocation
+
+    def prove_without_memory(*args: Any) -> None:
+        torch.npu.empty_cache()
+        firmware.set_memory_limit(live(firmware)[3])
+        prove(*args)
+
+    monkeypatch.setattr(torch_backend, "prove_relocation", prove_without_memory)
+    try:
+        with pytest.raises(offload.OutOfMemory, match=r"load\(verify=False\) leaves it out"):
+            captured.load()
+    finally:
+        firmware.set_memory_limit(64 << 30)
+    torch.npu.empty_cache()
     assert live(firmware) == before
 
 

@@ -62,6 +62,15 @@ def check(run: offload.Executable, model: nn.Module) -> None:
         check_same(run(x.npu()), model(x))
 
 
+def test_relocation_that_is_required_is_refused_with_weights_in_files(
+    monkeypatch: pytest.MonkeyPatch, captured: offload.Captured
+) -> None:
+    make = functools.partial(TorchAscendBackend, relocation=True)
+    monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
+    with pytest.raises(offload.CaptureError, match=r"relocation=True: weights are streamed"):
+        captured.load()
+
+
 def test_every_budget_gives_the_results_of_the_cpu(
     form: str, model: nn.Module, captured: offload.Captured
 ) -> None:

@@ -18,17 +18,17 @@ from on_npu import check_same
 from test_ascend_abi_tasks import KERNEL, parameters_of, tasks_of
 
 import offload
-from offload.backends.ascend import torch_capture
+from offload.backends.ascend import CapturedModel, TorchCapturer
 
 N = 64
 
 
 @pytest.fixture
-def model() -> Iterator[torch_capture.CapturedModel]:
+def model() -> Iterator[CapturedModel]:
     """Of a product and a sum of products, whose kernels take workspaces."""
     x, weight = torch.ones(N, N).npu(), torch.ones(N, N).npu()
     program = offload.capture(lambda x: (x @ weight) @ (x @ x), x).program
-    model = torch_capture.TorchCapturer().capture(program, 0, None)
+    model = TorchCapturer().capture(program, 0, None)
     yield model
     model.close()
 
@@ -48,7 +48,7 @@ def workspaces_of(simulator: AscendSimulator, model: int) -> list[int]:
 
 
 def test_they_lie_in_the_pool_of_the_capture(
-    model: torch_capture.CapturedModel, simulated_npu: AscendSimulator
+    model: CapturedModel, simulated_npu: AscendSimulator
 ) -> None:
     workspaces = workspaces_of(simulated_npu, model.handle)
     assert len(workspaces) == 3

@@ -46,10 +46,12 @@ def warm_up(
     torch_device: Any = torch.get_device_module(device)
     pool = torch_device.MemPool()
     with torch_device.use_mem_pool(pool, device):
-        run = EagerRun(program, _private_bases(program, device, inputs), fill=0)
+        with memory_for("inputs and what is written, in the warm-up"):
+            run = EagerRun(program, _private_bases(program, device, inputs), fill=0)
         last_uses = last_uses_of(program)
         for launch in program.launches:
-            _take_stored(program, launch, run.bases, device)
+            with memory_for(f"weights of {launch.operator} in files, in the warm-up"):
+                _take_stored(program, launch, run.bases, device)
             try:
                 with _weights_kept(program):
                     run.keep(launch, run.call(launch)())
@@ -150,6 +152,19 @@ def copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     copy = torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device)
     copy.copy_(bytes_of(storage))
     return copy.untyped_storage()
+
+
+@contextlib.contextmanager
+def memory_for(what: str) -> Iterator[None]:
+    """While memory of torch's is taken.
+
+    Raises:
+        OutOfMemory: the device has none left; the message says for what.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(f"no memory for {what}: {first_line(error)}") from error
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import torch
 from offload import _native
 from offload.arguments import plain_places, tensors_of_call
 from offload.backends import Loaded, native_layout, slot_triggers
-from offload.errors import CaptureError
 from offload.passes import MovingSlot
 from offload.plan import Plan
 from offload.program import ITEM_BYTES, Program, Role, Value, is_dense, span_bytes
@@ -59,11 +58,11 @@ def _call_spec(program: Program, plan: Plan, loaded: Loaded, copied: Set[int]) -
         outputs=[
             _native.OutputSpec(
                 name=value.name,
-                slot=_slot_of(plan, value.index),
+                slot=plan.slot_of(value.index),
                 size_bytes=value.size_bytes,
                 operator_allocated=value.index in loaded.operator_allocated,
                 alignment_bytes=loaded.alignment_bytes,
-                copied=_slot_of(plan, value.index) in copied,
+                copied=plan.slot_of(value.index) in copied,
             )
             for value in program.of_role(Role.OUTPUT)
         ],
@@ -103,22 +102,15 @@ def moving_slots(program: Program, plan: Plan, loaded: Loaded) -> list[MovingSlo
             continue
         may_copy = leaf not in together and is_dense(view.shape, view.strides)
         n_copies = (2 if view.value in written else 1) if may_copy else 0
-        slot = _slot_of(plan, view.value)
+        slot = plan.slot_of(view.value)
         size_bytes = span_bytes(view.shape, view.strides, view.dtype)
         slots.append(MovingSlot(slot, size_bytes, n_copies, loaded.set_nodes.get(slot, set())))
     for value in program.of_role(Role.OUTPUT):
-        slot = _slot_of(plan, value.index)
+        slot = plan.slot_of(value.index)
         n_copies = int(value.index not in loaded.operator_allocated)
         nodes = loaded.set_nodes.get(slot, set())
         slots.append(MovingSlot(slot, value.size_bytes, n_copies, nodes))
     return slots
-
-
-def _slot_of(plan: Plan, value: int) -> int:
-    place = plan.places[value]
-    if place is None:
-        raise CaptureError(f"%{value} has no slot")
-    return place.slot
 
 
 def _input_specs(
@@ -129,13 +121,13 @@ def _input_specs(
         _native.InputSpec(
             name=program.values[view.value].name,
             layout=native_layout(view),
-            slot=0 if on_host else _slot_of(plan, view.value),
+            slot=0 if on_host else plan.slot_of(view.value),
             written=view.value in written,
             may_be_written=program.opaque is not None and not on_host,
             returned_as_view=view.value in aliased,
             alignment_bytes=1 if on_host else alignment_bytes,
             on_host=on_host,
-            copied=not on_host and _slot_of(plan, view.value) in copied,
+            copied=not on_host and plan.slot_of(view.value) in copied,
         )
         for view in program.inputs
         for on_host in [program.values[view.value].on_host]
@@ -184,7 +176,7 @@ def _weight_spec(
         views, holders, place = views[:1], [place], None
     return _native.WeightSpec(
         name=value.name,
-        slot=_slot_of(plan, value.index),
+        slot=plan.slot_of(value.index),
         size_bytes=value.size_bytes,
         written=is_written,
         holders=holders,

@@ -12,7 +12,8 @@ from offload.backends.ascend.torch_relocation import BoundModel
 from offload.backends.opaque_weights import device_weights
 from offload.backends.relocation.proof import Placed, prove
 from offload.backends.relocation.touches import relocations_of
-from offload.errors import ExecutionError
+from offload.backends.torch_warm_up import first_line
+from offload.errors import ExecutionError, OutOfMemory
 from offload.plan import Plan
 from offload.program import Program, Role
 
@@ -75,18 +76,19 @@ def prove_relocation(
 
     Raises:
         CaptureError: results or written state differ, or memory of the capture was written.
-        ExecutionError: the device failed, or has no memory for the proof.
+        OutOfMemory: the device has no memory for the proof.
+        ExecutionError: the device failed.
     """
     resident = bound.residents[-1]()
     assert resident is not None  # it is being loaded
     assert bound.words is not None  # prove has seen to it
     relocations = relocations_of(bound.words.discovery, plan)
     relocations += [
-        (len(relocations) + index, _slot(plan, one.value), 0)
+        (len(relocations) + index, plan.slot_of(one.value), 0)
         for index, one in enumerate(bound.model.moving)
     ]
     home = {
-        _slot(plan, value): address
+        plan.slot_of(value): address
         for value, address in bound.model.log.places.items()
         if program.values[value].role in (Role.INPUT, Role.OUTPUT)
         and value not in bound.words.copied
@@ -95,7 +97,7 @@ def prove_relocation(
     if pieces:
         home[plan.feature_map.index] = pieces[0][2]
     shared = frozenset() if pieces else frozenset(slot.index for slot in plan.slots)
-    outputs = {_slot(plan, value.index) for value in program.of_role(Role.OUTPUT)}
+    outputs = {plan.slot_of(value.index) for value in program.of_role(Role.OUTPUT)}
     placed = Placed(
         plan, _Provable(resident, stream), relocations, home=home, shared=shared & outputs
     )
@@ -103,12 +105,6 @@ def prove_relocation(
     fixed = [value for value in device_weights(program) if value.index in written]
     torch.get_device_module("npu").synchronize(device)
     prove(program, placed, placed, _Memory(device, pieces), fixed=fixed)
-
-
-def _slot(plan: Plan, value: int) -> int:
-    place = plan.places[value]
-    assert place is not None  # inputs and outputs have slots of their own
-    return place.slot
 
 
 class _Provable:
@@ -148,17 +144,20 @@ class _Memory:
         """Zeros.
 
         Raises:
-            ExecutionError: there is no memory; the message says how to do without the proof.
+            OutOfMemory: there is none left; the message says how to do without the proof.
+            ExecutionError: the device failed.
         """
         try:
             block = torch.empty(
                 max(size_bytes, 512), dtype=torch.uint8, device=torch.device("npu", self._device)
             )
-        except RuntimeError as error:
-            raise ExecutionError(
-                f"the proof needs another {size_bytes} bytes of device memory ({error}); "
-                "load(verify=False) leaves it out"
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"the proof needs another {size_bytes} bytes of device memory "
+                f"({first_line(error)}); load(verify=False) leaves it out"
             ) from error
+        except RuntimeError as error:
+            raise ExecutionError(f"memory for the proof: {first_line(error)}") from error
         torch.get_device_module("npu").synchronize(self._device)  # who had it before has ended
         self._blocks[block.data_ptr()] = block
         self.fill(block.data_ptr(), block.nbytes)

@@ -10,19 +10,14 @@ import torch
 
 from offload import _native
 from offload.backends.ascend.backend import AscendBackend, stages_note
+from offload.backends.ascend.captured_model import CapturedModel, Improve, moving_values
 from offload.backends.ascend.relocated_model import (
     notes_of,
     patched_arguments,
     prove_relocation,
 )
 from offload.backends.ascend.streaming import StreamedWeights, stream_weights, streaming_notes
-from offload.backends.ascend.torch_capture import (
-    NONE_STREAMED,
-    CapturedModel,
-    Improve,
-    TorchCapturer,
-    moving_values,
-)
+from offload.backends.ascend.torch_capture import NONE_STREAMED, TorchCapturer
 from offload.backends.ascend.torch_relocation import BoundModel, Relocator
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.backends.random_draws import drawing
@@ -33,6 +28,7 @@ from offload.program import Launch, Program, Role
 from offload.streaming import Streaming
 
 _DRAWS = "random numbers are drawn, whose cells each capture has elsewhere"
+_STREAMED = "weights are streamed, whose addresses the capture must have from the plan"
 
 
 class TorchAscendBackend(AscendBackend):
@@ -109,6 +105,8 @@ class TorchAscendBackend(AscendBackend):
         self.refuse_launches(program)
         own = frozenset(value.index for value in program.of_role(Role.ACTIVATION))
         if program.stored:
+            if self._relocation:
+                raise CaptureError(f"relocation=True: {_STREAMED}; leave relocation out")
             moving_values(program)  # which refuses inputs that cannot be copied
             return Prepared(program, own)
         if self._relocation is False:
@@ -119,7 +117,7 @@ class TorchAscendBackend(AscendBackend):
         bound = relocator.bound or BoundModel(model, why_copied=_DRAWS)
         if self._relocation and bound.words is None:
             model.close()
-            raise CaptureError(f"relocation=True: {bound.why_copied}")
+            raise CaptureError(f"relocation=True: {bound.why_copied}; leave relocation out")
         if bound.words is None:
             return Prepared(program, own, state=bound)
         words = bound.words
@@ -165,7 +163,7 @@ class TorchAscendBackend(AscendBackend):
         streamed = self._streamed_launches(program, plan.streaming)
         bound: BoundModel = prepared.state or BoundModel(
             self._capture(program, streamed=streamed),
-            why_copied="weights are streamed, whose addresses the capture must have from the plan",
+            why_copied=_STREAMED,
         )
         resident = self._resident(bound, program, plan, streamed)
         bound.residents.append(weakref.ref(resident))
@@ -205,7 +203,7 @@ class TorchAscendBackend(AscendBackend):
             device=self.device_of(program),
             model=model.handle,
             copies=model.copies,
-            slots=[_slot(plan, one.value) for one in model.moving],
+            slots=[plan.slot_of(one.value) for one in model.moving],
             n_launches=len(program.launches),
             random_cells=model.random_cells,
             release=model.close,
@@ -223,7 +221,8 @@ class TorchAscendBackend(AscendBackend):
 
         Raises:
             CaptureError: results or written state differ, or old memory was written.
-            ExecutionError: the device failed, or has no memory for the proof.
+            OutOfMemory: the device has no memory for the proof.
+            ExecutionError: the device failed.
         """
         bound: BoundModel | None = prepared.state
         if bound is None or bound.words is None:
@@ -231,12 +230,6 @@ class TorchAscendBackend(AscendBackend):
         device = self.device_of(prepared.program)
         stream = self.current_stream(device)
         prove_relocation(prepared.program, plan, bound, device, stream)
-
-
-def _slot(plan: Plan, value: int) -> int:
-    place = plan.places[value]
-    assert place is not None  # inputs and outputs have slots of their own
-    return place.slot
 
 
 def _outside_bytes(program: Program, plan: Plan, launch: Launch) -> int:

@@ -1,28 +1,34 @@
-"""Captures a Program's launches with torch_npu, into a model on memory of pools of its own.
-
-A model keeps the addresses that its kernels were launched with. Inputs and outputs that move are
-therefore copied to and from memory of the capture's (see `_native.AscendMovingCopies`), unless
-addresses in the kernels' arguments can be found and patched: see `torch_relocation`.
-"""
+"""Captures a Program's launches with torch_npu, into a model on memory of pools of its own."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from offload import _native
+from offload.backends.ascend.captured_model import (
+    CapturedModel,
+    Improve,
+    Moving,
+    moving_values,
+)
 from offload.backends.ascend.failed_captures import abandon
-from offload.backends.ascend.random_cells import Cell, CellFinder, DrawLog
+from offload.backends.ascend.random_cells import CellFinder, DrawLog
 from offload.backends.ascend.streaming import StreamedWeights
-from offload.backends.random_draws import RandomState, generators_of, own_random_states
-from offload.backends.torch_warm_up import Bases, collector_off, first_line, last_uses_of, warm_up
+from offload.backends.random_draws import generators_of, own_random_states
+from offload.backends.torch_warm_up import (
+    Bases,
+    collector_off,
+    first_line,
+    last_uses_of,
+    memory_for,
+    warm_up,
+)
 from offload.eager_run import EagerRun, host_storage
 from offload.errors import (
     BackendUnavailable,
@@ -32,151 +38,12 @@ from offload.errors import (
     OutOfMemory,
 )
 from offload.memory_pools import segments_of
-from offload.program import Launch, Program, Role, is_dense
+from offload.program import Launch, Program, Role
 
 # A capture borrows what the process has once: the routes of torch_npu's allocator.
 _one_at_a_time = threading.Lock()
 
 NONE_STREAMED = StreamedWeights()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Moving:
-    """An input or output whose tensor an execution finds or leaves somewhere else each time.
-
-    Attributes:
-        value: the Value of the Program.
-        size_bytes: at least one.
-        copied_in: before the kernels, which read it or write a part of it.
-        copied_out: after them, which write it.
-    """
-
-    value: int
-    size_bytes: int
-    copied_in: bool
-    copied_out: bool
-
-
-def moving_values(program: Program) -> list[Moving]:
-    """The inputs that launches use, and the outputs.
-
-    Raises:
-        CaptureError: a copy would not do: inputs that share memory are written, or one with gaps.
-    """
-    for overlap in program.overlaps:
-        first, second = (
-            program.values[program.inputs[leaf].value].name
-            for leaf in (overlap.first, overlap.second)
-        )
-        raise CaptureError(
-            f"{first} and {second} share memory, and one of them is written: a captured model "
-            "works on copies of inputs, which would not share it; pass a clone() of one"
-        )
-    reads = {index for launch in program.launches for index in launch.reads}
-    writes = {index for launch in program.launches for index in launch.writes}
-    moving = []
-    for view in program.inputs:
-        value = program.values[view.value]
-        if value.on_host or not value.size_bytes or value.index not in reads | writes:
-            continue
-        is_written = value.index in writes
-        if is_written and not is_dense(view.shape, view.strides):
-            raise CaptureError(
-                f"{value.name} is written, and has gaps between its elements: a captured model "
-                "copies it back whole, and would write what lies in them; pass it contiguous"
-            )
-        moving.append(Moving(value.index, value.size_bytes, True, is_written))
-    for value in program.of_role(Role.OUTPUT):
-        if value.size_bytes:
-            moving.append(Moving(value.index, value.size_bytes, False, True))
-    return moving
-
-
-@dataclasses.dataclass(slots=True)
-class CaptureLog:
-    """What was seen while launches were captured.
-
-    Attributes:
-        places: by Value the address of each input's memory, and of what launches made.
-        pool: (address, bytes) of each piece of the pool, in the order in which torch took them.
-        n_tasks: for each moment, before the first launch and after each one, how many tasks the
-            model had on each of its streams.
-        why_untold: why the runtime does not tell that; empty where it does.
-    """
-
-    places: dict[int, int] = dataclasses.field(default_factory=dict)
-    pool: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    n_tasks: list[list[int]] = dataclasses.field(default_factory=list)
-    why_untold: str = ""
-
-
-class CapturedModel:
-    """A captured model, and the memory that its kernels have the addresses of.
-
-    Owner: one load; closed at the latest when it is dropped. Thread: any, one call at a time.
-
-    Attributes:
-        handle: the runtime's handle of the model.
-        moving: in the order of `copies`.
-        copies: brings them to where the kernels have them, and back; None once closed.
-        pool_bytes: what torch has taken from the device for the capture, memory for inputs
-            included.
-        log: what was seen meanwhile.
-        random_states: the generators that it draws from.
-        random_cells: where its kernels read their seeds and offsets.
-    """
-
-    def __init__(
-        self,
-        graph: Any,
-        pools: list[Any],
-        tensors: list[Any],
-        moving: Sequence[Moving],
-        copies: _native.AscendMovingCopies,
-    ) -> None:
-        self.handle = 0
-        self.moving = tuple(moving)
-        self.copies: _native.AscendMovingCopies | None = copies
-        self.pool_bytes = 0
-        self.log = CaptureLog()
-        self.random_states: tuple[RandomState, ...] = ()
-        self.random_cells: list[Cell] = []
-        self._graph = graph
-        self._pools = pools
-        self._tensors = tensors
-
-    def take_cells(self, cells: CellFinder, device: torch.device) -> None:
-        """Take over the memory of seeds and offsets; nothing more is allocated."""
-        self._pools += cells.pools
-        segments = [one for pool in self._pools for one in segments_of(pool, device)]
-        self.pool_bytes = sum(one["total_size"] for one in segments)
-        self.random_states = cells.states()
-        self.random_cells = cells.cells()
-
-    def end(self) -> None:
-        """Give the model and its streams back; its memory stays, so that nobody gets it."""
-        graph, self._graph = self._graph, None
-        if graph is not None:
-            with contextlib.suppress(RuntimeError):  # of a device that has failed
-                graph.reset()
-        del graph  # which holds the states of generators
-
-    def close(self) -> None:
-        """Give the model, its memory and its table back; nothing of it may be under way."""
-        self.end()
-        self.copies = None
-        self._tensors.clear()  # before the pools, which must be the last users of their memory
-        self._pools.clear()
-
-    def __del__(self) -> None:
-        self.close()
-
-
-Capture = Callable[[Sequence[Moving]], CapturedModel]
-"""Captures a Program once more, and copies just these."""
-
-Improve = Callable[[CapturedModel, Capture], CapturedModel]
-"""Makes another model of a captured one by more captures."""
 
 
 class TorchCapturer:
@@ -384,12 +251,8 @@ class _OneCapture:
         return bases
 
     def _memory(self, size_bytes: int) -> torch.UntypedStorage:
-        try:
+        with memory_for(f"the {size_bytes} bytes of an input in a capture"):
             place = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
-        except RuntimeError as error:
-            raise ExecutionError(
-                f"no memory for the {size_bytes} bytes of an input: {first_line(error)}"
-            ) from error
         return place.untyped_storage()
 
     def _begin(self) -> None:

@@ -16,16 +16,22 @@ from typing import Any
 import torch
 
 from offload import _native
+from offload.backends.ascend.captured_model import Capture, CapturedModel, Moving
 from offload.backends.ascend.captured_words import (
     ModelCapture,
     RelocatedWords,
     Task,
     relocated_words,
 )
-from offload.backends.ascend.torch_capture import Capture, CapturedModel, Moving
 from offload.backends.relocation.captures import OwnedRange
 from offload.backends.relocation.words import CapturesDiffer
-from offload.errors import BackendUnavailable, CaptureError, ExecutionError, OffloadError
+from offload.errors import (
+    BackendUnavailable,
+    CaptureError,
+    ExecutionError,
+    OffloadError,
+    OutOfMemory,
+)
 from offload.program import Program, Role
 
 # By ACL's numbers: no stream left on the device, no resource of its driver.
@@ -176,9 +182,8 @@ def _once_more(capture: Capture, copied: Sequence[Moving]) -> CapturedModel:
     """Another capture, for which there may be no room besides those before."""
     try:
         return capture(copied)
-    except ExecutionError as error:
-        is_full = isinstance(error.__cause__, torch.OutOfMemoryError)
-        if is_full or any(code in str(error) for code in _NO_STREAMS):
+    except (CaptureError, ExecutionError) as error:
+        if isinstance(error, OutOfMemory) or any(code in str(error) for code in _NO_STREAMS):
             raise _NotRelocatable(
                 ExecutionError(f"no room for the captures that relocation takes: {error}")
             ) from error
