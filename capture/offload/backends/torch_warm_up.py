@@ -164,6 +164,17 @@ def collector_off() -> Iterator[None]:
             gc.enable()
 
 
+def failure_of_torch(error: RuntimeError, what: str) -> ExecutionError:
+    """What torch raised, as an error of offload: an OutOfMemory where the device's memory ran out.
+
+    Args:
+        error: of a call that takes memory of a device.
+        what: failed, in words.
+    """
+    kind = OutOfMemory if isinstance(error, torch.OutOfMemoryError) else ExecutionError
+    return kind(f"{what}: {first_line(error)}")
+
+
 def first_line(error: BaseException) -> str:
     """What an error of torch says; the rest is advice and C++ frames."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -22,7 +22,14 @@ from offload.backends.ascend.failed_captures import abandon
 from offload.backends.ascend.random_cells import Cell, CellFinder, DrawLog
 from offload.backends.ascend.streaming import StreamedWeights
 from offload.backends.random_draws import RandomState, generators_of, own_random_states
-from offload.backends.torch_warm_up import Bases, collector_off, first_line, last_uses_of, warm_up
+from offload.backends.torch_warm_up import (
+    Bases,
+    collector_off,
+    failure_of_torch,
+    first_line,
+    last_uses_of,
+    warm_up,
+)
 from offload.eager_run import EagerRun, host_storage
 from offload.errors import (
     BackendUnavailable,
@@ -246,7 +253,7 @@ class TorchCapturer:
         except OffloadError:
             raise
         except RuntimeError as error:  # of torch_npu's streams, events and pools
-            raise ExecutionError(f"preparing a capture failed: {first_line(error)}") from error
+            raise failure_of_torch(error, "preparing a capture failed") from error
 
     def _on_thread(
         self,
@@ -387,8 +394,8 @@ class _OneCapture:
         try:
             place = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
         except RuntimeError as error:
-            raise ExecutionError(
-                f"no memory for the {size_bytes} bytes of an input: {first_line(error)}"
+            raise failure_of_torch(
+                error, f"taking memory for the {size_bytes} bytes of an input failed"
             ) from error
         return place.untyped_storage()
 

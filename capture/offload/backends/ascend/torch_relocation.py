@@ -25,7 +25,13 @@ from offload.backends.ascend.captured_words import (
 from offload.backends.ascend.torch_capture import Capture, CapturedModel, Moving
 from offload.backends.relocation.captures import OwnedRange
 from offload.backends.relocation.words import CapturesDiffer
-from offload.errors import BackendUnavailable, CaptureError, ExecutionError, OffloadError
+from offload.errors import (
+    BackendUnavailable,
+    CaptureError,
+    ExecutionError,
+    OffloadError,
+    OutOfMemory,
+)
 from offload.program import Program, Role
 
 # By ACL's numbers: no stream left on the device, no resource of its driver.
@@ -177,7 +183,7 @@ def _once_more(capture: Capture, copied: Sequence[Moving]) -> CapturedModel:
     try:
         return capture(copied)
     except ExecutionError as error:
-        is_full = isinstance(error.__cause__, torch.OutOfMemoryError)
+        is_full = isinstance(error, OutOfMemory)
         if is_full or any(code in str(error) for code in _NO_STREAMS):
             raise _NotRelocatable(
                 ExecutionError(f"no room for the captures that relocation takes: {error}")
