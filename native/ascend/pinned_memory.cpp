@@ -19,8 +19,11 @@ PinnedMemory::PinnedMemory(const Runtime& runtime, std::size_t n_bytes)
     return;
   }
   void* address = nullptr;
-  runtime_.check_memory(runtime_.malloc_host(&address, whole_pages(n_bytes)), n_bytes,
-                        "allocating pinned host memory");
+  const Error error = runtime_.malloc_host(&address, whole_pages(n_bytes));
+  if (error != kSuccess) {
+    throw ExecutionError("allocating " + std::to_string(n_bytes) +
+                         " bytes of pinned host memory: " + runtime_.describe(error));
+  }
   data_ = static_cast<std::byte*>(address);
 }
 
@@ -32,9 +35,10 @@ void PinnedMemory::make_registered() {
   const Error error = runtime_.host_register(data_, whole_pages(n_bytes_), kHostRegisterPinned);
   if (error == kSuccess) return;
   munmap(data_, whole_pages(n_bytes_));
-  runtime_.fail(error, "registering " + wanted +
-                           " with the runtime, which keeps it from being swapped out: the system "
-                           "may limit how much can be (ulimit -l, the control group)");
+  throw ExecutionError("registering " + wanted +
+                       " with the runtime, which keeps it from being swapped out: the system may "
+                       "limit how much can be (ulimit -l, the control group): " +
+                       runtime_.describe(error));
 }
 
 PinnedMemory::~PinnedMemory() {

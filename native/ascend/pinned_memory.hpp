@@ -10,7 +10,8 @@ namespace offload::acl {
 // memory of the runtime's own. A copy from any other memory is refused in a model.
 //
 // Owner: one object; needs a current context while it is made and destroyed. Errors: the
-// constructor throws ExecutionError, and leaves nothing behind.
+// constructor throws ExecutionError, never OutOfMemory, which is the device's; it leaves nothing
+// behind.
 class PinnedMemory final : public HostMemory {
  public:
   PinnedMemory(const Runtime& runtime, std::size_t n_bytes);

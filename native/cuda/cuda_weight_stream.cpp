@@ -1,5 +1,10 @@
 #include "cuda/cuda_weight_stream.hpp"
 
+#include <new>
+#include <utility>
+
+#include "cuda/cuda_streams.hpp"
+
 namespace offload::cuda {
 
 CudaWeightStream::CudaWeightStream(int device, StreamPlan plan,
@@ -24,7 +29,7 @@ CudaWeightStream::~CudaWeightStream() {
   close();
   const ContextScope scope(driver_, context_);
   const RelaxedCapture relaxed(driver_);
-  if (addresses_) driver_.context_synchronize();
+  release_memory();
 }
 
 void CudaWeightStream::make_memory() {
@@ -95,7 +100,13 @@ void CudaWeightStream::release_order() noexcept {
 }
 
 void CudaWeightStream::release_memory() noexcept {
-  if (addresses_) driver_.context_synchronize();
+  if (!addresses_) return;
+  const Result result = driver_.context_synchronize();
+  if (result != kSuccess && !CudaStreams::is_fault(result)) {
+    // Nobody could wait: the memory stays for the rest of the process.
+    static_cast<void>(new (std::nothrow) AddressRange(std::move(*addresses_)));
+    static_cast<void>(new (std::nothrow) PhysicalMemory(std::move(*memory_)));
+  }
   addresses_.reset();
   memory_.reset();
 }

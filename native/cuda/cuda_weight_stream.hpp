@@ -13,8 +13,11 @@ namespace offload::cuda {
 // The weight memory is one piece of mapped memory, the store is registered with the driver, and the
 // executable is a graph that records `ready` when its outputs are ready.
 //
+// Where the driver refuses to wait for the context, the weight memory is left to the process.
+//
 // Owner, thread, errors: as DeviceWeightStream. The constructor throws BackendUnavailable without
-// the device, ExecutionError without memory; nothing is left behind then.
+// the device, OutOfMemory without its memory, ExecutionError without the host's; nothing is left
+// behind then.
 class CudaWeightStream final : public DeviceWeightStream {
  public:
   CudaWeightStream(int device, StreamPlan plan, std::vector<std::shared_ptr<WeightSource>> sources);

@@ -174,6 +174,7 @@ void DeviceWeightStream::enqueue(std::size_t transfer, StreamAddress stream) {
 void DeviceWeightStream::enter(StreamAddress stream) {
   const bool needs_prologue = !holds_prologue_;
   holds_prologue_ = false;
+  lane_may_run_ = true;
   follow(stream);
   if (!needs_prologue) return;
   for (const std::size_t transfer : prologue_) enqueue(transfer, lane_address());
@@ -193,7 +194,8 @@ void DeviceWeightStream::leave(StreamAddress stream) {
 }
 
 void DeviceWeightStream::issue_before(std::size_t launch, StreamAddress stream) {
-  if (holds_prologue_) rest();  // executables ran before: their last copies may be under way
+  // Last copies of executables, or a prologue whose executable was not launched.
+  if (std::exchange(lane_may_run_, false)) rest();
   holds_prologue_ = false;
   for (const std::size_t transfer : first_transfers_[launch]) {
     enqueue(transfer, stream);

@@ -175,6 +175,7 @@ class DeviceWeightStream {
   std::vector<std::size_t> prologue_;
   std::uint64_t pass_transfer_bytes_ = 0;  // that each pass copies
   bool holds_prologue_ = false;            // the ring does
+  bool lane_may_run_ = false;              // since the latest rest for launches outside of it
   std::uint64_t pass_bytes_ = 0;
 
   std::atomic<std::uint64_t> bytes_moved_ = 0;

@@ -154,3 +154,9 @@ def test_a_model_on_the_device_has_no_store(model: nn.Module) -> None:
     captured = offload.capture(model.npu(), torch.zeros(4, 64).npu())
     with pytest.raises(offload.BackendUnavailable, match="capture with weights="):
         captured.load(weights_budget="1 MiB")
+
+
+@pytest.mark.usefixtures("simulated_npu")
+def test_weights_that_the_device_has_no_memory_for() -> None:
+    with pytest.raises(offload.OutOfMemory, match="bytes of weights failed"):
+        TorchAscendBackend().weight_memory(0, 1 << 46)

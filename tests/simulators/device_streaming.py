@@ -29,6 +29,7 @@ class StreamingDevice(Protocol):
         failure: an error's code, and how it is said.
         fault: how is said that a copy failed on the device.
         register: the function that registers the host store.
+        wait_stream: the function that waits for a stream.
     """
 
     backend: object
@@ -38,6 +39,7 @@ class StreamingDevice(Protocol):
     failure: tuple[int, str]
     fault: str
     register: str
+    wait_stream: str
 
     def set_order(self, order: object) -> None:
         """Choose an order for the executions from now on."""
@@ -63,6 +65,7 @@ class CudaDevice:
     failure = (999, "CUDA_ERROR_UNKNOWN")
     fault = "CUDA_ERROR_ILLEGAL_ADDRESS"
     register = "cuMemHostRegister"
+    wait_stream = "cuStreamSynchronize"
     times_launches = True
 
     def __init__(self, simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +108,7 @@ class AscendDevice:
     failure = (507000, "ACL_ERROR_RT_INTERNAL_ERROR")
     fault = "ACL_ERROR_RT_"
     register = "aclrtHostRegisterV2"
+    wait_stream = "aclrtSynchronizeStream"
     times_launches = False
 
     def __init__(

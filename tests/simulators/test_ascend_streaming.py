@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 
 import pytest
 import torch
-from ascend_client import PARAM_INVALID
+from ascend_client import MEMORY_ALLOCATION, PARAM_INVALID
 from device_streaming import (
     COPIES_FIRST,
     GIVEN,
@@ -21,6 +22,7 @@ from device_streaming import (
 
 import offload
 from offload import _native, passes
+from offload.backends.ascend import AscendBackend
 from offload.backends.ascend import backend as ascend_backend
 from offload.backends.ascend import streaming as ascend_streaming
 from offload.backends.ascend.streamed_steps import (
@@ -34,6 +36,8 @@ from offload.backends.ascend.streamed_steps import (
 from offload.backends.streamed_copies import StreamedGraph, streamed_graph
 from offload.plan import NodeGraph
 from offload.streaming import Streaming
+
+RELAXED = 2
 
 
 @pytest.fixture
@@ -245,6 +249,65 @@ def test_without_external_events_the_end_of_the_model_is_waited_for(ascend, npu,
         npu.set_order(COPIES_FIRST)
         check(run, inputs, expected, npu.settle)
         assert ascend.calls("aclrtResetEvent") == resets
+
+
+@pytest.mark.parametrize("scheduling", ["offload", "host"])
+def test_what_is_closed_while_its_stream_is_captured_keeps_its_weights(
+    scheduling, ascend, npu, deep, budget, monkeypatch
+):
+    given, out = torch.randn(*GIVEN), torch.zeros(*GIVEN)
+    ((wanted,),) = expected_of(deep, [given])
+    stream = ascend.make("aclrtCreateStream")
+    monkeypatch.setattr(type(npu.backend), "current_stream", lambda self, index: stream)
+    run = deep.load(npu.backend.name, weights_budget=budget, scheduling=scheduling, verify=False)
+    ascend.set_eager(False)
+    run(given, out=out)
+    ascend.call("aclmdlRICaptureBegin", stream, RELAXED)
+    held = npu.held()
+    run.close()
+    assert npu.held() == held
+    model = ctypes.c_uint64()
+    ascend.call("aclmdlRICaptureEnd", stream, ctypes.byref(model))
+    ascend.call("aclmdlRIDestroy", model.value)
+    run.close()
+    assert torch.equal(out, wanted)
+    assert ascend.live("registration") == 0
+    assert npu.held()[-1] <= held[-1] - run.streaming.plan.memory_bytes
+
+
+def test_memory_of_the_device_that_ran_out_is_told_from_that_of_the_host(
+    ascend, npu, deep, budget, monkeypatch
+):
+    """With a smaller budget more of the host's is taken."""
+    real = type(npu.backend).instantiate
+    for function, kind in (
+        ("aclrtHostRegisterV2", offload.ExecutionError),
+        ("aclrtMalloc", offload.OutOfMemory),
+    ):
+
+        def instantiate(self, prepared, plan, function=function):
+            ascend.fail(function, MEMORY_ALLOCATION, 1 + (function == "aclrtMalloc"))
+            return real(self, prepared, plan)
+
+        monkeypatch.setattr(type(npu.backend), "instantiate", instantiate)
+        with pytest.raises(offload.ExecutionError, match=str(MEMORY_ALLOCATION)) as raised:
+            deep.load(npu.backend.name, weights_budget=budget, verify=False)
+        assert type(raised.value) is kind
+        ascend.forget_calls()
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
+def test_memory_of_torch_that_ran_out_is_told_from_other_failures(kind, monkeypatch):
+    def refuse(*_, **__):
+        raise kind("NPU out of memory")
+
+    monkeypatch.setattr(torch, "npu", object(), raising=False)
+    monkeypatch.setattr(torch, "empty", refuse)
+    monkeypatch.setattr(AscendBackend, "tensor_device", lambda *_: torch.device("cpu"))
+    with pytest.raises(offload.ExecutionError, match=r"1024 bytes of weights.* memory") as raised:
+        AscendBackend().weight_memory(0, 1024)
+    ran_out = kind is torch.OutOfMemoryError
+    assert type(raised.value) is (offload.OutOfMemory if ran_out else offload.ExecutionError)
 
 
 def test_free_memory_and_the_link_are_those_of_the_device(ascend, npu, deep):

@@ -10,6 +10,8 @@ from device_streaming import GIVEN, check, expected_of, poison_after_last_use
 from test_streaming import Deep
 
 import offload
+from offload.backends import host_memory
+from offload.backends.device_streaming import store_bytes
 
 
 def test_a_file_that_cannot_be_read_again_fails_the_execution_alone(
@@ -141,6 +143,54 @@ def test_a_driver_that_registers_no_more_says_what_to_look_at(device, deep, leas
     device.controls.fail(device.register, device.failure[0])
     with pytest.raises(offload.ExecutionError, match=r"registering \d+ bytes.*ulimit -l"):
         deep.load(device.backend.name, weights_budget=least_budget, verify=False)
+
+
+def test_a_store_that_the_host_has_no_room_for_is_refused_before_anything_is_read(
+    device, deep, least_budget, monkeypatch
+):
+    def load(**options):
+        return deep.load(device.backend.name, weights_budget=least_budget, verify=False, **options)
+
+    with load() as run:
+        plan = run.streaming.plan
+        needed = store_bytes(plan)
+        assert needed == sum(
+            -(-plan.pieces[one.piece].size_bytes // 4096) * 4096 for one in plan.transfers
+        )
+    steps = []
+    n_registered = device.controls.calls(device.register)
+    monkeypatch.setattr(host_memory, "free_bytes", lambda: needed - 1)
+    with pytest.raises(
+        offload.PlanError,
+        match=f"needs {needed} bytes of host memory, and {needed - 1} are free.*weights_budget",
+    ):
+        load(progress=lambda *step: steps.append(step))
+    assert steps == []
+    assert device.controls.calls(device.register) == n_registered
+    monkeypatch.setattr(host_memory, "free_bytes", lambda: needed)
+    load().close()
+
+
+def test_a_launch_that_failed_leaves_no_copies_beside_launches_of_the_host(
+    device, deep, least_budget
+):
+    """The prologue of an execution that came no further ends before others are enqueued."""
+    with deep.load(device.backend.name, weights_budget=least_budget + 60 * 1024) as run:
+        resident = run._loaded.resident
+        for fails in (True, False):
+            run.streaming.refresh()  # so that there is a prologue
+            if fails:
+                device.controls.fail(device.execute, device.failure[0])
+                with pytest.raises(offload.ExecutionError, match=device.failure[1]):
+                    run(torch.randn(*GIVEN))
+            else:
+                run(torch.randn(*GIVEN))
+            resident.set_stream(0)
+            n_waits = device.controls.calls(device.wait_stream)
+            resident.issue(1)
+            assert device.controls.calls(device.wait_stream) == n_waits + 1
+            resident.issue(2)
+            assert device.controls.calls(device.wait_stream) == n_waits + 1
 
 
 def test_what_progress_raises_ends_the_load_and_leaves_nothing(device, deep, least_budget):

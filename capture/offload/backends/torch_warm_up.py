@@ -164,7 +164,7 @@ def memory_for(what: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise OutOfMemory(f"no memory for {what}: {first_line(error)}") from error
+        raise failure_of_torch(error, f"no memory for {what}") from error
 
 
 @contextlib.contextmanager
@@ -177,6 +177,17 @@ def collector_off() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def failure_of_torch(error: RuntimeError, what: str) -> ExecutionError:
+    """What torch raised, as an error of offload: an OutOfMemory where the device's memory ran out.
+
+    Args:
+        error: of a call that takes memory of a device.
+        what: failed, in words.
+    """
+    kind = OutOfMemory if isinstance(error, torch.OutOfMemoryError) else ExecutionError
+    return kind(f"{what}: {first_line(error)}")
 
 
 def first_line(error: BaseException) -> str:

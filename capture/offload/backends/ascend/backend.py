@@ -34,8 +34,8 @@ from offload.backends.base import (
 )
 from offload.backends.device_streaming import refuse_unstored
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
-from offload.backends.torch_warm_up import first_line
-from offload.errors import BackendUnavailable, CaptureError, ExecutionError
+from offload.backends.torch_warm_up import failure_of_torch
+from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, check_plan
 from offload.program import Program
@@ -252,7 +252,8 @@ class AscendBackend:
         """Memory of torch's on a device, for weights.
 
         Raises:
-            ExecutionError: the device has no memory, or has failed.
+            OutOfMemory: the device has no memory.
+            ExecutionError: it has failed.
         """
         npu: Any = getattr(torch, "npu")  # noqa: B009 - torch_npu adds it
         try:
@@ -260,8 +261,8 @@ class AscendBackend:
             # Who had the memory before may still use it on that stream, and copies come on another.
             npu.current_stream(index).synchronize()
         except RuntimeError as error:
-            raise ExecutionError(
-                f"taking memory for the {size_bytes} bytes of weights failed: {first_line(error)}"
+            raise failure_of_torch(
+                error, f"taking memory for the {size_bytes} bytes of weights failed"
             ) from error
         return WeightMemory(tensor, functools.partial(tensor.untyped_storage().resize_, 0))
 

@@ -12,8 +12,7 @@ from offload.backends.ascend.torch_relocation import BoundModel
 from offload.backends.opaque_weights import device_weights
 from offload.backends.relocation.proof import Placed, prove
 from offload.backends.relocation.touches import relocations_of
-from offload.backends.torch_warm_up import first_line
-from offload.errors import ExecutionError, OutOfMemory
+from offload.backends.torch_warm_up import failure_of_torch
 from offload.plan import Plan
 from offload.program import Program, Role
 
@@ -144,20 +143,19 @@ class _Memory:
         """Zeros.
 
         Raises:
-            OutOfMemory: there is none left; the message says how to do without the proof.
+            OutOfMemory: there is no memory; the message says how to do without the proof.
             ExecutionError: the device failed.
         """
         try:
             block = torch.empty(
                 max(size_bytes, 512), dtype=torch.uint8, device=torch.device("npu", self._device)
             )
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(
-                f"the proof needs another {size_bytes} bytes of device memory "
-                f"({first_line(error)}); load(verify=False) leaves it out"
-            ) from error
         except RuntimeError as error:
-            raise ExecutionError(f"memory for the proof: {first_line(error)}") from error
+            raise failure_of_torch(
+                error,
+                f"the proof found no other {size_bytes} bytes of device memory "
+                "(load(verify=False) leaves it out)",
+            ) from error
         torch.get_device_module("npu").synchronize(self._device)  # who had it before has ended
         self._blocks[block.data_ptr()] = block
         self.fill(block.data_ptr(), block.nbytes)

@@ -9,7 +9,12 @@ import torch
 
 from offload import _native
 from offload.backends.ascend.streamed_steps import launch_graph, streamed_steps
-from offload.backends.device_streaming import LinkMeter, refuse_unstored, stream_arguments
+from offload.backends.device_streaming import (
+    LinkMeter,
+    refuse_unstored,
+    require_store,
+    stream_arguments,
+)
 from offload.backends.streamed_copies import streamed_graph
 from offload.backends.weight_sources import managed_tensors
 from offload.program import Program
@@ -71,13 +76,16 @@ def stream_weights(
 
     Raises:
         BackendUnavailable: the weights have no store on the host, or the device is missing.
+        PlanError: the host has no room for the store.
         CaptureError: what is launched uses a streamed weight that its launch does not read.
-        ExecutionError: there is not enough memory or no stream, or the store cannot be pinned.
+        OutOfMemory: the device has no room for the weights.
+        ExecutionError: there is no stream, or the store cannot be pinned.
         FileError: a file is gone, or shorter than it was.
     """
     if streaming is None:
         return StreamedWeights()
     refuse_unstored(program)
+    require_store(streaming)
     graph = launch_graph(program, touches)
     streamed = streamed_graph(program, graph, launches, streaming)
     steps = streamed_steps(program, graph, streaming, streamed)

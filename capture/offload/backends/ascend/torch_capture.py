@@ -24,9 +24,9 @@ from offload.backends.random_draws import generators_of, own_random_states
 from offload.backends.torch_warm_up import (
     Bases,
     collector_off,
+    failure_of_torch,
     first_line,
     last_uses_of,
-    memory_for,
     warm_up,
 )
 from offload.eager_run import EagerRun, host_storage
@@ -113,7 +113,7 @@ class TorchCapturer:
         except OffloadError:
             raise
         except RuntimeError as error:  # of torch_npu's streams, events and pools
-            raise ExecutionError(f"preparing a capture failed: {first_line(error)}") from error
+            raise failure_of_torch(error, "preparing a capture failed") from error
 
     def _on_thread(
         self,
@@ -251,8 +251,12 @@ class _OneCapture:
         return bases
 
     def _memory(self, size_bytes: int) -> torch.UntypedStorage:
-        with memory_for(f"the {size_bytes} bytes of an input in a capture"):
+        try:
             place = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        except RuntimeError as error:
+            raise failure_of_torch(
+                error, f"no memory for the {size_bytes} bytes of an input in a capture"
+            ) from error
         return place.untyped_storage()
 
     def _begin(self) -> None:
