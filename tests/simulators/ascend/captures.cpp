@@ -35,9 +35,25 @@ void close(Runtime& state, const std::shared_ptr<Capture>& capture) {
   state.captures.remove(capture->handle);
 }
 
+void drop(Runtime& state, const std::shared_ptr<Capture>& capture);
+
+// Captures into the model's sub graphs are over as well.
+void drop_sub_graphs(Runtime& state, const ModelState& model) {
+  for (const auto& other : state.captures.all()) {
+    const auto condition = other->model->sub_graph_of.lock();
+    if (condition != nullptr && condition->model.lock().get() == &model) drop(state, other);
+  }
+}
+
+// A sub graph stays its model's: that can no longer be completed.
 void drop(Runtime& state, const std::shared_ptr<Capture>& capture) {
   close(state, capture);
-  remove_model(state, capture->model);
+  drop_sub_graphs(state, *capture->model);
+  if (capture->model->is_sub_graph()) {
+    capture->model->phase = ModelState::Phase::kDropped;
+  } else {
+    remove_model(state, capture->model);
+  }
 }
 
 void require_room(Runtime& state, const std::shared_ptr<Capture>& capture,
@@ -59,6 +75,14 @@ void require_group(const Capture& capture, const StreamState& stream, const Task
                 "a task group is open on another stream of the model");
   refuse_unless(task.type == kTaskKernel, kRtTaskTypeNotSupport,
                 "a task group takes kernels of the AI core only");
+}
+
+// Sub graphs are executed as a whole: what would wait for the world outside is not simulated.
+void require_possible_in_sub_graph(const ModelState& model, const Task& task) {
+  if (!model.is_sub_graph()) return;
+  const auto* event = std::get_if<EventContent>(&task.content);
+  refuse_unless(task.type != kTaskValueWait && (event == nullptr || !event->is_external),
+                kRtFeatureNotSupport, "a sub graph waits for no value and no external event");
 }
 
 std::shared_ptr<ModelStream> make_part(Runtime& state, const Capture& capture) {
@@ -87,6 +111,7 @@ void add_to_capture(Runtime& state, const std::shared_ptr<StreamState>& stream,
   const auto capture = stream->capture;
   refuse_unless(!capture->is_invalidated, kRtStreamCaptureInvalidated, "the capture is invalid");
   require_group(*capture, *stream, *task);
+  require_possible_in_sub_graph(*capture->model, *task);
   const auto part = capture->parts.at(stream.get());
   require_room(state, capture, *part);
   task->id = capture->model->n_tasks++;
@@ -145,6 +170,31 @@ void wait_in_capture(Runtime& state, const std::shared_ptr<StreamState>& stream,
   merge(stream->capture->progress[stream.get()], event->progress);
 }
 
+std::shared_ptr<StreamState> capturable_stream(Runtime& state, Stream handle, CaptureMode mode) {
+  require_given(handle, "the stream");
+  refuse_unless(mode >= kCaptureGlobal && mode <= kCaptureRelaxed, kRtParamInvalid,
+                "no capture mode has this number");
+  auto stream = stream_of(state, handle);
+  refuse_unless((stream->flags & (kStreamCpuSchedule | kStreamDeviceUseOnly)) == 0,
+                kRtInternalError, "streams with these flags cannot capture");
+  refuse_unless(!is_default(*stream), kRtFeatureNotSupport, "the default stream cannot capture");
+  refuse_unless(stream->model.expired(), kRtStreamModel, "the stream is bound to a model");
+  require_not_capturing(*stream);
+  return stream;
+}
+
+void begin_capture(Runtime& state, const std::shared_ptr<StreamState>& stream, CaptureMode mode,
+                   const std::shared_ptr<ModelState>& model) {
+  auto capture = std::make_shared<Capture>();
+  capture->mode = mode;
+  capture->thread = std::this_thread::get_id();
+  capture->context = current_context();
+  capture->model = model;
+  capture->origin = stream.get();
+  join_capture(state, stream, capture);
+  state.captures.add(capture);
+}
+
 void require_safe(const Runtime& state, int code) {
   const auto context = current_context();
   bool any = false;
@@ -168,29 +218,15 @@ using namespace simulated_ascend;
 
 ACL_EXPORT int aclmdlRICaptureBegin(Stream handle, CaptureMode mode) {
   return call("aclmdlRICaptureBegin", Needs::kContext, [&](Runtime& state) {
-    require_given(handle, "the stream");
-    refuse_unless(mode >= kCaptureGlobal && mode <= kCaptureRelaxed, kRtParamInvalid,
-                  "no capture mode has this number");
-    const auto stream = stream_of(state, handle);
-    refuse_unless((stream->flags & (kStreamCpuSchedule | kStreamDeviceUseOnly)) == 0,
-                  kRtInternalError, "streams with these flags cannot capture");
-    refuse_unless(!is_default(*stream), kRtFeatureNotSupport, "the default stream cannot capture");
-    refuse_unless(stream->model.expired(), kRtStreamModel, "the stream is bound to a model");
-    require_not_capturing(*stream);
+    const auto stream = capturable_stream(state, handle, mode);
     trace(state, "mode=%d", mode);
-    auto capture = std::make_shared<Capture>();
-    capture->mode = mode;
-    capture->thread = std::this_thread::get_id();
-    capture->context = current_context();
-    capture->model = make_model(state, /*is_captured=*/true);
-    capture->origin = stream.get();
+    const auto model = make_model(state, /*is_captured=*/true);
     try {
-      join_capture(state, stream, capture);
+      begin_capture(state, stream, mode, model);
     } catch (...) {
-      remove_model(state, capture->model);
+      remove_model(state, model);
       throw;
     }
-    state.captures.add(capture);
   });
 }
 
@@ -212,6 +248,9 @@ ACL_EXPORT int aclmdlRICaptureEnd(Stream handle, Model* model) {
     }
     if (capture->is_invalidated) {
       refuse_and_drop(kRtStreamCaptureInvalidated, "an earlier failure invalidated the capture");
+    }
+    if (!are_sub_graphs_complete(*capture->model)) {
+      refuse_and_drop(kRtSubAclgraphIsCapturing, "a sub graph was not captured to its end");
     }
     if (!is_joined(*capture)) {
       refuse_and_drop(kRtStreamUnjoined, "a stream of the capture was not joined");

@@ -175,9 +175,9 @@ ACL_EXPORT std::size_t sim_argument_bytes() {
 }
 
 // How many there are of "stream" (callers' own), "model stream", "event", "context", "binary",
-// "image", "model", "task", "capture", "argument block", "registration", "reservation",
-// "physical memory" (by a handle), "mapping", "offline model", "data buffer", "dataset",
-// "description" or "configuration"; -1 for another word.
+// "image", "model", "task", "condition", "capture", "argument block", "registration",
+// "reservation", "physical memory" (by a handle), "mapping", "offline model", "data buffer",
+// "dataset", "description" or "configuration"; -1 for another word.
 ACL_EXPORT std::int64_t sim_live_objects(const char* kind) {
   const auto lock = locked();
   Runtime& state = runtime();
@@ -199,6 +199,7 @@ ACL_EXPORT std::int64_t sim_live_objects(const char* kind) {
   if (is("image")) return static_cast<std::int64_t>(state.images.size());
   if (is("model")) return static_cast<std::int64_t>(state.models.size());
   if (is("task")) return static_cast<std::int64_t>(state.tasks.size());
+  if (is("condition")) return static_cast<std::int64_t>(state.conditions.size());
   if (is("capture")) return static_cast<std::int64_t>(state.captures.size());
   if (is("argument block")) return static_cast<std::int64_t>(state.arguments.n_live());
   if (is("registration")) return static_cast<std::int64_t>(state.registered_host.size());

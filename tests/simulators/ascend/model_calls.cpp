@@ -7,11 +7,18 @@
 namespace simulated_ascend {
 namespace {
 
+// Sub graphs are executed and destroyed with the model that they belong to. That they are refused
+// here is documented, the code is not.
+void require_own(const ModelState& model) {
+  refuse_unless(!model.is_sub_graph(), kRtFeatureNotSupport, "the model is a sub graph");
+}
+
 void require_executable(const ModelState& model) {
   refuse_unless(model.phase != ModelState::Phase::kCapturing, kRtModelCaptured,
                 "the model is being captured");
   refuse_unless(model.phase == ModelState::Phase::kReady, kRtModelExecute,
                 "the model was not completed by aclmdlRIBuildEnd");
+  require_own(model);
 }
 
 // Lets the device go on, as it would while the caller polls.
@@ -68,6 +75,7 @@ ACL_EXPORT int aclmdlRIDestroy(Model handle) {
     if (model == nullptr) return;
     refuse_unless(model->phase != ModelState::Phase::kCapturing, kRtModelCaptured,
                   "the model is being captured");
+    require_own(*model);
     let_end(state, *model);
     callbacks = std::move(model->on_destroy);
     remove_model(state, model);

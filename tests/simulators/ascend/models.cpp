@@ -25,6 +25,8 @@ bool is_accessible(Runtime& state, std::uint64_t address, std::size_t n_bytes) {
   return !state.device.memory.covering(address, n_bytes).empty();
 }
 
+}  // namespace
+
 void perform(Runtime& state, const Task& task, Runner& runner) {
   if (task.is_disabled) return;
   if (const auto* kernel = std::get_if<KernelContent>(&task.content)) {
@@ -46,8 +48,12 @@ void perform(Runtime& state, const Task& task, Runner& runner) {
     } else {
       *reinterpret_cast<std::uint64_t*>(value->address) = value->value;
     }
+  } else if (const auto* condition = std::get_if<ConditionContent>(&task.content)) {
+    perform(state, *condition->condition, runner);
   }
 }
+
+namespace {
 
 bool holds(Runtime& state, const ValueContent& wanted) {
   if (!is_accessible(state, wanted.address, sizeof wanted.value)) return false;
@@ -147,6 +153,11 @@ std::shared_ptr<ModelState> model_of(Runtime& state, Model model) {
 }
 
 void remove_model(Runtime& state, const std::shared_ptr<ModelState>& model) {
+  for (const auto& condition : model->conditions) {
+    for (const auto& sub_graph : condition->sub_graphs) remove_model(state, sub_graph);
+    state.conditions.remove(condition->handle);
+  }
+  model->conditions.clear();
   for (const auto& part : model->parts) {
     for (const auto& task : part->tasks) state.tasks.remove(task->handle);
     const auto stream = part->stream;
@@ -249,6 +260,8 @@ void execute(Runtime& state, const std::shared_ptr<ModelState>& model, StreamSta
       if (!mark->done) runner.fail(Status::kOverlap);
     }
   }}));
+  scheduler.enqueue(*stream.queue,
+                    simulator::Work(LateWork{[model](Runner&) { assign_defaults(*model); }}));
   const auto begin = scheduler.record(*stream.queue);
   Execution execution;
   const auto parts = running_parts(*model, execution);

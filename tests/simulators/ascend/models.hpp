@@ -40,8 +40,12 @@ struct ActivateContent {  // starts another stream of the model
 
 struct EndContent {};  // the model's execution is over
 
+struct ConditionContent {  // executes sub graphs, as a value of the device's says
+  std::shared_ptr<const ConditionState> condition;
+};
+
 using TaskContent = std::variant<KernelContent, simulator::Work, EventContent, ValueContent,
-                                 ActivateContent, EndContent>;
+                                 ActivateContent, EndContent, ConditionContent>;
 
 // What a stream can be told to do. In a model it stays and may change; elsewhere it goes when it
 // ran.
@@ -66,7 +70,8 @@ struct ModelStream {
 };
 
 struct ModelState {
-  enum class Phase { kCapturing, kBuilding, kReady };
+  // A sub graph waits for its capture, and is nothing any more once that was dropped.
+  enum class Phase { kAwaitingCapture, kCapturing, kDropped, kBuilding, kReady };
 
   std::uint64_t handle = 0;
   std::uint32_t id = 0;
@@ -80,8 +85,26 @@ struct ModelState {
   std::vector<std::pair<HostFunction, void*>> on_destroy;
   std::vector<std::shared_ptr<simulator::Mark>> executions;  // ends of those that may go on
   std::shared_ptr<StreamState> inner;                        // where Execute runs it
+  std::vector<std::shared_ptr<ConditionState>> conditions;   // made on it
+  std::weak_ptr<ConditionState> sub_graph_of;                // null: a model of its own
+
+  bool is_sub_graph() const { return !sub_graph_of.expired(); }
 
   bool is_running();
+};
+
+// A value in device memory, and the sub graphs of the one task that looks at it. Sub graphs are
+// models that go with the model that the condition was made on.
+// Source: the runtime's docs/zh/design/features/aclgraph.md, 2.5 and 4.2 (CondHandle).
+struct ConditionState {
+  std::uint64_t handle = 0;
+  std::weak_ptr<ModelState> model;
+  std::shared_ptr<const ArgumentBlock> value;  // of eight bytes
+  std::uint32_t default_value = 0;
+  bool assigns_default = false;  // when an execution begins
+  bool is_used = false;          // by a task
+  ModelConditionType type = kConditionIf;
+  std::vector<std::shared_ptr<ModelState>> sub_graphs;
 };
 
 struct Capture {
@@ -126,6 +149,19 @@ void wait_in_capture(Runtime& state, const std::shared_ptr<StreamState>& stream,
                      const std::shared_ptr<EventState>& event, bool is_external);
 
 std::shared_ptr<ModelState> make_model(Runtime& state, bool is_captured);
+// Begins to capture the stream into the model, which is its origin's. Errors: those of joining.
+void begin_capture(Runtime& state, const std::shared_ptr<StreamState>& stream, CaptureMode mode,
+                   const std::shared_ptr<ModelState>& model);
+// A stream that may begin a capture. Errors: 107000, 107003, 107005, 107027, 207000, 507000.
+std::shared_ptr<StreamState> capturable_stream(Runtime& state, Stream handle, CaptureMode mode);
+// Whether every sub graph of the model, and of these, was captured to its end.
+bool are_sub_graphs_complete(const ModelState& model);
+// Puts the default values of the model's conditions, and of its sub graphs', where one is wanted.
+void assign_defaults(const ModelState& model);
+// Executes the sub graphs that the condition's value asks for. Errors: the device's fault.
+void perform(Runtime& state, const ConditionState& condition, simulator::Runner& runner);
+// Does one task of a model; waits for other tasks of the same model do nothing.
+void perform(Runtime& state, const Task& task, simulator::Runner& runner);
 std::shared_ptr<ModelState> model_of(Runtime& state, Model model);
 // Its tasks and streams go; streams that were bound to it are the caller's again.
 void remove_model(Runtime& state, const std::shared_ptr<ModelState>& model);

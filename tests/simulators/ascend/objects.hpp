@@ -20,6 +20,7 @@ struct ModelStream;
 struct Capture;
 struct Task;
 struct GroupUpdate;
+struct ConditionState;
 
 struct ContextState {
   std::uint64_t handle = 0;

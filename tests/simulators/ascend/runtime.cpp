@@ -184,6 +184,7 @@ bool reset(Runtime& state) {
   }
   state.captures.clear();
   state.models.clear();
+  state.conditions.clear();
   state.tasks.clear();
   state.events.clear();
   state.binaries.clear();

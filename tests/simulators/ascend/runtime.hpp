@@ -65,6 +65,7 @@ struct Runtime {
   simulator::Registry<Capture> captures;  // that go on
   simulator::Registry<ModelState> models;
   simulator::Registry<Task> tasks;
+  simulator::Registry<ConditionState> conditions;
   std::map<std::uint64_t, std::size_t> registered_host;  // address, bytes
   std::set<int> stream_ids;
   std::shared_ptr<OfflineState> offline;

@@ -123,6 +123,10 @@ constexpr const char* kSince91[] = {
     "aclmdlRIKernelTaskGetAttribute",
     "aclmdlRITaskDisable",
     "aclmdlRIUpdate",
+    "aclmdlRICondHandleCreate",
+    "aclmdlRICondHandleGetCondPtr",
+    "aclmdlRIAddCondTask",
+    "aclmdlRICaptureToModelRIBegin",
 };
 constexpr const char* kSince92[] = {
     "aclrtRecordEventWithFlag",

@@ -30,6 +30,7 @@ void require_software_sq(const Runtime& state, const ModelState& model) {
   refuse_unless(state.settings.software_sq, kRtFeatureNotSupport,
                 "the firmware has no software SQ");
   refuse_unless(model.is_captured, kRtFeatureNotSupport, "the model was not captured");
+  refuse_unless(!model.is_sub_graph(), kRtFeatureNotSupport, "the task is a sub graph's");
 }
 
 void require_changeable(Runtime& state, const Task& task) {
