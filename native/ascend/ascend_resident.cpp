@@ -121,6 +121,7 @@ void AscendResident::issue(std::size_t launch) {
 void AscendResident::release() noexcept {
   if (steps_) steps_->weights()->rest();
   model_.reset();
+  if (steps_) steps_->weights()->close();
   steps_.reset();
   if (refresh_) last_counts_ = refresh_->counts();
   refresh_.reset();

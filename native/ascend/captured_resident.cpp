@@ -125,6 +125,7 @@ void CapturedResident::release() noexcept {
   if (program_.steps) program_.steps->weights()->rest();  // its last copies go on
   program_.copies.reset();
   program_.release();
+  if (program_.steps) program_.steps->weights()->close();
   program_.steps.reset();
 }
 

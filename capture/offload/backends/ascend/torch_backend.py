@@ -184,7 +184,9 @@ class TorchAscendBackend(AscendBackend):
             draw=drawing(*states) if states else None,
             weights=streamed.tensors,
             stream=streamed.stream,
-            notes=functools.partial(_notes, bound, program, plan, resident, streamed),
+            notes=functools.partial(
+                _notes, bound, program, resident, streaming_notes(streamed.stream, plan.streaming)
+            ),
         )
 
     def _resident(
@@ -241,9 +243,7 @@ def _outside_bytes(program: Program, plan: Plan, launch: Launch) -> int:
 def _notes(
     bound: BoundModel,
     program: Program,
-    plan: Plan,
     resident: _native.AscendCapturedResident,
-    streamed: StreamedWeights,
+    of_weights: tuple[str, ...],
 ) -> tuple[str, ...]:
-    weights = streaming_notes(streamed.stream, plan.streaming)
-    return (*notes_of(bound, program, resident), stages_note(drains=True), *weights)
+    return (*notes_of(bound, program, resident), stages_note(drains=True), *of_weights)
