@@ -108,6 +108,7 @@ def test_files_that_are_no_models_are_refused(ascend, content):
 
     wrong_kernel = bytearray(content)
     wrong_kernel[56 + 2 * 152 + 2 * 64] = 2
+    endless = content[:16] + acl.u64(2**62) + content[24:]  # bytes of weights
     before = ascend.live_bytes
     for given in (
         content[:40],
@@ -115,6 +116,7 @@ def test_files_that_are_no_models_are_refused(ascend, content):
         content + b"x",
         b"x" + content[1:],
         bytes(wrong_kernel),
+        endless,
     ):
         assert code(given) == PARSE_MODEL
     assert ascend.live_bytes == before
@@ -193,6 +195,8 @@ def test_a_model_is_loaded_by_a_configuration(ascend, npu, content, path):
     number = ctypes.c_uint64(1)
     wrong = ("aclmdlSetConfigOpt", configuration(), PRIORITY, ctypes.byref(number), 8)
     assert ascend.code(*wrong) == INVALID_PARAM
+    nothing = ("aclmdlSetConfigOpt", configuration(), PRIORITY, 0, 4)
+    assert ascend.code(*nothing) == acl.PARAM_INVALID
 
 
 def test_descriptions_without_a_model_or_a_result_are_refused(ascend, path):

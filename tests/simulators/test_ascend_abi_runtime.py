@@ -108,6 +108,18 @@ def test_a_thread_has_no_device_before_it_sets_one(ascend):
     assert device.value == 1
 
 
+def test_a_thread_without_a_context_issues_nothing(ascend, npu):
+    stream = npu.stream()
+
+    def issue():
+        return npu.launch_host(stream, npu.note_function, 1)
+
+    assert ascend.in_thread(issue, device=None) == acl.CONTEXT_NULL
+    assert ascend.in_thread(issue) == 0
+    npu.synchronize(stream)
+    assert npu.order == ["note 1 of 1"]
+
+
 def test_contexts_own_their_streams(ascend, npu):
     first, stream = ascend.make("aclrtGetCurrentContext"), npu.stream()
     second = ascend.make("aclrtCreateContext", 0)  # and it is current

@@ -32,7 +32,6 @@ void perform_all(Runtime& state, const ModelState& sub_graph, simulator::Runner&
 }
 
 std::shared_ptr<ConditionState> condition_of(Runtime& state, ModelCondition handle) {
-  require_given(handle, "the condition");
   const auto found = state.conditions.find(as_number(handle));
   refuse_unless(found != nullptr, kRtParamInvalid, "no condition has this handle");
   return found;
@@ -159,7 +158,6 @@ ACL_EXPORT int aclmdlRIAddCondTask(ModelConditionParameters parameters, Stream h
 // Into a sub graph that aclmdlRIAddCondTask made: of other models no source says what it does.
 ACL_EXPORT int aclmdlRICaptureToModelRIBegin(Stream handle, Model model_handle, CaptureMode mode) {
   return call("aclmdlRICaptureToModelRIBegin", Needs::kContext, [&](Runtime& state) {
-    require_given(model_handle, "the model");
     require_software_sq(state);
     const auto stream = capturable_stream(state, handle, mode);
     const auto model = model_of(state, model_handle);

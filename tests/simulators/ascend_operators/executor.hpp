@@ -100,8 +100,12 @@ Status launch(void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* exe
 
 // Defines both phases of `aclnn<name>`. `parameters` is the first phase's list without its results,
 // in parentheses; what follows are the operands and attributes that `kernel` takes, in its order.
+#define OPERATOR(name, kernel, parameters, ...) \
+  OPERATOR_WITH(::simulated_operators::launch, name, kernel, parameters, __VA_ARGS__)
+
+// The same with another second phase than `launch`.
 #define OPERATOR_UNWRAP(...) __VA_ARGS__
-#define OPERATOR(name, kernel, parameters, ...)                                               \
+#define OPERATOR_WITH(second_phase, name, kernel, parameters, ...)                            \
   OPERATORS_EXPORT ::simulated_operators::Status aclnn##name##GetWorkspaceSize(               \
       OPERATOR_UNWRAP parameters, std::uint64_t* workspace_bytes, aclOpExecutor** executor) { \
     return ::simulated_operators::plan(kernel, workspace_bytes, executor, __VA_ARGS__);       \
@@ -109,5 +113,5 @@ Status launch(void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* exe
   OPERATORS_EXPORT ::simulated_operators::Status aclnn##name(                                 \
       void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* executor,                \
       ::offload::acl::Stream stream) {                                                        \
-    return ::simulated_operators::launch(workspace, workspace_bytes, executor, stream);       \
+    return second_phase(workspace, workspace_bytes, executor, stream);                        \
   }

@@ -74,8 +74,9 @@ const Kernel kNonzero = {"Nonzero", find_nonzero, nullptr,
                          [](const Launch&) { return sizeof(std::int64_t); }};
 
 // Launches, waits, and takes an extent of the result, the first or the last, from the workspace.
+template <bool kIsLast>
 Status launch_and_wait(void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* executor,
-                       Stream stream, bool is_last = false) {
+                       Stream stream) {
   if (executor == nullptr) return kAclnnParamNullptr;
   aclTensor* const out = executor->result;
   Status status = launch(workspace, workspace_bytes, executor, stream);
@@ -84,44 +85,17 @@ Status launch_and_wait(void* workspace, std::uint64_t workspace_bytes, aclOpExec
   if (status == kSuccess) {
     status = aclrtMemcpy(&n_found, sizeof n_found, workspace, sizeof n_found, kDeviceToHost);
   }
-  if (status == kSuccess) (is_last ? out->shape.back() : out->shape.front()) = n_found;
+  if (status == kSuccess) (kIsLast ? out->shape.back() : out->shape.front()) = n_found;
   return status;
 }
 
 }  // namespace
 
-OPERATORS_EXPORT Status aclnnMaskedSelectGetWorkspaceSize(const aclTensor* self,
-                                                          const aclTensor* mask, aclTensor* out,
-                                                          std::uint64_t* workspace_bytes,
-                                                          aclOpExecutor** executor) {
-  return plan(kMaskedSelect, workspace_bytes, executor, self, mask, out);
-}
-
-OPERATORS_EXPORT Status aclnnMaskedSelect(void* workspace, std::uint64_t workspace_bytes,
-                                          aclOpExecutor* executor, Stream stream) {
-  return launch_and_wait(workspace, workspace_bytes, executor, stream);
-}
-
-OPERATORS_EXPORT Status aclnnNonzeroGetWorkspaceSize(const aclTensor* self, aclTensor* out,
-                                                     std::uint64_t* workspace_bytes,
-                                                     aclOpExecutor** executor) {
-  return plan(kNonzero, workspace_bytes, executor, self, false, out);
-}
-
-OPERATORS_EXPORT Status aclnnNonzero(void* workspace, std::uint64_t workspace_bytes,
-                                     aclOpExecutor* executor, Stream stream) {
-  return launch_and_wait(workspace, workspace_bytes, executor, stream);
-}
-
-OPERATORS_EXPORT Status aclnnNonzeroV2GetWorkspaceSize(const aclTensor* self, aclTensor* out,
-                                                       std::uint64_t* workspace_bytes,
-                                                       aclOpExecutor** executor) {
-  return plan(kNonzero, workspace_bytes, executor, self, true, out);
-}
-
-OPERATORS_EXPORT Status aclnnNonzeroV2(void* workspace, std::uint64_t workspace_bytes,
-                                       aclOpExecutor* executor, Stream stream) {
-  return launch_and_wait(workspace, workspace_bytes, executor, stream, true);
-}
+OPERATOR_WITH(launch_and_wait<false>, MaskedSelect, kMaskedSelect,
+              (const aclTensor* self, const aclTensor* mask, aclTensor* out), self, mask, out)
+OPERATOR_WITH(launch_and_wait<false>, Nonzero, kNonzero, (const aclTensor* self, aclTensor* out),
+              self, false, out)
+OPERATOR_WITH(launch_and_wait<true>, NonzeroV2, kNonzero, (const aclTensor* self, aclTensor* out),
+              self, true, out)
 
 }  // namespace simulated_operators
