@@ -1,6 +1,6 @@
 """Weights that a resident CUDA graph copies from the host: what is the driver's alone.
 
-What holds on every simulated device is in test_device_streaming.py.
+What holds on every simulated device is in test_simulated_streaming.py.
 """
 
 from __future__ import annotations
