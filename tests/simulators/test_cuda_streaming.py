@@ -116,8 +116,8 @@ def test_after_a_wait_that_failed_the_prologue_comes_again(backend, simulator, d
 
         check(run, inputs[:1], expected[:1])
         simulator.set_eager(False)
+        simulator.fail("cuEventSynchronize", 999)  # before a thread may wait
         ticket = run.submit(inputs[1])
-        simulator.fail("cuEventSynchronize", 999)
         with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_UNKNOWN"):
             ticket.wait()
         simulator.set_eager(True)
