@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from probing import NotAnswered, Probe, leave_unanswered, read_told
+from probing import NotAnswered, Probe, ProbeFailed, leave_unanswered, read_told
 
 BUDGET_SECONDS = 450
 PART_SECONDS = 75
@@ -105,8 +105,16 @@ def answer_here(probes: Sequence[Probe], name: str, part: str) -> None:
         leave_unanswered(str(reason))
 
 
-def new_report(what: str, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """A report without probes so far."""
+def new_report(what: str, machine_facts: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """A report without probes so far.
+
+    Raises:
+        click.ClickException: the machine has no device to ask; the message says what is missing.
+    """
+    try:
+        machine = machine_facts()
+    except ProbeFailed as error:
+        raise click.ClickException(str(error)) from error
     return {
         "what": what,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -179,13 +179,9 @@ def main(report_file: Path, only: str | None, part: tuple[str, str] | None) -> N
         return
     begin = time.monotonic()
     probes = chosen(PROBES, only)
-    try:
-        machine = machine_facts()
-    except ProbeFailed as error:
-        raise click.ClickException(str(error)) from error
-    report = new_report("probes of relocation on CUDA", machine)
+    report = new_report("probes of relocation on CUDA", machine_facts)
     with tempfile.TemporaryDirectory() as folder:
-        architecture = "sm_" + machine["compute_capability"].replace(".", "")
+        architecture = "sm_" + report["machine"]["compute_capability"].replace(".", "")
         try:
             library, without = build_library(Path(folder), architecture)
             os.environ[LIBRARY_VARIABLE] = str(library)

@@ -12,6 +12,9 @@ from typing import Any
 import npu_device
 import pytest
 import torch
+from ascend_simulator import AscendSimulator
+
+import offload
 
 if importlib.util.find_spec("torch_npu") is None:
     pytest.skip("torch_npu is not in this environment: make test-npu-sim", allow_module_level=True)
@@ -48,3 +51,34 @@ def capture(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Any, A
     with torch.npu.graph(graph):
         result = function(*inputs)
     return graph, result
+
+
+def fail_each_call(
+    simulator: AscendSimulator,
+    function: str,
+    load: Callable[[], object],
+    check: Callable[[str], object],
+) -> None:
+    """Load with the first call of a function failing, then the second, until none is left.
+
+    Args:
+        simulator: the simulated runtime.
+        function: of the runtime; it is called by every load, and fails with 507000.
+        load: loads and closes.
+        check: asserts that nothing is left; it is given the call, in words.
+    """
+    n_failed = 0
+    for nth in range(1, 60):
+        simulator.forget_calls()
+        simulator.fail(function, 507000, nth)
+        try:
+            load()
+        except offload.OffloadError:
+            n_failed += 1
+        is_reached = simulator.calls(function) >= nth
+        simulator.forget_calls()
+        check(f"call {nth} of {function}")
+        if not is_reached:
+            assert n_failed
+            return
+    pytest.fail(f"{function} was called at every try")

@@ -17,7 +17,7 @@ import pytest
 import torch
 from ascend_simulator import AscendSimulator
 from npu_models import MODELS
-from on_npu import check_same
+from on_npu import check_same, fail_each_call
 from torch import nn
 
 import offload
@@ -341,22 +341,11 @@ def test_failures_of_a_load_leave_nothing(
     captured = offload.capture(lambda x: (x * 2).relu(), x)
     captured.load().close()
     before = live(simulated_npu)
-    n_failed = 0
-    for nth in range(1, 60):
-        simulated_npu.forget_calls()
-        simulated_npu.fail(function, 507000, nth)
-        try:
-            captured.load().close()
-        except offload.OffloadError:
-            n_failed += 1
-        failed = simulated_npu.calls(function) >= nth
-        simulated_npu.forget_calls()
-        assert live(simulated_npu) == before, f"call {nth} of {function}"
-        if not failed:
-            break
-    else:
-        pytest.fail("it was called at every try")
-    assert n_failed
+
+    def check(call: str) -> None:
+        assert live(simulated_npu) == before, call
+
+    fail_each_call(simulated_npu, function, lambda: captured.load().close(), check)
     with captured.load() as run:
         check_same(run(x), torch.full((64,), 2.0))
 

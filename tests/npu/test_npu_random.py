@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ascend_simulator import AscendSimulator
+from on_npu import fail_each_call
 from test_npu_offload import LOADING, live, load
 from torch import nn
 
@@ -227,22 +228,16 @@ def test_failures_of_a_load_leave_nothing(
     captured = offload.capture(OPERATORS["rand"], x)
     captured.load().close()
     before, state = live(simulated_npu), states([default_generator()])
-    n_failed = 0
-    for nth in range(1, 30):
+
+    def load_anew() -> None:
         monkeypatch.setattr(random_cells, "_seed_first", {})
-        simulated_npu.forget_calls()
-        simulated_npu.fail(function, 507000, nth)
-        try:
-            captured.load().close()
-        except offload.OffloadError:
-            n_failed += 1
-        failed = simulated_npu.calls(function) >= nth
-        simulated_npu.forget_calls()
-        assert live(simulated_npu) == before, f"call {nth} of {function}"
+        captured.load().close()
+
+    def check(call: str) -> None:
+        assert live(simulated_npu) == before, call
         assert states([default_generator()]) == state
-        if not failed:
-            break
-    assert n_failed
+
+    fail_each_call(simulated_npu, function, load_anew, check)
     with captured.load() as run:
         check_draws(run, OPERATORS["rand"], x)
 

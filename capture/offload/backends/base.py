@@ -258,7 +258,8 @@ class StreamingBackend(Backend, Protocol):
     Attributes:
         alignment_bytes: of a weight in one piece.
         granule_bytes: of the pieces of weights in several, mapped side by side.
-        memory_bytes_per_ns: at which launches that nobody has timed are taken to read and write.
+        memory_bytes_per_ns: at which launches that nobody has timed are taken to read and write: an
+            assumption of the order of the device's memory, never a measurement.
     """
 
     alignment_bytes: int

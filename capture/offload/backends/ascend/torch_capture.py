@@ -139,6 +139,8 @@ class TorchCapturer:
                     one = _OneCapture(
                         program, device, stream, form, copied, cells=cells, streamed=streamed
                     )
+                    if improve is None:
+                        one.log.why_untold = "nobody compares captures"
                     return one.run()
 
                 try:
@@ -156,7 +158,11 @@ class TorchCapturer:
 
 
 class _OneCapture:
-    """One capture of a Program on the current stream."""
+    """One capture of a Program on the current stream.
+
+    Attributes:
+        log: what is seen meanwhile; nothing of tasks and places once it says why that is untold.
+    """
 
     def __init__(
         self,
@@ -188,7 +194,7 @@ class _OneCapture:
         )
         pools = [self._pool, self._pool_of_inputs]
         self._model = CapturedModel(self._graph, pools, self._tensors, moving, self._copies)
-        self._log = self._model.log
+        self.log = self._model.log
 
     def run(self) -> CapturedModel:
         """Capture; what failed leaves nothing behind."""
@@ -247,7 +253,7 @@ class _OneCapture:
                     memory = self._memory(value.size_bytes)
                     bases[value.index] = (memory, 0)
                     if value.size_bytes:
-                        self._log.places[value.index] = memory.data_ptr()
+                        self.log.places[value.index] = memory.data_ptr()
         return bases
 
     def _memory(self, size_bytes: int) -> torch.UntypedStorage:
@@ -286,30 +292,30 @@ class _OneCapture:
     def _note(self, run: EagerRun, launch: Launch) -> None:
         """What a launch has added: tasks, Values, pieces of the pool."""
         self._note_tasks()
-        if self._log.why_untold:
+        if self.log.why_untold:
             return
         for view in (*launch.views(), *launch.made()):
             value = self._program.values[view.value]
             if value.role in (Role.ACTIVATION, Role.OUTPUT):
                 storage, begin_bytes = run.bases[value.index]
-                self._log.places[value.index] = storage.data_ptr() + begin_bytes
+                self.log.places[value.index] = storage.data_ptr() + begin_bytes
         npu: Any = torch.npu  # type: ignore[attr-defined]
         n_reserved_bytes = npu.memory_reserved(self._device)
         if n_reserved_bytes != self._n_reserved_bytes:  # asking for the pieces takes longer
             self._n_reserved_bytes = n_reserved_bytes
-            new = set(_pieces(self._pool, self._device)) - set(self._log.pool)
-            self._log.pool += sorted(new, key=lambda one: one[1])
+            new = set(_pieces(self._pool, self._device)) - set(self.log.pool)
+            self.log.pool += sorted(new, key=lambda one: one[1])
 
     def _note_tasks(self) -> None:
         """A refused question leaves the capture as it is; nothing is asked any more then."""
-        if self._log.why_untold:
+        if self.log.why_untold:
             return
         try:
             counts = _native.ascend_count_tasks(self._device.index, self._model.handle)
         except (BackendUnavailable, ExecutionError) as error:
-            self._log.why_untold = str(error)
+            self.log.why_untold = str(error)
         else:
-            self._log.n_tasks.append(counts)
+            self.log.n_tasks.append(counts)
 
     def _set_places(self, run: EagerRun) -> None:
         for index, one in enumerate(self._model.moving):
