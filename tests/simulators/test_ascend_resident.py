@@ -6,13 +6,15 @@ import itertools
 import struct
 
 import pytest
-from ascend_kernels import gather_kernel
+from ascend_client import INTERNAL_ERROR
 from ascend_residents import (
     COUNT,
     LOOK_ALIKE,
     NUMBERS,
+    REFRESHES,
     SIZE_BYTES,
     Chain,
+    gather_by,
     live,
     plus,
     read,
@@ -23,6 +25,8 @@ from offload.errors import ExecutionError
 
 COPY = "aclrtMemcpyAsync"
 LAUNCH = "aclrtLaunchKernel"
+SELECT, ADD = "aclnnIndexSelect", "aclnnAdd"
+OPERATOR_CALLS = (f"{SELECT}GetWorkspaceSize", SELECT, f"{ADD}GetWorkspaceSize", ADD)
 
 
 @pytest.fixture(params=["build", "capture"])
@@ -32,13 +36,13 @@ def form(request, ascend):
     return request.param
 
 
-@pytest.fixture(params=[False, True], ids=["host", "gather"])
-def gathers(request):
+@pytest.fixture(params=REFRESHES)
+def refresh(request):
     return request.param
 
 
-def test_executions_read_the_addresses_of_their_own_time(ascend, form, gathers):
-    chain = Chain(ascend, form=form, gathers=gathers)
+def test_executions_read_the_addresses_of_their_own_time(ascend, form, refresh):
+    chain = Chain(ascend, form=form, refresh=refresh)
     _, y = chain.bind_first()
     chain.run()
     assert read(y) == plus(3)
@@ -50,8 +54,8 @@ def test_executions_read_the_addresses_of_their_own_time(ascend, form, gathers):
     assert chain.resident.form == form
 
 
-def test_the_feature_map_may_move(ascend, form, gathers):
-    chain = Chain(ascend, form=form, gathers=gathers)
+def test_the_feature_map_may_move(ascend, form, refresh):
+    chain = Chain(ascend, form=form, refresh=refresh)
     _, y = chain.bind_first()
     chain.run()
     moved = chain.allocate([0] * 2 * COUNT)
@@ -61,9 +65,9 @@ def test_the_feature_map_may_move(ascend, form, gathers):
     assert read(y) == plus(3)
 
 
-def test_refresh_and_execution_are_ordered_by_their_stream(ascend, gathers):
+def test_refresh_and_execution_are_ordered_by_their_stream(ascend, refresh):
     """Nothing runs before the wait; each execution still has its own addresses."""
-    chain = Chain(ascend, gathers=gathers)
+    chain = Chain(ascend, refresh=refresh)
     _, first = chain.bind_first()
     chain.resident.execute()
     second = chain.allocate()
@@ -100,8 +104,8 @@ def test_the_first_refresh_copies_the_whole_table_once(ascend):
     assert chain.resident.refresh_counts["bytes_copied"] == 3 * 64  # three blocks of 64 bytes
 
 
-def test_nothing_moved_makes_no_copy_and_no_launch(ascend, gathers):
-    chain = Chain(ascend, gathers=gathers)
+def test_nothing_moved_makes_no_copy_and_no_launch(ascend, refresh):
+    chain = Chain(ascend, refresh=refresh)
     chain.bind_first()
     chain.run()
     before = chain.resident.refresh_counts
@@ -111,6 +115,7 @@ def test_nothing_moved_makes_no_copy_and_no_launch(ascend, gathers):
     assert chain.resident.refresh_counts == before
     assert ascend.calls(COPY) == ascend.calls(LAUNCH) == 0
     assert ascend.calls("aclrtLaunchKernelWithHostArgs") == 0
+    assert sum(ascend.calls(one) for one in OPERATOR_CALLS) == 0
     assert ascend.calls("aclmdlRIExecuteAsync") == 3
 
 
@@ -140,7 +145,7 @@ def test_a_refresh_is_staged_at_the_call(ascend):
 
 
 def test_a_gather_takes_its_bases_in_its_launch(ascend):
-    chain = Chain(ascend, gathers=True)
+    chain = Chain(ascend, refresh="kernel")
     chain.bind_first()
     ascend.forget_calls()
     chain.run()
@@ -151,11 +156,116 @@ def test_a_gather_takes_its_bases_in_its_launch(ascend):
         "bytes_copied": 0,
         "gathers": 1,
         "bytes_launched": 40 + 8 * 4,  # three slots, and the base of what is no address
+        "plans": 0,
     }
 
 
-def test_execution_launch_by_launch_gives_the_same(ascend, gathers):
-    chain = Chain(ascend, gathers=gathers)
+def test_operators_gather_behind_one_copy_of_the_bases(ascend):
+    before = [ascend.calls(one) for one in OPERATOR_CALLS]
+    chain = Chain(ascend, refresh="operators")
+    chain.bind_first()
+    assert [ascend.calls(one) for one in OPERATOR_CALLS] == [
+        n + m for n, m in zip(before, (1, 0, 1, 0), strict=True)
+    ]
+    ascend.start_trace()
+    chain.run()
+    names = {*OPERATOR_CALLS, COPY, "aclmdlRIExecuteAsync"}
+    called = [entry.split()[0] for entry in ascend.trace]
+    assert [one for one in called if one in names] == [COPY, SELECT, ADD, "aclmdlRIExecuteAsync"]
+    assert [entry for entry in ascend.trace if entry.startswith(COPY) and "kind=5" in entry]
+    assert chain.resident.refresh_counts == {
+        "copies": 1,
+        "bytes_copied": 8 * 4,  # three slots, and the base of what is no address
+        "gathers": 1,
+        "bytes_launched": 0,
+        "plans": 2,
+    }
+    chain.bind(output=chain.allocate())
+    chain.run()
+    counts = chain.resident.refresh_counts
+    assert (counts["bytes_copied"], counts["gathers"], counts["plans"]) == (8 * 5, 2, 2)
+
+
+@pytest.mark.parametrize("first", [1, 2], ids=["first", "second"])
+def test_an_operator_that_cannot_be_repeated_is_planned_each_time(ascend, first):
+    before = live(ascend)
+    ascend.fail("aclSetAclOpExecutorRepeatable", INTERNAL_ERROR, nth=first)
+    chain = Chain(ascend, refresh="operators")
+    assert live(ascend)["executors"] == before["executors"] + 1
+    _, y = chain.bind_first()
+    for n_gathers in (1, 2, 3):
+        chain.bind(output=y)
+        chain.run()
+        assert read(y) == plus(3)
+        counts = chain.resident.refresh_counts
+        assert (counts["gathers"], counts["plans"]) == (n_gathers, 2 + n_gathers)
+    assert live(ascend)["executors"] == before["executors"] + 1
+    chain.resident.close()
+    assert {**live(ascend), "bytes": 0} == {**before, "bytes": 0}
+
+
+def test_operators_give_all_bits_of_a_word(ascend):
+    """Sums modulo 2^64, and integers that are no addresses as they were."""
+    seen: list[bytes] = []
+    words = [0xFFFF_FFFF_FFFF_FFFF, 0x8000_0000_0000_0000, (1 << 53) + 1, 0]
+    binary = _native.AscendBinary(
+        0, ascend.binary({"look": (48, lambda block, _: seen.append(block))})
+    )
+    gather, _ = gather_by(ascend, "operators")
+    resident = _native.AscendResident(
+        device=0,
+        arena_bytes=0,
+        kernels=[(binary.function("look"), 1, 0, struct.pack("<6Q", *words, 0, 0))],
+        words=[(0, 32), (0, 40)],
+        relocations=[(0, 0, 5), (1, 0, 2**64 - 16)],
+        triggers=[_native.Trigger.IO],
+        n_launches=1,
+        gather=gather,
+        keep=binary,
+    )
+    bases = [(1 << 53) + 1, (1 << 62) + 3, 2**64 - 1, 8]
+    for base in bases:
+        resident.patch([(0, base)])
+        resident.execute()
+        resident.finish()
+    sums = [[(base + 5) % 2**64, (base - 16) % 2**64] for base in bases]
+    assert [list(struct.unpack("<6Q", block)) for block in seen] == [[*words, *two] for two in sums]
+
+
+def test_a_table_without_words_needs_no_operators(ascend):
+    gather, _ = gather_by(ascend, "operators")
+    ascend.forget_calls()
+    resident = _native.AscendResident(
+        device=0,
+        arena_bytes=0,
+        kernels=[],
+        words=[],
+        relocations=[],
+        triggers=[],
+        n_launches=0,
+        gather=gather,
+    )
+    resident.execute()
+    resident.finish()
+    assert sum(ascend.calls(one) for one in OPERATOR_CALLS) == 0
+
+
+def test_what_gathers_must_be_known(ascend):
+    with pytest.raises(ValueError, match="by a kernel or by 'operators', got 'magic'"):
+        _native.AscendResident(
+            device=0,
+            arena_bytes=0,
+            kernels=[],
+            words=[],
+            relocations=[],
+            triggers=[],
+            n_launches=0,
+            gather="magic",
+        )
+
+
+def test_execution_launch_by_launch_gives_the_same(ascend, refresh):
+    chain = Chain(ascend, refresh=refresh)
     _, y = chain.bind_first()
     ascend.forget_calls()
     for launch in range(chain.resident.n_launches):
@@ -165,10 +275,10 @@ def test_execution_launch_by_launch_gives_the_same(ascend, gathers):
     assert ascend.calls("aclmdlRIExecuteAsync") == 0
 
 
-def test_words_that_were_never_patched_are_refused(ascend, gathers):
-    chain = Chain(ascend, gathers=gathers)
+def test_words_that_were_never_patched_are_refused(ascend, refresh):
+    chain = Chain(ascend, refresh=refresh)
     chain.bind(input=chain.allocate(NUMBERS))
-    words = "2 of 3" if gathers else "5 of 6"
+    words = "5 of 6" if refresh == "host" else "2 of 3"
     with pytest.raises(ExecutionError, match=f"{words} address words were never patched"):
         chain.resident.execute()
     _, y = chain.bind_first()
@@ -196,10 +306,10 @@ def test_copies_of_tensors_on_the_host_are_left_to_torch(ascend):
     assert ascend.calls(COPY) == 0
 
 
-def test_closing_gives_everything_back(ascend, form, gathers):
+def test_closing_gives_everything_back(ascend, form, refresh):
     ascend.set_software_sq(False)  # models use up streams
     before = live(ascend)
-    chain = Chain(ascend, form=form, gathers=gathers)
+    chain = Chain(ascend, form=form, refresh=refresh)
     assert live(ascend)["streams in use"] > before["streams in use"]
     chain.resident.close()
     chain.resident.close()
@@ -279,9 +389,9 @@ class Large:
     Slots: 0 to 159 inputs and outputs with ten words each, then the feature map.
     """
 
-    def __init__(self, ascend, *, gathers=False):
+    def __init__(self, ascend, *, refresh="host"):
         binary = _native.AscendBinary(0, ascend.binary({"nothing": (24, lambda *_: None)}))
-        gather = gather_kernel(ascend) if gathers else None
+        gather, kept = gather_by(ascend, refresh)
         self.relocations = []
         words = []
         for task in range(N_TASKS):
@@ -304,8 +414,8 @@ class Large:
             relocations=self.relocations,
             triggers=[_native.Trigger.IO] * N_IO_SLOTS + [_native.Trigger.FEATURE_MAP],
             n_launches=N_TASKS,
-            gather=None if gather is None else (gather.function, gather.n_blocks),
-            keep=(binary, gather),
+            gather=gather,
+            keep=(binary, kept),
         )
         self.n_slots = N_IO_SLOTS + 1
 
@@ -340,8 +450,9 @@ def test_ten_moved_addresses_of_6300_tasks_touch_only_their_words(ascend):
     large.resident.finish()
 
 
-def test_a_gather_whose_bases_do_not_fit_copies_what_changed_of_them(ascend):
-    large = Large(ascend, gathers=True)
+@pytest.mark.parametrize("refresh", ["kernel", "operators"])
+def test_a_gather_whose_bases_do_not_fit_copies_what_changed_of_them(ascend, refresh):
+    large = Large(ascend, refresh=refresh)
     assert 40 + 8 * (large.n_slots + 1) > _native.ASCEND_LAUNCH_BYTES
     large.resident.patch([(base, 1 << 32 | base << 20) for base in range(large.n_slots)])
     large.resident.execute()
@@ -354,16 +465,18 @@ def test_a_gather_whose_bases_do_not_fit_copies_what_changed_of_them(ascend):
     assert counts["bytes_copied"] - first["bytes_copied"] == 8 * 10
     assert counts["copies"] == counts["gathers"] == 2
     assert counts["bytes_launched"] == 0
-    assert ascend.calls("aclrtMemcpyAsync") == ascend.calls("aclrtLaunchKernel") == 1
+    assert ascend.calls("aclrtMemcpyAsync") == 1
+    assert ascend.calls("aclrtLaunchKernel") == (refresh == "kernel")
+    assert ascend.calls(SELECT) == ascend.calls(ADD) == (refresh == "operators")
     large.resident.finish()
 
 
-def test_both_refreshes_write_the_same_table(ascend):
+def test_every_refresh_writes_the_same_table(ascend):
     """Of 400 kernels, each of which hands on what it was given."""
     seen: list[bytes] = []
     tables = []
-    for gathers in (False, True):
-        chain = Chain(ascend, 400, gathers=gathers, function=lambda block, _: seen.append(block))
+    for refresh in REFRESHES:
+        chain = Chain(ascend, 400, refresh=refresh, function=lambda block, _: seen.append(block))
         for name, base in (("input", 1 << 20), ("output", 1 << 30), ("feature_map", 1 << 40)):
             chain.bind(**{name: base})
         chain.run()
@@ -373,4 +486,4 @@ def test_both_refreshes_write_the_same_table(ascend):
         tables.append(list(seen))
         seen.clear()
     assert len(tables[0]) == 400 * 5
-    assert tables[0] == tables[1]
+    assert tables[0] == tables[1] == tables[2]

@@ -132,10 +132,11 @@ Status Planner::finish(const Kernel& kernel, std::uint64_t* workspace_bytes,
   return kSuccess;
 }
 
-Status launch(void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* executor,
-              Stream stream) noexcept {
+Status launch(const char* name, void* workspace, std::uint64_t workspace_bytes,
+              aclOpExecutor* executor, Stream stream) noexcept {
   if (executor == nullptr) return kAclnnParamNullptr;
   const std::unique_ptr<aclOpExecutor> consumed(executor->is_repeatable ? nullptr : executor);
+  if (const Status status = sim_note(name)) return status;
   Launch& launch = executor->launch;
   if (workspace_bytes < launch.workspace_bytes ||
       (workspace == nullptr && launch.workspace_bytes > 0)) {
@@ -177,6 +178,7 @@ Status set_address(aclOpExecutor* executor, std::size_t index, const aclTensor* 
 
 OPERATORS_EXPORT Status aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {
   if (executor == nullptr) return kAclnnInnerNullptr;
+  if (const Status status = sim_note("aclSetAclOpExecutorRepeatable")) return status;
   executor->is_repeatable = true;
   return kSuccess;
 }
