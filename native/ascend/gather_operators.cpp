@@ -2,26 +2,37 @@
 
 #include <dlfcn.h>
 
+#include <array>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "offload/errors.hpp"
 
 namespace offload::acl {
 namespace {
 
-constexpr const char* kOperatorLibraries[] = {"libopapi.so", "libaclnn_math.so", "libaclnn_nn.so",
-                                              "libnnopbase.so"};
+constexpr std::array<const char*, 4> kOperatorLibraries = {"libopapi.so", "libaclnn_math.so",
+                                                           "libaclnn_nn.so", "libnnopbase.so"};
 
-// Opens no more than it has to: operator libraries are large. None is closed again.
-void* resolve_operator(const char* symbol) {
-  for (const char* const name : kOperatorLibraries) {
-    void* const library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
-    void* const found = library == nullptr ? nullptr : dlsym(library, symbol);
-    if (found != nullptr) return found;
+// The operator libraries, each opened when a symbol is not in those before it: they are large. None
+// is closed again.
+class Libraries {
+ public:
+  void* resolve(const char* symbol) {
+    for (std::size_t index = 0; index < kOperatorLibraries.size(); ++index) {
+      if (index == handles_.size()) {
+        handles_.push_back(dlopen(kOperatorLibraries[index], RTLD_NOW | RTLD_GLOBAL));
+      }
+      void* const found = handles_[index] == nullptr ? nullptr : dlsym(handles_[index], symbol);
+      if (found != nullptr) return found;
+    }
+    return nullptr;
   }
-  return nullptr;
-}
+
+ private:
+  std::vector<void*> handles_;  // null: it cannot be opened
+};
 
 [[noreturn]] void fail_to_describe(const Runtime& runtime, const char* function) {
   const char* const message = runtime.get_recent_error_message();
@@ -33,11 +44,12 @@ void* resolve_operator(const char* symbol) {
 }  // namespace
 
 std::string GatherOperators::open() {
+  Libraries libraries;
   std::string missing;
-#define OFFLOAD_RESOLVE(name, symbol, needed, result, signature)     \
-  name = reinterpret_cast<decltype(name)>(resolve_operator(symbol)); \
-  if (needed && name == nullptr) {                                   \
-    missing += (missing.empty() ? "" : ", ") + std::string(symbol);  \
+#define OFFLOAD_RESOLVE(name, symbol, needed, result, signature)      \
+  name = reinterpret_cast<decltype(name)>(libraries.resolve(symbol)); \
+  if (needed && name == nullptr) {                                    \
+    missing += (missing.empty() ? "" : ", ") + std::string(symbol);   \
   }
   OFFLOAD_ACLNN_FUNCTIONS(OFFLOAD_RESOLVE)
 #undef OFFLOAD_RESOLVE

@@ -62,6 +62,7 @@ class Chain:
         *,
         form: str | None = None,
         refresh: str = "host",
+        workspace_bytes: int = 0,
         copies_on_device: bool = True,
         function: Callable[[bytes, int], object] = add_one,
         keep: object = None,
@@ -69,6 +70,8 @@ class Chain:
         self.ascend = ascend
         binary = _native.AscendBinary(0, ascend.binary({"add_one": (32, function)}))
         gather, kept = gather_by(ascend, refresh)
+        if workspace_bytes:
+            npu_device.set_more_workspace(workspace_bytes)
         gathers = refresh != "host"
         places = [
             (INPUT, 0),

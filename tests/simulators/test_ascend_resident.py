@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import struct
 
+import npu_device
 import pytest
 from ascend_client import INTERNAL_ERROR
 from ascend_residents import (
@@ -230,6 +232,64 @@ def test_operators_give_all_bits_of_a_word(ascend):
         resident.finish()
     sums = [[(base + 5) % 2**64, (base - 16) % 2**64] for base in bases]
     assert [list(struct.unpack("<6Q", block)) for block in seen] == [[*words, *two] for two in sums]
+
+
+def test_operators_share_one_workspace_that_lives_as_long_as_they_run(ascend):
+    Chain(ascend, refresh="operators").resident.close()  # their kernels are loaded
+    before = live(ascend)
+    held = []
+    for n_bytes in (0, 4096):
+        npu_device.operators().sim_operators_reset()
+        chain = Chain(ascend, refresh="operators", workspace_bytes=n_bytes)
+        held.append(ascend.live_bytes - before["bytes"])
+        chain.resident.close()
+    assert 4096 <= held[1] - held[0] < 2 * 4096
+    chain = Chain(ascend, refresh="operators", workspace_bytes=4096)
+    _, y = chain.bind_first()
+    chain.resident.execute()
+    assert read(y) == [0] * COUNT
+    chain.resident.close()
+    assert read(y) == plus(3)
+    after = live(ascend)
+    assert (after["executors"], after["descriptions"]) == (
+        before["executors"],
+        before["descriptions"],
+    )
+
+
+def test_a_workspace_that_grew_is_refused(ascend):
+    for nth in (1, 2):
+        ascend.fail("aclSetAclOpExecutorRepeatable", INTERNAL_ERROR, nth=nth)
+    chain = Chain(ascend, refresh="operators", workspace_bytes=64)
+    _, y = chain.bind_first()
+    n_executors = live(ascend)["executors"]
+    npu_device.set_more_workspace(128)
+    with pytest.raises(ExecutionError, match="aclnnIndexSelect: it needs 128 bytes of workspace"):
+        chain.run()
+    assert live(ascend)["executors"] == n_executors
+    npu_device.set_more_workspace(64)
+    chain.run()
+    assert read(y) == plus(3)
+
+
+def test_what_cannot_be_waited_for_is_left_to_the_process(ascend):
+    """While the stream is captured elsewhere, nothing that the refresh uses is given back."""
+    before = live(ascend)
+    chain = Chain(ascend, refresh="operators", workspace_bytes=64)
+    _, y = chain.bind_first()
+    stream = ascend.make("aclrtCreateStream")
+    chain.resident.set_stream(stream)
+    chain.resident.execute()
+    ascend.call("aclmdlRICaptureBegin", stream, 2)
+    held = live(ascend)
+    del chain.resident
+    after = live(ascend)
+    assert after["executors"] == held["executors"] == before["executors"] + 2
+    assert after["descriptions"] == held["descriptions"] == before["descriptions"] + 6
+    model = ctypes.c_uint64()
+    ascend.call("aclmdlRICaptureEnd", stream, ctypes.byref(model))
+    ascend.call("aclrtSynchronizeStream", stream)
+    assert read(y) == plus(3)
 
 
 def test_a_table_without_words_needs_no_operators(ascend):
