@@ -4,7 +4,7 @@ import enum
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -384,6 +384,7 @@ class CudaResident(Resident):
 def ascend_device_count() -> int: ...
 def ascend_device(index: int) -> tuple[str, int, int]: ...
 def ascend_capabilities() -> dict[str, bool]: ...
+def ascend_missing_operators() -> str: ...
 def ascend_initialize() -> None: ...
 def ascend_release() -> None: ...
 def ascend_streams() -> int: ...
@@ -409,7 +410,7 @@ class AscendResident(Resident):
         n_launches: int,
         form: str | None = ...,
         copies_on_device: bool = ...,
-        gather: tuple[int, int] | None = ...,
+        gather: tuple[int, int] | Literal["operators"] | None = ...,
         steps: AscendStreamedSteps | None = ...,
         for_next_pass: Sequence[int] = ...,
         keep: Any = ...,

@@ -1,4 +1,4 @@
-// The table of a resident's kernel arguments on the device, and the two ways to refresh it.
+// The table of a resident's kernel arguments on the device, and the ways to refresh it.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,9 @@ namespace offload::acl {
 struct RefreshCounts {
   std::uint64_t copies = 0;          // of a range of the table, or of the base table
   std::uint64_t bytes_copied = 0;    // by them
-  std::uint64_t gathers = 0;         // kernel launches
+  std::uint64_t gathers = 0;         // by the device, of all words
   std::uint64_t bytes_launched = 0;  // of bases that went in launch arguments
+  std::uint64_t plans = 0;           // first phases of operators, those of loading included
 };
 
 // Brings a table up to date on a stream, before the kernels that read it.
@@ -81,7 +82,13 @@ inline constexpr std::size_t kLaunchBytes = 1024;
 // they fit and the runtime takes arguments of the host; else one copy of the changed range of the
 // base table and the launch. A header patches one word for each slot, its base. Throws
 // BackendUnavailable where the runtime launches no kernels.
-std::unique_ptr<TableRefresh> make_gather_refresh(const Runtime& runtime, const TableParts& parts,
-                                                  const GatherKernel& kernel);
+std::unique_ptr<TableRefresh> make_kernel_gather(const Runtime& runtime, const TableParts& parts,
+                                                 const GatherKernel& kernel);
+
+// The same by two operators of the Ascend operator libraries, for where no kernel can be compiled:
+// one copy of the changed range of the base table, aclnnIndexSelect, and aclnnAdd, whose result is
+// the table itself. They are planned once, where executors can be made repeatable, else at each
+// gather. Throws BackendUnavailable where the operators are missing.
+std::unique_ptr<TableRefresh> make_operator_gather(const Runtime& runtime, const TableParts& parts);
 
 }  // namespace offload::acl

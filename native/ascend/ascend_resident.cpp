@@ -8,6 +8,18 @@
 #include "offload/errors.hpp"
 
 namespace offload::acl {
+namespace {
+
+std::unique_ptr<TableRefresh> make_refresh(const Runtime& runtime, const AscendProgram& program) {
+  if (const auto* const kernel = std::get_if<GatherKernel>(&program.refresh)) {
+    return make_kernel_gather(runtime, program.table, *kernel);
+  }
+  return std::holds_alternative<GatheredByOperators>(program.refresh)
+             ? make_operator_gather(runtime, program.table)
+             : make_host_refresh(runtime, program.table);
+}
+
+}  // namespace
 
 AscendResident::AscendResident(AscendProgram program)
     : StreamResident(program.device, program.copies_on_device),
@@ -37,8 +49,7 @@ AscendResident::~AscendResident() { close_for_good(); }
 
 void AscendResident::make(const AscendProgram& program) {
   runtime().require(Capability::kKernelLaunch, "a resident program of kernels");
-  refresh_ = program.gather ? make_gather_refresh(runtime(), program.table, *program.gather)
-                            : make_host_refresh(runtime(), program.table);
+  refresh_ = make_refresh(runtime(), program);
   relocations_ = refresh_->relocations();
   arena_.emplace(runtime(), program.arena_bytes, "allocating the feature map");
   if (program.steps) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "ascend/argument_table.hpp"
@@ -21,6 +22,11 @@ struct Kernel {
   std::size_t launch = 0;  // of the Program
 };
 
+// Who writes addresses into the table: the host, operators on the device, or a kernel there.
+struct WrittenByHost {};
+struct GatheredByOperators {};
+using RefreshWay = std::variant<WrittenByHost, GatheredByOperators, GatherKernel>;
+
 // What a resident is made of.
 struct AscendProgram {
   int device = 0;
@@ -28,8 +34,8 @@ struct AscendProgram {
   std::vector<Kernel> kernels;  // in the order in which they run
   TableParts table;
   std::size_t n_launches = 0;
-  std::optional<ModelForm> form;           // none: what the runtime can do best
-  std::optional<GatherKernel> gather;      // none: the host writes the words
+  std::optional<ModelForm> form;  // none: what the runtime can do best
+  RefreshWay refresh;
   bool copies_on_device = true;            // see StreamResident
   std::shared_ptr<StreamedSteps> steps;    // null: no weights are streamed
   std::vector<std::size_t> for_next_pass;  // transfers that stand at the end of the steps

@@ -2,8 +2,10 @@
 
 #include <string_view>
 #include <tuple>
+#include <variant>
 
 #include "ascend/ascend_resident.hpp"
+#include "ascend/gather_operators.hpp"
 #include "ascend/kernel_binary.hpp"
 #include "ascend/offline_model.hpp"
 #include "convert.hpp"
@@ -44,6 +46,7 @@ std::tuple<std::string, std::size_t, std::size_t> device(int index) {
 py::dict capabilities() {
   py::dict found;
   for (const auto& [name, has] : Runtime::get().capabilities()) found[py::str(name)] = has;
+  found["gather_operators"] = acl::GatherOperators::missing().empty();
   return found;
 }
 
@@ -56,6 +59,20 @@ std::optional<ModelForm> to_form(const std::optional<std::string>& name) {
   throw std::invalid_argument("a model is made by 'build' or 'capture', got '" + *name + "'");
 }
 
+// (function, blocks on the device), or "operators".
+using GatherWay = std::variant<std::pair<std::uint64_t, std::uint32_t>, std::string>;
+
+acl::RefreshWay to_refresh(const std::optional<GatherWay>& gather) {
+  if (!gather) return acl::WrittenByHost();
+  if (const auto* const name = std::get_if<std::string>(&*gather)) {
+    if (*name == "operators") return acl::GatheredByOperators();
+    throw std::invalid_argument("a gather is made by a kernel or by 'operators', got '" + *name +
+                                "'");
+  }
+  const auto& [function, n_blocks] = std::get<std::pair<std::uint64_t, std::uint32_t>>(*gather);
+  return acl::GatherKernel{to_handle<acl::Function>(function), n_blocks};
+}
+
 // (function, blocks on the device, launch, argument block)
 using KernelTuple = std::tuple<std::uint64_t, std::uint32_t, std::size_t, py::bytes>;
 
@@ -64,7 +81,7 @@ std::shared_ptr<AscendResident> make_resident(
     const std::vector<std::pair<std::uint32_t, std::size_t>>& words,
     const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>>& relocations,
     std::vector<Trigger> triggers, std::size_t n_launches, const std::optional<std::string>& form,
-    bool copies_on_device, const std::optional<std::pair<std::uint64_t, std::uint32_t>>& gather,
+    bool copies_on_device, const std::optional<GatherWay>& gather,
     std::shared_ptr<acl::StreamedSteps> steps, std::vector<std::size_t> for_next_pass,
     py::object keep) {
   acl::AscendProgram program;
@@ -87,7 +104,7 @@ std::shared_ptr<AscendResident> make_resident(
   program.copies_on_device = copies_on_device;
   program.steps = std::move(steps);
   program.for_next_pass = std::move(for_next_pass);
-  if (gather) program.gather = {to_handle<acl::Function>(gather->first), gather->second};
+  program.refresh = to_refresh(gather);
   return {new AscendResident(std::move(program)), DeleteResident<AscendResident>(std::move(keep))};
 }
 
@@ -98,6 +115,7 @@ py::dict refresh_counts(const AscendResident& resident) {
   found["bytes_copied"] = counts.bytes_copied;
   found["gathers"] = counts.gathers;
   found["bytes_launched"] = counts.bytes_launched;
+  found["plans"] = counts.plans;
   return found;
 }
 
@@ -168,6 +186,9 @@ void register_ascend(py::module_& module) {
              "The name of an Ascend device's chip, its memory in bytes, and what of it is free.");
   module.def("ascend_capabilities", &capabilities,
              "By name, what the Ascend runtime has of what is optional.");
+  module.def(
+      "ascend_missing_operators", &acl::GatherOperators::missing,
+      "What the operator libraries lack of what a gather by operators needs; empty: nothing.");
   module.def(
       "ascend_initialize", [] { Runtime::get().initialize(); },
       "Take a reference on the Ascend runtime once more, after somebody has ended it.");

@@ -227,6 +227,17 @@ def test_selection_by_mask() -> None:
     check_same(torch.masked_select(x.npu(), x.npu() > 0), x[x > 0])
 
 
+def test_addresses_are_gathered_bit_for_bit() -> None:
+    """aclnnIndexSelect by 32-bit indices, and aclnnAdd into a given result, of 64-bit integers."""
+    bases = torch.tensor([2**53 + 1, 2**62 + 3, 2**47 - 8, 0])
+    index = torch.tensor([0, 1, 2, 3, 3, 3, 2, 1] * 5, dtype=torch.int32)
+    offsets = torch.tensor([5, 2**61 + 1, 2**40 + 3, -1, -(2**63), 2**63 - 1, -16, 7] * 5)
+    table = torch.zeros(40, dtype=torch.int64).npu()
+    selected = torch.index_select(bases.npu(), 0, index.npu())
+    torch.add(selected, offsets.npu(), out=table)
+    assert torch.equal(table.cpu(), bases[index.long()] + offsets)
+
+
 def test_whether_tensors_are_equal() -> None:
     x = floats(4, 6)
     assert torch.equal(x.npu(), x.npu())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from typing import Literal
 
+import npu_device
 from ascend_kernels import gather_kernel
 from ascend_simulator import AscendSimulator
 
@@ -17,6 +19,7 @@ NUMBERS = [3, -1, 40, 0]
 INPUT, OUTPUT, FEATURE_MAP = 0, 1, 2
 TRIGGERS = [_native.Trigger.IO, _native.Trigger.IO, _native.Trigger.FEATURE_MAP]
 LOOK_ALIKE = 0x7F40_0000_1000
+REFRESHES = ["host", "kernel", "operators"]
 NOWHERE = 0xBAD0_BAD0_BAD0_BAD0
 HUGE_FIRST = 0
 
@@ -38,6 +41,17 @@ def add_one(block: bytes, _n_blocks: int = 1) -> None:
     ]
 
 
+def gather_by(
+    ascend: AscendSimulator, refresh: str
+) -> tuple[tuple[int, int] | Literal["operators"] | None, object]:
+    """What a resident is given to refresh its table by, and what it has to keep."""
+    if refresh == "operators":
+        npu_device.operators().sim_operators_reset()
+        return "operators", None
+    kernel = gather_kernel(ascend) if refresh == "kernel" else None
+    return None if kernel is None else (kernel.function, kernel.n_blocks), kernel
+
+
 class Chain:
     """Kernels in a row that each add one: slot 0 the input, 1 the output, 2 what lies between."""
 
@@ -47,14 +61,18 @@ class Chain:
         n_kernels: int = 3,
         *,
         form: str | None = None,
-        gathers: bool = False,
+        refresh: str = "host",
+        workspace_bytes: int = 0,
         copies_on_device: bool = True,
         function: Callable[[bytes, int], object] = add_one,
         keep: object = None,
     ) -> None:
         self.ascend = ascend
         binary = _native.AscendBinary(0, ascend.binary({"add_one": (32, function)}))
-        gather = gather_kernel(ascend) if gathers else None
+        gather, kept = gather_by(ascend, refresh)
+        if workspace_bytes:
+            npu_device.set_more_workspace(workspace_bytes)
+        gathers = refresh != "host"
         places = [
             (INPUT, 0),
             *((FEATURE_MAP, SIZE_BYTES * index) for index in range(n_kernels - 1)),
@@ -79,8 +97,8 @@ class Chain:
             n_launches=n_kernels,
             form=form,
             copies_on_device=copies_on_device,
-            gather=None if gather is None else (gather.function, gather.n_blocks),
-            keep=(binary, gather, keep),
+            gather=gather,
+            keep=(binary, kept, keep),
         )
         self.bases = [0, 0, 0]
 
@@ -117,9 +135,12 @@ class Chain:
 def live(ascend: AscendSimulator) -> dict[str, int]:
     """What there is of each kind."""
     kinds = ("stream", "event", "model")
+    descriptions, executors = npu_device.live_operator_objects()
     return {kind: ascend.live(kind) for kind in kinds} | {
         "bytes": ascend.live_bytes,
         "arguments": ascend.argument_bytes,
         "streams in use": ascend.streams_in_use(),
         "ours": _native.ascend_streams(),
+        "descriptions": descriptions,
+        "executors": executors,
     }

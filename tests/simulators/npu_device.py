@@ -89,6 +89,11 @@ def operators(name: str = "libopapi.so") -> ctypes.CDLL:
     return ctypes.CDLL(str(ascend_simulator.LIBRARY.with_name(name)), mode=ctypes.RTLD_GLOBAL)
 
 
+def set_more_workspace(n_bytes: int) -> None:
+    """Let each operator ask for so much beside its own workspace, until the next reset of them."""
+    operators().sim_operators_set_more_workspace(ctypes.c_uint64(n_bytes))
+
+
 def live_operator_objects() -> tuple[int, int]:
     """How many descriptions (tensors, scalars, arrays, lists) and executors there are."""
     counts = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import npu_device
 import pytest
 import torch
 from ascend_kernels import AtenCapturer
+from ascend_residents import REFRESHES
 from aten_kernel import AtenKernel
 from simulated_ascend import SimulatedAscendBackend, install
 
@@ -34,14 +36,20 @@ class Block(torch.nn.Module):
         return x + self.net(self.norm(x))
 
 
-@pytest.fixture(params=["host", "gather"])
+@pytest.fixture(params=REFRESHES)
 def refresh(request):
     return request.param
 
 
 @pytest.fixture(params=["build", "capture"])
 def backend(request, ascend, monkeypatch, refresh):
-    made = SimulatedAscendBackend(AtenCapturer(ascend), refresh=refresh, form=request.param)
+    if refresh == "operators":
+        npu_device.operators().sim_operators_reset()
+    made = SimulatedAscendBackend(
+        AtenCapturer(ascend, has_gather=refresh == "kernel"),
+        refresh="host" if refresh == "host" else "gather",
+        form=request.param,
+    )
     return install(ascend, monkeypatch, made)
 
 
@@ -98,6 +106,9 @@ def test_how_it_is_executed_is_said(backend, refresh):
     assert f"one model, made by {made}" in text
     if refresh == "host":
         assert "the host writes what changed, and copies it at once (1 copies of 64 bytes" in text
+    elif refresh == "operators":
+        assert "aclnnIndexSelect and aclnnAdd gather them on the device (1 gathers so far" in text
+        assert "operators were planned 2 times; 1 copies of 24 bytes" in text
     else:
         assert "a kernel gathers them on the device (1 launches so far, with 64 bytes" in text
 
@@ -152,16 +163,6 @@ def test_guards_are_refused(backend):
     )
     with pytest.raises(CaptureError, match="is read on the host"):
         captured.load(DEVICE)
-
-
-def test_a_gather_that_is_not_built_is_refused(ascend, monkeypatch):
-    install(
-        ascend,
-        monkeypatch,
-        SimulatedAscendBackend(AtenCapturer(ascend, has_gather=False), refresh="gather"),
-    )
-    with pytest.raises(BackendUnavailable, match="is not built, since no kernel compiler is here"):
-        offload.capture(torch.sin, torch.ones(3)).load(DEVICE)
 
 
 def test_a_refresh_that_does_not_exist_is_refused(ascend):

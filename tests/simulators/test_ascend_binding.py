@@ -124,6 +124,56 @@ print(_native.ascend_device_count())
     assert second == "1"  # tried again
 
 
+LOAD_BY_GATHER = """
+import torch
+import offload
+from ascend_kernels import AtenCapturer
+from simulated_ascend import SimulatedAscendBackend
+from offload import backends
+ascend.begin()
+ascend.set_eager(True)
+made = SimulatedAscendBackend(AtenCapturer(ascend, has_gather=False), refresh="gather")
+backends._BACKENDS[made.name] = lambda: made
+captured = offload.capture(torch.sin, torch.ones(3))
+"""
+
+
+def test_a_gather_without_a_kernel_and_operators_is_not_built(ascend):
+    """Nothing is made; and once the operators are there, they are found."""
+    says = output_of(
+        LOAD_BY_GATHER
+        + """
+print(_native.ascend_capabilities()["gather_operators"])
+live_bytes = ascend.live_bytes
+try:
+    captured.load(made.name)
+except BackendUnavailable as error:
+    print(error)
+print(ascend.live_bytes - live_bytes)
+import npu_device
+npu_device.operators()
+with captured.load(made.name) as run:
+    x = torch.randn(3)
+    print(torch.equal(run(x), x.sin()), _native.ascend_capabilities()["gather_operators"])
+"""
+    )
+    absent, error, n_bytes, there = says.splitlines()
+    assert (absent, n_bytes, there) == ("False", "0", "True True")
+    assert "what gathers addresses on the device is not built" in error
+    assert "aclnnIndexSelectGetWorkspaceSize, aclnnIndexSelect" in error
+    assert "refresh='host'" in error
+
+
+def test_an_operator_library_that_lacks_the_operators_is_none(ascend, tmp_path):
+    shutil.copy(_ctypes.__file__, tmp_path / "libopapi.so")
+    says = output_of(
+        "print(_native.ascend_missing_operators())", environment={"LD_LIBRARY_PATH": str(tmp_path)}
+    )
+    assert "aclCreateTensor" in says
+    assert "aclnnAdd" in says.split(", ")
+    assert "aclSetAclOpExecutorRepeatable" not in says  # planned each time without it
+
+
 def test_an_old_runtime_says_what_a_model_needs(ascend):
     says = output_of("""
 from offload.backends.ascend import AscendBackend

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ascend_client import INTERNAL_ERROR, MEMORY_ALLOCATION, NO_STREAM_RESOURCE
-from ascend_residents import Chain, live, plus, read
+from ascend_residents import REFRESHES, Chain, live, plus, read
 
 from offload import _native
 from offload.errors import BackendUnavailable, ExecutionError, OutOfMemory
@@ -12,7 +12,13 @@ from offload.errors import BackendUnavailable, ExecutionError, OutOfMemory
 # Calls of loading, by how a model is made and who refreshes it; some are made several times.
 LOADING = {
     "host": ["aclrtGetDeviceCount", "aclrtSetDevice", "aclrtMalloc", "aclrtCreateEventExWithFlag"],
-    "gather": ["aclrtMalloc", "aclrtMemcpy"],
+    "kernel": ["aclrtMalloc", "aclrtMemcpy"],
+    "operators": [
+        "aclrtMalloc",
+        "aclrtMemcpy",
+        "aclnnIndexSelectGetWorkspaceSize",
+        "aclnnAddGetWorkspaceSize",
+    ],
     "capture": [
         "aclrtCreateStreamWithConfig",
         "aclmdlRICaptureBegin",
@@ -30,22 +36,22 @@ LOADING = {
 }
 
 
-def calls_of(form: str, gathers: bool) -> list[str]:
-    return [*LOADING["host"], *(LOADING["gather"] if gathers else []), *LOADING[form]]
+def calls_of(form: str, refresh: str) -> list[str]:
+    return [*LOADING["host"], *LOADING[refresh], *LOADING[form]]
 
 
-@pytest.mark.parametrize("gathers", [False, True], ids=["host", "gather"])
+@pytest.mark.parametrize("refresh", REFRESHES)
 @pytest.mark.parametrize("form", ["build", "capture"])
-def test_a_failure_while_loading_leaves_nothing_behind(ascend, form, gathers):
+def test_a_failure_while_loading_leaves_nothing_behind(ascend, form, refresh):
     """Each call that loading makes fails in turn, whichever time it is made."""
     if form == "build" and not _native.ascend_capabilities()["explicit_build"]:
         pytest.skip("the simulated runtime has no explicit build")
-    Chain(ascend, form=form, gathers=gathers).resident.close()
+    Chain(ascend, form=form, refresh=refresh).resident.close()
     before = live(ascend)
     n_failures = 0
-    for function in dict.fromkeys(calls_of(form, gathers)):
+    for function in dict.fromkeys(calls_of(form, refresh)):
         ascend.forget_calls()
-        chain = Chain(ascend, form=form, gathers=gathers)
+        chain = Chain(ascend, form=form, refresh=refresh)
         n_calls = ascend.calls(function)
         chain.resident.close()
         assert n_calls > 0, function
@@ -54,28 +60,32 @@ def test_a_failure_while_loading_leaves_nothing_behind(ascend, form, gathers):
             ascend.fail(function, INTERNAL_ERROR, nth=nth)
             refused = pytest.raises(ExecutionError, match="507000 ACL_ERROR_RT_INTERNAL_ERROR")
             with refused:
-                Chain(ascend, form=form, gathers=gathers)
+                Chain(ascend, form=form, refresh=refresh)
             n_failures += 1
             assert live(ascend) == before, (function, nth)
-    assert n_failures >= len(calls_of(form, gathers))
-    chain = Chain(ascend, form=form, gathers=gathers)
+    assert n_failures >= len(calls_of(form, refresh))
+    chain = Chain(ascend, form=form, refresh=refresh)
     _, y = chain.bind_first()
     chain.run()
     assert read(y) == plus(3)
 
 
 @pytest.mark.parametrize(
-    ("gathers", "function", "says"),
+    ("refresh", "function", "says"),
     [
-        (False, "aclrtMemcpyAsync", "copying kernel arguments"),
-        (True, "aclrtLaunchKernelWithHostArgs", "launching the refresh of kernel arguments"),
-        (False, "aclmdlRIExecuteAsync", "executing the model"),
-        (False, "aclrtRecordEvent", "ending an execution"),
-        (False, "aclrtSynchronizeEvent", "executing the program"),
+        ("host", "aclrtMemcpyAsync", "copying kernel arguments"),
+        ("kernel", "aclrtLaunchKernelWithHostArgs", "launching the refresh of kernel arguments"),
+        ("operators", "aclrtMemcpyAsync", "copying the base table"),
+        ("operators", "aclnnIndexSelect", "refreshing kernel arguments by aclnnIndexSelect"),
+        ("operators", "aclnnAdd", "refreshing kernel arguments by aclnnAdd"),
+        ("operators", "aclrtLaunchKernelWithHostArgs", "arguments by aclnnIndexSelect"),
+        ("host", "aclmdlRIExecuteAsync", "executing the model"),
+        ("host", "aclrtRecordEvent", "ending an execution"),
+        ("host", "aclrtSynchronizeEvent", "executing the program"),
     ],
 )
-def test_an_execution_that_fails_can_be_tried_again(ascend, gathers, function, says):
-    chain = Chain(ascend, gathers=gathers)
+def test_an_execution_that_fails_can_be_tried_again(ascend, refresh, function, says):
+    chain = Chain(ascend, refresh=refresh)
     chain.bind_first()
     chain.run()
     before = live(ascend)
@@ -91,13 +101,22 @@ def test_an_execution_that_fails_can_be_tried_again(ascend, gathers, function, s
     assert after == before
 
 
-def test_what_a_failed_refresh_lacked_comes_with_the_next(ascend):
-    chain = Chain(ascend)
+@pytest.mark.parametrize(
+    ("refresh", "function"),
+    [
+        ("host", "aclrtMemcpyAsync"),
+        ("operators", "aclrtMemcpyAsync"),
+        ("operators", "aclnnIndexSelect"),
+        ("operators", "aclnnAdd"),
+    ],
+)
+def test_what_a_failed_refresh_lacked_comes_with_the_next(ascend, refresh, function):
+    chain = Chain(ascend, refresh=refresh)
     chain.bind_first()
     chain.run()
     moved = chain.allocate(plus(5))
     chain.bind(input=moved)
-    ascend.fail("aclrtMemcpyAsync", INTERNAL_ERROR)
+    ascend.fail(function, INTERNAL_ERROR)
     with pytest.raises(ExecutionError):
         chain.resident.execute()
     y = chain.allocate()
@@ -107,22 +126,58 @@ def test_what_a_failed_refresh_lacked_comes_with_the_next(ascend):
 
 
 @pytest.mark.parametrize("function", ["aclrtSynchronizeEvent", "aclrtRecordEvent"])
-@pytest.mark.parametrize("gathers", [False, True], ids=["host", "gather"])
-def test_after_a_wait_that_failed_the_whole_table_comes_again(ascend, gathers, function):
+@pytest.mark.parametrize("refresh", REFRESHES)
+def test_after_a_wait_that_failed_the_whole_table_comes_again(ascend, refresh, function):
     """The refresh itself may be what failed on the device."""
-    chain = Chain(ascend, gathers=gathers)
+    chain = Chain(ascend, refresh=refresh)
     _, y = chain.bind_first()
     chain.run()
     first = chain.resident.refresh_counts
+    n_plans = first.pop("plans")
     chain.resident.execute()
-    assert chain.resident.refresh_counts == first
+    assert chain.resident.refresh_counts == {**first, "plans": n_plans}
     ascend.fail(function, INTERNAL_ERROR)
     with pytest.raises(ExecutionError):
         chain.resident.finish()
     for _ in range(2):  # once
         chain.run()
-        assert chain.resident.refresh_counts == {key: 2 * n for key, n in first.items()}
+        twice = {key: 2 * n for key, n in first.items()}
+        assert chain.resident.refresh_counts == {**twice, "plans": n_plans}
     assert read(y) == plus(3)
+
+
+@pytest.mark.parametrize("function", ["aclCreateTensor", "aclCreateScalar"])
+def test_operands_that_cannot_be_described_leave_nothing_behind(ascend, function):
+    Chain(ascend, refresh="operators").resident.close()
+    before = live(ascend)
+    for nth in range(1, 6 if function == "aclCreateTensor" else 2):
+        ascend.forget_calls()
+        ascend.fail(function, INTERNAL_ERROR, nth=nth)
+        with pytest.raises(ExecutionError, match=f"works on: {function} gave nothing"):
+            Chain(ascend, refresh="operators")
+        assert live(ascend) == before
+
+
+@pytest.mark.parametrize("name", ["aclnnIndexSelect", "aclnnAdd"])
+def test_an_operator_that_cannot_be_planned_again_can_be_tried_again(ascend, name):
+    before = live(ascend)
+    for nth in (1, 2):
+        ascend.fail("aclSetAclOpExecutorRepeatable", INTERNAL_ERROR, nth=nth)
+    chain = Chain(ascend, refresh="operators")
+    _, y = chain.bind_first()
+    for function, says in (
+        (f"{name}GetWorkspaceSize", f"planning {name}"),
+        (name, f"refreshing kernel arguments by {name}"),
+    ):
+        chain.bind(output=y)
+        ascend.fail(function, INTERNAL_ERROR)
+        with pytest.raises(ExecutionError, match=f"{says}.*: 507000 ACL_ERROR_RT_INTERNAL_ERROR"):
+            chain.run()
+        assert live(ascend)["executors"] == before["executors"]
+        chain.run()
+        assert read(y) == plus(3)
+    chain.resident.close()
+    assert {**live(ascend), "bytes": 0} == {**before, "bytes": 0}
 
 
 def test_streams_that_ran_out_are_counted(ascend):

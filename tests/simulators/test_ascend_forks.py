@@ -64,9 +64,10 @@ def test_executables_are_refused_and_closing_calls_nothing(ascend, monkeypatch):
     assert ascend.live("model") == 0
 
 
+@pytest.mark.parametrize("refresh", ["host", "operators"])
 @pytest.mark.parametrize("form", ["build", "capture"])
-def test_work_under_way_is_the_parents(ascend, form):
-    chain = Chain(ascend, form=form)
+def test_work_under_way_is_the_parents(ascend, form, refresh):
+    chain = Chain(ascend, form=form, refresh=refresh)
     _, y = chain.bind_first()
     chain.resident.execute()
 

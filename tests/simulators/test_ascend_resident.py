@@ -6,13 +6,14 @@ import itertools
 import struct
 
 import pytest
-from ascend_kernels import gather_kernel
 from ascend_residents import (
     COUNT,
     LOOK_ALIKE,
     NUMBERS,
+    REFRESHES,
     SIZE_BYTES,
     Chain,
+    gather_by,
     live,
     plus,
     read,
@@ -23,6 +24,8 @@ from offload.errors import ExecutionError
 
 COPY = "aclrtMemcpyAsync"
 LAUNCH = "aclrtLaunchKernel"
+SELECT, ADD = "aclnnIndexSelect", "aclnnAdd"
+OPERATOR_CALLS = (f"{SELECT}GetWorkspaceSize", SELECT, f"{ADD}GetWorkspaceSize", ADD)
 
 
 @pytest.fixture(params=["build", "capture"])
@@ -32,13 +35,13 @@ def form(request, ascend):
     return request.param
 
 
-@pytest.fixture(params=[False, True], ids=["host", "gather"])
-def gathers(request):
+@pytest.fixture(params=REFRESHES)
+def refresh(request):
     return request.param
 
 
-def test_executions_read_the_addresses_of_their_own_time(ascend, form, gathers):
-    chain = Chain(ascend, form=form, gathers=gathers)
+def test_executions_read_the_addresses_of_their_own_time(ascend, form, refresh):
+    chain = Chain(ascend, form=form, refresh=refresh)
     _, y = chain.bind_first()
     chain.run()
     assert read(y) == plus(3)
@@ -50,8 +53,8 @@ def test_executions_read_the_addresses_of_their_own_time(ascend, form, gathers):
     assert chain.resident.form == form
 
 
-def test_the_feature_map_may_move(ascend, form, gathers):
-    chain = Chain(ascend, form=form, gathers=gathers)
+def test_the_feature_map_may_move(ascend, form, refresh):
+    chain = Chain(ascend, form=form, refresh=refresh)
     _, y = chain.bind_first()
     chain.run()
     moved = chain.allocate([0] * 2 * COUNT)
@@ -61,9 +64,9 @@ def test_the_feature_map_may_move(ascend, form, gathers):
     assert read(y) == plus(3)
 
 
-def test_refresh_and_execution_are_ordered_by_their_stream(ascend, gathers):
+def test_refresh_and_execution_are_ordered_by_their_stream(ascend, refresh):
     """Nothing runs before the wait; each execution still has its own addresses."""
-    chain = Chain(ascend, gathers=gathers)
+    chain = Chain(ascend, refresh=refresh)
     _, first = chain.bind_first()
     chain.resident.execute()
     second = chain.allocate()
@@ -100,8 +103,8 @@ def test_the_first_refresh_copies_the_whole_table_once(ascend):
     assert chain.resident.refresh_counts["bytes_copied"] == 3 * 64  # three blocks of 64 bytes
 
 
-def test_nothing_moved_makes_no_copy_and_no_launch(ascend, gathers):
-    chain = Chain(ascend, gathers=gathers)
+def test_nothing_moved_makes_no_copy_and_no_launch(ascend, refresh):
+    chain = Chain(ascend, refresh=refresh)
     chain.bind_first()
     chain.run()
     before = chain.resident.refresh_counts
@@ -111,6 +114,7 @@ def test_nothing_moved_makes_no_copy_and_no_launch(ascend, gathers):
     assert chain.resident.refresh_counts == before
     assert ascend.calls(COPY) == ascend.calls(LAUNCH) == 0
     assert ascend.calls("aclrtLaunchKernelWithHostArgs") == 0
+    assert sum(ascend.calls(one) for one in OPERATOR_CALLS) == 0
     assert ascend.calls("aclmdlRIExecuteAsync") == 3
 
 
@@ -140,7 +144,7 @@ def test_a_refresh_is_staged_at_the_call(ascend):
 
 
 def test_a_gather_takes_its_bases_in_its_launch(ascend):
-    chain = Chain(ascend, gathers=True)
+    chain = Chain(ascend, refresh="kernel")
     chain.bind_first()
     ascend.forget_calls()
     chain.run()
@@ -151,11 +155,12 @@ def test_a_gather_takes_its_bases_in_its_launch(ascend):
         "bytes_copied": 0,
         "gathers": 1,
         "bytes_launched": 40 + 8 * 4,  # three slots, and the base of what is no address
+        "plans": 0,
     }
 
 
-def test_execution_launch_by_launch_gives_the_same(ascend, gathers):
-    chain = Chain(ascend, gathers=gathers)
+def test_execution_launch_by_launch_gives_the_same(ascend, refresh):
+    chain = Chain(ascend, refresh=refresh)
     _, y = chain.bind_first()
     ascend.forget_calls()
     for launch in range(chain.resident.n_launches):
@@ -165,10 +170,10 @@ def test_execution_launch_by_launch_gives_the_same(ascend, gathers):
     assert ascend.calls("aclmdlRIExecuteAsync") == 0
 
 
-def test_words_that_were_never_patched_are_refused(ascend, gathers):
-    chain = Chain(ascend, gathers=gathers)
+def test_words_that_were_never_patched_are_refused(ascend, refresh):
+    chain = Chain(ascend, refresh=refresh)
     chain.bind(input=chain.allocate(NUMBERS))
-    words = "2 of 3" if gathers else "5 of 6"
+    words = "5 of 6" if refresh == "host" else "2 of 3"
     with pytest.raises(ExecutionError, match=f"{words} address words were never patched"):
         chain.resident.execute()
     _, y = chain.bind_first()
@@ -196,10 +201,10 @@ def test_copies_of_tensors_on_the_host_are_left_to_torch(ascend):
     assert ascend.calls(COPY) == 0
 
 
-def test_closing_gives_everything_back(ascend, form, gathers):
+def test_closing_gives_everything_back(ascend, form, refresh):
     ascend.set_software_sq(False)  # models use up streams
     before = live(ascend)
-    chain = Chain(ascend, form=form, gathers=gathers)
+    chain = Chain(ascend, form=form, refresh=refresh)
     assert live(ascend)["streams in use"] > before["streams in use"]
     chain.resident.close()
     chain.resident.close()
@@ -279,9 +284,9 @@ class Large:
     Slots: 0 to 159 inputs and outputs with ten words each, then the feature map.
     """
 
-    def __init__(self, ascend, *, gathers=False):
+    def __init__(self, ascend, *, refresh="host"):
         binary = _native.AscendBinary(0, ascend.binary({"nothing": (24, lambda *_: None)}))
-        gather = gather_kernel(ascend) if gathers else None
+        gather, kept = gather_by(ascend, refresh)
         self.relocations = []
         words = []
         for task in range(N_TASKS):
@@ -304,8 +309,8 @@ class Large:
             relocations=self.relocations,
             triggers=[_native.Trigger.IO] * N_IO_SLOTS + [_native.Trigger.FEATURE_MAP],
             n_launches=N_TASKS,
-            gather=None if gather is None else (gather.function, gather.n_blocks),
-            keep=(binary, gather),
+            gather=gather,
+            keep=(binary, kept),
         )
         self.n_slots = N_IO_SLOTS + 1
 
@@ -340,8 +345,9 @@ def test_ten_moved_addresses_of_6300_tasks_touch_only_their_words(ascend):
     large.resident.finish()
 
 
-def test_a_gather_whose_bases_do_not_fit_copies_what_changed_of_them(ascend):
-    large = Large(ascend, gathers=True)
+@pytest.mark.parametrize("refresh", ["kernel", "operators"])
+def test_a_gather_whose_bases_do_not_fit_copies_what_changed_of_them(ascend, refresh):
+    large = Large(ascend, refresh=refresh)
     assert 40 + 8 * (large.n_slots + 1) > _native.ASCEND_LAUNCH_BYTES
     large.resident.patch([(base, 1 << 32 | base << 20) for base in range(large.n_slots)])
     large.resident.execute()
@@ -354,16 +360,18 @@ def test_a_gather_whose_bases_do_not_fit_copies_what_changed_of_them(ascend):
     assert counts["bytes_copied"] - first["bytes_copied"] == 8 * 10
     assert counts["copies"] == counts["gathers"] == 2
     assert counts["bytes_launched"] == 0
-    assert ascend.calls("aclrtMemcpyAsync") == ascend.calls("aclrtLaunchKernel") == 1
+    assert ascend.calls("aclrtMemcpyAsync") == 1
+    assert ascend.calls("aclrtLaunchKernel") == (refresh == "kernel")
+    assert ascend.calls(SELECT) == ascend.calls(ADD) == (refresh == "operators")
     large.resident.finish()
 
 
-def test_both_refreshes_write_the_same_table(ascend):
+def test_every_refresh_writes_the_same_table(ascend):
     """Of 400 kernels, each of which hands on what it was given."""
     seen: list[bytes] = []
     tables = []
-    for gathers in (False, True):
-        chain = Chain(ascend, 400, gathers=gathers, function=lambda block, _: seen.append(block))
+    for refresh in REFRESHES:
+        chain = Chain(ascend, 400, refresh=refresh, function=lambda block, _: seen.append(block))
         for name, base in (("input", 1 << 20), ("output", 1 << 30), ("feature_map", 1 << 40)):
             chain.bind(**{name: base})
         chain.run()
@@ -373,4 +381,4 @@ def test_both_refreshes_write_the_same_table(ascend):
         tables.append(list(seen))
         seen.clear()
     assert len(tables[0]) == 400 * 5
-    assert tables[0] == tables[1]
+    assert tables[0] == tables[1] == tables[2]

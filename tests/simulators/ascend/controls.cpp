@@ -29,6 +29,12 @@ ACL_EXPORT void sim_fail(const char* function, std::uint64_t nth, int code) {
   runtime().device.ledger.fail(function, nth, code);
 }
 
+// Counts a call of another library's function; the code that it is to fail with, or 0.
+ACL_EXPORT int sim_note(const char* function) {
+  const auto lock = locked();
+  return runtime().device.ledger.note(function).value_or(kSuccess);
+}
+
 // How often a function was called since the start or the last reset, failures included.
 ACL_EXPORT std::uint64_t sim_calls(const char* function) {
   const auto lock = locked();

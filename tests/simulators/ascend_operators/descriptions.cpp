@@ -71,6 +71,7 @@ EXPORT aclTensor* aclCreateTensor(const std::int64_t* shape, std::uint64_t rank,
                                   const std::int64_t* strides, std::int64_t offset, Format format,
                                   const std::int64_t* storage_shape, std::uint64_t storage_rank,
                                   void* data) {
+  if (sim_note("aclCreateTensor") != kSuccess) return nullptr;
   auto* const tensor = make<aclTensor>();
   aclInitTensor(tensor, shape, rank, type, strides, offset, format, storage_shape, storage_rank,
                 data);
@@ -81,6 +82,7 @@ EXPORT Status aclDestroyTensor(const aclTensor* tensor) { return destroy(tensor)
 
 EXPORT aclScalar* aclCreateScalar(void* value, DataType type) {
   if (value == nullptr || !is_supported(type)) return nullptr;
+  if (sim_note("aclCreateScalar") != kSuccess) return nullptr;
   const auto* const bytes = static_cast<const char*>(value);
   return make<aclScalar>(aclScalar{is_real(type), loader<std::int64_t>(type)(bytes),
                                    loader<double>(type)(bytes), type});

@@ -21,9 +21,15 @@ struct BinaryImage {
 };
 static_assert(sizeof(BinaryImage) == 8 + 8 + 48 + 3 * 8);
 
+// What every operator asks for beside its own workspace.
+std::atomic<std::uint64_t> more_workspace_bytes{0};
+
+// All of the workspace is written, as kernels may do with it.
 int run(const void* arguments, std::size_t n_bytes, std::uint32_t, void* user) noexcept {
   try {
-    static_cast<const Kernel*>(user)->compute(decode(arguments, n_bytes));
+    const Launch launch = decode(arguments, n_bytes);
+    if (launch.workspace_bytes > 0) std::memset(launch.workspace, 0xA5, launch.workspace_bytes);
+    static_cast<const Kernel*>(user)->compute(launch);
     return 0;
   } catch (const std::exception&) {
     return 1;
@@ -126,16 +132,18 @@ Status Planner::finish(const Kernel& kernel, std::uint64_t* workspace_bytes,
   }
   if (kernel.check != nullptr) kernel.check(launch);
   if (kernel.workspace_bytes != nullptr) launch.workspace_bytes = kernel.workspace_bytes(launch);
+  launch.workspace_bytes += more_workspace_bytes;
   executor_->kernel = &kernel;
   *workspace_bytes = launch.workspace_bytes;
   *executor = executor_.release();
   return kSuccess;
 }
 
-Status launch(void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* executor,
-              Stream stream) noexcept {
+Status launch(const char* name, void* workspace, std::uint64_t workspace_bytes,
+              aclOpExecutor* executor, Stream stream) noexcept {
   if (executor == nullptr) return kAclnnParamNullptr;
   const std::unique_ptr<aclOpExecutor> consumed(executor->is_repeatable ? nullptr : executor);
+  if (const Status status = sim_note(name)) return status;
   Launch& launch = executor->launch;
   if (workspace_bytes < launch.workspace_bytes ||
       (workspace == nullptr && launch.workspace_bytes > 0)) {
@@ -177,6 +185,7 @@ Status set_address(aclOpExecutor* executor, std::size_t index, const aclTensor* 
 
 OPERATORS_EXPORT Status aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {
   if (executor == nullptr) return kAclnnInnerNullptr;
+  if (const Status status = sim_note("aclSetAclOpExecutorRepeatable")) return status;
   executor->is_repeatable = true;
   return kSuccess;
 }
@@ -207,12 +216,17 @@ OPERATORS_EXPORT Status aclSetOutputTensorAddr(aclOpExecutor* executor, std::siz
 OPERATORS_EXPORT void sim_operators_set_look_alike(std::uint64_t number) { set_look_alike(number); }
 OPERATORS_EXPORT std::int64_t sim_operators_live_descriptions() { return live_descriptions(); }
 OPERATORS_EXPORT std::int64_t sim_operators_live_executors() { return aclOpExecutor::n_live; }
+// Every first phase from now on asks for so many bytes more.
+OPERATORS_EXPORT void sim_operators_set_more_workspace(std::uint64_t n_bytes) {
+  more_workspace_bytes = n_bytes;
+}
 // The runtime was reset: every kernel is loaded anew at its next launch.
 OPERATORS_EXPORT void sim_operators_reset() {
   LoadedKernels& loaded = loaded_kernels();
   const std::lock_guard lock(loaded.mutex);
   loaded.functions.clear();
   set_look_alike(0);
+  more_workspace_bytes = 0;
 }
 
 }  // namespace simulated_operators

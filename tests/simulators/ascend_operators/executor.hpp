@@ -78,10 +78,12 @@ class Planner {
   std::unique_ptr<aclOpExecutor> executor_;
 };
 
+// `name`: of the first phase.
 template <class... Parameters>
-Status plan(const Kernel& kernel, std::uint64_t* workspace_bytes, aclOpExecutor** executor,
-            Parameters... parameters) noexcept {
+Status plan(const char* name, const Kernel& kernel, std::uint64_t* workspace_bytes,
+            aclOpExecutor** executor, Parameters... parameters) noexcept {
   try {
+    if (const Status status = sim_note(name)) return status;
     Planner planner;
     (planner.take(parameters), ...);
     return planner.finish(kernel, workspace_bytes, executor);
@@ -91,10 +93,10 @@ Status plan(const Kernel& kernel, std::uint64_t* workspace_bytes, aclOpExecutor*
 }
 
 // The second phase, on any thread that has a context. Errors: kAclnnParamNullptr without an
-// executor or a needed workspace, and those of the runtime's launch. The executor is destroyed,
-// also then, unless it is repeatable.
-Status launch(void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* executor,
-              Stream stream) noexcept;
+// executor or a needed workspace, those of the runtime's launch, and what a test has `name` fail
+// with. The executor is destroyed, also then, unless it is repeatable.
+Status launch(const char* name, void* workspace, std::uint64_t workspace_bytes,
+              aclOpExecutor* executor, Stream stream) noexcept;
 
 }  // namespace simulated_operators
 
@@ -105,13 +107,14 @@ Status launch(void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* exe
 
 // The same with another second phase than `launch`.
 #define OPERATOR_UNWRAP(...) __VA_ARGS__
-#define OPERATOR_WITH(second_phase, name, kernel, parameters, ...)                            \
-  OPERATORS_EXPORT ::simulated_operators::Status aclnn##name##GetWorkspaceSize(               \
-      OPERATOR_UNWRAP parameters, std::uint64_t* workspace_bytes, aclOpExecutor** executor) { \
-    return ::simulated_operators::plan(kernel, workspace_bytes, executor, __VA_ARGS__);       \
-  }                                                                                           \
-  OPERATORS_EXPORT ::simulated_operators::Status aclnn##name(                                 \
-      void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* executor,                \
-      ::offload::acl::Stream stream) {                                                        \
-    return second_phase(workspace, workspace_bytes, executor, stream);                        \
+#define OPERATOR_WITH(second_phase, name, kernel, parameters, ...)                                \
+  OPERATORS_EXPORT ::simulated_operators::Status aclnn##name##GetWorkspaceSize(                   \
+      OPERATOR_UNWRAP parameters, std::uint64_t* workspace_bytes, aclOpExecutor** executor) {     \
+    return ::simulated_operators::plan("aclnn" #name "GetWorkspaceSize", kernel, workspace_bytes, \
+                                       executor, __VA_ARGS__);                                    \
+  }                                                                                               \
+  OPERATORS_EXPORT ::simulated_operators::Status aclnn##name(                                     \
+      void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* executor,                    \
+      ::offload::acl::Stream stream) {                                                            \
+    return second_phase("aclnn" #name, workspace, workspace_bytes, executor, stream);             \
   }

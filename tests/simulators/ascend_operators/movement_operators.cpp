@@ -133,10 +133,24 @@ void select_slices(const Launch& launch, std::int64_t dim) {
 }
 
 const Kernel kEmbedding = {"Embedding", [](const Launch& launch) { select_slices(launch, 0); }};
-const Kernel kIndexSelect = {"IndexSelect", [](const Launch& launch) {
+// An index of one dimension and of integers; a result of the tensor's type and of as many slices.
+void check_index_select(const Launch& launch) {
+  const Operand& self = launch.operands.at(0);
+  const Operand& index = launch.operands.at(1);
+  const Operand& output = launch.operands.at(2);
+  const std::int64_t dim = dimension(launch.attributes.front().integer(), self.rank);
+  const bool fits = index.rank <= 1 && (index.type == kInt32 || index.type == kInt64) &&
+                    output.type == self.type && output.rank == self.rank &&
+                    (output.rank == 0 || output.shape[dim] == index.n_elements());
+  if (!fits) throw std::invalid_argument("an index or a result that does not fit");
+}
+
+const Kernel kIndexSelect = {"IndexSelect",
+                             [](const Launch& launch) {
                                select_slices(launch, dimension(launch.attributes.front().integer(),
                                                                launch.operands.front().rank));
-                             }};
+                             },
+                             check_index_select};
 
 // Copies to every element of `output` the element of `self` that `find(position)` makes of its
 // position. Both hold elements of one type.

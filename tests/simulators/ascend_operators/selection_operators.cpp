@@ -75,11 +75,11 @@ const Kernel kNonzero = {"Nonzero", find_nonzero, nullptr,
 
 // Launches, waits, and takes an extent of the result, the first or the last, from the workspace.
 template <bool kIsLast>
-Status launch_and_wait(void* workspace, std::uint64_t workspace_bytes, aclOpExecutor* executor,
-                       Stream stream) {
+Status launch_and_wait(const char* name, void* workspace, std::uint64_t workspace_bytes,
+                       aclOpExecutor* executor, Stream stream) {
   if (executor == nullptr) return kAclnnParamNullptr;
   aclTensor* const out = executor->result;
-  Status status = launch(workspace, workspace_bytes, executor, stream);
+  Status status = launch(name, workspace, workspace_bytes, executor, stream);
   if (status == kSuccess) status = aclrtSynchronizeStream(stream);
   std::int64_t n_found = 0;
   if (status == kSuccess) {

@@ -2,12 +2,12 @@
 
 At each execution the table's words are brought up to date, on the stream of the execution: by the
 host, which writes those that changed and copies the range that they span; or by the device, which
-gathers all of them from a table of the slots' addresses.
+gathers all of them from a table of the slots' addresses, by a kernel of the capturer's or else by
+operators of the operator libraries.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,13 @@ import torch
 from offload import _native
 from offload.backends.ascend.kernels import Capturer, GatherKernel, KernelCapture
 from offload.backends.ascend.offline import open_offline
+from offload.backends.ascend.refresh import (
+    Gather,
+    Refresh,
+    choose_gather,
+    refresh_note,
+    stages_note,
+)
 from offload.backends.ascend.streaming import (
     StreamedWeights,
     WeightMemory,
@@ -46,13 +53,6 @@ ALIGNMENT_BYTES = 512
 
 TENSOR_ALIGNMENT_BYTES = 32
 """Of inputs, given outputs and weights: what operators take; what is less aligned is copied."""
-
-
-class Refresh(enum.StrEnum):
-    """Who writes the addresses into the table of kernel arguments."""
-
-    HOST = "host"
-    GATHER = "gather"
 
 
 class AscendBackend:
@@ -197,8 +197,8 @@ class AscendBackend:
         Raises:
             PlanError: the Plan does not fit the Program.
             BindingError: a weight's memory is not aligned.
-            BackendUnavailable: the device is to gather, and there is no kernel for it; or weights
-                are to be streamed that have no store on the host.
+            BackendUnavailable: the device is to gather, and there are neither a kernel nor
+                operators for it; or weights are to be streamed that have no store on the host.
             CaptureError: a kernel uses a streamed weight that its launch does not read.
             FileError: a file with weights is shorter than it was, or cannot be read.
             ExecutionError: the runtime failed; memory and streams that ran out are said.
@@ -209,7 +209,8 @@ class AscendBackend:
         named = {address.value for one in captured.kernels for address in one.addresses}
         check = functools.partial(check_weights, program, named, self.tensor_alignment_bytes)
         check()
-        gather = self._gather_kernel(device)
+        assert self._capturer is not None  # machine has seen to it
+        gather = choose_gather(self._refresh, self._capturer, device)
         streamed = self._streamed(captured, program, plan, device)
         resident = _resident(
             captured,
@@ -233,7 +234,7 @@ class AscendBackend:
             check_weights=check,
             weights=streamed.tensors,
             stream=streamed.stream,
-            notes=functools.partial(_notes, resident, self._refresh, more),
+            notes=functools.partial(_notes, resident, gather, more),
         )
 
     def _streamed(
@@ -289,18 +290,6 @@ class AscendBackend:
             return free_bytes
         return free_bytes + int(npu.memory_reserved(device)) - int(npu.memory_allocated(device))
 
-    def _gather_kernel(self, device: int) -> GatherKernel | None:
-        if self._refresh is Refresh.HOST:
-            return None
-        assert self._capturer is not None  # machine has seen to it
-        kernel = self._capturer.gather_kernel(device)
-        if kernel is None:
-            raise BackendUnavailable(
-                "refresh='gather': the kernel that gathers addresses on the device is not built, "
-                "since no kernel compiler is here; use refresh='host'"
-            )
-        return kernel
-
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Nothing: the capturer knows which words are addresses, none was found by comparing."""
 
@@ -330,7 +319,7 @@ def _resident(
     *,
     device: int,
     form: str | None,
-    gather: GatherKernel | None,
+    gather: Gather | None,
     copies_on_device: bool,
     streamed: StreamedWeights,
 ) -> _native.AscendResident:
@@ -359,7 +348,7 @@ def _resident(
         n_launches=len(program.launches),
         form=form,
         copies_on_device=copies_on_device,
-        gather=None if gather is None else (gather.function, gather.n_blocks),
+        gather=(gather.function, gather.n_blocks) if isinstance(gather, GatherKernel) else gather,
         steps=streamed.steps,
         for_next_pass=streamed.for_next_pass,
         keep=(captured.keep, gather),
@@ -367,46 +356,15 @@ def _resident(
 
 
 def _notes(
-    resident: _native.AscendResident, refresh: Refresh, more: tuple[str, ...]
+    resident: _native.AscendResident, gather: Gather | None, more: tuple[str, ...]
 ) -> tuple[str, ...]:
     """How the model was made, and how its arguments are refreshed; what that took so far."""
     made = {"build": "an explicit build", "capture": "the capture of a stream"}[resident.form]
-    counts = resident.refresh_counts
-    done = f"{counts['copies']} copies of {counts['bytes_copied']} bytes so far"
-    if refresh is Refresh.GATHER:
-        done = (
-            f"{counts['gathers']} launches so far, with {counts['bytes_launched']} bytes of "
-            f"arguments; {done}"
-        )
-    who = {
-        Refresh.HOST: "the host writes what changed, and copies it at once",
-        Refresh.GATHER: "a kernel gathers them on the device",
-    }[refresh]
     return (
         f"one model, made by {made}",
-        f"addresses of kernel arguments: {who} ({done})",
-        stages_note(gathers=refresh is Refresh.GATHER),
+        f"addresses of kernel arguments: {refresh_note(resident.refresh_counts, gather)}",
+        stages_note(gathers=gather is not None),
         *more,
-    )
-
-
-def stages_note(*, gathers: bool = False, drains: bool = False) -> str:
-    """Which of the graph engine's stages is measured in which of m_l_t.
-
-    Args:
-        gathers: a kernel that is launched refreshes arguments.
-        drains: torch's queue is delivered before.
-    """
-    stages = [
-        "convert = convert",
-        *(["drain: it has none"] if drains else []),
-        "policy = policy",
-        "patch = host table",
-        f"submit = base copy{' and refresh launch' if gathers else ''}",
-    ]
-    return (
-        f"m_l_t in the graph engine's stages: {', '.join(stages)}; its execute enqueue begins the "
-        "time of the device"
     )
 
 

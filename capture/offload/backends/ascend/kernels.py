@@ -89,4 +89,4 @@ class Capturer(Protocol):
         """
 
     def gather_kernel(self, device: int) -> GatherKernel | None:
-        """The kernel that refreshes argument tables; None where it is not built."""
+        """The kernel that refreshes argument tables; None: operators do it, where there are."""

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 
 from offload import _native
-from offload.backends.ascend.backend import AscendBackend, stages_note
+from offload.backends.ascend.backend import AscendBackend
 from offload.backends.ascend.captured_model import CapturedModel, Improve, moving_values
+from offload.backends.ascend.refresh import stages_note
 from offload.backends.ascend.relocated_model import (
     notes_of,
     patched_arguments,
