@@ -172,6 +172,7 @@ class _StreamedLoad:
         self._verify = verify
         self._progress = progress
         self._link = backend.link(prepared.program)
+        self._granule_bytes = backend.granule_bytes(prepared.program)
         self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
         self._estimated = ""
         if backend.capabilities.queues_work:
@@ -275,13 +276,14 @@ class _StreamedLoad:
         return dataclasses.replace(demand, weights=weights)
 
     def _streaming(self, budget_bytes: int) -> Streaming:
+        alignment_bytes = self._backend.alignment_bytes
         streaming = passes.stream_weights(
             self._demand(),
             self._link,
             budget_bytes,
-            granule_bytes=self._backend.granule_bytes,
-            alignment_bytes=self._backend.alignment_bytes,
-            tails=self._backend.maps_pieces(),
+            granule_bytes=self._granule_bytes or alignment_bytes,
+            alignment_bytes=alignment_bytes,
+            tails=self._granule_bytes is not None,
         )
         return dataclasses.replace(streaming, estimated=self._estimated)
 

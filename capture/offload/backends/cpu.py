@@ -48,7 +48,6 @@ class CpuBackend:
     name = "cpu"
     capabilities = Capabilities(gathers_rows=True)
     alignment_bytes = ALIGNMENT_BYTES
-    granule_bytes = PAGE_BYTES
     memory_bytes_per_ns = 10.0
 
     def machine(self, index: int | None = None) -> Machine:
@@ -101,9 +100,9 @@ class CpuBackend:
         """What it takes to read the program's weights, measured on some of them."""
         return measure_link(program)
 
-    def maps_pieces(self) -> bool:
-        """Unless addresses are scarce: pieces take as many as the weight has bytes."""
-        return not is_address_space_limited()
+    def granule_bytes(self, program: Program) -> int | None:
+        """A page, unless addresses are scarce: pieces take as many as the weight has bytes."""
+        return None if is_address_space_limited() else PAGE_BYTES
 
     def free_bytes(self, program: Program) -> int:
         """Memory that this process may still take."""

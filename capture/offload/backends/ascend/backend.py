@@ -62,7 +62,6 @@ class AscendBackend:
     capabilities = Capabilities(queues_work=True)
     alignment_bytes = ALIGNMENT_BYTES
     tensor_alignment_bytes = TENSOR_ALIGNMENT_BYTES
-    granule_bytes = ALIGNMENT_BYTES
     memory_bytes_per_ns = 1600.0
     copies_on_device = True
     """Tensors lie in the device's memory, so that the runtime copies them on their stream."""
@@ -277,9 +276,9 @@ class AscendBackend:
         refuse_unstored(program)
         return link_meter.link(self.device_of(program))
 
-    def maps_pieces(self) -> bool:
-        """Not yet: a weight is streamed as a whole."""
-        return False
+    def granule_bytes(self, program: Program) -> int | None:
+        """None yet: a weight is streamed as a whole."""
+        return None
 
     def free_bytes(self, program: Program) -> int:
         """Of the Program's device, what torch's allocator only keeps for later included."""

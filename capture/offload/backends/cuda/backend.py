@@ -66,7 +66,6 @@ class CudaBackend:
     name = "cuda"
     capabilities = Capabilities(queues_work=True, runs_opaque=True)
     alignment_bytes = ALIGNMENT_BYTES
-    granule_bytes = 2 * 2**20
     memory_bytes_per_ns = 2000.0
 
     def __init__(self, capturer: Capturer | None = None) -> None:
@@ -252,9 +251,14 @@ class CudaBackend:
         refuse_unstored(program)
         return link_meter.link(device_of(program))
 
-    def maps_pieces(self) -> bool:
-        """Not yet: a weight is streamed as a whole."""
-        return False
+    def granule_bytes(self, program: Program) -> int | None:
+        """That of the Program's GPU: 2 MiB on those that there are.
+
+        Raises:
+            BackendUnavailable: the driver, or this GPU, is missing.
+            ExecutionError: the driver failed.
+        """
+        return _native.cuda_granularity_bytes(device_of(program))
 
     def time_launches(self, prepared: Prepared, plan: Plan) -> tuple[float, ...]:
         """By a twin whose launches follow one another with events between, executed three times.
