@@ -1,6 +1,7 @@
 #include "cuda/cuda_weight_memory.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <string>
 

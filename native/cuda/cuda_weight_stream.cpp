@@ -95,7 +95,8 @@ void CudaWeightStream::release_memory() noexcept {
   if (!memory_) return;
   const Result result = driver_.context_synchronize();
   if (result != kSuccess && !CudaStreams::is_fault(result)) {
-    static_cast<void>(memory_.release());  // nobody could wait: it stays for the rest of the process
+    static_cast<void>(
+        memory_.release());  // nobody could wait: it stays for the rest of the process
   }
   memory_.reset();
 }

@@ -47,8 +47,8 @@ struct WeightCopy {
 // Owner: one resident (attach), and every tensor on the weight memory, which goes last. Thread:
 // refresh, replace, mode, close, give_back and the counters from any; the rest as the resident is
 // called. Nothing needs the GIL. Errors: the constructor throws PlanError for a plan that
-// check_plan refuses, and BindingError for sources that do not fit. Whoever derives makes memory and
-// store, calls set_memory, and calls close in its destructor.
+// check_plan refuses, and BindingError for sources that do not fit. Whoever derives makes memory
+// and store, calls set_memory, and calls close in its destructor.
 class DeviceWeightStream {
  public:
   virtual ~DeviceWeightStream() = default;
