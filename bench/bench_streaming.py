@@ -46,7 +46,7 @@ def plan(demand: WeightDemand, budget_bytes: int, *, tails: bool = True) -> Stre
         budget_bytes,
         granule_bytes=GRANULE_BYTES,
         alignment_bytes=ALIGNMENT_BYTES,
-        tails=tails,
+        mapped_link=LINK if tails else None,
     )
 
 

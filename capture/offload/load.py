@@ -172,6 +172,7 @@ class _StreamedLoad:
         self._verify = verify
         self._progress = progress
         self._link = backend.link(prepared.program)
+        self._mapped_link = backend.mapped_link(prepared.program)
         self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
         self._estimated = ""
         if backend.capabilities.queues_work:
@@ -281,7 +282,7 @@ class _StreamedLoad:
             budget_bytes,
             granule_bytes=self._backend.granule_bytes,
             alignment_bytes=self._backend.alignment_bytes,
-            tails=self._backend.maps_pieces(),
+            mapped_link=self._mapped_link,
         )
         return dataclasses.replace(streaming, estimated=self._estimated)
 

@@ -42,7 +42,7 @@ def case(deep, backend) -> Case:
         floor_on(deep, backend) + 60 * 1024,
         granule_bytes=backend.granule_bytes,
         alignment_bytes=backend.alignment_bytes,
-        tails=False,
+        mapped_link=None,
     )
     streamed = streamed_graph(prepared.program, prepared.graph, launches, streaming)
     return Case(prepared.program, prepared.graph, streaming, streamed)

@@ -275,8 +275,11 @@ class StreamingBackend(Backend, Protocol):
             OutOfMemory: there is no memory for the sample.
         """
 
-    def maps_pieces(self) -> bool:
-        """Whether pieces of a weight can be mapped side by side, so that a part may stay."""
+    def mapped_link(self, program: Program) -> Link | None:
+        """As `link`, into memory in which pieces of a weight are mapped side by side.
+
+        None where they cannot be, so that no part of a weight stays while the rest is streamed.
+        """
 
     def free_bytes(self, program: Program) -> int:
         """Memory that weights could take now, of the device that the Program was recorded on."""

@@ -101,9 +101,9 @@ class CpuBackend:
         """What it takes to read the program's weights, measured on some of them."""
         return measure_link(program)
 
-    def maps_pieces(self) -> bool:
+    def mapped_link(self, program: Program) -> Link | None:
         """Unless addresses are scarce: pieces take as many as the weight has bytes."""
-        return not is_address_space_limited()
+        return None if is_address_space_limited() else measure_link(program, mapped=True)
 
     def free_bytes(self, program: Program) -> int:
         """Memory that this process may still take."""

@@ -277,9 +277,9 @@ class AscendBackend:
         refuse_unstored(program)
         return link_meter.link(self.device_of(program))
 
-    def maps_pieces(self) -> bool:
-        """Not yet: a weight is streamed as a whole."""
-        return False
+    def mapped_link(self, program: Program) -> Link | None:
+        """None yet: a weight is streamed as a whole."""
+        return None
 
     def free_bytes(self, program: Program) -> int:
         """Of the Program's device, what torch's allocator only keeps for later included."""

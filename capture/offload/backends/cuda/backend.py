@@ -252,9 +252,9 @@ class CudaBackend:
         refuse_unstored(program)
         return link_meter.link(device_of(program))
 
-    def maps_pieces(self) -> bool:
-        """Not yet: a weight is streamed as a whole."""
-        return False
+    def mapped_link(self, program: Program) -> Link | None:
+        """None yet: a weight is streamed as a whole."""
+        return None
 
     def time_launches(self, prepared: Prepared, plan: Plan) -> tuple[float, ...]:
         """By a twin whose launches follow one another with events between, executed three times.
