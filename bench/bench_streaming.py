@@ -37,6 +37,7 @@ they take as long as computing, or less than that.
 """
 
 LAUNCHES, LAYERS = "a search of 10,000 launches", 909
+PLANNING_ROUNDS = 11
 
 
 def plan(demand: WeightDemand, budget_bytes: int, *, tails: bool = True) -> Streaming:
@@ -46,7 +47,7 @@ def plan(demand: WeightDemand, budget_bytes: int, *, tails: bool = True) -> Stre
         budget_bytes,
         granule_bytes=GRANULE_BYTES,
         alignment_bytes=ALIGNMENT_BYTES,
-        tails=tails,
+        mapped_link=LINK if tails else None,
     )
 
 
@@ -128,14 +129,18 @@ def test_planning(benchmark: Any, record: Callable[[Case], None], percent: int) 
             "candidate": lambda: simulate_streaming(demand, found, LINK),
             "check": lambda: check_streaming(demand, found),
         },
-        rounds=3,
+        rounds=PLANNING_ROUNDS,
     )
     record(
         Case(
             f"{LAUNCHES}, budget {percent} %",
             ratios={
-                "2 s for the search": ratio_of([2e9] * 3, times["search"], at_least=1),
-                "0.1 s for a candidate": ratio_of([1e8] * 3, times["candidate"], at_least=1),
+                "2 s for the search": ratio_of(
+                    [2e9] * PLANNING_ROUNDS, times["search"], at_least=1
+                ),
+                "0.1 s for a candidate": ratio_of(
+                    [1e8] * PLANNING_ROUNDS, times["candidate"], at_least=1
+                ),
             },
             figures={one: figure_of([ns / 1e6 for ns in times[one]], "ms") for one in times},
         )

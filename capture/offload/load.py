@@ -173,6 +173,7 @@ class _StreamedLoad:
         self._progress = progress
         self._link = backend.link(prepared.program)
         self._granule_bytes = backend.granule_bytes(prepared.program)
+        self._mapped_link = backend.mapped_link(prepared.program)
         self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
         self._estimated = ""
         if backend.capabilities.queues_work:
@@ -276,14 +277,13 @@ class _StreamedLoad:
         return dataclasses.replace(demand, weights=weights)
 
     def _streaming(self, budget_bytes: int) -> Streaming:
-        alignment_bytes = self._backend.alignment_bytes
         streaming = passes.stream_weights(
             self._demand(),
             self._link,
             budget_bytes,
-            granule_bytes=self._granule_bytes or alignment_bytes,
-            alignment_bytes=alignment_bytes,
-            tails=self._granule_bytes is not None,
+            granule_bytes=self._granule_bytes,
+            alignment_bytes=self._backend.alignment_bytes,
+            mapped_link=self._mapped_link,
         )
         return dataclasses.replace(streaming, estimated=self._estimated)
 

@@ -170,7 +170,7 @@ class Streaming:
         roofline_ns: max(compute, (weights - budget) / bandwidth), of tables that may be gathered
             only the rows: no plan is quicker.
         floor: the least budget.
-        link: what a copy takes.
+        link: what a copy takes, into the kind of memory that the plan uses.
         estimated: why the times of launches are estimates; empty if they were measured, or need
             not be.
         gathers: rows that launches read from the store as they need them; those of one table side

@@ -91,7 +91,7 @@ def case(deep, npu, budget) -> Case:
         budget,
         granule_bytes=npu.backend.alignment_bytes,
         alignment_bytes=npu.backend.alignment_bytes,
-        tails=False,
+        mapped_link=None,
     )
     graph = launch_graph(program, [[one.value for one in kernel.addresses] for kernel in kernels])
     streamed = streamed_graph(program, graph, [one.launch for one in kernels], streaming)

@@ -168,7 +168,7 @@ def test_at_the_same_floor_less_is_copied_than_of_whole_weights(backend, headed,
     with headed.load(backend.name, weights_budget=floor) as run:
         mapped = run.streaming.plan
         check(run, inputs, expected)
-    monkeypatch.setattr(type(backend), "granule_bytes", lambda self, program: None)
+    monkeypatch.setattr(type(backend), "mapped_link", lambda self, program: None)
     assert floor_on(headed, backend) == floor
     with headed.load(backend.name, weights_budget=floor) as run:
         whole = run.streaming.plan
@@ -232,6 +232,30 @@ def test_heads_and_tails_are_replaced_and_read_again(backend, deep, budget, tmp_
         third = expected_of(deep, [given] * 2)
         run.streaming.refresh()
         check(run, [given] * 2, third)
+
+
+@pytest.mark.parametrize(
+    ("function", "refreshes"),
+    [("cuGraphLaunch", False), ("cuStreamWaitEvent", False), ("cuGraphLaunch", True),
+     ("cuMemcpyHtoDAsync", True), ("cuMemcpyHtoD", True)],
+)  # fmt: skip
+def test_a_failed_call_leaves_the_next_execution_right(
+    function, refreshes, backend, simulator, headed
+):
+    """Also where a head, or what the prologue brings of a tail, was not read again."""
+    inputs = [torch.randn(*GIVEN) for _ in range(2)]
+    expected = expected_of(headed, inputs)
+    with headed.load(backend.name, weights_budget=floor_on(headed, backend)) as run:
+        assert tails_of(run.streaming.plan)
+        poison_after_last_use(backend, run)
+        check(run, inputs, expected)
+        if refreshes:
+            run.streaming.refresh()
+        simulator.fail(function, UNKNOWN)
+        ticket = run.submit(inputs[0])
+        with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_UNKNOWN"):
+            ticket.wait()
+        check(run, inputs, expected)
 
 
 def test_two_executables_have_memories_of_their_own(backend, simulator, deep, budget):

@@ -255,7 +255,12 @@ def mutations(draw):
 
 def _plan(demand, budget_bytes):
     return stream_weights(
-        demand, LINK, budget_bytes, granule_bytes=GRANULE, alignment_bytes=ALIGNMENT, tails=True
+        demand,
+        LINK,
+        budget_bytes,
+        granule_bytes=GRANULE,
+        alignment_bytes=ALIGNMENT,
+        mapped_link=LINK,
     )
 
 

@@ -25,14 +25,15 @@ from offload.streaming import Link, Transfer, WeightDemand, WeightUse
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def plan(demand, budget_bytes, *, link=LINK, tails=True):
+def plan(demand, budget_bytes, *, link=LINK, tails=True, mapped_link=None):
+    """`tails`: memory can be mapped, over `mapped_link`, or the same link."""
     return stream_weights(
         demand,
         link,
         budget_bytes,
         granule_bytes=GRANULE,
         alignment_bytes=ALIGNMENT,
-        tails=tails,
+        mapped_link=(mapped_link or link) if tails else None,
     )
 
 
@@ -78,6 +79,24 @@ def test_tails_copy_less_than_whole_weights():
     cut = [one for one in tails.pieces if one.offset_bytes]
     assert cut
     assert all(one.offset_bytes % GRANULE == one.memory_offset_bytes % GRANULE == 0 for one in cut)
+
+
+def test_tails_are_streamed_where_mapped_memory_is_quick_enough():
+    demand = chain([40 * GRANULE] * 12, launch_ns=100.0)
+    budget = 11 * 40 * GRANULE
+    whole = plan(demand, budget, tails=False)
+    for share in (0.25, 0.5, 0.9, 1.0, 2.0):
+        slower = dataclasses.replace(LINK, bytes_per_second=LINK.bytes_per_second * share)
+        found = plan(demand, budget, mapped_link=slower)
+        over_mapped = plan(demand, budget, link=slower)  # all over the slower one
+        assert found.period_ns == min(whole.period_ns, over_mapped.period_ns)
+        if any(one.offset_bytes for one in found.pieces):
+            assert found.link == slower
+        else:
+            assert found == whole
+    assert (
+        plan(demand, budget, mapped_link=dataclasses.replace(LINK, bytes_per_second=1.0)) == whole
+    )
 
 
 def test_what_must_stay_stays():
@@ -176,13 +195,15 @@ def test_plans_hold_their_budget_and_what_they_predict(case, tails, overhead_ns)
     assert plan(demand, budget, link=link, tails=tails) == found
 
 
-@given(demands(), st.data(), st.booleans())
+@given(demands(), st.data(), st.booleans(), st.sampled_from([0.5, 1.0, 2.0]))
 @SLOW
-def test_more_budget_is_never_slower(demand, data, tails):
+def test_more_budget_is_never_slower(demand, data, tails, share):
+    mapped = dataclasses.replace(LINK, bytes_per_second=LINK.bytes_per_second * share)
     budgets = st.integers(floor_of(demand), full_of(demand) + ALIGNMENT)
     less, more = sorted((data.draw(budgets), data.draw(budgets)))
-    found = [plan(demand, budget, tails=tails).period_ns for budget in (less, more)]
-    assert found[1] <= found[0]
+    found = [plan(demand, one, tails=tails, mapped_link=mapped) for one in (less, more)]
+    assert found[1].period_ns <= found[0].period_ns
+    assert all(one.period_ns >= one.roofline_ns * (1 - 1e-9) for one in found)
 
 
 @given(demands(most_weights=5, single=True, unit=1024), st.data())
@@ -230,7 +251,7 @@ def test_decoders_come_near_the_roofline(decoder, n_tokens, least):
             int(share * weights_bytes),
             granule_bytes=GRANULE_BYTES,
             alignment_bytes=ALIGNMENT_BYTES,
-            tails=True,
+            mapped_link=PCIE,
         )
         assert found.roofline_ns / found.period_ns >= promised, share
 
@@ -297,6 +318,7 @@ def test_launches_read_their_weights_at_any_timing(case, tails, seed):
         ({"granule_bytes": 0}, "divides the granule"),
         ({"link": Link(0, 0)}, "link"),
         ({"link": Link(1e9, -1)}, "link"),
+        ({"mapped_link": Link(bytes_per_second=0.0, overhead_ns=0.0)}, "expected a link"),
         ({"demand": chain([8192], launch_ns=-1.0)}, "time of launch 0"),
         ({"demand": chain([8192], launch_ns=math.nan)}, "time of launch 0"),
         ({"demand": chain([-1])}, "weight 0 has -1 bytes"),
@@ -317,7 +339,7 @@ def test_bad_input_is_refused(changes, message):
         "budget_bytes": 1 << 20,
         "granule_bytes": GRANULE,
         "alignment_bytes": ALIGNMENT,
-        "tails": True,
+        "mapped_link": LINK,
     }
     with pytest.raises(PlanError, match=message):
         stream_weights(**(given_ | changes))

@@ -273,14 +273,18 @@ class StreamingBackend(Backend, Protocol):
             OutOfMemory: there is no memory for the sample.
         """
 
-    def granule_bytes(self, program: Program) -> int | None:
-        """The unit in which pieces of a weight can be mapped side by side, so that a part may stay.
-
-        None: a weight lies in one piece.
+    def granule_bytes(self, program: Program) -> int:
+        """The unit in which pieces of a weight are mapped side by side; of any use if they can be.
 
         Raises:
             BackendUnavailable: the Program's device is missing.
             ExecutionError: it does not say.
+        """
+
+    def mapped_link(self, program: Program) -> Link | None:
+        """As `link`, into memory in which pieces of a weight are mapped side by side.
+
+        None where they cannot be, so that no part of a weight stays while the rest is streamed.
         """
 
     def free_bytes(self, program: Program) -> int:

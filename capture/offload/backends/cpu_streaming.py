@@ -82,8 +82,13 @@ def gathered_tables(
     return tables
 
 
-def measure_link(program: Program) -> Link:
+def measure_link(program: Program, *, mapped: bool = False) -> Link:
     """What it takes to read the program's weights, by reading some of them.
+
+    Args:
+        program: with weights that have a store.
+        mapped: into memory that can be mapped side by side. Its pages are small, which a disk may
+            fill at half the rate.
 
     Raises:
         FileError: a file is gone, or shorter than it was.
@@ -99,13 +104,13 @@ def measure_link(program: Program) -> Link:
     if not chosen:  # there is nothing to read, and nobody asks what it would take
         return Link(bytes_per_second=1e9, overhead_ns=0.0)
     large = [
-        (n, _read_ns(program, sources, value, n))
+        (n, _read_ns(program, sources, value, n, mapped=mapped))
         for index, value in enumerate(chosen)
         for n in [min(sizes[value], _SAMPLE_BYTES - sum(sizes[one] for one in chosen[:index]))]
     ]
     first = chosen[0]
     n_small = min(_SMALL_BYTES, sizes[first])
-    small_ns = min(_read_ns(program, sources, first, n_small) for _ in range(3))
+    small_ns = min(_read_ns(program, sources, first, n_small, mapped=mapped) for _ in range(3))
     n_bytes, total_ns = (sum(one) for one in zip(*large, strict=True))
     # bytes / bandwidth + copies * overhead, and the same for a small copy
     ns_per_byte = max(
@@ -148,9 +153,15 @@ def _read_ns(
     sources: Sources,
     value: int,
     size_bytes: int,
+    *,
+    mapped: bool,
 ) -> int:
     """What it takes to read the first bytes of a weight into memory that is there."""
     content = sources[value]
+    pieces = [(0, size_bytes, 0, False)]
+    if mapped and size_bytes > PAGE_BYTES:  # memory is only mapped for what is in several pieces
+        rest_bytes = size_bytes - PAGE_BYTES
+        pieces = [(0, PAGE_BYTES, 0, False), (PAGE_BYTES, rest_bytes, PAGE_BYTES, False)]
     source = native_source(content if isinstance(content, StoredTensor) else content[0])
     stream = _native.WeightStream(
         memory_bytes=size_bytes,
@@ -159,7 +170,7 @@ def _read_ns(
             _native.StreamedWeight(
                 name=program.values[value].name,
                 size_bytes=size_bytes,
-                pieces=[(0, size_bytes, 0, False)],
+                pieces=pieces,
                 source=source if isinstance(source, _native.FileRange) else source[:size_bytes],
             )
         ],

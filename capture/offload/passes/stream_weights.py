@@ -31,7 +31,7 @@ def stream_weights(
     *,
     granule_bytes: int,
     alignment_bytes: int,
-    tails: bool,
+    mapped_link: Link | None,
 ) -> Streaming:
     """Plan which bytes of weights stay in device memory, and when the others are copied.
 
@@ -47,15 +47,16 @@ def stream_weights(
         budget_bytes: every byte of device memory that weights may use, the ring included.
         granule_bytes: the unit in which memory can be mapped.
         alignment_bytes: of a weight that lies in one piece; divides the granule.
-        tails: weights may be streamed in part: memory can be mapped side by side.
+        mapped_link: what copies take into memory that is mapped side by side, so that weights may
+            be streamed in part; None: there is none. The plan's `link` is the one it counts on.
 
     Raises:
         PlanError: no plan takes so little memory (the message says what the least is, and what
             sets it), or the demand, the link or an option is out of range.
     """
-    _require_valid(demand, link, granule_bytes, alignment_bytes)
+    _require_valid(demand, (link, mapped_link), granule_bytes, alignment_bytes)
     choices = gather_choices(demand, link, alignment_bytes)
-    options = _Options(link, granule_bytes, alignment_bytes, tails)
+    options = _Options(link, mapped_link, granule_bytes, alignment_bytes)
     lowest = min(choices, key=lambda one: one.floor.required_bytes)
     required_bytes = lowest.floor.required_bytes
     choice, layout = _quickest(choices, options, required_bytes)
@@ -85,9 +86,21 @@ def roofline_ns(demand: WeightDemand, link: Link, budget_bytes: int) -> float:
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Options:
     link: Link
+    mapped_link: Link | None
     granule_bytes: int
     alignment_bytes: int
-    tails: bool
+
+    @property
+    def links(self) -> tuple[tuple[Link, bool], ...]:
+        """Links to search with, and whether over each weights may be streamed in part.
+
+        A search with parts finds plans without them as well.
+        """
+        if self.mapped_link is None:
+            return ((self.link, False),)
+        if self.mapped_link == self.link:
+            return ((self.link, True),)
+        return ((self.link, False), (self.mapped_link, True))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,16 +114,21 @@ class _Layout:
     after_steps: Sequence[int]
     ring_bytes: int
     period_ns: float
+    link: Link
 
 
 def _quickest(
     choices: Sequence[Choice], options: _Options, budget_bytes: int
 ) -> tuple[Choice, _Layout]:
-    """Of the choices that the budget admits the quickest, and its layout."""
+    """Of the choices that the budget admits the quickest, and its layout.
+
+    Weights are also streamed in part where that is quicker, over the link to mapped memory.
+    """
     found = [
-        (choice, _search(choice.rest, options, choice.floor, budget_bytes))
+        (choice, _search(choice.rest, options, link, choice.floor, budget_bytes, tails=tails))
         for choice in choices
         if choice.floor.required_bytes <= budget_bytes
+        for link, tails in options.links
     ]
 
     def cost(one: tuple[Choice, _Layout]) -> tuple[float, int]:
@@ -122,13 +140,19 @@ def _quickest(
 
 
 def _search(
-    demand: WeightDemand, options: _Options, serial: FloorPlan, budget_bytes: int
+    demand: WeightDemand,
+    options: _Options,
+    link: Link,
+    serial: FloorPlan,
+    budget_bytes: int,
+    *,
+    tails: bool,
 ) -> _Layout:
     """The quickest plan of the family, or the serial one if none is quicker."""
     weights_bytes = sum(round_up(one.size_bytes, options.alignment_bytes) for one in demand.weights)
     if budget_bytes >= weights_bytes:
-        compute_ns = simulate_transfers(demand.launch_ns, (), (), options.link).period_ns
-        return _Layout({}, (), 0, compute_ns)
+        compute_ns = simulate_transfers(demand.launch_ns, (), (), link).period_ns
+        return _Layout({}, (), 0, compute_ns, link)
     found, _ = _native.search_streaming(
         demand.launch_ns,
         [
@@ -137,23 +161,23 @@ def _search(
             else (one.size_bytes, one.launches[0], one.launches[-1], False)
             for one in demand.weights
         ],
-        bytes_per_second=options.link.bytes_per_second,
-        overhead_ns=options.link.overhead_ns,
+        bytes_per_second=link.bytes_per_second,
+        overhead_ns=link.overhead_ns,
         budget_bytes=budget_bytes,
         floor_bytes=serial.required_bytes,
         floor_period_ns=serial.period_ns,
         alignment_bytes=options.alignment_bytes,
         granule_bytes=options.granule_bytes,
-        tails=options.tails,
+        tails=tails,
     )
     if found is None:
         sizes_bytes = [demand.weights[index].size_bytes for index in serial.order]
         places = zip(sizes_bytes, serial.offsets_bytes, strict=True)
         parts = dict(zip(serial.order, places, strict=True))
-        return _Layout(parts, serial.after_steps, serial.ring_bytes, serial.period_ns)
+        return _Layout(parts, serial.after_steps, serial.ring_bytes, serial.period_ns, options.link)
     streamed_bytes, offsets_bytes, order, after_steps, ring_bytes, period_ns = found
     parts = {index: (streamed_bytes[index], offsets_bytes[index]) for index in order}
-    return _Layout(parts, after_steps, ring_bytes, period_ns)
+    return _Layout(parts, after_steps, ring_bytes, period_ns, link)
 
 
 def _floor(choice: Choice, period_ns: float) -> StreamingFloor:
@@ -206,9 +230,11 @@ def _streaming(
         transfers=_transfers(choice.rest, layout, streamed),
         period_ns=layout.period_ns,
         compute_ns=simulate_transfers(choice.demand.launch_ns, (), (), options.link).period_ns,
-        roofline_ns=roofline_ns(choice.demand, options.link, budget_bytes),
+        roofline_ns=min(
+            roofline_ns(choice.demand, link, budget_bytes) for link, _ in options.links
+        ),
         floor=floor,
-        link=options.link,
+        link=layout.link,
         gathers=choice.gathers,
     )
 
@@ -230,22 +256,31 @@ def _transfers(
 
 
 def _require_valid(
-    demand: WeightDemand, link: Link, granule_bytes: int, alignment_bytes: int
+    demand: WeightDemand,
+    links: Sequence[Link | None],
+    granule_bytes: int,
+    alignment_bytes: int,
 ) -> None:
     if alignment_bytes < 1 or granule_bytes < 1 or granule_bytes % alignment_bytes:
         raise PlanError(
             "expected an alignment of one byte or more that divides the granule, got "
             f"{alignment_bytes} and {granule_bytes}"
         )
-    overheads_ns = (link.overhead_ns, link.row_overhead_ns or 0.0)
-    is_finite = all(0 <= one < math.inf for one in overheads_ns)
-    if not (0 < link.bytes_per_second < math.inf and is_finite):
-        raise PlanError(f"expected a link of some bytes per second, got {link}")
+    for link in links:
+        if link is not None:
+            _require_valid_link(link)
     for index, one in enumerate(demand.launch_ns):
         if not 0 <= one < math.inf:
             raise PlanError(f"expected a time of launch {index}, got {one} ns")
     for weight in demand.weights:
         _require_valid_weight(weight, len(demand.launch_ns))
+
+
+def _require_valid_link(link: Link) -> None:
+    overheads_ns = (link.overhead_ns, link.row_overhead_ns or 0.0)
+    is_finite = all(0 <= one < math.inf for one in overheads_ns)
+    if not (0 < link.bytes_per_second < math.inf and is_finite):
+        raise PlanError(f"expected a link of some bytes per second, got {link}")
 
 
 def _require_valid_weight(weight: WeightUse, n_launches: int) -> None:

@@ -276,7 +276,11 @@ class AscendBackend:
         refuse_unstored(program)
         return link_meter.link(self.device_of(program))
 
-    def granule_bytes(self, program: Program) -> int | None:
+    def granule_bytes(self, program: Program) -> int:
+        """What a weight in one piece is aligned to: pieces are not mapped."""
+        return self.alignment_bytes
+
+    def mapped_link(self, program: Program) -> Link | None:
         """None yet: a weight is streamed as a whole."""
         return None
 

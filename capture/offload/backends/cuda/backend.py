@@ -251,7 +251,7 @@ class CudaBackend:
         refuse_unstored(program)
         return link_meter.link(device_of(program))
 
-    def granule_bytes(self, program: Program) -> int | None:
+    def granule_bytes(self, program: Program) -> int:
         """That of the Program's GPU: 2 MiB on those that there are.
 
         Raises:
@@ -259,6 +259,10 @@ class CudaBackend:
             ExecutionError: the driver failed.
         """
         return _native.cuda_granularity_bytes(device_of(program))
+
+    def mapped_link(self, program: Program) -> Link | None:
+        """The link: all memory of weights is mapped."""
+        return self.link(program)
 
     def time_launches(self, prepared: Prepared, plan: Plan) -> tuple[float, ...]:
         """By a twin whose launches follow one another with events between, executed three times.
