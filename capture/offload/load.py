@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -30,7 +31,7 @@ from offload.made_up_inputs import input_tensors, made_up_inputs
 from offload.plan import Plan
 from offload.program import Program
 from offload.replay import Executable
-from offload.streaming import Streaming, WeightDemand
+from offload.streaming import Link, Streaming, WeightDemand
 from offload.structure import unflatten
 from offload.timeline import Scheduling, SpanKind
 
@@ -52,7 +53,7 @@ _NOT_TIMED = "the device executes a graph, in which launches are not timed one b
 
 def load_program(
     program: Program,
-    device: str | torch.device | None,
+    device: str | torch.device | Backend | None,
     *,
     scheduling: str,
     verify: bool,
@@ -65,8 +66,7 @@ def load_program(
         BackendUnavailable, CaptureError, BindingError, PlanError, FileError, ExecutionError: as
             `Captured.load`.
     """
-    kind, index = backend_and_index(program.device if device is None else device)
-    backend = find_backend(kind)
+    backend, index = _backend_and_index(program.device if device is None else device)
     _refuse_foreign(program, backend)
     how = _scheduling(scheduling)
     if how is Scheduling.HOST and not backend.capabilities.schedules_launches:
@@ -87,14 +87,15 @@ def load_program(
     return load.within(load.all_bytes if budget is None else budget)
 
 
-def load_offline_model(path: Path, device: str | torch.device, *, scheduling: str) -> Executable:
+def load_offline_model(
+    path: Path, device: str | torch.device | Backend, *, scheduling: str
+) -> Executable:
     """Make an offline model resident; the arguments are those of `OfflineModel.load`.
 
     Raises:
         BackendUnavailable, CaptureError, BindingError, ExecutionError: as `OfflineModel.load`.
     """
-    kind, index = backend_and_index(device)
-    backend = find_backend(kind)
+    backend, index = _backend_and_index(device)
     how = _scheduling(scheduling)
     if not isinstance(backend, OfflineBackend):
         raise BackendUnavailable(
@@ -102,6 +103,13 @@ def load_offline_model(path: Path, device: str | torch.device, *, scheduling: st
         )
     prepared, its_backend = backend.open_offline(path, index)
     return Executable(prepared, _place(prepared, its_backend), its_backend, how)
+
+
+def _backend_and_index(device: str | torch.device | Backend) -> tuple[Backend, int | None]:
+    if isinstance(device, Backend):
+        return device, None
+    kind, index = backend_and_index(device)
+    return find_backend(kind), index
 
 
 def _budget(given: int | str | None) -> int | Literal["auto"] | None:
@@ -172,7 +180,6 @@ class _StreamedLoad:
         self._verify = verify
         self._progress = progress
         self._link = backend.link(prepared.program)
-        self._mapped_link = backend.mapped_link(prepared.program)
         self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
         self._estimated = ""
         if backend.capabilities.queues_work:
@@ -183,6 +190,10 @@ class _StreamedLoad:
             elif not verify:
                 self._estimated = _NOT_PROVED
         self._is_timed = bool(self._estimated)
+
+    @functools.cached_property
+    def _mapped_link(self) -> Link | None:
+        return self._backend.mapped_link(self._prepared.program)
 
     @property
     def all_bytes(self) -> int:
@@ -226,24 +237,47 @@ class _StreamedLoad:
         """Load under the largest budget that memory has room for; with less where that fails.
 
         Raises:
-            PlanError: memory has no room for the floor.
+            PlanError: memory has no room for the floor beside the feature map.
             OutOfMemory: not even the floor could be had.
         """
         free_bytes = self._backend.free_bytes(self._prepared.program)
-        budget_bytes = min(self.all_bytes, int(free_bytes * _FREE_SHARE))
+        room_bytes = max(0, int(free_bytes * _FREE_SHARE) - self._plan.feature_map_bytes)
+        budget_bytes = min(self.all_bytes, room_bytes)
         floor_bytes = self._streaming(self.all_bytes).floor.required_bytes
         if budget_bytes < floor_bytes:
-            raise PlanError(
-                f"weights need at least {floor_bytes} bytes, and of the {free_bytes} bytes that "
-                f"are free {_FREE_SHARE:.0%} may be taken: free some memory, or give the budget"
-            )
+            try:
+                self._streaming(budget_bytes)
+            except PlanError as error:
+                raise PlanError(
+                    f"{error}; {AUTO!r} takes {_FREE_SHARE:.0%} of the {free_bytes} bytes that are "
+                    f"free, less {self._plan.feature_map_bytes} of the feature map: free some "
+                    "memory, or give the budget"
+                ) from None
         while True:
             try:
-                return self.within(budget_bytes)
+                return self._tried_out(self.within(budget_bytes))
             except OutOfMemory:
                 if budget_bytes <= floor_bytes:
                     raise
                 budget_bytes = max(floor_bytes, int(budget_bytes * _LESS))
+
+    def _tried_out(self, run: Executable) -> Executable:
+        """The executable, if executions find memory; what is streamed or proved has shown that.
+
+        Raises:
+            OutOfMemory: they find none; it is closed.
+        """
+        assert run.streaming is not None
+        if not run.streaming.plan.is_resident or self._backend.capabilities.queues_work:
+            return run
+        try:
+            _execute_made_up(run, 1)
+        except OutOfMemory:
+            run.close()
+            raise
+        except (BindingError, ExecutionError):
+            pass  # the model refuses made-up inputs: nothing is known
+        return run
 
     def _take_times(self, run: Executable) -> None:
         """Let launches be timed; where made-up inputs are none for this model, keep estimates.
@@ -282,7 +316,7 @@ class _StreamedLoad:
             budget_bytes,
             granule_bytes=self._backend.granule_bytes,
             alignment_bytes=self._backend.alignment_bytes,
-            mapped_link=self._mapped_link,
+            mapped_link=self._mapped_link if budget_bytes < self.all_bytes else None,
         )
         return dataclasses.replace(streaming, estimated=self._estimated)
 
@@ -318,7 +352,21 @@ def _estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, 
 def _timed_ns(run: Executable) -> tuple[float, ...]:
     """What each launch takes, by executions on made-up inputs, waits for weights left out.
 
-    Weights that are written and generators are put back.
+    Raises:
+        BindingError, ExecutionError: as `_execute_made_up`.
+    """
+    with run.timeline() as timeline:
+        _execute_made_up(run, _N_WARM_UP)
+    spans = [
+        sorted(one.of_kind(SpanKind.LAUNCH), key=lambda span: span.launch)
+        for one in timeline.executions
+    ]
+    durations = [[span.duration_ns for span in one] for one in spans]
+    return tuple(float(min(times)) for times in zip(*durations, strict=True))
+
+
+def _execute_made_up(run: Executable, n_executions: int) -> None:
+    """Execute on made-up inputs; weights that are written and generators are put back.
 
     Raises:
         BindingError: a guard refuses the inputs.
@@ -327,15 +375,9 @@ def _timed_ns(run: Executable) -> tuple[float, ...]:
     program = run.program
     tensors = input_tensors(program, made_up_inputs(program, 0))
     args, kwargs = unflatten(program.arguments_structure, tensors)
-    with _state_kept(program), run.timeline() as timeline:
-        for _ in range(_N_WARM_UP):
+    with _state_kept(program):
+        for _ in range(n_executions):
             run(*args, **kwargs)
-    spans = [
-        sorted(one.of_kind(SpanKind.LAUNCH), key=lambda span: span.launch)
-        for one in timeline.executions
-    ]
-    durations = [[span.duration_ns for span in one] for one in spans]
-    return tuple(float(min(times)) for times in zip(*durations, strict=True))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 from device_streaming import GIVEN, check, expected_of, floor_on, poison_after_last_use
-from stored import save_weights, without_memory
+from stored import Packed, save_weights, without_memory
 from test_stored_weights import MODELS
 from test_streaming import Deep, weight_bytes
 
@@ -20,9 +20,13 @@ from offload.byte_sizes import show_bytes
 from offload.report import report_on, report_table
 
 
-@pytest.mark.parametrize("name", [*sorted(MODELS.keys() - {"decoder"}), "deep"])
+@pytest.mark.parametrize("name", [*sorted(MODELS.keys() - {"decoder"}), "deep", "packed"])
 def test_every_budget_gives_the_same_bits(name, device, tmp_path):
-    build, make = {**MODELS, "deep": (Deep, lambda: torch.randn(*GIVEN))}[name]
+    others = {
+        "deep": (Deep, lambda: torch.randn(*GIVEN)),
+        "packed": (Packed, lambda: torch.randn(4, 128)),
+    }
+    build, make = {**MODELS, **others}[name]
     save_weights(build().eval(), tmp_path)
     captured = offload.capture(without_memory(build), make(), weights=tmp_path)
     inputs = [make() for _ in range(4)]

@@ -146,6 +146,7 @@ def native_layout(view: TensorView) -> _native.TensorLayout:
     )
 
 
+@runtime_checkable
 class Backend(Protocol):
     """One kind of device. A backend holds no state of its own."""
 
