@@ -191,14 +191,14 @@ def test_a_failed_load_leaves_nothing(
     captured: offload.Captured,
 ) -> None:
     budget = floor_of(captured)
-    captured.load(weights_budget=budget).close()
+    captured.load(weights_budget=budget, verify=False).close()  # whose calls are no timing's
     gc.collect()
     torch.npu.synchronize()
     kinds = ("model", "event", "registration", "capture")
     held = [simulated_npu.live(kind) for kind in kinds], _native.ascend_streams()
     simulated_npu.fail(function, 507000, nth)
     with pytest.raises(offload.OffloadError, match="507000"):
-        captured.load(weights_budget=budget)
+        captured.load(weights_budget=budget, verify=False)
     simulated_npu.forget_calls()
     gc.collect()
     torch.npu.synchronize()

@@ -29,7 +29,10 @@ def test_every_step_of_the_budget_gives_the_same_bits(name, device, tmp_path):
     inputs = [make() for _ in range(4)]
     # The models count their executions.
     expected = expected_of(captured, inputs * len(device.orders))
-    for budget in budget_steps(captured, device.backend):
+    budgets = budget_steps(captured, device.backend)
+    if name == "resnet":  # with all of them a minute
+        budgets = [*budgets[: -1 : max(1, len(budgets) // 12)], budgets[-1]]
+    for budget in budgets:
         with captured.load(device.backend.name, weights_budget=budget, verify=False) as run:
             plan = run.streaming.plan
             assert plan.memory_bytes <= budget
