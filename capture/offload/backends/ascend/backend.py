@@ -282,6 +282,22 @@ class AscendBackend:
         refuse_unstored(program)
         return link_meter.link(self.device_of(program))
 
+    def maps_pieces(self) -> bool:
+        """Not yet: a weight is streamed as a whole."""
+        return False
+
+    def free_bytes(self, program: Program) -> int:
+        """Of the Program's device, what torch's allocator only keeps for later included."""
+        device = self.device_of(program)
+        _, _, free_bytes = _native.ascend_device(device)
+        npu: Any = getattr(torch, "npu", None)
+        if npu is None or not npu.is_available():
+            return free_bytes
+        return free_bytes + int(npu.memory_reserved(device)) - int(npu.memory_allocated(device))
+
+    def prove(self, prepared: Prepared, plan: Plan) -> None:
+        """Nothing: the capturer knows which words are addresses, none was found by comparing."""
+
     def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
         """By a twin whose kernels are launched one by one, outside of its model.
 
@@ -320,22 +336,6 @@ class AscendBackend:
     def proof_memory(self, index: int) -> ProofMemory:
         """Memory of torch's for executions that nobody asked for."""
         return ProofMemory(index)
-
-    def maps_pieces(self) -> bool:
-        """Not yet: a weight is streamed as a whole."""
-        return False
-
-    def free_bytes(self, program: Program) -> int:
-        """Of the Program's device, what torch's allocator only keeps for later included."""
-        device = self.device_of(program)
-        _, _, free_bytes = _native.ascend_device(device)
-        npu: Any = getattr(torch, "npu", None)
-        if npu is None or not npu.is_available():
-            return free_bytes
-        return free_bytes + int(npu.memory_reserved(device)) - int(npu.memory_allocated(device))
-
-    def prove(self, prepared: Prepared, plan: Plan) -> None:
-        """Nothing: the capturer knows which words are addresses, none was found by comparing."""
 
     def device_of(self, program: Program) -> int:
         """The device that a Program was recorded on, or to which its file was read."""
