@@ -25,7 +25,14 @@ from offload.backends import (
 )
 from offload.byte_sizes import parse_bytes
 from offload.eager_run import bytes_of
-from offload.errors import BackendUnavailable, BindingError, ExecutionError, OutOfMemory, PlanError
+from offload.errors import (
+    BackendUnavailable,
+    BindingError,
+    CaptureError,
+    ExecutionError,
+    OutOfMemory,
+    PlanError,
+)
 from offload.files import check_stored_tensors
 from offload.made_up_inputs import input_tensors, made_up_inputs
 from offload.plan import Plan
@@ -182,6 +189,7 @@ class _StreamedLoad:
         self._link = backend.link(prepared.program)
         self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
         self._estimated = ""
+        self._timing = ""
         if backend.capabilities.queues_work:
             # An execution does not tell when a launch began; and a device does not survive kernels
             # that fault on made-up inputs, which is what proofs are left out for.
@@ -223,15 +231,19 @@ class _StreamedLoad:
         self._is_timed = True
 
     def _take_times_of(self, backend: TimingBackend) -> None:
-        """Let the device time launches; where it has no memory for that, keep estimates.
+        """Let the device time launches; where it cannot, keep estimates and say why.
 
         Raises:
             ExecutionError: the device failed.
         """
         try:
-            self._launch_ns = backend.time_launches(self._prepared, self._plan)
+            timed = backend.time_launches(self._prepared, self._plan)
         except OutOfMemory as error:
             self._estimated = f"there is no memory to time launches with: {error}"
+        except (BackendUnavailable, CaptureError) as error:
+            self._estimated = f"launches could not be timed: {error}"
+        else:
+            self._launch_ns, self._timing = timed.times_ns, timed.how
 
     def within_free_memory(self) -> Executable:
         """Load under the largest budget that memory has room for; with less where that fails.
@@ -318,7 +330,7 @@ class _StreamedLoad:
             alignment_bytes=self._backend.alignment_bytes,
             mapped_link=self._mapped_link if budget_bytes < self.all_bytes else None,
         )
-        return dataclasses.replace(streaming, estimated=self._estimated)
+        return dataclasses.replace(streaming, estimated=self._estimated, timing=self._timing)
 
     def _loaded(self, streaming: Streaming, *, verify: bool) -> Executable:
         plan = dataclasses.replace(self._plan, streaming=streaming)

@@ -214,18 +214,33 @@ class Backend(Protocol):
         """
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class TimedLaunches:
+    """What launches take.
+
+    Attributes:
+        times_ns: of each launch, in program order.
+        how: they were measured and what they include besides, in words for people.
+    """
+
+    times_ns: tuple[float, ...]
+    how: str
+
+
 @runtime_checkable
 class TimingBackend(Backend, Protocol):
     """A device that queues work, and measures what single launches take on it."""
 
-    def time_launches(self, prepared: Prepared, plan: Plan) -> tuple[float, ...]:
-        """What each launch takes, in nanoseconds, on made-up inputs and weights. Changes no state.
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
+        """What each launch takes on made-up inputs and weights. Changes no state.
 
         Args:
             prepared: of the Program.
             plan: where its activations lie; weights are not streamed.
 
         Raises:
+            BackendUnavailable: the device tells no times.
+            CaptureError: a launch refuses such inputs.
             OutOfMemory: the device has no memory for it.
             ExecutionError: the device failed.
         """

@@ -11,6 +11,7 @@ import torch
 from offload import _native
 from offload.backends.ascend.backend import AscendBackend
 from offload.backends.ascend.captured_model import CapturedModel, Improve, moving_values
+from offload.backends.ascend.launch_times import timed_launches
 from offload.backends.ascend.refresh import stages_note
 from offload.backends.ascend.relocated_model import (
     notes_of,
@@ -20,7 +21,7 @@ from offload.backends.ascend.relocated_model import (
 from offload.backends.ascend.streaming import StreamedWeights, stream_weights, streaming_notes
 from offload.backends.ascend.torch_capture import NONE_STREAMED, TorchCapturer
 from offload.backends.ascend.torch_relocation import BoundModel, Relocator
-from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
+from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared, TimedLaunches
 from offload.backends.random_draws import drawing
 from offload.backends.relocation.touches import node_graph, with_scratch
 from offload.errors import CaptureError
@@ -216,6 +217,19 @@ class TorchAscendBackend(AscendBackend):
             steps=streamed.steps,
             for_next_pass=streamed.for_next_pass,
         )
+
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
+        """By the launches themselves, as in the warm-up, with zeros for the weights in files.
+
+        Raises:
+            BackendUnavailable: the runtime makes no events that tell times.
+            CaptureError: a launch fails on made-up inputs, or the caller is capturing.
+            OutOfMemory: the device has no memory for it.
+            ExecutionError: the device failed.
+        """
+        capturer = self._torch_capturer or TorchCapturer()
+        program = prepared.program
+        return timed_launches(capturer.time_launches(program, self.device_of(program)))
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Execute a relocated model where it was captured, and moved; see `relocation.proof`.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from offload.backends.ascend.captured_model import (
     moving_values,
 )
 from offload.backends.ascend.failed_captures import abandon
+from offload.backends.ascend.launch_times import N_ROUNDS
 from offload.backends.ascend.random_cells import CellFinder, DrawLog
 from offload.backends.ascend.streaming import StreamedWeights
 from offload.backends.random_draws import generators_of, own_random_states
@@ -37,6 +38,7 @@ from offload.errors import (
     OffloadError,
     OutOfMemory,
 )
+from offload.made_up_inputs import input_tensors, made_up_inputs
 from offload.memory_pools import segments_of
 from offload.program import Launch, Program, Role
 
@@ -44,6 +46,8 @@ from offload.program import Launch, Program, Role
 _one_at_a_time = threading.Lock()
 
 NONE_STREAMED = StreamedWeights()
+
+T = TypeVar("T")
 
 
 class TorchCapturer:
@@ -91,8 +95,52 @@ class TorchCapturer:
             OutOfMemory: the device has no memory.
             ExecutionError: the device failed.
         """
+        work = functools.partial(
+            self._capture_all,
+            program,
+            device,
+            form=form,
+            moving=moving_values(program),
+            improve=improve,
+            streamed=streamed,
+        )
+        return self._on_thread(device, work, "preparing a capture failed")
+
+    def time_launches(self, program: Program, device: int) -> list[list[_native.AscendLaunchTime]]:
+        """Launch everything as the warm-up does, on made-up inputs, between events of a timer.
+
+        Leaves generators, inputs, weights and torch's settings as they were, also when it fails.
+
+        Returns:
+            By round what each launch took.
+
+        Raises:
+            BackendUnavailable: the runtime makes no events that tell times.
+            CaptureError: a launch fails on such inputs (the message names it), or the caller is
+                capturing.
+            OutOfMemory: the device has no memory.
+            ExecutionError: the device failed.
+        """
+        work = functools.partial(self._time_all, program, device)
+        return self._on_thread(device, work, "preparing to time launches failed")
+
+    def _on_thread(self, device: int, work: Callable[[Any], T], what: str) -> T:
+        """What `work` gives on a thread of this capturer's, on a stream of torch's of its own.
+
+        Args:
+            device: where.
+            work: is given the stream, which is the current one, behind the caller's.
+            what: failed, in words, where torch_npu's streams, events and pools do.
+        """
         npu: Any = torch.npu  # type: ignore[attr-defined]
-        moving = moving_values(program)
+
+        def alone(ready: Any) -> T:
+            with _one_at_a_time, npu.device(device), torch.no_grad():
+                stream = npu.Stream(device)
+                with npu.stream(stream):
+                    stream.wait_event(ready)
+                    return work(stream)
+
         try:
             if npu.is_current_stream_capturing():
                 raise CaptureError(
@@ -100,61 +148,67 @@ class TorchCapturer:
                     "capture begins"
                 )
             ready = npu.current_stream(device).record_event()
-            work = functools.partial(
-                self._on_thread,
-                program,
-                device,
-                form=form,
-                moving=moving,
-                improve=improve,
-                streamed=streamed,
-            )
-            return self._thread.submit(work, ready).result()
+            return self._thread.submit(alone, ready).result()
         except OffloadError:
             raise
-        except RuntimeError as error:  # of torch_npu's streams, events and pools
-            raise failure_of_torch(error, "preparing a capture failed") from error
+        except RuntimeError as error:
+            raise failure_of_torch(error, what) from error
 
-    def _on_thread(
+    def _time_all(
+        self, program: Program, device: int, stream: Any
+    ) -> list[list[_native.AscendLaunchTime]]:
+        on_npu = torch.device("npu", device)
+        inputs = self._inputs or input_tensors(program, made_up_inputs(program, 0))
+        timer = _native.AscendLaunchTimer(device)
+        rounds = []
+
+        # Asking for the stream waits until all that was launched is on it.
+        def launching(launch: Launch) -> None:
+            timer.before(stream.npu_stream)
+
+        def launched(launch: Launch) -> None:
+            timer.after(stream.npu_stream)
+            if launch is program.launches[-1]:  # before the warm-up waits for it
+                rounds.append(timer.take())
+
+        with own_random_states(generators_of(program, on_npu), on_npu):
+            for _ in range(N_ROUNDS):
+                warm_up(program, on_npu, inputs, launching=launching, launched=launched)
+        return rounds
+
+    def _capture_all(
         self,
         program: Program,
         device: int,
-        ready: Any,
+        stream: Any,
         *,
         form: str | None,
         moving: list[Moving],
         improve: Improve | None,
         streamed: StreamedWeights,
     ) -> CapturedModel:
-        npu: Any = torch.npu  # type: ignore[attr-defined]
-        with _one_at_a_time, npu.device(device), torch.no_grad():
-            stream = npu.Stream(device)
-            with npu.stream(stream):
-                stream.wait_event(ready)
-                on_npu = torch.device("npu", device)
-                generators = generators_of(program, on_npu)
-                cells = CellFinder(on_npu)
+        on_npu = torch.device("npu", device)
+        generators = generators_of(program, on_npu)
+        cells = CellFinder(on_npu)
 
-                def capture(copied: Sequence[Moving]) -> CapturedModel:
-                    one = _OneCapture(
-                        program, device, stream, form, copied, cells=cells, streamed=streamed
-                    )
-                    if improve is None:
-                        one.log.why_untold = "nobody compares captures"
-                    return one.run()
+        def capture(copied: Sequence[Moving]) -> CapturedModel:
+            one = _OneCapture(program, device, stream, form, copied, cells=cells, streamed=streamed)
+            if improve is None:
+                one.log.why_untold = "nobody compares captures"
+            return one.run()
 
-                try:
-                    with own_random_states(generators, on_npu):
-                        draws = DrawLog(generators)
-                        warm_up(program, on_npu, self._inputs, launched=draws.note)
-                        cells.expect(draws)
-                        model = capture(moving)
-                        if improve is None or model.random_states:
-                            return model
-                        return improve(model, capture)
-                except BaseException:
-                    cells.pools.clear()  # once the states of generators that lie there have gone
-                    raise
+        try:
+            with own_random_states(generators, on_npu):
+                draws = DrawLog(generators)
+                warm_up(program, on_npu, self._inputs, launched=draws.note)
+                cells.expect(draws)
+                model = capture(moving)
+                if improve is None or model.random_states:
+                    return model
+                return improve(model, capture)
+        except BaseException:
+            cells.pools.clear()  # once the states of generators that lie there have gone
+            raise
 
 
 class _OneCapture:

@@ -11,7 +11,13 @@ from collections.abc import Mapping
 import torch
 
 from offload import _native
-from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
+from offload.backends.base import (
+    Capabilities,
+    LaunchReport,
+    Loaded,
+    Prepared,
+    TimedLaunches,
+)
 from offload.backends.cuda.capture import Capturer, current_device, device_of
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.graph import driver_bindings, is_known_address
@@ -37,7 +43,7 @@ from offload.backends.relocation.captures import (
 )
 from offload.backends.relocation.discover import discover
 from offload.backends.relocation.fixed_weights import WEIGHT_OWNER
-from offload.backends.relocation.proof import Placed, apart, prove, time_launches
+from offload.backends.relocation.proof import Placed, apart, prove, timed_rounds
 from offload.backends.relocation.touches import node_graph, relocations_of, with_scratch
 from offload.backends.relocation.words import CapturesDiffer, Discovery, Noise
 from offload.backends.streamed_copies import StreamedGraph, streamed_graph
@@ -256,7 +262,7 @@ class CudaBackend:
         """None yet: a weight is streamed as a whole."""
         return None
 
-    def time_launches(self, prepared: Prepared, plan: Plan) -> tuple[float, ...]:
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
         """By a twin whose launches follow one another with events between, executed three times.
 
         Raises:
@@ -270,9 +276,14 @@ class CudaBackend:
         try:
             placed = Placed(plan, twin, relocations_of(captured.discovery, plan))
             with self.proof_memory(captured.device) as memory:
-                return time_launches(program, placed, memory, twin.time_launches, _N_TIMED)
+                rounds = timed_rounds(program, placed, memory, twin.time_launches, _N_TIMED)
         finally:
             twin.close()
+        return TimedLaunches(
+            tuple(min(times) for times in zip(*rounds, strict=True)),
+            f"the least of {_N_TIMED} rounds, by events in a graph of launches one behind the "
+            "other, which count too",
+        )
 
     def free_bytes(self, program: Program) -> int:
         """Of the Program's GPU, what torch's allocator only keeps for later included."""

@@ -330,7 +330,7 @@ def _warm_up_drawing(
     generators = generators_of(program, torch.device("cuda", device))
     before = [one.get_offset() for one in generators]
     clear: Any = torch._C._cuda_clearCublasWorkspaces
-    warm_up(program, torch.device("cuda", device), inputs, clear)
+    warm_up(program, torch.device("cuda", device), inputs, free_workspaces=clear)
     drawn = [
         RandomState(one, one.get_offset() - offset)
         for one, offset in zip(generators, before, strict=True)

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import NoReturn, Protocol
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from offload.backends.relocation import fixed_weights
 from offload.backends.relocation.fixed_weights import FixedWeights
@@ -61,11 +61,15 @@ class Memory(fixed_weights.Memory, Protocol):
         """Copy from the host."""
 
 
-class ProvableResident(Protocol):
-    """What the proof needs of a resident."""
+class PatchedResident(Protocol):
+    """A resident whose slots can be moved."""
 
     def patch(self, patches: list[tuple[int, int]]) -> None:
         """Write addresses into words."""
+
+
+class ProvableResident(PatchedResident, Protocol):
+    """What the proof needs of a resident."""
 
     def overwrite(self, word: tuple[int, int, int], content: bytes) -> None:
         """Write bytes of a node (its index, part and offset in bytes) where no address lies."""
@@ -80,8 +84,12 @@ class ProvableResident(Protocol):
         """Give back what it holds."""
 
 
+R_co = TypeVar("R_co", bound=PatchedResident, covariant=True)
+T = TypeVar("T")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Generic[R_co]):
     """A resident, and where it is placed.
 
     Attributes:
@@ -95,7 +103,7 @@ class Placed:
     """
 
     plan: Plan
-    resident: ProvableResident
+    resident: R_co
     relocations: Sequence[tuple[int, int, int]]
     home: Mapping[int, int] = dataclasses.field(default_factory=dict)
     shared: Set[int] = frozenset()
@@ -121,8 +129,8 @@ def apart(program: Program, plan: Plan) -> Plan:
 
 def prove(
     program: Program,
-    loaded: Placed,
-    unshared: Placed,
+    loaded: Placed[ProvableResident],
+    unshared: Placed[ProvableResident],
     memory: Memory,
     *,
     noise: Sequence[Noise] = (),
@@ -185,24 +193,28 @@ def prove(
     weights.stand_ins.free()
 
 
-def time_launches(
+def timed_rounds(
     program: Program,
-    placed: Placed,
+    placed: Placed[PatchedResident],
     memory: Memory,
-    take: Callable[[], Sequence[float]],
+    take: Callable[[], T],
     n_rounds: int,
-) -> tuple[float, ...]:
-    """What each launch takes, on inputs and weights that are made up as for the proof.
+) -> list[T]:
+    """What executions take, on inputs and weights that are made up as for the proof.
 
     Args:
         program: what is resident.
         placed: a resident of it.
         memory: of the device.
-        take: executes the resident once and gives a time for each launch.
-        n_rounds: how often; each begins with the same content, and the least times count.
+        take: executes the resident once and gives its times.
+        n_rounds: how often; each begins with the same content.
+
+    Returns:
+        By round what `take` gave.
 
     Raises:
-        ExecutionError: the device failed, or has no memory for it.
+        OutOfMemory: the device has no memory for it.
+        ExecutionError: the device failed.
     """
     inputs = made_up_inputs(program, 0)
     fixed = FixedWeights(program, memory, ())
@@ -218,7 +230,7 @@ def time_launches(
     bases.free()
     weights.fixed.free()
     weights.stand_ins.free()
-    return tuple(min(times) for times in zip(*rounds, strict=True))
+    return rounds
 
 
 def _compare(expected: dict[str, bytes], found: dict[str, bytes], message: str) -> None:
@@ -232,7 +244,9 @@ def _compare(expected: dict[str, bytes], found: dict[str, bytes], message: str) 
             )
 
 
-def _set_noise(placed: Placed, noise: Sequence[Noise], changed: Sequence[Noise]) -> None:
+def _set_noise(
+    placed: Placed[ProvableResident], noise: Sequence[Noise], changed: Sequence[Noise]
+) -> None:
     """Give some of the noise the values of the other capture, and the rest its own."""
     contents = {(one.node, one.part, one.offset_bytes): one.first for one in noise}
     contents |= {(one.node, one.part, one.offset_bytes): one.again for one in changed}
@@ -299,7 +313,7 @@ class _Bases:
     def __init__(
         self,
         program: Program,
-        placed: Placed,
+        placed: Placed[Any],
         memory: Memory,
         inputs: Sequence[bytes],
         weights: _Weights,
@@ -391,12 +405,12 @@ class _Bases:
     def _value(self, leaf: int) -> int:
         return self._program.inputs[leaf].value
 
-    def patch(self, placed: Placed) -> None:
+    def patch(self, placed: Placed[PatchedResident]) -> None:
         placed.resident.patch(
             [(word, self._bases[slot] + offset) for word, slot, offset in placed.relocations]
         )
 
-    def execute(self, placed: Placed) -> None:
+    def execute(self, placed: Placed[ProvableResident]) -> None:
         self.patch(placed)
         with self._weights.restored():
             placed.resident.execute()
