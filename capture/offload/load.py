@@ -187,6 +187,7 @@ class _StreamedLoad:
         self._verify = verify
         self._progress = progress
         self._link = backend.link(prepared.program)
+        self._granule_bytes = backend.granule_bytes(prepared.program)
         self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
         self._estimated = ""
         self._timing = ""
@@ -201,6 +202,9 @@ class _StreamedLoad:
 
     @functools.cached_property
     def _mapped_link(self) -> Link | None:
+        """None: weights lie in one piece."""
+        if self._granule_bytes is None:
+            return None
         return self._backend.mapped_link(self._prepared.program)
 
     @property
@@ -322,12 +326,13 @@ class _StreamedLoad:
         return dataclasses.replace(demand, weights=weights)
 
     def _streaming(self, budget_bytes: int) -> Streaming:
+        alignment_bytes = self._backend.alignment_bytes
         streaming = passes.stream_weights(
             self._demand(),
             self._link,
             budget_bytes,
-            granule_bytes=self._backend.granule_bytes,
-            alignment_bytes=self._backend.alignment_bytes,
+            granule_bytes=self._granule_bytes or alignment_bytes,
+            alignment_bytes=alignment_bytes,
             mapped_link=self._mapped_link if budget_bytes < self.all_bytes else None,
         )
         return dataclasses.replace(streaming, estimated=self._estimated, timing=self._timing)

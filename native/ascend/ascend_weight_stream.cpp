@@ -6,11 +6,25 @@
 #include "offload/errors.hpp"
 
 namespace offload::acl {
+namespace {
+
+// Where each weight begins in one piece of memory; 0: it has no bytes.
+std::vector<std::uint64_t> addresses_in(const StreamPlan& plan, std::uint64_t memory) {
+  std::vector<std::uint64_t> found;
+  for (const WeightPlacement& weight : plan.weights) {
+    const bool is_empty = memory == 0 || weight.pieces.empty();
+    found.push_back(is_empty ? 0 : memory + weight.pieces.front().memory_offset_bytes);
+  }
+  return found;
+}
+
+}  // namespace
 
 AscendWeightStream::AscendWeightStream(int device, StreamPlan plan,
                                        std::vector<std::shared_ptr<WeightSource>> sources,
                                        std::uint64_t memory, std::function<void()> release)
-    : DeviceWeightStream(std::move(plan), std::move(sources), "an Ascend device"),
+    : DeviceWeightStream((require_whole_weights(plan, "an Ascend device"), std::move(plan)),
+                         std::move(sources)),
       runtime_(Runtime::get()),
       device_(runtime_, device),
       release_(std::move(release)) {
@@ -18,7 +32,7 @@ AscendWeightStream::AscendWeightStream(int device, StreamPlan plan,
   const RelaxedCapture relaxed(runtime_);
   try {
     if (!this->plan().transfers.empty()) make_order();
-    set_memory(memory, make_host_memory(store_bytes()));
+    set_memory(addresses_in(this->plan(), memory), make_host_memory(store_bytes()));
   } catch (...) {
     release_store();  // while the context is current
     release_order();

@@ -18,7 +18,8 @@ namespace offload::acl {
 // The lane is one stream besides those of the model.
 //
 // Owner, thread, errors: as DeviceWeightStream. The constructor throws BackendUnavailable without
-// the device, ExecutionError without host memory or streams; nothing is left behind then.
+// the device, PlanError for weights in several pieces, ExecutionError without host memory or
+// streams; nothing is left behind then.
 class AscendWeightStream final : public DeviceWeightStream {
  public:
   // `memory`: of the plan's bytes, on the device. `release` gives it back, by the thread that

@@ -38,6 +38,12 @@ py::object tensor_of(const std::shared_ptr<CudaWeightStream>& stream, std::size_
                          .make_tensor());
 }
 
+std::size_t granularity_bytes(int device) {
+  const cuda::Driver& driver = cuda::Driver::get();
+  const cuda::PrimaryContext context(driver, device);
+  return cuda::granularity_bytes(driver, context.device());
+}
+
 }  // namespace
 
 void register_cuda_weights(py::module_& module) {
@@ -47,6 +53,9 @@ void register_cuda_weights(py::module_& module) {
            py::arg("granule_bytes"), py::arg("weights"), py::arg("transfers"),
            py::arg("n_launches"))
       .def("tensor", &tensor_of, py::arg("index"), py::arg("device"));
+  module.def("cuda_granularity_bytes", &granularity_bytes, py::arg("device"),
+             py::call_guard<py::gil_scoped_release>(),
+             "The unit in which memory of the device is mapped.");
   module.def("cuda_link_samples", &cuda::sample_link, py::arg("device"),
              py::call_guard<py::gil_scoped_release>(),
              "Times in ns of copies from pinned memory of the host, by their bytes.");

@@ -1,6 +1,5 @@
 #include "cuda/cuda_weight_stream.hpp"
 
-#include <new>
 #include <utility>
 
 #include "cuda/cuda_streams.hpp"
@@ -9,14 +8,15 @@ namespace offload::cuda {
 
 CudaWeightStream::CudaWeightStream(int device, StreamPlan plan,
                                    std::vector<std::shared_ptr<WeightSource>> sources)
-    : DeviceWeightStream(std::move(plan), std::move(sources), "a CUDA device"),
+    : DeviceWeightStream(std::move(plan), std::move(sources)),
       driver_(Driver::get()),
       context_(driver_, device) {
   const ContextScope scope(driver_, context_);
   const RelaxedCapture relaxed(driver_);
   try {
-    make_memory();
-    set_memory(addresses_ ? addresses_->address() : 0, make_host_memory(store_bytes()));
+    memory_ = std::make_unique<CudaWeightMemory>(driver_, context_.device(), this->plan());
+    make_order();
+    set_memory(memory_->addresses(), make_host_memory(store_bytes()));
   } catch (...) {
     release_store();  // while the context is current
     release_order();
@@ -32,15 +32,7 @@ CudaWeightStream::~CudaWeightStream() {
   release_memory();
 }
 
-void CudaWeightStream::make_memory() {
-  if (plan().memory_bytes > 0) {
-    const std::size_t n_bytes =
-        round_up(plan().memory_bytes, granularity_bytes(driver_, context_.device()));
-    memory_.emplace(driver_, context_.device(), n_bytes);
-    addresses_.emplace(driver_, n_bytes);
-    addresses_->map(addresses_->address(), *memory_);
-    addresses_->allow_access(addresses_->address(), n_bytes, context_.device());
-  }
+void CudaWeightStream::make_order() {
   if (plan().transfers.empty()) return;
   lane_.emplace(driver_);
   begin_.emplace(driver_);
@@ -100,14 +92,12 @@ void CudaWeightStream::release_order() noexcept {
 }
 
 void CudaWeightStream::release_memory() noexcept {
-  if (!addresses_) return;
+  if (!memory_) return;
   const Result result = driver_.context_synchronize();
   if (result != kSuccess && !CudaStreams::is_fault(result)) {
-    // Nobody could wait: the memory stays for the rest of the process.
-    static_cast<void>(new (std::nothrow) AddressRange(std::move(*addresses_)));
-    static_cast<void>(new (std::nothrow) PhysicalMemory(std::move(*memory_)));
+    static_cast<void>(
+        memory_.release());  // nobody could wait: it stays for the rest of the process
   }
-  addresses_.reset();
   memory_.reset();
 }
 

@@ -5,19 +5,19 @@
 #include <optional>
 #include <vector>
 
-#include "cuda/memory.hpp"
+#include "cuda/cuda_weight_memory.hpp"
 #include "streaming/device_weight_stream.hpp"
 
 namespace offload::cuda {
 
-// The weight memory is one piece of mapped memory, the store is registered with the driver, and the
-// executable is a graph that records `ready` when its outputs are ready.
+// The weight memory is mapped, the store is registered with the driver, and the executable is a
+// graph that records `ready` when its outputs are ready.
 //
 // Where the driver refuses to wait for the context, the weight memory is left to the process.
 //
 // Owner, thread, errors: as DeviceWeightStream. The constructor throws BackendUnavailable without
-// the device, OutOfMemory without its memory, ExecutionError without the host's; nothing is left
-// behind then.
+// the device, PlanError for pieces that it cannot map, OutOfMemory without its memory,
+// ExecutionError without the host's; nothing is left behind then.
 class CudaWeightStream final : public DeviceWeightStream {
  public:
   CudaWeightStream(int device, StreamPlan plan, std::vector<std::shared_ptr<WeightSource>> sources);
@@ -42,12 +42,11 @@ class CudaWeightStream final : public DeviceWeightStream {
   StreamAddress lane_address() const override { return lane_->handle(); }
   void release_order() noexcept override;
   void release_memory() noexcept override;
-  void make_memory();
+  void make_order();
 
   const Driver& driver_;
   PrimaryContext context_;
-  std::optional<PhysicalMemory> memory_;
-  std::optional<AddressRange> addresses_;
+  std::unique_ptr<CudaWeightMemory> memory_;
   std::optional<OwnStream> lane_;
   std::optional<OrderEvent> begin_;
   std::optional<OrderEvent> ready_;

@@ -13,52 +13,40 @@ namespace {
 // Weights are read in pieces of it.
 constexpr std::size_t kStagingBytes = std::size_t{8} << 20;
 
-void require_whole_weights(const StreamPlan& plan, const char* device_name) {
-  for (const WeightPlacement& weight : plan.weights) {
-    if (weight.pieces.size() <= 1) continue;
-    throw PlanError(weight.name + ": on " + device_name + " a weight lies in one piece, got " +
-                    std::to_string(weight.pieces.size()));
-  }
+const WeightPiece& piece_of(const StreamPlan& plan, const WeightTransfer& transfer) {
+  return plan.weights[transfer.weight].pieces[transfer.piece];
 }
 
 }  // namespace
 
 DeviceWeightStream::DeviceWeightStream(StreamPlan plan,
-                                       std::vector<std::shared_ptr<WeightSource>> sources,
-                                       const char* device_name)
-    : plan_((check_plan(plan), require_whole_weights(plan, device_name), std::move(plan))),
-      content_(plan_, std::move(sources)) {}
+                                       std::vector<std::shared_ptr<WeightSource>> sources)
+    : plan_((check_plan(plan), std::move(plan))), content_(plan_, std::move(sources)) {}
 
 std::size_t DeviceWeightStream::store_bytes() const {
   std::size_t n_bytes = 0;
   for (const WeightTransfer& transfer : plan_.transfers) {
-    n_bytes += whole_pages(plan_.weights[transfer.weight].size_bytes);
+    n_bytes += whole_pages(piece_of(plan_, transfer).size_bytes);
   }
   return n_bytes;
 }
 
-void DeviceWeightStream::set_memory(std::uint64_t memory_address,
+void DeviceWeightStream::set_memory(std::vector<std::uint64_t> addresses,
                                     std::unique_ptr<HostMemory> store) {
-  memory_ = memory_address;
+  addresses_ = std::move(addresses);
   store_ = std::move(store);
-  stored_.assign(plan_.weights.size(), nullptr);
+  for (const WeightPlacement& weight : plan_.weights) stored_.emplace_back(weight.pieces.size());
   first_transfers_.resize(plan_.n_launches);
   std::byte* at = store_->data();
   for (std::size_t index = 0; index < plan_.transfers.size(); ++index) {
     const WeightTransfer& transfer = plan_.transfers[index];
-    const std::size_t n_bytes = plan_.weights[transfer.weight].size_bytes;
-    stored_[transfer.weight] = at;
-    copies_.push_back({at, address(transfer.weight), n_bytes});
-    at += whole_pages(n_bytes);
+    const WeightPiece& piece = piece_of(plan_, transfer);
+    stored_[transfer.weight][transfer.piece] = at;
+    copies_.push_back({at, address(transfer.weight) + piece.offset_bytes, piece.size_bytes});
+    at += whole_pages(piece.size_bytes);
     first_transfers_[transfer.first_launch].push_back(index);
-    pass_transfer_bytes_ += n_bytes;
+    pass_transfer_bytes_ += piece.size_bytes;
   }
-}
-
-std::uint64_t DeviceWeightStream::address(std::size_t weight) const {
-  const WeightPlacement& placement = plan_.weights[weight];
-  if (memory_ == 0 || placement.pieces.empty()) return 0;
-  return memory_ + placement.pieces.front().memory_offset_bytes;
 }
 
 void DeviceWeightStream::attach(std::size_t n_launches, std::vector<std::size_t> for_next_pass) {
@@ -115,18 +103,22 @@ void DeviceWeightStream::read(const std::function<void(std::uint64_t)>& progress
     if (!renewal.stale()[weight] || content_.source(weight) == nullptr) continue;
     read_weight(weight, staging.get(), buffer, done);
     const bool is_copy = content_.source(weight)->mode() == ReadMode::kMemory;
-    if (is_copy && stored_[weight] != nullptr) renewal.let_go_of_memory(weight);
+    const bool is_streamed = std::any_of(stored_[weight].begin(), stored_[weight].end(),
+                                         [](const std::byte* at) { return at != nullptr; });
+    if (is_copy && is_streamed) renewal.let_go_of_memory(weight);
   }
   renewal.commit();
   ++generation_;
 }
 
-// Resident weights go to the device by way of it.
+// What is resident goes to the device by way of it.
 std::size_t DeviceWeightStream::staging_bytes(const std::vector<bool>& stale) const {
   std::size_t most_bytes = 0;
   for (std::size_t weight = 0; weight < stale.size(); ++weight) {
-    if (!stale[weight] || stored_[weight] != nullptr) continue;
-    most_bytes = std::max(most_bytes, plan_.weights[weight].size_bytes);
+    if (!stale[weight]) continue;
+    for (const WeightPiece& piece : plan_.weights[weight].pieces) {
+      if (!piece.streamed) most_bytes = std::max(most_bytes, piece.size_bytes);
+    }
   }
   return std::min(most_bytes, kStagingBytes);
 }
@@ -134,18 +126,28 @@ std::size_t DeviceWeightStream::staging_bytes(const std::vector<bool>& stale) co
 void DeviceWeightStream::read_weight(std::size_t weight, const HostMemory* staging,
                                      ReadBuffer& buffer,
                                      const std::function<void(std::size_t)>& done) {
-  const std::size_t size_bytes = plan_.weights[weight].size_bytes;
-  std::byte* const stored = stored_[weight];
+  const WeightPlacement& placement = plan_.weights[weight];
   try {
-    for (std::size_t at = 0; at < size_bytes; at += kStagingBytes) {
-      const std::size_t n_bytes = std::min(kStagingBytes, size_bytes - at);
-      std::byte* const to = stored != nullptr ? stored + at : staging->data();
-      content_.source(weight)->read(at, to, n_bytes, buffer);
-      if (stored == nullptr) copy_now(address(weight) + at, to, n_bytes);
-      done(n_bytes);
+    for (std::size_t piece = 0; piece < placement.pieces.size(); ++piece) {
+      read_piece(weight, piece, staging, buffer, done);
     }
   } catch (const FileError& error) {
-    throw FileError(plan_.weights[weight].name + ": " + error.what());
+    throw FileError(placement.name + ": " + error.what());
+  }
+}
+
+void DeviceWeightStream::read_piece(std::size_t weight, std::size_t piece,
+                                    const HostMemory* staging, ReadBuffer& buffer,
+                                    const std::function<void(std::size_t)>& done) {
+  const WeightPiece& place = plan_.weights[weight].pieces[piece];
+  std::byte* const stored = stored_[weight][piece];
+  for (std::size_t at = 0; at < place.size_bytes; at += kStagingBytes) {
+    const std::size_t offset_bytes = place.offset_bytes + at;
+    const std::size_t n_bytes = std::min(kStagingBytes, place.size_bytes - at);
+    std::byte* const to = stored != nullptr ? stored + at : staging->data();
+    content_.source(weight)->read(offset_bytes, to, n_bytes, buffer);
+    if (stored == nullptr) copy_now(address(weight) + offset_bytes, to, n_bytes);
+    done(n_bytes);
   }
 }
 

@@ -36,14 +36,19 @@ struct WeightCopy {
 // waits for an event in the executable, not for its end. The first pass, one after a failure and
 // one after weights were replaced begin with a prologue that makes those transfers by themselves.
 //
-// The host store holds streamed weights only, once, page by page; resident ones are read by way of
-// a small buffer. What memory replaced a streamed weight is let go once it was read.
+// The host store holds what is streamed, once, page by page; what is resident is read by way of a
+// small buffer. What memory replaced a weight of which some is streamed is let go once it was read.
+//
+// Each byte is written through the address by which launches read it: that of its weight. So bytes
+// that two weights show at addresses of their own are never used through both without an edge
+// between, as the plan's order and that of the executable's copies have one for all that is
+// overwritten.
 //
 // Owner: one resident (attach), and every tensor on the weight memory, which goes last. Thread:
 // refresh, replace, mode, close, give_back and the counters from any; the rest as the resident is
 // called. Nothing needs the GIL. Errors: the constructor throws PlanError for a plan that
-// check_plan refuses or with weights in several pieces, and BindingError for sources that do not
-// fit. Whoever derives makes memory and store, calls set_memory, and calls close in its destructor.
+// check_plan refuses, and BindingError for sources that do not fit. Whoever derives makes memory
+// and store, calls set_memory, and calls close in its destructor.
 class DeviceWeightStream {
  public:
   virtual ~DeviceWeightStream() = default;
@@ -53,7 +58,7 @@ class DeviceWeightStream {
   const StreamPlan& plan() const { return plan_; }
 
   // Where a weight lies on the device. What streamed ones hold is defined for their launches alone.
-  std::uint64_t address(std::size_t weight) const;
+  std::uint64_t address(std::size_t weight) const { return addresses_[weight]; }
 
   // Reads all weights. `progress`, which may be empty, gets the bytes read so far; what it throws
   // ends the load. Throws FileError naming the weight; ExecutionError after close, beside another
@@ -126,16 +131,14 @@ class DeviceWeightStream {
   std::uint64_t generation() const noexcept { return generation_; }
 
  protected:
-  // `device_name`: for messages.
-  DeviceWeightStream(StreamPlan plan, std::vector<std::shared_ptr<WeightSource>> sources,
-                     const char* device_name);
+  DeviceWeightStream(StreamPlan plan, std::vector<std::shared_ptr<WeightSource>> sources);
 
-  // The bytes that the host store needs: each streamed weight begins on a page, so that direct
-  // reads need no buffer where the file's offset allows.
+  // The bytes that the host store needs: each streamed piece begins on a page, so that direct reads
+  // need no buffer where the file's offset allows.
   std::size_t store_bytes() const;
 
-  // Where the weight memory begins, and the store.
-  void set_memory(std::uint64_t address, std::unique_ptr<HostMemory> store);
+  // Where each weight begins, and the store. 0: the weight has no bytes.
+  void set_memory(std::vector<std::uint64_t> addresses, std::unique_ptr<HostMemory> store);
 
   // Gives the store back. With the device's context; nothing may run.
   void release_store() noexcept { store_.reset(); }
@@ -162,15 +165,17 @@ class DeviceWeightStream {
   void read(const std::function<void(std::uint64_t)>& progress);
   void read_weight(std::size_t weight, const HostMemory* staging, ReadBuffer& buffer,
                    const std::function<void(std::size_t)>& done);
+  void read_piece(std::size_t weight, std::size_t piece, const HostMemory* staging,
+                  ReadBuffer& buffer, const std::function<void(std::size_t)>& done);
   std::size_t staging_bytes(const std::vector<bool>& stale) const;
   void enqueue(std::size_t transfer, StreamAddress stream);
 
   const StreamPlan plan_;
   WeightContent content_;
-  std::uint64_t memory_ = 0;
+  std::vector<std::uint64_t> addresses_;  // by weight
   std::unique_ptr<HostMemory> store_;
   std::vector<WeightCopy> copies_;                         // by transfer
-  std::vector<std::byte*> stored_;                         // by weight; null: resident
+  std::vector<std::vector<std::byte*>> stored_;            // by weight and piece; null: resident
   std::vector<std::vector<std::size_t>> first_transfers_;  // by launch, that it is first to read
   std::vector<std::size_t> prologue_;
   std::uint64_t pass_transfer_bytes_ = 0;  // that each pass copies

@@ -113,6 +113,14 @@ void check_transfer(const StreamPlan& plan, std::size_t index) {
 
 }  // namespace
 
+void require_whole_weights(const StreamPlan& plan, const char* device_name) {
+  for (const WeightPlacement& weight : plan.weights) {
+    if (weight.pieces.size() <= 1) continue;
+    throw PlanError(weight.name + ": on " + device_name + " a weight lies in one piece, got " +
+                    std::to_string(weight.pieces.size()));
+  }
+}
+
 void check_weight(const StreamPlan& plan, std::size_t weight) {
   if (weight < plan.weights.size()) return;
   throw BindingError("expected one of " + std::to_string(plan.weights.size()) +

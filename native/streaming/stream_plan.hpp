@@ -59,6 +59,9 @@ struct RowTable {
 // an index that does not exist; a transfer that waits for a launch which waits for it.
 void check_plan(const StreamPlan& plan);
 
+// For a device that maps no pieces side by side. Throws PlanError for a weight in several.
+void require_whole_weights(const StreamPlan& plan, const char* device_name);
+
 // Throws BindingError for a weight that the plan does not have.
 void check_weight(const StreamPlan& plan, std::size_t weight);
 

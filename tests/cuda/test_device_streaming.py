@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from budgets import Headed, floor_of
 from stored import Wide, save_weights, without_memory
 
 import offload
@@ -59,3 +60,27 @@ def test_replaced_weights_are_used_from_the_next_execution_on(captured):
         run.streaming.replace(new)
         assert torch.equal(run(given).cpu(), expected)
         assert torch.equal(run(given).cpu(), expected)
+
+
+def test_a_tail_lies_in_memory_that_other_weights_use_too(tmp_path):
+    """At the floor, which the head sets: its begin stays, its tail and the layers take turns."""
+
+    def build() -> torch.nn.Module:
+        return Headed(WIDTH, 6, 16 * WIDTH)
+
+    save_weights(build().eval(), tmp_path)
+    inputs = [torch.randn(ROWS, WIDTH, device="cuda") for _ in range(20)]
+    captured = offload.capture(without_memory(build), inputs[0], weights=tmp_path)
+    with captured.load() as run:
+        expected = [run(given).cpu() for given in inputs]
+    with captured.load(weights_budget=floor_of(captured)) as run:
+        plan = run.streaming.plan
+        tails = [piece for piece in plan.pieces if piece.streamed and piece.offset_bytes]
+        assert tails
+        assert all(piece.offset_bytes % plan.granule_bytes == 0 for piece in tails)
+        for given, wanted in zip(inputs, expected, strict=True):
+            assert torch.equal(run(given).cpu(), wanted)
+        outputs = [run(given) for given in inputs]  # nobody waits between them
+        for out, wanted in zip(outputs, expected, strict=True):
+            assert torch.equal(out.cpu(), wanted)
+        assert run.last_execution.bytes_streamed == plan.transfer_bytes

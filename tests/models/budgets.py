@@ -41,6 +41,21 @@ class Deep(nn.Module):
         return self.twice(x) + self.calls
 
 
+class Headed(nn.Module):
+    """Layers of one width, without biases, before one large weight, which sets the floor."""
+
+    def __init__(self, width: int = 128, n_layers: int = 6, n_outputs: int = 1024) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(n_layers))
+        self.head = nn.Linear(width, n_outputs, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        out: torch.Tensor = self.head(x)
+        return out
+
+
 def weight_bytes(program: offload.Program) -> int:
     return sum(value.size_bytes for value in program.values if value.role == "weight")
 

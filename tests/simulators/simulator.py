@@ -53,6 +53,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_hide": (None, [_text]),
     "sim_set_strict_kinds": (None, [_int]),
     "sim_set_node_order": (None, [_int, ctypes.c_uint64]),
+    "sim_set_granularity": (_int, [_bytes]),
     "sim_set_driver_version": (None, [_int]),
     "sim_physical_bytes": (_bytes, []),
 }
@@ -203,6 +204,14 @@ class Simulator(DeviceControls):
         NEWEST_FIRST (at the beginning), OLDEST_FIRST, or RANDOM, otherwise at each launch.
         """
         self.library.sim_set_node_order(order, seed)
+
+    def set_granularity(self, n_bytes: int) -> None:
+        """The unit in which memory is made and mapped, until the next reset; 2 MiB without it.
+
+        ValueError unless it is a power of two, and a page or more.
+        """
+        if self.library.sim_set_granularity(n_bytes) != 0:
+            raise ValueError(f"expected a power of two of 4096 or more, got {n_bytes}")
 
     def set_driver_version(self, version: int) -> None:
         """What the driver says of itself; newer functions are not found."""

@@ -89,7 +89,7 @@ def case(deep, npu, budget) -> Case:
         passes.weight_demand(program, [1000.0] * len(program.launches)),
         npu.backend.link(program),
         budget,
-        granule_bytes=npu.backend.granule_bytes,
+        granule_bytes=npu.backend.alignment_bytes,
         alignment_bytes=npu.backend.alignment_bytes,
         mapped_link=None,
     )

@@ -32,18 +32,23 @@ class Case:
         check_copies(**arguments)
 
 
-@pytest.fixture
-def case(deep, backend) -> Case:
+@pytest.fixture(params=["whole weights", "tails"])
+def case(request, deep, backend, simulator) -> Case:
+    has_tails = request.param == "tails"
+    if has_tails:  # of the model's weights none has two granules of 2 MiB
+        simulator.set_granularity(16 * 1024)
     prepared = backend.prepare(deep.program)
     launches = prepared.state.capture.launches
     streaming = passes.stream_weights(
         passes.weight_demand(prepared.program, [1000.0] * len(prepared.program.launches)),
         backend.link(prepared.program),
-        floor_on(deep, backend) + 60 * 1024,
-        granule_bytes=backend.granule_bytes,
+        floor_on(deep, backend) + (200 if has_tails else 60) * 1024,
+        granule_bytes=backend.granule_bytes(prepared.program),
         alignment_bytes=backend.alignment_bytes,
-        mapped_link=None,
+        mapped_link=backend.link(prepared.program),
     )
+    tails = [piece for piece in streaming.pieces if piece.streamed and piece.offset_bytes]
+    assert bool(tails) == has_tails
     streamed = streamed_graph(prepared.program, prepared.graph, launches, streaming)
     return Case(prepared.program, prepared.graph, streaming, streamed)
 

@@ -131,6 +131,46 @@ def test_a_chunk_lives_until_its_last_mapping(client, simulator):
     assert simulator.live("reservation") == 0
 
 
+def test_a_chunk_shows_at_several_addresses(client, simulator):
+    chunk = client.create_chunk()
+    one, other = client.reserve_mapped(chunk), client.reserve_mapped(chunk)
+    client.upload(one, b"of one")
+    assert client.download(other, 6) == b"of one"
+    assert simulator.physical_bytes == client.GRANULARITY_BYTES
+    assert (simulator.live("mapping"), simulator.live("memory handle")) == (2, 1)
+    client.call("cuMemUnmap", one, client.GRANULARITY_BYTES)
+    assert client.download(other, 6) == b"of one"
+
+
+def test_memory_is_made_and_mapped_by_the_granularity(client, simulator):
+    simulator.set_granularity(16384)
+    minimum = client.driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    assert client.call("cuMemGetAllocationGranularity", client.properties(), minimum) == 16384
+    chunk = client.create_chunk(16384)
+    base = int(client.call("cuMemAddressReserve", 3 * 16384, 0, 0, 0))
+    assert client.code("cuMemMap", base + 4096, 16384, 0, chunk, 0) == client.INVALID_VALUE
+    client.map_at(base + 16384, chunk, 16384)
+    assert client.code("cuMemCreate", 4096, client.properties(), 0) == client.INVALID_VALUE
+    for n_bytes in (2048, 3 * 4096):
+        with pytest.raises(ValueError, match="power of two"):
+            simulator.set_granularity(n_bytes)
+
+
+def test_access_is_given_to_devices_that_there_are(client):
+    address = client.reserve_mapped(client.create_chunk())
+    access = client.driver.CUmemAccessDesc()
+    access.location.type = client.driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.flags = client.driver.CUmemAccess_flags(3)
+    access.location.id = 1
+    arguments = (address, client.GRANULARITY_BYTES, [access], 1)
+    assert client.code("cuMemSetAccess", *arguments) == 101  # CUDA_ERROR_INVALID_DEVICE
+    access.location.id = 0
+    access.location.type = client.driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_INVALID
+    arguments = (address, client.GRANULARITY_BYTES, [access], 1)
+    assert client.code("cuMemSetAccess", *arguments) == client.INVALID_VALUE
+    client.upload(address, b"as before")
+
+
 def test_what_is_reserved_faults_until_mapped_and_allowed(client):
     size_bytes = 3 * client.GRANULARITY_BYTES
     base = int(client.call("cuMemAddressReserve", size_bytes, 0, 0, 0))

@@ -273,13 +273,11 @@ class StreamingBackend(Backend, Protocol):
 
     Attributes:
         alignment_bytes: of a weight in one piece.
-        granule_bytes: of the pieces of weights in several, mapped side by side.
         memory_bytes_per_ns: at which launches that nobody has timed are taken to read and write: an
             assumption of the order of the device's memory, never a measurement.
     """
 
     alignment_bytes: int
-    granule_bytes: int
     memory_bytes_per_ns: float
 
     def link(self, program: Program) -> Link:
@@ -291,10 +289,20 @@ class StreamingBackend(Backend, Protocol):
             OutOfMemory: there is no memory for the sample.
         """
 
-    def mapped_link(self, program: Program) -> Link | None:
+    def granule_bytes(self, program: Program) -> int | None:
+        """The unit in which pieces of a weight can be mapped side by side, so that a part may stay.
+
+        None: a weight lies in one piece.
+
+        Raises:
+            BackendUnavailable: the Program's device is missing.
+            ExecutionError: it does not say.
+        """
+
+    def mapped_link(self, program: Program) -> Link:
         """As `link`, into memory in which pieces of a weight are mapped side by side.
 
-        None where they cannot be, so that no part of a weight stays while the rest is streamed.
+        Asked for only where there is a granule.
         """
 
     def free_bytes(self, program: Program) -> int:

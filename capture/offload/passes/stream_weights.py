@@ -168,8 +168,7 @@ def _search(
         floor_period_ns=serial.period_ns,
         alignment_bytes=options.alignment_bytes,
         granule_bytes=options.granule_bytes,
-        # At the floor all that may be streamed is, so there are no tails.
-        tails=tails and budget_bytes > serial.required_bytes,
+        tails=tails,
     )
     if found is None:
         sizes_bytes = [demand.weights[index].size_bytes for index in serial.order]

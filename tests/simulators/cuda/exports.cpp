@@ -145,6 +145,18 @@ SIMULATOR_EXPORT void sim_set_memory_limit(std::size_t n_bytes) {
   driver().device.memory.set_limit(n_bytes);
 }
 
+// The unit in which memory is made and mapped: 2 MiB at the beginning. -1, and nothing done, unless
+// it is a power of two, and a page or more.
+SIMULATOR_EXPORT int sim_set_granularity(std::size_t n_bytes) {
+  const std::lock_guard lock(driver().device.mutex);
+  try {
+    driver().device.memory.set_granularity(n_bytes);
+  } catch (const simulator::DeviceError&) {
+    return -1;
+  }
+  return 0;
+}
+
 // What becomes of plain memory that is freed: 0 it stays readable, poisoned; 1 it faults; 2 its
 // address goes to the next allocation of as many pages.
 SIMULATOR_EXPORT void sim_set_free_policy(int policy) {
@@ -209,7 +221,7 @@ SIMULATOR_EXPORT std::size_t sim_host_bytes() {
 }
 
 // How many there are of "stream", "event", "graph", "executable", "module", "kernel",
-// "reservation" or "mapping"; -1 for another word.
+// "reservation", "mapping" or "memory handle"; -1 for another word.
 SIMULATOR_EXPORT std::int64_t sim_live_objects(const char* kind) {
   const std::lock_guard lock(driver().device.mutex);
   const simulator::Device& device = driver().device;
@@ -222,6 +234,7 @@ SIMULATOR_EXPORT std::int64_t sim_live_objects(const char* kind) {
   if (is("kernel")) return static_cast<std::int64_t>(device.kernels.size());
   if (is("reservation")) return static_cast<std::int64_t>(device.memory.n_reservations());
   if (is("mapping")) return static_cast<std::int64_t>(device.memory.n_mappings());
+  if (is("memory handle")) return static_cast<std::int64_t>(device.memory.n_chunks());
   return -1;
 }
 

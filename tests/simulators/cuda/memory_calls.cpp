@@ -127,23 +127,29 @@ Result memory_unmap(DevicePointer address, std::size_t n_bytes) {
 
 Result memory_set_access(DevicePointer address, std::size_t n_bytes,
                          const AccessDescription* descriptions, std::size_t count) {
-  constexpr int kNone = 0, kRead = 1, kReadAndWrite = 3;
-  return call("cuMemSetAccess", Needs::kDriver, [&](simulator::Device& device) {
+  constexpr int kNone = 0, kRead = 1, kReadAndWrite = 3, kOnDevice = 1;
+  bool is_device = true;
+  const Result result = call("cuMemSetAccess", Needs::kDriver, [&](simulator::Device& device) {
     require_given(descriptions);
     for (std::size_t index = 0; index < count; ++index) {
       const int flags = descriptions[index].flags;
+      const auto& location = descriptions[index].location;
       simulator::require(flags == kNone || flags == kRead || flags == kReadAndWrite,
                          Status::kInvalidValue);
+      simulator::require(location.type == kOnDevice, Status::kInvalidValue);
+      is_device = location.id >= 0 && location.id < driver().n_devices;
+      if (!is_device) return;
       device.memory.set_access(address, n_bytes, flags != kNone, flags == kReadAndWrite);
     }
   });
+  return is_device ? result : kInvalidDevice;
 }
 
 Result memory_get_granularity(std::size_t* n_bytes, const AllocationProperties* properties, int) {
-  return call("cuMemGetAllocationGranularity", Needs::kDriver, [&](auto&) {
+  return call("cuMemGetAllocationGranularity", Needs::kDriver, [&](simulator::Device& device) {
     require_given(n_bytes);
     require_valid(properties);
-    *n_bytes = simulator::kGranularityBytes;
+    *n_bytes = device.memory.granularity_bytes();
   });
 }
 

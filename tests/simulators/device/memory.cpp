@@ -32,8 +32,6 @@ void make_unreadable(std::uint64_t address, std::size_t n_bytes) {
   mprotect(pointer(address), n_bytes, PROT_NONE);
 }
 
-bool is_whole(std::size_t n_bytes) { return n_bytes != 0 && n_bytes % kGranularityBytes == 0; }
-
 }  // namespace
 
 Chunk::Chunk(std::size_t size_bytes) : n_bytes(size_bytes) {
@@ -155,11 +153,16 @@ void Memory::unregister_host(std::uint64_t address) {
   host_bytes_ -= remove(address, MemoryKind::kHost);
 }
 
+void Memory::set_granularity(std::size_t n_bytes) {
+  require(n_bytes >= kPageBytes && (n_bytes & (n_bytes - 1)) == 0, Status::kInvalidValue);
+  granularity_bytes_ = n_bytes;
+}
+
 std::uint64_t Memory::reserve(std::size_t n_bytes, std::size_t alignment_bytes,
                               std::uint64_t wanted) {
   require(is_whole(n_bytes), Status::kInvalidValue);
   require((alignment_bytes & (alignment_bytes - 1)) == 0, Status::kInvalidValue);
-  const std::size_t unit_bytes = std::max(alignment_bytes, kGranularityBytes);
+  const std::size_t unit_bytes = std::max(alignment_bytes, granularity_bytes_);
   const std::size_t whole_bytes = n_bytes + unit_bytes;
   const std::uint64_t begin = map_nothing(whole_bytes, wanted);
   // A hint that was followed begins there; otherwise the first aligned address.
@@ -215,7 +218,7 @@ void Memory::map(std::uint64_t address, std::size_t n_bytes, std::size_t offset_
   auto reservation = reservations_.upper_bound(address);
   require(reservation != reservations_.begin(), Status::kInvalidValue);
   --reservation;
-  require(address % kGranularityBytes == 0 &&
+  require(address % granularity_bytes_ == 0 &&
               address + n_bytes <= reservation->first + reservation->second,
           Status::kInvalidValue);
   const auto next = allocations_.lower_bound(address);
@@ -309,6 +312,7 @@ void Memory::reset() {
   all_chunks_.clear();
   policy_ = FreePolicy::kKeep;
   limit_bytes_ = kDefaultLimitBytes;
+  granularity_bytes_ = kGranularityBytes;
   live_bytes_ = host_bytes_ = kept_bytes_ = 0;
 }
 

@@ -110,8 +110,12 @@ class Memory {
   std::size_t limit_bytes() const { return limit_bytes_; }
   void set_limit(std::size_t n_bytes) { limit_bytes_ = n_bytes; }
   void set_free_policy(FreePolicy policy) { policy_ = policy; }
+  // The unit in which physical memory is made, reserved for and mapped. A power of two, and at
+  // least a page, else kInvalidValue.
+  std::size_t granularity_bytes() const { return granularity_bytes_; }
+  void set_granularity(std::size_t n_bytes);
 
-  // Gives everything back; the limit and the policy are the defaults again.
+  // Gives everything back; the limit, the policy and the granularity are the defaults again.
   void reset();
 
  private:
@@ -125,6 +129,9 @@ class Memory {
   std::uint64_t remove(std::uint64_t address, MemoryKind kind);
   std::vector<std::uint64_t> whole_mappings(std::uint64_t address, std::size_t n_bytes) const;
   void require_room(std::size_t n_bytes) const;
+  bool is_whole(std::size_t n_bytes) const {
+    return n_bytes != 0 && n_bytes % granularity_bytes_ == 0;
+  }
   void keep(std::uint64_t address, std::size_t n_bytes);
 
   static constexpr std::size_t kDefaultLimitBytes = std::size_t{16} << 30;
@@ -139,6 +146,7 @@ class Memory {
   std::size_t kept_bytes_ = 0;
   FreePolicy policy_ = FreePolicy::kKeep;
   std::size_t limit_bytes_ = kDefaultLimitBytes;
+  std::size_t granularity_bytes_ = kGranularityBytes;
   std::size_t live_bytes_ = 0;
   std::size_t host_bytes_ = 0;
 };

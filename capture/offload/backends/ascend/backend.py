@@ -66,7 +66,6 @@ class AscendBackend:
     capabilities = Capabilities(queues_work=True)
     alignment_bytes = ALIGNMENT_BYTES
     tensor_alignment_bytes = TENSOR_ALIGNMENT_BYTES
-    granule_bytes = ALIGNMENT_BYTES
     memory_bytes_per_ns = 1600.0
     copies_on_device = True
     """Tensors lie in the device's memory, so that the runtime copies them on their stream."""
@@ -282,7 +281,11 @@ class AscendBackend:
         refuse_unstored(program)
         return link_meter.link(self.device_of(program))
 
-    def mapped_link(self, program: Program) -> Link | None:
+    def mapped_link(self, program: Program) -> Link:
+        """The same."""
+        return self.link(program)
+
+    def granule_bytes(self, program: Program) -> int | None:
         """None yet: a weight is streamed as a whole."""
         return None
 

@@ -72,7 +72,6 @@ class CudaBackend:
     name = "cuda"
     capabilities = Capabilities(queues_work=True, runs_opaque=True)
     alignment_bytes = ALIGNMENT_BYTES
-    granule_bytes = 2 * 2**20
     memory_bytes_per_ns = 2000.0
 
     def __init__(self, capturer: Capturer | None = None) -> None:
@@ -258,9 +257,18 @@ class CudaBackend:
         refuse_unstored(program)
         return link_meter.link(device_of(program))
 
-    def mapped_link(self, program: Program) -> Link | None:
-        """None yet: a weight is streamed as a whole."""
-        return None
+    def mapped_link(self, program: Program) -> Link:
+        """The same: a device's memory is all alike."""
+        return self.link(program)
+
+    def granule_bytes(self, program: Program) -> int | None:
+        """That of the Program's GPU: 2 MiB on those that there are.
+
+        Raises:
+            BackendUnavailable: the driver, or this GPU, is missing.
+            ExecutionError: the driver failed.
+        """
+        return _native.cuda_granularity_bytes(device_of(program))
 
     def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
         """By a twin whose launches follow one another with events between, executed three times.
