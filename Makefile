@@ -80,6 +80,7 @@ build/%-site/installed: $(DEVICE_SOURCES)
 
 # Each ends within eight minutes, and its report has what was found until then.
 CUDA_SECONDS ?= 450
+CUDA_BENCHMARKS := launch copying memory models streaming
 
 cuda: ## on a machine with a GPU: probes, tests and benchmarks, whatever fails; writes docs/measurements
 	-$(MAKE) probes-cuda
@@ -94,8 +95,8 @@ test-cuda: build/cuda-site/installed ## run the tests that need a GPU; writes do
 		tests/cuda tests/conformance -k cuda -W default
 
 bench-cuda: build/cuda-site/installed ## measure against the peers on a GPU; writes docs/measurements/cuda.json
-	$(call run_on,cuda) -m pytest bench/cuda --benchmark-enable --benchmark-only \
-		--benchmark-json=docs/measurements/cuda.json
+	$(call run_on,cuda) bench/run_benchmarks.py docs/measurements/cuda.json $(CUDA_SECONDS) \
+		$(CUDA_BENCHMARKS:%=bench/cuda/bench_cuda_%.py)
 
 probes-npu: ## ask an NPU what its backend counts on; writes docs/measurements/npu_probes.json
 	$(NPU_PYTHON) bench/probes_ascend.py docs/measurements/npu_probes.json

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+
+import process_groups
 from device_notes import DEVICE_FAILED, note, notes_path, read_notes, write_report
 
 STUCK_SECONDS = 150.0
@@ -35,7 +36,7 @@ def run_once(
     """Run the tests that have not been run; the exit status, and why it was ended (empty: not)."""
     options = [f"--device-report={report}", "--device-report-goes-on"]
     command = [sys.executable, "-m", "pytest", *arguments, *options]
-    process = subprocess.Popen(command, start_new_session=True)
+    process = process_groups.begin(command)
     why, seen, size = "", time.monotonic(), -1
     try:
         while not why:
@@ -50,21 +51,8 @@ def run_once(
             elif now > seen + stuck_s:
                 why = f"nothing came of it for {stuck_s:.0f} s"
     finally:
-        status = _end(process)
+        status = process_groups.end(process, _ENDING_SECONDS if why else 0.0)
     return status, why
-
-
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """End a process and all that it has started: it may write its report before."""
-    for number, seconds in ((signal.SIGINT, _ENDING_SECONDS), (signal.SIGKILL, None)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-            break
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    return process.wait()
 
 
 def run(
