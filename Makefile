@@ -69,7 +69,9 @@ CUDA_PYTHON ?= python3
 NPU_PYTHON ?= python3
 PYTHON_cuda = $(CUDA_PYTHON)
 PYTHON_npu = $(NPU_PYTHON)
-DEVICE_SOURCES := $(shell git ls-files native capture pyproject.toml 2>/dev/null)
+# Where the tree was brought without its history, all its files.
+DEVICE_SOURCES := $(shell git ls-files native capture pyproject.toml 2>/dev/null \
+	|| find native capture pyproject.toml -type f ! -name '*.so' ! -path '*/__pycache__/*')
 run_on = env PYTHONPATH="$(abspath build/$(1)-site)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON_$(1))
 
 build/%-site/installed: $(DEVICE_SOURCES)
