@@ -18,6 +18,7 @@ import device_report
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make test-cuda` and `make test-npu` keep what was found."""
     parser.addoption("--device-report", type=Path, help="Write counts and reasons as JSON here.")
+    parser.addoption("--device-report-goes-on", action="store_true", help="Run what it lacks.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,7 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if npu_device.uses_installed() and (missing := npu_device.missing_device()):
         raise pytest.UsageError(missing)
     if path := config.getoption("--device-report"):
-        config.pluginmanager.register(device_report.make(path))
+        goes_on = config.getoption("--device-report-goes-on")
+        config.pluginmanager.register(device_report.make(path, goes_on=goes_on))
 
 
 @pytest.fixture(autouse=True)
