@@ -81,7 +81,8 @@ void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const st
            std::to_string(tensor.storage().nbytes()) + " bytes); give it memory again");
   }
   if (lies_in_own_format(tensor)) {
-    refuse(name + ": expected plain memory, got a tensor in a format of the device's own; cast it " +
+    refuse(name +
+           ": expected plain memory, got a tensor in a format of the device's own; cast it " +
            "with torch_npu.npu_format_cast(tensor, 2)");
   }
 }

@@ -1,18 +1,16 @@
-"""Models whose weights lie in a format of the device's own; inputs and results in one are refused."""
+"""Models whose weights lie in a format of the device's own; inputs and results may not."""
 
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-import npu_device
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
 from on_npu import check_same, fail_each_call
-from test_npu_offload import FORMS, form, load  # noqa: F401
+from test_npu_offload import form, load  # noqa: F401
 from torch import nn
 
 import offload
@@ -57,7 +55,7 @@ def cast_weights(model: nn.Module) -> nn.Module:
 
 
 def in_fractals(matrix: torch.Tensor) -> torch.Tensor:
-    """What FRACTAL_NZ is, by its documentation: [columns / 16, rows / 16, 16, 16] of 16-bit numbers."""
+    """FRACTAL_NZ of 16-bit numbers, as documented: [columns / 16, rows / 16, 16, 16]."""
     n_down, n_across = (-(-size // 16) for size in matrix.shape)
     padded = torch.zeros(n_down * 16, n_across * 16, dtype=matrix.dtype)
     padded[: matrix.shape[0], : matrix.shape[1]] = matrix
@@ -176,7 +174,7 @@ def test_arguments_in_a_format_of_the_device_are_refused_at_an_execution() -> No
     assert own.untyped_storage().nbytes() == x.nbytes
     with pytest.raises(offload.BindingError, match=r"args\[0\]: expected plain memory"):
         run(own)
-    with pytest.raises(offload.BindingError, match=r"out: expected plain memory"):
+    with pytest.raises(offload.BindingError, match=r"out\[0\]: expected plain memory"):
         run(x.npu(), out=own)
     assert torch.equal(own.cpu(), x)
     check_same(run(cast(own, PLAIN)), x + 1)
@@ -210,7 +208,7 @@ def test_a_weight_that_was_cast_since_is_refused(n_columns: int, device_format: 
         run(x.npu())
     with pytest.raises(offload.BindingError, match="stay where they were"):
         run.rebind_weights()
-    with pytest.raises(offload.BindingError, match=r"weight: it lay in .*, and lies in .*: cast it"):
+    with pytest.raises(offload.BindingError, match=r"weight: it lay in .*, and lies in "):
         captured.load()
     model.weight.data = kept
     check_same(run(x.npu()), expected)

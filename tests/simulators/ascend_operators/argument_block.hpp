@@ -22,10 +22,10 @@ namespace simulated_operators {
 
 inline constexpr std::int64_t kMaxRank = 8;
 
-// How matrices lie in FRACTAL_NZ, the device's format for them: cut into fractals of 16 rows and some
-// columns. A fractal lies row by row, behind it the one below it, then the next column of fractals:
-// [columns / fractal_columns, rows / 16, 16, fractal_columns], rounded up, what is beyond the matrix
-// zero. (The documentation of the format: 32 bytes to a row of a fractal.)
+// How matrices lie in FRACTAL_NZ, the device's format for them: cut into fractals of 16 rows and
+// some columns. A fractal lies row by row, behind it the one below it, then the next column of
+// fractals: [columns / fractal_columns, rows / 16, 16, fractal_columns], rounded up, what is beyond
+// the matrix zero. (The documentation of the format: 32 bytes to a row of a fractal.)
 struct Fractals {
   std::int64_t fractal_columns = 0;  // 0: the operand lies as its shape and strides say
   std::int64_t padded_rows = 0;
@@ -50,8 +50,8 @@ struct Operand {
   DataType type = kDataTypeUndefined;  // undefined: not given
   std::int64_t rank = 0;
   std::int64_t shape[kMaxRank] = {};
-  // In elements. In fractals the last two are those of the matrix as if it lay row by row, the others
-  // count what is beyond the matrices.
+  // In elements. In fractals the last two are those of the matrix as if it lay row by row, the
+  // others count what is beyond the matrices.
   std::int64_t strides[kMaxRank] = {};
   Fractals fractals;
 

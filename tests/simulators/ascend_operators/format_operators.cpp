@@ -105,9 +105,11 @@ Status storage_of_cast(const aclTensor& source, int format, DataType type_of_row
 
 // The storage that a cast gives; the caller deletes `shape`. A row of a fractal holds as many
 // elements as 32 bytes hold of `type_of_rows`; -1: of the source's type.
-OPERATORS_EXPORT Status aclnnNpuFormatCastCalculateSizeAndFormat(
-    const aclTensor* source, int format, int type_of_rows, std::int64_t** shape,
-    std::uint64_t* rank, int* actual_format) {
+OPERATORS_EXPORT Status aclnnNpuFormatCastCalculateSizeAndFormat(const aclTensor* source,
+                                                                 int format, int type_of_rows,
+                                                                 std::int64_t** shape,
+                                                                 std::uint64_t* rank,
+                                                                 int* actual_format) {
   if (source == nullptr || shape == nullptr || rank == nullptr || actual_format == nullptr) {
     return kAclnnParamNullptr;
   }
