@@ -10,6 +10,7 @@ import pytest
 import torch
 from ascend_simulator import AscendSimulator
 from on_npu import check_same, fail_each_call
+from stored import save_weights
 from test_npu_offload import form, load  # noqa: F401
 from torch import nn
 
@@ -238,7 +239,13 @@ def test_casts_inside_a_model_are_launches_like_others(form: str) -> None:  # no
         return torch.relu(x @ (y + 1)) + 1
 
     first = [torch.zeros(4, 33).half().npu(), torch.zeros(33, 20).half().npu()]
-    with load(model, *first) as run:
+    try:
+        run = load(model, *first)
+    except offload.CaptureError as error:
+        if "aclop" not in str(error):
+            raise
+        pytest.skip("this CANN casts by a compiled operator, which torch_npu cannot capture")
+    with run:
         for _ in range(2):
             x, y = torch.randn(4, 33).half(), torch.randn(33, 20).half()
             check_same(run(x.npu(), y.npu()), plain(x, y))
@@ -263,6 +270,28 @@ def test_files_hold_no_formats_of_a_device(tmp_path: Path) -> None:
     model.weight.data = cast(model.weight.data)  # as many bytes
     with pytest.raises(offload.FileError, match="weight lies in the device's format FRACTAL_NZ"):
         plain.save(path)
+
+
+def test_tensors_beside_weights_in_files_are_plain(tmp_path: Path) -> None:
+    model, x = Mixed().half(), torch.ones(4, 33).half().npu()
+    model.register_buffer("mix", model.mix, persistent=False)
+    save_weights(model, tmp_path)
+    on_npu = cast_weights(copy.deepcopy(model))  # all of whose matrices are in the file
+    check_same(offload.capture(on_npu, x, weights=tmp_path).load()(x), model(x.cpu()))
+    on_npu.mix = cast(on_npu.mix)
+    with pytest.raises(offload.CaptureError, match="mix lies in the device's format FRACTAL_NZ"):
+        offload.capture(on_npu, x, weights=tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_weights_are_summed_and_stay_as_they_are(dtype: torch.dtype) -> None:
+    model = nn.Linear(250, 300).to(dtype)  # more than is kept for comparison
+    on_npu = cast_weights(copy.deepcopy(model))
+    before = bytes_on_device(on_npu.weight)
+    with load(on_npu, torch.zeros(4, 250, dtype=dtype).npu()) as run:
+        x = torch.randn(4, 250, dtype=dtype)
+        check_same(run(x.npu()), model(x))
+    assert torch.equal(bytes_on_device(on_npu.weight), before)
 
 
 def test_models_with_plain_weights_run_where_own_formats_are_allowed() -> None:
