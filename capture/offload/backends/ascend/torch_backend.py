@@ -23,6 +23,7 @@ from offload.backends.ascend.torch_capture import NONE_STREAMED, TorchCapturer
 from offload.backends.ascend.torch_relocation import BoundModel, Relocator
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared, TimedLaunches
 from offload.backends.random_draws import drawing
+from offload.backends.refusals import check_formats
 from offload.backends.relocation.touches import node_graph, with_scratch
 from offload.errors import CaptureError
 from offload.plan import Plan, check_plan
@@ -97,6 +98,7 @@ class TorchAscendBackend(AscendBackend):
 
         Raises:
             BackendUnavailable: as `machine`.
+            BindingError: a weight was cast to another format since it was recorded.
             CaptureError: a launch cannot be captured, or draws random numbers that would be the
                 same at each execution; inputs that are written cannot be copied; or kernels cannot
                 be relocated, and that was required.
@@ -105,6 +107,7 @@ class TorchAscendBackend(AscendBackend):
         device = self.device_of(program)
         self.machine(device)
         self.refuse_launches(program)
+        check_formats(program)
         own = frozenset(value.index for value in program.of_role(Role.ACTIVATION))
         if program.stored:
             if self._relocation:
