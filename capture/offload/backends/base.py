@@ -284,7 +284,7 @@ class StreamingBackend(Backend, Protocol):
 
 @runtime_checkable
 class PlacedWeightsBackend(StreamingBackend, Protocol):
-    """A device that can prepare a Program of streamed weights only where these have their places."""
+    """A device that prepares Programs of streamed weights once these have their places."""
 
     def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
         """Take the weights' memory, and find out what the planner must know. Runs nothing.

@@ -118,6 +118,7 @@ class CapturedModel:
         tensors: list[Any],
         moving: Sequence[Moving],
         copies: _native.AscendMovingCopies,
+        *,
         steps: _native.AscendStreamedSteps | None,
     ) -> None:
         self.handle = 0

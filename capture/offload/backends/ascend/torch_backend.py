@@ -18,16 +18,18 @@ from offload.backends.ascend.relocated_model import (
     prove_relocation,
 )
 from offload.backends.ascend.streaming import StreamedWeights, stream_weights, streaming_notes
-from offload.backends.ascend.torch_capture import NONE_STREAMED, TorchCapturer
+from offload.backends.ascend.torch_capture import (
+    NONE_STREAMED,
+    TorchCapturer,
+    give_back_unused,
+)
 from offload.backends.ascend.torch_relocation import BoundModel, Relocator
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.backends.random_draws import drawing
 from offload.backends.relocation.touches import node_graph, with_scratch
-from offload.errors import CaptureError
 from offload.plan import Plan, check_plan
 from offload.program import Launch, Program, Role
 from offload.streaming import Streaming
-
 
 
 class TorchAscendBackend(AscendBackend):
@@ -109,28 +111,28 @@ class TorchAscendBackend(AscendBackend):
         return Prepared(program, own)
 
     def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
-        """Capture the launches with weights where the plan places them, in memory that is taken here.
+        """Take the weights' memory, and capture the launches with weights where they lie there.
 
         Raises:
-            BackendUnavailable, CaptureError, ExecutionError: as `prepare`; or the device has no
-                room for the weights, which is an OutOfMemory.
             PlanError: the host has no room for the store.
             FileError: a file with weights is shorter than it was, or cannot be read.
+            OutOfMemory: the device has no room for the weights.
+            BackendUnavailable, CaptureError, ExecutionError: as `prepare`.
         """
         program = prepared.program
+        device = self.device_of(program)
+        give_back_unused()  # torch would cut weights from what it keeps of a larger budget's
         streamed = stream_weights(
             program,
             streaming,
-            self.device_of(program),
+            device,
             touches=[(*launch.reads, *launch.writes) for launch in program.launches],
             launches=range(len(program.launches)),
-            memory=functools.partial(self.weight_memory, self.device_of(program)),
+            memory=functools.partial(self.weight_memory, device),
         )
         return self._bound(program, prepared.operator_allocated, streamed)
 
-    def _bound(
-        self, program: Program, own: frozenset[int], streamed: StreamedWeights
-    ) -> Prepared:
+    def _bound(self, program: Program, own: frozenset[int], streamed: StreamedWeights) -> Prepared:
         """Captured, and relocated where that is asked for and possible."""
         if self._relocation is False:
             model = self._capture(program, streamed)

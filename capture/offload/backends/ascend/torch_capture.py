@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import threading
 from collections.abc import Sequence
@@ -151,8 +152,16 @@ class TorchCapturer:
                 with own_random_states(generators, on_npu):
                     draws = DrawLog(generators)
                     warm_up(program, on_npu, self._inputs, launched=draws.note)
+                    give_back_unused()  # nothing is given back while something is captured
                     model = capture(moving)
                     return model if improve is None else improve(model, capture)
+
+
+def give_back_unused() -> None:
+    """Let torch give the device's memory back that it only keeps for later."""
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    with contextlib.suppress(RuntimeError):  # while another thread captures
+        npu.empty_cache()
 
 
 class _OneCapture:
@@ -191,8 +200,14 @@ class _OneCapture:
             form=form,
         )
         pools = [self._pool, self._pool_of_inputs]
-        steps = streamed.steps_of_model()
-        self._model = CapturedModel(self._graph, pools, self._tensors, moving, self._copies, steps)
+        self._model = CapturedModel(
+            self._graph,
+            pools,
+            self._tensors,
+            moving,
+            self._copies,
+            steps=streamed.steps_of_model(),
+        )
         self.log = self._model.log
 
     def run(self) -> CapturedModel:

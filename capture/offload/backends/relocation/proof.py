@@ -51,7 +51,6 @@ from offload.made_up_inputs import made_up_inputs, overlapping_inputs
 from offload.plan import Place, Plan
 from offload.program import Program, Role, Value
 
-
 _NONE_STREAMED: Mapping[int, int] = MappingProxyType({})
 
 
@@ -313,6 +312,7 @@ class _Bases:
         memory: Memory,
         inputs: Sequence[bytes],
         weights: _Weights,
+        *,
         state: int = 0,
     ) -> None:
         self._state = state
