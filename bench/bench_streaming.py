@@ -32,8 +32,8 @@ CASES: dict[str, tuple[str, Decoder, int, tuple[float, ...]]] = {
 }
 """Title, decoder, tokens in a pass, and the promised part of the roofline by budget.
 
-Compute-bound 0.99; else 0.97 of 70B, and 0.95 of 8B but for 0.92 at the ridge, where copies take about
-as long as computing, or a pass has few of them.
+Compute-bound 0.99; else 0.97 of 70B, and 0.95 of 8B but for 0.92 at the ridge, where copies take
+about as long as computing, or a pass has few of them.
 """
 
 LAUNCHES, LAYERS = "a search of 10,000 launches", 909

@@ -15,6 +15,7 @@ from offload import passes
 from offload.backends import (
     Backend,
     OfflineBackend,
+    PlacedWeightsBackend,
     Prepared,
     StreamingBackend,
     TimingBackend,
@@ -338,12 +339,15 @@ class _StreamedLoad:
         return dataclasses.replace(streaming, estimated=self._estimated, timing=self._timing)
 
     def _loaded(self, streaming: Streaming, *, verify: bool) -> Executable:
-        plan = dataclasses.replace(self._plan, streaming=streaming)
-        stored = self._prepared.program.stored.values()
+        prepared, plan = self._prepared, self._plan
+        stored = prepared.program.stored.values()
         check_stored_tensors(stored)
+        if isinstance(self._backend, PlacedWeightsBackend):
+            prepared = self._backend.prepare_streamed(prepared, streaming)
+            plan = _place(prepared, self._backend)
         return Executable(
-            self._prepared,
-            plan,
+            prepared,
+            dataclasses.replace(plan, streaming=streaming),
             self._backend,
             self._how,
             verify=verify,

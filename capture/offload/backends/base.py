@@ -13,7 +13,7 @@ from offload import _native
 from offload.machine import CopyCosts, Machine
 from offload.plan import NodeGraph, Plan, SlotKind
 from offload.program import Program, TensorView
-from offload.streaming import Link
+from offload.streaming import Link, Streaming
 from offload.torch_names import find_dtype
 
 
@@ -307,3 +307,26 @@ class StreamingBackend(Backend, Protocol):
 
     def free_bytes(self, program: Program) -> int:
         """Memory that weights could take now, of the device that the Program was recorded on."""
+
+
+@runtime_checkable
+class PlacedWeightsBackend(StreamingBackend, Protocol):
+    """A device that prepares Programs of streamed weights once these have their places."""
+
+    def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
+        """Take the weights' memory, and find out what the planner must know. Runs nothing.
+
+        Called for each budget that is tried, before the Values are placed; what it gives owns the
+        memory, until it is instantiated.
+
+        Args:
+            prepared: of the Program; Values may be appended.
+            streaming: where its weights lie.
+
+        Raises:
+            PlanError: the host has no room for the store of streamed weights.
+            CaptureError: the device cannot run a launch of the Program.
+            FileError: a file is gone, or shorter than it was.
+            OutOfMemory: the device has no room for it.
+            BackendUnavailable, ExecutionError: the device is missing, or failed.
+        """

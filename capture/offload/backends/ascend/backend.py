@@ -385,7 +385,7 @@ def _resident(
         form=form,
         copies_on_device=copies_on_device,
         gather=(gather.function, gather.n_blocks) if isinstance(gather, GatherKernel) else gather,
-        steps=streamed.steps,
+        steps=streamed.steps_of_model(),
         for_next_pass=streamed.for_next_pass,
         keep=(captured.keep, gather),
     )

@@ -97,13 +97,27 @@ def prove_relocation(
         home[plan.feature_map.index] = pieces[0][2]
     shared = frozenset() if pieces else frozenset(slot.index for slot in plan.slots)
     outputs = {plan.slot_of(value.index) for value in program.of_role(Role.OUTPUT)}
+    states = bound.model.random_states
+
+    def draw(number: int) -> None:
+        """As an execution does, after `number` others; the generators stay as they are."""
+        resident.set_stream(stream)
+        resident.set_random([one for state in states for one in state.numbers(number)])
+
     placed = Placed(
-        plan, _Provable(resident, stream), relocations, home=home, shared=shared & outputs
+        plan,
+        _Provable(resident, stream),
+        relocations,
+        home=home,
+        shared=shared & outputs,
+        draw=draw,
     )
     written = {index for launch in program.launches for index in launch.writes}
     fixed = [value for value in device_weights(program) if value.index in written]
     torch.get_device_module("npu").synchronize(device)
-    prove(program, placed, placed, ProofMemory(device, pieces), fixed=fixed)
+    streamed = {index: one.data_ptr() for index, one in bound.streamed.storages.items()}
+    memory = ProofMemory(device, pieces)
+    prove(program, placed, placed, memory, fixed=fixed, streamed=streamed)
 
 
 class _Provable:

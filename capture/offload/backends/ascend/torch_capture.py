@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -189,26 +190,32 @@ class TorchCapturer:
     ) -> CapturedModel:
         on_npu = torch.device("npu", device)
         generators = generators_of(program, on_npu)
-        cells = CellFinder(on_npu)
 
         def capture(copied: Sequence[Moving]) -> CapturedModel:
+            cells = CellFinder(on_npu, draws)
             one = _OneCapture(program, device, stream, form, copied, cells=cells, streamed=streamed)
             if improve is None:
                 one.log.why_untold = "nobody compares captures"
-            return one.run()
+            try:
+                with own_random_states(generators, on_npu):  # of this capture alone
+                    return one.run()
+            except BaseException:
+                cells.pools.clear()  # once the states of generators there have gone
+                raise
 
-        try:
-            with own_random_states(generators, on_npu):
-                draws = DrawLog(generators)
-                warm_up(program, on_npu, self._inputs, launched=draws.note)
-                cells.expect(draws)
-                model = capture(moving)
-                if improve is None or model.random_states:
-                    return model
-                return improve(model, capture)
-        except BaseException:
-            cells.pools.clear()  # once the states of generators that lie there have gone
-            raise
+        with own_random_states(generators, on_npu):
+            draws = DrawLog(generators)
+            warm_up(program, on_npu, self._inputs, launched=draws.note)
+            give_back_unused()  # nothing is given back while something is captured
+            model = capture(moving)
+            return model if improve is None else improve(model, capture)
+
+
+def give_back_unused() -> None:
+    """Let torch give the device's memory back that it only keeps for later."""
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    with contextlib.suppress(RuntimeError):  # while another thread captures
+        npu.empty_cache()
 
 
 class _OneCapture:
@@ -234,7 +241,7 @@ class _OneCapture:
         self._device = torch.device("npu", device)
         self._stream = stream
         self._handle: int = stream.npu_stream
-        self._streamed = streamed
+        self._streamed = streamed.storages
         self._pool = npu.MemPool()
         self._pool_of_inputs = npu.MemPool()
         self._n_reserved_bytes = 0
@@ -247,7 +254,14 @@ class _OneCapture:
             form=form,
         )
         pools = [self._pool, self._pool_of_inputs]
-        self._model = CapturedModel(self._graph, pools, self._tensors, moving, self._copies)
+        self._model = CapturedModel(
+            self._graph,
+            pools,
+            self._tensors,
+            moving,
+            self._copies,
+            steps=streamed.steps_of_model(),
+        )
         self.log = self._model.log
 
     def run(self) -> CapturedModel:
@@ -271,11 +285,8 @@ class _OneCapture:
             self._begin()
             self._model.handle = _native.ascend_capturing_model(self._handle)
             self._copies.capture_in(self._handle)
-            self._note_tasks()
-            steps = self._streamed.steps
             for launch in self._program.launches:
-                if steps is not None:
-                    steps.before(launch.index, self._handle)
+                self._before(launch)
                 with self._cells.launching(launch):
                     self._launch(run, launch)
                 self._note(run, launch)
@@ -283,8 +294,8 @@ class _OneCapture:
                     run.bases.pop(value, None)  # its memory is for later launches
             self._set_places(run)
             self._copies.capture_out(self._handle)
-            if steps is not None:
-                steps.end(self._handle)
+            if self._model.steps is not None:
+                self._model.steps.end(self._handle)
             self._end()
         except BaseException:
             abandon(self._graph, self._pool, self._handle, self._device.index)
@@ -298,8 +309,8 @@ class _OneCapture:
             for value in self._program.values:
                 if value.host_content is not None:
                     bases[value.index] = (host_storage(value.host_content), 0)
-                elif value.index in self._streamed.storages:
-                    bases[value.index] = (self._streamed.storages[value.index], 0)
+                elif value.index in self._streamed:
+                    bases[value.index] = (self._streamed[value.index], 0)
                 elif value.role is Role.WEIGHT:
                     holder = self._program.weights[value.index][0]
                     bases[value.index] = (holder.untyped_storage(), 0)
@@ -325,6 +336,15 @@ class _OneCapture:
         except RuntimeError as error:
             raise ExecutionError(f"a capture cannot begin: {first_line(error)}") from error
 
+    def _before(self, launch: Launch) -> None:
+        """Tell the streams what comes before a launch; from here on tasks are the launch's."""
+        if self._model.steps is not None:
+            self._model.steps.before(launch.index, self._handle)
+        elif self.log.begins:  # nothing has come since the last moment
+            self.log.begins[-1] = launch.index
+            return
+        self._note_tasks(launch.index)
+
     def _launch(self, run: EagerRun, launch: Launch) -> None:
         try:
             outcome = run.call(launch)()
@@ -345,7 +365,7 @@ class _OneCapture:
 
     def _note(self, run: EagerRun, launch: Launch) -> None:
         """What a launch has added: tasks, Values, pieces of the pool."""
-        self._note_tasks()
+        self._note_tasks(None)
         if self.log.why_untold:
             return
         for view in (*launch.views(), *launch.made()):
@@ -357,10 +377,18 @@ class _OneCapture:
         n_reserved_bytes = npu.memory_reserved(self._device)
         if n_reserved_bytes != self._n_reserved_bytes:  # asking for the pieces takes longer
             self._n_reserved_bytes = n_reserved_bytes
-            new = set(_pieces(self._pool, self._device)) - set(self.log.pool)
-            self.log.pool += sorted(new, key=lambda one: one[1])
+            self.log.pool += [one for one in self._pieces() if one not in self.log.pool]
 
-    def _note_tasks(self) -> None:
+    def _pieces(self) -> list[tuple[int, int]]:
+        """(address, bytes) of what launches have taken from the device, cells left out.
+
+        In an order that does not depend on addresses, where one launch takes several at once.
+        """
+        segments = [*segments_of(self._pool, self._device), *self._cells.segments_of_launches()]
+        segments.sort(key=lambda one: (one["total_size"], one["stream"]))
+        return [(one["address"], one["total_size"]) for one in segments]
+
+    def _note_tasks(self, begins: int | None) -> None:
         """A refused question leaves the capture as it is; nothing is asked any more then."""
         if self.log.why_untold:
             return
@@ -370,6 +398,7 @@ class _OneCapture:
             self.log.why_untold = str(error)
         else:
             self.log.n_tasks.append(counts)
+            self.log.begins.append(begins)
 
     def _set_places(self, run: EagerRun) -> None:
         for index, one in enumerate(self._model.moving):
@@ -383,8 +412,3 @@ class _OneCapture:
             raise CaptureError(
                 f"the capture of the program's launches failed: {first_line(error)}"
             ) from error
-
-
-def _pieces(pool: Any, device: torch.device) -> list[tuple[int, int]]:
-    """(address, bytes) of what a pool has taken from the device."""
-    return [(one["address"], one["total_size"]) for one in segments_of(pool, device)]

@@ -339,13 +339,17 @@ class CudaBackend:
             place = place_text(captured.capture, noise.node, noise.part, noise.offset_bytes)
             return f"{node_text(captured.capture, names, noise.node)}: {place}"
 
+        def draw(resident: _native.CudaResident, state: int) -> None:
+            resident.set_random([state, 0] * len(captured.random_cells))
+
         arena = _native.CudaArena(captured.device)
         twins = []
         try:
             for its_plan in (plan, apart(program, plan)):
                 resident = make_resident(captured, program, its_plan, arena, 0)
                 relocations = relocations_of(captured.discovery, its_plan)
-                twins.append(Placed(its_plan, resident, relocations))
+                its_draw = functools.partial(draw, resident)
+                twins.append(Placed(its_plan, resident, relocations, draw=its_draw))
             with self.proof_memory(captured.device) as memory:
                 noise = captured.discovery.noise
                 loaded, unshared = twins

@@ -3,8 +3,8 @@
 1. A resident of the graph in which no two Values share memory executes an input: what it gives is
    the expected result. It differs from what is loaded in the address of every activation, so a
    placement or a lifetime that is wrong shows.
-2. A resident that is placed as the loaded one executes another valid input. Its memory, which is
-   kept, then holds another execution's data everywhere.
+2. A resident that is placed as the loaded one executes another valid input, and draws other
+   random numbers. Its memory, which is kept, then holds another execution's data everywhere.
    Where the memory is still there in which the graph was captured, both take place in it.
 3. Every slot moves, noise is set to other values, and the second resident executes the first
    input. The results must be equal bit for bit, and the memory of step 2 must be what it was: a
@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from offload.backends.relocation import fixed_weights
@@ -49,6 +50,8 @@ from offload.errors import CaptureError
 from offload.made_up_inputs import made_up_inputs, overlapping_inputs
 from offload.plan import Place, Plan
 from offload.program import Program, Role, Value
+
+_NONE_STREAMED: Mapping[int, int] = MappingProxyType({})
 
 
 class Memory(fixed_weights.Memory, Protocol):
@@ -100,6 +103,8 @@ class Placed(Generic[R_co]):
             executions take place in it. Other slots get memory of the proof's own.
         shared: slots whose memory in `home` is also that of Values that do not move, so that every
             execution writes there.
+        draw: tells the resident, before each execution, which state of generators it draws from:
+            0 or 1, with the first or the second input.
     """
 
     plan: Plan
@@ -107,6 +112,7 @@ class Placed(Generic[R_co]):
     relocations: Sequence[tuple[int, int, int]]
     home: Mapping[int, int] = dataclasses.field(default_factory=dict)
     shared: Set[int] = frozenset()
+    draw: Callable[[int], object] = lambda _: None
 
 
 def apart(program: Program, plan: Plan) -> Plan:
@@ -136,6 +142,7 @@ def prove(
     noise: Sequence[Noise] = (),
     describe: Callable[[Noise], str] = repr,
     fixed: Sequence[Value] = (),
+    streamed: Mapping[int, int] = _NONE_STREAMED,
 ) -> None:
     """Execute three times, as the module says.
 
@@ -147,6 +154,7 @@ def prove(
         noise: of the graph.
         describe: the kernel and parameter of noise, for messages.
         fixed: weights that executions may write where they are.
+        streamed: by Value the address of weights that the resident itself brings.
 
     Raises:
         CaptureError: results or written state differ, or old memory was written; noise that is
@@ -155,15 +163,15 @@ def prove(
     """
     first, second = (made_up_inputs(program, variant) for variant in range(2))
     weights = _Weights(
-        FixedWeights(program, memory, fixed),
-        WeightStandIns(program, memory),
+        FixedWeights(program, memory, fixed, streamed),
+        WeightStandIns(program, memory, streamed),
         frozenset(value.index for value in fixed),
     )
     bases = _Bases(program, unshared, memory, first, weights)
     bases.execute(unshared)
     expected = bases.outcome()
     bases.free()
-    old = _Bases(program, loaded, memory, second, weights)
+    old = _Bases(program, loaded, memory, second, weights, state=1)
     old.execute(loaded)
     if first == second:
         old.clear()
@@ -217,8 +225,9 @@ def timed_rounds(
         ExecutionError: the device failed.
     """
     inputs = made_up_inputs(program, 0)
-    fixed = FixedWeights(program, memory, ())
-    weights = _Weights(fixed, WeightStandIns(program, memory), frozenset())
+    fixed = FixedWeights(program, memory, (), _NONE_STREAMED)
+    stand_ins = WeightStandIns(program, memory, _NONE_STREAMED)
+    weights = _Weights(fixed, stand_ins, frozenset())
     bases = _Bases(program, placed, memory, inputs, weights)
     rounds = []
     for _ in range(n_rounds):
@@ -317,7 +326,10 @@ class _Bases:
         memory: Memory,
         inputs: Sequence[bytes],
         weights: _Weights,
+        *,
+        state: int = 0,
     ) -> None:
+        self._state = state
         self._weights = weights.fixed
         self._program = program
         self._plan = plan = placed.plan
@@ -412,6 +424,7 @@ class _Bases:
 
     def execute(self, placed: Placed[ProvableResident]) -> None:
         self.patch(placed)
+        placed.draw(self._state)
         with self._weights.restored():
             placed.resident.execute()
             placed.resident.finish()
