@@ -12,7 +12,8 @@ from torch import nn
 import offload
 from offload.api import Captured
 from offload.backends import StreamingBackend
-from offload.load import _place, _StreamedLoad
+from offload.place import place
+from offload.streamed_load import StreamedLoad
 from offload.timeline import Scheduling
 
 
@@ -83,14 +84,14 @@ def budget_steps(captured: Captured, backend: StreamingBackend) -> list[int]:
     plan there is no other. Plans are those of `load(verify=False)`, which times no launches.
     """
     prepared = backend.prepare(captured.program)
-    plan, how = _place(prepared, backend), Scheduling.OFFLOAD
-    load = _StreamedLoad(prepared, plan, backend, how, verify=False, progress=None)
+    plan, how = place(prepared, backend), Scheduling.OFFLOAD
+    load = StreamedLoad(prepared, plan, backend, how, verify=False, progress=None)
     floor, unit = floor_of(captured, backend.name), backend.alignment_bytes
     n_units = -(-max(0, load.all_bytes - floor) // unit)
 
     @functools.cache
     def plan_of(number: int) -> tuple[object, object]:
-        streaming = load._streaming(floor + number * unit)
+        streaming = load.plan(floor + number * unit)
         return streaming.pieces, streaming.transfers
 
     def steps(low: int, high: int) -> list[int]:

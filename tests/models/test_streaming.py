@@ -21,7 +21,7 @@ from test_stored_weights import MODELS, mlp
 from torch import nn
 
 import offload
-from offload import Captured, load
+from offload import Captured, streamed_load
 from offload.backends import CpuBackend, NullBackend, cpu
 from offload.replay import Executable
 
@@ -183,7 +183,7 @@ def test_auto_leaves_room_for_the_feature_map(
 def test_auto_tries_out_what_it_has_loaded(deep: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """All weights would stay, but executions find no memory beside them."""
     budgets = []
-    real = load._execute_made_up
+    real = streamed_load._execute_made_up
 
     def execute(run: Executable, n_executions: int) -> None:
         budgets.append(run.streaming.plan.budget_bytes)
@@ -191,7 +191,7 @@ def test_auto_tries_out_what_it_has_loaded(deep: Captured, monkeypatch: pytest.M
             raise offload.OutOfMemory("none left")
         real(run, n_executions)
 
-    monkeypatch.setattr(load, "_execute_made_up", execute)
+    monkeypatch.setattr(streamed_load, "_execute_made_up", execute)
     with deep.load(weights_budget="auto") as run:
         assert run.streaming.plan.transfers
     assert budgets[0] > budgets[1]
@@ -231,7 +231,7 @@ def test_times_that_find_no_memory_are_no_estimates(
     def refuse(_: Any) -> Any:
         raise offload.OutOfMemory("none left")
 
-    monkeypatch.setattr("offload.load._timed_ns", refuse)
+    monkeypatch.setattr("offload.streamed_load._timed_ns", refuse)
     with pytest.raises(offload.OutOfMemory, match="none left"):
         deep.load(weights_budget=floor_of(deep))
 
@@ -393,7 +393,7 @@ def test_one_load_at_a_time_has_memory(deep: Captured, monkeypatch: pytest.Monke
             super().__init__(*args, **kwargs)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr("offload.load.Executable", Watched)
+    monkeypatch.setattr("offload.streamed_load.Executable", Watched)
     deep.load(weights_budget=floor_of(deep)).close()
     assert len(made) == 2  # the first times launches
 

@@ -18,7 +18,7 @@ import offload
 from offload import _native
 from offload.backends.ascend import TorchAscendBackend
 from offload.byte_sizes import show_bytes
-from offload.load import _place
+from offload.place import place
 from offload.report import report_on, report_table
 from offload.timeline import SpanKind
 
@@ -56,7 +56,7 @@ def captured(model: nn.Module, tmp_path: Path) -> offload.Captured:
 def time_launches(captured: offload.Captured) -> offload.backends.TimedLaunches:
     backend = TorchAscendBackend()
     prepared = backend.prepare(captured.program)
-    return backend.time_launches(prepared, _place(prepared, backend))
+    return backend.time_launches(prepared, place(prepared, backend))
 
 
 def test_each_launch_has_a_time_of_its_own(captured: offload.Captured) -> None:

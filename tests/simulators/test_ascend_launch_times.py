@@ -14,7 +14,7 @@ import offload
 from offload import _native
 from offload.backends.ascend import AscendBackend
 from offload.backends.ascend.launch_times import timed_launches
-from offload.load import _place
+from offload.place import place
 
 FEWEST_COPIES, MOST_COPIES = 16, 256  # that hold a group back
 GROUP = 64
@@ -204,7 +204,7 @@ def test_streamed_weights_are_not_timed(ascend, monkeypatch, deep, timer):
 def test_timing_that_fails_leaves_nothing(function, ascend, monkeypatch, deep):
     npu = AscendDevice(ascend, monkeypatch)
     prepared = npu.backend.prepare(deep.program)
-    plan = _place(prepared, npu.backend)
+    plan = place(prepared, npu.backend)
     gc.collect()
     held = npu.held()
     ascend.fail(function, 507000)

@@ -10,7 +10,7 @@ import torch
 import offload
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
-from offload.load import _place
+from offload.place import place
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
 from device_streaming import GIVEN, floor_on
@@ -21,7 +21,7 @@ def test_timing_that_fails_fails_the_load_and_leaves_nothing(
     function, backend, simulator, deep, device_floor
 ):
     prepared = backend.prepare(deep.program)
-    plan = _place(prepared, backend)
+    plan = place(prepared, backend)
     gc.collect()  # graphs of the other captures
     kinds = ("executable", "graph", "stream", "event", "mapping", "reservation")
     held = [simulator.live(kind) for kind in kinds], simulator.physical_bytes

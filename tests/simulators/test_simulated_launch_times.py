@@ -10,7 +10,7 @@ from device_streaming import GIVEN, check, expected_of
 
 import offload
 from offload.backends import TimedLaunches
-from offload.load import _place
+from offload.place import place
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_times_of_the_device_make_a_plan_whose_results_are_right(
 
 def test_each_launch_has_a_time_and_nothing_is_left(device, deep, measure):
     prepared = device.backend.prepare(deep.program)
-    plan = _place(prepared, device.backend)
+    plan = place(prepared, device.backend)
     gc.collect()  # what captures hold
     held = device.held()
     timed = measure(device.backend, prepared, plan)
