@@ -7,7 +7,7 @@ TORCH_NPU := torch_npu==2.13.0
 CONSTRAINTS := .ci/constraints.txt
 PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar on
 
-.PHONY: demo test test-native test-npu-sim test-cuda probes-cuda test-npu probes-npu lint bench bench-cuda format clean help
+.PHONY: demo test test-native test-npu-sim cuda test-cuda probes-cuda test-npu probes-npu lint bench bench-cuda format clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -69,7 +69,9 @@ CUDA_PYTHON ?= python3
 NPU_PYTHON ?= python3
 PYTHON_cuda = $(CUDA_PYTHON)
 PYTHON_npu = $(NPU_PYTHON)
-DEVICE_SOURCES := $(shell git ls-files native capture pyproject.toml 2>/dev/null)
+# Where the tree was brought without its history, all its files.
+DEVICE_SOURCES := $(shell git ls-files native capture pyproject.toml 2>/dev/null \
+	|| find native capture pyproject.toml -type f ! -name '*.so' ! -path '*/__pycache__/*')
 run_on = env PYTHONPATH="$(abspath build/$(1)-site)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON_$(1))
 
 build/%-site/installed: $(DEVICE_SOURCES)
@@ -78,16 +80,25 @@ build/%-site/installed: $(DEVICE_SOURCES)
 		--no-deps --upgrade --target build/$*-site -C build-dir=build/$* .
 	touch $@
 
+# Each ends within eight minutes, and its report has what was found until then.
+CUDA_SECONDS ?= 450
+CUDA_BENCHMARKS := launch copying memory models streaming
+
+cuda: ## on a machine with a GPU: probes, tests and benchmarks, whatever fails; writes docs/measurements
+	-$(MAKE) probes-cuda
+	-$(MAKE) test-cuda
+	-$(MAKE) bench-cuda
+
 probes-cuda: ## ask a GPU what relocation counts on; writes docs/measurements/cuda_probes.json
 	$(CUDA_PYTHON) bench/probes_cuda.py docs/measurements/cuda_probes.json
 
 test-cuda: build/cuda-site/installed ## run the tests that need a GPU; writes docs/measurements/cuda_tests.json
-	$(call run_on,cuda) -m pytest tests/cuda tests/conformance -k cuda \
-		--device-report=docs/measurements/cuda_tests.json
+	$(call run_on,cuda) tests/run_on_device.py docs/measurements/cuda_tests.json $(CUDA_SECONDS) \
+		tests/cuda tests/conformance -k cuda -W default
 
 bench-cuda: build/cuda-site/installed ## measure against the peers on a GPU; writes docs/measurements/cuda.json
-	$(call run_on,cuda) -m pytest bench/cuda --benchmark-enable --benchmark-only \
-		--benchmark-json=docs/measurements/cuda.json
+	$(call run_on,cuda) bench/run_benchmarks.py docs/measurements/cuda.json $(CUDA_SECONDS) \
+		$(CUDA_BENCHMARKS:%=bench/cuda/bench_cuda_%.py)
 
 probes-npu: ## ask an NPU what its backend counts on; writes docs/measurements/npu_probes.json
 	$(NPU_PYTHON) bench/probes_ascend.py docs/measurements/npu_probes.json

@@ -8,15 +8,17 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+import process_groups
 from probing import NotAnswered, Probe, ProbeFailed, leave_unanswered, read_told
 
 BUDGET_SECONDS = 450
@@ -27,12 +29,15 @@ def run_part(script: Path, probe: Probe, part: str, limit_s: float) -> dict[str,
     """Run one part by `SCRIPT --part NAME PART`; what it told, and its outcome."""
     begin = time.monotonic()
     command = [sys.executable, str(script), "--part", probe.name, part]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-        output, errors, problem = done.stdout, done.stderr, f"exit status {done.returncode}"
-    except subprocess.TimeoutExpired as error:
-        output, errors = (_text(one) for one in (error.stdout, error.stderr))
-        problem = f"not done after {limit_s:.0f} s"
+    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
+        process = process_groups.begin(command, stdout=told, stderr=said)
+        try:
+            problem = f"exit status {process.wait(limit_s)}"
+        except subprocess.TimeoutExpired:
+            problem = f"not done after {limit_s:.0f} s"
+        finally:
+            process_groups.end(process)
+        output, errors = (_text(one) for one in (told, said))
     figures, outcome, because = read_told(output)
     if outcome is None:
         last = [line for line in errors.splitlines() if line.strip()][-1:]
@@ -45,8 +50,9 @@ def run_part(script: Path, probe: Probe, part: str, limit_s: float) -> dict[str,
     }
 
 
-def _text(output: bytes | str | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def run_probe(script: Path, probe: Probe, deadline: float) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import device_report
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make test-cuda` and `make test-npu` keep what was found."""
     parser.addoption("--device-report", type=Path, help="Write counts and reasons as JSON here.")
+    parser.addoption("--device-report-goes-on", action="store_true", help="Run what it lacks.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,7 +27,35 @@ def pytest_configure(config: pytest.Config) -> None:
     if npu_device.uses_installed() and (missing := npu_device.missing_device()):
         raise pytest.UsageError(missing)
     if path := config.getoption("--device-report"):
-        config.pluginmanager.register(device_report.make(path))
+        goes_on = config.getoption("--device-report-goes-on")
+        config.pluginmanager.register(device_report.make(path, goes_on=goes_on))
+
+
+_N_FROZEN_MODULES = pytest.StashKey[int]()
+
+
+def _freeze_imports(config: pytest.Config) -> None:
+    """Let collections skip what was imported: most of what there is, and no garbage.
+
+    A collection of everything takes a tenth of a second, and each test on a simulator makes one.
+    """
+    if config.stash.get(_N_FROZEN_MODULES, 0) == len(sys.modules):
+        return
+    gc.collect()
+    gc.freeze()
+    config.stash[_N_FROZEN_MODULES] = len(sys.modules)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Before the first test, and again after each that imports something."""
+    _freeze_imports(session.config)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """When the test's own things are gone."""
+    yield
+    _freeze_imports(item.config)
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,11 @@
-"""What came of each test on a device, with the device and the versions, as one JSON file."""
+"""What came of each test on a device, with the device and the versions, as one JSON file.
+
+Each test is noted as it begins and ends, beside the report, so that nothing that was found is lost
+when a test ends its process, and another process can go on after it (`run_on_device`).
+"""
 
 from __future__ import annotations
 
-import collections
-import datetime
-import json
 import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,55 +13,80 @@ from typing import Any
 
 import npu_device
 import pytest
+import torch
 
+from device_notes import DEVICE_FAILED, note, notes_path, read_notes, write_report
 from probing import ProbeFailed
 
 
 class DeviceReport:
-    """Counts tests, and writes what it has counted when they end, interrupted or not."""
+    """Notes what comes of tests, and writes the report when they end, interrupted or not."""
 
-    def __init__(self, path: Path, what: str, machine: Mapping[str, Any]) -> None:
-        self._path = path
-        self._what, self._machine = what, machine
-        self._counts: collections.Counter[str] = collections.Counter()
-        self._failed: list[str] = []
-        self._skipped: collections.Counter[str] = collections.Counter()
+    def __init__(
+        self, path: Path, what: str, machine: Mapping[str, Any], *, goes_on: bool = False
+    ) -> None:
+        """Begin anew, or go on after what is noted already."""
+        self._path, self._what, self._machine = path, what, machine
+        if not goes_on:
+            notes_path(path).unlink(missing_ok=True)
+        self._done = read_notes(path).outcomes
+        write_report(path, what, machine, interrupted=True)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Leave out what has been run."""
+        note(self._path, collected=len(items))
+        config.hook.pytest_deselected(items=[one for one in items if one.nodeid in self._done])
+        items[:] = [one for one in items if one.nodeid not in self._done]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A GPU that has failed in a test does nothing for those after it in this process."""
+        if not torch.cuda.is_initialized():
+            return
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            pytest.exit(f"the device has failed before {item.nodeid}: {error}", DEVICE_FAILED)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        note(self._path, begins=nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test, or what prepares it or cleans up after it, has ended."""
         if report.when != "call" and report.passed:
             return
-        self._counts[report.outcome] += 1
-        if report.failed:
-            self._failed.append(report.nodeid)
+        reason = ""
         if report.skipped and isinstance(report.longrepr, tuple):
-            self._skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+        note(self._path, test=report.nodeid, outcome=report.outcome, reason=reason)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        found = {
-            "what": self._what,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "machine": self._machine,
-            "counts": dict(self._counts),
-            "failed": self._failed,
-            "skipped": dict(self._skipped),
-            "interrupted": exitstatus == pytest.ExitCode.INTERRUPTED,
-        }
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        """All tests have ended, or somebody ended them."""
+        interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, DEVICE_FAILED)
+        write_report(self._path, self._what, self._machine, interrupted=interrupted)
 
 
-def make(path: Path) -> DeviceReport:
+def make(path: Path, *, goes_on: bool = False) -> DeviceReport:
     """A report on the device that the tests run on."""
+    return DeviceReport(path, *described(), goes_on=goes_on)
+
+
+def described() -> tuple[str, Mapping[str, Any]]:
+    """What the report is of, and the machine with its device."""
     if npu_device.uses_installed():
         from probes_ascend import machine_facts
 
-        return DeviceReport(path, "tests on an NPU", _described(machine_facts))
+        return "tests on an NPU", _facts(machine_facts)
     from probes_cuda import machine_facts
 
-    return DeviceReport(path, "tests on a GPU", _described(machine_facts))
+    return "tests on a GPU", _facts(machine_facts)
 
 
-def _described(machine_facts: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+def _facts(machine_facts: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
     try:
         return {**machine_facts(), "system": platform.system()}
     except ProbeFailed as reason:

@@ -12,6 +12,9 @@ import torch
 # Fewer launches than the driver queues before it lets the host wait.
 CALLS = 20
 
+# What takes longer than this, one call in a turn tells of as well as many do.
+TURN_NS = 200_000_000
+
 
 def host_turns(
     contenders: Mapping[str, Callable[[], Any]], *, rounds: int = 60, calls: int = CALLS
@@ -31,6 +34,7 @@ def _turns(
     contenders: Mapping[str, Callable[[], Any]], rounds: int, calls: int, *, until_done: bool
 ) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    n_calls = {name: _calls_in_a_turn(call, calls) for name, call in contenders.items()}
     draw = random.Random(0)
     for _ in range(rounds):
         for name in draw.sample(sorted(contenders), len(contenders)):
@@ -38,10 +42,20 @@ def _turns(
             call()
             torch.cuda.synchronize()
             begin = time.perf_counter_ns()
-            for _ in range(calls):
+            for _ in range(n_calls[name]):
                 call()
             if until_done:
                 torch.cuda.synchronize()
-            times[name].append((time.perf_counter_ns() - begin) / calls)
+            times[name].append((time.perf_counter_ns() - begin) / n_calls[name])
             torch.cuda.synchronize()
     return times
+
+
+def _calls_in_a_turn(call: Callable[[], Any], calls: int) -> int:
+    """As many as are wanted, fewer where they would take long."""
+    call()
+    torch.cuda.synchronize()
+    begin = time.perf_counter_ns()
+    call()
+    torch.cuda.synchronize()
+    return max(1, min(calls, TURN_NS // max(1, time.perf_counter_ns() - begin)))

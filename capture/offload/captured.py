@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from offload.backends import Backend
 from offload.errors import CaptureError
 from offload.explain import explain
 from offload.files import open_program, save_program
@@ -98,7 +99,7 @@ class Captured:
 
     def load(
         self,
-        device: str | torch.device | None = None,
+        device: str | torch.device | Backend | None = None,
         *,
         scheduling: str = Scheduling.OFFLOAD,
         verify: bool = True,
@@ -109,7 +110,8 @@ class Captured:
 
         Args:
             device: device type, which may have an index (`cuda:1`); by default what the Program
-                was recorded on, or to which its file was read.
+                was recorded on, or to which its file was read. Or a backend with options of its
+                own, such as `AscendBackend(capturer, refresh="gather")`.
             scheduling: `offload` delivers the program as one task; `host` launch by launch, the
                 baseline that it is compared with.
             verify: prove at load that a captured graph computes the same at other addresses, and

@@ -8,14 +8,20 @@ from typing import Any
 
 import torch
 
+from offload.device_formats import own_format, plain_alias
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Program, Symbol, TensorView
 from offload.torch_names import dtype_name, find_dtype, find_overload, symbol_object
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The storage as a uint8 tensor on the same memory."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    """The storage as a uint8 tensor on the same memory, whatever its format.
+
+    A tensor on a storage in a format of the device's own is taken to be in that, and converted when
+    it is copied.
+    """
+    content = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return plain_alias(content) if own_format(content) else content
 
 
 def host_storage(content: bytes) -> torch.UntypedStorage:

@@ -59,6 +59,14 @@ def explain(run: Executable) -> str:
     ]
     if state:
         lines.append("written at each execution: " + ", ".join(state))
+    formats = [
+        f"{value.role} {value.name} {value.device_format} ({value.size_bytes} bytes for "
+        f"{list(value.shape)})"
+        for value in program.values
+        if value.device_format and value.role is Role.WEIGHT
+    ]
+    if formats:
+        lines.append("in the device's own formats: " + ", ".join(formats))
     on_host = [f"{value.role} {value.name}" for value in program.values if value.on_host]
     if on_host:
         lines.append("must be at each execution what they were: " + ", ".join(on_host))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from offload.backends import Backend
 from offload.errors import FileError
 from offload.load import load_offline_model
 from offload.replay import Executable
@@ -32,7 +33,7 @@ class OfflineModel:
 
     def load(
         self,
-        device: str | torch.device = "npu",
+        device: str | torch.device | Backend = "npu",
         *,
         scheduling: str = Scheduling.OFFLOAD,
     ) -> Executable:
@@ -42,7 +43,7 @@ class OfflineModel:
         its outputs. Their addresses may be new at each execution; the feature map's is fixed.
 
         Args:
-            device: device type, which may have an index (`npu:1`).
+            device: device type, which may have an index (`npu:1`), or a backend.
             scheduling: as `Captured.load`; the model is one launch either way.
 
         Raises:

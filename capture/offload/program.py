@@ -83,6 +83,8 @@ class Value:
             device. A host constant is a tensor on the CPU in a Program for another device, of no
             dimensions but where unseen code may read it. Launches take its value when they are
             captured, so it has no slot, and each execution must find the same bytes.
+        device_format: the format of the device's own that its storage has (`FRACTAL_NZ`), so that
+            its bytes are not as shape and strides say; empty: they are.
     """
 
     index: int
@@ -93,6 +95,7 @@ class Value:
     size_bytes: int
     name: str
     host_content: bytes | None = None
+    device_format: str = ""
 
     @property
     def on_host(self) -> bool:
@@ -269,6 +272,7 @@ class Program:
         lines += [
             f"  {value.role:<10} %{value.index} {value.dtype}{list(value.shape)} "
             f"{value.size_bytes} B  {value.name}{'  constant on the CPU' * value.on_host}"
+            f"{f'  in {value.device_format}' if value.device_format else ''}"
             for value in self.values
             if value.role not in PLACED_ROLES
         ]

@@ -173,6 +173,7 @@ class Streaming:
         link: what a copy takes, into the kind of memory that the plan uses.
         estimated: why the times of launches are estimates; empty if they were measured, or need
             not be.
+        timing: how they were measured; empty where there is nothing to say of it.
         gathers: rows that launches read from the store as they need them; those of one table side
             by side, by launch.
     """
@@ -188,6 +189,7 @@ class Streaming:
     floor: StreamingFloor
     link: Link
     estimated: str = ""
+    timing: str = ""
     gathers: tuple[Gather, ...] = ()
 
     @property

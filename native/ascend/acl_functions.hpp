@@ -63,6 +63,8 @@ inline constexpr int kCapabilities = 13;
   X(wait_event, "aclrtStreamWaitEvent", kCore, Error, (Stream stream, Event event))                \
   X(reset_event, "aclrtResetEvent", kCore, Error, (Event event, Stream stream))                    \
   X(synchronize_event, "aclrtSynchronizeEvent", kCore, Error, (Event event))                       \
+  X(query_event, "aclrtQueryEventStatus", kCore, Error,                                            \
+    (Event event, EventRecordedStatus * status))                                                   \
   X(event_elapsed_time, "aclrtEventElapsedTime", kCore, Error,                                     \
     (float* milliseconds, Event begin, Event end))                                                 \
   X(model_execute_async, "aclmdlRIExecuteAsync", kCore, Error, (Model model, Stream stream))       \

@@ -128,6 +128,31 @@ void AscendResident::issue(std::size_t launch) {
   for (const std::size_t kernel : launch_kernels_.at(launch)) launch_kernel(kernel, stream());
 }
 
+// On a stream of its own: the caller's may be being captured.
+std::vector<LaunchTime> AscendResident::time_launches(LaunchTimer& timer) {
+  refuse_closed();
+  if (steps_) throw ExecutionError("launches are timed where no weight is streamed");
+  const ContextScope scope(runtime(), device());
+  const RelaxedCapture relaxed(runtime());
+  const OwnStream stream(runtime(), 0);
+  try {
+    launch_timed(timer, stream.handle());
+    return timer.take();
+  } catch (...) {
+    timer.settle();
+    throw;
+  }
+}
+
+void AscendResident::launch_timed(LaunchTimer& timer, Stream stream) {
+  refresh_->enqueue(stream);
+  for (const std::vector<std::size_t>& kernels : launch_kernels_) {
+    timer.before(stream);
+    for (const std::size_t kernel : kernels) launch_kernel(kernel, stream);
+    timer.after(stream);
+  }
+}
+
 // The last copies of weights go on behind the execution.
 void AscendResident::release() noexcept {
   if (steps_) steps_->weights()->rest();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ascend/argument_table.hpp"
+#include "ascend/launch_timer.hpp"
 #include "ascend/resident_model.hpp"
 #include "ascend/stream_resident.hpp"
 #include "ascend/streamed_steps.hpp"
@@ -66,6 +67,12 @@ class AscendResident final : public StreamResident {
   void issue(std::size_t launch) override;
   bool streams_weights() const override { return steps_ != nullptr; }
   PassReport take_pass() override;
+
+  // Launches everything once, outside of the model and one after the other, and gives what each
+  // launch took. The timer may be kept for another round. Throws ExecutionError, also where weights
+  // are streamed; nothing runs any more then.
+  std::vector<LaunchTime> time_launches(LaunchTimer& timer);
+
   std::uint64_t arena() const override { return arena_ ? arena_->address() : 0; }
 
   // Of the life of this resident, closed or not.
@@ -80,6 +87,7 @@ class AscendResident final : public StreamResident {
   void heed_failure();
   void execute_model();
   void launch_kernel(std::size_t kernel, Stream stream) const;
+  void launch_timed(LaunchTimer& timer, Stream stream);
 
   std::vector<Kernel> kernels_;
   std::vector<std::size_t> argument_bytes_;               // by kernel

@@ -46,15 +46,11 @@ void AscendWeightStream::make_order() {
   lane_.emplace(runtime_, 0);
   is_counted_.emplace();
   begin_.emplace(runtime_);
-  Event event = nullptr;
-  const Error error = runtime_.create_event(&event, kEventExternal);
-  if (error == kSuccess) {
-    runtime_.destroy_event(event);
+  const char* const what = "making an event that crosses the border of a model";
+  if (makes_events(runtime_, kEventExternal, what)) {
     ready_.emplace(runtime_, kEventExternal);
-  } else if (error == kRtParamInvalid || error == kRtFeatureNotSupport) {
-    ended_.emplace(runtime_);
   } else {
-    runtime_.fail(error, "making an event that crosses the border of a model");
+    ended_.emplace(runtime_);
   }
 }
 

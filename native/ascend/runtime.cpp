@@ -244,4 +244,13 @@ OrderEvent::OrderEvent(const Runtime& runtime, std::uint32_t flags) : runtime_(r
 
 OrderEvent::~OrderEvent() { runtime_.destroy_event(event_); }
 
+bool makes_events(const Runtime& runtime, std::uint32_t flags, const char* what) {
+  Event event = nullptr;
+  const Error error = runtime.create_event(&event, flags);
+  if (error == kRtParamInvalid || error == kRtFeatureNotSupport) return false;
+  runtime.check(error, what);
+  runtime.destroy_event(event);
+  return true;
+}
+
 }  // namespace offload::acl

@@ -230,4 +230,8 @@ class OrderEvent {
   Event event_ = nullptr;
 };
 
+// Whether the runtime makes events with these flags. Needs a current context. Throws ExecutionError
+// where making one fails otherwise than by a refusal.
+bool makes_events(const Runtime& runtime, std::uint32_t flags, const char* what);
+
 }  // namespace offload::acl

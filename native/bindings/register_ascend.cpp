@@ -169,6 +169,7 @@ void register_resident(py::module_& module) {
            Unlocked())
       .def("execute", &execute_resident<AscendResident>, Unlocked())
       .def("issue", &AscendResident::issue, py::arg("launch"), Unlocked())
+      .def("time_launches", &AscendResident::time_launches, py::arg("timer"), Unlocked())
       .def("finish", &AscendResident::finish, Unlocked())
       .def("close", &AscendResident::close, Unlocked())
       .def_property_readonly("arena_address", &AscendResident::arena)

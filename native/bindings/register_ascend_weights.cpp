@@ -1,3 +1,4 @@
+#include "ascend/launch_timer.hpp"
 #include "ascend/link_samples.hpp"
 #include "ascend/streamed_steps.hpp"
 #include "convert.hpp"
@@ -66,6 +67,28 @@ void register_steps(py::module_& module) {
           py::arg("stream"));
 }
 
+void register_timer(py::module_& module) {
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  const auto around = [](void (acl::LaunchTimer::*mark)(acl::Stream)) {
+    return [mark](acl::LaunchTimer& timer, std::uint64_t stream) {
+      (timer.*mark)(to_handle<acl::Stream>(stream));
+    };
+  };
+  py::class_<acl::LaunchTime>(module, "AscendLaunchTime")
+      .def_readonly("time_ns", &acl::LaunchTime::time_ns)
+      .def_readonly("host_was_ahead", &acl::LaunchTime::host_was_ahead);
+  py::class_<acl::LaunchTimer, std::shared_ptr<acl::LaunchTimer>>(module, "AscendLaunchTimer")
+      .def(py::init([](int device) {
+             const py::gil_scoped_release unlocked;
+             return std::shared_ptr<acl::LaunchTimer>(new acl::LaunchTimer(device),
+                                                      delete_without_gil<acl::LaunchTimer>);
+           }),
+           py::arg("device"))
+      .def("before", around(&acl::LaunchTimer::before), py::arg("stream"), Unlocked())
+      .def("after", around(&acl::LaunchTimer::after), py::arg("stream"), Unlocked())
+      .def("take", &acl::LaunchTimer::take, Unlocked());
+}
+
 }  // namespace
 
 void register_ascend_weights(py::module_& module) {
@@ -78,6 +101,7 @@ void register_ascend_weights(py::module_& module) {
           "outputs_are_early", [](const AscendWeightStream& one) { return one.ready() != nullptr; },
           "Whether outputs are ready before the last copies have ended.");
   register_steps(module);
+  register_timer(module);
   module.def("ascend_link_samples", &acl::sample_link, py::arg("device"),
              py::call_guard<py::gil_scoped_release>(),
              "Times in ns of copies from pinned memory of the host, by their bytes.");

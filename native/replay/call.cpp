@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "offload/errors.hpp"
+#include "replay/device_storages.hpp"
 #include "replay/host_constants.hpp"
 #include "replay/kernel_scope.hpp"
 #include "replay/overlaps.hpp"
@@ -79,6 +80,11 @@ void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const st
     refuse(name + ": the tensor's memory was freed or shrunk (its storage has " +
            std::to_string(tensor.storage().nbytes()) + " bytes); give it memory again");
   }
+  if (lies_in_own_format(tensor)) {
+    refuse(name +
+           ": expected plain memory, got a tensor in a format of the device's own; cast it " +
+           "with torch_npu.npu_format_cast(tensor, 2)");
+  }
 }
 
 // Whether elements of a tensor may lie at one address, as after expand: from the smallest stride
@@ -104,9 +110,9 @@ bool usable_in_place(const at::Tensor& tensor, const TensorLayout& layout) {
 }
 
 at::Tensor fresh(const TensorLayout& layout, c10::Device device) {
-  c10::Storage storage(c10::Storage::use_byte_size_t(), layout.span_bytes(),
-                       c10::GetAllocator(device.type()), /*resizable=*/false);
-  return tensor_on(std::move(storage), 0, layout, device);
+  const std::size_t n_bytes = layout.span_bytes();
+  c10::DataPtr memory = c10::GetAllocator(device.type())->allocate(n_bytes);
+  return tensor_on(make_storage(device, n_bytes, std::move(memory)), 0, layout, device);
 }
 
 bool is_aligned(const at::Tensor& tensor, std::size_t alignment_bytes) {
@@ -187,8 +193,7 @@ void check_given(const CallSpec& spec, Call& call, std::size_t index) {
 }
 
 c10::Storage storage_of(c10::Device device, std::size_t n_bytes, const std::string& what) {
-  return {c10::Storage::use_byte_size_t(), n_bytes, allocate(device, n_bytes, what),
-          c10::GetAllocator(device.type()), /*resizable=*/true};
+  return make_storage(device, n_bytes, allocate(device, n_bytes, what));
 }
 
 TensorLayout bytes_layout(std::size_t n_bytes) {
@@ -330,6 +335,7 @@ at::Tensor tensor_on(c10::Storage storage, std::int64_t offset_bytes, const Tens
   impl->set_sizes_and_strides(
       layout.shape, layout.strides,
       offset_bytes / static_cast<std::int64_t>(c10::elementSize(layout.dtype)));
+  describe_storage(tensor);
   if (layout.conjugate) impl->_set_conj(true);
   if (layout.negative) impl->_set_neg(true);
   return tensor;

@@ -197,11 +197,12 @@ def test_two_executables_share_one_feature_map(backend, load):
 def test_many_threads_call_one_executable(backend, load):
     run = load(chain, torch.ones(8))
     failures: list[object] = []
+    device = backend.records()  # a default device is one of this thread alone
 
     def call(seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(seed)
         for _ in range(200):
-            x = torch.randn(8, generator=generator)
+            x = torch.randn(8, generator=generator, device=device)
             got = run(x)
             if not same(backend, got, chain(x)):
                 failures.append((x, got))
@@ -315,23 +316,25 @@ import os, threading, torch, offload
 torch.set_num_threads(1)
 f = lambda x: torch.relu(x * 2 + 1).sin()
 with offload.capture(f) as captured:
-    captured(torch.ones(64))
+    captured(torch.ones(64, device={records!r}))
 run = captured.load(device={device!r})
-x = torch.randn(64)
+x = torch.randn(64, device={records!r})
 run(x)
 """
 
 
+def preamble_on(backend: Backend) -> str:
+    return PREAMBLE.format(device=backend.name, records=backend.records())
+
+
 def test_interpreter_exit_with_work_in_flight(backend):
-    done = run_script(
-        PREAMBLE.format(device=backend.name) + "tickets = [run.submit(x) for _ in range(200)]\n"
-    )
+    done = run_script(preamble_on(backend) + "tickets = [run.submit(x) for _ in range(200)]\n")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_interpreter_exit_from_a_thread_that_never_ends(backend):
     done = run_script(
-        PREAMBLE.format(device=backend.name)
+        preamble_on(backend)
         + textwrap.dedent(
             """
             def forever():
@@ -349,7 +352,7 @@ def test_interpreter_exit_from_a_thread_that_never_ends(backend):
 
 def test_fork_with_work_in_flight(backend):
     done = run_script(
-        PREAMBLE.format(device=backend.name)
+        preamble_on(backend)
         + textwrap.dedent(
             """
             tickets = [run.submit(x) for _ in range(200)]

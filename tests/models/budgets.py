@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -10,6 +11,10 @@ from torch import nn
 
 import offload
 from offload.api import Captured
+from offload.backends import StreamingBackend
+from offload.place import place
+from offload.streamed_load import StreamedLoad
+from offload.timeline import Scheduling
 
 
 class Deep(nn.Module):
@@ -56,10 +61,10 @@ def weight_bytes(program: offload.Program) -> int:
     return sum(value.size_bytes for value in program.values if value.role == "weight")
 
 
-def floor_of(captured: Captured) -> int:
+def floor_of(captured: Captured, device: str | None = None) -> int:
     """The least budget, as the refusal of a smaller one says it."""
     with pytest.raises(offload.PlanError) as refused:
-        captured.load(weights_budget=1)
+        captured.load(device, weights_budget=1)
     found = re.search(r"(\d+) bytes", str(refused.value))
     assert found is not None
     return int(found[1])
@@ -70,3 +75,31 @@ def budgets_of(captured: Captured) -> list[int]:
     floor, whole = floor_of(captured), weight_bytes(captured.program)
     rest = max(0, whole - floor)  # none where all weights are too small to be streamed
     return [floor, *(floor + rest * part // 5 for part in range(1, 6)), floor + whole]
+
+
+def budget_steps(captured: Captured, backend: StreamingBackend) -> list[int]:
+    """The floor, and each budget from which on there is another plan, up to all weights.
+
+    Found by halving: a budget admits whatever a smaller one does, so between two budgets of one
+    plan there is no other. Plans are those of `load(verify=False)`, which times no launches.
+    """
+    prepared = backend.prepare(captured.program)
+    plan, how = place(prepared, backend), Scheduling.OFFLOAD
+    load = StreamedLoad(prepared, plan, backend, how, verify=False, progress=None)
+    floor, unit = floor_of(captured, backend.name), backend.alignment_bytes
+    n_units = -(-max(0, load.all_bytes - floor) // unit)
+
+    @functools.cache
+    def plan_of(number: int) -> tuple[object, object]:
+        streaming = load.plan(floor + number * unit)
+        return streaming.pieces, streaming.transfers
+
+    def steps(low: int, high: int) -> list[int]:
+        if low == high or plan_of(low) == plan_of(high):
+            return []
+        if high - low == 1:
+            return [high]
+        middle = (low + high) // 2
+        return steps(low, middle) + steps(middle, high)
+
+    return [floor + number * unit for number in (0, *steps(0, n_units))]

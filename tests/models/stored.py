@@ -28,7 +28,25 @@ def without_memory(build: Callable[[], Any]) -> Any:
         return build().eval()
 
 
-WIDTH, LAYERS = 2048, 128  # 2 GiB of float32
+WIDTH, LAYERS = 2048, 256  # 4 GiB of float32
+
+
+class Packed(nn.Module):
+    """Layers whose weights are 8-bit integers, with a scale for each row."""
+
+    def __init__(self, width: int = 128, n_layers: int = 6) -> None:
+        super().__init__()
+        for index in range(n_layers):
+            levels = torch.randint(-127, 128, (width, width), dtype=torch.int8)
+            self.register_buffer(f"levels_{index}", levels)
+            self.register_buffer(f"scales_{index}", torch.rand(width, 1) / width)
+        self.n_layers = n_layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index in range(self.n_layers):
+            levels, scales = self.get_buffer(f"levels_{index}"), self.get_buffer(f"scales_{index}")
+            x = torch.tanh(nn.functional.linear(x, levels.to(x.dtype) * scales))
+        return x
 
 
 class Wide(nn.Module):
@@ -47,10 +65,11 @@ class Wide(nn.Module):
 def write_wide(folder: Path, width: int, n_layers: int) -> None:
     """Write the weights of a `Wide`, a file for each eighth of it, never all in memory."""
     torch.manual_seed(0)
+    weight = torch.randn(width, width) / width**0.5
     per_file = max(1, n_layers // 8)
     for first in range(0, n_layers, per_file):
         content = {
-            f"layers.{index}.weight": torch.randn(width, width) / width**0.5
+            f"layers.{index}.weight": weight.roll(index, 0)  # each another one, drawn once
             for index in range(first, min(n_layers, first + per_file))
         }
         safetensors.torch.save_file(content, folder / f"model-{first:05}.safetensors")

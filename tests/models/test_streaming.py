@@ -16,13 +16,13 @@ import pytest
 import safetensors.torch
 import torch
 from budgets import Deep, budgets_of, floor_of, weight_bytes
-from stored import LAYERS, WIDTH, compute_wide, save_weights, without_memory, write_wide
+from stored import LAYERS, WIDTH, Packed, compute_wide, save_weights, without_memory, write_wide
 from test_stored_weights import MODELS, mlp
 from torch import nn
 
 import offload
-from offload import Captured
-from offload.backends import NullBackend, cpu
+from offload import Captured, streamed_load
+from offload.backends import CpuBackend, NullBackend, cpu
 from offload.replay import Executable
 
 KIB = 1024
@@ -73,6 +73,21 @@ def test_resident_weights_give_the_bits_of_the_model_in_memory(case: Any) -> Non
     with captured.load(weights_budget=floor_of(captured)) as run:
         for got, tensor in zip(results(run(given)), expected, strict=True):
             assert torch.equal(got, tensor)
+
+
+def test_packed_weights_are_streamed_packed(tmp_path: Path) -> None:
+    save_weights(Packed().eval(), tmp_path)
+    captured = offload.capture(without_memory(Packed), torch.randn(4, 128), weights=tmp_path)
+    packed_bytes = sum(one.numel() * one.element_size() for one in Packed().buffers())
+    assert weight_bytes(captured.program) == packed_bytes  # of floats they would be four times that
+    given = torch.randn(4, 128)
+    with captured.load() as run:
+        expected = run(given)
+    for budget in budgets_of(captured)[:-1]:
+        with captured.load(weights_budget=budget) as run:
+            assert torch.equal(run(given), expected)
+            streamed_bytes = run.last_execution.bytes_streamed
+            assert streamed_bytes == packed_bytes - run.streaming.plan.resident_bytes
 
 
 def test_a_model_in_memory_is_its_own_store(case: Any) -> None:
@@ -131,8 +146,6 @@ def test_auto_takes_all_where_there_is_room(deep: Captured) -> None:
 
 
 def test_auto_takes_what_is_free(deep: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offload.backends.cpu import CpuBackend
-
     given = torch.randn(4, 128)
     with deep.load() as run:
         expected = run(given)
@@ -141,6 +154,47 @@ def test_auto_takes_what_is_free(deep: Captured, monkeypatch: pytest.MonkeyPatch
         assert run.streaming.plan.transfers
         assert run.streaming.plan.memory_bytes <= 700 * KIB
         assert torch.equal(run(given), expected)
+
+
+def test_auto_below_the_floor_says_what_is_needed(
+    deep: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    floor = floor_of(deep)
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self, program: floor)
+    with pytest.raises(offload.PlanError) as refused:
+        deep.load(weights_budget="auto")
+    for part in (str(floor), "layers.2", "a ring of", "predicted", "of the feature map"):
+        assert part in str(refused.value)
+
+
+def test_auto_leaves_room_for_the_feature_map(
+    deep: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with deep.load() as run:
+        feature_map_bytes = run.plan.feature_map_bytes
+    assert feature_map_bytes > 0
+    free_bytes = 700 * KIB
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self, program: free_bytes)
+    with deep.load(weights_budget="auto") as run:
+        budget = run.streaming.plan.budget_bytes
+    assert budget == int(free_bytes * 0.9) - feature_map_bytes
+
+
+def test_auto_tries_out_what_it_has_loaded(deep: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All weights would stay, but executions find no memory beside them."""
+    budgets = []
+    real = streamed_load._execute_made_up
+
+    def execute(run: Executable, n_executions: int) -> None:
+        budgets.append(run.streaming.plan.budget_bytes)
+        if run.streaming.plan.is_resident:
+            raise offload.OutOfMemory("none left")
+        real(run, n_executions)
+
+    monkeypatch.setattr(streamed_load, "_execute_made_up", execute)
+    with deep.load(weights_budget="auto") as run:
+        assert run.streaming.plan.transfers
+    assert budgets[0] > budgets[1]
 
 
 @pytest.mark.parametrize("error", [offload.OutOfMemory, offload.ExecutionError])
@@ -177,7 +231,7 @@ def test_times_that_find_no_memory_are_no_estimates(
     def refuse(_: Any) -> Any:
         raise offload.OutOfMemory("none left")
 
-    monkeypatch.setattr("offload.load._timed_ns", refuse)
+    monkeypatch.setattr("offload.streamed_load._timed_ns", refuse)
     with pytest.raises(offload.OutOfMemory, match="none left"):
         deep.load(weights_budget=floor_of(deep))
 
@@ -339,7 +393,7 @@ def test_one_load_at_a_time_has_memory(deep: Captured, monkeypatch: pytest.Monke
             super().__init__(*args, **kwargs)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr("offload.load.Executable", Watched)
+    monkeypatch.setattr("offload.streamed_load.Executable", Watched)
     deep.load(weights_budget=floor_of(deep)).close()
     assert len(made) == 2  # the first times launches
 
@@ -357,7 +411,7 @@ def test_a_model_larger_than_the_memory_of_its_process(tmp_path: Path) -> None:
     write_wide(tmp_path, WIDTH, LAYERS)
     model_bytes = 4 * WIDTH * WIDTH * LAYERS
     budget_bytes = model_bytes // 8
-    limit_bytes = model_bytes // 2
+    limit_bytes = model_bytes // 4
     finished = subprocess.run(
         [
             sys.executable, str(Path(__file__).with_name("limited_process.py")), str(tmp_path),

@@ -68,7 +68,7 @@ def fail_each_call(
         check: asserts that nothing is left; it is given the call, in words.
     """
     n_failed = 0
-    for nth in range(1, 60):
+    for nth in range(1, 200):
         simulator.forget_calls()
         simulator.fail(function, 507000, nth)
         try:

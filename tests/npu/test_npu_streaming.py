@@ -1,18 +1,21 @@
-"""Weights of torch_npu models under a budget, on the simulated NPU, against the CPU."""
+"""Weights of torch_npu models under a budget: against the CPU, and against all of them resident."""
 
 from __future__ import annotations
 
 import functools
 import gc
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from ascend_simulator import AscendSimulator
+from budgets import Deep, budget_steps, floor_of, weight_bytes
+from npu_models import Block
 from on_npu import check_same
 from stored import save_weights, without_memory
-from test_streaming import floor_of, weight_bytes
 from torch import nn
 
 import offload
@@ -89,6 +92,60 @@ def test_every_budget_gives_the_results_of_the_cpu(
             assert run.last_execution.bytes_streamed == plan.transfer_bytes
 
 
+def build_decoder() -> nn.Module:
+    return nn.Sequential(nn.Embedding(100, 64), Block(64, 4, fused=True), nn.Linear(64, 100))
+
+
+BUILT: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
+    "layers": (Layers, lambda: torch.randn(4, 64)),
+    "deep": (Deep, lambda: torch.randn(4, 128)),  # it writes a buffer, and uses a layer twice
+    "attention by parts": (lambda: Block(64, 4, fused=False), lambda: torch.randn(2, 5, 64)),
+    "decoder": (build_decoder, lambda: torch.randint(0, 100, (2, 7))),
+}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_every_step_of_the_budget_gives_the_bits_of_resident_weights(
+    name: str, tmp_path: Path
+) -> None:
+    build, make = BUILT[name]
+    save_weights(build().eval(), tmp_path)
+    inputs = [make() for _ in range(3)]
+    captured = offload.capture(without_memory(build), inputs[0].npu(), weights=tmp_path)
+    with captured.load() as resident:
+        assert resident.streaming.plan.is_resident
+        expected = [resident(one.npu()).cpu() for one in inputs]
+    assert not torch.equal(expected[0], expected[1])
+    steps = budget_steps(captured, TorchAscendBackend())
+    assert len(steps) > 4
+    for budget in steps:
+        with captured.load(weights_budget=budget, verify=False) as run:
+            plan = run.streaming.plan
+            assert plan.memory_bytes <= budget
+            for one, wanted in zip(inputs, expected, strict=True):
+                assert torch.equal(run(one.npu()).cpu(), wanted)
+                assert run.last_execution.bytes_streamed == plan.transfer_bytes
+    assert plan.is_resident
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_weights_in_files_give_the_bits_of_the_model_on_the_device(
+    name: str, tmp_path: Path
+) -> None:
+    build, make = BUILT[name]
+    model = build().eval()
+    save_weights(model, tmp_path)
+    given = make()
+    captured = offload.capture(without_memory(build), given.npu(), weights=tmp_path)
+    with captured.load(weights_budget=floor_of(captured)) as run:
+        assert run.streaming.plan.transfers
+        found = run(given.npu()).cpu()
+    in_memory = offload.capture(model.npu(), given.npu())
+    model.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
+    with in_memory.load() as resident:
+        assert torch.equal(resident(given.npu()).cpu(), found)
+
+
 def test_weights_are_replaced_between_executions(
     model: nn.Module, captured: offload.Captured
 ) -> None:
@@ -134,14 +191,14 @@ def test_a_failed_load_leaves_nothing(
     captured: offload.Captured,
 ) -> None:
     budget = floor_of(captured)
-    captured.load(weights_budget=budget).close()
+    captured.load(weights_budget=budget, verify=False).close()  # whose calls are no timing's
     gc.collect()
     torch.npu.synchronize()
     kinds = ("model", "event", "registration", "capture")
     held = [simulated_npu.live(kind) for kind in kinds], _native.ascend_streams()
     simulated_npu.fail(function, 507000, nth)
     with pytest.raises(offload.OffloadError, match="507000"):
-        captured.load(weights_budget=budget)
+        captured.load(weights_budget=budget, verify=False)
     simulated_npu.forget_calls()
     gc.collect()
     torch.npu.synchronize()

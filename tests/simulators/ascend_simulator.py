@@ -47,6 +47,9 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_set_event_limit": (None, [_bytes]),
     "sim_set_destroy_polls": (None, [_int]),
     "sim_set_patience_ms": (None, [_int]),
+    "sim_set_waits_take_time": (None, [_int]),
+    "sim_waited_ms": (_address, []),
+    "sim_set_loop_limit": (None, [_bytes]),
     "sim_set_first_stream_first": (None, [_int]),
     "sim_argument_bytes": (_bytes, []),
     "sim_streams_in_use": (_bytes, [_int]),
@@ -175,6 +178,19 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
     def set_patience_ms(self, milliseconds: int) -> None:
         """How long a wait without a time lasts if nobody issues what the work waits for."""
         self.library.sim_set_patience_ms(milliseconds)
+
+    def set_waits_take_time(self, take: bool) -> None:
+        """Whether a wait lasts its milliseconds, or counts them alone in `waited_ms`."""
+        self.library.sim_set_waits_take_time(take)
+
+    @property
+    def waited_ms(self) -> int:
+        """What waits for what nobody issued have lasted since the last reset."""
+        return self.library.sim_waited_ms()
+
+    def set_loop_limit(self, n_rounds: int) -> None:
+        """How many rounds of a conditional task are no fault."""
+        self.library.sim_set_loop_limit(n_rounds)
 
     def set_first_stream_first(self, first: bool) -> None:
         """Whether a model's first stream goes as far as it may, rather than its last."""

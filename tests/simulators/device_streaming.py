@@ -66,7 +66,6 @@ class CudaDevice:
     fault = "CUDA_ERROR_ILLEGAL_ADDRESS"
     register = "cuMemHostRegister"
     wait_stream = "cuStreamSynchronize"
-    times_launches = True
 
     def __init__(self, simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
         import simulated_backend
@@ -109,7 +108,6 @@ class AscendDevice:
     fault = "ACL_ERROR_RT_"
     register = "aclrtHostRegisterV2"
     wait_stream = "aclrtSynchronizeStream"
-    times_launches = False
 
     def __init__(
         self, ascend: AscendSimulator, monkeypatch: pytest.MonkeyPatch, form: str | None = None
@@ -150,11 +148,7 @@ class AscendDevice:
 
 
 def floor_on(captured, backend) -> int:
-    class OnDevice:
-        def load(self, **options):
-            return captured.load(backend.name, **options)
-
-    return floor_of(OnDevice())
+    return floor_of(captured, backend.name)
 
 
 def expected_of(captured, inputs):

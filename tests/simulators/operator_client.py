@@ -10,10 +10,11 @@ import npu_device
 from ascend_client import Client
 
 FLOAT, HALF, INT32, INT64, DOUBLE, BOOL, STRING = 0, 1, 3, 9, 11, 12, 13
-ND = 2
+ND, FRACTAL_NZ = 2, 29
 PARAM_NULLPTR, PARAM_INVALID, INNER_NULLPTR, FAILURE = 161001, 161002, 561103, 500001
+RUNTIME_ERROR = 361001
 
-_FORMATS = {FLOAT: "f", INT32: "i", INT64: "q", DOUBLE: "d", BOOL: "?"}
+_FORMATS = {FLOAT: "f", HALF: "e", INT32: "i", INT64: "q", DOUBLE: "d", BOOL: "?"}
 
 
 class Tensor(ctypes.c_void_p):
@@ -53,15 +54,21 @@ class Operators:
         dtype: int = FLOAT,
         strides: Sequence[int] | None = None,
         offset: int = 0,
+        storage: Sequence[int] = (),
     ) -> Tensor:
-        """A tensor's description; strides and offset in elements."""
+        """A tensor's description; strides and offset in elements.
+
+        With the shape of a `storage` it lies in FRACTAL_NZ.
+        """
         dims = (ctypes.c_int64 * len(shape))(*shape)
         steps = None if strides is None else (ctypes.c_int64 * len(strides))(*strides)
+        dims_of_storage = (ctypes.c_int64 * len(storage))(*storage) if storage else dims
         create = self.library.aclCreateTensor
         create.restype = ctypes.c_void_p
         made = create(
-            dims, ctypes.c_uint64(len(shape)), dtype, steps, ctypes.c_int64(offset), ND, dims,
-            ctypes.c_uint64(len(shape)), ctypes.c_void_p(address),
+            dims, ctypes.c_uint64(len(shape)), dtype, steps, ctypes.c_int64(offset),
+            FRACTAL_NZ if storage else ND, dims_of_storage,
+            ctypes.c_uint64(len(dims_of_storage)), ctypes.c_void_p(address),
         )  # fmt: skip
         tensor = Tensor(made)
         self._descriptions.append(("aclDestroyTensor", tensor))

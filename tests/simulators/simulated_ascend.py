@@ -12,11 +12,39 @@ from ascend_kernels import AtenCapturer
 from ascend_simulator import AscendSimulator
 
 from offload import backends
+from offload.backends import Prepared, TimedLaunches
 from offload.backends.ascend import AscendBackend, Refresh
+from offload.backends.ascend.relocated_model import ProofMemory
 from offload.backends.ascend.streaming import WeightMemory
 from offload.backends.device_streaming import refuse_unstored
+from offload.plan import Plan
 from offload.program import Program
 from offload.streaming import Link
+
+
+def device_memory(ascend: AscendSimulator, size_bytes: int) -> WeightMemory:
+    """Of the simulated device, as a tensor of the CPU."""
+    address = ascend.make("aclrtMalloc", max(1, size_bytes), 0)
+    memory = (ctypes.c_uint8 * max(1, size_bytes)).from_address(address)
+    release = weakref.finalize(memory, ascend.code, "aclrtFree", address)
+    release.atexit = False
+    return WeightMemory(torch.frombuffer(memory, dtype=torch.uint8), release)
+
+
+class SimulatedProofMemory(ProofMemory):
+    """Of the simulated device; copies from the host as well, as weights lie there."""
+
+    def __init__(self, ascend: AscendSimulator) -> None:
+        super().__init__(0)
+        self._ascend = ascend
+
+    def take(self, size_bytes: int) -> torch.Tensor:
+        """A tensor of the CPU on memory of the simulated device."""
+        return device_memory(self._ascend, size_bytes).tensor
+
+    def copy(self, destination: int, source: int, size_bytes: int) -> None:
+        """By the processor."""
+        ctypes.memmove(destination, source, size_bytes)
 
 
 class SimulatedAscendBackend(AscendBackend):
@@ -51,15 +79,19 @@ class SimulatedAscendBackend(AscendBackend):
         return 0
 
     def weight_memory(self, index: int, size_bytes: int) -> WeightMemory:
-        """Of the simulated device, as a tensor of the CPU."""
-        address = self._ascend.make("aclrtMalloc", max(1, size_bytes), 0)
-        memory = (ctypes.c_uint8 * max(1, size_bytes)).from_address(address)
-        release = weakref.finalize(memory, self._ascend.code, "aclrtFree", address)
-        release.atexit = False
-        return WeightMemory(torch.frombuffer(memory, dtype=torch.uint8), release)
+        """Of the simulated device."""
+        return device_memory(self._ascend, size_bytes)
+
+    def proof_memory(self, index: int) -> ProofMemory:
+        """Of the simulated device and the host."""
+        return SimulatedProofMemory(self._ascend)
+
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
+        """Not measured, so that every run decides alike: a microsecond each."""
+        return TimedLaunches((1000.0,) * len(prepared.program.launches), "made up")
 
     def link(self, program: Program) -> Link:
-        """Not measured, so that every run decides alike; a copy takes about as long as a launch."""
+        """Not measured, for the same reason; a copy takes about as long as a launch."""
         refuse_unstored(program)
         return Link(bytes_per_second=1e10, overhead_ns=1000.0)
 

@@ -14,7 +14,7 @@ from aten_capturer import AtenCapturer
 from simulator import Simulator
 
 from offload import backends
-from offload.backends import Prepared
+from offload.backends import Prepared, TimedLaunches
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import Capturer
@@ -60,9 +60,9 @@ class SimulatedBackend(CudaBackend):
         """Not measured, so that every run decides alike: a copy never pays."""
         return CopyCosts(1.0, 1e9, 0.0, 0.0)
 
-    def time_launches(self, prepared: Prepared, plan: Plan) -> tuple[float, ...]:
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
         """Not measured, for the same reason: a microsecond each."""
-        return (1000.0,) * len(prepared.program.launches)
+        return TimedLaunches((1000.0,) * len(prepared.program.launches), "made up")
 
     def link(self, program: Program) -> Link:
         """Not measured, for the same reason: a copy takes about as long as what it hides behind."""

@@ -7,6 +7,8 @@ import ctypes
 import ascend_client as acl
 import pytest
 
+from model_tasks import tasks_of
+
 HEAD, WHEN_STARTED = 0, 0x7FFFFFFF
 
 
@@ -150,3 +152,15 @@ def test_only_its_own_streams_end_a_model(ascend, npu, model):
     assert ascend.code("aclmdlRIEndTask", model, npu.stream(acl.PERSISTENT)) == acl.STREAM_MODEL
     assert ascend.live("task") == 0
     end(npu, model, stream)
+
+
+def test_tasks_have_numbers_of_their_model(ascend, npu, model):
+    stream = bind(npu, model)
+    npu.note(stream, 1)
+    npu.note(stream, 2)
+    numbers = []
+    for task in tasks_of(ascend, model)[0]:
+        number = ctypes.c_uint32()
+        ascend.call("aclmdlRITaskGetSeqId", task, ctypes.byref(number))
+        numbers.append(number.value)
+    assert numbers == [0, 1]

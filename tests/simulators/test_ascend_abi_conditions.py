@@ -168,6 +168,27 @@ def test_a_failing_loop_ends(ascend, npu, stream, side):
     ascend.errors.clear()
 
 
+def test_a_loop_that_does_not_end_is_a_fault(ascend, npu, stream, side):
+    ascend.set_loop_limit(3)
+    model, _ = branching(npu, stream, side, WHILE, 1, default=1)
+    npu.execute(model, stream)
+    assert ascend.code("aclrtSynchronizeStream", stream) == acl.AICORE_EXCEPTION
+    assert noted(npu) == [100, 0, 0, 0]
+
+
+def test_as_many_rounds_as_a_loop_may_go_are_no_fault(ascend, npu, stream, side):
+    ascend.set_loop_limit(3)
+    with npu.capture(stream) as models:
+        condition = condition_on(ascend, npu.info(stream)[1], default=3)
+        cell = value_of(ascend, condition)
+        (sub,) = add_task(ascend, stream, condition, WHILE, 1)
+        assert sub_code(ascend, side, sub) == 0
+        npu.add(side, cell, cell, 2**64 - 1)
+        npu.end(side)
+    npu.run(models[0], stream)
+    assert len(npu.order) == 3
+
+
 def test_without_the_flag_the_value_stays_the_callers(ascend, npu, stream, side):
     model, condition = branching(npu, stream, side, IF, 1, default=1, flag=0)
     npu.run(model, stream)

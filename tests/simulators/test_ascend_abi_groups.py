@@ -126,6 +126,8 @@ def test_an_update_with_another_number_of_tasks_is_refused(ascend, npu, stream, 
     codes.append(ascend.code("aclmdlRICaptureTaskUpdateEnd", stream))
     assert codes.index(acl.INTERNAL_ERROR) == min(len(words), 2)  # at the first that is too much
     assert codes.count(0) == len(codes) - 1
+    end = ("aclmdlRICaptureTaskUpdateEnd", stream)
+    assert ascend.code(*end) == acl.STREAM_TASK_GROUP_STATUS  # the refused update is over
     if len(words) < 2:
         npu.run(model, stream)  # nothing was changed
         assert npu.order == [f"note {word} of 1" for word in (0, 5, 6, 9)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import ascend_client as acl
 import pytest
@@ -52,7 +53,9 @@ def test_sizes_are_rounded_and_memory_is_poisoned(ascend, npu):
 def test_memory_has_an_end(ascend, npu):
     ascend.set_memory_limit(2 * MIB)
     result = ctypes.c_uint64()
+    result.value = 1
     assert ascend.code("aclrtMalloc", ctypes.byref(result), 3 * MIB, 0) == acl.MEMORY_ALLOCATION
+    assert result.value == 0
     assert ascend.code("aclrtMalloc", ctypes.byref(result), 0, 0) == acl.PARAM_INVALID
     assert ascend.code("aclrtMalloc", ctypes.byref(result), 1 << 63, 0) == acl.MEMORY_ALLOCATION
     npu.malloc(MIB)
@@ -186,6 +189,17 @@ def test_rectangles(ascend, npu):
     assert ascend.code("aclrtMemcpy2d", *narrow) == acl.PARAM_INVALID
 
 
+def test_lines_are_staged_at_the_call(ascend, npu):
+    stream, destination = npu.stream(), npu.words(0, 0)
+    kept, host = pageable(acl.u64(1, 2, 3, 4))
+    rectangle = (destination, 8, host, 16, 8, 2, acl.HOST_TO_BUFFER_TO_DEVICE)
+    ascend.call("aclrtMemcpy2dAsync", *rectangle, stream)
+    ctypes.memset(host, 0, 32)
+    npu.synchronize(stream)
+    assert acl.peek(destination, 2) == (1, 3)
+    assert kept.raw == bytes(32)
+
+
 def test_a_copy_with_a_descriptor_reads_it_when_it_runs(ascend, npu):
     size = ctypes.c_size_t()
     kind, stream = acl.INNER_DEVICE_TO_DEVICE, npu.stream()
@@ -216,6 +230,11 @@ def test_a_copy_with_offsets_reads_its_pointers_when_it_runs(ascend, npu):
     npu.upload(at, acl.u64(other))
     npu.synchronize(stream)
     assert acl.peek(destination, 2) == (4, 0)
+    elsewhere = npu.words(0, 0)
+    ascend.call(copy[0], to, 16, 8, *copy[4:])
+    npu.upload(to, acl.u64(elsewhere))
+    npu.synchronize(stream)
+    assert (acl.peek(destination, 2), acl.peek(elsewhere, 2)) == ((4, 0), (0, 4))
     ascend.call(*copy)
     npu.upload(at, acl.u64(0))
     assert ascend.code("aclrtSynchronizeStream", stream) == acl.SYS_DMA
@@ -229,13 +248,17 @@ def test_values_are_written_and_waited_for(ascend, npu):
     ascend.call("aclrtValueWrite", cell, 7, 0, second)
     npu.synchronize(first)
     assert npu.order == ["note 2 of 1", "note 1 of 1"]
+    assert acl.peek(cell) == (7,)
     assert ascend.code("aclrtValueWrite", cell + 4, 7, 0, first) == ADDRESS_UNALIGNED
     assert ascend.code("aclrtValueWait", cell, 7, 4, first) == acl.PARAM_INVALID
 
 
 @pytest.mark.parametrize(
     ("flag", "value", "passes"),
-    [(0, 6, True), (0, 7, False), (1, 6, True), (1, 5, False), (2, 2, True), (2, 1, False)],
+    [
+        *((0, 6, True), (0, 7, False), (1, 6, True), (1, 5, False), (2, 2, True), (2, 1, False)),
+        *((3, 1, True), (3, 2**64 - 7, False)),
+    ],
 )
 def test_conditions_of_waits_for_values(ascend, npu, flag, value, passes):
     stream, cell = npu.stream(), npu.words(6)
@@ -243,3 +266,109 @@ def test_conditions_of_waits_for_values(ascend, npu, flag, value, passes):
     code = ascend.code("aclrtSynchronizeStreamWithTimeout", stream, 0)
     assert code == (0 if passes else acl.STREAM_SYNC_TIMEOUT)
     ascend.call("aclrtDestroyStreamForce", stream)
+
+
+@pytest.mark.parametrize(
+    ("function", "more", "n_bytes"),
+    [
+        ("aclrtMalloc", (0,), 96),
+        ("aclrtMallocCached", (0,), 96),
+        ("aclrtMallocWithCfg", (0, 0), 96),
+        ("aclrtMallocAlign32", (0,), 64),
+    ],
+)
+def test_what_each_function_adds(ascend, function, more, n_bytes):
+    ascend.make(function, 33, *more)
+    assert ascend.live_bytes == n_bytes
+
+
+def test_arguments_of_launches_are_no_memory_of_the_callers(ascend, npu):
+    npu.note(npu.stream(), 1)
+    assert (ascend.live_bytes, ascend.argument_bytes) == (0, 8)
+
+
+def access_of(address: int) -> str:
+    """What the process may do with the page at an address."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        area, access, *_ = line.split()
+        begin, end = (int(bound, 16) for bound in area.split("-"))
+        if begin <= address < end:
+            return access[:3]
+    return ""
+
+
+def test_freed_memory_is_kept_unmapped_or_used_again(ascend, npu):
+    addresses = []
+    for policy, access in ((0, "rw-"), (1, "---"), (2, "rw-")):
+        ascend.set_free_policy(policy)
+        address = npu.malloc()
+        ascend.call("aclrtFree", address)
+        assert access_of(address) == access
+        assert not ascend.is_accessible(address, 1)
+        addresses.append((address, npu.malloc()))
+    assert [freed == made for freed, made in addresses] == [False, False, True]
+    assert acl.peek(addresses[-1][0]) == (POISON,)
+
+
+def test_pinned_memory_is_poisoned(ascend):
+    assert acl.peek(ascend.make("aclrtMallocHost", 64)) == (POISON,)
+
+
+def test_registered_memory_has_its_own_address_on_the_device(ascend, npu):
+    attributes, result = (ctypes.c_uint32 * 7)(), ctypes.c_uint64()
+    _kept, host = pageable(bytes(64))
+    ascend.call("aclrtHostRegister", host, 64, 0, ctypes.byref(result))
+    assert result.value == host
+    ascend.call("aclrtPointerGetAttributes", npu.malloc(), attributes)
+    assert attributes[2] == 4096
+
+
+def test_copies_from_the_device_read_late(npu):
+    stream, source, other = npu.stream(), npu.words(1), npu.words(0)
+    host = npu.pinned(acl.u64(0))
+    assert copy_async_code(npu, stream, other, source, 8, acl.DEVICE_TO_DEVICE) == 0
+    assert copy_async_code(npu, stream, host, source, 8, acl.DEVICE_TO_HOST) == 0
+    npu.upload(source, acl.u64(2))
+    assert (acl.peek(host), acl.peek(other)) == ((0,), (0,))
+    npu.synchronize(stream)
+    assert (acl.peek(host), acl.peek(other)) == ((2,), (2,))
+
+
+def test_a_copy_to_pageable_memory_waits(npu):
+    stream, source = npu.stream(), npu.words(3)
+    npu.note(stream, 1)
+    _kept, host = pageable(bytes(8))
+    assert copy_async_code(npu, stream, host, source, 8, acl.DEVICE_TO_HOST) == 0
+    assert npu.order == ["note 1 of 1"]
+    assert acl.peek(host) == (3,)
+
+
+def test_bytes_that_were_staged_are_not_read_again(ascend, npu):
+    stream, host, destination = npu.stream(), npu.pinned(bytes(8)), npu.words(0)
+    for kind in (acl.HOST_TO_BUFFER_TO_DEVICE, acl.HOST_TO_DEVICE):
+        assert copy_async_code(npu, stream, destination, host, 8, kind) == 0
+    npu.synchronize(stream)
+    assert ascend.bytes_from_host == 8
+
+
+def test_pointers_and_values_that_went_are_a_fault(ascend, npu):
+    stream, source = npu.stream(), npu.words(1)
+    pointer, cell, waited = npu.words(source), npu.words(0), npu.words(0)
+    copy = ("aclrtMemcpyAsyncWithOffset", pointer, 8, 0, pointer, 8, 0, 6, stream)
+    ascend.call("aclrtValueWait", waited, 0, 1, stream)
+    ascend.call(*copy)
+    ascend.call("aclrtFree", waited)
+    ascend.call("aclrtFree", pointer)
+    timed = ("aclrtSynchronizeStreamWithTimeout", stream, 0)
+    assert ascend.code(*timed) == acl.STREAM_SYNC_TIMEOUT  # what went has no value
+    ascend.call("aclrtDestroyStreamForce", stream)
+    stream, pointer = npu.stream(), npu.words(source)
+    ascend.call(copy[0], pointer, 8, 0, pointer, 8, 0, 6, stream)
+    ascend.call("aclrtFree", pointer)
+    assert ascend.code("aclrtSynchronizeStream", stream) == acl.SYS_DMA
+    ascend.call("aclrtResetDeviceForce", 0)
+    ascend.call("aclrtSetDevice", 0)
+    stream = npu.stream()
+    ascend.call("aclrtValueWrite", cell, 1, 0, stream)
+    ascend.call("aclrtFree", cell)
+    assert ascend.code("aclrtSynchronizeStream", stream) == acl.SYS_DMA

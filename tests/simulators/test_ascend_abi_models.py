@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import json
 
 import ascend_client as acl
+import ascend_simulator
 import pytest
 
 
@@ -84,14 +86,47 @@ def test_destroying_a_model_that_does_not_end_is_refused(ascend, npu, stream):
     assert ascend.live("model") == 0
 
 
+def test_destroying_a_model_polls_for_ten_seconds(ascend, npu, stream):
+    ascend.set_waits_take_time(False)
+    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    with npu.capture(stream) as models:
+        npu.wait(stream, event)
+    npu.execute(models[0], stream)
+    assert ascend.code("aclmdlRIDestroy", models[0]) == acl.MODEL_RUNNING
+    assert ascend.waited_ms == 10_000
+    npu.record(event, npu.stream())
+    ascend.call("aclmdlRIDestroy", models[0])
+    assert ascend.waited_ms == 10_000
+
+
+def test_another_thread_can_end_what_a_destruction_polls_for(ascend, npu, stream):
+    event, outside = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL), npu.stream()
+    with npu.capture(stream) as models:
+        npu.wait(stream, event)
+    npu.execute(models[0], stream)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        context = ascend.make("aclrtGetCurrentContext")
+        thread.submit(ascend.call, "aclrtSetCurrentContext", context).result()
+        destroyed = thread.submit(ascend.code, "aclmdlRIDestroy", models[0])
+        while not ascend.waited_ms and not destroyed.done():
+            pass
+        npu.record(event, outside)
+        assert destroyed.result() == 0
+    assert ascend.live("model") == 0
+
+
 def test_execute_gives_up_after_its_time(ascend, npu, stream):
     event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
     with npu.capture(stream) as models:
         npu.wait(stream, event)
-    assert ascend.code("aclmdlRIExecute", models[0], 1) == acl.STREAM_SYNC_TIMEOUT
+    ascend.set_waits_take_time(False)
+    assert ascend.code("aclmdlRIExecute", models[0], 5) == acl.STREAM_SYNC_TIMEOUT
+    assert ascend.waited_ms == 5
+    n_streams = ascend.streams_in_use()  # of which one is the model's own
     npu.record(event, npu.stream())
     ascend.call("aclmdlRIDestroy", models[0])
     assert ascend.live("model") == 0
+    assert ascend.streams_in_use() == n_streams
 
 
 def test_callbacks_are_called_when_a_model_goes(ascend, npu, stream):
@@ -165,3 +200,45 @@ def test_a_failure_leaves_the_next_execution_working(ascend, npu, stream):
     assert ascend.code("aclmdlRIExecuteAsync", model, stream) == acl.INTERNAL_ERROR
     npu.run(model, stream)
     assert npu.order == ["note 1 of 1"]
+
+
+def test_after_a_fault_nothing_is_executed(ascend, npu, stream):
+    model = noting(npu, stream, 1)
+    ascend.fault()
+    assert ascend.code("aclmdlRIExecuteAsync", model, stream) == acl.AICORE_EXCEPTION
+    assert npu.order == []
+
+
+def test_callbacks_get_their_data(ascend, npu, stream):
+    model, seen = noting(npu, stream, 1), []
+    function = ascend_simulator.HOST_FUNCTION(seen.append)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    ascend.call("aclmdlRIDestroyRegisterCallback", model, address, 77)
+    ascend.call("aclmdlRIDestroy", model)
+    assert seen == [77]
+
+
+def test_an_aborted_model_does_nothing_more(ascend, npu):
+    model, bound = ascend.make("aclmdlRIBuildBegin", 0), npu.stream(acl.PERSISTENT)
+    ascend.call("aclmdlRIBindStream", model, bound, 0)
+    npu.note(bound, 1)
+    ascend.call("aclmdlRIEndTask", model, bound)
+    ascend.call("aclmdlRIBuildEnd", model, 0)
+    npu.execute(model, 0)
+    ascend.call("aclmdlRIAbort", model)
+    npu.synchronize(0)
+    assert npu.order == []
+    npu.run(model, 0)
+    assert npu.order == ["note 1 of 1"]
+
+
+def test_descriptions_name_streams_and_host_functions(ascend, npu, stream, tmp_path):
+    path, number, count = tmp_path / "model.json", ctypes.c_int32(), ctypes.c_uint32(1)
+    with npu.capture(stream) as models:
+        ascend.call("aclrtLaunchHostFunc", stream, ascend.host_function(lambda: None), 0)
+    ascend.call("aclmdlRIDebugJsonPrint", models[0], str(path).encode(), 0)
+    found = (ctypes.c_uint64 * 1)()
+    ascend.call("aclmdlRIGetStreams", models[0], found, ctypes.byref(count))
+    ascend.call("aclrtStreamGetId", found[0], ctypes.byref(number))
+    (event,) = json.loads(path.read_text())
+    assert (event["args"]["Task Type"], event["args"]["Stream Id"]) == ("HOST_FUNC", number.value)

@@ -95,6 +95,8 @@ def test_a_model_says_what_memory_it_needs(ascend, content, path):
     for given in ((0, SPACE), (SPACE, 0)):
         assert ascend.code("aclmdlQuerySize", path, *given) == acl.PARAM_INVALID
     assert ascend.code("aclmdlLoadFromFile", path, 0) == acl.PARAM_INVALID
+    assert ascend.code("aclmdlQuerySize", 0, *sizes) == acl.PARAM_INVALID
+    assert ascend.code("aclmdlQuerySizeFromMem", 0, 64, *sizes) == acl.PARAM_INVALID
     assert ascend.live("offline model") == 0
     query = ("aclmdlQuerySize", b"/no/such/file.om", sizes[0], sizes[1])
     assert ascend.code(*query) == INVALID_FILE
@@ -169,6 +171,19 @@ def test_memory_of_the_models_own_goes_with_it(ascend, npu, path):
     ascend.call("aclmdlUnload", model)
     assert ascend.live_bytes == before
     assert ascend.code("aclmdlUnload", model) == INVALID_MODEL_ID
+
+
+@pytest.mark.parametrize("weights", [b"", acl.u64(5)])
+def test_weights_are_not_loaded_while_a_capture_forbids_copies_that_wait(ascend, npu, weights):
+    parts = dict.fromkeys(("inputs", "outputs", "kernels", "tasks"), ())
+    model = om.pack_model(ascend, **parts, work_bytes=16, weights=weights)
+    result = ctypes.c_uint32()
+    load_model = ("aclmdlLoadFromMem", model, len(model), ctypes.byref(result))
+    with npu.capture(npu.stream(), acl.GLOBAL):
+        expected = acl.CAPTURE_MODE_NOT_SUPPORT if weights else 0
+        assert ascend.code(*load_model) == expected
+        assert ascend.live("offline model") == (0 if weights else 1)
+    ascend.call(*load_model)
 
 
 def test_a_model_is_loaded_by_a_configuration(ascend, npu, content, path):
@@ -343,3 +358,11 @@ def test_of_an_execute_configuration_only_times_count(ascend, npu, path):
     npu.synchronize(stream)
     ascend.call("aclmdlDestroyExecConfigHandle", handle)
     assert ascend.live("configuration") == 0
+
+
+def test_after_a_fault_no_model_is_executed(ascend, npu, path):
+    model, result = load(ascend, path), npu.words(0)
+    inputs, outputs = Dataset(ascend, npu.words(1)), Dataset(ascend, result)
+    ascend.fault()
+    execute = ("aclmdlExecuteAsync", model, inputs.handle, outputs.handle, npu.stream())
+    assert ascend.code(*execute) == acl.AICORE_EXCEPTION

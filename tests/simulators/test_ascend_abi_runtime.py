@@ -337,3 +337,44 @@ def test_reset_forgets_everything_but_the_device(ascend, npu):
     assert ascend.code("aclrtSynchronizeStream", stream) == acl.STREAM_CONTEXT
     assert ascend.code("aclrtDestroyEvent", event) == acl.PARAM_INVALID
     ascend.call("aclrtSynchronizeStream", 0)
+
+
+def test_each_thread_has_its_last_error(ascend):
+    ascend.code("aclrtFree", 0)
+    assert ascend.in_thread(lambda: ascend.library.aclrtGetLastError(0)) == 0
+    assert ascend.library.aclrtGetLastError(0) == acl.PARAM_INVALID
+
+
+def test_versions_modes_and_peers(ascend):
+    numbers, mode = [ctypes.c_int32() for _ in range(3)], ctypes.c_int()
+    ascend.call("aclrtGetVersion", *(ctypes.byref(number) for number in numbers))
+    assert [number.value for number in numbers] == [1, 17, 0]
+    ascend.call("aclrtGetRunMode", ctypes.byref(mode))
+    assert mode.value == 1  # on the host
+    ascend.set_device_count(2)
+    can = ctypes.c_int32()
+    for device, expected in ((0, 0), (1, 1)):
+        ascend.call("aclrtDeviceCanAccessPeer", ctypes.byref(can), device, 0)
+        assert can.value == expected
+
+
+def test_other_contexts_are_waited_for_while_one_captures(ascend, npu):
+    first, capturing = ascend.make("aclrtGetCurrentContext"), npu.stream()
+    npu.begin(capturing, acl.GLOBAL)
+    other = ascend.make("aclrtCreateContext", 0)
+    npu.note(0, 1)
+    ascend.call("aclrtSynchronizeDevice")
+    assert npu.order == ["note 1 of 1"]
+    npu.upload(npu.malloc(), acl.u64(1))  # a copy that waits, which the other context's forbids
+    ascend.call("aclrtDestroyContext", other)
+    ascend.call("aclrtSetCurrentContext", first)
+    npu.end(capturing)
+
+
+def test_reset_puts_settings_back(ascend, npu):
+    ascend.set_stream_limit(1)
+    ascend.set_software_sq(False)
+    ascend.reset()
+    stream = npu.stream()
+    npu.begin(stream)
+    assert ascend.streams_in_use() == 2

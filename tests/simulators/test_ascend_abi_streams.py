@@ -99,6 +99,16 @@ def test_times_between_events(ascend, npu):
     assert elapsed.value >= 0
     assert ascend.code(*ask, begin, untimed) == 107006
     assert ascend.code(*ask, end, begin) == 107007
+    for event in (begin, end):
+        for word in range(100):
+            npu.note(stream, word)
+        npu.record(event, stream)
+    npu.synchronize(stream)
+    ascend.call(*ask, begin, end)
+    times_us = [ctypes.c_uint64(), ctypes.c_uint64()]
+    for event, time_us in zip((begin, end), times_us, strict=True):
+        ascend.call("aclrtEventGetTimestamp", event, ctypes.byref(time_us))
+    assert abs(1000 * elapsed.value - (times_us[1].value - times_us[0].value)) <= 2
 
 
 def test_events_of_the_pool_have_an_end(ascend, npu):
@@ -180,6 +190,20 @@ def test_a_wait_for_what_nobody_issues_ends(ascend, npu, how):
     ascend.call(*waits[how])
 
 
+def test_a_wait_without_a_time_lasts_ten_seconds(ascend, npu):
+    stream, never = npu.stream(), ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    ascend.set_waits_take_time(False)
+    npu.wait(stream, never)
+    assert ascend.code("aclrtSynchronizeStream", stream) == acl.STREAM_SYNC_TIMEOUT
+    assert ascend.waited_ms == 10_000
+    timed = ("aclrtSynchronizeStreamWithTimeout", stream, 25)
+    assert ascend.code(*timed) == acl.STREAM_SYNC_TIMEOUT
+    assert ascend.waited_ms == 10_025
+    ascend.call("aclrtDestroyStreamForce", stream)
+    ascend.reset()
+    assert ascend.waited_ms == 0
+
+
 def test_another_thread_can_issue_what_a_wait_waits_for(ascend, npu):
     stream, other = npu.stream(), npu.stream()
     event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
@@ -212,3 +236,117 @@ def test_eager_work_runs_when_it_is_issued(ascend, npu):
     ascend.set_eager(True)
     npu.note(stream, 2)
     assert npu.order == ["note 1 of 1", "note 2 of 1"]
+
+
+def test_waiting_for_an_event_goes_no_further(ascend, npu):
+    stream, event = npu.stream(), npu.event()
+    npu.note(stream, 1)
+    npu.record(event, stream)
+    npu.note(stream, 2)
+    ascend.call("aclrtSynchronizeEvent", event)
+    assert npu.order == ["note 1 of 1"]
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_other_streams_go_on_while_one_waits_outside(ascend, npu, first):
+    """The oldest first, or the newest."""
+    waiting, old, new = npu.stream(), npu.stream(), npu.stream()
+    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    ascend.set_first_stream_first(first)
+    npu.wait(waiting, event)
+    for word, stream in enumerate((old, new)):
+        npu.note(stream, word)
+        npu.record(event, stream)
+    npu.synchronize(waiting)
+    assert npu.order == ["note 0 of 1" if first else "note 1 of 1"]
+
+
+def test_external_events_are_set_and_reset_when_it_is_their_turn(ascend, npu):
+    waiting, setting = npu.stream(), npu.stream()
+    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    npu.note(setting, 1)
+    npu.record(event, setting)
+    npu.wait(waiting, event)
+    npu.note(waiting, 2)
+    npu.note(waiting, 3)
+    ascend.call("aclrtResetEvent", event, waiting)
+    npu.synchronize(waiting)
+    assert npu.order == ["note 1 of 1", "note 2 of 1", "note 3 of 1"]
+    npu.wait(waiting, event)
+    timed = ("aclrtSynchronizeStreamWithTimeout", waiting, 0)
+    assert ascend.code(*timed) == acl.STREAM_SYNC_TIMEOUT
+    npu.record(event, setting)
+    ascend.call("aclrtResetEvent", event, setting)
+    npu.record(event, setting)
+    npu.note(setting, 4)
+    ascend.call("aclrtSynchronizeEvent", event)
+    assert "note 4 of 1" not in npu.order
+    npu.synchronize(waiting)
+
+
+def test_a_reset_waits_for_its_turn(ascend, npu):
+    first, second = npu.stream(), npu.stream()
+    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    npu.record(event, first)
+    npu.synchronize(first)
+    ascend.call("aclrtResetEvent", event, first)
+    npu.wait(second, event)
+    ascend.call("aclrtSynchronizeStreamWithTimeout", second, 0)  # it is set still
+    npu.synchronize(first)
+    npu.wait(second, event)
+    timed = ("aclrtSynchronizeStreamWithTimeout", second, 0)
+    assert ascend.code(*timed) == acl.STREAM_SYNC_TIMEOUT
+
+
+def test_what_is_dropped_with_its_stream_is_not_waited_for(ascend, npu):
+    first, second, event = npu.stream(), npu.stream(), npu.event()
+    npu.note(first, 1)
+    npu.record(event, first)
+    npu.wait(second, event)
+    npu.note(second, 2)
+    ascend.call("aclrtDestroyStreamForce", first)
+    ascend.call("aclrtSynchronizeEvent", event)
+    npu.synchronize(second)
+    assert npu.order == ["note 2 of 1"]
+
+
+def test_events_have_numbers_and_streams_priorities(ascend, npu):
+    numbers, priority = [], ctypes.c_uint32()
+    for event in (npu.event(), npu.event()):
+        number = ctypes.c_uint32()
+        ascend.call("aclrtGetEventId", event, ctypes.byref(number))
+        numbers.append(number.value)
+    assert numbers[0] != numbers[1]
+    stream = ascend.make("aclrtCreateStreamWithConfig", 5, 0)
+    ascend.call("aclrtStreamGetPriority", stream, ctypes.byref(priority))
+    assert priority.value == 5
+
+
+def test_callbacks_run_late_and_once(ascend, npu):
+    stream = npu.stream()
+    function = ascend.host_function(lambda: npu.order.append("called"))
+    ascend.call("aclrtLaunchCallback", function, 0, 1, stream)
+    assert npu.order == []
+    npu.synchronize(stream)
+    assert npu.order == ["called"]
+
+
+def test_the_pool_has_so_many_events(ascend, npu):
+    result = ctypes.c_uint64()
+    create = ("aclrtCreateEvent", ctypes.byref(result))
+    assert {ascend.code(*create) for _ in range(65536)} == {0}
+    assert ascend.code(*create) == acl.NO_EVENT_RESOURCE
+    ascend.call("aclrtDestroyEvent", result.value)
+    ascend.call(*create)
+    npu.event()  # of no pool
+    ascend.reset()
+    ascend.call(*create)
+
+
+def test_each_device_has_streams_of_its_own(ascend, npu):
+    before = ascend.streams_in_use()
+    ascend.set_device_count(2)
+    ascend.in_thread(lambda: [npu.stream() for _ in range(3)] and ascend.streams_in_use(1), 1)
+    used = ascend.in_thread(lambda: npu.stream() and ascend.streams_in_use(1), device=1)
+    assert used == 2  # with the default stream
+    assert ascend.streams_in_use() == before

@@ -142,7 +142,10 @@ def test_values_are_changed(ascend, npu, stream):
         assert set_code(ascend, task, changed) == 107008
         value.address, value.value = other, 8
         assert set_code(ascend, task, changed) == 0
+    npu.run(models[0], stream)
+    assert (acl.peek(cell), acl.peek(other)) == ((7,), (0,))
     ascend.call("aclmdlRIUpdate", models[0])
+    npu.upload(cell, acl.u64(0))
     npu.run(models[0], stream)
     assert (acl.peek(cell), acl.peek(other)) == ((0,), (8,))
     attribute = ("aclmdlRIKernelTaskGetAttribute", write, 1, (ctypes.c_uint32 * 4)())
@@ -155,9 +158,32 @@ def test_disabled_tasks_do_not_run(ascend, npu, stream):
         npu.note(stream, 2)
     ((first, _),) = tasks_of(ascend, models[0])
     ascend.call("aclmdlRITaskDisable", first)
-    ascend.call("aclmdlRIUpdate", models[0])
     npu.run(models[0], stream)
-    assert npu.order == ["note 2 of 1"]
+    assert npu.order == ["note 1 of 1", "note 2 of 1"]  # it counts from the update on
+    ascend.start_trace()
+    for _ in range(2):
+        ascend.call("aclmdlRIUpdate", models[0])
+        npu.run(models[0], stream)
+    assert npu.order[2:] == ["note 2 of 1"] * 2
+    updates = [entry for entry in ascend.trace if entry.startswith("aclmdlRIUpdate")]
+    assert updates == ["aclmdlRIUpdate tasks=1", "aclmdlRIUpdate tasks=0"]
+
+
+def test_waits_that_are_disabled_let_pass(ascend, npu, stream):
+    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    cell = npu.words(0)
+    with npu.capture(stream) as models:
+        ascend.call("aclrtValueWait", cell, 1, 0, stream)
+        npu.wait(stream, event)
+        npu.note(stream, 1)
+    ((value, external, _),) = tasks_of(ascend, models[0])
+    assert ascend.code("aclmdlRITaskDisable", external) == acl.TASK_TYPE_NOT_SUPPORT
+    ascend.call("aclmdlRITaskDisable", value)
+    ascend.call("aclmdlRIUpdate", models[0])
+    npu.execute(models[0], stream)
+    npu.record(event, npu.stream())
+    npu.synchronize(stream)
+    assert npu.order == ["note 1 of 1"]
 
 
 def test_without_software_sq_tasks_are_not_read_or_changed(ascend, npu, stream):
@@ -227,3 +253,47 @@ def test_parameters_that_do_not_fit_are_refused(ascend, npu, stream):
     known.type = WRITE
     assert set_code(ascend, free, known) == acl.TASK_TYPE_NOT_SUPPORT
     assert set_code(ascend, 12345, known) == acl.PARAM_INVALID
+
+
+def test_parameters_that_are_read_are_those_that_were_set_last(ascend, npu, stream):
+    _, task = one_kernel(npu, stream, 1)
+    attribute = (ctypes.c_uint32 * 5)(1, 1, 0, 0, 0)  # scheduling mode 1
+    configuration = (ctypes.c_uint64 * 2)(ctypes.addressof(attribute), 1)
+    changed = parameters_of(ascend, task)
+    assert changed.content.kernel.configuration == 0
+    changed.content.kernel.n_blocks = 3
+    changed.content.kernel.configuration = ctypes.addressof(configuration)
+    assert set_code(ascend, task, changed) == 0
+    found = parameters_of(ascend, task).content.kernel
+    assert found.n_blocks == 3
+    attributes, count = acl.peek(found.configuration, 2)
+    assert count == 1
+    assert list((ctypes.c_uint32 * 2).from_address(attributes)) == [1, 1]
+
+
+def test_parameters_of_records_name_their_event(ascend, npu, stream):
+    event = npu.event()
+    with npu.capture(stream) as models:
+        npu.record(event, stream)
+    ((task,),) = tasks_of(ascend, models[0])
+    found = parameters_of(ascend, task)
+    assert (found.type, acl.peek(ctypes.addressof(found.content))) == (RECORD, (event,))
+
+
+def test_argument_blocks_are_used_again(ascend, npu, stream):
+    """Where a model lay, the next one's arguments may: what still points there reads them."""
+    addresses = []
+    for word in (1, 2):
+        model, task = one_kernel(npu, stream, word)
+        addresses.append(parameters_of(ascend, task).content.kernel.arguments)
+        assert acl.peek(addresses[0]) == (word,)
+        ascend.call("aclmdlRIDestroy", model)
+    assert addresses[0] == addresses[1]
+
+
+def test_a_copy_onto_itself_is_no_task(ascend, npu, stream):
+    address = npu.words(1)
+    with npu.capture(stream) as models:
+        copy = ("aclrtMemcpyAsync", address, 8, address, 8, acl.DEVICE_TO_DEVICE, stream)
+        ascend.call(*copy)
+    assert tasks_of(ascend, models[0]) == [[]]

@@ -102,6 +102,7 @@ def test_one_memory_at_two_addresses(ascend, npu):
     begin, handle = reserve(ascend, 2), physical(ascend)
     for page in (0, 1):
         ascend.call("aclrtMapMem", begin + page * PAGE_BYTES, PAGE_BYTES, 0, handle, 0)
+    assert acl.peek(begin) == (int.from_bytes(b"\xa5" * 8, "little"),)
     npu.upload(begin, acl.u64(9))
     assert acl.peek(begin + PAGE_BYTES) == (9,)
 

@@ -86,6 +86,23 @@ def test_what_moves_decides_how_many_words_are_written(backend, refresh):
         assert run.last_execution.policy == "io"
 
 
+def test_a_backend_is_given_itself(ascend):
+    """One that no table names, with options of its own."""
+    ascend.set_eager(True)
+    captured = offload.capture(torch.sin, torch.ones(4))
+    given = torch.randn(4)
+    for form in ("build", "capture"):
+        backend = SimulatedAscendBackend(AtenCapturer(ascend), refresh="gather", form=form)
+        with captured.load(backend) as run:
+            assert run.device == DEVICE
+            assert torch.equal(run(given), torch.sin(given))
+            assert f"one model, made by {'an explicit build' if form == 'build' else 'the'}" in (
+                " ".join(run.notes())
+            )
+    with pytest.raises(BackendUnavailable, match="no backend for device"):
+        captured.load(object())
+
+
 def test_weights_may_be_bound_again(backend):
     model = torch.nn.Linear(8, 8)
     x = torch.randn(3, 8)

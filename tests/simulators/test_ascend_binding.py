@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import new_process
 import pytest
 
 HERE = Path(__file__).parent
@@ -28,13 +29,16 @@ def output_of(
     code: str, *, simulated: bool = True, environment: Mapping[str, str] | None = None
 ) -> str:
     """What a new process prints, with the simulated runtime loaded; variables are added."""
-    begin = _BEGIN.format(here=str(HERE)) if simulated else ""
+    code = (_BEGIN.format(here=str(HERE)) if simulated else "") + code
+    if environment is None:
+        return new_process.output_of(code)
+    # The dynamic linker reads its variables when a process begins.
     done = subprocess.run(
-        [sys.executable, "-c", begin + code],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -45,7 +45,7 @@ def case(request, deep, backend, simulator) -> Case:
         floor_on(deep, backend) + (200 if has_tails else 60) * 1024,
         granule_bytes=backend.granule_bytes(prepared.program),
         alignment_bytes=backend.alignment_bytes,
-        mapped_link=backend.mapped_link(prepared.program),
+        mapped_link=backend.link(prepared.program),
     )
     tails = [piece for piece in streaming.pieces if piece.streamed and piece.offset_bytes]
     assert bool(tails) == has_tails

@@ -1,4 +1,4 @@
-"""Streaming to the simulated device: launches that are timed, and memory that runs out."""
+"""Streaming to the simulated device: timing that fails, and memory that runs out."""
 
 from __future__ import annotations
 
@@ -10,62 +10,10 @@ import torch
 import offload
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
-from offload.load import _place
+from offload.place import place
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
-from device_streaming import GIVEN, check, expected_of, floor_on
-
-
-@pytest.fixture
-def timed(backend, monkeypatch):
-    """How often launches were timed, each time as 1, 2, 3 and so on us."""
-    found = []
-
-    def times(_, prepared, plan):
-        found.append(plan)
-        return tuple(1e3 * (1 + index) for index in range(len(prepared.program.launches)))
-
-    monkeypatch.setattr(type(backend), "time_launches", times)
-    return found
-
-
-def test_plans_are_made_with_times_that_were_measured(backend, deep, device_floor, timed):
-    n_launches = len(deep.program.launches)
-    with deep.load(backend.name, weights_budget=device_floor) as run:
-        assert run.streaming.plan.compute_ns == 1e3 * n_launches * (n_launches + 1) / 2
-    with deep.load(backend.name) as run:  # all weights stay: nobody asks
-        assert run.streaming.plan.is_resident
-    assert [plan.streaming for plan in timed] == [None]
-
-
-def test_times_of_the_device_make_a_plan_whose_results_are_right(
-    backend, deep, device_floor, monkeypatch
-):
-    given = torch.randn(*GIVEN)
-    expected = expected_of(deep, [given])
-    monkeypatch.setattr(type(backend), "time_launches", CudaBackend.time_launches)
-    with deep.load(backend.name, weights_budget=device_floor) as run:
-        assert "times of launches were measured" in run.streaming.explain()
-        check(run, [given], expected)
-
-
-def test_without_the_proof_nothing_is_timed(backend, deep, device_floor, timed):
-    with deep.load(backend.name, weights_budget=device_floor, verify=False) as run:
-        assert "estimates from their bytes: load(verify=False) exec" in run.streaming.explain()
-    assert timed == []
-
-
-def test_without_memory_to_time_with_times_are_estimates(backend, deep, device_floor, monkeypatch):
-    given = torch.randn(*GIVEN)
-    expected = expected_of(deep, [given])
-
-    def refuse(*_):
-        raise offload.OutOfMemory("none left")
-
-    monkeypatch.setattr(type(backend), "time_launches", refuse)
-    with deep.load(backend.name, weights_budget=device_floor) as run:
-        assert "no memory to time launches with: none left" in run.streaming.explain()
-        check(run, [given], expected)
+from device_streaming import GIVEN, floor_on
 
 
 @pytest.mark.parametrize("function", ["cuGraphAddDependencies", "cuEventCreate", "cuGraphLaunch"])
@@ -73,7 +21,7 @@ def test_timing_that_fails_fails_the_load_and_leaves_nothing(
     function, backend, simulator, deep, device_floor
 ):
     prepared = backend.prepare(deep.program)
-    plan = _place(prepared, backend)
+    plan = place(prepared, backend)
     gc.collect()  # graphs of the other captures
     kinds = ("executable", "graph", "stream", "event", "mapping", "reservation")
     held = [simulator.live(kind) for kind in kinds], simulator.physical_bytes
@@ -82,9 +30,9 @@ def test_timing_that_fails_fails_the_load_and_leaves_nothing(
         CudaBackend.time_launches(backend, prepared, plan)
     gc.collect()
     assert ([simulator.live(kind) for kind in kinds], simulator.physical_bytes) == held
-    times_ns = CudaBackend.time_launches(backend, prepared, plan)
-    assert len(times_ns) == len(prepared.program.launches)
-    assert min(times_ns) > 0
+    timed = CudaBackend.time_launches(backend, prepared, plan)
+    assert len(timed.times_ns) == len(prepared.program.launches)
+    assert min(timed.times_ns) > 0
     assert ([simulator.live(kind) for kind in kinds], simulator.physical_bytes) == held
 
 

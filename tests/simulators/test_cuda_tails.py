@@ -20,7 +20,7 @@ import offload
 from offload import _native
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.streamed_copies import check_copies, streamed_graph
-from offload.load import _place
+from offload.place import place
 from offload.streaming import Streaming
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
@@ -168,7 +168,7 @@ def test_at_the_same_floor_less_is_copied_than_of_whole_weights(backend, headed,
     with headed.load(backend.name, weights_budget=floor) as run:
         mapped = run.streaming.plan
         check(run, inputs, expected)
-    monkeypatch.setattr(type(backend), "mapped_link", lambda self, program: None)
+    monkeypatch.setattr(type(backend), "granule_bytes", lambda self, program: None)
     assert floor_on(headed, backend) == floor
     with headed.load(backend.name, weights_budget=floor) as run:
         whole = run.streaming.plan
@@ -302,7 +302,7 @@ MEMORY_CALLS = ("cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAcces
 def test_a_failure_of_any_call_leaves_nothing(function, backend, simulator, deep, budget):
     with deep.load(backend.name, weights_budget=budget, verify=False) as run:  # keeps an arena
         prepared = backend.prepare(deep.program)
-        plan = dataclasses.replace(_place(prepared, backend), streaming=run.streaming.plan)
+        plan = dataclasses.replace(place(prepared, backend), streaming=run.streaming.plan)
         before = held(simulator)
         simulator.forget_calls()
         loaded = backend.instantiate(prepared, plan)

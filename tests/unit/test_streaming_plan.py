@@ -236,7 +236,7 @@ def test_eight_weights_equal_brute_force(seed):
     [
         (LLAMA_70B, 2048, [0.97, 0.97, 0.97, 0.97, 0.99, 0.99]),
         (LLAMA_70B, 1, [0.97] * 6),
-        (LLAMA_8B, 4096, [0.92, 0.92, 0.92, 0.99, 0.99, 0.99]),
+        (LLAMA_8B, 4096, [0.95, 0.94, 0.92, 0.99, 0.99, 0.99]),
         (LLAMA_8B, 1, [0.95, 0.95, 0.95, 0.95, 0.95, 0.92]),
     ],
     ids=["70B prefill", "70B decode", "8B prefill", "8B decode"],

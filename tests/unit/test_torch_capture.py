@@ -146,6 +146,36 @@ def test_the_pool_serves_nobody_afterwards_whatever_fails(monkeypatch, failing):
     assert recorded == (["all"] if failing == "all" else ["all", None])
 
 
+@pytest.mark.parametrize("ends", ["well", "failed", "never begun"])
+def test_a_graph_whose_capture_does_not_end_is_kept(monkeypatch, ends):
+    """Torch leaves its filters for the graph's memory where they are, and one has its address."""
+    asked: list[tuple[str, int, object]] = []
+
+    class Graph:
+        def capture_end(self) -> None:
+            if ends != "well":
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+    def end(device: int, pool: object) -> None:
+        asked.append(("end", device, pool))
+        if ends == "never begun":
+            raise RuntimeError("not currently recording to mempool_id")
+
+    def release(device: int, pool: object) -> None:
+        asked.append(("release", device, pool))
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", release, raising=False)
+    monkeypatch.setattr(torch_capture, "_never_ended", [])
+    one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
+    one._graph, one._device = Graph(), 3
+    one._memory = types.SimpleNamespace(torch_pool=types.SimpleNamespace(id=(0, 7)))
+    one._abandon()
+    assert torch_capture._never_ended == ([] if ends == "well" else [one._graph])
+    expected = [("end", 3, (0, 7)), ("release", 3, (0, 7))]
+    assert asked == {"well": [], "failed": expected, "never begun": expected[:1]}[ends]
+
+
 @contextlib.contextmanager
 def nothing(*_: object):
     yield

@@ -13,7 +13,7 @@ from offload import _native
 from offload.machine import CopyCosts, Machine
 from offload.plan import NodeGraph, Plan, SlotKind
 from offload.program import Program, TensorView
-from offload.streaming import Link
+from offload.streaming import Link, Streaming
 from offload.torch_names import find_dtype
 
 
@@ -146,6 +146,7 @@ def native_layout(view: TensorView) -> _native.TensorLayout:
     )
 
 
+@runtime_checkable
 class Backend(Protocol):
     """One kind of device. A backend holds no state of its own."""
 
@@ -213,18 +214,33 @@ class Backend(Protocol):
         """
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class TimedLaunches:
+    """What launches take.
+
+    Attributes:
+        times_ns: of each launch, in program order.
+        how: they were measured and what they include besides, in words for people.
+    """
+
+    times_ns: tuple[float, ...]
+    how: str
+
+
 @runtime_checkable
 class TimingBackend(Backend, Protocol):
     """A device that queues work, and measures what single launches take on it."""
 
-    def time_launches(self, prepared: Prepared, plan: Plan) -> tuple[float, ...]:
-        """What each launch takes, in nanoseconds, on made-up inputs and weights. Changes no state.
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
+        """What each launch takes on made-up inputs and weights. Changes no state.
 
         Args:
             prepared: of the Program.
             plan: where its activations lie; weights are not streamed.
 
         Raises:
+            BackendUnavailable: the device tells no times.
+            CaptureError: a launch refuses such inputs.
             OutOfMemory: the device has no memory for it.
             ExecutionError: the device failed.
         """
@@ -273,19 +289,44 @@ class StreamingBackend(Backend, Protocol):
             OutOfMemory: there is no memory for the sample.
         """
 
-    def granule_bytes(self, program: Program) -> int:
-        """The unit in which pieces of a weight are mapped side by side; of any use if they can be.
+    def granule_bytes(self, program: Program) -> int | None:
+        """The unit in which pieces of a weight can be mapped side by side, so that a part may stay.
+
+        None: a weight lies in one piece.
 
         Raises:
             BackendUnavailable: the Program's device is missing.
             ExecutionError: it does not say.
         """
 
-    def mapped_link(self, program: Program) -> Link | None:
+    def mapped_link(self, program: Program) -> Link:
         """As `link`, into memory in which pieces of a weight are mapped side by side.
 
-        None where they cannot be, so that no part of a weight stays while the rest is streamed.
+        Asked for only where there is a granule.
         """
 
     def free_bytes(self, program: Program) -> int:
         """Memory that weights could take now, of the device that the Program was recorded on."""
+
+
+@runtime_checkable
+class PlacedWeightsBackend(StreamingBackend, Protocol):
+    """A device that prepares Programs of streamed weights once these have their places."""
+
+    def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
+        """Take the weights' memory, and find out what the planner must know. Runs nothing.
+
+        Called for each budget that is tried, before the Values are placed; what it gives owns the
+        memory, until it is instantiated.
+
+        Args:
+            prepared: of the Program; Values may be appended.
+            streaming: where its weights lie.
+
+        Raises:
+            PlanError: the host has no room for the store of streamed weights.
+            CaptureError: the device cannot run a launch of the Program.
+            FileError: a file is gone, or shorter than it was.
+            OutOfMemory: the device has no room for it.
+            BackendUnavailable, ExecutionError: the device is missing, or failed.
+        """

@@ -100,13 +100,13 @@ class CpuBackend:
         """What it takes to read the program's weights, measured on some of them."""
         return measure_link(program)
 
-    def granule_bytes(self, program: Program) -> int:
-        """A page."""
-        return PAGE_BYTES
+    def granule_bytes(self, program: Program) -> int | None:
+        """A page, unless addresses are scarce: pieces take as many as the weight has bytes."""
+        return None if is_address_space_limited() else PAGE_BYTES
 
-    def mapped_link(self, program: Program) -> Link | None:
-        """Unless addresses are scarce: pieces take as many as the weight has bytes."""
-        return None if is_address_space_limited() else measure_link(program, mapped=True)
+    def mapped_link(self, program: Program) -> Link:
+        """What it takes to read the program's weights into small pages."""
+        return measure_link(program, mapped=True)
 
     def free_bytes(self, program: Program) -> int:
         """Memory that this process may still take."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Mapping
 
@@ -18,15 +19,18 @@ from offload.backends.weight_sources import (
     native_transfers,
     native_weights,
 )
-from offload.errors import FileError
+from offload.errors import FileError, OutOfMemory
 from offload.program import Program, StoredTensor, TensorView
 from offload.streaming import Link, Streaming
 
 # The link is measured on so many bytes of so many of the program's largest weights, each read
 # twice, since the first time memory has to be found for them.
-_SAMPLE_BYTES = 128 * 2**20
+_SAMPLE_BYTES = 8 * 2**20
 _SAMPLE_WEIGHTS = 16
 _SMALL_BYTES = 64 * 2**10
+# A smaller sample tells nothing of other programs' weights.
+_LASTING_BYTES = 2**20
+_links: dict[tuple[frozenset[tuple[int, bool] | None], bool], Link] = {}
 
 # What a row takes is measured on so many of so many bytes, all over the largest weight.
 _N_ROWS = 64
@@ -85,6 +89,9 @@ def gathered_tables(
 def measure_link(program: Program, *, mapped: bool = False) -> Link:
     """What it takes to read the program's weights, by reading some of them.
 
+    Measured once in a process for each disk, and for the model's own tensors, unless they are
+    small; two threads that ask at once may both measure. No more than 8 MiB are taken for it.
+
     Args:
         program: with weights that have a store.
         mapped: into memory that can be mapped side by side. Its pages are small, which a disk may
@@ -92,34 +99,70 @@ def measure_link(program: Program, *, mapped: bool = False) -> Link:
 
     Raises:
         FileError: a file is gone, or shorter than it was.
-        OutOfMemory: there is no memory for the sample.
+        OutOfMemory: there is no memory for the smallest sample.
     """
     sources = managed_weights(program)
     sizes = {value: program.values[value].size_bytes for value in sources}
     largest = sorted((one for one in sizes if sizes[one]), key=lambda one: (-sizes[one], one))
-    chosen: list[int] = []
-    for value in largest[:_SAMPLE_WEIGHTS]:
-        if sum(sizes[one] for one in chosen) < _SAMPLE_BYTES:
-            chosen.append(value)
+    chosen = largest[:_SAMPLE_WEIGHTS]
     if not chosen:  # there is nothing to read, and nobody asks what it would take
         return Link(bytes_per_second=1e9, overhead_ns=0.0)
-    large = [
-        (n, _read_ns(program, sources, value, n, mapped=mapped))
-        for index, value in enumerate(chosen)
-        for n in [min(sizes[value], _SAMPLE_BYTES - sum(sizes[one] for one in chosen[:index]))]
-    ]
+    kinds = frozenset(_kind_of_store(sources[value]) for value in chosen)
+    if (kinds, mapped) in _links:
+        return _links[kinds, mapped]
+    link = _measured_link(program, sources, chosen, mapped=mapped)
+    if sizes[chosen[0]] >= _LASTING_BYTES:
+        _links[kinds, mapped] = link
+    return link
+
+
+def _kind_of_store(content: list[torch.Tensor] | StoredTensor) -> tuple[int, bool] | None:
+    """What makes reading take otherwise: the disk, and whether a block begins there.
+
+    None: it is in memory.
+
+    Raises:
+        FileError: the file is gone.
+    """
+    if not isinstance(content, StoredTensor):
+        return None
+    try:
+        return os.stat(content.path).st_dev, content.offset_bytes % PAGE_BYTES == 0
+    except OSError as error:
+        raise FileError(f"{content.path}: {error.strerror}") from error
+
+
+def _measured_link(program: Program, sources: Sources, chosen: list[int], *, mapped: bool) -> Link:
+    """By the median of the weights' rates, and what a small copy takes beside that.
+
+    Where there is no memory for a sample, by smaller ones.
+    """
+    most_bytes = _SAMPLE_BYTES
+    while True:
+        try:
+            samples = [
+                (n, _read_ns(program, sources, value, n, mapped=mapped))
+                for value in chosen
+                for n in [min(program.values[value].size_bytes, most_bytes)]
+            ]
+            break
+        except OutOfMemory:
+            if most_bytes <= _SMALL_BYTES:
+                raise
+            most_bytes = max(_SMALL_BYTES, most_bytes // 4)
     first = chosen[0]
-    n_small = min(_SMALL_BYTES, sizes[first])
+    n_small = min(_SMALL_BYTES, samples[0][0])
     small_ns = min(_read_ns(program, sources, first, n_small, mapped=mapped) for _ in range(3))
-    n_bytes, total_ns = (sum(one) for one in zip(*large, strict=True))
-    # bytes / bandwidth + copies * overhead, and the same for a small copy
-    ns_per_byte = max(
-        1e-6, (total_ns - len(large) * small_ns) / max(1, n_bytes - len(large) * n_small)
+    # bytes / bandwidth + overhead of each, and the same for a small copy
+    ns_per_byte = statistics.median(
+        max(1e-6, (total_ns - small_ns) / max(1, n_bytes - n_small))
+        for n_bytes, total_ns in samples
     )
+    size_bytes = program.values[first].size_bytes
     return Link(
         bytes_per_second=1e9 / ns_per_byte,
         overhead_ns=max(0.0, small_ns - n_small * ns_per_byte),
-        row_overhead_ns=_row_overhead_ns(sources[first], sizes[first], ns_per_byte),
+        row_overhead_ns=_row_overhead_ns(sources[first], size_bytes, ns_per_byte),
     )
 
 

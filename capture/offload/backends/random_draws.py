@@ -27,6 +27,11 @@ class RandomState:
     generator: torch.Generator
     increment: int
 
+    def numbers(self, n_executions: int = 0) -> list[int]:
+        """Seed and offset for an execution after so many others; moves nothing."""
+        offset = self.generator.get_offset() + n_executions * self.increment
+        return [self.generator.initial_seed() % 2**64, offset % 2**64]
+
 
 def drawing(*states: RandomState) -> Callable[[], list[int]]:
     """What gives each execution the generators' seeds and offsets, and moves them on as eager does.
@@ -38,10 +43,9 @@ def drawing(*states: RandomState) -> Callable[[], list[int]]:
         drawn = []
         with _draws:
             for state in states:
-                generator = state.generator
-                seed, offset = generator.initial_seed(), generator.get_offset()
-                generator.set_offset(offset + state.increment)
-                drawn += [seed % 2**64, offset]
+                numbers = state.numbers()
+                state.generator.set_offset(numbers[1] + state.increment)
+                drawn += numbers
         return drawn
 
     return draw

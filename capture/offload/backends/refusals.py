@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from offload.device_formats import own_format
 from offload.errors import BindingError, CaptureError
 from offload.program import Launch, Overlap, Program, Symbol
 
@@ -45,6 +46,25 @@ def refuse_unaligned(program: Program, overlap: Overlap, alignment_bytes: int) -
             "one of them is written: neither can be copied elsewhere, and kernels are chosen for "
             f"addresses that are multiples of {alignment_bytes} bytes"
         )
+
+
+def check_formats(program: Program) -> None:
+    """Refuse weights that lie in another format now than when they were recorded.
+
+    Raises:
+        BindingError: one was cast since.
+    """
+    for index, holders in program.weights.items():
+        value, found = program.values[index], own_format(holders[0])
+        if found != value.device_format:
+            was, now = (
+                f"the device's format {one}" if one else "plain memory"
+                for one in (value.device_format, found)
+            )
+            raise BindingError(
+                f"{value.name}: it lay in {was} when it was recorded, and lies in {now}: cast it "
+                "before the capture, and capture again"
+            )
 
 
 def check_weights(program: Program, named: Set[int], alignment_bytes: int) -> None:

@@ -22,8 +22,10 @@ def warm_up(
     program: Program,
     device: torch.device,
     inputs: Sequence[torch.Tensor] | None,
+    *,
     free_workspaces: Callable[[], None] = lambda: None,
-    launched: Callable[[Launch], None] = lambda _: None,
+    launching: Callable[[Launch], object] = lambda _: None,
+    launched: Callable[[Launch], object] = lambda _: None,
 ) -> None:
     """Run each launch once on private copies of what is written; all its memory is given back.
 
@@ -36,7 +38,8 @@ def warm_up(
         device: where; the device's current stream is used.
         inputs: a call's tensors in the Program's order; None: zeros.
         free_workspaces: lets libraries give back what they have allocated.
-        launched: is told of each launch once it was made.
+        launching: is told of each launch before it is made, its weights being there.
+        launched: is told of it once it was made.
 
     Raises:
         CaptureError: a launch failed; the message names it.
@@ -52,6 +55,7 @@ def warm_up(
         for launch in program.launches:
             with memory_for(f"weights of {launch.operator} in files, in the warm-up"):
                 _take_stored(program, launch, run.bases, device)
+            launching(launch)
             try:
                 with _weights_kept(program):
                     run.keep(launch, run.call(launch)())

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from offload.device_formats import own_format
 from offload.eager_run import bytes_of, host_storage
 from offload.errors import FileError
 from offload.files.archive import open_archive, write_archive
@@ -40,8 +41,9 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     Raises:
         FileError: something in the program cannot be written (an object among the arguments, a
             generator of its own, an operator that is not torch's), it is one opaque launch, its
-            weights are in files of their own, a weight was given another storage or a host constant
-            another value since the capture, or the path cannot be written to.
+            weights are in files of their own, a weight lies in a format of the device's own or was
+            given another storage, a host constant another value since the capture, or the path
+            cannot be written to.
     """
     path = Path(path)
     for index, stored in program.stored.items():
@@ -148,9 +150,16 @@ def _common_storage(
     """The storage that all holders of a weight Value share.
 
     Raises:
-        FileError: they do not, or no longer: a parameter was given another storage.
+        FileError: they do not, or no longer: a parameter was given another storage; or it lies in
+            a format of the device's own, whose bytes would be taken for plain.
     """
     value = program.values[index]
+    device_format = own_format(tensors[0])
+    if device_format:
+        raise FileError(
+            f"{value.name} lies in the device's format {device_format}, which a file does not "
+            "hold: cast it with torch_npu.npu_format_cast(tensor, 2) before the capture"
+        )
     storages = [tensor.untyped_storage() for tensor in tensors]
     same = len({storage._cdata for storage in storages}) == 1
     if not same or storages[0].nbytes() != value.size_bytes:

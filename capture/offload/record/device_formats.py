@@ -1,27 +1,17 @@
-"""Tensors in a format of the device's own, as `torch_npu.npu_format_cast` makes them.
-
-Their storage is larger than their shape says and ordered otherwise, and which format it has only
-the storage object knows. To watch, copy or compare the bytes of one, as a recording does, is to
-take it for plain: torch_npu then converts it, or refuses.
-"""
+"""Refuses tensors in a format of the device's own where only plain memory will do."""
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
+from offload.device_formats import own_format
 from offload.errors import CaptureError
+from offload.program import Value
 from offload.record.operators import user_location
-
-# torch_npu's names of formats in which memory is as shape and strides say (its FormatHelper).
-_PLAIN = frozenset({"UNDEFINED", "NCHW", "NHWC", "ND", "NCL", "NCDHW", "NDHWC"})
 
 
 def refuse_own_format(tensor: torch.Tensor, what: str) -> None:
-    """Refuse a tensor that lies in a format of the device's own.
+    """Refuse an input or a result that lies in a format of the device's own.
 
     Args:
         tensor: on any device.
@@ -30,14 +20,42 @@ def refuse_own_format(tensor: torch.Tensor, what: str) -> None:
     Raises:
         CaptureError: it does; the message names the format.
     """
-    if tensor.device.type != "npu" or isinstance(tensor, FakeTensor):
-        return
-    torch_npu: Any = sys.modules["torch_npu"]  # whoever made the tensor has loaded it
-    name = str(torch_npu.get_npu_format(tensor).name)
-    if name not in _PLAIN:
+    name = own_format(tensor)
+    if name:
         size_bytes = tensor.untyped_storage().nbytes()
         raise CaptureError(
             f"{user_location()}: {what} lies in the device's format {name}, {size_bytes} bytes for "
-            f"shape {list(tensor.shape)}, which cannot be watched and compared as bytes: "
-            "cast it with torch_npu.npu_format_cast(tensor, 2) before the capture"
+            f"shape {list(tensor.shape)}: only what the model itself holds may, as inputs and "
+            "results are bound as plain memory: cast it with "
+            "torch_npu.npu_format_cast(tensor, 2)"
+        )
+
+
+def refuse_write_in_own_format(name: str, value: Value) -> None:
+    """Refuse that an operator writes a weight which lies in a format of the device's own.
+
+    The check of a recording and the warm-up write copies, and a copy of its bytes is plain.
+
+    Raises:
+        CaptureError: `value` is such a weight.
+    """
+    if value.device_format:
+        raise CaptureError(
+            f"{user_location()}: {name} writes {value.name}, which lies in the device's format "
+            f"{value.device_format}: cast it with torch_npu.npu_format_cast(tensor, 2) before the "
+            "capture"
+        )
+
+
+def refuse_unwritten_in_own_format(value: Value) -> None:
+    """Refuse memory without content in a format of the device's own: a replay's is plain.
+
+    Raises:
+        CaptureError: `value` lies in one.
+    """
+    if value.device_format:
+        raise CaptureError(
+            f"{user_location()}: {value.name} is memory without content in the device's format "
+            f"{value.device_format}: cast a tensor that has content with "
+            f"torch_npu.npu_format_cast"
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from offload.device_formats import own_format
 from offload.eager_run import bytes_of
 from offload.errors import CaptureError, FileError
 from offload.program import ITEM_BYTES, StoredTensor, span_bytes
@@ -218,10 +219,17 @@ class FakeWeights:
             name: of it or of what uses it, for the message.
 
         Raises:
-            CaptureError: it lies on another device, or shows memory whose content is in a file.
+            CaptureError: it lies on another device or in a format of the device's own, or shows
+                memory whose content is in a file.
         """
         if isinstance(tensor, FakeTensor):
             return tensor
+        device_format = own_format(tensor)
+        if device_format:
+            raise CaptureError(
+                f"{name} lies in the device's format {device_format}, which a fake tensor has not: "
+                "with weights= cast it with torch_npu.npu_format_cast(tensor, 2) before the capture"
+            )
         self._refuse_shared(tensor, name)
         if tensor.device != self.device and not may_be_host_constant(tensor):
             raise CaptureError(

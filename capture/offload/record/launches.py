@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from offload.eager_run import flat
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, Role, Symbol, TensorView
+from offload.record.device_formats import refuse_write_in_own_format
 from offload.record.fake_launches import FakeLaunches
 from offload.record.fake_weights import FakeWeights
 from offload.record.guards import HostReadGuards
@@ -111,6 +112,8 @@ class LaunchRecorder:
 
     def _before_write(self, name: str, tracked: TrackedStorage) -> None:
         refuse_write(name, tracked, self.table.device)
+        if tracked.is_state:
+            refuse_write_in_own_format(name, tracked.value)
         if tracked.exposed_at:
             raise CaptureError(
                 f"{user_location()}: {name} writes {tracked.value.name}, which NumPy can see since "
@@ -306,6 +309,8 @@ class LaunchRecorder:
             changed = current.watch is not None and current.watch.changed()
             if is_write or changed:
                 refuse_write(operator.name, current, self.table.device)
+                if current.is_state:
+                    refuse_write_in_own_format(operator.name, current.value)
                 current.written = True
                 writes.append(current)
         return writes

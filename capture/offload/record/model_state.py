@@ -10,7 +10,6 @@ import torch
 
 from offload.eager_run import bytes_of
 from offload.errors import CaptureError
-from offload.record.device_formats import refuse_own_format
 from offload.record.python_state import PythonState
 
 # Storages up to this size are kept as they were before the call, so that a write that no schema
@@ -122,7 +121,6 @@ class ModelState:
             if not _has_plain_memory(tensor):
                 continue
             name, held = path.removeprefix("self."), _held(tensor)
-            refuse_own_format(tensor, name)
             self._held.append((name, held))
             if held.identity not in self._names:
                 self._names[held.identity] = name

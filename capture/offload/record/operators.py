@@ -36,8 +36,9 @@ _RESERVE_OPERATORS = frozenset(
 # Operators that take tensors and answer with numbers from metadata alone: shapes, strides, dtypes,
 # flags, addresses. torch tags some of those that read the content, not all, so any that is not
 # listed here is taken to read it: an operator that is new or not torch's own is refused or guarded
-# rather than frozen. (The choices of a CTC kernel look at lengths on CUDA only.)
-_METADATA_OPERATORS = frozenset(
+# rather than frozen. (The choices of a CTC kernel look at lengths on CUDA only; in which format a
+# weight lies is compared when it is loaded.)
+_METADATA_OPERATORS = frozenset({"npu::get_npu_format"}) | frozenset(
     f"aten::{name}"
     for name in (
         "_debug_has_internal_overlap", "_fused_sdp_choice", "_has_compatible_shallow_copy_type",

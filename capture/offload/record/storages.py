@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import torch
 
+from offload.device_formats import own_format
 from offload.eager_run import bytes_of
 from offload.errors import CaptureError
 from offload.program import ITEM_BYTES, Role, TensorView, Value, span_bytes
-from offload.record.device_formats import refuse_own_format
+from offload.record.device_formats import refuse_unwritten_in_own_format
 from offload.record.host_constants import check_host_constant, check_read_unseen
 from offload.record.model_state import ModelState, StorageWatch
 from offload.record.operators import user_location
@@ -137,10 +138,8 @@ class StorageTable:
         """Track a tensor that the model holds; its Value is the whole storage.
 
         Raises:
-            CaptureError: it is neither on the device nor a host constant, or lies in a format of
-                the device's own.
+            CaptureError: it is neither on the device nor a host constant.
         """
-        refuse_own_format(tensor, "a tensor that the model uses")
         holders = self.state.holders(tensor.untyped_storage()._cdata) or (tensor,)
         if tensor.device != self.device:
             holders = tuple(one for one in holders if one.dim() == 0) or (tensor,)
@@ -169,6 +168,7 @@ class StorageTable:
             dtype_name(first.dtype),
             storage.nbytes(),
             self.state.name(storage._cdata),
+            device_format=own_format(first),
         )
         return TrackedStorage(value, storage, 0, holders=holders)
 
@@ -176,7 +176,8 @@ class StorageTable:
         """Track a storage that a launch made.
 
         Raises:
-            CaptureError: it is neither on the device nor may become a host constant.
+            CaptureError: it is neither on the device nor may become a host constant, or begins
+                without content in a format of the device's own.
         """
         storage = tensor.untyped_storage()
         value = Value(
@@ -187,7 +188,10 @@ class StorageTable:
             dtype_name(tensor.dtype),
             storage.nbytes(),
             name,
+            device_format=own_format(tensor),
         )
+        if unwritten:
+            refuse_unwritten_in_own_format(value)
         return self._add(TrackedStorage(value, storage, 0, unwritten_at_birth=unwritten), tensor)
 
     def let_stand_for(self, fake: torch.Tensor, tracked: TrackedStorage) -> None:

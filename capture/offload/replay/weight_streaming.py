@@ -140,6 +140,7 @@ class WeightStreaming:
             f"  times of launches are estimates from their bytes: {plan.estimated}"
             if plan.estimated
             else "  times of launches were measured, on made-up inputs"
+            + (f": {plan.timing}" if plan.timing else "")
         )
         sizes = Counter[int]()
         for piece in streamed:

@@ -292,7 +292,6 @@ ACL_EXPORT int aclmdlRICaptureTaskGrpBegin(Stream handle) {
     refuse_unless(capture->group_on == nullptr, kRtStreamTaskGroupStatus,
                   "a task group is open already");
     capture->group_on = stream.get();
-    capture->group.clear();
   });
 }
 

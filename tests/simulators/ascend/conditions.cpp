@@ -79,7 +79,10 @@ void assign_defaults(const ModelState& model) {
 void perform(Runtime& state, const ConditionState& condition, simulator::Runner& runner) {
   const auto& sub_graphs = condition.sub_graphs;
   if (condition.type == kConditionWhile) {
-    while (value_of(condition) != 0 && !state.device.scheduler.fault()) {
+    // A device would go on for ever; here the caller gets an answer.
+    for (std::size_t round = 0; value_of(condition) != 0; ++round) {
+      if (round == state.settings.loop_limit) runner.fail(simulator::Status::kLaunchFailed);
+      if (state.device.scheduler.fault()) return;
       perform_all(state, *sub_graphs.front(), runner);
     }
     return;

@@ -135,6 +135,24 @@ ACL_EXPORT void sim_set_patience_ms(int milliseconds) {
   runtime().settings.patience_ms = milliseconds;
 }
 
+// 0: waits last no time, but count the milliseconds that they would; 1: they last.
+ACL_EXPORT void sim_set_waits_take_time(int take) {
+  const auto lock = locked();
+  runtime().settings.waits_take_time = take != 0;
+}
+
+// How many milliseconds waits have lasted since the last reset.
+ACL_EXPORT std::uint64_t sim_waited_ms() {
+  const auto lock = locked();
+  return runtime().waited_ms;
+}
+
+// How many rounds a conditional task goes before they are a fault of the device.
+ACL_EXPORT void sim_set_loop_limit(std::size_t n_rounds) {
+  const auto lock = locked();
+  runtime().settings.loop_limit = n_rounds;
+}
+
 // Which of a model's streams goes as far as it may, where somebody waits for the model or for an
 // event of it: 0 the one that joined last, 1 the one that it began on.
 ACL_EXPORT void sim_set_first_stream_first(int first) {

@@ -13,10 +13,9 @@ void put_event(Runtime& state, Event* result, std::uint32_t flags, bool is_poole
   refuse_unless((flags & ~kKnown) == 0 && flags != 0, kRtParamInvalid, "the flags are unknown");
   trace(state, "flags=%u", flags);
   if (is_pooled) {
-    std::size_t n_pooled = 0;
-    for (const auto& event : state.events.all()) n_pooled += event->is_pooled ? 1 : 0;
-    refuse_unless(n_pooled < state.settings.event_limit, kRtNoEventResource,
+    refuse_unless(state.n_pooled_events < state.settings.event_limit, kRtNoEventResource,
                   "all events of the pool are in use");
+    ++state.n_pooled_events;
   }
   const auto event = state.events.add(std::make_shared<EventState>());
   event->flags = flags;
@@ -129,8 +128,11 @@ ACL_EXPORT int aclrtCreateEventExWithFlag(Event* event, std::uint32_t flags) {
 }
 
 ACL_EXPORT int aclrtDestroyEvent(Event event) {
-  return call("aclrtDestroyEvent", Needs::kInitialised,
-              [&](Runtime& state) { state.events.remove(event_of(state, event)->handle); });
+  return call("aclrtDestroyEvent", Needs::kInitialised, [&](Runtime& state) {
+    const auto found = event_of(state, event);
+    if (found->is_pooled) --state.n_pooled_events;
+    state.events.remove(found->handle);
+  });
 }
 
 ACL_EXPORT int aclrtRecordEvent(Event event, Stream handle) {

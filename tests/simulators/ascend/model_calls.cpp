@@ -32,9 +32,7 @@ void let_end(Runtime& state, ModelState& model) {
     }
     if (!model.is_running()) return;
     refuse_unless(poll < state.settings.destroy_polls, kRtModelRunning, "the model still runs");
-    state.device.mutex.unlock();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    state.device.mutex.lock();
+    let_time_pass(state);
   }
 }
 

@@ -1,6 +1,8 @@
 #include "runtime.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "models.hpp"
 
@@ -175,6 +177,14 @@ int tell_exception(const char* function) noexcept {
   }
 }
 
+void let_time_pass(Runtime& state) {
+  ++state.waited_ms;
+  const bool takes_time = state.settings.waits_take_time;
+  state.device.mutex.unlock();
+  if (takes_time) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  state.device.mutex.lock();
+}
+
 bool reset(Runtime& state) {
   if (state.device.scheduler.is_executing()) return false;
   state.offline.reset();
@@ -187,6 +197,7 @@ bool reset(Runtime& state) {
   state.conditions.clear();
   state.tasks.clear();
   state.events.clear();
+  state.n_pooled_events = 0;
   state.binaries.clear();
   state.functions.clear();
   state.images.clear();
@@ -197,6 +208,7 @@ bool reset(Runtime& state) {
   state.device.reset();  // after what holds blocks of its memory
   state.arguments.reset();
   state.settings = Settings();
+  state.waited_ms = 0;
   for (const auto& context : state.contexts.all()) {
     if (!context->is_primary) {
       state.contexts.remove(context->handle);

@@ -1,14 +1,12 @@
 // The simulated Ascend runtime: the state of the process, and what every call of the ABI shares.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
-#include <thread>
 
 #include "objects.hpp"
 
@@ -40,8 +38,10 @@ struct Settings {
   std::size_t event_limit = 65536;
   std::size_t stream_depth = 2048;  // tasks of one stream of a model, before it needs another
   bool software_sq = true;
-  int patience_ms = 10000;    // how long a wait for what nobody issues lasts
-  int destroy_polls = 10000;  // of one millisecond
+  int patience_ms = 10000;          // how long a wait for what nobody issues lasts
+  int destroy_polls = 10000;        // of one millisecond
+  std::size_t loop_limit = 100000;  // rounds of a conditional task, before they are a fault
+  bool waits_take_time = true;      // a millisecond that a wait lasts; else it is only counted
   bool first_stream_first = false;
 };
 
@@ -59,6 +59,7 @@ struct Runtime {
   simulator::Registry<ContextState> contexts;
   std::map<std::uint64_t, std::shared_ptr<StreamState>> streams;
   simulator::Registry<EventState> events;
+  std::size_t n_pooled_events = 0;
   simulator::Registry<BinaryState> binaries;
   simulator::Registry<FunctionState> functions;
   simulator::Registry<ImageState> images;
@@ -70,6 +71,7 @@ struct Runtime {
   std::set<int> stream_ids;
   std::shared_ptr<OfflineState> offline;
   std::uint32_t next_model_id = 1, next_event_id = 0;
+  std::uint64_t waited_ms = 0;  // since the last reset
 };
 
 Runtime& runtime();
@@ -120,7 +122,10 @@ void trace(Runtime& state, const char* format, Arguments... arguments) {
   state.device.ledger.describe(text(format, arguments...));
 }
 
-// Does `wait` again and again until it does not say kBlocked. Other threads may call meanwhile.
+// Lets a millisecond pass, in which other threads may call.
+void let_time_pass(Runtime& state);
+
+// Does `wait` again and again until it does not say kBlocked.
 // Errors: `code` after so many milliseconds; below 0: after the patience that is set.
 template <class Wait>
 void patiently(Runtime& state, int timeout_ms, int code, const Wait& wait) {
@@ -133,9 +138,7 @@ void patiently(Runtime& state, int timeout_ms, int code, const Wait& wait) {
       if (error.status != simulator::Status::kBlocked) throw;
     }
     if (waited_ms >= limit_ms) refuse(code, "the work waits for something that does not happen");
-    state.device.mutex.unlock();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    state.device.mutex.lock();
+    let_time_pass(state);
   }
 }
 

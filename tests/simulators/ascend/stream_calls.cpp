@@ -49,7 +49,6 @@ ACL_EXPORT int aclrtCreateStreamWithConfig(Stream* stream, std::uint32_t priorit
 
 ACL_EXPORT int aclrtDestroyStream(Stream handle) {
   return call("aclrtDestroyStream", Needs::kContext, [&](Runtime& state) {
-    require_given(handle, "the stream");
     const auto stream = stream_of(state, handle);
     require_destroyable(*stream);
     patiently(state, -1, kRtStreamSyncTimeout, [&] { state.device.scheduler.run(stream->queue); });
@@ -60,7 +59,6 @@ ACL_EXPORT int aclrtDestroyStream(Stream handle) {
 // What is queued is lost.
 ACL_EXPORT int aclrtDestroyStreamForce(Stream handle) {
   return call("aclrtDestroyStreamForce", Needs::kContext, [&](Runtime& state) {
-    require_given(handle, "the stream");
     const auto stream = stream_of(state, handle);
     require_destroyable(*stream);
     remove_stream(state, *stream);

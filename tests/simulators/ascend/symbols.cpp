@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -133,6 +134,11 @@ constexpr const char* kSince92[] = {
     "aclrtStreamWaitEventWithFlag",
 };
 
+// What set_personality knows, oldest first, and the releases that these are; the last has all.
+constexpr const char* kPersonalities[] = {"8.1", "8.5", "9.0", "9.1", ""};
+constexpr const char* kReleases[] = {"8.1.RC1", "8.5.0", "9.0.0", "9.1.0", "9.2.0"};
+std::atomic<int> personality{4};
+
 template <std::size_t kCount>
 void hide_all(const char* const (&names)[kCount]) {
   for (const char* name : names) hide_symbol(name);
@@ -156,12 +162,12 @@ bool hide_symbol(const char* name) {
 
 bool set_personality(const char* version) {
   const std::string wanted = version;
-  const char* const kKnown[] = {"8.1", "8.5", "9.0", "9.1", ""};
   int age = -1;
   for (int index = 0; index < 5; ++index) {
-    if (wanted == kKnown[index]) age = index;
+    if (wanted == kPersonalities[index]) age = index;
   }
   if (age < 0) return false;
+  personality = age;
   show_all();
   if (age <= 0) hide_all(kSince85);
   if (age <= 1) hide_all(kSince90);
@@ -169,5 +175,7 @@ bool set_personality(const char* version) {
   if (age <= 3) hide_all(kSince92);
   return true;
 }
+
+const char* release() { return kReleases[personality]; }
 
 }  // namespace simulated_ascend

@@ -8,5 +8,7 @@ bool hide_symbol(const char* name);
 // Hides what a release of CANN ("8.1", "8.5", "9.0", "9.1") lacks, and shows the rest; "" shows
 // everything. False for another word.
 bool set_personality(const char* version);
+// The release that the library says it is of, as CANN writes it: "8.1.RC1", "9.1.0".
+const char* release();
 
 }  // namespace simulated_ascend

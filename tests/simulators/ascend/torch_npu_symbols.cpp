@@ -9,11 +9,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <iterator>
 #include <string_view>
 
 #include "ascend/acl_abi.hpp"
+#include "symbols.hpp"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #define SUCCEEDS(name) \
@@ -38,6 +40,13 @@ bool is_system_parameter(int option) {
 // aclCannAttr: infinity and NaN as numbers, bfloat16, and compilation of operators while they run.
 constexpr int kAttributes[] = {0, 1, 2};
 constexpr std::int32_t kAttributeValues[] = {1, 1, 0};
+
+struct PackageVersion {  // aclCANNPackageVersion
+  char version[128];
+  char parts[4][64];  // major, minor, release, patch
+  char reserved[128];
+};
+static_assert(sizeof(PackageVersion) == 512);
 
 }  // namespace
 
@@ -95,6 +104,13 @@ EXPORT int aclGetCannAttribute(int attribute, std::int32_t* value) {
     return kRtParamInvalid;
   }
   *value = kAttributeValues[attribute];
+  return kSuccess;
+}
+// Of every package that of CANN; torch_npu looks at no parts. It keeps what it was told first.
+EXPORT int aclsysGetCANNVersion(int package, PackageVersion* version) {
+  if (package < 0 || package > 7 || version == nullptr) return kRtParamInvalid;
+  *version = {};
+  std::strncpy(version->version, simulated_ascend::release(), sizeof version->version - 1);
   return kSuccess;
 }
 EXPORT int aclrtDeviceGetBareTgid(std::int32_t* process) {

@@ -52,6 +52,9 @@ std::vector<std::uint64_t> encode_tiling(const Launch& launch) {
     words.push_back(static_cast<std::uint64_t>(operand.rank));
     append(words, operand.shape, operand.rank);
     append(words, operand.strides, operand.rank);
+    append(words, &operand.fractals.fractal_columns, 1);
+    append(words, &operand.fractals.padded_rows, 1);
+    append(words, &operand.fractals.n_columns, 1);
   }
   for (const Attribute& attribute : launch.attributes) {
     words.push_back(attribute.is_real ? 1 : 0);
@@ -92,6 +95,9 @@ Operand decode_operand(Reader& tiling, std::uint64_t address) {
   if (operand.rank > kMaxRank) throw std::runtime_error("an operand of too many dimensions");
   tiling.integers(operand.shape, operand.rank);
   tiling.integers(operand.strides, operand.rank);
+  operand.fractals.fractal_columns = tiling.integer();
+  operand.fractals.padded_rows = tiling.integer();
+  operand.fractals.n_columns = tiling.integer();
   return operand;
 }
 

@@ -5,7 +5,8 @@
 //   words 1 .. n                address of each operand's first element; 0: not given
 //   word  n + 1                 address of the workspace
 //   then  the tiling data       words: check sum of the rest; a number that looks like an address;
-//                               counts; per operand type, rank, shape, strides; the attributes
+//                               counts; per operand type, rank, shape, strides, fractals; the
+//                               attributes
 //
 // The number that looks like an address is none: whoever relocates the block must leave it as it
 // is. The kernel adds the tiling data up and fails where a word was changed.
@@ -21,12 +22,38 @@ namespace simulated_operators {
 
 inline constexpr std::int64_t kMaxRank = 8;
 
+// How matrices lie in FRACTAL_NZ, the device's format for them: cut into fractals of 16 rows and
+// some columns. A fractal lies row by row, behind it the one below it, then the next column of
+// fractals: [columns / fractal_columns, rows / 16, 16, fractal_columns], rounded up, what is beyond
+// the matrix zero. (The documentation of the format: 32 bytes to a row of a fractal.)
+struct Fractals {
+  std::int64_t fractal_columns = 0;  // 0: the operand lies as its shape and strides say
+  std::int64_t padded_rows = 0;
+  std::int64_t n_columns = 0;  // of the matrix
+
+  bool is_used() const { return fractal_columns > 0; }
+  // Where the element lies that is at `offset` of the matrix row by row; both in elements.
+  std::int64_t place(std::int64_t offset) const {
+    const std::int64_t row = offset / n_columns, column = offset % n_columns;
+    const std::int64_t fractal = column / fractal_columns;
+    return (fractal * padded_rows + row) * fractal_columns + column % fractal_columns;
+  }
+  // Of one matrix, with what is beyond it.
+  std::int64_t n_elements() const {
+    const std::int64_t n_across = (n_columns + fractal_columns - 1) / fractal_columns;
+    return n_across * padded_rows * fractal_columns;
+  }
+};
+
 struct Operand {
   char* data = nullptr;                // null also where it has no elements
   DataType type = kDataTypeUndefined;  // undefined: not given
   std::int64_t rank = 0;
   std::int64_t shape[kMaxRank] = {};
-  std::int64_t strides[kMaxRank] = {};  // in elements
+  // In elements. In fractals the last two are those of the matrix as if it lay row by row, the
+  // others count what is beyond the matrices.
+  std::int64_t strides[kMaxRank] = {};
+  Fractals fractals;
 
   bool is_given() const { return type != kDataTypeUndefined; }
   std::int64_t n_elements() const;

@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <utility>
 
 #include "elements.hpp"
 
@@ -65,6 +66,34 @@ Status function_of(const Kernel& kernel, Function* function) {
   return kSuccess;
 }
 
+// The layout of a tensor in FRACTAL_NZ, whose view is a whole matrix, or that turned. Throws
+// std::invalid_argument where its storage is not that of such a matrix.
+void lay_out_in_fractals(const aclTensor& tensor, Operand& operand) {
+  constexpr std::int64_t kFractalRows = 16;
+  const std::vector<std::int64_t>& storage = tensor.storage_shape;
+  const auto rank = static_cast<std::size_t>(operand.rank);
+  if (rank < 2 || storage.size() != rank + 2 || tensor.offset != 0) {
+    throw std::invalid_argument("a part of what lies in fractals, or no matrix");
+  }
+  std::size_t rows = rank - 2, columns = rank - 1;
+  if (operand.strides[columns] != 1) std::swap(rows, columns);
+  const std::int64_t n_rows = operand.shape[rows], n_columns = operand.shape[columns];
+  const std::int64_t n_across = storage[rank - 2], n_down = storage[rank - 1];
+  const std::int64_t fractal_columns = storage[rank + 1];
+  if (operand.strides[columns] != 1 || operand.strides[rows] != n_columns ||
+      storage[rank] != kFractalRows || fractal_columns < 1 ||
+      n_across != (n_columns + fractal_columns - 1) / fractal_columns ||
+      n_down != (n_rows + kFractalRows - 1) / kFractalRows) {
+    throw std::invalid_argument("a storage that is not the matrix in fractals");
+  }
+  operand.fractals = {fractal_columns, n_down * kFractalRows, n_columns};
+  std::int64_t stride = operand.fractals.n_elements();
+  for (std::size_t dim = rank - 2; dim-- > 0; stride *= operand.shape[dim]) {
+    if (storage[dim] != operand.shape[dim]) throw std::invalid_argument("another batch");
+    operand.strides[dim] = stride;
+  }
+}
+
 Operand operand_of(const aclTensor& tensor) {
   const auto rank = static_cast<std::int64_t>(tensor.shape.size());
   if (rank > kMaxRank) throw std::invalid_argument("a tensor of too many dimensions");
@@ -76,6 +105,7 @@ Operand operand_of(const aclTensor& tensor) {
     operand.shape[dim] = tensor.shape[static_cast<std::size_t>(dim)];
     operand.strides[dim] = tensor.strides[static_cast<std::size_t>(dim)];
   }
+  if (tensor.format == kFormatFractalNz) lay_out_in_fractals(tensor, operand);
   return operand;
 }
 
@@ -129,6 +159,7 @@ Status Planner::finish(const Kernel& kernel, std::uint64_t* workspace_bytes,
   Launch& launch = executor_->launch;
   for (const Operand& operand : launch.operands) {
     if (!operand.is_given() && !kernel.may_lack_operands) return kAclnnParamNullptr;
+    if (operand.fractals.is_used() && !kernel.takes_fractals) return kAclnnParamInvalid;
   }
   if (kernel.check != nullptr) kernel.check(launch);
   if (kernel.workspace_bytes != nullptr) launch.workspace_bytes = kernel.workspace_bytes(launch);

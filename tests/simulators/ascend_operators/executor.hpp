@@ -20,6 +20,7 @@ struct Kernel {
   void (*check)(const Launch& launch) = nullptr;
   std::size_t (*workspace_bytes)(const Launch& launch) = nullptr;  // null: none is needed
   bool may_lack_operands = false;  // whether tensors may be null; `check` then says which
+  bool takes_fractals = false;     // whether tensors may be in FRACTAL_NZ; the same
 };
 
 }  // namespace simulated_operators

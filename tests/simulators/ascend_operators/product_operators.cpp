@@ -1,5 +1,5 @@
 // Operators that multiply matrices. Each packs its second matrix into a workspace first, so that
-// the operators need one as the device's do.
+// the operators need one as the device's do. Those for weights take it in fractals.
 #include <vector>
 
 #include "elementwise.hpp"
@@ -13,10 +13,13 @@ struct Matrix {
   char* data;
   DataType type;
   std::int64_t n_rows, n_columns;
-  std::int64_t row_bytes, column_bytes;
+  std::int64_t row_stride, column_stride;  // in elements
+  std::int64_t item_bytes;
+  Fractals fractals;
 
   char* at(std::int64_t row, std::int64_t column) const {
-    return data + row * row_bytes + column * column_bytes;
+    const std::int64_t offset = row * row_stride + column * column_stride;
+    return data + (fractals.is_used() ? fractals.place(offset) : offset) * item_bytes;
   }
 };
 
@@ -25,16 +28,16 @@ struct Matrix {
 Matrix matrix_of(const Operand& operand, std::int64_t offset_bytes, bool is_column) {
   const std::int64_t size = element_bytes(operand.type);
   char* const data = operand.data + offset_bytes;
-  if (operand.rank == 0) return {data, operand.type, 1, 1, 0, 0};
+  if (operand.rank == 0) return {data, operand.type, 1, 1, 0, 0, size, {}};
   const std::int64_t last = operand.rank - 1;
   const std::int64_t n = operand.shape[last];
-  const std::int64_t bytes = operand.strides[last] * size;
+  const std::int64_t stride = operand.strides[last];
   if (operand.rank > 1) {
-    return {data, operand.type, operand.shape[last - 1], n, operand.strides[last - 1] * size,
-            bytes};
+    const std::int64_t n_rows = operand.shape[last - 1], row_stride = operand.strides[last - 1];
+    return {data, operand.type, n_rows, n, row_stride, stride, size, operand.fractals};
   }
-  if (is_column) return {data, operand.type, n, 1, bytes, 0};
-  return {data, operand.type, 1, n, 0, bytes};
+  if (is_column) return {data, operand.type, n, 1, stride, 0, size, {}};
+  return {data, operand.type, 1, n, 0, stride, size, {}};
 }
 
 // The dimensions of the batch alone.
@@ -126,24 +129,53 @@ const Kernel kAddProduct = {"AddMatMul", add_product, nullptr, [](const Launch& 
                               return packed_bytes(launch.operands.at(2));
                             }};
 
+// Throws std::invalid_argument unless of the operands the right factor alone, the one after `left`,
+// is in fractals, and all hold 16-bit numbers: what the documentation says of these operators.
+void check_weight(const Launch& launch, std::size_t left) {
+  for (std::size_t i = 0; i < launch.operands.size(); ++i) {
+    const Operand& operand = launch.operands[i];
+    if (operand.fractals.is_used() != (i == left + 1)) {
+      throw std::invalid_argument("a format that the operator does not take there");
+    }
+    if (operand.type != kFloat16 && operand.type != kBfloat16) {
+      throw std::invalid_argument("a type that the operator does not take");
+    }
+  }
+}
+
+const Kernel kWeightProduct = {"MatMulWeightNz",
+                               kProduct.compute,
+                               [](const Launch& launch) { check_weight(launch, 0); },
+                               kProduct.workspace_bytes,
+                               false,
+                               true};
+const Kernel kAddWeightProduct = {"AddMatMulWeightNz",
+                                  kAddProduct.compute,
+                                  [](const Launch& launch) { check_weight(launch, 1); },
+                                  kAddProduct.workspace_bytes,
+                                  false,
+                                  true};
+
 }  // namespace
 
-#define PRODUCT(name)                                                                          \
-  OPERATOR(name, kProduct,                                                                     \
+#define PRODUCT(name, kernel)                                                                  \
+  OPERATOR(name, kernel,                                                                       \
            (const aclTensor* self, const aclTensor* other, aclTensor* out, std::int8_t), self, \
            other, out)
-#define ADD_PRODUCT(name)                                                                \
-  OPERATOR(name, kAddProduct,                                                            \
+#define ADD_PRODUCT(name, kernel)                                                        \
+  OPERATOR(name, kernel,                                                                 \
            (const aclTensor* self, const aclTensor* left, const aclTensor* right,        \
             const aclScalar* beta, const aclScalar* alpha, aclTensor* out, std::int8_t), \
            self, left, right, beta, alpha, out)
 
 OPERATOR(Dot, kProduct, (const aclTensor* self, const aclTensor* other, aclTensor* out), self,
          other, out)
-PRODUCT(Mm)
-PRODUCT(Matmul)
-PRODUCT(BatchMatMul)
-ADD_PRODUCT(Addmm)
-ADD_PRODUCT(Baddbmm)
+PRODUCT(Mm, kProduct)
+PRODUCT(Matmul, kProduct)
+PRODUCT(BatchMatMul, kProduct)
+PRODUCT(MatmulWeightNz, kWeightProduct)
+ADD_PRODUCT(Addmm, kAddProduct)
+ADD_PRODUCT(Baddbmm, kAddProduct)
+ADD_PRODUCT(AddmmWeightNz, kAddWeightProduct)
 
 }  // namespace simulated_operators

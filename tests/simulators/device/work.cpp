@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace simulator {
 namespace {
@@ -36,10 +37,11 @@ std::size_t span_bytes(const Fill& fill) {
 }
 
 void run(const Copy& copy) {
+  const unsigned char* staged = copy.staged.empty() ? nullptr : copy.staged.data();
   for (std::size_t plane = 0; plane < copy.depth; ++plane) {
     for (std::size_t line = 0; line < copy.height; ++line) {
       const void* source = reinterpret_cast<const void*>(copy.source.at(line, plane));
-      if (!copy.staged.empty()) source = copy.staged.data();
+      if (staged != nullptr) source = std::exchange(staged, staged + copy.width_bytes);
       std::memmove(reinterpret_cast<void*>(copy.destination.at(line, plane)), source,
                    copy.width_bytes);
     }

@@ -71,7 +71,8 @@ struct Operand {
 struct Copy {
   Operand source, destination;
   std::size_t width_bytes = 0, height = 1, depth = 1;
-  std::vector<unsigned char> staged;  // the source's bytes, where they were read at the call
+  // The source's bytes, line after line, where they were read at the call.
+  std::vector<unsigned char> staged;
 };
 
 struct Fill {

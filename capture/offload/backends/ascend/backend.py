@@ -16,6 +16,7 @@ import torch
 
 from offload import _native
 from offload.backends.ascend.kernels import Capturer, GatherKernel, KernelCapture
+from offload.backends.ascend.launch_times import N_ROUNDS, timed_launches
 from offload.backends.ascend.offline import open_offline
 from offload.backends.ascend.refresh import (
     Gather,
@@ -24,6 +25,7 @@ from offload.backends.ascend.refresh import (
     refresh_note,
     stages_note,
 )
+from offload.backends.ascend.relocated_model import ProofMemory
 from offload.backends.ascend.streaming import (
     StreamedWeights,
     WeightMemory,
@@ -37,10 +39,12 @@ from offload.backends.base import (
     LaunchReport,
     Loaded,
     Prepared,
+    TimedLaunches,
     slot_triggers,
 )
 from offload.backends.device_streaming import refuse_unstored
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
+from offload.backends.relocation import proof
 from offload.backends.torch_warm_up import failure_of_torch
 from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CostTable, Machine
@@ -216,6 +220,7 @@ class AscendBackend:
             program,
             plan,
             device=device,
+            arena_bytes=plan.feature_map_bytes,
             form=self._form,
             gather=gather,
             copies_on_device=self.copies_on_device,
@@ -276,11 +281,11 @@ class AscendBackend:
         refuse_unstored(program)
         return link_meter.link(self.device_of(program))
 
-    def granule_bytes(self, program: Program) -> int:
-        """What a weight in one piece is aligned to: pieces are not mapped."""
-        return self.alignment_bytes
+    def mapped_link(self, program: Program) -> Link:
+        """The same."""
+        return self.link(program)
 
-    def mapped_link(self, program: Program) -> Link | None:
+    def granule_bytes(self, program: Program) -> int | None:
         """None yet: a weight is streamed as a whole."""
         return None
 
@@ -295,6 +300,45 @@ class AscendBackend:
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Nothing: the capturer knows which words are addresses, none was found by comparing."""
+
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
+        """By a twin whose kernels are launched one by one, outside of its model.
+
+        Raises:
+            BackendUnavailable: the runtime makes no events that tell times.
+            OutOfMemory: the device has no memory for it.
+            ExecutionError: the device failed.
+        """
+        captured: KernelCapture = prepared.state
+        program = prepared.program
+        device = self.device_of(program)
+        timer = _native.AscendLaunchTimer(device)
+        twin = _resident(
+            captured,
+            program,
+            plan,
+            device=device,
+            arena_bytes=0,
+            form=self._form,
+            gather=None,
+            copies_on_device=self.copies_on_device,
+            streamed=StreamedWeights(),
+        )
+        try:
+            _, relocations = _words(captured, program, plan)
+            placed = proof.Placed(plan, twin, relocations)
+            memory = self.proof_memory(device)
+            return timed_launches(
+                proof.timed_rounds(
+                    program, placed, memory, lambda: twin.time_launches(timer), N_ROUNDS
+                )
+            )
+        finally:
+            twin.close()
+
+    def proof_memory(self, index: int) -> ProofMemory:
+        """Memory of torch's for executions that nobody asked for."""
+        return ProofMemory(index)
 
     def device_of(self, program: Program) -> int:
         """The device that a Program was recorded on, or to which its file was read."""
@@ -321,11 +365,40 @@ def _resident(
     plan: Plan,
     *,
     device: int,
+    arena_bytes: int,
     form: str | None,
     gather: Gather | None,
     copies_on_device: bool,
     streamed: StreamedWeights,
 ) -> _native.AscendResident:
+    words, relocations = _words(captured, program, plan)
+    return _native.AscendResident(
+        device=device,
+        arena_bytes=arena_bytes,
+        kernels=[
+            (one.function, one.n_blocks, one.launch, one.arguments) for one in captured.kernels
+        ],
+        words=words,
+        relocations=relocations,
+        triggers=slot_triggers(plan),
+        n_launches=len(program.launches),
+        form=form,
+        copies_on_device=copies_on_device,
+        gather=(gather.function, gather.n_blocks) if isinstance(gather, GatherKernel) else gather,
+        steps=streamed.steps_of_model(),
+        for_next_pass=streamed.for_next_pass,
+        keep=(captured.keep, gather),
+    )
+
+
+def _words(
+    captured: KernelCapture, program: Program, plan: Plan
+) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
+    """(block, offset in bytes) of each word that is an address; its (word, slot, offset).
+
+    Raises:
+        CaptureError: a kernel takes the address of a Value that has no place.
+    """
     words: list[tuple[int, int]] = []
     relocations: list[tuple[int, int, int]] = []
     for block, kernel in enumerate(captured.kernels):
@@ -339,23 +412,7 @@ def _resident(
             offset_bytes = place.offset_bytes + address.value_offset_bytes
             relocations.append((len(words), place.slot, offset_bytes))
             words.append((block, address.offset_bytes))
-    return _native.AscendResident(
-        device=device,
-        arena_bytes=plan.feature_map_bytes,
-        kernels=[
-            (one.function, one.n_blocks, one.launch, one.arguments) for one in captured.kernels
-        ],
-        words=words,
-        relocations=relocations,
-        triggers=slot_triggers(plan),
-        n_launches=len(program.launches),
-        form=form,
-        copies_on_device=copies_on_device,
-        gather=(gather.function, gather.n_blocks) if isinstance(gather, GatherKernel) else gather,
-        steps=streamed.steps,
-        for_next_pass=streamed.for_next_pass,
-        keep=(captured.keep, gather),
-    )
+    return words, relocations
 
 
 def _notes(

@@ -81,14 +81,16 @@ class CaptureLog:
     Attributes:
         places: by Value the address of each input's memory, and of what launches made.
         pool: (address, bytes) of each piece of the pool, in the order in which torch took them.
-        n_tasks: for each moment, before the first launch and after each one, how many tasks the
-            model had on each of its streams.
+        n_tasks: for each moment, before and after launches, how many tasks the model had on each of
+            its streams.
+        begins: for each of them the launch that begins there; None: none does.
         why_untold: why the runtime does not tell that; empty where it does.
     """
 
     places: dict[int, int] = dataclasses.field(default_factory=dict)
     pool: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     n_tasks: list[list[int]] = dataclasses.field(default_factory=list)
+    begins: list[int | None] = dataclasses.field(default_factory=list)
     why_untold: str = ""
 
 
@@ -104,6 +106,7 @@ class CapturedModel:
         pool_bytes: what torch has taken from the device for the capture, memory for inputs
             included.
         log: what was seen meanwhile.
+        steps: that tell its streams of copies of weights; None: it has none.
         random_states: the generators that it draws from.
         random_cells: where its kernels read their seeds and offsets.
     """
@@ -115,10 +118,13 @@ class CapturedModel:
         tensors: list[Any],
         moving: Sequence[Moving],
         copies: _native.AscendMovingCopies,
+        *,
+        steps: _native.AscendStreamedSteps | None,
     ) -> None:
         self.handle = 0
         self.moving = tuple(moving)
         self.copies: _native.AscendMovingCopies | None = copies
+        self.steps = steps
         self.pool_bytes = 0
         self.log = CaptureLog()
         self.random_states: tuple[RandomState, ...] = ()
@@ -142,6 +148,7 @@ class CapturedModel:
             with contextlib.suppress(RuntimeError):  # of a device that has failed
                 graph.reset()
         del graph  # which holds the states of generators
+        self.steps = None  # its events
 
     def close(self) -> None:
         """Give the model, its memory and its table back; nothing of it may be under way."""

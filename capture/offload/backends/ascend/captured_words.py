@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from offload.backends.relocation.captures import (
+    RANDOM_OWNER,
     Allocation,
     GraphCapture,
     GraphNode,
@@ -78,11 +79,13 @@ class ModelCapture:
         tasks: that launches made, in order.
         places: by Value the address of each input's memory, and of what each launch made.
         pool: (address, bytes) of each piece of the pool, in the order in which torch took them.
+        cells: where seed and offset of each generator lie, which stay there.
     """
 
     tasks: Sequence[Task]
     places: Mapping[int, int]
     pool: Sequence[tuple[int, int]]
+    cells: Sequence[tuple[int, int]] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,7 +184,8 @@ def _as_graph(
     """The tasks as nodes; an allocation's Value is its own number: inputs, then pieces.
 
     Words that point into an argument block, written by the runtime, have an owner that the model
-    keeps (class self): they are told from other addresses, and never patched.
+    keeps (class self), and so have those that point to a cell of the capture's own, from which
+    kernels read a seed or an offset: they are told from other addresses, and never patched.
     """
     ranges = [
         *(
@@ -213,6 +217,11 @@ def _as_graph(
                 OwnedRange(task.address, len(task.arguments), f"arguments of task {number}")
                 for number, task in enumerate(capture.tasks)
                 if task.arguments
+            ),
+            *(
+                OwnedRange(address, WORD_BYTES, f"{RANDOM_OWNER}: {what} of generator {number}")
+                for number, cell in enumerate(capture.cells)
+                for what, address in zip(("seed", "offset"), cell, strict=True)
             ),
             *weights,
         ],

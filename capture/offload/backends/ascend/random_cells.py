@@ -107,22 +107,15 @@ class CellFinder:
     The first launch that draws from a generator takes all its memory from a pool of its own, where
     what the capture makes beside it can be told by its stream.
 
-    Owner: one capture, on whose thread it is called. It keeps the pools, which must outlive the
-    captured graph and the states of the generators.
+    Owner: one capture, on whose thread it is called, from states of generators that no other one
+    has: cells are made at a state's first draw. It keeps the pools, which must outlive the
+    captured graph and the states.
 
     Attributes:
         pools: that hold cells, and memory of the launches that they were made for.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.pools: list[Any] = []
-        self._device = device
-        self._draws = DrawLog(())
-        self._cells: dict[int, Cell] = {}
-        self._default_stream = 0
-        self._is_seed_first = True
-
-    def expect(self, draws: DrawLog) -> None:
+    def __init__(self, device: torch.device, draws: DrawLog) -> None:
         """Learn, before the capture begins, what it will draw.
 
         Raises:
@@ -130,10 +123,15 @@ class CellFinder:
             ExecutionError: the device failed.
         """
         npu: Any = torch.npu  # type: ignore[attr-defined]
+        self.pools: list[Any] = []
+        self._device = device
         self._draws = draws
+        self._cells: dict[int, Cell] = {}
+        self._default_stream = 0
+        self._is_seed_first = True
         if draws.generator_of:
-            self._default_stream = npu.default_stream(self._device).npu_stream
-            self._is_seed_first = seed_is_first(self._device)
+            self._default_stream = npu.default_stream(device).npu_stream
+            self._is_seed_first = seed_is_first(device)
 
     @contextlib.contextmanager
     def launching(self, launch: Launch) -> Iterator[None]:
@@ -168,6 +166,15 @@ class CellFinder:
     def states(self) -> tuple[RandomState, ...]:
         """The generators that are drawn from."""
         return tuple(self._draws.states().values())
+
+    def segments_of_launches(self) -> list[dict[str, Any]]:
+        """What launches themselves have taken for the pools, as torch's snapshots describe it."""
+        return [
+            segment
+            for pool in self.pools
+            for segment in segments_of(pool, self._device)
+            if segment["stream"] != self._default_stream
+        ]
 
     def cells(self) -> list[Cell]:
         """Of each of these generators."""

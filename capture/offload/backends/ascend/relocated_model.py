@@ -97,13 +97,27 @@ def prove_relocation(
         home[plan.feature_map.index] = pieces[0][2]
     shared = frozenset() if pieces else frozenset(slot.index for slot in plan.slots)
     outputs = {plan.slot_of(value.index) for value in program.of_role(Role.OUTPUT)}
+    states = bound.model.random_states
+
+    def draw(number: int) -> None:
+        """As an execution does, after `number` others; the generators stay as they are."""
+        resident.set_stream(stream)
+        resident.set_random([one for state in states for one in state.numbers(number)])
+
     placed = Placed(
-        plan, _Provable(resident, stream), relocations, home=home, shared=shared & outputs
+        plan,
+        _Provable(resident, stream),
+        relocations,
+        home=home,
+        shared=shared & outputs,
+        draw=draw,
     )
     written = {index for launch in program.launches for index in launch.writes}
     fixed = [value for value in device_weights(program) if value.index in written]
     torch.get_device_module("npu").synchronize(device)
-    prove(program, placed, placed, _Memory(device, pieces), fixed=fixed)
+    streamed = {index: one.data_ptr() for index, one in bound.streamed.storages.items()}
+    memory = ProofMemory(device, pieces)
+    prove(program, placed, placed, memory, fixed=fixed, streamed=streamed)
 
 
 class _Provable:
@@ -130,10 +144,13 @@ class _Provable:
         """Whoever loaded it closes it."""
 
 
-class _Memory:
-    """Memory of torch's for the proof; the pool of the capture in its pieces, as one block."""
+class ProofMemory:
+    """Memory of torch's for executions that nobody asked for, as those of the proof.
 
-    def __init__(self, device: int, pieces: Sequence[tuple[int, int, int]]) -> None:
+    The pool of a capture lies in pieces, and is one block all the same.
+    """
+
+    def __init__(self, device: int, pieces: Sequence[tuple[int, int, int]] = ()) -> None:
         self._device = device
         self._pieces = pieces
         self._home = pieces[0][2] if pieces else 0
@@ -146,10 +163,16 @@ class _Memory:
             OutOfMemory: there is no memory; the message says how to do without the proof.
             ExecutionError: the device failed.
         """
+        block = self.take(max(size_bytes, 512))
+        self._blocks[block.data_ptr()] = block
+        self.fill(block.data_ptr(), block.nbytes)
+        return block.data_ptr()
+
+    def take(self, size_bytes: int) -> torch.Tensor:
+        """Bytes that nobody uses any more; errors as `allocate`."""
+        on_npu = torch.device("npu", self._device)
         try:
-            block = torch.empty(
-                max(size_bytes, 512), dtype=torch.uint8, device=torch.device("npu", self._device)
-            )
+            block = torch.empty(size_bytes, dtype=torch.uint8, device=on_npu)
         except RuntimeError as error:
             raise failure_of_torch(
                 error,
@@ -157,28 +180,31 @@ class _Memory:
                 "(load(verify=False) leaves it out)",
             ) from error
         torch.get_device_module("npu").synchronize(self._device)  # who had it before has ended
-        self._blocks[block.data_ptr()] = block
-        self.fill(block.data_ptr(), block.nbytes)
-        return block.data_ptr()
+        return block
 
     def free(self, address: int) -> None:
+        """Give one block back."""
         del self._blocks[address]
 
     def fill(self, address: int, size_bytes: int) -> None:
+        """Write zeros."""
         self.write(address, bytes(size_bytes))
 
     def write(self, address: int, content: bytes) -> None:
+        """Copy from the host."""
         for at, begin, size_bytes in self._ranges(address, len(content)):
             part = content[begin : begin + size_bytes]
             _native.ascend_write_memory(self._device, at, part)
 
     def read(self, address: int, size_bytes: int) -> bytes:
+        """Copy to the host."""
         return b"".join(
             _native.ascend_read_memory(self._device, at, part_bytes)
             for at, _, part_bytes in self._ranges(address, size_bytes)
         )
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
+        """Copy on the device."""
         for at, begin, part_bytes in self._ranges(source, size_bytes):
             _native.ascend_copy_memory(self._device, destination + begin, at, part_bytes)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from offload import _native
-from offload.backends.ascend.streamed_steps import launch_graph, streamed_steps
+from offload.backends.ascend.streamed_steps import Step, launch_graph, streamed_steps
 from offload.backends.device_streaming import (
     LinkMeter,
     refuse_unstored,
@@ -42,17 +42,31 @@ class StreamedWeights:
 
     Attributes:
         stream: brings them; None: all weights lie where the caller has them.
-        steps: what the streams of the model are told.
+        steps: what the streams of a model are told.
         for_next_pass: the transfers at its end, which the next execution begins with.
+        memory: (address, bytes) of all of them.
         storages: for each weight that the stream manages its bytes.
         tensors: for each of them the tensor that was recorded, there.
     """
 
     stream: _native.AscendWeightStream | None = None
-    steps: _native.AscendStreamedSteps | None = None
+    steps: tuple[Step, ...] = ()
     for_next_pass: tuple[int, ...] = ()
+    memory: tuple[int, int] = (0, 0)
     storages: Mapping[int, torch.UntypedStorage] = dataclasses.field(default_factory=dict)
     tensors: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+
+    def steps_of_model(self) -> _native.AscendStreamedSteps | None:
+        """The steps with events of their own, which tell the streams of one model.
+
+        Raises:
+            ExecutionError: there are no events.
+        """
+        if self.stream is None:
+            return None
+        return _native.AscendStreamedSteps(
+            self.stream, [(one.kind, one.stream, one.index) for one in self.steps]
+        )
 
 
 def stream_weights(
@@ -99,10 +113,9 @@ def stream_weights(
     storages = _storages(program, streaming, place.tensor.untyped_storage())
     return StreamedWeights(
         stream=stream,
-        steps=_native.AscendStreamedSteps(
-            stream, [(one.kind, one.stream, one.index) for one in steps]
-        ),
+        steps=steps,
         for_next_pass=tuple(one.transfer for one in streamed.copies if one.for_next_pass),
+        memory=(place.tensor.data_ptr(), place.tensor.nbytes),
         storages=dict(zip(program.stored, storages, strict=True)),
         tensors=managed_tensors(program, program.stored, storages),
     )

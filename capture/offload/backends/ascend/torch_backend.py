@@ -11,6 +11,7 @@ import torch
 from offload import _native
 from offload.backends.ascend.backend import AscendBackend
 from offload.backends.ascend.captured_model import CapturedModel, Improve, moving_values
+from offload.backends.ascend.launch_times import timed_launches
 from offload.backends.ascend.refresh import stages_note
 from offload.backends.ascend.relocated_model import (
     notes_of,
@@ -18,18 +19,19 @@ from offload.backends.ascend.relocated_model import (
     prove_relocation,
 )
 from offload.backends.ascend.streaming import StreamedWeights, stream_weights, streaming_notes
-from offload.backends.ascend.torch_capture import NONE_STREAMED, TorchCapturer
+from offload.backends.ascend.torch_capture import (
+    NONE_STREAMED,
+    TorchCapturer,
+    give_back_unused,
+)
 from offload.backends.ascend.torch_relocation import BoundModel, Relocator
-from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
+from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared, TimedLaunches
 from offload.backends.random_draws import drawing
+from offload.backends.refusals import check_formats
 from offload.backends.relocation.touches import node_graph, with_scratch
-from offload.errors import CaptureError
 from offload.plan import Plan, check_plan
 from offload.program import Launch, Program, Role
 from offload.streaming import Streaming
-
-_DRAWS = "random numbers are drawn, whose cells each capture has elsewhere"
-_STREAMED = "weights are streamed, whose addresses the capture must have from the plan"
 
 
 class TorchAscendBackend(AscendBackend):
@@ -38,8 +40,8 @@ class TorchAscendBackend(AscendBackend):
     A Program's launches are captured through torch_npu into one model. Where the runtime tells what
     its kernels were given, inputs, outputs and the feature map move by patching those arguments;
     elsewhere the kernels keep the addresses of the capture: the feature map is torch's, and inputs
-    and outputs are copied. Weights stay where they are; those in files are captured where a
-    streaming plan places them, and then inputs and outputs are copied too.
+    and outputs are copied. Weights stay where they are; with those in files the launches are
+    captured once a streaming plan has placed them.
     """
 
     capabilities = Capabilities(
@@ -96,6 +98,7 @@ class TorchAscendBackend(AscendBackend):
 
         Raises:
             BackendUnavailable: as `machine`.
+            BindingError: a weight was cast to another format since it was recorded.
             CaptureError: a launch cannot be captured, or draws random numbers that would be the
                 same at each execution; inputs that are written cannot be copied; or kernels cannot
                 be relocated, and that was required.
@@ -104,42 +107,26 @@ class TorchAscendBackend(AscendBackend):
         device = self.device_of(program)
         self.machine(device)
         self.refuse_launches(program)
+        check_formats(program)
         own = frozenset(value.index for value in program.of_role(Role.ACTIVATION))
-        if program.stored:
-            if self._relocation:
-                raise CaptureError(f"relocation=True: {_STREAMED}; leave relocation out")
-            moving_values(program)  # which refuses inputs that cannot be copied
-            return Prepared(program, own)
-        if self._relocation is False:
-            model = self._capture(program)
-            return Prepared(program, own, state=BoundModel(model, why_copied="not asked for"))
-        relocator = Relocator(program, device, is_required=bool(self._relocation))
-        model = self._capture(program, improve=relocator.improve)
-        bound = relocator.bound or BoundModel(model, why_copied=_DRAWS)
-        if self._relocation and bound.words is None:
-            model.close()
-            raise CaptureError(f"relocation=True: {bound.why_copied}; leave relocation out")
-        if bound.words is None:
-            return Prepared(program, own, state=bound)
-        words = bound.words
-        whole = with_scratch(program, words.discovery.scratch_bytes)
-        graph = node_graph(whole, words.capture, words.discovery.words)
-        return Prepared(whole, own, graph, state=bound)
+        if not program.stored:
+            return self._bound(program, own, NONE_STREAMED)
+        moving_values(program)  # which refuses inputs that cannot be copied
+        return Prepared(program, own)
 
-    def _capture(
-        self,
-        program: Program,
-        improve: Improve | None = None,
-        streamed: StreamedWeights = NONE_STREAMED,
-    ) -> CapturedModel:
-        capturer = self._torch_capturer or TorchCapturer()
-        device = self.device_of(program)
-        return capturer.capture(program, device, self._copies, improve=improve, streamed=streamed)
+    def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
+        """Take the weights' memory, and capture the launches with weights where they lie there.
 
-    def _streamed_launches(self, program: Program, streaming: Streaming | None) -> StreamedWeights:
-        """Weights in files have the addresses that the plan gives them, and are captured there."""
+        Raises:
+            PlanError: the host has no room for the store.
+            FileError: a file with weights is shorter than it was, or cannot be read.
+            OutOfMemory: the device has no room for the weights.
+            BackendUnavailable, CaptureError, ExecutionError: as `prepare`.
+        """
+        program = prepared.program
         device = self.device_of(program)
-        return stream_weights(
+        give_back_unused()  # torch would cut weights from what it keeps of a larger budget's
+        streamed = stream_weights(
             program,
             streaming,
             device,
@@ -147,26 +134,44 @@ class TorchAscendBackend(AscendBackend):
             launches=range(len(program.launches)),
             memory=functools.partial(self.weight_memory, device),
         )
+        return self._bound(program, prepared.operator_allocated, streamed)
+
+    def _bound(self, program: Program, own: frozenset[int], streamed: StreamedWeights) -> Prepared:
+        """Captured, and relocated where that is asked for and possible."""
+        if self._relocation is False:
+            model = self._capture(program, streamed)
+            bound = BoundModel(model, why_copied="not asked for", streamed=streamed)
+            return Prepared(program, own, state=bound)
+        device, is_required = self.device_of(program), bool(self._relocation)
+        relocator = Relocator(program, device, streamed, is_required=is_required)
+        self._capture(program, streamed, relocator.improve)
+        assert relocator.bound is not None  # improve has seen to it
+        words = relocator.bound.words
+        if words is None:
+            return Prepared(program, own, state=relocator.bound)
+        whole = with_scratch(program, words.discovery.scratch_bytes)
+        graph = node_graph(whole, words.capture, words.discovery.words)
+        return Prepared(whole, own, graph, state=relocator.bound)
+
+    def _capture(
+        self, program: Program, streamed: StreamedWeights, improve: Improve | None = None
+    ) -> CapturedModel:
+        capturer = self._torch_capturer or TorchCapturer()
+        device = self.device_of(program)
+        return capturer.capture(program, device, self._copies, improve=improve, streamed=streamed)
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """What was captured, its moving tensors bound to the Plan's slots.
 
-        Weights in files are captured here, where the plan has given them addresses.
-
         Raises:
             PlanError: the Plan does not fit the Program.
-            CaptureError: a launch cannot be captured.
-            FileError: a file with weights is shorter than it was, or cannot be read.
-            BackendUnavailable, ExecutionError: the runtime failed.
+            ExecutionError: the runtime failed.
         """
-        program = prepared.program
+        program, bound = prepared.program, prepared.state
         check_plan(program, plan)
-        streamed = self._streamed_launches(program, plan.streaming)
-        bound: BoundModel = prepared.state or BoundModel(
-            self._capture(program, streamed=streamed),
-            why_copied=_STREAMED,
-        )
-        resident = self._resident(bound, program, plan, streamed)
+        assert isinstance(bound, BoundModel)  # prepared for streaming, where weights are in files
+        streamed = bound.streamed
+        resident = self._resident(bound, program, plan)
         bound.residents.append(weakref.ref(resident))
         states = bound.model.random_states
         reports = tuple(
@@ -195,7 +200,6 @@ class TorchAscendBackend(AscendBackend):
         bound: BoundModel,
         program: Program,
         plan: Plan,
-        streamed: StreamedWeights,
     ) -> _native.AscendCapturedResident:
         model = bound.model
         assert model.copies is not None  # nobody else closes it
@@ -213,9 +217,22 @@ class TorchAscendBackend(AscendBackend):
             places=patched.places,
             feature_map_slot=plan.feature_map.index,
             home=patched.home,
-            steps=streamed.steps,
-            for_next_pass=streamed.for_next_pass,
+            steps=model.steps,
+            for_next_pass=bound.streamed.for_next_pass,
         )
+
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
+        """By the launches themselves, as in the warm-up, with zeros for the weights in files.
+
+        Raises:
+            BackendUnavailable: the runtime makes no events that tell times.
+            CaptureError: a launch fails on made-up inputs, or the caller is capturing.
+            OutOfMemory: the device has no memory for it.
+            ExecutionError: the device failed.
+        """
+        capturer = self._torch_capturer or TorchCapturer()
+        program = prepared.program
+        return timed_launches(capturer.time_launches(program, self.device_of(program)))
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Execute a relocated model where it was captured, and moved; see `relocation.proof`.
@@ -225,8 +242,9 @@ class TorchAscendBackend(AscendBackend):
             OutOfMemory: the device has no memory for the proof.
             ExecutionError: the device failed.
         """
-        bound: BoundModel | None = prepared.state
-        if bound is None or bound.words is None:
+        bound = prepared.state
+        assert isinstance(bound, BoundModel)  # it is being loaded
+        if bound.words is None:
             return
         device = self.device_of(prepared.program)
         stream = self.current_stream(device)

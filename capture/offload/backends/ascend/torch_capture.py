@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from offload.backends.ascend.captured_model import (
     moving_values,
 )
 from offload.backends.ascend.failed_captures import abandon
+from offload.backends.ascend.launch_times import N_ROUNDS
 from offload.backends.ascend.random_cells import CellFinder, DrawLog
 from offload.backends.ascend.streaming import StreamedWeights
 from offload.backends.random_draws import generators_of, own_random_states
@@ -37,6 +39,7 @@ from offload.errors import (
     OffloadError,
     OutOfMemory,
 )
+from offload.made_up_inputs import input_tensors, made_up_inputs
 from offload.memory_pools import segments_of
 from offload.program import Launch, Program, Role
 
@@ -44,6 +47,8 @@ from offload.program import Launch, Program, Role
 _one_at_a_time = threading.Lock()
 
 NONE_STREAMED = StreamedWeights()
+
+T = TypeVar("T")
 
 
 class TorchCapturer:
@@ -91,8 +96,52 @@ class TorchCapturer:
             OutOfMemory: the device has no memory.
             ExecutionError: the device failed.
         """
+        work = functools.partial(
+            self._capture_all,
+            program,
+            device,
+            form=form,
+            moving=moving_values(program),
+            improve=improve,
+            streamed=streamed,
+        )
+        return self._on_thread(device, work, "preparing a capture failed")
+
+    def time_launches(self, program: Program, device: int) -> list[list[_native.AscendLaunchTime]]:
+        """Launch everything as the warm-up does, on made-up inputs, between events of a timer.
+
+        Leaves generators, inputs, weights and torch's settings as they were, also when it fails.
+
+        Returns:
+            By round what each launch took.
+
+        Raises:
+            BackendUnavailable: the runtime makes no events that tell times.
+            CaptureError: a launch fails on such inputs (the message names it), or the caller is
+                capturing.
+            OutOfMemory: the device has no memory.
+            ExecutionError: the device failed.
+        """
+        work = functools.partial(self._time_all, program, device)
+        return self._on_thread(device, work, "preparing to time launches failed")
+
+    def _on_thread(self, device: int, work: Callable[[Any], T], what: str) -> T:
+        """What `work` gives on a thread of this capturer's, on a stream of torch's of its own.
+
+        Args:
+            device: where.
+            work: is given the stream, which is the current one, behind the caller's.
+            what: failed, in words, where torch_npu's streams, events and pools do.
+        """
         npu: Any = torch.npu  # type: ignore[attr-defined]
-        moving = moving_values(program)
+
+        def alone(ready: Any) -> T:
+            with _one_at_a_time, npu.device(device), torch.no_grad():
+                stream = npu.Stream(device)
+                with npu.stream(stream):
+                    stream.wait_event(ready)
+                    return work(stream)
+
         try:
             if npu.is_current_stream_capturing():
                 raise CaptureError(
@@ -100,61 +149,73 @@ class TorchCapturer:
                     "capture begins"
                 )
             ready = npu.current_stream(device).record_event()
-            work = functools.partial(
-                self._on_thread,
-                program,
-                device,
-                form=form,
-                moving=moving,
-                improve=improve,
-                streamed=streamed,
-            )
-            return self._thread.submit(work, ready).result()
+            return self._thread.submit(alone, ready).result()
         except OffloadError:
             raise
-        except RuntimeError as error:  # of torch_npu's streams, events and pools
-            raise failure_of_torch(error, "preparing a capture failed") from error
+        except RuntimeError as error:
+            raise failure_of_torch(error, what) from error
 
-    def _on_thread(
+    def _time_all(
+        self, program: Program, device: int, stream: Any
+    ) -> list[list[_native.AscendLaunchTime]]:
+        on_npu = torch.device("npu", device)
+        inputs = self._inputs or input_tensors(program, made_up_inputs(program, 0))
+        timer = _native.AscendLaunchTimer(device)
+        rounds = []
+
+        # Asking for the stream waits until all that was launched is on it.
+        def launching(launch: Launch) -> None:
+            timer.before(stream.npu_stream)
+
+        def launched(launch: Launch) -> None:
+            timer.after(stream.npu_stream)
+            if launch is program.launches[-1]:  # before the warm-up waits for it
+                rounds.append(timer.take())
+
+        with own_random_states(generators_of(program, on_npu), on_npu):
+            for _ in range(N_ROUNDS):
+                warm_up(program, on_npu, inputs, launching=launching, launched=launched)
+        return rounds
+
+    def _capture_all(
         self,
         program: Program,
         device: int,
-        ready: Any,
+        stream: Any,
         *,
         form: str | None,
         moving: list[Moving],
         improve: Improve | None,
         streamed: StreamedWeights,
     ) -> CapturedModel:
-        npu: Any = torch.npu  # type: ignore[attr-defined]
-        with _one_at_a_time, npu.device(device), torch.no_grad():
-            stream = npu.Stream(device)
-            with npu.stream(stream):
-                stream.wait_event(ready)
-                on_npu = torch.device("npu", device)
-                generators = generators_of(program, on_npu)
-                cells = CellFinder(on_npu)
+        on_npu = torch.device("npu", device)
+        generators = generators_of(program, on_npu)
 
-                def capture(copied: Sequence[Moving]) -> CapturedModel:
-                    one = _OneCapture(
-                        program, device, stream, form, copied, cells=cells, streamed=streamed
-                    )
-                    if improve is None:
-                        one.log.why_untold = "nobody compares captures"
+        def capture(copied: Sequence[Moving]) -> CapturedModel:
+            cells = CellFinder(on_npu, draws)
+            one = _OneCapture(program, device, stream, form, copied, cells=cells, streamed=streamed)
+            if improve is None:
+                one.log.why_untold = "nobody compares captures"
+            try:
+                with own_random_states(generators, on_npu):  # of this capture alone
                     return one.run()
+            except BaseException:
+                cells.pools.clear()  # once the states of generators there have gone
+                raise
 
-                try:
-                    with own_random_states(generators, on_npu):
-                        draws = DrawLog(generators)
-                        warm_up(program, on_npu, self._inputs, launched=draws.note)
-                        cells.expect(draws)
-                        model = capture(moving)
-                        if improve is None or model.random_states:
-                            return model
-                        return improve(model, capture)
-                except BaseException:
-                    cells.pools.clear()  # once the states of generators that lie there have gone
-                    raise
+        with own_random_states(generators, on_npu):
+            draws = DrawLog(generators)
+            warm_up(program, on_npu, self._inputs, launched=draws.note)
+            give_back_unused()  # nothing is given back while something is captured
+            model = capture(moving)
+            return model if improve is None else improve(model, capture)
+
+
+def give_back_unused() -> None:
+    """Let torch give the device's memory back that it only keeps for later."""
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    with contextlib.suppress(RuntimeError):  # while another thread captures
+        npu.empty_cache()
 
 
 class _OneCapture:
@@ -180,7 +241,7 @@ class _OneCapture:
         self._device = torch.device("npu", device)
         self._stream = stream
         self._handle: int = stream.npu_stream
-        self._streamed = streamed
+        self._streamed = streamed.storages
         self._pool = npu.MemPool()
         self._pool_of_inputs = npu.MemPool()
         self._n_reserved_bytes = 0
@@ -193,7 +254,14 @@ class _OneCapture:
             form=form,
         )
         pools = [self._pool, self._pool_of_inputs]
-        self._model = CapturedModel(self._graph, pools, self._tensors, moving, self._copies)
+        self._model = CapturedModel(
+            self._graph,
+            pools,
+            self._tensors,
+            moving,
+            self._copies,
+            steps=streamed.steps_of_model(),
+        )
         self.log = self._model.log
 
     def run(self) -> CapturedModel:
@@ -217,11 +285,8 @@ class _OneCapture:
             self._begin()
             self._model.handle = _native.ascend_capturing_model(self._handle)
             self._copies.capture_in(self._handle)
-            self._note_tasks()
-            steps = self._streamed.steps
             for launch in self._program.launches:
-                if steps is not None:
-                    steps.before(launch.index, self._handle)
+                self._before(launch)
                 with self._cells.launching(launch):
                     self._launch(run, launch)
                 self._note(run, launch)
@@ -229,8 +294,8 @@ class _OneCapture:
                     run.bases.pop(value, None)  # its memory is for later launches
             self._set_places(run)
             self._copies.capture_out(self._handle)
-            if steps is not None:
-                steps.end(self._handle)
+            if self._model.steps is not None:
+                self._model.steps.end(self._handle)
             self._end()
         except BaseException:
             abandon(self._graph, self._pool, self._handle, self._device.index)
@@ -244,8 +309,8 @@ class _OneCapture:
             for value in self._program.values:
                 if value.host_content is not None:
                     bases[value.index] = (host_storage(value.host_content), 0)
-                elif value.index in self._streamed.storages:
-                    bases[value.index] = (self._streamed.storages[value.index], 0)
+                elif value.index in self._streamed:
+                    bases[value.index] = (self._streamed[value.index], 0)
                 elif value.role is Role.WEIGHT:
                     holder = self._program.weights[value.index][0]
                     bases[value.index] = (holder.untyped_storage(), 0)
@@ -271,6 +336,15 @@ class _OneCapture:
         except RuntimeError as error:
             raise ExecutionError(f"a capture cannot begin: {first_line(error)}") from error
 
+    def _before(self, launch: Launch) -> None:
+        """Tell the streams what comes before a launch; from here on tasks are the launch's."""
+        if self._model.steps is not None:
+            self._model.steps.before(launch.index, self._handle)
+        elif self.log.begins:  # nothing has come since the last moment
+            self.log.begins[-1] = launch.index
+            return
+        self._note_tasks(launch.index)
+
     def _launch(self, run: EagerRun, launch: Launch) -> None:
         try:
             outcome = run.call(launch)()
@@ -291,7 +365,7 @@ class _OneCapture:
 
     def _note(self, run: EagerRun, launch: Launch) -> None:
         """What a launch has added: tasks, Values, pieces of the pool."""
-        self._note_tasks()
+        self._note_tasks(None)
         if self.log.why_untold:
             return
         for view in (*launch.views(), *launch.made()):
@@ -303,10 +377,18 @@ class _OneCapture:
         n_reserved_bytes = npu.memory_reserved(self._device)
         if n_reserved_bytes != self._n_reserved_bytes:  # asking for the pieces takes longer
             self._n_reserved_bytes = n_reserved_bytes
-            new = set(_pieces(self._pool, self._device)) - set(self.log.pool)
-            self.log.pool += sorted(new, key=lambda one: one[1])
+            self.log.pool += [one for one in self._pieces() if one not in self.log.pool]
 
-    def _note_tasks(self) -> None:
+    def _pieces(self) -> list[tuple[int, int]]:
+        """(address, bytes) of what launches have taken from the device, cells left out.
+
+        In an order that does not depend on addresses, where one launch takes several at once.
+        """
+        segments = [*segments_of(self._pool, self._device), *self._cells.segments_of_launches()]
+        segments.sort(key=lambda one: (one["total_size"], one["stream"]))
+        return [(one["address"], one["total_size"]) for one in segments]
+
+    def _note_tasks(self, begins: int | None) -> None:
         """A refused question leaves the capture as it is; nothing is asked any more then."""
         if self.log.why_untold:
             return
@@ -316,6 +398,7 @@ class _OneCapture:
             self.log.why_untold = str(error)
         else:
             self.log.n_tasks.append(counts)
+            self.log.begins.append(begins)
 
     def _set_places(self, run: EagerRun) -> None:
         for index, one in enumerate(self._model.moving):
@@ -329,8 +412,3 @@ class _OneCapture:
             raise CaptureError(
                 f"the capture of the program's launches failed: {first_line(error)}"
             ) from error
-
-
-def _pieces(pool: Any, device: torch.device) -> list[tuple[int, int]]:
-    """(address, bytes) of what a pool has taken from the device."""
-    return [(one["address"], one["total_size"]) for one in segments_of(pool, device)]

@@ -23,6 +23,7 @@ from offload.backends.ascend.captured_words import (
     Task,
     relocated_words,
 )
+from offload.backends.ascend.streaming import StreamedWeights
 from offload.backends.relocation.captures import OwnedRange
 from offload.backends.relocation.words import CapturesDiffer
 from offload.errors import (
@@ -47,6 +48,7 @@ class BoundModel:
         words: what is patched in its kernels; None where all that moves is copied.
         tasks: whose arguments the words are.
         why_copied: why all is copied; empty where words are patched.
+        streamed: weights that it copies, whose places its kernels have.
         residents: the one that was made of it, as long as that lives; it owns the model.
     """
 
@@ -54,6 +56,7 @@ class BoundModel:
     words: RelocatedWords | None = None
     tasks: Sequence[Task] = ()
     why_copied: str = ""
+    streamed: StreamedWeights = dataclasses.field(default_factory=StreamedWeights)
     residents: list[weakref.ref[_native.AscendCapturedResident]] = dataclasses.field(
         default_factory=list
     )
@@ -73,16 +76,21 @@ class Relocator:
     Owner: one preparation. The result is in `bound`, as the capture gives only the model.
     """
 
-    def __init__(self, program: Program, device: int, *, is_required: bool) -> None:
+    def __init__(
+        self, program: Program, device: int, streamed: StreamedWeights, *, is_required: bool
+    ) -> None:
         self._program = program
         self._device = device
         self._is_required = is_required
+        self._streamed = streamed
         self._weights = [
             OwnedRange(storage.data_ptr(), storage.nbytes(), f"weight {value.name}")
             for value in program.of_role(Role.WEIGHT)
-            if not value.on_host
+            if not (value.on_host or value.index in streamed.storages)
             for storage in [program.weights[value.index][0].untyped_storage()]
         ]
+        # One range: whose a place is changes with what is brought there.
+        self._weights.append(OwnedRange(*streamed.memory, "weights that are brought"))
         self.bound: BoundModel | None = None
 
     def improve(self, first: CapturedModel, capture: Capture) -> CapturedModel:
@@ -100,7 +108,7 @@ class Relocator:
             if self._is_required:
                 first.close()
                 raise reason.error from None
-            self.bound = BoundModel(first, why_copied=str(reason.error))
+            self.bound = BoundModel(first, why_copied=str(reason.error), streamed=self._streamed)
         except BaseException:
             first.close()
             raise
@@ -130,7 +138,7 @@ class Relocator:
                 raise
         finally:
             second.close()
-        return BoundModel(third, again, template.tasks)
+        return BoundModel(third, again, template.tasks, streamed=self._streamed)
 
     def _compare(self, *captures: ModelCapture) -> RelocatedWords:
         try:
@@ -165,17 +173,22 @@ class Relocator:
         for stream, kind, function, n_blocks, address, arguments in told:
             if stream >= n_streams:
                 continue  # copies behind the last launch that did not fit on the others
-            launch = _launch_of(counts[stream], n_seen[stream])
+            launch = _launch_of(counts[stream], model.log.begins, n_seen[stream])
             n_seen[stream] += 1
             if launch is not None:
                 tasks.append(Task(kind, function, n_blocks, address, arguments, launch))
-        return ModelCapture(tuple(tasks), dict(model.log.places), tuple(model.log.pool))
+        return ModelCapture(
+            tuple(tasks),
+            dict(model.log.places),
+            tuple(model.log.pool),
+            tuple(model.random_cells),
+        )
 
 
-def _launch_of(counts: Sequence[int], number: int) -> int | None:
+def _launch_of(counts: Sequence[int], begins: Sequence[int | None], number: int) -> int | None:
     """The launch that made a stream's task of this number; None: copies around the launches."""
-    launch = bisect.bisect_right(counts, number) - 1
-    return launch if 0 <= launch < len(counts) - 1 else None
+    moment = bisect.bisect_right(counts, number) - 1
+    return begins[moment] if moment >= 0 else None
 
 
 def _once_more(capture: Capture, copied: Sequence[Moving]) -> CapturedModel:

@@ -11,7 +11,13 @@ from collections.abc import Mapping
 import torch
 
 from offload import _native
-from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
+from offload.backends.base import (
+    Capabilities,
+    LaunchReport,
+    Loaded,
+    Prepared,
+    TimedLaunches,
+)
 from offload.backends.cuda.capture import Capturer, current_device, device_of
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.graph import driver_bindings, is_known_address
@@ -37,7 +43,7 @@ from offload.backends.relocation.captures import (
 )
 from offload.backends.relocation.discover import discover
 from offload.backends.relocation.fixed_weights import WEIGHT_OWNER
-from offload.backends.relocation.proof import Placed, apart, prove, time_launches
+from offload.backends.relocation.proof import Placed, apart, prove, timed_rounds
 from offload.backends.relocation.touches import node_graph, relocations_of, with_scratch
 from offload.backends.relocation.words import CapturesDiffer, Discovery, Noise
 from offload.backends.streamed_copies import StreamedGraph, streamed_graph
@@ -251,7 +257,11 @@ class CudaBackend:
         refuse_unstored(program)
         return link_meter.link(device_of(program))
 
-    def granule_bytes(self, program: Program) -> int:
+    def mapped_link(self, program: Program) -> Link:
+        """The same: a device's memory is all alike."""
+        return self.link(program)
+
+    def granule_bytes(self, program: Program) -> int | None:
         """That of the Program's GPU: 2 MiB on those that there are.
 
         Raises:
@@ -260,11 +270,7 @@ class CudaBackend:
         """
         return _native.cuda_granularity_bytes(device_of(program))
 
-    def mapped_link(self, program: Program) -> Link | None:
-        """The link: all memory of weights is mapped."""
-        return self.link(program)
-
-    def time_launches(self, prepared: Prepared, plan: Plan) -> tuple[float, ...]:
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
         """By a twin whose launches follow one another with events between, executed three times.
 
         Raises:
@@ -278,9 +284,14 @@ class CudaBackend:
         try:
             placed = Placed(plan, twin, relocations_of(captured.discovery, plan))
             with self.proof_memory(captured.device) as memory:
-                return time_launches(program, placed, memory, twin.time_launches, _N_TIMED)
+                rounds = timed_rounds(program, placed, memory, twin.time_launches, _N_TIMED)
         finally:
             twin.close()
+        return TimedLaunches(
+            tuple(min(times) for times in zip(*rounds, strict=True)),
+            f"the least of {_N_TIMED} rounds, by events in a graph of launches one behind the "
+            "other, which count too",
+        )
 
     def free_bytes(self, program: Program) -> int:
         """Of the Program's GPU, what torch's allocator only keeps for later included."""
@@ -328,13 +339,17 @@ class CudaBackend:
             place = place_text(captured.capture, noise.node, noise.part, noise.offset_bytes)
             return f"{node_text(captured.capture, names, noise.node)}: {place}"
 
+        def draw(resident: _native.CudaResident, state: int) -> None:
+            resident.set_random([state, 0] * len(captured.random_cells))
+
         arena = _native.CudaArena(captured.device)
         twins = []
         try:
             for its_plan in (plan, apart(program, plan)):
                 resident = make_resident(captured, program, its_plan, arena, 0)
                 relocations = relocations_of(captured.discovery, its_plan)
-                twins.append(Placed(its_plan, resident, relocations))
+                its_draw = functools.partial(draw, resident)
+                twins.append(Placed(its_plan, resident, relocations, draw=its_draw))
             with self.proof_memory(captured.device) as memory:
                 noise = captured.discovery.noise
                 loaded, unshared = twins

@@ -42,6 +42,11 @@ _MAXIMUM_TRIES = 3
 # record of requests, and the states of generators.
 _one_at_a_time = threading.Lock()
 
+# Graphs whose captures could not be ended: torch's allocator of pinned memory goes on asking them,
+# by their addresses, whether it allocates for them (`captures_underway_` in
+# ATen/core/CachingHostAllocator.h), so that they must not go.
+_never_ended: list[torch.cuda.CUDAGraph] = []
+
 
 class TorchCapturer:
     """Captures with torch.cuda; the same Program is warmed up once.
@@ -254,10 +259,14 @@ class _OneCapture:
 
     def _abandon(self) -> None:
         """End a capture that failed; what has been ended already says so by an error."""
-        with contextlib.suppress(RuntimeError):
+        try:
             self._graph.capture_end()
-        with contextlib.suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self._device, self._memory.torch_pool.id)
+        except RuntimeError:
+            _never_ended.append(self._graph)
+            pool = self._memory.torch_pool.id
+            with contextlib.suppress(RuntimeError):  # of a capture that has not begun
+                torch._C._cuda_endAllocateToPool(self._device, pool)
+                torch._C._cuda_releasePool(self._device, pool)
 
     def _random_cells(self) -> list[OwnedRange]:
         """Where random kernels of this graph read seed and offset: memory of this capture alone."""
@@ -330,7 +339,7 @@ def _warm_up_drawing(
     generators = generators_of(program, torch.device("cuda", device))
     before = [one.get_offset() for one in generators]
     clear: Any = torch._C._cuda_clearCublasWorkspaces
-    warm_up(program, torch.device("cuda", device), inputs, clear)
+    warm_up(program, torch.device("cuda", device), inputs, free_workspaces=clear)
     drawn = [
         RandomState(one, one.get_offset() - offset)
         for one, offset in zip(generators, before, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from offload.backends.opaque_weights import device_weights
@@ -48,13 +48,23 @@ class FixedWeights:
         content: by name the bytes that the latest execution left.
     """
 
-    def __init__(self, program: Program, memory: Memory, values: Sequence[Value]) -> None:
-        """Copy the weights `values` of the Program."""
+    def __init__(
+        self,
+        program: Program,
+        memory: Memory,
+        values: Sequence[Value],
+        streamed: Mapping[int, int],
+    ) -> None:
+        """Copy the weights `values` of the Program, those `streamed` from the address there."""
         self.content: dict[str, bytes] = {}
         self._memory = memory
         self._kept: list[tuple[int, int, Value]] = []
         for value in values:
-            original = program.weights[value.index][0].untyped_storage().data_ptr()
+            original = (
+                streamed[value.index]
+                if value.index in streamed
+                else program.weights[value.index][0].untyped_storage().data_ptr()
+            )
             copy = memory.allocate(value.size_bytes)
             memory.copy(copy, original, value.size_bytes)
             self._kept.append((original, copy, value))

@@ -3,8 +3,8 @@
 1. A resident of the graph in which no two Values share memory executes an input: what it gives is
    the expected result. It differs from what is loaded in the address of every activation, so a
    placement or a lifetime that is wrong shows.
-2. A resident that is placed as the loaded one executes another valid input. Its memory, which is
-   kept, then holds another execution's data everywhere.
+2. A resident that is placed as the loaded one executes another valid input, and draws other
+   random numbers. Its memory, which is kept, then holds another execution's data everywhere.
    Where the memory is still there in which the graph was captured, both take place in it.
 3. Every slot moves, noise is set to other values, and the second resident executes the first
    input. The results must be equal bit for bit, and the memory of step 2 must be what it was: a
@@ -39,7 +39,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import NoReturn, Protocol
+from types import MappingProxyType
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from offload.backends.relocation import fixed_weights
 from offload.backends.relocation.fixed_weights import FixedWeights
@@ -49,6 +50,8 @@ from offload.errors import CaptureError
 from offload.made_up_inputs import made_up_inputs, overlapping_inputs
 from offload.plan import Place, Plan
 from offload.program import Program, Role, Value
+
+_NONE_STREAMED: Mapping[int, int] = MappingProxyType({})
 
 
 class Memory(fixed_weights.Memory, Protocol):
@@ -61,11 +64,15 @@ class Memory(fixed_weights.Memory, Protocol):
         """Copy from the host."""
 
 
-class ProvableResident(Protocol):
-    """What the proof needs of a resident."""
+class PatchedResident(Protocol):
+    """A resident whose slots can be moved."""
 
     def patch(self, patches: list[tuple[int, int]]) -> None:
         """Write addresses into words."""
+
+
+class ProvableResident(PatchedResident, Protocol):
+    """What the proof needs of a resident."""
 
     def overwrite(self, word: tuple[int, int, int], content: bytes) -> None:
         """Write bytes of a node (its index, part and offset in bytes) where no address lies."""
@@ -80,8 +87,12 @@ class ProvableResident(Protocol):
         """Give back what it holds."""
 
 
+R_co = TypeVar("R_co", bound=PatchedResident, covariant=True)
+T = TypeVar("T")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Generic[R_co]):
     """A resident, and where it is placed.
 
     Attributes:
@@ -92,13 +103,16 @@ class Placed:
             executions take place in it. Other slots get memory of the proof's own.
         shared: slots whose memory in `home` is also that of Values that do not move, so that every
             execution writes there.
+        draw: tells the resident, before each execution, which state of generators it draws from:
+            0 or 1, with the first or the second input.
     """
 
     plan: Plan
-    resident: ProvableResident
+    resident: R_co
     relocations: Sequence[tuple[int, int, int]]
     home: Mapping[int, int] = dataclasses.field(default_factory=dict)
     shared: Set[int] = frozenset()
+    draw: Callable[[int], object] = lambda _: None
 
 
 def apart(program: Program, plan: Plan) -> Plan:
@@ -121,13 +135,14 @@ def apart(program: Program, plan: Plan) -> Plan:
 
 def prove(
     program: Program,
-    loaded: Placed,
-    unshared: Placed,
+    loaded: Placed[ProvableResident],
+    unshared: Placed[ProvableResident],
     memory: Memory,
     *,
     noise: Sequence[Noise] = (),
     describe: Callable[[Noise], str] = repr,
     fixed: Sequence[Value] = (),
+    streamed: Mapping[int, int] = _NONE_STREAMED,
 ) -> None:
     """Execute three times, as the module says.
 
@@ -139,6 +154,7 @@ def prove(
         noise: of the graph.
         describe: the kernel and parameter of noise, for messages.
         fixed: weights that executions may write where they are.
+        streamed: by Value the address of weights that the resident itself brings.
 
     Raises:
         CaptureError: results or written state differ, or old memory was written; noise that is
@@ -147,15 +163,15 @@ def prove(
     """
     first, second = (made_up_inputs(program, variant) for variant in range(2))
     weights = _Weights(
-        FixedWeights(program, memory, fixed),
-        WeightStandIns(program, memory),
+        FixedWeights(program, memory, fixed, streamed),
+        WeightStandIns(program, memory, streamed),
         frozenset(value.index for value in fixed),
     )
     bases = _Bases(program, unshared, memory, first, weights)
     bases.execute(unshared)
     expected = bases.outcome()
     bases.free()
-    old = _Bases(program, loaded, memory, second, weights)
+    old = _Bases(program, loaded, memory, second, weights, state=1)
     old.execute(loaded)
     if first == second:
         old.clear()
@@ -185,28 +201,33 @@ def prove(
     weights.stand_ins.free()
 
 
-def time_launches(
+def timed_rounds(
     program: Program,
-    placed: Placed,
+    placed: Placed[PatchedResident],
     memory: Memory,
-    take: Callable[[], Sequence[float]],
+    take: Callable[[], T],
     n_rounds: int,
-) -> tuple[float, ...]:
-    """What each launch takes, on inputs and weights that are made up as for the proof.
+) -> list[T]:
+    """What executions take, on inputs and weights that are made up as for the proof.
 
     Args:
         program: what is resident.
         placed: a resident of it.
         memory: of the device.
-        take: executes the resident once and gives a time for each launch.
-        n_rounds: how often; each begins with the same content, and the least times count.
+        take: executes the resident once and gives its times.
+        n_rounds: how often; each begins with the same content.
+
+    Returns:
+        By round what `take` gave.
 
     Raises:
-        ExecutionError: the device failed, or has no memory for it.
+        OutOfMemory: the device has no memory for it.
+        ExecutionError: the device failed.
     """
     inputs = made_up_inputs(program, 0)
-    fixed = FixedWeights(program, memory, ())
-    weights = _Weights(fixed, WeightStandIns(program, memory), frozenset())
+    fixed = FixedWeights(program, memory, (), _NONE_STREAMED)
+    stand_ins = WeightStandIns(program, memory, _NONE_STREAMED)
+    weights = _Weights(fixed, stand_ins, frozenset())
     bases = _Bases(program, placed, memory, inputs, weights)
     rounds = []
     for _ in range(n_rounds):
@@ -218,7 +239,7 @@ def time_launches(
     bases.free()
     weights.fixed.free()
     weights.stand_ins.free()
-    return tuple(min(times) for times in zip(*rounds, strict=True))
+    return rounds
 
 
 def _compare(expected: dict[str, bytes], found: dict[str, bytes], message: str) -> None:
@@ -232,7 +253,9 @@ def _compare(expected: dict[str, bytes], found: dict[str, bytes], message: str) 
             )
 
 
-def _set_noise(placed: Placed, noise: Sequence[Noise], changed: Sequence[Noise]) -> None:
+def _set_noise(
+    placed: Placed[ProvableResident], noise: Sequence[Noise], changed: Sequence[Noise]
+) -> None:
     """Give some of the noise the values of the other capture, and the rest its own."""
     contents = {(one.node, one.part, one.offset_bytes): one.first for one in noise}
     contents |= {(one.node, one.part, one.offset_bytes): one.again for one in changed}
@@ -299,11 +322,14 @@ class _Bases:
     def __init__(
         self,
         program: Program,
-        placed: Placed,
+        placed: Placed[Any],
         memory: Memory,
         inputs: Sequence[bytes],
         weights: _Weights,
+        *,
+        state: int = 0,
     ) -> None:
+        self._state = state
         self._weights = weights.fixed
         self._program = program
         self._plan = plan = placed.plan
@@ -391,13 +417,14 @@ class _Bases:
     def _value(self, leaf: int) -> int:
         return self._program.inputs[leaf].value
 
-    def patch(self, placed: Placed) -> None:
+    def patch(self, placed: Placed[PatchedResident]) -> None:
         placed.resident.patch(
             [(word, self._bases[slot] + offset) for word, slot, offset in placed.relocations]
         )
 
-    def execute(self, placed: Placed) -> None:
+    def execute(self, placed: Placed[ProvableResident]) -> None:
         self.patch(placed)
+        placed.draw(self._state)
         with self._weights.restored():
             placed.resident.execute()
             placed.resident.finish()

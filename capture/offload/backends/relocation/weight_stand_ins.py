@@ -29,27 +29,30 @@ class Memory(Protocol):
 class WeightStandIns:
     """For each weight an address that holds its bytes, or others that any model can read.
 
-    Weights in memory stand for themselves. Those in files may be too large for the device all at
-    once: those of one dtype share one block, as large as the largest of them, of made-up content.
+    Weights in memory stand for themselves, and so do those that the resident brings. Others in
+    files may be too large for the device all at once: those of one dtype share one block, as large
+    as the largest of them, of made-up content.
 
     Attributes:
         addresses: by Value of role weight.
     """
 
-    def __init__(self, program: Program, memory: Memory) -> None:
+    def __init__(self, program: Program, memory: Memory, streamed: Mapping[int, int]) -> None:
         self._memory = memory
         self._blocks: list[int] = []
         sizes_bytes: dict[str, int] = {}
-        for index in program.stored:
+        for index in (one for one in program.stored if one not in streamed):
             value = program.values[index]
             sizes_bytes[value.dtype] = max(sizes_bytes.get(value.dtype, 0), value.size_bytes)
         blocks = {dtype: self._block(dtype, size) for dtype, size in sizes_bytes.items()}
-        self.addresses: Mapping[int, int] = {
+        others = {
             value.index: blocks[value.dtype]
             if value.index in program.stored
             else program.weights[value.index][0].untyped_storage().data_ptr()
             for value in program.of_role(Role.WEIGHT)
+            if value.index not in streamed
         }
+        self.addresses: Mapping[int, int] = {**others, **streamed}
 
     def _block(self, dtype: str, size_bytes: int) -> int:
         address = self._memory.allocate(size_bytes)

@@ -1,0 +1,31 @@
+"""Formats of a device's own, in which memory is not as shape and strides say.
+
+`torch_npu.npu_format_cast` makes them: FRACTAL_NZ, for one, cuts matrices into pieces and pads
+these. Which format it has only the storage object knows, and whoever makes a tensor on it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+# torch_npu's names of formats in which memory is as shape and strides say (its FormatHelper).
+_PLAIN = frozenset({"UNDEFINED", "NCHW", "NHWC", "ND", "NCL", "NCDHW", "NDHWC"})
+
+
+def own_format(tensor: torch.Tensor) -> str:
+    """The name of the format that a tensor's storage has; empty where memory is plain."""
+    if tensor.device.type != "npu" or isinstance(tensor, FakeTensor):
+        return ""
+    torch_npu: Any = sys.modules["torch_npu"]  # whoever made the tensor has loaded it
+    name = str(torch_npu.get_npu_format(tensor).name)
+    return "" if name in _PLAIN else name
+
+
+def plain_alias(content: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's memory under a storage object of its own, to which it is plain."""
+    alias: torch.Tensor = torch.utils.dlpack.from_dlpack(content)
+    return alias

@@ -1,0 +1,312 @@
+"""Loading a Program whose weights lie in a store, under budgets that are tried."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from offload import passes
+from offload.backends import (
+    PlacedWeightsBackend,
+    Prepared,
+    StreamingBackend,
+    TimingBackend,
+    managed_weights,
+)
+from offload.eager_run import bytes_of
+from offload.errors import (
+    BackendUnavailable,
+    BindingError,
+    CaptureError,
+    ExecutionError,
+    OutOfMemory,
+    PlanError,
+)
+from offload.files import check_stored_tensors
+from offload.made_up_inputs import input_tensors, made_up_inputs
+from offload.place import place
+from offload.plan import Plan
+from offload.program import Program
+from offload.replay import Executable
+from offload.streaming import Link, Streaming, WeightDemand
+from offload.structure import unflatten
+from offload.timeline import Scheduling, SpanKind
+
+AUTO: Literal["auto"] = "auto"
+"""The budget that takes what memory is free."""
+
+# What is left free of what was found free: others allocate meanwhile.
+_FREE_SHARE = 0.9
+_LESS = 0.8
+
+# Of launches that nobody has timed, besides what they read and write.
+_LAUNCH_NS = 1_000.0
+
+_N_WARM_UP = 2
+
+_NOT_PROVED = "load(verify=False) executes nothing on made-up inputs"
+_NOT_TIMED = "the device executes a graph, in which launches are not timed one by one"
+
+
+class StreamedLoad:
+    """One load of a Program whose weights lie in a store, under budgets that are tried.
+
+    Owner: one call of `load_program`.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        plan: Plan,
+        backend: StreamingBackend,
+        how: Scheduling,
+        *,
+        verify: bool,
+        progress: Callable[[int, int], object] | None,
+    ) -> None:
+        self._prepared = prepared
+        self._plan = plan
+        self._backend = backend
+        self._how = how
+        self._verify = verify
+        self._progress = progress
+        self._link = backend.link(prepared.program)
+        self._granule_bytes = backend.granule_bytes(prepared.program)
+        self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
+        self._estimated = ""
+        self._timing = ""
+        if backend.capabilities.queues_work:
+            # An execution does not tell when a launch began; and a device does not survive kernels
+            # that fault on made-up inputs, which is what proofs are left out for.
+            if not isinstance(backend, TimingBackend):
+                self._estimated = _NOT_TIMED
+            elif not verify:
+                self._estimated = _NOT_PROVED
+        self._is_timed = bool(self._estimated)
+
+    @functools.cached_property
+    def _mapped_link(self) -> Link | None:
+        """None: weights lie in one piece."""
+        if self._granule_bytes is None:
+            return None
+        return self._backend.mapped_link(self._prepared.program)
+
+    @property
+    def all_bytes(self) -> int:
+        """The budget under which nothing is streamed."""
+        unit = self._backend.alignment_bytes
+        return sum(passes.round_up(one.size_bytes, unit) for one in self._demand().weights)
+
+    def within(self, budget_bytes: int) -> Executable:
+        """Load under a budget. If some are streamed, launches are timed first where they can be.
+
+        Raises:
+            PlanError: the budget is below the floor.
+        """
+        streaming = self.plan(budget_bytes)
+        if not streaming.is_resident and not self._is_timed:
+            self._time_launches(streaming)
+            streaming = self.plan(budget_bytes)
+        return self._loaded(streaming, verify=self._verify)
+
+    def _time_launches(self, streaming: Streaming) -> None:
+        """By the device, or by an executable whose memory has gone when this returns."""
+        if isinstance(self._backend, TimingBackend):
+            self._take_times_of(self._backend)
+        else:
+            with self._loaded(streaming, verify=False) as run:
+                self._take_times(run)
+        self._is_timed = True
+
+    def _take_times_of(self, backend: TimingBackend) -> None:
+        """Let the device time launches; where it cannot, keep estimates and say why.
+
+        Raises:
+            ExecutionError: the device failed.
+        """
+        try:
+            timed = backend.time_launches(self._prepared, self._plan)
+        except OutOfMemory as error:
+            self._estimated = f"there is no memory to time launches with: {error}"
+        except (BackendUnavailable, CaptureError) as error:
+            self._estimated = f"launches could not be timed: {error}"
+        else:
+            self._launch_ns, self._timing = timed.times_ns, timed.how
+
+    def within_free_memory(self) -> Executable:
+        """Load under the largest budget that memory has room for; with less where that fails.
+
+        Raises:
+            PlanError: memory has no room for the floor beside the feature map.
+            OutOfMemory: not even the floor could be had.
+        """
+        free_bytes = self._backend.free_bytes(self._prepared.program)
+        room_bytes = max(0, int(free_bytes * _FREE_SHARE) - self._plan.feature_map_bytes)
+        budget_bytes = min(self.all_bytes, room_bytes)
+        floor_bytes = self.plan(self.all_bytes).floor.required_bytes
+        if budget_bytes < floor_bytes:
+            try:
+                self.plan(budget_bytes)
+            except PlanError as error:
+                raise PlanError(
+                    f"{error}; {AUTO!r} takes {_FREE_SHARE:.0%} of the {free_bytes} bytes that are "
+                    f"free, less {self._plan.feature_map_bytes} of the feature map: free some "
+                    "memory, or give the budget"
+                ) from None
+        while True:
+            try:
+                return self._tried_out(self.within(budget_bytes))
+            except OutOfMemory:
+                if budget_bytes <= floor_bytes:
+                    raise
+                budget_bytes = max(floor_bytes, int(budget_bytes * _LESS))
+
+    def _tried_out(self, run: Executable) -> Executable:
+        """The executable, if executions find memory; what is streamed or proved has shown that.
+
+        Raises:
+            OutOfMemory: they find none; it is closed.
+        """
+        assert run.streaming is not None
+        if not run.streaming.plan.is_resident or self._backend.capabilities.queues_work:
+            return run
+        try:
+            _execute_made_up(run, 1)
+        except OutOfMemory:
+            run.close()
+            raise
+        except (BindingError, ExecutionError):
+            pass  # the model refuses made-up inputs: nothing is known
+        return run
+
+    def _take_times(self, run: Executable) -> None:
+        """Let launches be timed; where made-up inputs are none for this model, keep estimates.
+
+        Raises:
+            OutOfMemory: executions find no memory under this budget.
+        """
+        try:
+            self._launch_ns = _timed_ns(run)
+        except OutOfMemory:
+            raise
+        except (BindingError, ExecutionError) as error:
+            self._estimated = f"launches could not be timed on made-up inputs: {error}"
+
+    def _demand(self) -> WeightDemand:
+        """What a pass needs; weights that are used where they lie stay."""
+        program = self._prepared.program
+        demand = passes.weight_demand(program, self._launch_ns)
+        managed = managed_weights(program)
+        gathers = self._backend.capabilities.gathers_rows
+        weights = tuple(
+            dataclasses.replace(
+                one,
+                stays=one.stays or one.value not in managed,
+                row_bytes=one.row_bytes if gathers else 0,
+                n_rows=one.n_rows if gathers else (),
+            )
+            for one in demand.weights
+        )
+        return dataclasses.replace(demand, weights=weights)
+
+    def plan(self, budget_bytes: int) -> Streaming:
+        """The plan of a budget, by what is known of times.
+
+        Raises:
+            PlanError: the budget is below the floor.
+        """
+        alignment_bytes = self._backend.alignment_bytes
+        streaming = passes.stream_weights(
+            self._demand(),
+            self._link,
+            budget_bytes,
+            granule_bytes=self._granule_bytes or alignment_bytes,
+            alignment_bytes=alignment_bytes,
+            mapped_link=self._mapped_link if budget_bytes < self.all_bytes else None,
+        )
+        return dataclasses.replace(streaming, estimated=self._estimated, timing=self._timing)
+
+    def _loaded(self, streaming: Streaming, *, verify: bool) -> Executable:
+        prepared, plan = self._prepared, self._plan
+        stored = prepared.program.stored.values()
+        check_stored_tensors(stored)
+        if isinstance(self._backend, PlacedWeightsBackend):
+            prepared = self._backend.prepare_streamed(prepared, streaming)
+            plan = place(prepared, self._backend)
+        return Executable(
+            prepared,
+            dataclasses.replace(plan, streaming=streaming),
+            self._backend,
+            self._how,
+            verify=verify,
+            check_stored=lambda: check_stored_tensors(stored),
+            progress=self._progress,
+        )
+
+
+def _estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, ...]:
+    """What each launch may take, from the bytes that it reads and writes; of tables, of rows."""
+    tables = passes.row_reads(program)
+    sizes_bytes = [
+        tables[value.index].most_bytes if value.index in tables else value.size_bytes
+        for value in program.values
+    ]
+    return tuple(
+        _LAUNCH_NS
+        + sum(sizes_bytes[index] for index in {*launch.reads, *launch.writes}) / memory_bytes_per_ns
+        for launch in program.launches
+    )
+
+
+def _timed_ns(run: Executable) -> tuple[float, ...]:
+    """What each launch takes, by executions on made-up inputs, waits for weights left out.
+
+    Raises:
+        BindingError, ExecutionError: as `_execute_made_up`.
+    """
+    with run.timeline() as timeline:
+        _execute_made_up(run, _N_WARM_UP)
+    spans = [
+        sorted(one.of_kind(SpanKind.LAUNCH), key=lambda span: span.launch)
+        for one in timeline.executions
+    ]
+    durations = [[span.duration_ns for span in one] for one in spans]
+    return tuple(float(min(times)) for times in zip(*durations, strict=True))
+
+
+def _execute_made_up(run: Executable, n_executions: int) -> None:
+    """Execute on made-up inputs; weights that are written and generators are put back.
+
+    Raises:
+        BindingError: a guard refuses the inputs.
+        ExecutionError: a launch does.
+    """
+    program = run.program
+    tensors = input_tensors(program, made_up_inputs(program, 0))
+    args, kwargs = unflatten(program.arguments_structure, tensors)
+    with _state_kept(program):
+        for _ in range(n_executions):
+            run(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _state_kept(program: Program) -> Iterator[None]:
+    """Put back generators, and weights in memory that the Program writes."""
+    written = {index for launch in program.launches for index in launch.writes}
+    storages = [
+        tensors[0].untyped_storage()
+        for index, tensors in program.weights.items()
+        if index in written
+    ]
+    contents = [bytes_of(storage).clone() for storage in storages]
+    states = [(one, one.get_state()) for one in program.generators]
+    try:
+        yield
+    finally:
+        for storage, content in zip(storages, contents, strict=True):
+            bytes_of(storage).copy_(content)
+        for generator, state in states:
+            generator.set_state(state)

@@ -1,0 +1,108 @@
+"""Runs tests on a device within a time, whatever one of them does to its process.
+
+    python tests/run_on_device.py REPORT SECONDS [arguments of pytest]
+
+A fault of a GPU lasts as long as its process, and a test may end that or never come back. What
+such a test leaves undone is run by another process, without it; REPORT has all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+
+import process_groups
+from device_notes import DEVICE_FAILED, note, notes_path, read_notes, write_report
+
+STUCK_SECONDS = 150.0
+"""Without a test that begins or ends; scripts that tests run may take 120 s."""
+
+_ENDING_SECONDS = 15.0
+_POLL_SECONDS = 0.2
+_ENDED = (0, 1, 5)  # pytest: all passed, some failed, none were collected
+_REFUSED = (2, 3, 4)  # pytest: interrupted, an error of its own, of its arguments
+
+
+def run_once(
+    arguments: Sequence[str], report: Path, deadline: float, stuck_s: float
+) -> tuple[int, str]:
+    """Run the tests that have not been run; the exit status, and why it was ended (empty: not)."""
+    options = [f"--device-report={report}", "--device-report-goes-on"]
+    command = [sys.executable, "-m", "pytest", *arguments, *options]
+    process = process_groups.begin(command)
+    why, seen, size = "", time.monotonic(), -1
+    try:
+        while not why:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(_POLL_SECONDS), ""
+            path = notes_path(report)
+            now, new_size = time.monotonic(), path.stat().st_size if path.exists() else 0
+            if new_size != size:
+                seen, size = now, new_size
+            if now > deadline:
+                why = "no time was left"
+            elif now > seen + stuck_s:
+                why = f"nothing came of it for {stuck_s:.0f} s"
+    finally:
+        status = process_groups.end(process, _ENDING_SECONDS if why else 0.0)
+    return status, why
+
+
+def run(
+    arguments: Sequence[str], report: Path, seconds: float, stuck_s: float = STUCK_SECONDS
+) -> bool:
+    """Run all tests, in as many processes as it takes; whether all were run."""
+    deadline = time.monotonic() + seconds
+    notes_path(report).unlink(missing_ok=True)
+    n_before = -1
+    while True:
+        status, why = run_once(arguments, report, deadline, stuck_s)
+        if status in _ENDED and not why:
+            return True
+        notes = read_notes(report)
+        if time.monotonic() > deadline or (status in _REFUSED and not why):
+            return False
+        is_new_failure = status != DEVICE_FAILED or len(notes.outcomes) == n_before
+        n_before = len(notes.outcomes)
+        if notes.running is None:
+            if is_new_failure:  # before any test, or after the last: nobody to go on without
+                return False
+        elif is_new_failure:
+            reason = why or f"exit status {status}"
+            note(report, test=notes.running, outcome="failed", reason=reason)
+            print(f"{notes.running} ended its process: {reason}", flush=True)
+
+
+def main() -> int:
+    """Run as the arguments say; 0 if all tests were run and passed."""
+    report, seconds, *arguments = sys.argv[1:]
+    path, is_whole = Path(report), False
+    path.unlink(missing_ok=True)
+    try:
+        is_whole = run(arguments, path, float(seconds))
+    finally:
+        write_report(path, *_machine(path), interrupted=not is_whole)
+    notes = read_notes(path)
+    notes_path(path).unlink(missing_ok=True)
+    print(f"wrote {path}", flush=True)
+    return 0 if is_whole and "failed" not in notes.outcomes.values() else 1
+
+
+def _machine(path: Path) -> tuple[str, dict[str, object]]:
+    """As the processes have said it; this one does not use the device."""
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+        return written["what"], written["machine"]
+    except (OSError, ValueError, KeyError):
+        return "tests on a device", {"missing": "no process wrote a report"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
