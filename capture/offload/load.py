@@ -295,7 +295,12 @@ class _StreamedLoad:
             alignment_bytes=self._backend.alignment_bytes,
             tails=self._backend.maps_pieces(),
         )
-        return dataclasses.replace(streaming, estimated=self._estimated, timing=self._timing)
+        return dataclasses.replace(
+            streaming,
+            estimated=self._estimated,
+            timing=self._timing,
+            launch_ns=self._launch_ns,
+        )
 
     def _loaded(self, streaming: Streaming, *, verify: bool) -> Executable:
         plan = dataclasses.replace(self._plan, streaming=streaming)
