@@ -227,7 +227,12 @@ class StreamedLoad:
             alignment_bytes=alignment_bytes,
             mapped_link=self._mapped_link if budget_bytes < self.all_bytes else None,
         )
-        return dataclasses.replace(streaming, estimated=self._estimated, timing=self._timing)
+        return dataclasses.replace(
+            streaming,
+            estimated=self._estimated,
+            timing=self._timing,
+            launch_ns=self._launch_ns,
+        )
 
     def _loaded(self, streaming: Streaming, *, verify: bool) -> Executable:
         prepared, plan = self._prepared, self._plan

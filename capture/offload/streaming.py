@@ -174,6 +174,7 @@ class Streaming:
         estimated: why the times of launches are estimates; empty if they were measured, or need
             not be.
         timing: how they were measured; empty where there is nothing to say of it.
+        launch_ns: by launch the times that it was planned with.
         gathers: rows that launches read from the store as they need them; those of one table side
             by side, by launch.
     """
@@ -190,6 +191,7 @@ class Streaming:
     link: Link
     estimated: str = ""
     timing: str = ""
+    launch_ns: tuple[float, ...] = ()
     gathers: tuple[Gather, ...] = ()
 
     @property

@@ -15,10 +15,12 @@ from device_streaming import GIVEN, check, expected_of, floor_on, poison_after_l
 from stored import Packed, save_weights, without_memory
 from test_stored_weights import MODELS
 from test_streaming import Deep, weight_bytes
+from test_streaming_telemetry import NO_HEADER
 
 import offload
 from offload.byte_sizes import show_bytes
 from offload.report import report_on, report_table
+from offload.timeline import SpanKind
 
 
 @pytest.mark.parametrize("name", [*sorted(MODELS.keys() - {"decoder"}), "deep", "packed"])
@@ -217,6 +219,29 @@ def test_what_nobody_knows_is_not_said_to_be_measured(device, deep, least_budget
     assert "all of which stay" in text
     assert "measured" not in text
     assert "waited" not in text
+
+
+def test_a_timeline_counts_bytes_and_predicts_what_was_planned(device, deep, least_budget):
+    """Waits and copies are predicted with the times of launches that the plan was made with."""
+    with deep.load(device.backend.name, weights_budget=least_budget) as run:
+        run(torch.randn(*GIVEN))
+        with run.timeline(NO_HEADER) as timeline:
+            run(torch.randn(*GIVEN))
+        plan, program = run.streaming.plan, run.program
+    (one,) = timeline.executions
+    assert one.bytes_streamed == plan.transfer_bytes
+    assert not one.of_kind(SpanKind.WEIGHTS)
+    assert not one.of_kind(SpanKind.WAIT)
+    assert plan.launch_ns == (1000.0,) * len(program.launches)
+    predicted = {kind: [span for span in one.predicted if span.kind is kind] for kind in SpanKind}
+    assert [span.duration_ns for span in predicted[SpanKind.LAUNCH]] == [
+        round(launch_ns) for launch_ns in plan.launch_ns
+    ]
+    brought = {program.values[plan.pieces[each.piece].value].name for each in plan.transfers}
+    assert {span.name for span in predicted[SpanKind.WEIGHTS]} == brought
+    waited_ns = sum(span.duration_ns for span in predicted[SpanKind.WAIT])
+    assert waited_ns == pytest.approx(plan.period_ns - plan.compute_ns, abs=len(program.launches))
+    assert waited_ns > 0
 
 
 def test_weights_on_the_device_have_no_store(device):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from offload.costs.header_model import HeaderModel, HeaderShape
 from offload.costs.signature import signature_of
 from offload.errors import CostModelError
-from offload.program import Program
+from offload.program import Launch, Program
 from offload.timeline import ExecutionTimeline, Scheduling, SpanKind
 
 _MOST_LAUNCHES = 1 << 20
@@ -33,11 +33,20 @@ class CostModel:
 
     def learned(self, program: Program, executions: Iterable[ExecutionTimeline]) -> CostModel:
         """This model with the launches of a program as a timeline of it measured them."""
-        durations: dict[str, list[int]] = {}
-        for execution in executions:
-            for span in execution.of_kind(SpanKind.LAUNCH):
-                signature = signature_of(program.launches[span.launch])
-                durations.setdefault(signature, []).append(span.duration_ns)
+        return self._taking(
+            (program.launches[span.launch], span.duration_ns)
+            for execution in executions
+            for span in execution.of_kind(SpanKind.LAUNCH)
+        )
+
+    def timed(self, program: Program, launch_ns: Iterable[float]) -> CostModel:
+        """This model with the launches of a program as its device timed them, in their order."""
+        return self._taking(zip(program.launches, launch_ns, strict=True))
+
+    def _taking(self, times: Iterable[tuple[Launch, float]]) -> CostModel:
+        durations: dict[str, list[float]] = {}
+        for launch, duration_ns in times:
+            durations.setdefault(signature_of(launch), []).append(duration_ns)
         known = {signature: statistics.median(found) for signature, found in durations.items()}
         return dataclasses.replace(self, launch_ns={**self.launch_ns, **known})
 

@@ -250,7 +250,8 @@ class Executable:
         Args:
             costs: of this machine (`offload.calibrate`); with them the timeline holds what they
                 predict beside what was measured, launches never measured before taken from this
-                very timeline.
+                very timeline, or where weights are streamed on a device that queues work, from
+                what these were planned with.
 
         Yields:
             A Timeline, filled when the block ends.
@@ -286,7 +287,7 @@ class Executable:
     def _predict(self, timeline: Timeline, costs: CostModel) -> None:
         unknown = {signature_of(launch) for launch in self.program.launches} - set(costs.launch_ns)
         if unknown:
-            costs = costs.learned(self.program, timeline.executions).keeping(costs.launch_ns)
+            costs = self._learned(timeline, costs).keeping(costs.launch_ns)
         timeline.executions = tuple(
             with_prediction(
                 one,
@@ -298,6 +299,13 @@ class Executable:
             )
             for one in timeline.executions
         )
+
+    def _learned(self, timeline: Timeline, costs: CostModel) -> CostModel:
+        """Launches as measured; executions of a device that queues work tell nothing of them."""
+        streaming = self.plan.streaming
+        if streaming is not None and streaming.launch_ns and self._backend.capabilities.queues_work:
+            return costs.timed(self.program, streaming.launch_ns)
+        return costs.learned(self.program, timeline.executions)
 
     def header_shape(
         self, outputs_allocated: int, slots_changed: int, words_patched: int

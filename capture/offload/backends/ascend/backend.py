@@ -15,15 +15,14 @@ from typing import Any, Literal
 import torch
 
 from offload import _native
-from offload.backends.ascend.kernels import Capturer, GatherKernel, KernelCapture
+from offload.backends.ascend.kernels import Capturer, GatherKernel, KernelCapture, refuse_random
 from offload.backends.ascend.launch_times import N_ROUNDS, timed_launches
 from offload.backends.ascend.offline import open_offline
 from offload.backends.ascend.refresh import (
     Gather,
     Refresh,
     choose_gather,
-    refresh_note,
-    stages_note,
+    notes_of_refresh,
 )
 from offload.backends.ascend.relocated_model import ProofMemory
 from offload.backends.ascend.streaming import (
@@ -179,7 +178,7 @@ class AscendBackend:
         device = self.device_of(program)
         self.machine(device)
         self.refuse_launches(program)
-        _refuse_random(program)
+        refuse_random(program)
         for overlap in program.overlaps:
             refuse_unaligned(program, overlap, self.tensor_alignment_bytes)
         assert self._capturer is not None  # machine has seen to it
@@ -238,7 +237,7 @@ class AscendBackend:
             check_weights=check,
             weights=streamed.tensors,
             stream=streamed.stream,
-            notes=functools.partial(_notes, resident, gather, more),
+            notes=functools.partial(notes_of_refresh, resident, gather, more),
         )
 
     def _streamed(
@@ -413,31 +412,3 @@ def _words(
             relocations.append((len(words), place.slot, offset_bytes))
             words.append((block, address.offset_bytes))
     return words, relocations
-
-
-def _notes(
-    resident: _native.AscendResident, gather: Gather | None, more: tuple[str, ...]
-) -> tuple[str, ...]:
-    """How the model was made, and how its arguments are refreshed; what that took so far."""
-    made = {"build": "an explicit build", "capture": "the capture of a stream"}[resident.form]
-    return (
-        f"one model, made by {made}",
-        f"addresses of kernel arguments: {refresh_note(resident.refresh_counts, gather)}",
-        stages_note(gathers=gather is not None),
-        *more,
-    )
-
-
-def _refuse_random(program: Program) -> None:
-    """Refuse launches that draw: a capturer does not say where its kernels find their state.
-
-    Raises:
-        CaptureError: there is one.
-    """
-    for launch in program.launches:
-        if launch.random:
-            raise CaptureError(
-                f"{launch.source}: {launch.operator} draws random numbers, which a kernel of one's "
-                "own on an Ascend device could only repeat: a capturer does not tell where kernels "
-                "read seed and offset"
-            )

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from offload.errors import CaptureError
 from offload.program import Program
 
 
@@ -90,3 +91,18 @@ class Capturer(Protocol):
 
     def gather_kernel(self, device: int) -> GatherKernel | None:
         """The kernel that refreshes argument tables; None: operators do it, where there are."""
+
+
+def refuse_random(program: Program) -> None:
+    """Refuse launches that draw: a capturer does not say where its kernels find their state.
+
+    Raises:
+        CaptureError: there is one.
+    """
+    for launch in program.launches:
+        if launch.random:
+            raise CaptureError(
+                f"{launch.source}: {launch.operator} draws random numbers, which a kernel of one's "
+                "own on an Ascend device could only repeat: a capturer does not tell where kernels "
+                "read seed and offset"
+            )

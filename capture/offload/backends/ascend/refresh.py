@@ -82,3 +82,16 @@ def stages_note(*, gathers: bool = False, drains: bool = False) -> str:
         f"m_l_t in the graph engine's stages: {', '.join(stages)}; its execute enqueue begins the "
         "time of the device"
     )
+
+
+def notes_of_refresh(
+    resident: _native.AscendResident, gather: Gather | None, more: tuple[str, ...]
+) -> tuple[str, ...]:
+    """How the model was made, and how its arguments are refreshed; what that took so far."""
+    made = {"build": "an explicit build", "capture": "the capture of a stream"}[resident.form]
+    return (
+        f"one model, made by {made}",
+        f"addresses of kernel arguments: {refresh_note(resident.refresh_counts, gather)}",
+        stages_note(gathers=gather is not None),
+        *more,
+    )

@@ -6,14 +6,13 @@ that a copy reads. Pure data: nothing here needs a device.
 
 from __future__ import annotations
 
-import bisect
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from offload.backends.relocation.addresses import Layout, Owned
 from offload.backends.relocation.captures import (
     GraphCapture,
     NodeKind,
-    OwnedRange,
     node_text,
     place_text,
 )
@@ -102,47 +101,6 @@ def _number_scratch(
     return values, tuple(scratch_bytes)
 
 
-class _Layout:
-    """Which allocations an address may belong to, in one capture."""
-
-    def __init__(self, capture: GraphCapture, guard_bytes: int) -> None:
-        order = sorted(
-            (one.address, one.size_bytes, index)
-            for index, one in enumerate(capture.allocations)
-            if one.size_bytes
-        )
-        self._order = order
-        self._guard_bytes = guard_bytes
-        self._beyond_bytes = guard_bytes + 1 if guard_bytes else 0
-        self._starts = [address for address, _, _ in order]
-
-    def candidates(self, address: int) -> list[tuple[int, int]]:
-        """Each (allocation, offset) that the address can mean: of the two that are nearest."""
-        place = bisect.bisect_right(self._starts, address)
-        return [
-            (index, address - start)
-            for start, size_bytes, index in self._order[max(0, place - 1) : place + 1]
-            if -self._guard_bytes <= address - start < size_bytes + self._beyond_bytes
-        ]
-
-
-class _Owned:
-    """Which owner keeps an address, in one capture."""
-
-    def __init__(self, ranges: Sequence[OwnedRange]) -> None:
-        self._ranges = sorted(ranges, key=lambda one: one.address)
-        self._starts = [one.address for one in self._ranges]
-
-    def find(self, address: int) -> tuple[str, int] | None:
-        """The owner, and the offset into what it keeps; one past its end counts."""
-        place = bisect.bisect_right(self._starts, address)
-        if not place:
-            return None
-        one = self._ranges[place - 1]
-        offset_bytes = address - one.address
-        return (one.owner, offset_bytes) if offset_bytes <= one.size_bytes else None
-
-
 class _Search:
     """The comparison of four captures, part by part and word by word."""
 
@@ -153,11 +111,11 @@ class _Search:
         self._names = launch_names
         self._nodes = captures[0].nodes
         first, _, second, third = captures
-        self._layouts = [_Layout(capture, guard_bytes) for capture in (first, second, third)]
+        self._layouts = [Layout(capture, guard_bytes) for capture in (first, second, third)]
         self._addresses = [
             [one.address for one in capture.allocations] for capture in (second, third)
         ]
-        self._owned = [_Owned(capture.owned) for capture in captures]
+        self._owned = [Owned(capture.owned) for capture in captures]
         self._equal: list[tuple[int, int, bytes]] = []  # parts in which nothing differs
         self._single: list[tuple[int, int, int, int]] = []  # constant words of the other parts
         self._kept: list[OwnedConstant] = []  # that differ, each capture having its own
