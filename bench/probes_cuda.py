@@ -1,4 +1,4 @@
-"""Asks a CUDA device what the design of relocation counts on: probes P0 to P10.
+"""Asks a CUDA device what the design of relocation counts on: probes P0 to P13.
 
 Each probe runs in a process of its own, and all are told in one JSON file: question, expected
 answer, figures and outcome (`as expected`, `otherwise`, `failed: ...`). Needs a CUDA build of torch
@@ -120,6 +120,28 @@ PROBES = (
         "about 50 GB/s, 8 us for a node",
         "larger units",
         "probes_launching:captured_copies",
+    ),
+    Probe(
+        "P11",
+        "What do address areas of 64 GiB cost, and each address at which one chunk is shown?",
+        "all are there, and 100 us or less for a chunk, mapped and unmapped",
+        "larger chunks, or smaller areas",
+        "probes_driver:aliased_addresses",
+    ),
+    Probe(
+        "P12",
+        "Does a stream wait for an event that a graph records, from the graph's launch on?",
+        "it waits for the event, and not for what the graph does after it",
+        "the caller waits for all of a graph with streamed weights",
+        "probes_driver:event_in_graph",
+    ),
+    Probe(
+        "P13",
+        "May a kernel or a library be used for the first time under capture?",
+        "it may: modules are loaded when they are needed",
+        "nothing: the warm-up runs every launch before",
+        "probes_driver:first_launch",
+        ("kernel", "cublas", "cudnn"),
     ),
 )
 

@@ -27,6 +27,7 @@ class DeviceReport:
     ) -> None:
         """Begin anew, or go on after what is noted already."""
         self._path, self._what, self._machine = path, what, machine
+        self._goes_on = goes_on
         if not goes_on:
             notes_path(path).unlink(missing_ok=True)
         self._done = read_notes(path).outcomes
@@ -68,6 +69,8 @@ class DeviceReport:
         """All tests have ended, or somebody ended them."""
         interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, DEVICE_FAILED)
         write_report(self._path, self._what, self._machine, interrupted=interrupted)
+        if not self._goes_on:
+            notes_path(self._path).unlink(missing_ok=True)
 
 
 def make(path: Path, *, goes_on: bool = False) -> DeviceReport:

@@ -79,6 +79,8 @@ def _read_kernel(handle: Any) -> Node:
         function = driver_call(driver.cuKernelGetFunction, params.kern)
     name = driver_call(driver.cuFuncGetName, function)
     layout = _parameter_layout(function)
+    if layout and not int(params.kernelParams):
+        raise ProbeFailed(f"the arguments of {name.decode()} were given as one buffer")
     addresses = (ctypes.c_void_p * len(layout)).from_address(int(params.kernelParams))
     size = max((offset + n_bytes for offset, n_bytes in layout), default=0)
     content = bytearray(size)

@@ -199,7 +199,8 @@ int probe_launch_costs(int n_nodes, int forked, int argument_bytes, const int* n
 }
 
 // Codes: copy between plain allocations; re-set to mapped memory; launched so; mapped memory freed
-// and mapped anew at its address, re-set and launched; the same, launched without re-setting.
+// and mapped anew at its address, re-set and launched; instantiated at mapped memory, re-set to
+// plain allocations; launched so; mapped anew once more, launched without re-setting.
 int probe_copy_node(int* codes) {
   CUdeviceptr plain[2] = {};
   Memory mapped[2];
@@ -226,8 +227,18 @@ int probe_copy_node(int* codes) {
   CHECK_CODE(remap_memory(&mapped[0], 3));
   CHECK_CODE(set());
   codes[3] = launched(exec, mapped[1].address, 3);
+  cudaGraphExec_t mapped_first;
+  CHECK_CODE(cuMemsetD8(plain[1], 0, kBytes));
+  CHECK_CODE(cudaGraphMemcpyNodeSetParams1D(node, pointer(mapped[1].address),
+                                            pointer(mapped[0].address), kBytes,
+                                            cudaMemcpyDeviceToDevice));
+  CHECK_CODE(cudaGraphInstantiate(&mapped_first, graph, 0));
+  codes[4] = cudaGraphExecMemcpyNodeSetParams1D(mapped_first, node, pointer(plain[1]),
+                                                pointer(plain[0]), kBytes,
+                                                cudaMemcpyDeviceToDevice);
+  if (codes[4] == 0) codes[5] = launched(mapped_first, plain[1], 1);
   CHECK_CODE(remap_memory(&mapped[0], 4));
-  codes[4] = launched(exec, mapped[1].address, 4);
+  codes[6] = launched(exec, mapped[1].address, 4);
   return 0;
 }
 
@@ -257,8 +268,15 @@ int probe_memset_node(int* codes) {
   CHECK_CODE(remap_memory(&mapped, 0));
   CHECK_CODE(cudaGraphExecMemsetNodeSetParams(exec, node, &params));
   codes[3] = launched(exec, mapped.address, 7);
+  cudaGraphExec_t mapped_first;
+  CHECK_CODE(cuMemsetD8(plain, 0, kBytes));
+  CHECK_CODE(cudaGraphMemsetNodeSetParams(node, &params));
+  CHECK_CODE(cudaGraphInstantiate(&mapped_first, graph, 0));
+  params.dst = pointer(plain);
+  codes[4] = cudaGraphExecMemsetNodeSetParams(mapped_first, node, &params);
+  if (codes[4] == 0) codes[5] = launched(mapped_first, plain, 7);
   CHECK_CODE(remap_memory(&mapped, 0));
-  codes[4] = launched(exec, mapped.address, 7);
+  codes[6] = launched(exec, mapped.address, 7);
   return 0;
 }
 

@@ -163,7 +163,7 @@ def _update_triton(library: ctypes.CDLL) -> None:
 
 def operand_nodes(kind: str) -> None:
     """P8: whether copy and memset nodes take new addresses, and when they must be set again."""
-    library, codes = load_library(), (ctypes.c_int * 5)(*([-9] * 5))
+    library, codes = load_library(), (ctypes.c_int * 7)(*([-9] * 7))
     function = library.probe_copy_node if kind == "copy" else library.probe_memset_node
     code = function(codes)
     names = (
@@ -171,11 +171,13 @@ def operand_nodes(kind: str) -> None:
         "set to mapped memory",
         "launched there",
         "mapped anew at its address, set and launched",
+        "instantiated at mapped memory, set to a plain allocation",
+        "launched there",
         "mapped anew, launched without setting",
     )
-    tell("codes, -1 for wrong content, -9 not reached", dict(zip(names, codes, strict=True)))
+    tell("codes, -1 for wrong content, -9 not reached", list(zip(names, codes, strict=True)))
     check_code(code, kind)
-    conclude(not any(codes[:4]), "" if not any(codes[:4]) else "a node that was set again fails")
+    conclude(not any(codes[:6]), "" if not any(codes[:6]) else "a node that was set again fails")
 
 
 _MIB = (8, 32, 128, 256)

@@ -117,12 +117,14 @@ class KernelNode final : public ResidentNode {
     params_.extra = packed_.data();
   }
 
+  // A driver refuses to tell of an attribute that it, the device or the kernel does not have.
   void read_attributes() {
     for (const int id : kLaunchAttributes) {
       LaunchAttribute attribute = {};
       attribute.id = id;
-      driver_.check(driver_.graph_kernel_get_attribute(node_, id, attribute.value),
-                    "reading a kernel node's attributes");
+      const Result result = driver_.graph_kernel_get_attribute(node_, id, attribute.value);
+      if (result == kInvalidValue || result == kNotSupported) continue;
+      driver_.check(result, "reading a kernel node's attributes");
       if (!is_zero(attribute.value, sizeof attribute.value)) attributes_.push_back(attribute);
     }
   }

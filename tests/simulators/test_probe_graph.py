@@ -82,3 +82,20 @@ def test_copy_and_memset_nodes_move(simulator):
 def test_a_refusal_of_the_driver_is_told(captured):
     with pytest.raises(ProbeFailed, match=r"cuGraphGetNodes: .* "):
         driver_call(probe_graph.driver.cuGraphGetNodes, probe_graph.driver.CUgraph(0), 0)
+
+
+def test_addresses_of_one_chunk_are_timed(simulator, monkeypatch, capsys):
+    import torch
+
+    import probes_driver
+    from probing import read_told
+
+    current_context()
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    probes_driver.aliased_addresses()
+    figures, outcome, _ = read_told(capsys.readouterr().out)
+    assert figures["granule bytes"] == 2 << 20
+    assert set(figures["us for each chunk"]) == {"map", "give access", "unmap"}
+    assert outcome in ("as expected", "otherwise")
+    assert simulator.live("mapping") == simulator.live("reservation") == 0

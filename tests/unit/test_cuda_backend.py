@@ -165,3 +165,18 @@ def test_verify_is_a_keyword_of_load_that_the_cpu_accepts():
     for verify in (True, False):
         with captured.load(verify=verify) as run:
             assert torch.equal(run(x), x.sin())
+
+
+def test_a_caller_who_captures_is_refused_before_memory_is_taken(monkeypatch):
+    """A graph that is being captured may end with what the driver is asked for meanwhile."""
+
+    def pool(*_: object) -> None:
+        raise AssertionError("a pool of discovery takes memory")
+
+    monkeypatch.setattr(CudaBackend, "machine", lambda self, index: None)
+    monkeypatch.setattr(cuda_backend._native, "DiscoveryPool", pool)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    program = recorded()
+    for ask in (CudaBackend().prepare, lambda one: CudaBackend().unseen_work(one, one)):
+        with pytest.raises(CaptureError, match="being captured on the current stream"):
+            ask(program)

@@ -18,7 +18,7 @@ from offload.backends.base import (
     Prepared,
     TimedLaunches,
 )
-from offload.backends.cuda.capture import Capturer, current_device, device_of
+from offload.backends.cuda.capture import Capturer, current_device, device_of, refuse_capturing
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.graph import driver_bindings, is_known_address
 from offload.backends.cuda.memory import DeviceMemory
@@ -117,6 +117,12 @@ class CudaBackend:
             missing.append("torch finds no GPU that it can use")
         return missing
 
+    def _require(self, device: int) -> None:
+        """A GPU, and a caller who is not capturing: a pool of discovery takes memory."""
+        self.machine(device)
+        if self._capturer is None:
+            refuse_capturing()
+
     def records(self) -> str:
         """Programs recorded on CUDA tensors."""
         return "cuda"
@@ -133,7 +139,7 @@ class CudaBackend:
             ExecutionError: the driver failed.
         """
         device = device_of(program)
-        self.machine(device)
+        self._require(device)
         capturers = [self._capturer or TorchCapturer() for _ in range(2)]
         unseen: Counter[str] | None = None
         for attempt in range(_MAXIMUM_TRIES):
@@ -159,7 +165,7 @@ class CudaBackend:
                 time; the message names the kernel.
             ExecutionError: the driver failed.
         """
-        self.machine(device_of(program))
+        self._require(device_of(program))
         for launch in program.launches:
             refuse_launch(launch, "cuda")
         for overlap in program.overlaps:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from offload import _native
-from offload.backends.cuda.capture import device_of
+from offload.backends.cuda.capture import device_of, refuse_capturing
 from offload.backends.cuda.graph import NodeReader, call, driver_bindings, read_graph
 from offload.backends.cuda.torch_pool import PoolMemory
 from offload.backends.random_draws import RandomState, generators_of, own_random_states
@@ -79,11 +79,7 @@ class TorchCapturer:
                 capturing, or torch's memory history is being recorded.
             ExecutionError: the device or the pool failed, or has no memory.
         """
-        if torch.cuda.is_current_stream_capturing():
-            raise CaptureError(
-                "a CUDA graph is being captured on the current stream: load the program before "
-                "the capture begins"
-            )
+        refuse_capturing()
         device = device_of(program)
         ready = torch.cuda.current_stream(device).record_event()
         return self._thread.submit(self._on_thread, program, pool, device, ready).result()
