@@ -251,6 +251,19 @@ def test_casts_inside_a_model_are_launches_like_others(form: str) -> None:  # no
             check_same(run(x.npu(), y.npu()), plain(x, y))
 
 
+def test_casts_in_place_inside_a_model_are_refused() -> None:
+    import torch_npu
+
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = y + 1
+        torch_npu.npu_format_cast_(z, FRACTAL_NZ)
+        return x @ z
+
+    given = torch.ones(4, 32).half().npu(), torch.ones(32, 16).half().npu()
+    with pytest.raises(offload.CaptureError, match=r"npu_format_cast_.* another storage in place"):
+        load(model, *given)
+
+
 def test_memory_without_content_in_a_format_of_the_device_is_refused() -> None:
     held = cast(torch.ones(SHAPE).half().npu())
     x = torch.ones(4, 33).half().npu()

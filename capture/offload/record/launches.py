@@ -303,6 +303,12 @@ class LaunchRecorder:
     def _observed_writes(self, operator: Operator, touched: list[Touched]) -> list[TrackedStorage]:
         writes = []
         for tensor, tracked, is_write in touched:
+            if self._fakes is None and tensor.untyped_storage()._cdata != tracked.storage._cdata:
+                raise CaptureError(
+                    f"{user_location()}: {operator.name} gave {tracked.value.name} another storage "
+                    "in place, which a replay would not find: use the operator that returns a new "
+                    "tensor"
+                )
             current = tracked
             if tensor.untyped_storage().nbytes() != tracked.nbytes_at_birth:
                 current = self._grown(tensor, tracked)
