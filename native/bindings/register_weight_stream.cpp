@@ -117,6 +117,8 @@ void register_weight_stream(py::module_& module) {
   py::class_<DeviceWeightStream, std::shared_ptr<DeviceWeightStream>> on_device(
       module, "DeviceWeightStream");
   define_weight_stream<DeviceWeightStream>(on_device);
+  on_device.def("forget_transfers", &DeviceWeightStream::forget_transfers,
+                "Count bytes moved and transfers from here on.");
 }
 
 }  // namespace offload

@@ -123,6 +123,9 @@ class DeviceWeightStream {
   std::uint64_t bytes_moved() const noexcept { return bytes_moved_; }
   std::uint64_t n_transfers() const noexcept { return n_transfers_; }
 
+  // Begins these totals anew, so that passes of a proof do not count. As the resident is called.
+  void forget_transfers() noexcept { bytes_moved_ = n_transfers_ = 0; }
+
   // 0: nobody knows when the launches and the copies of an executable began.
   std::uint64_t wait_ns() const noexcept { return 0; }
   std::uint64_t busy_ns() const noexcept { return 0; }

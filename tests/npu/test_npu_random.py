@@ -220,7 +220,7 @@ def test_operators_whose_seed_torch_npu_would_freeze_are_named(
 def test_failures_of_a_load_leave_nothing(
     function: str, simulated_npu: AscendSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the trial capture fails, which then is made again.
+    """Of all captures and the proof; also where the trial capture fails, which then is made again.
 
     Without dropout, in which torch_npu ends the process where it gets no event.
     """

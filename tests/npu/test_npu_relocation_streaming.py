@@ -11,7 +11,7 @@ import torch
 from ascend_simulator import AscendSimulator
 from on_npu import check_same, fail_each_call
 from stored import save_weights, without_memory
-from test_npu_offload import LOADING, TELLING, live
+from test_npu_offload import live
 from test_npu_random import check_draws, default_generator, states
 from test_npu_relocation import RELOCATED, counts, notes, without
 from test_npu_streaming import Layers
@@ -86,7 +86,7 @@ def test_every_budget_moves_every_slot(tmp_path: Path) -> None:
             assert "the feature map can move" in notes(run)
             plan = run.streaming.plan
             assert bool(plan.transfers) == (budget < whole)
-            moved_bytes = run.streaming.bytes_moved
+            assert run.streaming.bytes_moved == 0  # those of the proof do not count
             for moves in (False, True, True, False):
                 x, out = torch.randn(4, 64), torch.full((4, 64), float("nan")).npu()
                 given = x.npu()
@@ -97,7 +97,7 @@ def test_every_budget_moves_every_slot(tmp_path: Path) -> None:
                 assert run.last_execution.bytes_copied == 0
                 assert run.last_execution.bytes_streamed == plan.transfer_bytes
                 kept += [given, out, memory]
-            assert run.streaming.bytes_moved - moved_bytes == 4 * plan.transfer_bytes
+            assert run.streaming.bytes_moved == 4 * plan.transfer_bytes
             copied = run._loaded.resident.copy_counts
             assert (copied["enqueued"], copied["refreshes"]) == (0, 0)
 
@@ -194,15 +194,35 @@ def held(simulator: AscendSimulator) -> tuple[int, ...]:
     return (*live(simulator), *(simulator.live(kind) for kind in kinds), _native.ascend_streams())
 
 
-STREAMING = ["aclrtHostRegisterV2", "aclrtStreamWaitEvent", "aclrtRecordEvent", "aclrtMemcpyAsync"]
+class Two(nn.Module):
+    """Two launches, each of which has its weight brought."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(64, 64) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.mm(x, self.weights[0]), self.weights[1])
 
 
-@pytest.mark.parametrize("function", [*LOADING, *TELLING, *STREAMING])
+@pytest.mark.parametrize(
+    "function",
+    [
+        "aclmdlRICaptureBegin",
+        "aclmdlRICaptureEnd",
+        "aclmdlRITaskGetParams",
+        "aclrtMalloc",
+        "aclrtHostRegisterV2",
+        "aclrtCreateEventExWithFlag",
+        "aclmdlRIExecuteAsync",
+    ],
+)
 @pytest.mark.usefixtures("required")
 def test_failures_of_a_load_leave_nothing(
     function: str, tmp_path: Path, simulated_npu: AscendSimulator
 ) -> None:
-    model, captured = stored(Few, tmp_path)
+    """What torch calls too, and ends for good where it fails: see test_npu_streaming."""
+    model, captured = stored(Two, tmp_path)
     budget = floor_of(captured)
     captured.load(weights_budget=budget).close()
     before = held(simulated_npu)

@@ -25,6 +25,9 @@ POOL_BYTES = 1 << 21
 BLOCK_BYTES = 256
 LOOK_ALIKE = 0x7F00_0000_0040
 
+# By capture: where seed and offset of a generator lie.
+CELLS = [(0x3000_0000_0000, 0x3000_0000_0200), (0x3100_0000_0200, 0x3100_0000_0000)] * 2
+
 # By capture: where the input lies, where the pool begins, where argument blocks do.
 LAYOUTS = [
     (0x5000_0000_0000, 0x6000_0000_0000, 0x4000_0000_0000),
@@ -32,7 +35,7 @@ LAYOUTS = [
     (0x5200_0000_0600, 0x6200_0020_0000, 0x4010_0000_4000),
 ]
 
-IN, OUT, POOL, SELF = "input", "output", "pool", "self"
+IN, OUT, POOL, SELF, SEED, OFFSET = "input", "output", "pool", "self", "seed", "offset"
 Word = int | tuple[str, int]
 
 
@@ -70,6 +73,7 @@ def captured(
     found = []
     for number, (at, pool, blocks) in enumerate(layouts):
         bases = {IN: at, POOL: pool, OUT: pool + places["out"]}
+        bases |= dict(zip((SEED, OFFSET), CELLS[number], strict=True))
         tasks = []
         for index, words in enumerate(kernels):
             address = blocks + BLOCK_BYTES * index
@@ -94,7 +98,7 @@ def captured(
         names = values(program)
         where = {names["x"]: at}
         where |= {names[name]: pool + offset for name, offset in places.items()}
-        found.append(ModelCapture(tasks, where, [(pool, POOL_BYTES)]))
+        found.append(ModelCapture(tasks, where, [(pool, POOL_BYTES)], [CELLS[number]]))
     return found
 
 
@@ -137,6 +141,31 @@ def test_words_into_their_own_block_are_never_patched() -> None:
     for layouts in (LAYOUTS, [LAYOUTS[0], LAYOUTS[2], LAYOUTS[1]]):
         found = relocated_words(program, captured(program, KERNELS, layouts=layouts))
         assert {word.offset_bytes for word in found.discovery.words} == {8, 16}
+
+
+def test_addresses_of_seed_and_offset_have_an_owner_in_each_capture() -> None:
+    program = chain()
+    kernels = [[(SELF, 40), (SEED, 0), (OFFSET, 0), *KERNELS[0][1:]], *KERNELS[1:]]
+    found = relocated_words(program, captured(program, kernels))
+    assert {
+        (one.node, one.offset_bytes, one.owner)
+        for one in found.discovery.constants
+        if "generator" in one.owner
+    } == {
+        (0, 8, "torch's random state: seed of generator 0"),
+        (0, 16, "torch's random state: offset of generator 0"),
+    }
+    assert len(found.discovery.words) == 6
+    assert (found.copied, found.why_fixed) == ({}, "")
+
+
+def test_a_seed_where_another_capture_has_an_offset_is_refused() -> None:
+    program = chain()
+    kernels = [[*KERNELS[0], (SEED, 0)], *KERNELS[1:]]
+    captures = captured(program, kernels)
+    captures[2] = dataclasses.replace(captures[2], cells=[CELLS[2][::-1]])
+    with pytest.raises(offload.CaptureError, match="is no address of an allocation"):
+        relocated_words(program, captures)
 
 
 def test_integers_that_look_like_addresses_stay() -> None:

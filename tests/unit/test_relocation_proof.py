@@ -199,6 +199,39 @@ def test_a_graph_that_computes_other_bits_each_time_is_told_from_one_that_cannot
         run_proof(program, MixingResident(nodes, frozen=[0]), lifetimes=lifetimes, words=words)
 
 
+@pytest.mark.parametrize("word", [1, 2, 4])
+def test_executions_before_the_move_draw_other_random_numbers(word):
+    """Else what a missed word reads or overwrites would be what is there anyway."""
+
+    class Drawing(MixingResident):
+        state = 0
+
+        def draw(self, state: int) -> None:
+            self.state = state
+
+        def execute(self) -> None:
+            ctypes.memset(self.words[1], 1 + self.state, N_BYTES)  # reads no input
+            super().execute()
+
+    def run(frozen: Sequence[int], *, draws: bool = True) -> None:
+        program = make_program(ROLES)
+        plan = place_values(program, MACHINE, lifetimes=LIFETIMES)
+        residents = [Drawing(NODES[1:], frozen), Drawing(NODES[1:])]
+        plans = (plan, apart(program, plan))
+        loaded, unshared = (
+            dataclasses.replace(
+                placed(program, its_plan, one), **({"draw": one.draw} if draws else {})
+            )
+            for its_plan, one in zip(plans, residents, strict=True)
+        )
+        prove(program, loaded, unshared, HostMemory())
+
+    run([])
+    run([word], draws=False)
+    with pytest.raises(CaptureError, match=r"another result|old addresses"):
+        run([word])
+
+
 def test_lifetimes_that_are_too_short_are_found():
     short = (Lifetime(0, 3), Lifetime(0, 1), Lifetime(1, 3), Lifetime(0, 3))
     with pytest.raises(CaptureError, match="another result"):

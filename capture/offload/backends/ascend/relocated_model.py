@@ -97,12 +97,11 @@ def prove_relocation(
         home[plan.feature_map.index] = pieces[0][2]
     shared = frozenset() if pieces else frozenset(slot.index for slot in plan.slots)
     outputs = {plan.slot_of(value.index) for value in program.of_role(Role.OUTPUT)}
-    states = bound.model.random_states
+    states = _states(bound)
 
-    def draw(number: int) -> None:
-        """As an execution does, after `number` others; the generators stay as they are."""
+    def draw(state: int) -> None:
         resident.set_stream(stream)
-        resident.set_random([one for state in states for one in state.numbers(number)])
+        resident.set_random(states[state])
 
     placed = Placed(
         plan,
@@ -118,6 +117,21 @@ def prove_relocation(
     streamed = {index: one.data_ptr() for index, one in bound.streamed.storages.items()}
     memory = ProofMemory(device, pieces)
     prove(program, placed, placed, memory, fixed=fixed, streamed=streamed)
+    if bound.streamed.stream is not None:
+        bound.streamed.stream.forget_transfers()
+
+
+def _states(bound: BoundModel) -> list[list[int]]:
+    """Seeds and offsets of the next execution and of the one after; generators stay as they are.
+
+    Raises:
+        ExecutionError: the device failed.
+    """
+    generators = bound.model.random_states
+    try:
+        return [[one for state in generators for one in state.numbers(n)] for n in range(2)]
+    except RuntimeError as error:
+        raise failure_of_torch(error, "reading the state of a generator failed") from error
 
 
 class _Provable:

@@ -89,8 +89,8 @@ class Relocator:
             if not (value.on_host or value.index in streamed.storages)
             for storage in [program.weights[value.index][0].untyped_storage()]
         ]
-        # One range: whose a place is changes with what is brought there.
-        self._weights.append(OwnedRange(*streamed.memory, "weights that are brought"))
+        if streamed.storages:  # one range: whose a place is changes with what is brought there
+            self._weights.append(OwnedRange(*streamed.memory, "weights that are brought"))
         self.bound: BoundModel | None = None
 
     def improve(self, first: CapturedModel, capture: Capture) -> CapturedModel:
