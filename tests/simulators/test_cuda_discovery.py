@@ -196,18 +196,28 @@ def test_programmatic_edges_let_kernels_overlap(pointers, monkeypatch, from_port
     def step(at):
         at.launch(pointers, words(at.at[0]), words(at.at[1]), words(0))
 
-    def call_with_ports(name, *arguments):
-        found = call(name, *arguments)
-        if name == "cuGraphGetEdges" and len(arguments) == 2:
-            for data in found[2]:
-                data.from_port = from_port
-                data.type = driver_bindings().CUgraphDependencyType(kind)
-        return found
+    read_edges = cuda_graph._read_edges
 
-    monkeypatch.setattr(cuda_graph, "call", call_with_ports)
+    def with_ports(graph):
+        return [(start, end, (from_port, 0, kind)) for start, end, _ in read_edges(graph)]
+
+    monkeypatch.setattr(cuda_graph, "_read_edges", with_ports)
     found, _ = prepared([step, step])
     assert found.graph.edges == ((0, 1),)
     assert found.graph.overlapping == ({(0, 1)} if kind else set())
+
+
+def test_edges_are_not_read_by_bindings_that_give_freed_memory(pointers, monkeypatch):
+    def step(at):
+        at.launch(pointers, words(at.at[0]), words(at.at[1]), words(0))
+
+    def freed(*_):
+        raise AssertionError("before 13.3 the data of edges is garbage")
+
+    monkeypatch.setattr(driver_bindings(), "cuGraphGetEdges", freed)
+    found, _ = prepared([step, step])
+    assert found.graph.edges == ((0, 1),)
+    assert not found.graph.overlapping
 
 
 def test_a_number_that_differs_with_the_layout_is_refused(pointers):

@@ -29,6 +29,8 @@ _REFUSED = {
     13: "a conditional graph",
 }
 
+_EDGES_WITH_DATA = 12030  # the CUDA version whose cuGraphGetEdges gives the data of edges
+
 # CUmemorytype in cuda.h.
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4
 
@@ -112,13 +114,10 @@ def read_graph(
     handles = [int(one) for one in found[:n_nodes]]
     nodes = [known.get(one) or reader.read(one) for one in handles]
     index = {one: position for position, one in enumerate(handles)}
-    *_, n_edges = call("cuGraphGetEdges", handle)
-    before, after, data, _ = call("cuGraphGetEdges", handle, n_edges)
     edges = []
-    for start, end, kind in zip(before, after, data, strict=False):
-        edge = index[int(start)], index[int(end)]
+    for start, end, ports in _read_edges(graph):
+        edge = index[start], index[end]
         edges.append(edge)
-        ports = kind.from_port, kind.to_port, int(kind.type)
         if any(ports):
             # By cuda.h an edge with a port or a type (CUgraphEdgeData) lets the kernel begin when
             # all blocks of the other have begun, or said that it may; nothing that the other has
@@ -130,6 +129,49 @@ def read_graph(
                 overlaps=(*node.overlaps, edge[0]),
             )
     return nodes, sorted(edges)
+
+
+class _EdgeData(ctypes.Structure):
+    """CUgraphEdgeData."""
+
+    _fields_ = (
+        ("from_port", ctypes.c_uint8),
+        ("to_port", ctypes.c_uint8),
+        ("type", ctypes.c_uint8),
+        ("reserved", ctypes.c_uint8 * 5),
+    )
+
+
+def _read_edges(graph: int) -> list[tuple[int, int, tuple[int, int, int]]]:
+    """The edges as (node before, node after, (port there, port here, type)).
+
+    Not by the bindings' own function: before 13.3 what it gives of an edge's data lies in memory
+    that it has freed (https://github.com/NVIDIA/cuda-python/issues/1804).
+
+    Raises:
+        ExecutionError: the driver failed.
+    """
+    address, _ = call("cuGetProcAddress", b"cuGraphGetEdges", _EDGES_WITH_DATA, 0)
+    get_edges = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)(int(address))
+
+    def ask(*places: Any) -> int:
+        count = ctypes.c_size_t(len(places[0]) if places else 0)
+        wanted = [ctypes.addressof(one) for one in places] or [None] * 3
+        if code := get_edges(graph, *wanted, ctypes.addressof(count)):
+            name = driver_bindings().CUresult(code).name
+            raise ExecutionError(f"cuGraphGetEdges: {name}")
+        return count.value
+
+    n_edges = ask()
+    if not n_edges:
+        return []
+    before, after = ((ctypes.c_void_p * n_edges)() for _ in range(2))
+    data = (_EdgeData * n_edges)()
+    ask(before, after, data)
+    return [
+        (start, end, (kind.from_port, kind.to_port, kind.type))
+        for start, end, kind in zip(before, after, data, strict=True)
+    ]
 
 
 class NodeReader:
