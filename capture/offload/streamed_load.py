@@ -167,19 +167,27 @@ class StreamedLoad:
     def _tried_out(self, run: Executable) -> Executable:
         """The executable, if executions find memory; what is streamed or proved has shown that.
 
+        Stored weights that launches write are read again by the next execution.
+
         Raises:
             OutOfMemory: they find none; it is closed.
+            FileError: a file is gone, or has another layout; it is closed.
         """
         assert run.streaming is not None
         if not run.streaming.plan.is_resident or self._backend.capabilities.queues_work:
             return run
         try:
-            _execute_made_up(run, 1)
-        except OutOfMemory:
+            try:
+                _execute_made_up(run, 1)
+            except OutOfMemory:
+                raise
+            except (BindingError, ExecutionError):
+                pass  # the model refuses made-up inputs: nothing is known
+            if _writes_stored(run.program):  # there, in the executable's own memory
+                run.streaming.refresh()
+        except BaseException:
             run.close()
             raise
-        except (BindingError, ExecutionError):
-            pass  # the model refuses made-up inputs: nothing is known
         return run
 
     def _take_times(self, run: Executable) -> None:
@@ -295,6 +303,11 @@ def _execute_made_up(run: Executable, n_executions: int) -> None:
     with _state_kept(program):
         for _ in range(n_executions):
             run(*args, **kwargs)
+
+
+def _writes_stored(program: Program) -> bool:
+    """Whether a launch writes a weight whose content is in a file."""
+    return any(index in program.stored for launch in program.launches for index in launch.writes)
 
 
 @contextlib.contextmanager

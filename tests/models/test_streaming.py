@@ -197,6 +197,33 @@ def test_auto_tries_out_what_it_has_loaded(deep: Captured, monkeypatch: pytest.M
     assert budgets[0] > budgets[1]
 
 
+class Counting(nn.Module):
+    """Counts its calls in a buffer that is saved."""
+
+    n_calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.register_buffer("n_calls", torch.zeros(16))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.n_calls.add_(1)
+        return self.layer(given) + self.n_calls
+
+
+def test_auto_tries_out_without_changing_stored_weights(tmp_path: Path) -> None:
+    save_weights(Counting(), tmp_path)
+    given = torch.randn(4, 16)
+    captured = offload.capture(without_memory(Counting), given, weights=tmp_path)
+    with captured.load() as run:
+        expected = [run(given).clone() for _ in range(3)]
+    with captured.load(weights_budget="auto") as run:
+        assert run.streaming.plan.is_resident
+        for one in expected:
+            assert torch.equal(run(given), one)
+
+
 @pytest.mark.parametrize("error", [offload.OutOfMemory, offload.ExecutionError])
 def test_auto_tries_less_where_memory_ran_out_alone(
     deep: Captured, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
