@@ -83,6 +83,45 @@ def test_small_weights_tell_nothing_of_other_programs(
     assert cpu_streaming._links == {}
 
 
+def test_small_weights_beside_a_large_one_tell_no_rate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Most of the sample is of biases; a read takes 1 us, and 1 ns for each byte."""
+
+    def read(program: Any, sources: Any, value: int, size_bytes: int, *, mapped: bool) -> int:
+        return 1000 + size_bytes
+
+    monkeypatch.setattr(cpu_streaming, "_read_ns", read)
+    monkeypatch.setattr(cpu_streaming, "_links", {})
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(1024, 1024), *(nn.LayerNorm(1024) for _ in range(20)))
+
+    safetensors.torch.save_file(build().state_dict(), tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        model = build().eval()
+    offload.capture(model, torch.randn(1, 1024), weights=tmp_path).load().close()
+    (link,) = cpu_streaming._links.values()
+    assert link.bytes_per_second == pytest.approx(1e9)
+    assert link.overhead_ns == pytest.approx(1000)
+
+
+def test_what_small_samples_told_does_not_last(
+    reads: list[tuple[int, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = cpu_streaming._read_ns
+
+    def refuse(program: Any, sources: Any, value: int, size_bytes: int, *, mapped: bool) -> int:
+        if size_bytes > MIB // 8:
+            raise offload.OutOfMemory("no memory")
+        return counted(program, sources, value, size_bytes, mapped=mapped)
+
+    monkeypatch.setattr(cpu_streaming, "_read_ns", refuse)
+    from_file(tmp_path, 1024).load().close()
+    assert max(size for size, _ in reads) == MIB // 8
+    assert cpu_streaming._links == {}
+
+
 def test_the_models_own_tensors_are_another_store(reads: list[tuple[int, bool]]) -> None:
     captured = offload.capture(linear(1024).eval(), torch.randn(1, 1024))
     captured.load(weights_budget="1GiB").close()

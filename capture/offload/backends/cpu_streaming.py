@@ -110,8 +110,8 @@ def measure_link(program: Program, *, mapped: bool = False) -> Link:
     kinds = frozenset(_kind_of_store(sources[value]) for value in chosen)
     if (kinds, mapped) in _links:
         return _links[kinds, mapped]
-    link = _measured_link(program, sources, chosen, mapped=mapped)
-    if sizes[chosen[0]] >= _LASTING_BYTES:
+    link, sample_bytes = _measured_link(program, sources, chosen, mapped=mapped)
+    if sample_bytes >= _LASTING_BYTES:
         _links[kinds, mapped] = link
     return link
 
@@ -132,10 +132,16 @@ def _kind_of_store(content: list[torch.Tensor] | StoredTensor) -> tuple[int, boo
         raise FileError(f"{content.path}: {error.strerror}") from error
 
 
-def _measured_link(program: Program, sources: Sources, chosen: list[int], *, mapped: bool) -> Link:
+def _measured_link(
+    program: Program, sources: Sources, chosen: list[int], *, mapped: bool
+) -> tuple[Link, int]:
     """By the median of the weights' rates, and what a small copy takes beside that.
 
-    Where there is no memory for a sample, by smaller ones.
+    Where there is no memory for a sample, by smaller ones. A weight that is hardly larger than the
+    small copy tells no rate.
+
+    Returns:
+        The link, and the bytes of the largest sample.
     """
     most_bytes = _SAMPLE_BYTES
     while True:
@@ -151,19 +157,22 @@ def _measured_link(program: Program, sources: Sources, chosen: list[int], *, map
                 raise
             most_bytes = max(_SMALL_BYTES, most_bytes // 4)
     first = chosen[0]
-    n_small = min(_SMALL_BYTES, samples[0][0])
+    sample_bytes = samples[0][0]
+    n_small = min(_SMALL_BYTES, sample_bytes // 2)
     small_ns = min(_read_ns(program, sources, first, n_small, mapped=mapped) for _ in range(3))
     # bytes / bandwidth + overhead of each, and the same for a small copy
     ns_per_byte = statistics.median(
-        max(1e-6, (total_ns - small_ns) / max(1, n_bytes - n_small))
+        max(1e-6, (total_ns - small_ns) / (n_bytes - n_small))
         for n_bytes, total_ns in samples
+        if n_bytes >= 2 * n_small
     )
     size_bytes = program.values[first].size_bytes
-    return Link(
+    link = Link(
         bytes_per_second=1e9 / ns_per_byte,
         overhead_ns=max(0.0, small_ns - n_small * ns_per_byte),
         row_overhead_ns=_row_overhead_ns(sources[first], size_bytes, ns_per_byte),
     )
+    return link, sample_bytes
 
 
 def _row_overhead_ns(
