@@ -176,6 +176,7 @@ MODE_RULE = [
     (acl.THREAD_LOCAL, acl.THREAD_LOCAL, None, False),
     (acl.THREAD_LOCAL, acl.RELAXED, None, True),
     (acl.THREAD_LOCAL, None, acl.GLOBAL, True),
+    (acl.THREAD_LOCAL, None, acl.THREAD_LOCAL, True),
     (acl.RELAXED, acl.GLOBAL, acl.GLOBAL, True),
 ]
 

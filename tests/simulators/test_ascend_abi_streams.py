@@ -82,6 +82,7 @@ def test_waits_of_events_can_be_asked_for(ascend, npu):
     npu.note(first, 1)
     npu.record(event, first)
     npu.wait(second, event)
+    npu.synchronize(first)  # the event has happened, the wait not
     assert query(ascend, "aclrtQueryEventWaitStatus", event) == 1
     assert query(ascend, "aclrtQueryEventWaitStatus", event) == 0
 
@@ -277,10 +278,11 @@ def test_external_events_are_set_and_reset_when_it_is_their_turn(ascend, npu):
     assert ascend.code(*timed) == acl.STREAM_SYNC_TIMEOUT
     npu.record(event, setting)
     ascend.call("aclrtResetEvent", event, setting)
-    npu.record(event, setting)
     npu.note(setting, 4)
+    npu.record(event, setting)
+    npu.note(setting, 5)
     ascend.call("aclrtSynchronizeEvent", event)
-    assert "note 4 of 1" not in npu.order
+    assert npu.order[-1] == "note 4 of 1"
     npu.synchronize(waiting)
 
 
