@@ -9,6 +9,7 @@
 #include "ascend/kernel_binary.hpp"
 #include "ascend/offline_model.hpp"
 #include "convert.hpp"
+#include "method_of.hpp"
 #include "registers.hpp"
 #include "resident_seam.hpp"
 
@@ -152,7 +153,7 @@ void register_offline(py::module_& module) {
       .def("set_stream", &OfflineResident::set_stream, py::arg("stream"), Unlocked())
       .def("execute", &execute_resident<OfflineResident>, Unlocked())
       .def("finish", &OfflineResident::finish, Unlocked())
-      .def("close", &OfflineResident::close, Unlocked());
+      .def("close", method_of<OfflineResident, &OfflineResident::close>, Unlocked());
 }
 
 void register_resident(py::module_& module) {
@@ -171,7 +172,7 @@ void register_resident(py::module_& module) {
       .def("issue", &AscendResident::issue, py::arg("launch"), Unlocked())
       .def("time_launches", &AscendResident::time_launches, py::arg("timer"), Unlocked())
       .def("finish", &AscendResident::finish, Unlocked())
-      .def("close", &AscendResident::close, Unlocked())
+      .def("close", method_of<AscendResident, &AscendResident::close>, Unlocked())
       .def_property_readonly("arena_address", &AscendResident::arena)
       .def_property_readonly("n_launches", &AscendResident::n_launches)
       .def_property_readonly("form",
