@@ -9,6 +9,7 @@ operators of the operator libraries.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from offload.backends.ascend.refresh import (
     refresh_note,
     stages_note,
 )
+from offload.backends.ascend.stream_budget import streams_note
 from offload.backends.ascend.streaming import (
     StreamedWeights,
     WeightMemory,
@@ -223,6 +225,7 @@ class AscendBackend:
             streamed=streamed,
         )
         reports = tuple(LaunchReport("model", 0) for _ in program.launches)
+        held = streams_note(device, resident, streams_weights=streamed.stream is not None)
         more = streaming_notes(streamed.stream, plan.streaming)
         return Loaded(
             resident,
@@ -234,7 +237,7 @@ class AscendBackend:
             check_weights=check,
             weights=streamed.tensors,
             stream=streamed.stream,
-            notes=functools.partial(_notes, resident, gather, more),
+            notes=functools.partial(_notes, resident, gather, held, more),
         )
 
     def _streamed(
@@ -356,7 +359,10 @@ def _resident(
 
 
 def _notes(
-    resident: _native.AscendResident, gather: Gather | None, more: tuple[str, ...]
+    resident: _native.AscendResident,
+    gather: Gather | None,
+    held: Callable[[], str],
+    more: tuple[str, ...],
 ) -> tuple[str, ...]:
     """How the model was made, and how its arguments are refreshed; what that took so far."""
     made = {"build": "an explicit build", "capture": "the capture of a stream"}[resident.form]
@@ -364,6 +370,7 @@ def _notes(
         f"one model, made by {made}",
         f"addresses of kernel arguments: {refresh_note(resident.refresh_counts, gather)}",
         stages_note(gathers=gather is not None),
+        held(),
         *more,
     )
 
