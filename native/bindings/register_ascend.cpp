@@ -177,6 +177,10 @@ void register_resident(py::module_& module) {
       .def_property_readonly("n_launches", &AscendResident::n_launches)
       .def_property_readonly("form",
                              [](const AscendResident& one) { return form_name(one.form()); })
+      .def_property_readonly("model_streams",
+                             [](const AscendResident& one) {
+                               return std::pair(one.streams().count, one.streams().is_told);
+                             })
       .def_property_readonly("refresh_counts", &refresh_counts);
 }
 
@@ -197,11 +201,12 @@ void register_ascend(py::module_& module) {
   module.def(
       "ascend_release", [] { Runtime::get().release(); },
       "Give back the references on the Ascend runtime; nothing of it is used afterwards.");
-  module.def("ascend_streams", &acl::CountedStream::count,
+  module.def("ascend_streams", &acl::CountedStreams::count,
              "How many Ascend streams offload holds in this process.");
   module.attr("ASCEND_GATHER_ARGUMENTS_BYTES") = acl::kGatherArgumentsBytes;
   module.attr("ASCEND_LAUNCH_BYTES") = acl::kLaunchBytes;
-  module.attr("ASCEND_STREAM_BUDGET") = acl::kStreamBudget;
+  module.def("ascend_stream_budget", &acl::stream_budget, py::arg("soc_name"),
+             "How many streams a device with a chip of this name has; None: not documented.");
   py::class_<KernelBinary, std::shared_ptr<KernelBinary>>(module, "AscendBinary")
       .def(py::init([](int index, const py::bytes& image) {
              return std::make_shared<KernelBinary>(index, static_cast<std::string>(image));

@@ -251,6 +251,10 @@ void register_ascend_captured(py::module_& module) {
       .def("execute", &execute_resident<CapturedResident>, Unlocked())
       .def("finish", &CapturedResident::finish, Unlocked())
       .def("close", method_of<CapturedResident, &CapturedResident::close>, Unlocked())
+      .def_property_readonly("model_streams",
+                             [](const CapturedResident& one) {
+                               return std::pair(one.streams().count, one.streams().is_told);
+                             })
       .def_property_readonly("refresh_counts", &refresh_counts)
       .def_property_readonly("copy_counts", &copy_counts);
 }

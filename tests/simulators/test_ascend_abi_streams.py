@@ -139,6 +139,23 @@ def test_streams_have_an_end(ascend, npu):
     ascend.call(*create)
 
 
+def test_the_overflow_switch_and_status_of_a_stream(ascend, npu):
+    stream, status = npu.stream(), npu.malloc()
+    flag = ctypes.c_uint32()
+    ctypes.memset(status, 0xFF, 64)
+    for wanted in (1, 0):
+        ascend.call("aclrtSetStreamOverflowSwitch", stream, wanted)
+        ascend.call("aclrtGetStreamOverflowSwitch", stream, ctypes.byref(flag))
+        assert flag.value == wanted
+    ascend.call("aclrtGetOverflowStatus", status, 64, stream)
+    ascend.call("aclrtResetOverflowStatus", stream)
+    npu.synchronize(stream)
+    assert ctypes.string_at(status, 64) == bytes(64)
+    assert ascend.code("aclrtGetOverflowStatus", status, 32, stream) == acl.PARAM_INVALID
+    for function in ("aclrtSetStreamOverflowSwitch", "aclrtResetOverflowStatus"):
+        assert ascend.code(function, 77) == acl.STREAM_CONTEXT
+
+
 def test_streams_have_ids_that_are_used_again(ascend, npu):
     def stream_id(stream):
         result = ctypes.c_int32(-1)

@@ -45,12 +45,12 @@ def output_of(
 
 
 SHOW = "print(*sorted(k for k, v in _native.ascend_capabilities().items() if v))"
-OLDEST = {"capture", "task_group"}
+OLDEST = {"capture"}
 OF_8_5 = {
     *OLDEST,
     "exchange_mode",
     "host_args",
-    "memcpy_desc",
+    "memcpy_offset",
     "explicit_build",
     "kernel_launch",
     "finalize_reference",
