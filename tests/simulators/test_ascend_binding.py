@@ -74,6 +74,18 @@ def test_capabilities_follow_what_the_library_has(ascend, version, present, abse
     assert not absent & found
 
 
+@pytest.mark.parametrize(
+    ("hidden", "has"),
+    [
+        (["aclrtGetMemcpyDescSize", "aclrtSetMemcpyDesc", "aclrtMemcpyAsyncWithDesc"], True),
+        (["aclrtMemcpyAsyncWithOffset"], False),
+    ],
+)
+def test_copies_whose_addresses_move_need_their_one_function_alone(ascend, hidden, has):
+    found = output_of(f"for function in {hidden}: ascend.hide(function)\n{SHOW}").split()
+    assert ("memcpy_offset" in found) == has
+
+
 def test_a_function_that_is_needed_is_named(ascend):
     says = output_of("""
 ascend.hide("aclrtMalloc")
