@@ -1,4 +1,4 @@
-"""Asks an Ascend device what its backend counts on: probes A0 to A9.
+"""Asks an Ascend device what its backend counts on: probes A0 to A11.
 
 Each probe runs in a process of its own, and all are told in one JSON file: question, expected
 answer, figures and outcome (`as expected`, `otherwise`, `not answered`, `failed: ...`). Needs torch
@@ -105,6 +105,21 @@ PROBES = (
         "figures; nothing is promised",
         "choose the refresh by them",
         "probes_rules:costs",
+    ),
+    Probe(
+        "A10",
+        "May aclnnAdd write the table that the kernels of a model read, on the executions' stream?",
+        "yes",
+        "the host refreshes the table",
+        "probes_operators:operators_write_the_table",
+    ),
+    Probe(
+        "A11",
+        "Can executors of aclnnIndexSelect and aclnnAdd be made repeatable and run again on the "
+        "same addresses without setting them, and may one that was only planned be destroyed?",
+        "yes",
+        "operators are planned at each gather",
+        "probes_operators:executors_run_again",
     ),
 )
 

@@ -12,7 +12,15 @@ from collections.abc import Iterator, Sequence
 from acl_calls import AclCalls
 from probing import NotAnswered, ProbeFailed
 
-LIBRARIES = ("libascendcl.so", "libacl_rt.so", "libacl_mdl.so", "libnnopbase.so", "libopapi.so")
+LIBRARIES = (
+    "libascendcl.so",
+    "libacl_rt.so",
+    "libacl_mdl.so",
+    "libnnopbase.so",
+    "libopapi.so",
+    "libaclnn_math.so",
+    "libaclnn_nn.so",
+)
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
 HOST_TO_BUFFER_TO_DEVICE, INNER_DEVICE_TO_DEVICE = 5, 6

@@ -233,9 +233,8 @@ int probe_copy_node(int* codes) {
                                             pointer(mapped[0].address), kBytes,
                                             cudaMemcpyDeviceToDevice));
   CHECK_CODE(cudaGraphInstantiate(&mapped_first, graph, 0));
-  codes[4] = cudaGraphExecMemcpyNodeSetParams1D(mapped_first, node, pointer(plain[1]),
-                                                pointer(plain[0]), kBytes,
-                                                cudaMemcpyDeviceToDevice);
+  codes[4] = cudaGraphExecMemcpyNodeSetParams1D(
+      mapped_first, node, pointer(plain[1]), pointer(plain[0]), kBytes, cudaMemcpyDeviceToDevice);
   if (codes[4] == 0) codes[5] = launched(mapped_first, plain[1], 1);
   CHECK_CODE(remap_memory(&mapped[0], 4));
   codes[6] = launched(exec, mapped[1].address, 4);

@@ -24,6 +24,7 @@ from offload.errors import (
     FileError,
     OffloadError,
     OutOfMemory,
+    OutOfStreams,
     PlanError,
     TimelineError,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "LastExecution",
     "OffloadError",
     "OutOfMemory",
+    "OutOfStreams",
     "PlanError",
     "Ticket",
     "Timeline",

@@ -22,14 +22,16 @@ from rich.table import Table
 import offload
 from offload import _native
 from offload.backends import backend_names, find_backend
-from offload.captured import open_file
+from offload.captured import open_model
 from offload.demo import QUERIES, Ranking, Search, load_encoder, read_page, search_page
 from offload.diagnosis.targets import diagnose_target
 from offload.errors import BackendUnavailable, FileError, OffloadError
+from offload.offline_model import OfflineModel
 from offload.passes import Interval, Placement, place_intervals
 from offload.passes.memory import THOROUGH_SEARCH_STEPS
 from offload.plan import Plan, SlotKind
 from offload.program import Program
+from offload.replay import Executable
 from offload.report import printable, report_table
 from offload.structure import flatten, unflatten
 from offload.tensor_files import inputs_of, load_tensors, save_tensors
@@ -105,21 +107,35 @@ def _ranking_table(ranking: Ranking) -> Table:
     return table
 
 
+def _load(file: Path, device: str | None) -> Executable:
+    """What `offload.open` finds in a file, loaded where it belongs unless a device is named.
+
+    Raises:
+        OffloadError: as `offload.open` and `load` say.
+    """
+    opened = open_model(file)
+    if isinstance(opened, OfflineModel):
+        return opened.load() if device is None else opened.load(device)
+    return opened.load(device)
+
+
 # ---- inspect ------------------------------------------------------------------------------------
 
 
 @main.command()
 @click.argument("file", type=_FILE)
-def inspect(file: Path) -> None:
+@click.option(
+    "--device", help="Device to load it on; by default the recorded one, npu for an offline model."
+)
+def inspect(file: Path, device: str | None) -> None:
     """Print a program and its memory map.
 
-    Executes nothing. The map has one line for each value in the feature map: the launches between
-    which it lives (the second excluded), its offset and its size.
+    FILE is a saved program, or an Ascend offline model (.om), which is loaded on its device to be
+    read. Executes nothing. The map has one line for each value in the feature map: the launches
+    between which it lives (the second excluded), its offset and its size.
     """
-    captured = open_file(file)
-    program = captured.program
-    with captured.load() as executable:
-        plan = executable.plan
+    with _load(file, device) as executable:
+        program, plan = executable.program, executable.plan
     click.echo(printable(str(program)))
     Console().print(_memory_map(program, plan))
     weights_bytes = sum(slot.size_bytes for slot in plan.of_kind(SlotKind.WEIGHT))
@@ -159,20 +175,24 @@ def _memory_map(program: Program, plan: Plan) -> Table:
 @click.argument("file", type=_FILE)
 @click.option("--input", "input_file", type=_FILE, help="safetensors file with the inputs.")
 @click.option("--output", "output_file", type=_NEW_FILE, help="safetensors file to write.")
-@click.option("--device", help="Device to run on; by default the recorded one.")
+@click.option(
+    "--device", help="Device to run on; by default the recorded one, npu for an offline model."
+)
 def run(file: Path, input_file: Path | None, output_file: Path | None, device: str | None) -> None:
     """Execute a program once.
+
+    FILE is a saved program, or an Ascend offline model (.om).
 
     Takes the tensors of --input by the names of the model's parameters, by the places that
     `offload inspect` shows (args[0], kwargs['mask']), or by input0, input1 and so on in their
     order. Writes the results to --output as result0, result1 and so on. Without
     --input the program must take no tensors.
     """
-    captured = open_file(file)
-    program = captured.program
-    tensors = inputs_of(program, {} if input_file is None else load_tensors(input_file))
-    args, kwargs = unflatten(program.arguments_structure, tensors)
-    with captured.load(device) as executable:
+    given = {} if input_file is None else load_tensors(input_file)
+    with _load(file, device) as executable:
+        program = executable.program
+        tensors = [one.to(program.device) for one in inputs_of(program, given)]
+        args, kwargs = unflatten(program.arguments_structure, tensors)
         outcome = executable(*args, **kwargs)
         last = executable.last_execution
     found, _ = flatten(outcome, lambda thing: isinstance(thing, torch.Tensor), share_same=True)

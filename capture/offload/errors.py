@@ -25,6 +25,10 @@ class OutOfMemory(ExecutionError):
     """A device has no memory left for what was asked; with less, as a smaller budget, it may go."""
 
 
+class OutOfStreams(ExecutionError):
+    """A device has no stream left for what was asked; where less is loaded, it may go."""
+
+
 class FileError(OffloadError):
     """A file (a saved program, a trace, inputs) cannot be written, or read as what it should be."""
 

@@ -10,10 +10,9 @@ enum class Capability : int {
   kCore,               // needed: init, devices, memory, streams, events, executing a model
   kKernelLaunch,       // kernels of our own (open headers since 8.5)
   kCapture,            // 8.1
-  kTaskGroup,          // 8.1
   kExchangeMode,       // 8.5
   kHostArguments,      // 8.5
-  kMemcpyDescriptor,   // 8.5
+  kMemcpyOffset,       // 8.5
   kExplicitBuild,      // 8.5 (open headers)
   kTaskParameters,     // 9.1; reading them needs software SQ besides
   kOfflineModel,       // 8.0
@@ -21,7 +20,7 @@ enum class Capability : int {
   kStreamCount,        // 8.5
   kHostRegister,       // 8.5
 };
-inline constexpr int kCapabilities = 13;
+inline constexpr int kCapabilities = 12;
 
 // X(name here, symbol, capability, result, signature).
 #define OFFLOAD_ACL_FUNCTIONS(X)                                                                   \
@@ -88,20 +87,7 @@ inline constexpr int kCapabilities = 13;
     (Stream stream, CaptureStatus * status, Model * model))                                        \
   X(exchange_capture_mode, "aclmdlRICaptureThreadExchangeMode", kExchangeMode, Error,              \
     (CaptureMode * mode))                                                                          \
-  X(task_group_begin, "aclmdlRICaptureTaskGrpBegin", kTaskGroup, Error, (Stream stream))           \
-  X(task_group_end, "aclmdlRICaptureTaskGrpEnd", kTaskGroup, Error,                                \
-    (Stream stream, TaskGroup * group))                                                            \
-  X(task_update_begin, "aclmdlRICaptureTaskUpdateBegin", kTaskGroup, Error,                        \
-    (Stream stream, TaskGroup group))                                                              \
-  X(task_update_end, "aclmdlRICaptureTaskUpdateEnd", kTaskGroup, Error, (Stream stream))           \
-  X(memcpy_descriptor_bytes, "aclrtGetMemcpyDescSize", kMemcpyDescriptor, Error,                   \
-    (MemcpyKind kind, std::size_t* n_bytes))                                                       \
-  X(set_memcpy_descriptor, "aclrtSetMemcpyDesc", kMemcpyDescriptor, Error,                         \
-    (void* descriptor, MemcpyKind kind, void* source, void* destination, std::size_t n_bytes,      \
-     void* configuration))                                                                         \
-  X(memcpy_with_descriptor, "aclrtMemcpyAsyncWithDesc", kMemcpyDescriptor, Error,                  \
-    (void* descriptor, MemcpyKind kind, Stream stream))                                            \
-  X(memcpy_with_offset, "aclrtMemcpyAsyncWithOffset", kMemcpyDescriptor, Error,                    \
+  X(memcpy_with_offset, "aclrtMemcpyAsyncWithOffset", kMemcpyOffset, Error,                        \
     (void** destination, std::size_t destination_bytes, std::size_t destination_offset,            \
      const void** source, std::size_t n_bytes, std::size_t source_offset, MemcpyKind kind,         \
      Stream stream))                                                                               \

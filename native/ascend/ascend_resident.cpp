@@ -73,6 +73,7 @@ void AscendResident::make_model() {
   std::optional<Stream> side;
   if (has_copies) side = steps_->weights()->lane();
   model_.emplace(runtime(), form_, launch, side);
+  streams_ = model_->streams();
 }
 
 void AscendResident::launch_kernel(std::size_t kernel, Stream stream) const {

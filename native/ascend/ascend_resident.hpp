@@ -78,6 +78,7 @@ class AscendResident final : public StreamResident {
   // Of the life of this resident, closed or not.
   RefreshCounts counts() const { return refresh_ ? refresh_->counts() : last_counts_; }
   ModelForm form() const { return form_; }
+  ModelStreams streams() const { return streams_; }
 
  private:
   void release() noexcept override;
@@ -98,6 +99,7 @@ class AscendResident final : public StreamResident {
   std::shared_ptr<StreamedSteps> steps_;
   std::optional<ResidentModel> model_;
   ModelForm form_ = ModelForm::kBuild;
+  ModelStreams streams_;
   RefreshCounts last_counts_;
 };
 

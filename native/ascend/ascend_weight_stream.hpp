@@ -67,7 +67,7 @@ class AscendWeightStream final : public DeviceWeightStream {
   Device device_;
   std::function<void()> release_;
   std::optional<OwnStream> lane_;
-  std::optional<CountedStream> is_counted_;
+  std::optional<CountedStreams> is_counted_;
   std::optional<OrderEvent> begin_;
   std::optional<OrderEvent> ready_;  // none: `ended_` is waited for
   std::optional<OrderEvent> ended_;

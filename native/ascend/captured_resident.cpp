@@ -42,6 +42,9 @@ CapturedResident::CapturedResident(CapturedProgram program)
   if (program_.slots.size() != program_.copies->size()) {
     throw std::invalid_argument("each tensor of a captured model needs one slot");
   }
+  const ContextScope scope(runtime(), device());
+  streams_ = streams_held(runtime(), program_.model, program_.steps ? 2 : 1);
+  counted_ = std::make_unique<CountedStreams>(streams_.count);
   if (!program_.steps) return;
   program_.steps->weights()->attach(program_.n_launches, program_.for_next_pass);
 }
@@ -127,11 +130,13 @@ void CapturedResident::release() noexcept {
   program_.release();
   if (program_.steps) program_.steps->weights()->close();
   program_.steps.reset();
+  counted_.reset();
 }
 
 // Model, copies and pool stay for the rest of the process: to destroy them is to free what may run.
 void CapturedResident::abandon() noexcept {
   static_cast<void>(new (std::nothrow) CapturedProgram(std::move(program_)));
+  static_cast<void>(counted_.release());
 }
 
 }  // namespace offload::acl

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ascend/captured_arguments.hpp"
+#include "ascend/model_tasks.hpp"
 #include "ascend/moving_copies.hpp"
 #include "ascend/random_cells.hpp"
 #include "ascend/stream_resident.hpp"
@@ -65,6 +66,7 @@ class CapturedResident final : public StreamResident {
 
   // Of the life of this resident, closed or not.
   CopyCounts counts() const;
+  ModelStreams streams() const { return streams_; }
   const RefreshCounts& refresh_counts() const { return arguments_.counts(); }
 
  private:
@@ -73,6 +75,8 @@ class CapturedResident final : public StreamResident {
   void heed_failure();
 
   CapturedProgram program_;
+  ModelStreams streams_;
+  std::unique_ptr<CountedStreams> counted_;
   CapturedArguments arguments_;
   RandomCells random_;
   CopyCounts last_counts_;

@@ -1,5 +1,6 @@
 #include "ascend/model_tasks.hpp"
 
+#include <algorithm>
 #include <string>
 
 #include "offload/errors.hpp"
@@ -67,6 +68,16 @@ CapturedTask read_task(const Runtime& runtime, ModelTask task) {
 }
 
 }  // namespace
+
+ModelStreams streams_held(const Runtime& runtime, Model model, int n_known) noexcept {
+  if (!runtime.has(Capability::kTaskParameters)) return {n_known, false};
+  std::uint32_t count = 0;
+  if (runtime.model_get_streams(model, nullptr, &count) != kSuccess) {
+    runtime.get_recent_error_message();  // forgets it
+    return {n_known, false};
+  }
+  return {std::max(n_known, static_cast<int>(count)), true};
+}
 
 std::vector<std::uint32_t> count_tasks(const Runtime& runtime, Model model) {
   std::vector<std::uint32_t> counts;

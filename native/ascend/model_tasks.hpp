@@ -20,6 +20,16 @@ struct CapturedTask {
   ArgumentBlock arguments;    // what that holds now
 };
 
+// Streams of a model. What the runtime adds where a stream is full it does not tell of.
+struct ModelStreams {
+  int count = 0;
+  bool is_told = false;  // by the runtime (aclmdlRIGetStreams); else that many at least
+};
+
+// The streams of a model that has been made, of which `n_known` are known anyhow. Errors: none.
+// Needs the device's context current.
+ModelStreams streams_held(const Runtime& runtime, Model model, int n_known) noexcept;
+
 // How many tasks there are on each stream of a model, which may still be being captured. Throws
 // BackendUnavailable where the runtime tells no tasks, ExecutionError where it fails. Needs the
 // device's context current, as read_tasks does.

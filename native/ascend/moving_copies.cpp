@@ -141,12 +141,12 @@ std::unique_ptr<MovingCopies> make_moving_copies(const Runtime& runtime,
   for (const MovingTensor& tensor : tensors) {
     if (tensor.n_bytes == 0) throw std::invalid_argument("a tensor of no bytes is not copied");
   }
-  const bool can_capture = runtime.has(Capability::kMemcpyDescriptor);
+  const bool can_capture = runtime.has(Capability::kMemcpyOffset);
   if (form.value_or(can_capture ? CopyForm::kCaptured : CopyForm::kEnqueued) ==
       CopyForm::kEnqueued) {
     return std::make_unique<EnqueuedCopies>(runtime, tensors);
   }
-  runtime.require(Capability::kMemcpyDescriptor, "capturing copies whose addresses move");
+  runtime.require(Capability::kMemcpyOffset, "capturing copies whose addresses move");
   return std::make_unique<CapturedCopies>(runtime, tensors);
 }
 

@@ -47,7 +47,8 @@ PinnedMemory::~PinnedMemory() {
     runtime_.free_host(data_);
     return;
   }
-  runtime_.host_unregister(data_);
+  // Pages that the runtime still has must not become anybody else's.
+  if (runtime_.host_unregister(data_) != kSuccess) return;
   munmap(data_, whole_pages(n_bytes_));
 }
 

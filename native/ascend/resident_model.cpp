@@ -29,17 +29,16 @@ ResidentModel::~ResidentModel() { destroy(); }
 
 void ResidentModel::build(const Launch& launch, bool has_side) {
   stream_.emplace(runtime_, kStreamPersistent);
-  is_counted_.emplace();
-  if (has_side) {
-    side_.emplace(runtime_, kStreamPersistent);
-    side_is_counted_.emplace();
-  }
+  const int n_known = has_side ? 2 : 1;
+  counted_.emplace(n_known);
+  if (has_side) side_.emplace(runtime_, kStreamPersistent);
   runtime_.check(runtime_.build_begin(&model_, 0), "beginning to build a model");
   bind(*stream_);
   if (side_) bind(*side_);
   launch(stream_->handle(), side_ ? side_->handle() : nullptr);
   runtime_.check(runtime_.end_task(model_, stream_->handle()), "ending a model's stream");
   runtime_.check(runtime_.build_end(model_, nullptr), "ending the build of a model");
+  count_streams(n_known);
 }
 
 // Each begins with the model.
@@ -52,8 +51,8 @@ void ResidentModel::bind(const OwnStream& stream) {
 // Relaxed, since what other threads do has nothing to do with these launches.
 void ResidentModel::capture(const Launch& launch, std::optional<Stream> side) {
   stream_.emplace(runtime_, 0);
-  is_counted_.emplace();
-  if (side) side_is_counted_.emplace();
+  const int n_known = side ? 2 : 1;
+  counted_.emplace(n_known);
   runtime_.check(runtime_.capture_begin(stream_->handle(), kCaptureRelaxed),
                  "beginning to capture a model");
   try {
@@ -63,10 +62,18 @@ void ResidentModel::capture(const Launch& launch, std::optional<Stream> side) {
     throw;
   }
   const Error error = runtime_.capture_end(stream_->handle(), &model_);
-  if (error == kSuccess) return stream_.reset();
+  if (error == kSuccess) {
+    stream_.reset();
+    return count_streams(n_known);
+  }
   // A capture that failed to end may go on, and its model could not be destroyed then.
   if (runtime_.capture_end(stream_->handle(), &model_) != kSuccess) model_ = nullptr;
   runtime_.fail(error, "ending the capture of a model");
+}
+
+void ResidentModel::count_streams(int n_known) {
+  streams_ = streams_held(runtime_, model_, n_known);
+  counted_.emplace(streams_.count);
 }
 
 void ResidentModel::destroy() noexcept {
@@ -76,8 +83,7 @@ void ResidentModel::destroy() noexcept {
   model_ = nullptr;
   side_.reset();
   stream_.reset();
-  side_is_counted_.reset();
-  is_counted_.reset();
+  counted_.reset();
 }
 
 }  // namespace offload::acl

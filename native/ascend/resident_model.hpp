@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "ascend/model_tasks.hpp"
 #include "ascend/runtime.hpp"
 
 namespace offload::acl {
@@ -36,19 +37,21 @@ class ResidentModel {
 
   Model handle() const { return model_; }
   ModelForm form() const { return form_; }
+  ModelStreams streams() const { return streams_; }
 
  private:
   void build(const Launch& launch, bool has_side);
   void capture(const Launch& launch, std::optional<Stream> side);
   void bind(const OwnStream& stream);
+  void count_streams(int n_known);
   void destroy() noexcept;
 
   const Runtime& runtime_;
   ModelForm form_;
-  std::optional<OwnStream> stream_;          // bound to a built model for good
-  std::optional<OwnStream> side_;            // likewise
-  std::optional<CountedStream> is_counted_;  // a captured model has streams of its own
-  std::optional<CountedStream> side_is_counted_;
+  std::optional<OwnStream> stream_;        // bound to a built model for good
+  std::optional<OwnStream> side_;          // likewise
+  std::optional<CountedStreams> counted_;  // a captured model has streams of its own
+  ModelStreams streams_;
   std::vector<Stream> bound_;
   Model model_ = nullptr;
 };

@@ -16,11 +16,9 @@ constexpr const char* kLibraries[] = {"libascendcl.so", "libacl_rt.so", "libacl_
                                       "libnnopbase.so", "libopapi.so"};
 
 constexpr const char* kCapabilityNames[kCapabilities] = {
-    "core",          "kernel_launch",      "capture",
-    "task_group",    "exchange_mode",      "host_args",
-    "memcpy_desc",   "explicit_build",     "task_params",
-    "offline_model", "finalize_reference", "stream_count",
-    "host_register",
+    "core",          "kernel_launch",      "capture",        "exchange_mode",
+    "host_args",     "memcpy_offset",      "explicit_build", "task_params",
+    "offline_model", "finalize_reference", "stream_count",   "host_register",
 };
 
 constexpr const char* kForked =
@@ -42,7 +40,7 @@ struct Forked<Result (*)(Arguments...)> {
 };
 
 std::atomic<std::uint64_t> n_references{0};
-std::atomic<int> n_streams{0};
+std::atomic<int> n_counted_streams{0};
 
 struct Libraries {
   std::vector<void*> handles;
@@ -72,7 +70,23 @@ void* resolve(const Libraries& libraries, const char* symbol) {
   return nullptr;
 }
 
+bool is_digit(char one) { return one >= '0' && one <= '9'; }
+
 }  // namespace
+
+std::optional<int> stream_budget(std::string_view soc_name) {
+  const auto begins = [&](std::string_view start) {
+    return soc_name.substr(0, start.size()) == start;
+  };
+  if (begins("Ascend310B")) return 512;
+  if (begins("Ascend310P")) return 1024;
+  if (begins("Ascend950") || begins("Ascend910_93")) return 1984;
+  // Ascend910B without a number is a 910, as Ascend910A is.
+  constexpr std::string_view kA2 = "Ascend910B";
+  if (begins(kA2) && soc_name.size() > kA2.size() && is_digit(soc_name[kA2.size()])) return 1984;
+  if (begins("Ascend910")) return 2048;
+  return std::nullopt;
+}
 
 void Runtime::open() {
   const Libraries libraries = open_libraries();
@@ -175,6 +189,7 @@ Context Runtime::current_context() const {
 void Runtime::fail(Error error, const std::string& what) const {
   const std::string text = what + ": " + describe(error);
   if (error == kRtMemoryAllocation || error == kRtDeviceOom) throw OutOfMemory(text);
+  if (error == kRtNoStreamResource || error == kRtResourceAllocFail) throw OutOfStreams(text);
   throw ExecutionError(text);
 }
 
@@ -212,9 +227,12 @@ DeviceMemory::~DeviceMemory() {
 OwnStream::OwnStream(const Runtime& runtime, std::uint32_t flags) : runtime_(runtime) {
   const Error error = runtime_.create_stream(&stream_, 0, flags);
   if (error == kRtNoStreamResource || error == kRtResourceAllocFail) {
-    std::string what = "making a stream: offload holds " + std::to_string(CountedStream::count()) +
-                       ", and a device has " + std::to_string(kStreamBudget) +
-                       " (A2, A3, 950) for all that use it";
+    std::string what = "making a stream: offload holds " + std::to_string(CountedStreams::count());
+    const char* const soc_name = runtime_.get_soc_name();
+    if (const auto budget = stream_budget(soc_name == nullptr ? "" : soc_name)) {
+      what += ", and a device has " + std::to_string(*budget) + " (" + soc_name +
+              ") for all that use it";
+    }
     std::uint32_t n_available = 0;
     if (runtime_.has(Capability::kStreamCount) &&
         runtime_.get_available_streams(&n_available) == kSuccess) {
@@ -222,7 +240,7 @@ OwnStream::OwnStream(const Runtime& runtime, std::uint32_t flags) : runtime_(run
     }
     runtime_.fail(
         error,
-        what + "; each loaded program takes one, and three if it streams weights: close some");
+        what + "; each loaded program takes some (Executable.explain says how many): close some");
   }
   runtime_.check(error, "making a stream");
 }
@@ -232,11 +250,13 @@ OwnStream::~OwnStream() {
   if (runtime_.destroy_stream(stream_) != kSuccess) runtime_.destroy_stream_force(stream_);
 }
 
-CountedStream::CountedStream() { ++n_streams; }
+CountedStreams::CountedStreams(int n_streams) : n_streams_(n_streams) {
+  n_counted_streams += n_streams_;
+}
 
-CountedStream::~CountedStream() { --n_streams; }
+CountedStreams::~CountedStreams() { n_counted_streams -= n_streams_; }
 
-int CountedStream::count() { return n_streams; }
+int CountedStreams::count() { return n_counted_streams; }
 
 OrderEvent::OrderEvent(const Runtime& runtime, std::uint32_t flags) : runtime_(runtime) {
   runtime_.check(runtime_.create_event(&event_, flags), "making an event");

@@ -4,7 +4,9 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,8 +14,10 @@
 
 namespace offload::acl {
 
-// Streams of one device by the documentation: 1984 on A2, A3 and 950, 1024 on 310P, 512 on 310B.
-inline constexpr int kStreamBudget = 1984;
+// Streams of one device, for all that use it, by the name of its SoC and CANN's documentation of
+// aclrtCreateStream: 512 on 310B, 1024 on 310P, 2048 on 910, 1984 on A2 (Ascend910B1 and later), A3
+// (Ascend910_93..) and 950. Nothing for a name that is none of these.
+std::optional<int> stream_budget(std::string_view soc_name);
 
 // The function table of the runtime's libraries, each symbol looked up in all of them: in
 // libascendcl.so, and where CANN is split, in libacl_rt.so, libacl_mdl.so, libnnopbase.so and
@@ -33,7 +37,8 @@ inline constexpr int kStreamBudget = 1984;
 //
 // Owner: the process; never closed, since objects of static life may still use it. Thread: any.
 // Errors: get, initialize and require throw BackendUnavailable; check, fail and check_memory throw
-// OutOfMemory where the device's memory ran out, else ExecutionError.
+// OutOfMemory where the device's memory ran out, OutOfStreams where its streams or what its driver
+// needs for one did, else ExecutionError.
 class Runtime {
  public:
   // Opens the libraries, resolves every function and initialises the runtime; done once, tried
@@ -179,25 +184,28 @@ class DeviceMemory {
   void* address_ = nullptr;
 };
 
-// A stream that a loaded program uses up, its own or its model's: it counts against the budget.
+// Streams that a loaded program uses up, its own or its model's: they count against the budget.
 //
 // Owner: one object. Thread: any. Errors: none.
-class CountedStream {
+class CountedStreams {
  public:
-  CountedStream();
-  ~CountedStream();
-  CountedStream(const CountedStream&) = delete;
-  CountedStream& operator=(const CountedStream&) = delete;
+  explicit CountedStreams(int n_streams = 1);
+  ~CountedStreams();
+  CountedStreams(const CountedStreams&) = delete;
+  CountedStreams& operator=(const CountedStreams&) = delete;
 
   // How many there are now in this process.
   static int count();
+
+ private:
+  int n_streams_;
 };
 
 // A stream of our own.
 //
 // Owner: one object; needs a current context while it is made and destroyed. Errors: the
-// constructor throws ExecutionError, which says how many streams offload holds and what the device
-// has where they ran out.
+// constructor throws ExecutionError; OutOfStreams, which says how many streams offload holds and
+// what the device has, where they ran out.
 class OwnStream {
  public:
   OwnStream(const Runtime& runtime, std::uint32_t flags);

@@ -9,6 +9,7 @@
 #include "ascend/kernel_binary.hpp"
 #include "ascend/offline_model.hpp"
 #include "convert.hpp"
+#include "method_of.hpp"
 #include "registers.hpp"
 #include "resident_seam.hpp"
 
@@ -152,7 +153,7 @@ void register_offline(py::module_& module) {
       .def("set_stream", &OfflineResident::set_stream, py::arg("stream"), Unlocked())
       .def("execute", &execute_resident<OfflineResident>, Unlocked())
       .def("finish", &OfflineResident::finish, Unlocked())
-      .def("close", &OfflineResident::close, Unlocked());
+      .def("close", method_of<OfflineResident, &OfflineResident::close>, Unlocked());
 }
 
 void register_resident(py::module_& module) {
@@ -171,11 +172,15 @@ void register_resident(py::module_& module) {
       .def("issue", &AscendResident::issue, py::arg("launch"), Unlocked())
       .def("time_launches", &AscendResident::time_launches, py::arg("timer"), Unlocked())
       .def("finish", &AscendResident::finish, Unlocked())
-      .def("close", &AscendResident::close, Unlocked())
+      .def("close", method_of<AscendResident, &AscendResident::close>, Unlocked())
       .def_property_readonly("arena_address", &AscendResident::arena)
       .def_property_readonly("n_launches", &AscendResident::n_launches)
       .def_property_readonly("form",
                              [](const AscendResident& one) { return form_name(one.form()); })
+      .def_property_readonly("model_streams",
+                             [](const AscendResident& one) {
+                               return std::pair(one.streams().count, one.streams().is_told);
+                             })
       .def_property_readonly("refresh_counts", &refresh_counts);
 }
 
@@ -196,11 +201,12 @@ void register_ascend(py::module_& module) {
   module.def(
       "ascend_release", [] { Runtime::get().release(); },
       "Give back the references on the Ascend runtime; nothing of it is used afterwards.");
-  module.def("ascend_streams", &acl::CountedStream::count,
+  module.def("ascend_streams", &acl::CountedStreams::count,
              "How many Ascend streams offload holds in this process.");
   module.attr("ASCEND_GATHER_ARGUMENTS_BYTES") = acl::kGatherArgumentsBytes;
   module.attr("ASCEND_LAUNCH_BYTES") = acl::kLaunchBytes;
-  module.attr("ASCEND_STREAM_BUDGET") = acl::kStreamBudget;
+  module.def("ascend_stream_budget", &acl::stream_budget, py::arg("soc_name"),
+             "How many streams a device with a chip of this name has; None: not documented.");
   py::class_<KernelBinary, std::shared_ptr<KernelBinary>>(module, "AscendBinary")
       .def(py::init([](int index, const py::bytes& image) {
              return std::make_shared<KernelBinary>(index, static_cast<std::string>(image));

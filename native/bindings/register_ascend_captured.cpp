@@ -5,6 +5,7 @@
 
 #include "ascend/captured_resident.hpp"
 #include "ascend/model_tasks.hpp"
+#include "method_of.hpp"
 #include "registers.hpp"
 #include "resident_seam.hpp"
 
@@ -249,7 +250,11 @@ void register_ascend_captured(py::module_& module) {
       .def("set_random", &CapturedResident::set_random, py::arg("seeds_and_offsets"), Unlocked())
       .def("execute", &execute_resident<CapturedResident>, Unlocked())
       .def("finish", &CapturedResident::finish, Unlocked())
-      .def("close", &CapturedResident::close, Unlocked())
+      .def("close", method_of<CapturedResident, &CapturedResident::close>, Unlocked())
+      .def_property_readonly("model_streams",
+                             [](const CapturedResident& one) {
+                               return std::pair(one.streams().count, one.streams().is_told);
+                             })
       .def_property_readonly("refresh_counts", &refresh_counts)
       .def_property_readonly("copy_counts", &copy_counts);
 }

@@ -7,6 +7,7 @@
 #include "cuda/arena.hpp"
 #include "cuda/cuda_resident.hpp"
 #include "cuda/discovery_pool.hpp"
+#include "method_of.hpp"
 #include "registers.hpp"
 #include "resident_seam.hpp"
 
@@ -163,7 +164,7 @@ void register_resident(py::module_& module) {
           py::arg("word"), py::arg("content"))
       .def("sample_copy_costs", &copy_samples)
       .def("time_launches", &CudaResident::time_launches, Unlocked())
-      .def("close", &CudaResident::close, Unlocked())
+      .def("close", method_of<CudaResident, &CudaResident::close>, Unlocked())
       .def_property_readonly("arena_address", &CudaResident::arena)
       .def_property_readonly("n_launches", &CudaResident::n_launches)
       .def_property_readonly("n_set_params", &CudaResident::n_set_params)

@@ -25,6 +25,8 @@ void register_errors(py::module_&) {
       raise_as("PlanError", error.what());
     } catch (const OutOfMemory& error) {
       raise_as("OutOfMemory", error.what());
+    } catch (const OutOfStreams& error) {
+      raise_as("OutOfStreams", error.what());
     } catch (const ExecutionError& error) {
       raise_as("ExecutionError", error.what());
     } catch (const FileError& error) {

@@ -191,6 +191,23 @@ def executions_read_their_buffers_late(
     return call(function, *arguments)
 
 
+@deviates(("A10", ""))
+def additions_write_elsewhere(
+    _kept: dict[str, object], call: Call, function: str, *arguments: int
+) -> int:
+    return 0 if function == "aclnnAdd" else call(function, *arguments)
+
+
+@deviates(("A11", ""))
+def executors_run_once(kept: dict[str, object], call: Call, function: str, *arguments: int) -> int:
+    if function not in {"aclnnAdd", "aclnnIndexSelect"}:
+        return call(function, *arguments)
+    if function in kept:
+        return 0
+    kept[function] = True
+    return call(function, *arguments)
+
+
 @deviates(("A8", ""))
 def waiting_for_a_capturing_stream_is_no_error(
     _kept: dict[str, object], call: Call, function: str, *arguments: int

@@ -10,7 +10,7 @@ from typing import Any
 import npu_device
 import pytest
 import torch
-from ascend_client import NO_STREAM_RESOURCE
+from ascend_client import NO_STREAM_RESOURCE, RESOURCE_ALLOC_FAIL
 from ascend_simulator import AscendSimulator
 from npu_models import MODELS
 from on_npu import check_same
@@ -125,17 +125,18 @@ def test_a_pool_of_several_pieces_becomes_one_feature_map() -> None:
         assert not bool((memory == 255).all())
 
 
+@pytest.mark.parametrize("code", [NO_STREAM_RESOURCE, RESOURCE_ALLOC_FAIL])
 @pytest.mark.parametrize("nth", [2, 3])
 @pytest.mark.parametrize("function", ["aclmdlRICaptureBegin", "aclmdlRICaptureEnd"])
 def test_without_streams_for_more_captures_the_first_one_is_loaded(
-    function: str, nth: int, simulated_npu: AscendSimulator
+    function: str, nth: int, code: int, simulated_npu: AscendSimulator
 ) -> None:
     x = torch.ones(64).npu()
     captured = offload.capture(lambda x: (x * 2).relu(), x)
     captured.load().close()
     before = live(simulated_npu)
     simulated_npu.forget_calls()
-    simulated_npu.fail(function, NO_STREAM_RESOURCE, nth)
+    simulated_npu.fail(function, code, nth)
     with captured.load() as run:
         simulated_npu.forget_calls()
         assert "no room for the captures that relocation takes" in notes(run)

@@ -43,6 +43,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_set_personality": (_int, [_text]),
     "sim_set_software_sq": (None, [_int]),
     "sim_set_stream_limit": (None, [_bytes]),
+    "sim_set_no_stream_code": (None, [_int]),
+    "sim_set_soc_name": (None, [_text]),
     "sim_set_stream_depth": (None, [_bytes]),
     "sim_set_event_limit": (None, [_bytes]),
     "sim_set_destroy_polls": (None, [_int]),
@@ -162,6 +164,14 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
     def set_stream_limit(self, count: int) -> None:
         """How many streams a device has: 1984 unless this is called."""
         self.library.sim_set_stream_limit(count)
+
+    def set_no_stream_code(self, code: int) -> None:
+        """What is given where streams ran out: 207008 unless this is called, or 207005."""
+        self.library.sim_set_no_stream_code(code)
+
+    def set_soc_name(self, name: str) -> None:
+        """What chip the device is: Ascend910B1 unless this is called."""
+        self.library.sim_set_soc_name(name.encode())
 
     def set_stream_depth(self, n_tasks: int) -> None:
         """How many tasks of a model one stream takes."""

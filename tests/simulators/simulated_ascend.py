@@ -11,12 +11,14 @@ import torch
 from ascend_kernels import AtenCapturer
 from ascend_simulator import AscendSimulator
 
+from acl_calls import AclError
 from offload import backends
 from offload.backends import Prepared, TimedLaunches
 from offload.backends.ascend import AscendBackend, Refresh
 from offload.backends.ascend.relocated_model import ProofMemory
 from offload.backends.ascend.streaming import WeightMemory
 from offload.backends.device_streaming import refuse_unstored
+from offload.errors import ExecutionError
 from offload.plan import Plan
 from offload.program import Program
 from offload.streaming import Link
@@ -24,7 +26,10 @@ from offload.streaming import Link
 
 def device_memory(ascend: AscendSimulator, size_bytes: int) -> WeightMemory:
     """Of the simulated device, as a tensor of the CPU."""
-    address = ascend.make("aclrtMalloc", max(1, size_bytes), 0)
+    try:
+        address = ascend.make("aclrtMalloc", max(1, size_bytes), 0)
+    except AclError as error:
+        raise ExecutionError(str(error)) from error
     memory = (ctypes.c_uint8 * max(1, size_bytes)).from_address(address)
     release = weakref.finalize(memory, ascend.code, "aclrtFree", address)
     release.atexit = False

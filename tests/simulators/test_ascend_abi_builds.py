@@ -108,6 +108,7 @@ def test_a_model_is_built_before_it_runs_and_not_after(ascend, npu, model):
     npu.synchronize(executing)
     ascend.call(*unbind)
     assert ascend.code(*unbind) == acl.STREAM_MODEL
+    npu.run(model, executing)  # which has no stream any more
     npu.note(stream, 3)  # a stream like any other again
     npu.synchronize(stream)
     assert npu.order == ["note 1 of 1", "note 3 of 1"]

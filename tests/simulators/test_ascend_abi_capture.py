@@ -90,6 +90,7 @@ def test_begin_is_refused_where_the_stream_captures(ascend, npu, stream):
 
 def test_waiting_for_a_capturing_stream_is_refused(ascend, npu, stream):
     status, other = ctypes.c_int(), npu.stream()
+    status_of_overflow = npu.malloc()
     with npu.capture(other) as models:
         npu.note(other, 1)
     with npu.capture(stream, acl.RELAXED):
@@ -103,6 +104,9 @@ def test_waiting_for_a_capturing_stream_is_refused(ascend, npu, stream):
             ("aclrtSynchronizeDevice",),
             ("aclrtSynchronizeDeviceWithTimeout", 1),
             ("aclmdlRICaptureTaskUpdateEnd", stream),
+            ("aclrtSetStreamOverflowSwitch", stream, 1),
+            ("aclrtResetOverflowStatus", stream),
+            ("aclrtGetOverflowStatus", status_of_overflow, 64, stream),
         ]
         assert [ascend.code(*call) for call in refused] == [acl.STREAM_CAPTURED] * len(refused)
         npu.note(stream, 2)
@@ -176,6 +180,7 @@ MODE_RULE = [
     (acl.THREAD_LOCAL, acl.THREAD_LOCAL, None, False),
     (acl.THREAD_LOCAL, acl.RELAXED, None, True),
     (acl.THREAD_LOCAL, None, acl.GLOBAL, True),
+    (acl.THREAD_LOCAL, None, acl.THREAD_LOCAL, True),
     (acl.RELAXED, acl.GLOBAL, acl.GLOBAL, True),
 ]
 

@@ -116,3 +116,13 @@ def test_a_stream_of_a_model_takes_so_many_tasks(ascend, npu, stream):
     npu.note(stream, 2048)
     assert ascend.streams_in_use() == 4
     npu.end(stream)
+
+
+def test_nobody_joins_a_capture_whose_context_went(ascend, npu, stream):
+    event = npu.event()
+    npu.begin(stream)
+    npu.record(event, stream)
+    ascend.call("aclrtResetDevice", 0)
+    ascend.call("aclrtSetDevice", 0)
+    wait = ("aclrtStreamWaitEvent", npu.stream(), event)
+    assert ascend.code(*wait) == acl.STREAM_CAPTURE_INVALIDATED

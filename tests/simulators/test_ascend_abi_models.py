@@ -33,6 +33,18 @@ def test_executions_are_ordered_with_their_stream(npu, stream):
     assert npu.order == ["note 2 of 1", "note 1 of 1", "note 3 of 1"]
 
 
+def test_a_model_does_not_run_before_its_turn(ascend, npu, stream):
+    model, event = noting(npu, stream, 1), npu.event(acl.EVENT_SYNC | acl.EVENT_EXTERNAL)
+    npu.wait(stream, event)
+    npu.execute(model, stream)
+    timed = ("aclrtSynchronizeDeviceWithTimeout", 0)
+    assert ascend.code(*timed) == acl.STREAM_SYNC_TIMEOUT
+    assert npu.order == []
+    npu.record(event, npu.stream())
+    ascend.call("aclrtSynchronizeDevice")
+    assert npu.order == ["note 1 of 1"]
+
+
 def test_executions_that_nothing_orders_are_a_fault(ascend, npu, stream):
     model, other = noting(npu, stream, 1), npu.stream()
     npu.execute(model, stream)

@@ -82,6 +82,7 @@ def test_waits_of_events_can_be_asked_for(ascend, npu):
     npu.note(first, 1)
     npu.record(event, first)
     npu.wait(second, event)
+    npu.synchronize(first)  # the event has happened, the wait not
     assert query(ascend, "aclrtQueryEventWaitStatus", event) == 1
     assert query(ascend, "aclrtQueryEventWaitStatus", event) == 0
 
@@ -136,6 +137,23 @@ def test_streams_have_an_end(ascend, npu):
     ascend.call("aclrtDestroyStream", streams.pop())
     assert ascend.make("aclrtGetStreamAvailableNum") == 1
     ascend.call(*create)
+
+
+def test_the_overflow_switch_and_status_of_a_stream(ascend, npu):
+    stream, status = npu.stream(), npu.malloc()
+    flag = ctypes.c_uint32()
+    ctypes.memset(status, 0xFF, 64)
+    for wanted in (1, 0):
+        ascend.call("aclrtSetStreamOverflowSwitch", stream, wanted)
+        ascend.call("aclrtGetStreamOverflowSwitch", stream, ctypes.byref(flag))
+        assert flag.value == wanted
+    ascend.call("aclrtGetOverflowStatus", status, 64, stream)
+    ascend.call("aclrtResetOverflowStatus", stream)
+    npu.synchronize(stream)
+    assert ctypes.string_at(status, 64) == bytes(64)
+    assert ascend.code("aclrtGetOverflowStatus", status, 32, stream) == acl.PARAM_INVALID
+    for function in ("aclrtSetStreamOverflowSwitch", "aclrtResetOverflowStatus"):
+        assert ascend.code(function, 77) == acl.STREAM_CONTEXT
 
 
 def test_streams_have_ids_that_are_used_again(ascend, npu):
@@ -277,10 +295,11 @@ def test_external_events_are_set_and_reset_when_it_is_their_turn(ascend, npu):
     assert ascend.code(*timed) == acl.STREAM_SYNC_TIMEOUT
     npu.record(event, setting)
     ascend.call("aclrtResetEvent", event, setting)
-    npu.record(event, setting)
     npu.note(setting, 4)
+    npu.record(event, setting)
+    npu.note(setting, 5)
     ascend.call("aclrtSynchronizeEvent", event)
-    assert "note 4 of 1" not in npu.order
+    assert npu.order[-1] == "note 4 of 1"
     npu.synchronize(waiting)
 
 

@@ -113,7 +113,9 @@ def test_changed_parameters_count_from_the_update_on(ascend, npu, stream, of_the
     npu.run(model, stream)
     ascend.call("aclmdlRIUpdate", model)
     npu.run(model, stream)
-    assert npu.order == ["note 1 of 1", "note 2 of 3"]
+    ascend.call("aclmdlRIUpdate", model)  # for which nothing was asked
+    npu.run(model, stream)
+    assert npu.order == ["note 1 of 1", "note 2 of 3", "note 2 of 3"]
     assert ascend.argument_bytes == (8 if of_the_host else 0)
     ascend.call("aclmdlRIDestroy", model)
     assert ascend.argument_bytes == 0
@@ -167,6 +169,10 @@ def test_disabled_tasks_do_not_run(ascend, npu, stream):
     assert npu.order[2:] == ["note 2 of 1"] * 2
     updates = [entry for entry in ascend.trace if entry.startswith("aclmdlRIUpdate")]
     assert updates == ["aclmdlRIUpdate tasks=1", "aclmdlRIUpdate tasks=0"]
+    assert set_code(ascend, first, parameters_of(ascend, first)) == 0
+    ascend.call("aclmdlRIUpdate", models[0])
+    npu.run(models[0], stream)
+    assert npu.order[4:] == ["note 2 of 1"]  # there is nothing that enables it
 
 
 def test_waits_that_are_disabled_let_pass(ascend, npu, stream):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ascend_client import INTERNAL_ERROR, MEMORY_ALLOCATION, NO_STREAM_RESOURCE
+from ascend_client import INTERNAL_ERROR, MEMORY_ALLOCATION
 from ascend_residents import REFRESHES, Chain, live, plus, read
 
 from offload import _native
@@ -178,22 +178,6 @@ def test_an_operator_that_cannot_be_planned_again_can_be_tried_again(ascend, nam
         assert read(y) == plus(3)
     chain.resident.close()
     assert {**live(ascend), "bytes": 0} == {**before, "bytes": 0}
-
-
-def test_streams_that_ran_out_are_counted(ascend):
-    ascend.set_software_sq(False)  # models use up streams
-    held = Chain(ascend)
-    ours = _native.ascend_streams()
-    ascend.set_stream_limit(ascend.streams_in_use())
-    before = live(ascend)
-    with pytest.raises(ExecutionError) as raised:
-        Chain(ascend)
-    assert f"{NO_STREAM_RESOURCE} ACL_ERROR_RT_NO_STREAM_RESOURCE" in str(raised.value)
-    assert f"offload holds {ours}" in str(raised.value)
-    assert str(_native.ASCEND_STREAM_BUDGET) in str(raised.value)
-    assert live(ascend) == before
-    held.resident.close()
-    assert _native.ascend_streams() == ours - 1
 
 
 def test_memory_that_ran_out_is_said_in_bytes(ascend):

@@ -8,10 +8,11 @@ import struct
 import pytest
 import torch
 from ascend_offline import INPUT, NONE, OUTPUT, WEIGHT, WORK, Operand, Task, Tensor, pack_model
+from click.testing import CliRunner
 from simulated_ascend import install
 
 import offload
-from offload import _native
+from offload import _native, cli
 from offload.errors import (
     BackendUnavailable,
     BindingError,
@@ -101,6 +102,19 @@ def test_only_moved_buffers_are_given_another_address(ascend, path):
         assert ascend.calls("aclUpdateDataBuffer") == 1
         assert run.last_execution.words_patched == 1
         assert ascend.calls("aclmdlExecuteAsync") == 2
+
+
+def test_the_command_line_inspects_it(path):
+    shown = CliRunner().invoke(cli.main, ["inspect", str(path), "--device", DEVICE])
+    assert shown.exit_code == 0, shown.output
+    assert "feature map 0 bytes" in shown.output
+
+
+@pytest.mark.parametrize("command", ["inspect", "run"])
+def test_the_command_line_refuses_it_by_name_where_no_device_loads_it(path, command):
+    done = CliRunner().invoke(cli.main, [command, str(path), "--device", "cpu"])
+    assert done.exit_code == 1
+    assert f"{path}: device 'cpu' loads no offline models (.om): load it on npu" in done.stderr
 
 
 def test_its_feature_map_is_fixed_and_said(path):

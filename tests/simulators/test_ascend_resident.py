@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import struct
 
 import pytest
 from ascend_residents import (
     COUNT,
-    LOOK_ALIKE,
     NUMBERS,
     REFRESHES,
     SIZE_BYTES,
     Chain,
-    gather_by,
     live,
     plus,
     read,
@@ -273,97 +270,6 @@ def test_bytes_of_the_feature_map(ascend):
     assert ascend.is_accessible(resident.arena_address, 10 * SIZE_BYTES)
     resident.close()
     assert ascend.live_bytes == before
-
-
-N_TASKS, N_IO_WORDS, N_IO_SLOTS = 6300, 1600, 160
-
-
-class Large:
-    """Kernels of two addresses each; the first 1,600 have one of an input or output.
-
-    Slots: 0 to 159 inputs and outputs with ten words each, then the feature map.
-    """
-
-    def __init__(self, ascend, *, refresh="host"):
-        binary = _native.AscendBinary(0, ascend.binary({"nothing": (24, lambda *_: None)}))
-        gather, kept = gather_by(ascend, refresh)
-        self.relocations = []
-        words = []
-        for task in range(N_TASKS):
-            # Tasks with such a word are spread over all of them.
-            io = task * N_IO_WORDS // N_TASKS
-            is_io = io != (task - 1) * N_IO_WORDS // N_TASKS
-            slots = [io % N_IO_SLOTS if is_io else N_IO_SLOTS, N_IO_SLOTS]
-            for offset, slot in zip((8, 16), slots, strict=True):
-                self.relocations.append((len(words), slot, 64 * task))
-                words.append((task, offset))
-        assert sum(slot < N_IO_SLOTS for _, slot, _ in self.relocations) == N_IO_WORDS
-        self.resident = _native.AscendResident(
-            device=0,
-            arena_bytes=0,
-            kernels=[
-                (binary.function("nothing"), 1, task, struct.pack("<3Q", LOOK_ALIKE, 0, 0))
-                for task in range(N_TASKS)
-            ],
-            words=words,
-            relocations=self.relocations,
-            triggers=[_native.Trigger.IO] * N_IO_SLOTS + [_native.Trigger.FEATURE_MAP],
-            n_launches=N_TASKS,
-            gather=gather,
-            keep=(binary, kept),
-        )
-        self.n_slots = N_IO_SLOTS + 1
-
-    def patch_slots(self, bases):
-        """Patch every word of some slots; gives how many."""
-        words = [
-            (word, bases[slot] + offset) for word, slot, offset in self.relocations if slot in bases
-        ]
-        self.resident.patch(words)
-        return len(words)
-
-
-def test_ten_moved_addresses_of_6300_tasks_touch_only_their_words(ascend):
-    large = Large(ascend)
-    assert large.patch_slots({slot: 1 << 32 | slot << 20 for slot in range(large.n_slots)}) == (
-        2 * N_TASKS
-    )
-    large.resident.execute()
-    table_bytes = large.resident.refresh_counts["bytes_copied"]
-    assert table_bytes == 64 * N_TASKS
-    ascend.forget_calls()
-    moved = {slot: 1 << 40 | slot << 20 for slot in range(0, N_IO_SLOTS, 16)}
-    assert large.patch_slots(moved) == len(moved) * 10 == 100
-    large.resident.execute()
-    assert ascend.calls("aclrtMemcpyAsync") == 1
-    # All of them in the blocks that have words of inputs and outputs.
-    copied = large.resident.refresh_counts["bytes_copied"] - table_bytes
-    assert copied <= 64 * N_IO_WORDS
-    ascend.forget_calls()
-    large.resident.execute()
-    assert ascend.calls("aclrtMemcpyAsync") == 0
-    large.resident.finish()
-
-
-@pytest.mark.parametrize("refresh", ["kernel", "operators"])
-def test_a_gather_whose_bases_do_not_fit_copies_what_changed_of_them(ascend, refresh):
-    large = Large(ascend, refresh=refresh)
-    assert 40 + 8 * (large.n_slots + 1) > _native.ASCEND_LAUNCH_BYTES
-    large.resident.patch([(base, 1 << 32 | base << 20) for base in range(large.n_slots)])
-    large.resident.execute()
-    first = large.resident.refresh_counts
-    assert first["bytes_copied"] == 8 * (large.n_slots + 1)
-    ascend.forget_calls()
-    large.resident.patch([(base, 1 << 40) for base in range(20, 30)])
-    large.resident.execute()
-    counts = large.resident.refresh_counts
-    assert counts["bytes_copied"] - first["bytes_copied"] == 8 * 10
-    assert counts["copies"] == counts["gathers"] == 2
-    assert counts["bytes_launched"] == 0
-    assert ascend.calls("aclrtMemcpyAsync") == 1
-    assert ascend.calls("aclrtLaunchKernel") == (refresh == "kernel")
-    assert ascend.calls(SELECT) == ascend.calls(ADD) == (refresh == "operators")
-    large.resident.finish()
 
 
 def test_every_refresh_writes_the_same_table(ascend):

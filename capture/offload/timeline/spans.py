@@ -136,8 +136,3 @@ class ExecutionTimeline:
         if not self.predicted:
             return None
         return sum(one.duration_ns for one in self.predicted if one.kind is SpanKind.STAGE)
-
-    @property
-    def device_busy_ns(self) -> int:
-        """The sum of the launches' durations."""
-        return sum(span.duration_ns for span in self.of_kind(SpanKind.LAUNCH))

@@ -31,6 +31,12 @@ class OutOfMemory : public ExecutionError {
   using ExecutionError::ExecutionError;
 };
 
+// A device has no stream left for what was asked: where less is loaded it may go.
+class OutOfStreams : public ExecutionError {
+ public:
+  using ExecutionError::ExecutionError;
+};
+
 // A file cannot be read as what it should be.
 class FileError : public std::runtime_error {
  public:

@@ -112,6 +112,19 @@ ACL_EXPORT void sim_set_stream_limit(std::size_t count) {
   runtime().settings.stream_limit = count;
 }
 
+// What a call gives where the device has no more streams: 207008, or 207005 as drivers do whose
+// queues ran out.
+ACL_EXPORT void sim_set_no_stream_code(int code) {
+  const auto lock = locked();
+  runtime().settings.no_stream_code = code;
+}
+
+// What aclrtGetSocName gives.
+ACL_EXPORT void sim_set_soc_name(const char* name) {
+  const auto lock = locked();
+  runtime().settings.soc_name = name;
+}
+
 // How many tasks of a model a stream takes before the model needs one more.
 ACL_EXPORT void sim_set_stream_depth(std::size_t n_tasks) {
   const auto lock = locked();

@@ -212,6 +212,19 @@ ACL_EXPORT int aclrtMemsetAsync(void* address, std::size_t most_bytes, std::int3
   });
 }
 
+// The status is 64 bytes, zeros where nothing overflowed.
+ACL_EXPORT int aclrtGetOverflowStatus(void* address, std::size_t n_bytes, Stream handle) {
+  return call("aclrtGetOverflowStatus", Needs::kContext, [&](Runtime& state) {
+    constexpr std::size_t kStatusBytes = 64;
+    require_given(address, "the status");
+    refuse_unless(n_bytes == kStatusBytes, kRtParamInvalid, "the status has 64 bytes");
+    const auto stream = stream_of(state, handle);
+    require_not_capturing(*stream);
+    require_fill(state, address, n_bytes, n_bytes);
+    submit(state, stream, fill_of(address, 0, n_bytes));
+  });
+}
+
 namespace {
 
 // What aclrtSetMemcpyDesc writes, and a copy with it reads when it runs.

@@ -134,7 +134,13 @@ ACL_EXPORT int aclrtGetVersion(std::int32_t* major, std::int32_t* minor, std::in
   });
 }
 
-ACL_EXPORT const char* aclrtGetSocName() { return "Ascend910B1"; }
+// Valid until the thread asks again.
+ACL_EXPORT const char* aclrtGetSocName() {
+  thread_local std::string name;
+  const std::lock_guard lock(runtime().device.mutex);
+  name = runtime().settings.soc_name;
+  return name.c_str();
+}
 
 ACL_EXPORT int aclrtGetRunMode(RunMode* mode) {
   return call("aclrtGetRunMode", Needs::kInitialised, [&](Runtime&) {

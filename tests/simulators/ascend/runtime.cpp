@@ -79,7 +79,7 @@ std::size_t n_streams(const Runtime& state, int device) {
 
 void require_streams(const Runtime& state, int device, std::size_t n_more) {
   if (n_streams(state, device) + n_more <= state.settings.stream_limit) return;
-  refuse(kRtNoStreamResource,
+  refuse(state.settings.no_stream_code,
          text("all %zu streams of device %d are in use", state.settings.stream_limit, device));
 }
 

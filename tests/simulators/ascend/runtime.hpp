@@ -35,6 +35,8 @@ inline void require_given(const void* pointer, const char* what) {
 struct Settings {
   int n_devices = 1;
   std::size_t stream_limit = 1984;
+  int no_stream_code = kRtNoStreamResource;
+  std::string soc_name = "Ascend910B1";
   std::size_t event_limit = 65536;
   std::size_t stream_depth = 2048;  // tasks of one stream of a model, before it needs another
   bool software_sq = true;
@@ -158,7 +160,7 @@ std::shared_ptr<StreamState> stream_of(Runtime& state, Stream stream);
 bool is_default(const StreamState& stream);
 // Errors: 107000 for an unknown event.
 std::shared_ptr<EventState> event_of(Runtime& state, Event event);
-// Errors: 207008 when the device has no more streams.
+// Errors: 207008, or the code that is set, when the device has no more streams.
 std::shared_ptr<StreamState> make_stream(Runtime& state,
                                          const std::shared_ptr<ContextState>& context,
                                          std::uint32_t priority, std::uint32_t flags);

@@ -142,6 +142,27 @@ ACL_EXPORT int aclrtGetStreamAttribute(Stream stream, StreamAttribute attribute,
   });
 }
 
+// Whether overflows of floating-point numbers are noted. None ever happens here.
+ACL_EXPORT int aclrtSetStreamOverflowSwitch(Stream handle, std::uint32_t flag) {
+  return call("aclrtSetStreamOverflowSwitch", Needs::kContext, [&](Runtime& state) {
+    const auto stream = stream_of(state, handle);
+    require_not_capturing(*stream);
+    stream->attributes[kStreamFloatOverflowCheck].overflow_switch = flag;
+  });
+}
+
+ACL_EXPORT int aclrtGetStreamOverflowSwitch(Stream handle, std::uint32_t* flag) {
+  return call("aclrtGetStreamOverflowSwitch", Needs::kContext, [&](Runtime& state) {
+    require_given(flag, "the result");
+    *flag = stream_of(state, handle)->attributes[kStreamFloatOverflowCheck].overflow_switch;
+  });
+}
+
+ACL_EXPORT int aclrtResetOverflowStatus(Stream handle) {
+  return call("aclrtResetOverflowStatus", Needs::kContext,
+              [&](Runtime& state) { require_not_capturing(*stream_of(state, handle)); });
+}
+
 ACL_EXPORT int aclrtLaunchHostFunc(Stream handle, HostFunction function, void* user_data) {
   return call_on("aclrtLaunchHostFunc", handle, [&](Runtime& state, const auto& stream) {
     refuse_unless(function != nullptr, kRtParamInvalid, "the function is null");

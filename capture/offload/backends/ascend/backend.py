@@ -25,6 +25,7 @@ from offload.backends.ascend.refresh import (
     notes_of_refresh,
 )
 from offload.backends.ascend.relocated_model import ProofMemory
+from offload.backends.ascend.stream_budget import streams_note
 from offload.backends.ascend.streaming import (
     StreamedWeights,
     WeightMemory,
@@ -226,6 +227,7 @@ class AscendBackend:
             streamed=streamed,
         )
         reports = tuple(LaunchReport("model", 0) for _ in program.launches)
+        held = streams_note(device, resident, streams_weights=streamed.stream is not None)
         more = streaming_notes(streamed.stream, plan.streaming)
         return Loaded(
             resident,
@@ -237,7 +239,7 @@ class AscendBackend:
             check_weights=check,
             weights=streamed.tensors,
             stream=streamed.stream,
-            notes=functools.partial(notes_of_refresh, resident, gather, more),
+            notes=functools.partial(notes_of_refresh, resident, gather, held, more),
         )
 
     def _streamed(

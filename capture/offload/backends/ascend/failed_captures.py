@@ -1,12 +1,69 @@
-"""What a capture by torch_npu that failed at some call leaves, and how it goes."""
+"""What a capture by torch_npu that failed at some call says and leaves, and how it goes."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from offload import _native
+from offload.backends.torch_warm_up import first_line
+from offload.errors import OutOfStreams
+from offload.program import Launch
+
+# torch_npu raises RuntimeErrors that have the runtime's code in their text alone.
+_CODE_OF_TORCH = re.compile(r"error code is (\d+)")
+# ACL's number of a capture whose side streams did not come back to it.
+_UNJOINED = 107025
+# By ACL's numbers: no stream left on the device, no resource of its driver for one.
+_NO_STREAMS = frozenset({207008, 207005})
+
+
+def _code_of(error: RuntimeError) -> int | None:
+    found = _CODE_OF_TORCH.search(str(error))
+    return None if found is None else int(found[1])
+
+
+def check_streams(error: RuntimeError, what: str) -> None:
+    """Nothing, unless streams are what torch_npu lacked.
+
+    Args:
+        error: of torch_npu, while it captured.
+        what: failed, in words.
+
+    Raises:
+        OutOfStreams: the runtime's code says that the device had no stream left.
+    """
+    if _code_of(error) in _NO_STREAMS:
+        raise OutOfStreams(
+            f"{what}: {first_line(error)}; the device has no stream left: close other models"
+        ) from error
+
+
+def unjoined_advice(
+    error: RuntimeError, launches: Sequence[Launch], n_tasks: Sequence[Sequence[int]]
+) -> str:
+    """What to do about a side stream that the capture's stream never waited for; else nothing.
+
+    Args:
+        error: of torch_npu, when the capture ended.
+        launches: those that were captured.
+        n_tasks: as `CaptureLog.n_tasks`; empty where the runtime does not tell.
+    """
+    if _code_of(error) != _UNJOINED:
+        return ""
+    counts = [len(one) for one in n_tasks]
+    forks = [
+        f"{launch.source}: {launch.operator}"
+        for launch, before, after in zip(launches, counts, counts[1:], strict=False)
+        if after > before
+    ]
+    return (
+        "; work on a side stream is not joined: let the stream that was current before wait for it "
+        f"(wait_stream). Side streams begin in {', '.join(forks) or 'some of the launches'}"
+    )
 
 
 def abandon(graph: Any, pool: Any, stream: int, device: int) -> None:

@@ -88,6 +88,7 @@ class OfflineModelBackend:
             f"an offline model: its feature map ({model.work_bytes} bytes) lies where it was "
             f"loaded, its weights take {model.weight_bytes} bytes",
             f"data buffers given another address so far: {model.n_updates}",
+            "streams: the runtime does not tell how many an offline model takes",
         )
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:

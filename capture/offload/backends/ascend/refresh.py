@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Literal
 
 from offload import _native
@@ -85,13 +86,24 @@ def stages_note(*, gathers: bool = False, drains: bool = False) -> str:
 
 
 def notes_of_refresh(
-    resident: _native.AscendResident, gather: Gather | None, more: tuple[str, ...]
+    resident: _native.AscendResident,
+    gather: Gather | None,
+    held: Callable[[], str],
+    more: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """How the model was made, and how its arguments are refreshed; what that took so far."""
+    """How the model was made, and how its arguments are refreshed; what that took so far.
+
+    Args:
+        resident: whose they are.
+        gather: None: the host writes what changed.
+        held: says which streams it holds.
+        more: to be said behind.
+    """
     made = {"build": "an explicit build", "capture": "the capture of a stream"}[resident.form]
     return (
         f"one model, made by {made}",
         f"addresses of kernel arguments: {refresh_note(resident.refresh_counts, gather)}",
         stages_note(gathers=gather is not None),
+        held(),
         *more,
     )

@@ -149,6 +149,6 @@ def streaming_notes(
             "that cross the border of a model (ACL_EVENT_EXTERNAL)"
         )
     return (
-        "weights are copied by the model, on a stream of its own; it runs on one more, so that it "
-        f"takes three streams of the device's {_native.ASCEND_STREAM_BUDGET}; {when}",
+        "weights are copied by the model, on a stream of its own beside that of its launches; it "
+        f"runs on one more; {when}",
     )

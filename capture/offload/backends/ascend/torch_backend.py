@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from offload.backends.ascend.relocated_model import (
     patched_arguments,
     prove_relocation,
 )
+from offload.backends.ascend.stream_budget import streams_note
 from offload.backends.ascend.streaming import StreamedWeights, stream_weights, streaming_notes
 from offload.backends.ascend.torch_capture import (
     NONE_STREAMED,
@@ -78,7 +80,7 @@ class TorchAscendBackend(AscendBackend):
             missing.append(
                 "the runtime captures no models (aclmdlRICaptureBegin): install CANN 8.1 or newer"
             )
-        if self._copies == "captured" and not has["memcpy_desc"]:
+        if self._copies == "captured" and not has["memcpy_offset"]:
             missing.append(
                 "the runtime has no copies whose addresses move (aclrtMemcpyAsyncWithOffset): "
                 "install CANN 8.5 or newer, or let the host copy (copies='enqueued')"
@@ -174,6 +176,9 @@ class TorchAscendBackend(AscendBackend):
         resident = self._resident(bound, program, plan)
         bound.residents.append(weakref.ref(resident))
         states = bound.model.random_states
+        device = self.device_of(program)
+        held = streams_note(device, resident, streams_weights=streamed.stream is not None)
+        more = streaming_notes(streamed.stream, plan.streaming)
         reports = tuple(
             LaunchReport("model", _outside_bytes(program, plan, launch))
             for launch in program.launches
@@ -182,7 +187,7 @@ class TorchAscendBackend(AscendBackend):
             resident,
             frozenset(),
             lambda: reports,
-            device=self.tensor_device(self.device_of(program)),
+            device=self.tensor_device(device),
             alignment_bytes=self.tensor_alignment_bytes,
             current_stream=self.current_stream,
             moves_feature_map=bound.words is not None and not bound.words.why_fixed,
@@ -190,9 +195,7 @@ class TorchAscendBackend(AscendBackend):
             draw=drawing(*states) if states else None,
             weights=streamed.tensors,
             stream=streamed.stream,
-            notes=functools.partial(
-                _notes, bound, program, resident, streaming_notes(streamed.stream, plan.streaming)
-            ),
+            notes=functools.partial(_notes, bound, program, resident, held, more),
         )
 
     def _resident(
@@ -263,6 +266,12 @@ def _notes(
     bound: BoundModel,
     program: Program,
     resident: _native.AscendCapturedResident,
-    of_weights: tuple[str, ...],
+    held: Callable[[], str],
+    more: tuple[str, ...],
 ) -> tuple[str, ...]:
-    return (*notes_of(bound, program, resident), stages_note(drains=True), *of_weights)
+    return (
+        *notes_of(bound, program, resident),
+        stages_note(drains=True),
+        held(),
+        *more,
+    )

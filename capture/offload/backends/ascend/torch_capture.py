@@ -18,7 +18,7 @@ from offload.backends.ascend.captured_model import (
     Moving,
     moving_values,
 )
-from offload.backends.ascend.failed_captures import abandon
+from offload.backends.ascend.failed_captures import abandon, check_streams, unjoined_advice
 from offload.backends.ascend.launch_times import N_ROUNDS
 from offload.backends.ascend.random_cells import CellFinder, DrawLog
 from offload.backends.ascend.streaming import StreamedWeights
@@ -334,6 +334,7 @@ class _OneCapture:
         try:
             self._graph.capture_begin(pool=self._pool.id, capture_error_mode="thread_local")
         except RuntimeError as error:
+            check_streams(error, "a capture cannot begin")
             raise ExecutionError(f"a capture cannot begin: {first_line(error)}") from error
 
     def _before(self, launch: Launch) -> None:
@@ -357,6 +358,8 @@ class _OneCapture:
                 f"{first_line(error)}"
             ) from error
         except Exception as error:
+            if isinstance(error, RuntimeError):
+                check_streams(error, f"{launch.source}: {launch.operator} cannot be captured")
             raise CaptureError(
                 f"{launch.source}: {launch.operator} cannot be captured by torch_npu: "
                 f"{first_line(error)}"
@@ -409,6 +412,8 @@ class _OneCapture:
         try:
             self._graph.capture_end()
         except RuntimeError as error:
+            check_streams(error, "the capture of the program's launches failed")
             raise CaptureError(
                 f"the capture of the program's launches failed: {first_line(error)}"
+                f"{unjoined_advice(error, self._program.launches, self.log.n_tasks)}"
             ) from error

@@ -32,11 +32,9 @@ from offload.errors import (
     ExecutionError,
     OffloadError,
     OutOfMemory,
+    OutOfStreams,
 )
 from offload.program import Program, Role
-
-# By ACL's numbers: no stream left on the device, no resource of its driver.
-_NO_STREAMS = ("207008", "207005")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,7 +98,8 @@ class Relocator:
             CaptureError, BackendUnavailable: relocation is required, and this is why it cannot be
                 had.
             CaptureError, ExecutionError: another capture failed. Only if it was for memory or
-                streams, and relocation is not required, the first one does.
+                streams (OutOfMemory, OutOfStreams), and relocation is not required, the first one
+                does.
         """
         try:
             self.bound = self._relocate(first, capture)
@@ -195,12 +194,10 @@ def _once_more(capture: Capture, copied: Sequence[Moving]) -> CapturedModel:
     """Another capture, for which there may be no room besides those before."""
     try:
         return capture(copied)
-    except (CaptureError, ExecutionError) as error:
-        if isinstance(error, OutOfMemory) or any(code in str(error) for code in _NO_STREAMS):
-            raise _NotRelocatable(
-                ExecutionError(f"no room for the captures that relocation takes: {error}")
-            ) from error
-        raise
+    except (OutOfMemory, OutOfStreams) as error:
+        raise _NotRelocatable(
+            type(error)(f"no room for the captures that relocation takes: {error}")
+        ) from error
 
 
 def _memory_of_torch() -> list[dict[str, int]]:

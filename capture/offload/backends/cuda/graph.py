@@ -156,7 +156,7 @@ def _read_edges(graph: int) -> list[tuple[int, int, tuple[int, int, int]]]:
 
     def ask(*places: Any) -> int:
         count = ctypes.c_size_t(len(places[0]) if places else 0)
-        wanted = [ctypes.addressof(one) for one in places] or [None] * 3
+        wanted: list[int | None] = [ctypes.addressof(one) for one in places] or [None] * 3
         if code := get_edges(graph, *wanted, ctypes.addressof(count)):
             name = driver_bindings().CUresult(code).name
             raise ExecutionError(f"cuGraphGetEdges: {name}")

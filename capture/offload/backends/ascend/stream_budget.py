@@ -1,0 +1,46 @@
+"""What a loaded program takes of a device's streams, of which it has least."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from offload import _native
+
+
+def streams_note(
+    device: int,
+    resident: _native.AscendResident | _native.AscendCapturedResident,
+    *,
+    streams_weights: bool,
+) -> Callable[[], str]:
+    """What says how many streams an executable holds, and how many the device has.
+
+    Args:
+        device: its index.
+        resident: its model.
+        streams_weights: whether the model runs on a stream of the executable's own.
+
+    Returns:
+        Raises BackendUnavailable or ExecutionError where the device does not say what it is.
+    """
+    of_model, is_told = resident.model_streams
+    return functools.partial(_says, device, of_model + streams_weights, is_told=is_told)
+
+
+def _says(device: int, held: int, *, is_told: bool) -> str:
+    soc_name, _, _ = _native.ascend_device(device)
+    budget = _native.ascend_stream_budget(soc_name)
+    if budget is None:
+        of_device = f"how many {soc_name} has is not documented"
+    else:
+        of_device = f"{soc_name} has {budget} for all that use it"
+    if is_told:
+        return (
+            f"streams: {held}, as the runtime tells; those that it adds to a full one it does not "
+            f"tell; {of_device}"
+        )
+    return (
+        f"streams: {held} at least; this runtime does not tell how many a model has "
+        f"(aclmdlRIGetStreams, CANN 9.1); {of_device}"
+    )
