@@ -4,6 +4,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <cstring>
+#include <new>
 #include <sstream>
 
 #include "cpu/allocations.hpp"
@@ -59,6 +60,16 @@ bool equals(const c10::IValue& found, const c10::IValue& recorded) {
     return std::memcmp(&one, &other, sizeof one) == 0;
   }
   return false;
+}
+
+// torch's allocator of host memory has no exception of its own (c10/core/impl/alloc_cpu.cpp).
+bool tells_of_no_memory(const std::exception& error) {
+  if (dynamic_cast<const OutOfMemory*>(&error) || dynamic_cast<const std::bad_alloc*>(&error)) {
+    return true;
+  }
+  const std::string what = error.what();
+  return what.find("DefaultCPUAllocator: can't allocate memory") != std::string::npos ||
+         what.find("DefaultCPUAllocator: not enough memory") != std::string::npos;
 }
 
 }  // namespace
@@ -201,8 +212,10 @@ void CpuResident::fail(const CpuLaunch& launch) {
     throw;
   } catch (const std::exception& error) {
     const std::string what = error.what();
-    throw ExecutionError(launch.source + ": " + launch.operator_name + ": " +
-                         what.substr(0, what.find('\n')));
+    const std::string told =
+        launch.source + ": " + launch.operator_name + ": " + what.substr(0, what.find('\n'));
+    if (tells_of_no_memory(error)) throw OutOfMemory(told);
+    throw ExecutionError(told);
   }
 }
 

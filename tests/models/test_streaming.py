@@ -21,8 +21,8 @@ from test_stored_weights import MODELS, mlp
 from torch import nn
 
 import offload
-from offload import Captured, streamed_load
-from offload.backends import CpuBackend, NullBackend, cpu
+from offload import Captured
+from offload.backends import NullBackend, cpu
 from offload.replay import Executable
 
 KIB = 1024
@@ -138,129 +138,6 @@ def test_text_says_how_much_may_be_used(deep: Captured) -> None:
 def test_other_budgets_are_refused(deep: Captured, budget: Any) -> None:
     with pytest.raises(offload.BindingError, match=r"weights_budget.*expected a number of bytes"):
         deep.load(weights_budget=budget)
-
-
-def test_auto_takes_all_where_there_is_room(deep: Captured) -> None:
-    with deep.load(weights_budget="auto") as run:
-        assert not run.streaming.plan.transfers
-
-
-def test_auto_takes_what_is_free(deep: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = torch.randn(4, 128)
-    with deep.load() as run:
-        expected = run(given)
-    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self, program: 700 * KIB)
-    with deep.load(weights_budget="auto") as run:
-        assert run.streaming.plan.transfers
-        assert run.streaming.plan.memory_bytes <= 700 * KIB
-        assert torch.equal(run(given), expected)
-
-
-def test_auto_below_the_floor_says_what_is_needed(
-    deep: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    floor = floor_of(deep)
-    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self, program: floor)
-    with pytest.raises(offload.PlanError) as refused:
-        deep.load(weights_budget="auto")
-    for part in (str(floor), "layers.2", "a ring of", "predicted", "of the feature map"):
-        assert part in str(refused.value)
-
-
-def test_auto_leaves_room_for_the_feature_map(
-    deep: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with deep.load() as run:
-        feature_map_bytes = run.plan.feature_map_bytes
-    assert feature_map_bytes > 0
-    free_bytes = 700 * KIB
-    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self, program: free_bytes)
-    with deep.load(weights_budget="auto") as run:
-        budget = run.streaming.plan.budget_bytes
-    assert budget == int(free_bytes * 0.9) - feature_map_bytes
-
-
-def test_auto_tries_out_what_it_has_loaded(deep: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All weights would stay, but executions find no memory beside them."""
-    budgets = []
-    real = streamed_load._execute_made_up
-
-    def execute(run: Executable, n_executions: int) -> None:
-        budgets.append(run.streaming.plan.budget_bytes)
-        if run.streaming.plan.is_resident:
-            raise offload.OutOfMemory("none left")
-        real(run, n_executions)
-
-    monkeypatch.setattr(streamed_load, "_execute_made_up", execute)
-    with deep.load(weights_budget="auto") as run:
-        assert run.streaming.plan.transfers
-    assert budgets[0] > budgets[1]
-
-
-class Counting(nn.Module):
-    """Counts its calls in a buffer that is saved."""
-
-    n_calls: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(16, 16)
-        self.register_buffer("n_calls", torch.zeros(16))
-
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        self.n_calls.add_(1)
-        return self.layer(given) + self.n_calls
-
-
-def test_auto_tries_out_without_changing_stored_weights(tmp_path: Path) -> None:
-    save_weights(Counting(), tmp_path)
-    given = torch.randn(4, 16)
-    captured = offload.capture(without_memory(Counting), given, weights=tmp_path)
-    with captured.load() as run:
-        expected = [run(given).clone() for _ in range(3)]
-    with captured.load(weights_budget="auto") as run:
-        assert run.streaming.plan.is_resident
-        for one in expected:
-            assert torch.equal(run(given), one)
-
-
-@pytest.mark.parametrize("error", [offload.OutOfMemory, offload.ExecutionError])
-def test_auto_tries_less_where_memory_ran_out_alone(
-    deep: Captured, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
-    from offload.backends import cpu
-
-    budgets = []
-    real = cpu.make_stream
-
-    def refuse(program: Any, streaming: Any) -> Any:
-        budgets.append(streaming.budget_bytes)
-        if len(budgets) < 3:
-            raise error("refused")
-        return real(program, streaming)
-
-    monkeypatch.setattr(cpu, "make_stream", refuse)
-    if error is offload.OutOfMemory:
-        with deep.load(weights_budget="auto") as run:
-            assert run.streaming.plan.budget_bytes == budgets[-1]
-            assert budgets[0] > budgets[1] > budgets[2]
-    else:
-        with pytest.raises(error, match="refused"):
-            deep.load(weights_budget="auto")
-        assert len(budgets) == 1
-
-
-def test_times_that_find_no_memory_are_no_estimates(
-    deep: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Executions would find none either: `auto` tries less, and a budget is refused."""
-
-    def refuse(_: Any) -> Any:
-        raise offload.OutOfMemory("none left")
-
-    monkeypatch.setattr("offload.streamed_load._timed_ns", refuse)
-    with pytest.raises(offload.OutOfMemory, match="none left"):
-        deep.load(weights_budget=floor_of(deep))
 
 
 def test_each_pass_moves_what_does_not_stay(deep: Captured) -> None:
