@@ -84,6 +84,8 @@ def load_offline_model(
 
 def _backend_and_index(device: str | torch.device | Backend) -> tuple[Backend, int | None]:
     if isinstance(device, Backend):
+        if isinstance(device, type):  # which has all that a backend has
+            raise BackendUnavailable(f"no backend for device {device!r}: give one that was made")
         return device, None
     kind, index = backend_and_index(device)
     return find_backend(kind), index

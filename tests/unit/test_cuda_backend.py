@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import offload
-from offload.backends import backend_names, find_backend
+from offload.backends import CpuBackend, backend_names, find_backend
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import device_of
@@ -116,6 +116,14 @@ def test_a_device_is_named_by_type_and_number():
     for name in ("cpu:x", "cpu:", "cpu:-1"):
         with pytest.raises(BackendUnavailable, match=f"no backend for device '{name}'"):
             captured.load(name)
+
+
+def test_a_backend_may_be_given_itself():
+    captured = offload.capture(torch.sin, torch.ones(3))
+    x = torch.ones(3)
+    assert torch.equal(captured.load(CpuBackend())(x), x.sin())
+    with pytest.raises(BackendUnavailable, match="no backend for device"):
+        captured.load(CpuBackend)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,10 @@ class CpuBackend:
         return free_bytes()
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
-        """Nothing: out-variants are proved when they are first executed, on the live inputs."""
+        """Nothing: out-variants are proved when they are first executed.
+
+        That is on the live inputs, or on made-up ones where a budget was tried out.
+        """
 
 
 @functools.cache
