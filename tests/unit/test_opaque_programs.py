@@ -188,7 +188,7 @@ def test_weights_own_their_memory():
 def test_what_an_execution_writes_is_read_and_undone(fails):
     model, memory = Counting(), HostMemory()
     program = opaque_program(model, torch.ones(4))
-    weights = FixedWeights(program, memory, weights_at_risk(program))
+    weights = FixedWeights(program, memory, weights_at_risk(program), {})
     before = {name: one.clone() for name, one in model.state_dict().items()}
 
     def execute() -> None:

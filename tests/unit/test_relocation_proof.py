@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from offload.backends.relocation.proof import Placed, apart, prove
+from offload.backends.relocation.proof import apart, prove
+from offload.backends.relocation.proof_bases import Placed
 from offload.backends.relocation.words import Noise
 from offload.errors import CaptureError
 from offload.machine import CostTable, Machine

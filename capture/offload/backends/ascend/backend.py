@@ -45,6 +45,7 @@ from offload.backends.base import (
 from offload.backends.device_streaming import refuse_unstored
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.backends.relocation import proof
+from offload.backends.relocation.proof_bases import Placed
 from offload.backends.torch_warm_up import failure_of_torch
 from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CostTable, Machine
@@ -327,7 +328,7 @@ class AscendBackend:
         )
         try:
             _, relocations = _words(captured, program, plan)
-            placed = proof.Placed(plan, twin, relocations)
+            placed = Placed(plan, twin, relocations)
             memory = self.proof_memory(device)
             return timed_launches(
                 proof.timed_rounds(

@@ -10,7 +10,8 @@ import torch
 from offload import _native
 from offload.backends.ascend.torch_relocation import BoundModel
 from offload.backends.opaque_weights import device_weights
-from offload.backends.relocation.proof import Placed, prove
+from offload.backends.relocation.proof import prove
+from offload.backends.relocation.proof_bases import Placed
 from offload.backends.relocation.touches import relocations_of
 from offload.backends.torch_warm_up import failure_of_torch
 from offload.plan import Plan

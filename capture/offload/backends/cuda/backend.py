@@ -43,7 +43,8 @@ from offload.backends.relocation.captures import (
 )
 from offload.backends.relocation.discover import discover
 from offload.backends.relocation.fixed_weights import WEIGHT_OWNER
-from offload.backends.relocation.proof import Placed, apart, prove, timed_rounds
+from offload.backends.relocation.proof import apart, prove, timed_rounds
+from offload.backends.relocation.proof_bases import Placed
 from offload.backends.relocation.touches import node_graph, relocations_of, with_scratch
 from offload.backends.relocation.words import CapturesDiffer, Discovery, Noise
 from offload.backends.streamed_copies import StreamedGraph, streamed_graph
