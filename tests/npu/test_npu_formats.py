@@ -15,6 +15,8 @@ from test_npu_offload import form, load  # noqa: F401
 from torch import nn
 
 import offload
+from offload.backends.ascend import AscendBackend, KernelCapture
+from offload.program import Program
 
 PLAIN, FRACTAL_NZ = 2, 29
 SHAPE = (20, 33)
@@ -326,3 +328,42 @@ def test_loads_that_fail_leave_weights_as_they_were(
         assert torch.equal(bytes_on_device(model.weight), before), call
 
     fail_each_call(simulated_npu, function, lambda: captured.load().close(), check)
+
+
+class NoKernels:
+    """A capturer of kernels of one's own, of which it makes none."""
+
+    def __init__(self) -> None:
+        self.n_asked = 0
+
+    def capture(self, program: Program, device: int) -> KernelCapture:
+        self.n_asked += 1
+        return KernelCapture((), None)
+
+    def gather_kernel(self, device: int) -> None:
+        return None
+
+
+def test_kernels_of_ones_own_are_given_plain_memory_alone() -> None:
+    """They would read the bytes as shape and strides say."""
+    x, capturer = torch.ones(4, 33).half().npu(), NoKernels()
+    captured = offload.capture(mixed()[1], x)
+    with pytest.raises(offload.CaptureError, match=r"up\.weight lies in .* FRACTAL_NZ"):
+        captured.load(AscendBackend(capturer))
+    assert not capturer.n_asked
+
+
+def test_kernels_of_ones_own_are_bound_to_plain_weights_alone() -> None:
+    x, capturer = torch.ones(4, 32).half().npu(), NoKernels()
+    model = nn.Linear(32, 32).half().npu()
+    plain, own = model.weight.data.clone(), cast(model.weight.data)
+    captured = offload.capture(model, x)
+    with captured.load(AscendBackend(capturer)) as run:
+        model.weight.data = plain
+        run.rebind_weights()
+        model.weight.data = own
+        with pytest.raises(offload.BindingError, match=r"it lay in plain memory .* FRACTAL_NZ"):
+            run.rebind_weights()
+        with pytest.raises(offload.BindingError, match=r"it lay in plain memory .* FRACTAL_NZ"):
+            captured.load(AscendBackend(capturer))
+    assert capturer.n_asked == 2

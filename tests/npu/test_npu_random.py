@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from test_npu_offload import LOADING, live, load
 from torch import nn
 
 import offload
-from offload.backends.ascend import random_cells
+from offload.backends.ascend import random_cells, torch_capture
 from offload.backends.ascend.random_cells import DrawLog
 from offload.memory_pools import segments_of
 from offload.program import Launch
@@ -301,3 +303,34 @@ def test_launches_are_known_by_what_they_move() -> None:
     first.offset += 1
     with pytest.raises(offload.CaptureError, match="x::y: random numbers were drawn when"):
         log.check_captured([launch_of(index) for index in range(5)])
+
+
+def test_executions_beside_a_load_draw_what_nobody_draws_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A load draws from other states of the generators, which another thread must not take."""
+    model, x = OPERATORS["rand"], torch.zeros(N).npu()
+    captured = offload.capture(model, x)
+    is_inside, may_go_on = threading.Event(), threading.Event()
+    real, loaded = torch_capture.warm_up, []
+
+    def waits(*arguments: Any, **named: Any) -> None:
+        is_inside.set()
+        assert may_go_on.wait(60)
+        real(*arguments, **named)
+
+    with captured.load() as run:
+        state = default_generator().get_state()
+        expected = [model(x).cpu() for _ in range(3)]
+        default_generator().set_state(state)
+        monkeypatch.setattr(torch_capture, "warm_up", waits)
+        thread = threading.Thread(target=lambda: loaded.append(captured.load()))
+        thread.start()
+        assert is_inside.wait(60)
+        found = [run(x).cpu() for _ in range(2)]
+        may_go_on.set()
+        thread.join()
+        found.append(run(x).cpu())
+        (other,) = loaded
+        other.close()
+    assert all(torch.equal(one, wanted) for one, wanted in zip(found, expected, strict=True))

@@ -32,6 +32,7 @@ class PhiloxGenerator:
     """What torch's CUDA generators are to a graph: a seed, and an offset that draws move."""
 
     def __init__(self, seed: int, offset: int = 0) -> None:
+        self._cdata = id(self)
         self._seed = seed
         self._offset = offset
 

@@ -22,6 +22,7 @@ class FakeGenerator:
     """As a generator of CUDA: it has an offset, which those of the CPU do not have."""
 
     def __init__(self, seed: int = 7, offset: int = 0) -> None:
+        self._cdata = id(self)
         self.seed, self.offset = seed, offset
 
     def initial_seed(self) -> int:

@@ -227,6 +227,7 @@ class FakeGenerator:
     """A generator whose state is an object; those that cannot be set fail half-way."""
 
     def __init__(self, state: object, fails: bool = False) -> None:
+        self._cdata = id(self)
         self.state, self._fails = state, fails
 
     def graphsafe_get_state(self) -> object:

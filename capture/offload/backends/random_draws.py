@@ -12,7 +12,10 @@ import torch
 
 from offload.program import Program
 
-_draws = threading.Lock()
+_draws = threading.RLock()
+
+_kept: dict[int, torch.Generator] = {}
+"""By identity of a generator that draws for a capture what has its own state meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,8 +32,21 @@ class RandomState:
 
     def numbers(self, n_executions: int = 0) -> list[int]:
         """Seed and offset for an execution after so many others; moves nothing."""
-        offset = self.generator.get_offset() + n_executions * self.increment
-        return [self.generator.initial_seed() % 2**64, offset % 2**64]
+        with _draws:
+            own = self._own()
+            offset = own.get_offset() + n_executions * self.increment
+            return [own.initial_seed() % 2**64, offset % 2**64]
+
+    def draw(self) -> list[int]:
+        """Seed and offset for an execution, which moves the offset on."""
+        with _draws:
+            numbers = self.numbers()
+            self._own().set_offset(numbers[1] + self.increment)
+            return numbers
+
+    def _own(self) -> torch.Generator:
+        """What has the generator's own state, also while another thread captures draws from it."""
+        return _kept.get(_identity(self.generator), self.generator)
 
 
 def drawing(*states: RandomState) -> Callable[[], list[int]]:
@@ -40,13 +56,8 @@ def drawing(*states: RandomState) -> Callable[[], list[int]]:
     """
 
     def draw() -> list[int]:
-        drawn = []
         with _draws:
-            for state in states:
-                numbers = state.numbers()
-                state.generator.set_offset(numbers[1] + state.increment)
-                drawn += numbers
-        return drawn
+            return [number for state in states for number in state.draw()]
 
     return draw
 
@@ -66,19 +77,29 @@ def own_random_states(
     """Let captures draw from states that nobody else has, and give generators theirs back.
 
     A capture registers its graph with a generator's state, which then holds the cells that its
-    random kernels read: of a state of its own nobody else's graphs and draws are disturbed.
+    random kernels read: of a state of its own nobody else's graphs are disturbed. Executions on
+    other threads draw from the generators' own states meanwhile. What torch itself draws there
+    comes from the captures' states, and is drawn again.
     """
-    saved = [one.graphsafe_get_state() for one in generators]
+    with _draws:
+        saved = [one.graphsafe_get_state() for one in generators]
+        outermost = [one for one in generators if _identity(one) not in _kept]
+        for generator, state in zip(generators, saved, strict=True):
+            _kept.setdefault(_identity(generator), state)
     try:
         for generator in generators:
             own = torch.Generator(device=device)
             own.set_state(generator.get_state())
-            generator.graphsafe_set_state(own)
+            with _draws:
+                generator.graphsafe_set_state(own)
             del own  # from here on only the generator has the state, and whoever captures it
         yield
     finally:
-        for generator, state in zip(generators, saved, strict=True):
-            generator.graphsafe_set_state(state)
+        with _draws:
+            for generator, state in zip(generators, saved, strict=True):
+                generator.graphsafe_set_state(state)
+            for generator in outermost:
+                del _kept[_identity(generator)]
 
 
 def _identity(generator: torch.Generator) -> int:

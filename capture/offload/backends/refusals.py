@@ -68,11 +68,18 @@ def check_formats(program: Program) -> None:
 
 
 def check_weights(program: Program, named: Set[int], alignment_bytes: int) -> None:
-    """Refuse weights that words name and that are less aligned than they were captured.
+    """Refuse weights in another format than recorded, and those that are less aligned.
+
+    Args:
+        program: its weights.
+        named: those whose addresses words hold.
+        alignment_bytes: of each of these when it was captured.
 
     Raises:
-        BindingError: a storage's address is no multiple of the alignment.
+        BindingError: a weight was cast since, or a storage's address is no multiple of the
+            alignment.
     """
+    check_formats(program)
     for index, holders in program.weights.items():
         address = holders[0].untyped_storage().data_ptr()
         if index in named and address % alignment_bytes:

@@ -15,7 +15,13 @@ from typing import Any, Literal
 import torch
 
 from offload import _native
-from offload.backends.ascend.kernels import Capturer, GatherKernel, KernelCapture, refuse_random
+from offload.backends.ascend.kernels import (
+    Capturer,
+    GatherKernel,
+    KernelCapture,
+    refuse_own_formats,
+    refuse_random,
+)
 from offload.backends.ascend.launch_times import N_ROUNDS, timed_launches
 from offload.backends.ascend.offline import open_offline
 from offload.backends.ascend.refresh import (
@@ -174,13 +180,15 @@ class AscendBackend:
 
         Raises:
             BackendUnavailable: as `machine`.
-            CaptureError: there is no kernel for a launch, or the Program draws random numbers.
+            CaptureError: there is no kernel for a launch, the Program draws random numbers, or
+                holds something in a format of the device's own.
             ExecutionError: the runtime failed.
         """
         device = self.device_of(program)
         self.machine(device)
         self.refuse_launches(program)
         refuse_random(program)
+        refuse_own_formats(program)
         for overlap in program.overlaps:
             refuse_unaligned(program, overlap, self.tensor_alignment_bytes)
         assert self._capturer is not None  # machine has seen to it
@@ -200,7 +208,7 @@ class AscendBackend:
 
         Raises:
             PlanError: the Plan does not fit the Program.
-            BindingError: a weight's memory is not aligned.
+            BindingError: a weight's memory is not aligned, or lies in a format of the device's own.
             BackendUnavailable: the device is to gather, and there are neither a kernel nor
                 operators for it; or weights are to be streamed that have no store on the host.
             CaptureError: a kernel uses a streamed weight that its launch does not read.

@@ -106,3 +106,18 @@ def refuse_random(program: Program) -> None:
                 "own on an Ascend device could only repeat: a capturer does not tell where kernels "
                 "read seed and offset"
             )
+
+
+def refuse_own_formats(program: Program) -> None:
+    """Refuse Values in a format of the device's own: kernels of one's own are given plain memory.
+
+    Raises:
+        CaptureError: there is one; the message names it.
+    """
+    for value in program.values:
+        if value.device_format:
+            raise CaptureError(
+                f"{value.name} lies in the device's format {value.device_format}, which a kernel "
+                "of one's own would take for plain memory: cast it with "
+                "torch_npu.npu_format_cast(tensor, 2) before the capture"
+            )

@@ -22,9 +22,10 @@ What is not shown: that the graph computes what the model does (its results are 
 where models are tested); and addresses of weights that no launch writes, which stay where they are
 in all three steps, since copies could take as much memory as the model. They have been moved once
 already, from the addresses that they were captured at, where nothing is mapped any more.
-Weights in files are not read: in all three steps those of one dtype are one block of made-up
-content, since a model may be larger than the device. The copies that bring streamed weights are no
-part of what executes here; `streamed_copies.check_copies` proves their order by the graph's edges.
+Weights in files are read where the resident itself brings them, as a model of torch_npu does. Else
+they are not: in all three steps those of one dtype are one block of made-up content, since a model
+may be larger than the device, and the copies that bring streamed weights are no part of what
+executes here; `streamed_copies.check_copies` proves their order by the graph's edges.
 
 Inputs are made up: floating-point numbers are drawn from [0, 1), truth values likewise, and
 integers are 0, which is an index into anything. Where that leaves no second input to tell apart,
