@@ -158,37 +158,32 @@ class StreamedLoad:
                 ) from None
         while True:
             try:
-                return self._tried_out(self.within(budget_bytes))
+                return self._tried_out(budget_bytes)
             except OutOfMemory:
                 if budget_bytes <= floor_bytes:
                     raise
                 budget_bytes = max(floor_bytes, int(budget_bytes * _LESS))
 
-    def _tried_out(self, run: Executable) -> Executable:
-        """The executable, if executions find memory; what is streamed or proved has shown that.
+    def _tried_out(self, budget_bytes: int) -> Executable:
+        """An executable for which executions find memory; what is streamed or proved has shown it.
 
-        Stored weights that launches write are read again by the next execution.
+        It is not the one that was executed, on inputs that nobody gave.
 
         Raises:
-            OutOfMemory: they find none; it is closed.
-            FileError: a file is gone, or has another layout; it is closed.
+            OutOfMemory: they find none.
         """
+        run = self.within(budget_bytes)
         assert run.streaming is not None
         if not run.streaming.plan.is_resident or self._backend.capabilities.queues_work:
             return run
-        try:
+        with run:
             try:
                 _execute_made_up(run, 1)
             except OutOfMemory:
                 raise
             except (BindingError, ExecutionError):
                 pass  # the model refuses made-up inputs: nothing is known
-            if _writes_stored(run.program):  # there, in the executable's own memory
-                run.streaming.refresh()
-        except BaseException:
-            run.close()
-            raise
-        return run
+        return self.within(budget_bytes)
 
     def _take_times(self, run: Executable) -> None:
         """Let launches be timed; where made-up inputs are none for this model, keep estimates.
@@ -303,11 +298,6 @@ def _execute_made_up(run: Executable, n_executions: int) -> None:
     with _state_kept(program):
         for _ in range(n_executions):
             run(*args, **kwargs)
-
-
-def _writes_stored(program: Program) -> bool:
-    """Whether a launch writes a weight whose content is in a file."""
-    return any(index in program.stored for launch in program.launches for index in launch.writes)
 
 
 @contextlib.contextmanager

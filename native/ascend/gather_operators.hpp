@@ -99,7 +99,7 @@ class OperatorScalar {
 //
 // Owner: one object, which its operands outlive. Thread: callers serialise, with the device's
 // context current. Errors: the constructor and enqueue throw ExecutionError, with the operator's
-// name; what a failed call was given is not used again.
+// name; an executor that is repeatable may be enqueued again then, another one has been taken.
 class FixedOperator {
  public:
   using FirstPhase = std::function<Error(std::uint64_t* workspace_bytes, OperatorExecutor*)>;

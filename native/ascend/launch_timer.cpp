@@ -31,7 +31,12 @@ LaunchTimer::LaunchTimer(int device)
     throw BackendUnavailable("the runtime makes no events that tell times (ACL_EVENT_TIME_LINE)");
   }
   memory_ = std::make_unique<DeviceMemory>(runtime_, kCopyBytes, "allocating memory to time with");
-  store_ = std::make_unique<PinnedMemory>(runtime_, kCopyBytes);
+  try {
+    store_ = std::make_unique<PinnedMemory>(runtime_, kCopyBytes);
+  } catch (...) {
+    memory_.reset();  // while the context is current
+    throw;
+  }
   std::memset(store_->data(), 1, kCopyBytes);  // else all pages are one
 }
 

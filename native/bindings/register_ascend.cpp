@@ -47,7 +47,6 @@ std::tuple<std::string, std::size_t, std::size_t> device(int index) {
 py::dict capabilities() {
   py::dict found;
   for (const auto& [name, has] : Runtime::get().capabilities()) found[py::str(name)] = has;
-  found["gather_operators"] = acl::GatherOperators::missing().empty();
   return found;
 }
 

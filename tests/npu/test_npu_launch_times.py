@@ -67,18 +67,6 @@ def test_each_launch_has_a_time_of_its_own(captured: offload.Captured) -> None:
     assert timed.how.startswith("medians of 3 rounds, by events around each launch")
 
 
-@pytest.mark.usefixtures("simulated_npu")
-def test_the_widest_layer_takes_longest(captured: offload.Captured) -> None:
-    """On a simulator whose products are loops; its device is never waited for by the host."""
-    timed = time_launches(captured)
-    wide = max(
-        captured.program.launches,
-        key=lambda launch: sum(captured.program.values[one].size_bytes for one in launch.reads),
-    )
-    assert max(timed.times_ns) == timed.times_ns[wide.index]
-    assert "waited" not in timed.how
-
-
 def test_plans_are_made_with_the_times_that_were_measured(
     model: nn.Module, captured: offload.Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -303,7 +303,8 @@ class Executable:
     def _learned(self, timeline: Timeline, costs: CostModel) -> CostModel:
         """Launches as measured; executions of a device that queues work tell nothing of them."""
         streaming = self.plan.streaming
-        if streaming is not None and streaming.launch_ns and self._backend.capabilities.queues_work:
+        is_known = streaming is not None and streaming.launch_ns and not streaming.is_resident
+        if streaming is not None and is_known and self._backend.capabilities.queues_work:
             return costs.timed(self.program, streaming.launch_ns)
         return costs.learned(self.program, timeline.executions)
 
