@@ -133,7 +133,8 @@ def test_weights_are_read_into_one_memory_for_all_captures(
     with captured.load(weights_budget=floor_of(captured)) as run:
         assert taken == [run.streaming.plan.memory_bytes]
         assert simulated_npu.calls("aclmdlRICaptureBegin") == 3
-        assert simulated_npu.calls("aclrtHostRegisterV2") == 1  # and one store
+        # One store, and memory by which the timer of launches holds a stream back.
+        assert simulated_npu.calls("aclrtHostRegisterV2") == 2
 
 
 @pytest.mark.usefixtures("required")
