@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import gc
 from typing import Any, Protocol
 
 import pytest
@@ -149,6 +150,7 @@ class Streamed:
 
 
 def held(ascend: AscendSimulator) -> dict[str, int]:
+    gc.collect()  # what failed may be in cycles with its frames
     return (
         live(ascend)
         | {kind: ascend.live(kind) for kind in KINDS}
