@@ -163,7 +163,8 @@ class Relocator:
         except (BackendUnavailable, ExecutionError) as error:
             raise _NotRelocatable(error) from error
         n_tasks = model.log.n_tasks
-        n_streams = len(n_tasks[-1])  # none goes, and some may come
+        # None goes, and some may come; without launches no task is one's.
+        n_streams = len(n_tasks[-1]) if n_tasks else 0
         counts = [
             [one[index] if index < len(one) else 0 for one in n_tasks] for index in range(n_streams)
         ]
