@@ -108,19 +108,23 @@ def test_dropout_in_fused_attention() -> None:
     assert not torch.equal(drawn[0], drawn[1])
 
 
+def draw_from_both(
+    x: torch.Tensor, first: torch.Generator, second: torch.Generator
+) -> torch.Tensor:
+    """From each generator, and from torch's own."""
+    x = x.clone().uniform_(generator=second) + torch.rand_like(x)
+    return x + x.clone().normal_(generator=first) * x.clone().uniform_(generator=second)
+
+
 def test_generators_that_are_passed_and_torchs_own() -> None:
     one, other = (torch.Generator(device="npu").manual_seed(seed) for seed in (3, 4))
 
-    def model(x: torch.Tensor, first: torch.Generator, second: torch.Generator) -> torch.Tensor:
-        x = x.clone().uniform_(generator=second) + torch.rand_like(x)
-        return x + x.clone().normal_(generator=first) * x.clone().uniform_(generator=second)
-
     x = torch.ones(N).npu()
-    captured = offload.capture(model, x, one, other)
+    captured = offload.capture(draw_from_both, x, one, other)
     with captured.load() as run:
         for seed in (5, 6):
             one.manual_seed(seed)
-            check_draws(run, model, x, one, other)
+            check_draws(run, draw_from_both, x, one, other)
 
 
 def test_submitted_executions_draw_in_their_order() -> None:

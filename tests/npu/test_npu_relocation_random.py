@@ -10,7 +10,15 @@ import torch
 from ascend_simulator import AscendSimulator
 from on_npu import fail_each_call
 from test_npu_offload import TELLING, live, load
-from test_npu_random import OPERATORS, N, check_draws, copies_of, default_generator, states
+from test_npu_random import (
+    OPERATORS,
+    N,
+    check_draws,
+    copies_of,
+    default_generator,
+    draw_from_both,
+    states,
+)
 from test_npu_relocation import RELOCATED, counts, notes, without
 
 import offload
@@ -79,19 +87,15 @@ def test_what_moved_is_patched_and_the_offset_is_written(simulated_npu: AscendSi
 def test_generators_each_with_cells_of_their_own() -> None:
     one, other = (torch.Generator(device="npu").manual_seed(seed) for seed in (3, 4))
 
-    def model(x: torch.Tensor, first: torch.Generator, second: torch.Generator) -> torch.Tensor:
-        x = x.clone().uniform_(generator=second) + torch.rand_like(x)
-        return x + x.clone().normal_(generator=first) * x.clone().uniform_(generator=second)
-
     x = torch.ones(N).npu()
-    captured = offload.capture(model, x, one, other)
+    captured = offload.capture(draw_from_both, x, one, other)
     generators = [default_generator(), one, other]
     before = states(generators)
     with captured.load() as run:
         assert states(generators) == before
         for seed in (5, 6):
             one.manual_seed(seed)
-            check_draws(run, model, torch.randn(N).npu(), one, other)
+            check_draws(run, draw_from_both, torch.randn(N).npu(), one, other)
         assert RELOCATED in notes(run)
 
 

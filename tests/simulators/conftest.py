@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +11,7 @@ import pytest
 import simulator as simulators
 import torch
 from graphs import Cuda
+from operator_client import Operators
 from stored import save_weights, without_memory
 
 import offload
@@ -66,6 +68,14 @@ def arena(cuda: Cuda) -> _native.CudaArena:
 def npu(ascend) -> ascend_client.Client:
     """A client of the simulated Ascend runtime, with kernels that add and note."""
     return ascend_client.Client(ascend)
+
+
+@pytest.fixture
+def operators(npu: ascend_client.Client) -> Iterator[Operators]:
+    """The simulated operator libraries."""
+    client = Operators(npu)
+    yield client
+    client.close()
 
 
 @pytest.fixture

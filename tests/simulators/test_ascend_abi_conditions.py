@@ -134,7 +134,8 @@ def test_a_kernel_of_the_model_sets_the_value(ascend, npu, stream, side):
         assert npu.order == expected
 
 
-def test_a_loop_goes_on_until_its_value_is_null(ascend, npu, stream, side):
+def counting_down(ascend, npu, stream, side):
+    """A model of a loop of three rounds, and the value that it counts down."""
     with npu.capture(stream) as models:
         condition = condition_on(ascend, npu.info(stream)[1], default=3)
         cell = value_of(ascend, condition)
@@ -142,9 +143,14 @@ def test_a_loop_goes_on_until_its_value_is_null(ascend, npu, stream, side):
         assert sub_code(ascend, side, sub) == 0
         npu.add(side, cell, cell, 2**64 - 1)
         npu.end(side)
+    return models[0], cell
+
+
+def test_a_loop_goes_on_until_its_value_is_null(ascend, npu, stream, side):
+    model, cell = counting_down(ascend, npu, stream, side)
     for _ in range(2):
         npu.order.clear()
-        npu.run(models[0], stream)
+        npu.run(model, stream)
         assert len(npu.order) == 3
     assert acl.peek(cell) == (0,)
 
@@ -178,14 +184,8 @@ def test_a_loop_that_does_not_end_is_a_fault(ascend, npu, stream, side):
 
 def test_as_many_rounds_as_a_loop_may_go_are_no_fault(ascend, npu, stream, side):
     ascend.set_loop_limit(3)
-    with npu.capture(stream) as models:
-        condition = condition_on(ascend, npu.info(stream)[1], default=3)
-        cell = value_of(ascend, condition)
-        (sub,) = add_task(ascend, stream, condition, WHILE, 1)
-        assert sub_code(ascend, side, sub) == 0
-        npu.add(side, cell, cell, 2**64 - 1)
-        npu.end(side)
-    npu.run(models[0], stream)
+    model, _ = counting_down(ascend, npu, stream, side)
+    npu.run(model, stream)
     assert len(npu.order) == 3
 
 

@@ -25,13 +25,6 @@ SOURCE = -1  # as many elements to a row of a fractal as 32 bytes hold of the so
 
 
 @pytest.fixture
-def operators(npu):
-    client = Operators(npu)
-    yield client
-    client.close()
-
-
-@pytest.fixture
 def stream(npu):
     return npu.stream()
 

@@ -148,10 +148,8 @@ def test_what_cannot_be_waited_for_is_left_to_the_process(ascend):
     assert read(y) == plus(3)
 
 
-def test_a_table_without_words_needs_no_operators(ascend):
-    gather, _ = gather_by(ascend, "operators")
-    ascend.forget_calls()
-    resident = _native.AscendResident(
+def without_kernels(gather):
+    return _native.AscendResident(
         device=0,
         arena_bytes=0,
         kernels=[],
@@ -161,6 +159,12 @@ def test_a_table_without_words_needs_no_operators(ascend):
         n_launches=0,
         gather=gather,
     )
+
+
+def test_a_table_without_words_needs_no_operators(ascend):
+    gather, _ = gather_by(ascend, "operators")
+    ascend.forget_calls()
+    resident = without_kernels(gather)
     resident.execute()
     resident.finish()
     assert sum(ascend.calls(one) for one in OPERATOR_CALLS) == 0
@@ -168,13 +172,4 @@ def test_a_table_without_words_needs_no_operators(ascend):
 
 def test_what_gathers_must_be_known(ascend):
     with pytest.raises(ValueError, match="by a kernel or by 'operators', got 'magic'"):
-        _native.AscendResident(
-            device=0,
-            arena_bytes=0,
-            kernels=[],
-            words=[],
-            relocations=[],
-            triggers=[],
-            n_launches=0,
-            gather="magic",
-        )
+        without_kernels("magic")

@@ -24,13 +24,6 @@ from model_tasks import parameters_of, tasks_of
 
 
 @pytest.fixture
-def operators(npu):
-    client = Operators(npu)
-    yield client
-    client.close()
-
-
-@pytest.fixture
 def stream(npu):
     return npu.stream()
 

@@ -301,7 +301,10 @@ class Executable:
         )
 
     def _learned(self, timeline: Timeline, costs: CostModel) -> CostModel:
-        """Launches as measured; executions of a device that queues work tell nothing of them."""
+        """Launches as executions tell; of a device that queues work, those that its plan counts on.
+
+        `streaming.explain()` says whether these were measured.
+        """
         streaming = self.plan.streaming
         is_known = streaming is not None and streaming.launch_ns and not streaming.is_resident
         if streaming is not None and is_known and self._backend.capabilities.queues_work:

@@ -43,7 +43,10 @@ def check_streams(error: RuntimeError, what: str) -> None:
 
 
 def unjoined_advice(
-    error: RuntimeError, launches: Sequence[Launch], n_tasks: Sequence[Sequence[int]]
+    error: RuntimeError,
+    launches: Sequence[Launch],
+    n_tasks: Sequence[Sequence[int]],
+    begins: Sequence[int | None],
 ) -> str:
     """What to do about a side stream that the capture's stream never waited for; else nothing.
 
@@ -51,14 +54,15 @@ def unjoined_advice(
         error: of torch_npu, when the capture ended.
         launches: those that were captured.
         n_tasks: as `CaptureLog.n_tasks`; empty where the runtime does not tell.
+        begins: as `CaptureLog.begins`.
     """
     if _code_of(error) != _UNJOINED:
         return ""
     counts = [len(one) for one in n_tasks]
     forks = [
-        f"{launch.source}: {launch.operator}"
-        for launch, before, after in zip(launches, counts, counts[1:], strict=False)
-        if after > before
+        f"{launches[launch].source}: {launches[launch].operator}"
+        for launch, before, after in zip(begins, counts, counts[1:], strict=False)
+        if launch is not None and after > before
     ]
     return (
         "; work on a side stream is not joined: let the stream that was current before wait for it "

@@ -415,5 +415,5 @@ class _OneCapture:
             check_streams(error, "the capture of the program's launches failed")
             raise CaptureError(
                 f"the capture of the program's launches failed: {first_line(error)}"
-                f"{unjoined_advice(error, self._program.launches, self.log.n_tasks)}"
+                + unjoined_advice(error, self._program.launches, self.log.n_tasks, self.log.begins)
             ) from error
