@@ -42,7 +42,7 @@ from turns import take_turns
 PROCESS = Path(streaming_process.__file__)
 BUDGETS_PERCENT = (25, 50, 75)
 ROUNDS, ROUND_NS = 16, 300_000_000
-MEMORY_ROUNDS = 3
+MEMORY_ROUNDS = 9
 MIB = 2**20
 BLOCK_BYTES = 4096  # at multiples of which a disk is read without a buffer
 

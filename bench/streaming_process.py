@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -73,26 +74,33 @@ class Peak:
         return max(self._most_bytes, memory_bytes())
 
 
+def execute(
+    build_model: Callable[[], nn.Module],
+    arguments: Sequence[torch.Tensor],
+    folder: str,
+    budget_bytes: int,
+) -> dict[str, float]:
+    """Capture the model and execute it five times; what is printed but `imported_bytes`."""
+    peak = Peak()
+    try:
+        with torch.no_grad():
+            captured = offload.capture(build_model(), *arguments, weights=folder)
+            with captured.load(weights_budget=budget_bytes) as run:
+                for _ in range(5):
+                    result = run(*arguments)
+                checksum = float(result.double().abs().sum())
+                streamed_bytes = run.last_execution.bytes_streamed
+    finally:
+        peak_bytes = peak.end()
+    return {"peak_bytes": peak_bytes, "streamed_bytes": streamed_bytes, "checksum": checksum}
+
+
 def main(folder: str, budget_bytes: str) -> None:
-    """Capture the stack, and execute it five times under a budget."""
+    """Measure the stack of blocks under a budget, and print it."""
     torch.set_num_threads(1)
     imported_bytes = memory_bytes()
-    peak = Peak()
-    with torch.no_grad():
-        x = inputs()
-        captured = offload.capture(without_memory(), x, weights=folder)
-        with captured.load(weights_budget=int(budget_bytes)) as run:
-            for _ in range(5):
-                result = run(x)
-            streamed_bytes = run.last_execution.bytes_streamed
-            peak_bytes = peak.end()
-    found = {
-        "imported_bytes": imported_bytes,
-        "peak_bytes": peak_bytes,
-        "streamed_bytes": streamed_bytes,
-        "checksum": float(result.double().abs().sum()),
-    }
-    print(json.dumps(found))
+    found = execute(without_memory, [inputs()], folder, int(budget_bytes))
+    print(json.dumps({"imported_bytes": imported_bytes, **found}))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,10 @@ turns, and so do both bounds. Beside them: what others do for a model larger tha
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ import torch
 from torch import nn
 
 import device_decoder
+import device_streaming_process
 import offload
 from device_turns import device_turns
 from measurements import Case, counted_figure, figure_of, ratio_of
@@ -26,6 +31,8 @@ MIB = 2**20
 BUDGETS_PERCENT = (25, 50, 75)
 N_TOKENS = {"bound by the link": 256, "bound by computing": 8192}
 ROUNDS, CALLS = 12, 4
+MEMORY_ROUNDS = 2
+PROCESS = Path(device_streaming_process.__file__)
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +104,44 @@ def test_roofline(
         )
         benchmark.pedantic(lambda: streamed(*inputs), rounds=3)
         torch.cuda.synchronize()
+
+
+def measure(folder: Path, budget_bytes: int) -> dict[str, float]:
+    """What a process of its own prints."""
+    paths = [str(PROCESS.parents[1]), os.environ.get("PYTHONPATH", "")]
+    finished = subprocess.run(
+        [sys.executable, str(PROCESS), str(folder), str(budget_bytes)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
+    return found
+
+
+def test_host_memory(benchmark: Any, record: Callable[[Case], None], folder: Path) -> None:
+    inputs = device_decoder.inputs(device_streaming_process.N_TOKENS, "cuda")
+    captured = offload.capture(device_decoder.without_memory(), *inputs, weights=folder)
+    whole_bytes = sum(one.size_bytes for one in captured.program.values if one.role == "weight")
+    budget_bytes = whole_bytes // 2
+    with captured.load(weights_budget=budget_bytes) as run:
+        checksum = float(run(*inputs).double().abs().sum())
+        benchmark.pedantic(lambda: run(*inputs), rounds=3)
+        torch.cuda.synchronize()
+    found = [measure(folder, budget_bytes) for _ in range(MEMORY_ROUNDS)]
+    assert all(one["checksum"] == checksum for one in found)
+    beyond = [one["peak_bytes"] - one["imported_bytes"] for one in found]
+    allowed = [1.01 * (one["streamed_bytes"] + budget_bytes) for one in found]
+    record(
+        Case(
+            f"host memory: decoder, budget 50 % of {whole_bytes // MIB} MiB",
+            ratios={
+                "1.01 of the budget and what is streamed": ratio_of(
+                    allowed, beyond, of="bytes", at_least=1
+                )
+            },
+            figures={
+                "beyond the context": figure_of([one / MIB for one in beyond], "MiB"),
+                "streamed": counted_figure(found[0]["streamed_bytes"] / MIB, "MiB"),
+            },
+        )
+    )
