@@ -7,7 +7,7 @@ TORCH_NPU := torch_npu==2.13.0
 CONSTRAINTS := .ci/constraints.txt
 PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar on
 
-.PHONY: demo test test-native test-npu-sim cuda test-cuda probes-cuda test-npu probes-npu lint bench bench-cuda format clean help
+.PHONY: demo test test-native test-npu-sim cuda test-cuda probes-cuda test-npu npu-packages probes-npu lint bench bench-cuda format clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -82,6 +82,7 @@ build/%-site/installed: $(DEVICE_SOURCES)
 
 # Each ends within eight minutes, and its report has what was found until then.
 CUDA_SECONDS ?= 450
+NPU_SECONDS ?= 450
 CUDA_BENCHMARKS := launch copying memory models streaming
 
 cuda: ## on a machine with a GPU: probes, tests and benchmarks, whatever fails; writes docs/measurements
@@ -103,11 +104,12 @@ bench-cuda: build/cuda-site/installed ## measure against the peers on a GPU; wri
 probes-npu: ## ask an NPU what its backend counts on; writes docs/measurements/npu_probes.json
 	$(NPU_PYTHON) bench/probes_ascend.py docs/measurements/npu_probes.json
 
-# What takes longer than eight minutes is interrupted, and the report says so. "npu" is in "input".
-test-npu: build/npu-site/installed ## run the tests that need an NPU; writes docs/measurements/npu_tests.json
-	NPU_RUNTIME=installed timeout --signal=INT --kill-after=20 460 $(call run_on,npu) -m pytest \
-		tests/npu tests/conformance -k "npu and not (simulated or cuda or cpu or null)" -W default \
-		--device-report=docs/measurements/npu_tests.json
+npu-packages:
+	$(NPU_PYTHON) tests/missing_packages.py torch_npu pytest pytest-benchmark numpy
+
+test-npu: npu-packages build/npu-site/installed ## run the tests that need an NPU; writes docs/measurements/npu_tests.json
+	NPU_RUNTIME=installed $(call run_on,npu) tests/run_on_device.py \
+		docs/measurements/npu_tests.json $(NPU_SECONDS) tests/npu tests/conformance -W default
 
 clean: ## remove the environment and every build product
 	rm -rf $(VENV) build

@@ -44,13 +44,9 @@ class DeviceReport:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """A GPU that has failed in a test does nothing for those after it in this process."""
-        if not torch.cuda.is_initialized():
-            return
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            pytest.exit(f"the device has failed before {item.nodeid}: {error}", DEVICE_FAILED)
+        """A device that has failed in a test does nothing for those after it in this process."""
+        if why := failure_of_device():
+            pytest.exit(f"the device has failed before {item.nodeid}: {why}", DEVICE_FAILED)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins."""
@@ -71,6 +67,24 @@ class DeviceReport:
         write_report(self._path, self._what, self._machine, interrupted=interrupted)
         if not self._goes_on:
             notes_path(self._path).unlink(missing_ok=True)
+
+
+def failure_of_device() -> str:
+    """Why the GPU or NPU that this process uses works no more; empty if it works, or none is used.
+
+    The thread by which torch_npu launches ends in silence, so an NPU has to compute.
+    """
+    npu = getattr(torch, "npu", None)
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        if npu is not None and npu.is_initialized():
+            npu.synchronize()
+            if (torch.ones(1, device="npu") + 1).item() != 2:
+                return "torch_npu launches nothing any more"
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def make(path: Path, *, goes_on: bool = False) -> DeviceReport:

@@ -31,6 +31,10 @@ class OfflineModel:
         if not self.path.is_file():
             raise FileError(f"{self.path}: there is no such file")
 
+    def __repr__(self) -> str:
+        """The file, and how to go on."""
+        return f"OfflineModel({str(self.path)!r}): load() makes it resident on an NPU"
+
     def load(
         self,
         device: str | torch.device | Backend = "npu",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,23 @@ UNSUPPORTED: dict[tuple[str, str], str] = {
 }
 
 Load = Callable[..., offload.Executable]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On an installed NPU nothing but its own tests are run, whatever their names are."""
+    import npu_device
+
+    if not npu_device.uses_installed():
+        return
+    here = Path(__file__).parent
+
+    def is_other(item: pytest.Item) -> bool:
+        parameters = getattr(item, "callspec", None)
+        backend = None if parameters is None else parameters.params.get("backend")
+        return item.path.is_relative_to(here) and backend != NPU
+
+    config.hook.pytest_deselected(items=[item for item in items if is_other(item)])
+    items[:] = [item for item in items if not is_other(item)]
 
 
 @pytest.fixture(params=[*backend_names(), SIMULATED, SIMULATED_ASCEND])

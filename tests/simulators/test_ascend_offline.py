@@ -220,6 +220,9 @@ def test_files_and_devices_that_are_none_are_refused(path, tmp_path):
     with pytest.raises(FileError, match="there is no such file"):
         offload.open(tmp_path / "none.om")
     (tmp_path / "broken.om").write_bytes(b"no model")
+    assert repr(offload.open(tmp_path / "broken.om")) == (
+        f"OfflineModel({str(tmp_path / 'broken.om')!r}): load() makes it resident on an NPU"
+    )
     with pytest.raises(ExecutionError, match=r"broken\.om: reading what an offline model needs"):
         offload.open(tmp_path / "broken.om").load(DEVICE)
     with pytest.raises(BackendUnavailable, match="device 'cpu' loads no offline models"):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+import types
 
 import pytest
+import torch
 
+import device_report
 import run_on_device
 from device_notes import DEVICE_FAILED, note, notes_path, read_notes, write_report
 
@@ -150,3 +153,21 @@ def test_a_failure_after_a_test_passed_counts(tmp_path):
     write_report(report, "tests", {}, interrupted=False)
     written = json.loads(report.read_text())
     assert (written["counts"], written["failed"]) == ({"failed": 1}, ["one"])
+
+
+def test_a_device_that_computes_no_more_has_failed(monkeypatch):
+    npu = types.SimpleNamespace(is_initialized=lambda: True, synchronize=lambda: None)
+    monkeypatch.setattr(torch, "npu", npu, raising=False)
+    computed = torch.tensor([0.0])
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: computed)
+    assert device_report.failure_of_device() == "torch_npu launches nothing any more"
+    computed += 1
+    assert device_report.failure_of_device() == ""
+
+    def lost():
+        raise RuntimeError("EZ9999")
+
+    npu.synchronize = lost
+    assert device_report.failure_of_device() == "EZ9999"
+    npu.is_initialized = lambda: False
+    assert device_report.failure_of_device() == ""

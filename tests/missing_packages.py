@@ -1,0 +1,61 @@
+"""What a Python lacks to build offload and run its tests, before anything is built.
+
+    python tests/missing_packages.py REQUIREMENT...
+
+Asked for are offload's own dependencies, its build tools and the requirements that are given.
+Prints what is missing or too old, a line each, and exits with 1 if anything is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(>=(?P<least>[\d.]+))?$")
+
+
+def missing(requirements: Sequence[str]) -> list[str]:
+    """Those of `NAME` and `NAME>=VERSION` that are not installed, or older, with what is there.
+
+    `packaging` would compare versions, but may itself be missing.
+
+    Raises:
+        ValueError: a requirement has another form.
+    """
+    found = []
+    for requirement in requirements:
+        parts = _REQUIREMENT.match(requirement)
+        if parts is None:
+            raise ValueError(f"{requirement}: expected NAME or NAME>=VERSION")
+        try:
+            version = metadata.version(parts["name"])
+        except metadata.PackageNotFoundError:
+            found.append(f"{requirement}: not installed")
+            continue
+        if parts["least"] and _numbers(version) < _numbers(parts["least"]):
+            found.append(f"{requirement}: {version} is installed")
+    return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    release = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, release[0].split("."))) if release else ()
+
+
+def main() -> int:
+    """Check what pyproject.toml and the arguments ask for."""
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["build"], *sys.argv[1:]]
+    lacking = missing(asked)
+    for line in lacking:
+        print(f"{sys.executable} needs {line}", file=sys.stderr)
+    return 1 if lacking else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
