@@ -80,9 +80,9 @@ build/%-site/installed: $(DEVICE_SOURCES)
 		--no-deps --upgrade --target build/$*-site -C build-dir=build/$* .
 	touch $@
 
-# Each ends within eight minutes, and its report has what was found until then.
-CUDA_SECONDS ?= 450
-NPU_SECONDS ?= 450
+# Each ends within eight minutes, with 80 s for the build; its report has what was found until then.
+CUDA_SECONDS ?= 400
+NPU_SECONDS ?= 400
 CUDA_BENCHMARKS := launch copying memory models streaming
 
 cuda: ## on a machine with a GPU: probes, tests and benchmarks, whatever fails; writes docs/measurements

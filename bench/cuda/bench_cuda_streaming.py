@@ -31,7 +31,7 @@ MIB = 2**20
 BUDGETS_PERCENT = (25, 50, 75)
 N_TOKENS = {"bound by the link": 256, "bound by computing": 8192}
 ROUNDS, CALLS = 12, 4
-MEMORY_ROUNDS = 2
+MEMORY_ROUNDS = 3
 PROCESS = Path(device_streaming_process.__file__)
 
 
