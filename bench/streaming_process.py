@@ -9,6 +9,7 @@ there.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import threading
@@ -21,30 +22,41 @@ from torch import nn
 import offload
 from models import Block
 
-N_BLOCKS, WIDTH, HEADS, TOKENS = 8, 1_024, 16, 64
-TITLE = f"{N_BLOCKS} GPT blocks, width {WIDTH}, {TOKENS} tokens"
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Blocks one after the other, and what they are given."""
+
+    n_blocks: int
+    width: int
+    heads: int
+    tokens: int
+
+    @property
+    def title(self) -> str:
+        """For tables and plots."""
+        return f"{self.n_blocks} GPT blocks, width {self.width}, {self.tokens} tokens"
+
+    def model(self) -> nn.Sequential:
+        """The stack with its weights in memory, the same each time."""
+        torch.manual_seed(0)
+        return self._build()
+
+    def without_memory(self) -> nn.Sequential:
+        """The stack on the meta device."""
+        with torch.device("meta"):
+            return self._build()
+
+    def inputs(self) -> torch.Tensor:
+        """What the stack takes, the same each time."""
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(1, self.tokens, self.width, generator=generator)
+
+    def _build(self) -> nn.Sequential:
+        return nn.Sequential(*(Block(self.width, self.heads) for _ in range(self.n_blocks))).eval()
 
 
-def build() -> nn.Sequential:
-    return nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(N_BLOCKS))).eval()
-
-
-def model() -> nn.Sequential:
-    """The stack with its weights in memory, the same each time."""
-    torch.manual_seed(0)
-    return build()
-
-
-def without_memory() -> nn.Sequential:
-    """The stack on the meta device."""
-    with torch.device("meta"):
-        return build()
-
-
-def inputs() -> torch.Tensor:
-    """What the stack takes, the same each time."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(1, TOKENS, WIDTH, generator=generator)
+STACK = Stack(n_blocks=8, width=1_024, heads=16, tokens=64)
 
 
 def memory_bytes() -> int:
@@ -99,7 +111,7 @@ def main(folder: str, budget_bytes: str) -> None:
     """Measure the stack of blocks under a budget, and print it."""
     torch.set_num_threads(1)
     imported_bytes = memory_bytes()
-    found = execute(without_memory, [inputs()], folder, int(budget_bytes))
+    found = execute(STACK.without_memory, [STACK.inputs()], folder, int(budget_bytes))
     print(json.dumps({"imported_bytes": imported_bytes, **found}))
 
 
