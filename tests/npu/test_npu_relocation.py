@@ -33,9 +33,10 @@ RELOCATED, COPIED = "addresses of kernel arguments", "are not relocated"
 
 @pytest.fixture
 def firmware(simulated_npu: AscendSimulator) -> Iterator[AscendSimulator]:
-    """Its software SQ may be off until the test ends."""
+    """Its software SQ may be off, and tasks untold, until the test ends."""
     yield simulated_npu
     simulated_npu.set_software_sq(True)
+    simulated_npu.set_tells_all_tasks(True)
 
 
 def counts(run: offload.Executable) -> tuple[int, int]:
@@ -295,6 +296,45 @@ def test_what_an_unreadable_task_touches_is_copied(
         assert run._loaded.resident.refresh_counts["copies"]
         with pytest.raises(offload.BindingError, match="lies where it was loaded"):
             run(x.npu(), y.npu(), feature_map=torch.empty(1 << 22, dtype=torch.uint8).npu())
+
+
+HIDDEN: dict[str, Callable[..., Callable[[torch.Tensor], torch.Tensor]]] = {
+    "first": lambda hidden: lambda x: (hidden(x) * 2).relu(),
+    "middle": lambda hidden: lambda x: hidden(x * 2).relu(),
+    "last": lambda hidden: lambda x: hidden((x * 2).relu()),
+    "all": lambda hidden: hidden,
+}
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("place", HIDDEN)
+def test_what_a_launch_without_tasks_touches_is_copied(
+    place: str,
+    verify: bool,
+    runtime_copy: Callable[..., torch.Tensor],
+    firmware: AscendSimulator,
+) -> None:
+    """The runtime does not return tasks of the AI CPU."""
+    firmware.set_tells_all_tasks(False)
+    model = HIDDEN[place](runtime_copy)
+    captured = offload.capture(model, torch.ones(8).npu())
+    kept = []
+    with captured.load(verify=verify) as run:
+        told = notes(run)
+        for number in (2.0, -3.0):
+            x = torch.full((8,), number).npu()
+            out = torch.full((8,), float("nan")).npu()
+            check_same(run(x, out=out), HIDDEN[place](lambda x: x)(x.cpu()))
+            kept += [x, out]
+        assert "tells no task of offload_tests::runtime_copy" in told
+        assert ("the feature map stays there" in told) is (place != "all")
+        assert (COPIED in told) is (place == "all")
+    if place == "all":
+        return
+    with pytest.MonkeyPatch.context() as patched:  # where it is asked for, it is had
+        make = functools.partial(TorchAscendBackend, relocation=True)
+        patched.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
+        captured.load(verify=verify).close()
 
 
 def without(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
