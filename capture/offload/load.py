@@ -23,6 +23,7 @@ from offload.errors import (
 )
 from offload.place import place
 from offload.program import Program
+from offload.proved_load import load_proved
 from offload.replay import Executable
 from offload.streamed_load import AUTO, StreamedLoad
 from offload.timeline import Scheduling
@@ -52,16 +53,24 @@ def load_program(
         )
     budget = _budget(weights_budget)
     program = on_device(program, index)
-    is_streamed = weights_budget is not None or bool(program.stored)
-    store = _streaming_backend(program, backend) if is_streamed else None
+    if weights_budget is None and not program.stored:
+        return load_proved(backend, lambda one: _resident(program, one, how, verify=verify))
+
+    def streamed(one: Backend) -> Executable:
+        store = _streaming_backend(program, one)
+        prepared = store.prepare(program)
+        plan = place(prepared, store)
+        load = StreamedLoad(prepared, plan, store, how, verify=verify, progress=progress)
+        if budget == AUTO:
+            return load.within_free_memory()
+        return load.within(load.all_bytes if budget is None else budget)
+
+    return load_proved(backend, streamed)
+
+
+def _resident(program: Program, backend: Backend, how: Scheduling, *, verify: bool) -> Executable:
     prepared = backend.prepare(program)
-    plan = place(prepared, backend)
-    if store is None:
-        return Executable(prepared, plan, backend, how, verify=verify)
-    load = StreamedLoad(prepared, plan, store, how, verify=verify, progress=progress)
-    if budget == AUTO:
-        return load.within_free_memory()
-    return load.within(load.all_bytes if budget is None else budget)
+    return Executable(prepared, place(prepared, backend), backend, how, verify=verify)
 
 
 def load_offline_model(

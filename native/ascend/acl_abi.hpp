@@ -141,7 +141,10 @@ enum StreamStatus : int {  // aclrtStreamStatus
   kStreamReserved = 0xFFFF,
 };
 
-enum CallbackBlockType : int { kCallbackNoBlock = 0, kCallbackBlock = 1 };
+enum CallbackBlockType : int {  // aclrtCallbackBlockType
+  kCallbackNoBlock = 0,
+  kCallbackBlock = 1,
+};
 
 enum StreamAttribute : int {  // aclrtStreamAttr
   kStreamFailureMode = 1,
@@ -171,8 +174,16 @@ enum SystemParameter : int {  // aclSysParamOpt
 enum RunMode : int { kRunOnDevice = 0, kRunOnHost = 1 };  // aclrtRunMode
 enum LastErrorLevel : int { kThreadLevel = 0 };           // aclrtLastErrLevel
 
-enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
-enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
+enum CaptureMode : int {  // aclmdlRICaptureMode
+  kCaptureGlobal = 0,
+  kCaptureThreadLocal = 1,
+  kCaptureRelaxed = 2,
+};
+enum CaptureStatus : int {  // aclmdlRICaptureStatus
+  kCaptureNone = 0,
+  kCaptureActive = 1,
+  kCaptureInvalidated = 2,
+};
 
 enum ModelTaskType : int {  // aclmdlRITaskType
   kTaskDefault = 0,
@@ -184,9 +195,16 @@ enum ModelTaskType : int {  // aclmdlRITaskType
   kTaskValueWait = 6,
 };
 
-enum UpdateTaskAttribute : int { kUpdateRandomTask = 1, kUpdateAicAivTask = 2 };
-enum ModelConditionFlag : int { kConditionAssignDefault = 1 };
-enum ModelConditionType : int { kConditionIf = 0, kConditionWhile = 1, kConditionSwitch = 2 };
+enum UpdateTaskAttribute : int {  // aclrtUpdateTaskAttrId
+  kUpdateRandomTask = 1,
+  kUpdateAicAivTask = 2,
+};
+enum ModelConditionFlag : int { kConditionAssignDefault = 1 };  // aclmdlRICondHandleFlag
+enum ModelConditionType : int {                                 // aclmdlRICondTaskType
+  kConditionIf = 0,
+  kConditionWhile = 1,
+  kConditionSwitch = 2,
+};
 
 enum LaunchAttributeId : int {  // aclrtLaunchKernelAttrId
   kLaunchSchedulingMode = 1,

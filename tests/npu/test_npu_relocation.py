@@ -33,9 +33,10 @@ RELOCATED, COPIED = "addresses of kernel arguments", "are not relocated"
 
 @pytest.fixture
 def firmware(simulated_npu: AscendSimulator) -> Iterator[AscendSimulator]:
-    """Its software SQ may be off until the test ends."""
+    """Its software SQ may be off, and tasks untold, until the test ends."""
     yield simulated_npu
     simulated_npu.set_software_sq(True)
+    simulated_npu.set_tells_all_tasks(True)
 
 
 def counts(run: offload.Executable) -> tuple[int, int]:
@@ -297,6 +298,44 @@ def test_what_an_unreadable_task_touches_is_copied(
             run(x.npu(), y.npu(), feature_map=torch.empty(1 << 22, dtype=torch.uint8).npu())
 
 
+HIDDEN: dict[str, Callable[..., Callable[[torch.Tensor], torch.Tensor]]] = {
+    "first": lambda hidden: lambda x: (hidden(x) * 2).relu(),
+    "middle": lambda hidden: lambda x: hidden(x * 2).relu(),
+    "last": lambda hidden: lambda x: hidden((x * 2).relu()),
+    "all": lambda hidden: hidden,
+}
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("place", HIDDEN)
+def test_what_a_launch_without_tasks_touches_is_copied(
+    place: str,
+    verify: bool,
+    runtime_copy: Callable[..., torch.Tensor],
+    firmware: AscendSimulator,
+) -> None:
+    """The runtime does not return tasks of the AI CPU."""
+    firmware.set_tells_all_tasks(False)
+    model = HIDDEN[place](runtime_copy)
+    captured = offload.capture(model, torch.ones(8).npu())
+    kept = []
+    with captured.load(verify=verify) as run:
+        told = notes(run)
+        for number in (2.0, -3.0):
+            x = torch.full((8,), number).npu()
+            out = torch.full((8,), float("nan")).npu()
+            check_same(run(x, out=out), HIDDEN[place](lambda x: x)(x.cpu()))
+            kept += [x, out]
+        assert "tells no task of offload_tests::runtime_copy" in told
+        assert ("the feature map stays there" in told) is (place != "all")
+        assert (COPIED in told) is (place == "all")
+    if place == "all":
+        return
+    with pytest.MonkeyPatch.context() as patched:  # where it is asked for, it is had
+        require_relocation(patched)
+        captured.load(verify=verify).close()
+
+
 def without(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
     """Have discovery miss one word."""
     find = captured_words.relocated_words
@@ -312,6 +351,12 @@ def without(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
     monkeypatch.setattr(torch_relocation, "relocated_words", miss)
 
 
+def require_relocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading fails where addresses cannot be patched, or where the proof does."""
+    make = functools.partial(TorchAscendBackend, relocation=True)
+    monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
+
+
 @pytest.mark.parametrize("index", range(6))
 def test_the_proof_finds_each_word_that_was_missed(
     index: int, monkeypatch: pytest.MonkeyPatch, simulated_npu: AscendSimulator
@@ -323,10 +368,40 @@ def test_the_proof_finds_each_word_that_was_missed(
     before = live(simulated_npu)
     with monkeypatch.context() as patched:
         without(patched, index)
-        with pytest.raises(offload.CaptureError, match=r"gives another result|still writes"):
+        require_relocation(patched)
+        why = (
+            r"(gives another result|still writes).*relocation=False\) has inputs and outputs copied"
+        )
+        with pytest.raises(offload.CaptureError, match=why):
             captured.load()
         assert live(simulated_npu) == before
         captured.load(verify=False).close()
+    assert live(simulated_npu) == before
+
+
+def test_a_proof_that_fails_has_inputs_and_outputs_copied(
+    monkeypatch: pytest.MonkeyPatch, simulated_npu: AscendSimulator
+) -> None:
+    """Relocation is an improvement that nobody required; nothing of it is left when copies are."""
+    captured = offload.capture(lambda x: ((x + 1) * 2).relu(), torch.ones(64).npu())
+    with captured.load() as run:
+        assert RELOCATED in notes(run)
+    before = live(simulated_npu)
+    without(monkeypatch, 0)
+    capture, live_at_captures = TorchAscendBackend._capture, []
+
+    def noted(self: TorchAscendBackend, *args: Any) -> object:
+        live_at_captures.append(live(simulated_npu))
+        return capture(self, *args)
+
+    monkeypatch.setattr(TorchAscendBackend, "_capture", noted)
+    with captured.load() as run:
+        for number in (2.0, -3.0):
+            x, out = torch.full((64,), number).npu(), torch.full((64,), float("nan")).npu()
+            check_same(run(x, out=out), torch.full((64,), max(0.0, (number + 1) * 2)))
+        assert f"{COPIED}: the proof at load failed: the captured graph" in notes(run)
+        assert live_at_captures == [before, before]
+        assert simulated_npu.live("model") == before[0] + 1
     assert live(simulated_npu) == before
 
 

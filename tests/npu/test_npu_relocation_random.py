@@ -19,7 +19,7 @@ from test_npu_random import (
     draw_from_both,
     states,
 )
-from test_npu_relocation import RELOCATED, counts, notes, without
+from test_npu_relocation import RELOCATED, counts, notes, require_relocation, without
 
 import offload
 from offload import backends
@@ -109,6 +109,7 @@ def test_the_proof_finds_each_word_that_was_missed(
     before, state = live(simulated_npu), states([default_generator()])
     with monkeypatch.context() as patched:
         without(patched, index)
+        require_relocation(patched)
         with pytest.raises(offload.CaptureError, match=r"gives another result|still writes"):
             captured.load()
     assert live(simulated_npu) == before

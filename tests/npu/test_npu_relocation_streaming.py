@@ -13,7 +13,7 @@ from on_npu import check_same, fail_each_call
 from stored import save_weights, without_memory
 from test_npu_offload import live
 from test_npu_random import check_draws, default_generator, states
-from test_npu_relocation import RELOCATED, counts, notes, without
+from test_npu_relocation import COPIED, RELOCATED, counts, notes, require_relocation, without
 from test_npu_streaming import Layers
 from test_streaming import floor_of, weight_bytes
 from torch import nn
@@ -182,6 +182,12 @@ def test_the_proof_finds_words_that_were_missed(
     before = held(simulated_npu)
     with monkeypatch.context() as patched:
         without(patched, index % n_words)
+        with captured.load(weights_budget=budget) as run:  # which copies what moves instead
+            assert f"{COPIED}: the proof at load failed" in notes(run)
+            x = torch.randn(4, 64)
+            check_same(run(x.npu()), model(x))
+        assert held(simulated_npu) == before
+        require_relocation(patched)
         with pytest.raises(offload.CaptureError, match=r"gives another result|still writes"):
             captured.load(weights_budget=budget)
     assert held(simulated_npu) == before

@@ -53,6 +53,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_waited_ms": (_address, []),
     "sim_set_loop_limit": (None, [_bytes]),
     "sim_set_first_stream_first": (None, [_int]),
+    "sim_set_tells_all_tasks": (None, [_int]),
     "sim_argument_bytes": (_bytes, []),
     "sim_streams_in_use": (_bytes, [_int]),
 }
@@ -205,6 +206,10 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
     def set_first_stream_first(self, first: bool) -> None:
         """Whether a model's first stream goes as far as it may, rather than its last."""
         self.library.sim_set_first_stream_first(first)
+
+    def set_tells_all_tasks(self, all_tasks: bool) -> None:
+        """Whether enumerations have tasks whose parameters cannot be read, as of the AI CPU."""
+        self.library.sim_set_tells_all_tasks(all_tasks)
 
     @property
     def argument_bytes(self) -> int:

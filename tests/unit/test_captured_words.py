@@ -252,6 +252,59 @@ def test_what_an_unreadable_task_touches_is_copied_or_stays(launch: int, copied:
     assert {name for _, _, name, _ in words_of(program, found)} == {"x", "out"} - copied
 
 
+@pytest.mark.parametrize(
+    ("launch", "copied"), [(0, {"x"}), (1, set()), (2, {"out"})], ids=["input", "between", "output"]
+)
+def test_what_a_launch_without_tasks_touches_is_copied_or_stays(
+    launch: int, copied: set[str]
+) -> None:
+    """The runtime does not return tasks of the AI CPU."""
+    program = chain()
+    kernels = [*KERNELS[:launch], *KERNELS[launch + 1 :]]
+    rest = [index for index in range(3) if index != launch]
+    found = relocated_words(program, captured(program, kernels, launches=rest))
+    names = values(program)
+    assert set(found.copied) == {names[name] for name in copied}
+    assert all("tells no task" in why for why in found.copied.values())
+    assert found.why_fixed
+    assert {name for _, _, name, _ in words_of(program, found)} == {"x", "out"} - copied
+
+
+def test_a_launch_without_tasks_that_writes_an_input_fixes_the_pool() -> None:
+    """Of how many tasks nobody tells: they may hand memory to each other."""
+    program = program_of(lambda x, y: (x + 1, y.mul_(2)), torch.ones(64), torch.ones(64))
+    x, y = (value.index for value in program.of_role(Role.INPUT))
+    (out,) = (value.index for value in program.of_role(Role.OUTPUT))
+    captures = [
+        ModelCapture(
+            [Task(TaskType.KERNEL, 0xF0, 1, block, struct.pack("<2Q", at, pool), 0)],
+            {x: at, y: at + 4096, out: pool},
+            [(pool, POOL_BYTES)],
+        )
+        for at, pool, block in LAYOUTS
+    ]
+    found = relocated_words(program, captures)
+    assert set(found.copied) == {y}
+    assert "tells no task of aten::mul" in found.why_fixed
+    assert {word.value for word in found.discovery.words} == {x, out}
+
+
+def test_a_launch_without_tasks_and_content_is_followed() -> None:
+    program = program_of(lambda x, y: (x + 1, y + 1), torch.ones(64), torch.ones(0))
+    (x, _), (out, empty) = program.of_role(Role.INPUT), program.of_role(Role.OUTPUT)
+    captures = [
+        ModelCapture(
+            [Task(TaskType.KERNEL, 0xF0, 1, block, struct.pack("<2Q", at, pool), 0)],
+            {x.index: at, out.index: pool, empty.index: 0},
+            [(pool, POOL_BYTES)],
+        )
+        for at, pool, block in LAYOUTS
+    ]
+    found = relocated_words(program, captures)
+    assert (found.copied, found.why_fixed) == ({}, "")
+    assert {word.value for word in found.discovery.words} == {x.index, out.index}
+
+
 def test_events_touch_nothing() -> None:
     program = chain()
     kernels: list[list[Word]] = [*KERNELS, []]

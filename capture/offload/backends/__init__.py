@@ -15,6 +15,7 @@ from offload.backends.base import (
     StreamingBackend,
     TimedLaunches,
     TimingBackend,
+    Unproved,
     native_layout,
     slot_triggers,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "StreamingBackend",
     "TimedLaunches",
     "TimingBackend",
+    "Unproved",
     "backend_and_index",
     "backend_names",
     "find_backend",

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from offload import _native
+from offload.errors import CaptureError
 from offload.machine import CopyCosts, Machine
 from offload.plan import NodeGraph, Plan, SlotKind
 from offload.program import Program, TensorView
@@ -210,8 +211,21 @@ class Backend(Protocol):
         executed, or computes nothing, does nothing here.
 
         Raises:
+            Unproved: it does not, and the same device can do it in another way.
             CaptureError: it does not; the message says in what.
         """
+
+
+class Unproved(CaptureError):
+    """What is loaded has failed its proof, and another backend of the device needs none.
+
+    Attributes:
+        instead: loads the same Program in the other way, and says why.
+    """
+
+    def __init__(self, message: str, instead: Backend) -> None:
+        super().__init__(message)
+        self.instead = instead
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

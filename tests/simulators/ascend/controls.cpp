@@ -174,6 +174,12 @@ ACL_EXPORT void sim_set_first_stream_first(int first) {
   runtime().device.scheduler.set_newest_first(first == 0);
 }
 
+// 0: tasks whose parameters nobody reads (of the AI CPU, copies, memsets) are in no enumeration.
+ACL_EXPORT void sim_set_tells_all_tasks(int all) {
+  const auto lock = locked();
+  runtime().settings.tells_all_tasks = all != 0;
+}
+
 // The nth copy that runs from now on (1: the next) is a fault of the device instead.
 ACL_EXPORT void sim_fault_copy(std::uint64_t nth) {
   const auto lock = locked();

@@ -45,6 +45,7 @@ struct Settings {
   std::size_t loop_limit = 100000;  // rounds of a conditional task, before they are a fault
   bool waits_take_time = true;      // a millisecond that a wait lasts; else it is only counted
   bool first_stream_first = false;
+  bool tells_all_tasks = true;
 };
 
 struct OfflineState;

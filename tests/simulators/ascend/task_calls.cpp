@@ -129,7 +129,10 @@ ACL_EXPORT int aclmdlRIGetTasksByStream(Stream handle, ModelTask* tasks, std::ui
     const auto part = stream_of(state, handle)->part.lock();
     refuse_unless(part != nullptr, kRtStreamModel, "the stream belongs to no model");
     std::vector<std::uint64_t> handles;
-    for (const auto& task : part->tasks) handles.push_back(task->handle);
+    for (const auto& task : part->tasks) {
+      const bool is_told = state.settings.tells_all_tasks || task->type != kTaskDefault;
+      if (is_told) handles.push_back(task->handle);
+    }
     put_handles(handles, tasks, count);
   });
 }

@@ -67,7 +67,10 @@ class Task:
 
     @property
     def is_blind(self) -> bool:
-        """Whether it may read and write memory that nobody tells: copies, memsets, AI CPU."""
+        """Whether it may read and write memory that nobody tells: copies, memsets, AI CPU.
+
+        Of some the runtime does not even tell that they are there: a launch without tasks is blind.
+        """
         return self.type == TaskType.DEFAULT or self.type > TaskType.EVENT_RESET
 
 
@@ -339,20 +342,29 @@ class _Decision:
                 self.copied.setdefault(value, reason)
 
     def _why_unseen(self, launch: Launch) -> str:
-        if any(self._tasks[node].is_blind for node in self._tasks_of.get(launch.index, ())):
+        nodes = self._tasks_of.get(launch.index, ())
+        if any(self._tasks[node].is_blind for node in nodes):
             return (
                 f"{launch.operator} at {launch.source} has a task whose addresses cannot be read "
                 "(a copy, a memset, or one of the AI CPU)"
             )
+        if not nodes and self._touches_memory(launch):
+            return (
+                f"the runtime tells no task of {launch.operator} at {launch.source}, whose "
+                "addresses cannot be read (one of the AI CPU, say)"
+            )
         return ""
+
+    def _touches_memory(self, launch: Launch) -> bool:
+        values = (self._program.values[index] for index in {*launch.reads, *launch.writes})
+        return any(value.size_bytes and not value.on_host for value in values)
 
     def _why_unnamed(self, launch: Launch, value: int) -> str:
         """Why a Value that a launch writes cannot be followed: its kernels are given no address.
 
         What a launch reads need not be named: of some tensors it takes the shape alone.
         """
-        nodes = self._tasks_of.get(launch.index, [])
-        if not nodes or not self._program.values[value].size_bytes:
+        if not self._program.values[value].size_bytes:
             return ""
         if value in self._named_by.get(launch.index, ()):
             return ""
@@ -390,7 +402,8 @@ class _Decision:
                 return f"{self._program.values[value].name} is copied from it: {why}"
         for launch in self._program.launches:
             why = self._why_unseen(launch)
-            if why and (len(self._tasks_of[launch.index]) > 1 or self._touches_pool(launch)):
+            is_one_task = len(self._tasks_of.get(launch.index, ())) == 1  # which has no scratch
+            if why and (not is_one_task or self._touches_pool(launch)):
                 return why
             for value in launch.writes:
                 if self._program.values[value].role is not Role.ACTIVATION:

@@ -27,10 +27,18 @@ from offload.backends.ascend.torch_capture import (
     give_back_unused,
 )
 from offload.backends.ascend.torch_relocation import BoundModel, Relocator
-from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared, TimedLaunches
+from offload.backends.base import (
+    Capabilities,
+    LaunchReport,
+    Loaded,
+    Prepared,
+    TimedLaunches,
+    Unproved,
+)
 from offload.backends.random_draws import drawing
 from offload.backends.refusals import check_formats
 from offload.backends.relocation.touches import node_graph, with_scratch
+from offload.errors import CaptureError
 from offload.plan import Plan, check_plan
 from offload.program import Launch, Program, Role
 from offload.streaming import Streaming
@@ -58,6 +66,7 @@ class TorchAscendBackend(AscendBackend):
         torch_capturer: TorchCapturer | None = None,
         copies: Literal["captured", "enqueued"] | None = None,
         relocation: bool | None = None,
+        why_copied: str = "not asked for",
     ) -> None:
         """A backend that captures with torch_npu.
 
@@ -66,10 +75,12 @@ class TorchAscendBackend(AscendBackend):
             copies: who copies inputs and outputs: tasks of the model, which read their addresses
                 from a table, or the host around it. None: the first, where the runtime has it.
             relocation: whether addresses in the kernels' own arguments are patched. None: where
-                that is possible; `Executable.explain` says why it is not. True: loading fails where
-                it is not. False: inputs and outputs are copied.
+                that is possible and a proof at load shows it; `Executable.explain` says why it is
+                not. True: loading fails where it is not. False: inputs and outputs are copied.
+            why_copied: what is said of relocation=False.
         """
         super().__init__()
+        self._why_copied = why_copied
         self._relocation = relocation
         self._torch_capturer = torch_capturer
         self._copies = copies
@@ -142,7 +153,7 @@ class TorchAscendBackend(AscendBackend):
         """Captured, and relocated where that is asked for and possible."""
         if self._relocation is False:
             model = self._capture(program, streamed)
-            bound = BoundModel(model, why_copied="not asked for", streamed=streamed)
+            bound = BoundModel(model, why_copied=self._why_copied, streamed=streamed)
             return Prepared(program, own, state=bound)
         device, is_required = self.device_of(program), bool(self._relocation)
         relocator = Relocator(program, device, streamed, is_required=is_required)
@@ -241,7 +252,9 @@ class TorchAscendBackend(AscendBackend):
         """Execute a relocated model where it was captured, and moved; see `relocation.proof`.
 
         Raises:
-            CaptureError: results or written state differ, or old memory was written.
+            Unproved: results or written state differ, or old memory was written; a backend that
+                relocates nothing would do.
+            CaptureError: the same, where relocation is required.
             OutOfMemory: the device has no memory for the proof.
             ExecutionError: the device failed.
         """
@@ -251,7 +264,23 @@ class TorchAscendBackend(AscendBackend):
             return
         device = self.device_of(prepared.program)
         stream = self.current_stream(device)
-        prove_relocation(prepared.program, plan, bound, device, stream)
+        try:
+            prove_relocation(prepared.program, plan, bound, device, stream)
+        except CaptureError as error:
+            if self._relocation:
+                raise CaptureError(
+                    f"{error}; TorchAscendBackend(relocation=False) has inputs and outputs copied"
+                ) from error
+            why = f"the proof at load failed: {error}"
+            raise Unproved(why, self._copying(why)) from error
+
+    def _copying(self, why: str) -> TorchAscendBackend:
+        return TorchAscendBackend(
+            torch_capturer=self._torch_capturer,
+            copies=self._copies,
+            relocation=False,
+            why_copied=why,
+        )
 
 
 def _outside_bytes(program: Program, plan: Plan, launch: Launch) -> int:
