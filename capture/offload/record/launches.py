@@ -16,6 +16,7 @@ from offload.errors import CaptureError
 from offload.program import Argument, Launch, Role, Symbol, TensorView
 from offload.record.device_formats import refuse_write_in_own_format
 from offload.record.fake_launches import FakeLaunches
+from offload.record.fake_results import device_rule
 from offload.record.fake_weights import FakeWeights
 from offload.record.guards import HostReadGuards
 from offload.record.host_constants import check_made, refuse_write
@@ -80,12 +81,14 @@ class LaunchRecorder:
         """Run one operator below the modes and record it."""
         operator = operator_of(func)
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        call = func
         if self._fakes is not None:
             args, kwargs, context = self._fakes.launch(operator, args, kwargs)
+            call = device_rule(func, self.table.device)
         arguments = operator.in_order(args, kwargs)
         touched = self._before_launch(operator, arguments)
         with context:
-            outcome = func(*args, **kwargs)
+            outcome = call(*args, **kwargs)
         self._after_launch(operator, arguments, touched, outcome)
         return outcome
 

@@ -107,7 +107,7 @@ class RelocatedWords:
     def same_choice(self, other: RelocatedWords) -> bool:
         """Whether both patch the same words and copy the same Values."""
         mine, its = (
-            (one.discovery.words, dict(one.copied), one.why_fixed) for one in (self, other)
+            (one.discovery.words, one.copied.keys(), bool(one.why_fixed)) for one in (self, other)
         )
         return mine == its
 
@@ -129,13 +129,18 @@ def relocated_words(
 
     Raises:
         CapturesDiffer: they are not of the same kernels, or not laid out alike.
-        CaptureError: a word differs and is no address of known memory, or is the address of
-            memory that nobody is known to keep; the message names kernel, byte and values.
+        CaptureError: a word is the address of memory that nobody is known to keep; the message
+            names kernel, byte and value.
     """
     first, second, third = (_as_graph(program, one, weights) for one in captures)
     names = [f"{launch.operator} at {launch.source}" for launch in program.launches]
     found = discover(
-        [first, first, second, third], 0, names, guard_bytes=0, numbers_look_alike=True
+        [first, first, second, third],
+        0,
+        names,
+        guard_bytes=0,
+        numbers_look_alike=True,
+        leaves_unexplained=True,
     )
     _refuse_ownerless(captures[0].tasks, first, found, names, others)
     return _Decision(program, captures, first, found).decide()
@@ -253,6 +258,7 @@ class _Decision:
             for launch in reversed(program.launches)
             for view in (*launch.views(), *launch.made())  # what is only written has memory before
         }
+        self._unexplained = {self._tasks[one.node].launch: one.why for one in found.unexplained}
         self._named = self._values_named()
         self._named_by: dict[int, dict[int, set[int]]] = {}  # by launch and Value: the tasks
         for word, value in zip(self._found.words, self._named, strict=True):
@@ -273,7 +279,9 @@ class _Decision:
             if place is not None:
                 words.append(dataclasses.replace(word, value=place[0], value_offset_bytes=place[1]))
         scratch_bytes = () if why_fixed else tuple(size for _, size in self._captures[0].pool)
-        discovery = Discovery(tuple(words), (), self._found.constants, scratch_bytes)
+        discovery = dataclasses.replace(
+            self._found, words=tuple(words), scratch_bytes=scratch_bytes
+        )
         return RelocatedWords(discovery, self._graph, self.copied, why_fixed)
 
     # ---- whose a word is -----------------------------------------------------------------------
@@ -344,7 +352,7 @@ class _Decision:
                 f"{launch.operator} at {launch.source} has a task whose addresses cannot be read "
                 "(a copy, a memset, or one of the AI CPU)"
             )
-        return ""
+        return self._unexplained.get(launch.index, "")
 
     def _why_unnamed(self, launch: Launch, value: int) -> str:
         """Why a Value that a launch writes cannot be followed: its kernels are given no address.
@@ -390,7 +398,9 @@ class _Decision:
                 return f"{self._program.values[value].name} is copied from it: {why}"
         for launch in self._program.launches:
             why = self._why_unseen(launch)
-            if why and (len(self._tasks_of[launch.index]) > 1 or self._touches_pool(launch)):
+            uses_scratch = len(self._tasks_of.get(launch.index, ())) > 1
+            uses_scratch |= launch.index in self._unexplained
+            if why and (uses_scratch or self._touches_pool(launch)):
                 return why
             for value in launch.writes:
                 if self._program.values[value].role is not Role.ACTIVATION:

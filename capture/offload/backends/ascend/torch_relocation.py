@@ -130,7 +130,9 @@ class Relocator:
                 again = self._compare(template, one, other)
                 if not again.same_choice(found):
                     raise _NotRelocatable(
-                        CaptureError("a third capture has addresses where two before had none")
+                        CaptureError(
+                            "a third capture does not tell the same addresses as two before"
+                        )
                     )
             except BaseException:
                 third.close()
