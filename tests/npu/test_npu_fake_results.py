@@ -10,6 +10,7 @@ from budgets import floor_of
 from on_npu import check_same
 from stored import save_weights, without_memory
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import offload
 from offload.record import fake_results
@@ -61,6 +62,24 @@ def test_dropout_between_weights_in_files_draws_as_the_model_does(
             assert not torch.equal(drawn[0], drawn[1])
             assert not torch.equal(drawn[0], drawn[2])
             assert torch.equal(drawn[0], drawn[4])
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("train", [True, False, None])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("shape", [(5, 7), (16, 16), (0, 7)])
+def test_dropout_is_said_to_give_what_it_gives(
+    p: float, train: bool | None, turned: bool, shape: tuple[int, ...]
+) -> None:
+    dropout = torch.ops.aten.native_dropout.default
+    x = torch.ones(shape).npu()
+    x = x.t() if turned else x
+    said = fake_results.device_rule(dropout, x.device)
+    with FakeTensorMode() as mode:
+        expected = said(mode.from_tensor(x), p, train)
+    for one, other in zip(dropout(x, p, train), expected, strict=True):
+        assert (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+        assert one.stride() == other.stride() or not one.numel()
 
 
 def test_a_result_that_fake_tensors_have_otherwise_is_refused_by_name(

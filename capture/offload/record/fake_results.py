@@ -20,15 +20,20 @@ def device_rule(func: Callable[..., Any], device: torch.device) -> Callable[...,
 def _native_dropout_of_npu(
     given: torch.Tensor, p: float, train: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mask has one bit for each element, rounded up to 128, in bytes (torch_npu's op-plugin).
+    """What torch_npu's operator gives: a mask of one bit for each element, rounded up to 128 bits.
 
-    Where nothing or everything is dropped it has the elements of the input instead.
+    Where nothing or everything is dropped the mask has the elements of the input; and a copy of the
+    input has its strides, whatever else is made is contiguous.
     """
-    if train is False or p in (0, 1):
-        return torch.empty_like(given), torch.empty_like(given)
+    device = given.device
+    if train is False or p == 0:
+        kept = torch.empty_like(given)
+        return kept, torch.empty(given.shape, dtype=torch.bool, device=device)
+    kept = torch.empty(given.shape, dtype=given.dtype, device=device)
+    if p == 1:
+        return kept, torch.empty(given.shape, dtype=torch.bool, device=device)
     n_bits = math.ceil(given.numel() / _MASK_MULTIPLE_BITS) * _MASK_MULTIPLE_BITS
-    mask = torch.empty(n_bits // _BYTE_BITS, dtype=torch.uint8, device=given.device)
-    return torch.empty_like(given), mask
+    return kept, torch.empty(n_bits // _BYTE_BITS, dtype=torch.uint8, device=device)
 
 
 _RULES: dict[tuple[str, Any], Callable[..., Any]] = {
