@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -209,46 +208,6 @@ def test_integers_that_look_like_an_input(simulated_npu: AscendSimulator) -> Non
             assert RELOCATED in notes(run)
     finally:
         look_alike(0)
-
-
-@pytest.fixture
-def padded(simulated_npu: AscendSimulator) -> Iterator[None]:
-    """Argument blocks of kernels with three operands end with a word that nobody initialised."""
-    pad = npu_device.operators().sim_operators_set_padded
-    pad.argtypes = [npu_device.ctypes.c_uint64]
-    pad(3)
-    yield
-    pad(0)
-
-
-@pytest.mark.usefixtures("padded")
-def test_a_word_that_differs_and_is_no_address_leaves_the_others_to_be_followed() -> None:
-    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return ((x + 1) * y).relu()
-
-    with load(model, torch.ones(8).npu(), torch.ones(8).npu()) as run:
-        for number in (2.0, -3.0):
-            x, y = torch.full((8,), number), torch.full((8,), 1 - number)
-            check_same(run(x.npu(), y.npu()), model(x, y))
-        assert RELOCATED in notes(run)
-        why = r"aten::mul.*differs between captures and is no address"
-        assert re.search(rf"args\[1\] is copied: .*{why}", notes(run))
-        assert re.search(rf"the feature map stays there: .*{why}", notes(run))
-        assert "args[0] is copied" not in notes(run)
-        with pytest.raises(offload.BindingError, match="lies where it was loaded"):
-            run(x.npu(), y.npu(), feature_map=torch.empty(1 << 22, dtype=torch.uint8).npu())
-
-
-@pytest.mark.usefixtures("padded")
-def test_where_every_launch_has_such_a_word_all_is_copied() -> None:
-    with load(lambda x, y: x * y, torch.ones(8).npu(), torch.ones(8).npu()) as run:
-        check_same(run(torch.full((8,), 3.0).npu(), torch.ones(8).npu()), torch.full((8,), 3.0))
-        assert COPIED in notes(run)
-        assert "no address of an input or output can be followed" in notes(run)
-        assert "differs between captures and is no address" in notes(run)
-    captured = offload.capture(lambda x, y: x * y, torch.ones(8).npu(), torch.ones(8).npu())
-    with pytest.raises(offload.CaptureError, match="differs between captures and is no address"):
-        TorchAscendBackend(relocation=True).prepare(captured.program)
 
 
 def test_without_software_sq_tensors_are_copied(firmware: AscendSimulator) -> None:

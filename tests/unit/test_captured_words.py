@@ -11,13 +11,8 @@ import pytest
 import torch
 
 import offload
-from offload.backends.ascend.captured_words import (
-    ModelCapture,
-    RelocatedWords,
-    Task,
-    TaskType,
-    relocated_words,
-)
+from offload.backends.ascend.captured_tasks import ModelCapture, Task, TaskType
+from offload.backends.ascend.captured_words import RelocatedWords, relocated_words
 from offload.backends.relocation.captures import OwnedRange
 from offload.backends.relocation.words import CapturesDiffer
 from offload.program import Program, Role
