@@ -1,4 +1,4 @@
-"""Claim: of 6,300 tasks, 10 of 1,600 tensors moved, all but checking arguments is under 50 us.
+"""Claim: of 6,300 tasks, 10 of 1,600 tensors moved, the header is decided and given in 50 us.
 
 The graph engine of the Ascend software takes about 2 ms for such a model by what is published of it
 (Pangu-71B, incremental inference: 1,600 inputs and outputs, about 6,300 nodes, 10 addresses moved);
@@ -6,8 +6,9 @@ that figure is of another machine, and has more in it. Here only the host's own 
 deciding what moved, writing the words, and giving the changed range of the table (or, by gather, of
 the base table) to the runtime, a simulated one whose kernels do nothing. Of a gather by operators
 the host's work has their second phases in it, here of simulated ones: it says what our own part
-costs, not what the operator libraries of an NPU do. Checking 1,600 arguments (convert) is most of
-m_l_t; both are shown, without a promise.
+costs, not what the operator libraries of an NPU do. Enqueuing the execution of the model is left to
+the runtime, here the simulated one, and is shown beside it, as is checking 1,600 arguments
+(convert), which is most of m_l_t; neither has a promise.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ N_MOVED = 10
 AIM_NS = 50_000
 ROUNDS = 30
 STAGES = ("convert", "policy and patch", "submit")
+OF_THE_RUNTIME = "execute enqueue"
+SUBSTAGES = {
+    "host": ("table copy", OF_THE_RUNTIME),
+    "gather": ("base copy", "refresh launch", OF_THE_RUNTIME),
+    "gather by operators": ("base copy", "refresh launch", OF_THE_RUNTIME),
+}
 
 
 @pytest.fixture
@@ -47,7 +54,7 @@ def negate_often(*inputs: torch.Tensor) -> list[torch.Tensor]:
 
 
 def header_ns(
-    run: offload.Executable, ascend: ascend_simulator.AscendSimulator
+    run: offload.Executable, ascend: ascend_simulator.AscendSimulator, refresh: str
 ) -> dict[str, list[int]]:
     """Stages of executions of which 10 inputs move each time, after counts are checked."""
     ascend.set_eager(False)  # what is enqueued runs behind the stages
@@ -55,7 +62,7 @@ def header_ns(
     others = [torch.ones(4) for _ in range(N_MOVED)]
     out = [torch.empty(4) for _ in range(N_INPUTS)]
     sets = [fixed, [*others, *fixed[N_MOVED:]]]
-    times: dict[str, list[int]] = {name: [] for name in (*STAGES, "m_l_t")}
+    times: dict[str, list[int]] = {name: [] for name in (*STAGES, *SUBSTAGES[refresh], "m_l_t")}
     for index in range(ROUNDS + 2):
         run(*sets[index % 2], out=out)
         ascend.call("aclrtSynchronizeDevice")
@@ -67,6 +74,9 @@ def header_ns(
         times["convert"].append(last.convert_ns)
         times["policy and patch"].append(last.policy_ns + last.patch_ns)
         times["submit"].append(last.submit_ns)
+        assert tuple(last.substages_ns) == SUBSTAGES[refresh]
+        for name, duration_ns in last.substages_ns.items():
+            times[name].append(duration_ns)
         times["m_l_t"].append(sum(times[stage][-1] for stage in STAGES))
     return times
 
@@ -81,12 +91,17 @@ def test_ascend_header(
 ) -> None:
     inputs = [torch.ones(4) for _ in range(N_INPUTS)]
     with executable(ascend, monkeypatch, refresh, negate_often, inputs) as run:
-        times = header_ns(run, ascend)
-        both = [sum(one) for one in zip(times["policy and patch"], times["submit"], strict=True)]
+        times = header_ns(run, ascend, refresh)
+        own = [
+            decided + submitted - enqueued
+            for decided, submitted, enqueued in zip(
+                times["policy and patch"], times["submit"], times[OF_THE_RUNTIME], strict=True
+            )
+        ]
         record(
             Case(
                 f"refresh by {refresh}",
-                ratios={"50 us": ratio_of([AIM_NS] * ROUNDS, both, at_least=1)},
+                ratios={"50 us": ratio_of([AIM_NS] * ROUNDS, own, at_least=1)},
                 figures={name: figure_of(found, "ns") for name, found in times.items()},
             )
         )

@@ -12,6 +12,8 @@ torch_version: str
 
 # ---- calls --------------------------------------------------------------------------------------
 
+PLAIN_DEVICE_FORMATS: tuple[int, ...]
+
 class TensorLayout:
     def __init__(
         self,
@@ -537,7 +539,8 @@ class LastExecution:
     bound_ns: int
     decided_ns: int
     patched_ns: int
-    first_launch_ns: int
+    submitted_ns: int
+    substage_ends_ns: list[int]
     end_ns: int
     convert_ns: int
     drain: Drain
@@ -631,6 +634,8 @@ class Replay:
     def closed(self) -> bool: ...
     @property
     def last_execution(self) -> LastExecution: ...
+    @property
+    def substages(self) -> list[str]: ...
     def start_trace(self) -> None: ...
     def stop_trace(self) -> list[ExecutionTrace]: ...
     @property

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-# torch_npu's names of formats in which memory is as shape and strides say (its FormatHelper).
-_PLAIN = frozenset({"UNDEFINED", "NCHW", "NHWC", "ND", "NCL", "NCDHW", "NDHWC"})
+from offload import _native
+
+_PLAIN = frozenset(_native.PLAIN_DEVICE_FORMATS)
 
 
 def own_format(tensor: torch.Tensor) -> str:
@@ -21,8 +22,8 @@ def own_format(tensor: torch.Tensor) -> str:
     if tensor.device.type != "npu" or isinstance(tensor, FakeTensor):
         return ""
     torch_npu: Any = sys.modules["torch_npu"]  # whoever made the tensor has loaded it
-    name = str(torch_npu.get_npu_format(tensor).name)
-    return "" if name in _PLAIN else name
+    found = torch_npu.get_npu_format(tensor)
+    return "" if int(found) in _PLAIN else str(found.name)
 
 
 def plain_alias(content: torch.Tensor) -> torch.Tensor:

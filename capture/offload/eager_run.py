@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -91,20 +91,35 @@ class EagerRun:
         """Let the Values that a launch makes lie where its outcome lies.
 
         Raises:
-            CaptureError: a result has another shape or other strides than the recorded one, or of
-                an opaque launch lies in other memory.
+            CaptureError: a result has another shape, dtype or other strides than the recorded
+                one, or of an opaque launch lies in other memory.
         """
         if self._program.opaque is not None:
             self._keep_opaque(launch, outcome)
             return
-        for result, tensor in zip(launch.results, flat(outcome), strict=bool(launch.results)):
+        results = zip(launch.results, flat(outcome), strict=bool(launch.results))
+        for number, (result, tensor) in enumerate(results):
             if result is not None:
-                if tuple(tensor.shape) != result.shape or tensor.stride() != result.strides:
-                    raise CaptureError(
-                        f"{launch.source}: {launch.operator} returned shape {tuple(tensor.shape)} "
-                        f"at the second run, {result.shape} at the first"
-                    )
+                found = tuple(tensor.shape), tensor.stride(), dtype_name(tensor.dtype)
+                if found != (result.shape, result.strides, result.dtype):
+                    self._refuse_result(launch, number, result, tensor)
                 self.bases[result.value] = (tensor.untyped_storage(), 0)
+
+    def _refuse_result(
+        self, launch: Launch, number: int, recorded: TensorView, found: torch.Tensor
+    ) -> NoReturn:
+        advice = (
+            "with weights= nothing was computed, and torch's fake tensors tell another result than "
+            f"{self._program.device} gives: capture without weights=, or use another operator"
+            if self._program.stored
+            else "the same call must give alike results each time: see what else it depends on, "
+            "and capture again"
+        )
+        raise CaptureError(
+            f"{launch.source}: {launch.operator} gives as result {number} {dtype_name(found.dtype)}"
+            f" {list(found.shape)} with strides {list(found.stride())}, where {recorded.dtype} "
+            f"{list(recorded.shape)} with strides {list(recorded.strides)} was recorded: {advice}"
+        )
 
     def _keep_opaque(self, launch: Launch, outcome: Any) -> None:
         """As `keep`, where a result may lie in an input, in a weight or beside another result."""

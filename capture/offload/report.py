@@ -24,6 +24,8 @@ class Report:
         memory: its memory by kind.
         n_executions: how many the medians are over.
         stages_ns: of m_l_t the median of each stage, by name.
+        substages_ns: the same of what submit consists of, in the words of a device that tells; 0 is
+            what an execution had nothing to do for.
         m_l_t_ns: the median header duration.
         last: the latest execution.
         streaming: of weights under a budget; None where none are streamed.
@@ -35,6 +37,7 @@ class Report:
     stages_ns: dict[str, int]
     m_l_t_ns: int
     last: LastExecution
+    substages_ns: dict[str, int] = dataclasses.field(default_factory=dict)
     streaming: StreamingReport | None = None
 
 
@@ -72,6 +75,10 @@ def report_on(executable: Executable, executions: Sequence[LastExecution]) -> Re
         },
         m_l_t_ns=_median(one.m_l_t_ns for one in executions),
         last=executions[-1],
+        substages_ns={
+            name: _median(one.substages_ns.get(name, 0) for one in executions)
+            for name in dict.fromkeys(name for one in executions for name in one.substages_ns)
+        },
         streaming=_streaming_report(executable, executions),
     )
 
@@ -116,6 +123,7 @@ def report_table(report: Report) -> Table:
         *(_streaming_rows(streaming) if streaming else ()),
         (f"m_l_t, median of {report.n_executions}", microseconds(report.m_l_t_ns)),
         *((f"  {stage}", microseconds(time)) for stage, time in report.stages_ns.items()),
+        *((f"    {name}", microseconds(time)) for name, time in report.substages_ns.items()),
         ("last execution: policy", last.policy),
         ("  slots changed", f"{last.slots_changed:,}"),
         ("  words patched", f"{last.words_patched:,}"),

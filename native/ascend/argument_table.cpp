@@ -30,13 +30,14 @@ class HostRefresh final : public TableRefresh {
     }
   }
 
-  void enqueue(Stream stream) override {
+  void enqueue(Stream stream, Submission& submission) override {
     patched_.require_all();
     if (missing_.empty()) return;
     copy_range(runtime_, device_, host_.data(), missing_, stream, "copying kernel arguments");
     ++counts_.copies;
     counts_.bytes_copied += missing_.size_bytes();
     missing_.clear();
+    submission.end_substage(kTableCopy);
   }
 
   void distrust() noexcept override { missing_.add(0, layout_.size_bytes); }

@@ -7,6 +7,7 @@
 
 #include "ascend/argument_layout.hpp"
 #include "ascend/runtime.hpp"
+#include "ascend/substages.hpp"
 #include "offload/header.hpp"
 
 namespace offload::acl {
@@ -35,9 +36,9 @@ class TableRefresh {
   // Writes words on the host.
   virtual void patch(const std::vector<Patch>& patches) noexcept = 0;
 
-  // Enqueues what the device's table lacks; nothing where it lacks nothing. ExecutionError while
-  // there are words that were never patched.
-  virtual void enqueue(Stream stream) = 0;
+  // Enqueues what the device's table lacks; nothing where it lacks nothing, and no substage then.
+  // ExecutionError while there are words that were never patched.
+  virtual void enqueue(Stream stream, Submission& submission) = 0;
 
   // Takes the device's table for lost: the next enqueue writes every word again. For a refresh that
   // was enqueued and may have failed on the device.

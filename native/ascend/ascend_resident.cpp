@@ -100,18 +100,21 @@ void AscendResident::execute_model() {
   runtime().check(runtime().model_execute_async(model_->handle(), stream()), "executing the model");
 }
 
-void AscendResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
+void AscendResident::execute(Submission& submission, LaunchTimes* times) {
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
   heed_failure();
-  if (steps_) steps_->weights()->begin_pass(stream());
-  refresh_->enqueue(stream());
-  first_launch_ns = now_ns();
+  if (steps_) {
+    steps_->weights()->begin_pass(stream());
+    submission.end_substage(kPrologue);
+  }
+  refresh_->enqueue(stream(), submission);
   execute_model();
+  submission.end(kExecuteEnqueue);
   if (times == nullptr) return;
-  std::fill(times->begin_ns.begin(), times->begin_ns.end(), first_launch_ns);
-  std::fill(times->end_ns.begin(), times->end_ns.end(), first_launch_ns);
+  std::fill(times->begin_ns.begin(), times->begin_ns.end(), submission.end_ns);
+  std::fill(times->end_ns.begin(), times->end_ns.end(), submission.end_ns);
 }
 
 PassReport AscendResident::take_pass() {
@@ -124,7 +127,8 @@ void AscendResident::issue(std::size_t launch) {
   note_enqueued();
   heed_failure();
   if (steps_ && launch == 0) steps_->weights()->begin_pass(stream());
-  refresh_->enqueue(stream());
+  Submission by_host;  // which has no substages
+  refresh_->enqueue(stream(), by_host);
   if (steps_) steps_->weights()->issue_before(launch, stream());
   for (const std::size_t kernel : launch_kernels_.at(launch)) launch_kernel(kernel, stream());
 }
@@ -146,7 +150,8 @@ std::vector<LaunchTime> AscendResident::time_launches(LaunchTimer& timer) {
 }
 
 void AscendResident::launch_timed(LaunchTimer& timer, Stream stream) {
-  refresh_->enqueue(stream);
+  Submission untold;
+  refresh_->enqueue(stream, untold);
   for (const std::vector<std::size_t>& kernels : launch_kernels_) {
     timer.before(stream);
     for (const std::size_t kernel : kernels) launch_kernel(kernel, stream);

@@ -61,9 +61,11 @@ class AscendResident final : public StreamResident {
   void patch(const std::vector<Patch>& patches) noexcept override;
   std::size_t n_launches() const override { return launch_kernels_.size(); }
 
+  std::vector<std::string> substages() const override { return substage_names(); }
+
   // The times of single launches inside a model are not known: each gets the moment at which the
-  // model was launched.
-  void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
+  // model had been given to the device.
+  void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
   bool streams_weights() const override { return steps_ != nullptr; }
   PassReport take_pass() override;

@@ -59,8 +59,9 @@ void CapturedArguments::patch(const Patch& patch) noexcept {
   miss(word.block, word.offset_bytes, word.offset_bytes + kWordBytes);
 }
 
-void CapturedArguments::enqueue(Stream stream) {
+void CapturedArguments::enqueue(Stream stream, Submission& submission) {
   patched_.require_all();
+  if (stale_.empty()) return;
   while (!stale_.empty()) {
     const CapturedBlock& block = parts_.blocks[stale_.back()];
     MissingBytes& missing = missing_[stale_.back()];
@@ -74,6 +75,7 @@ void CapturedArguments::enqueue(Stream stream) {
     missing.clear();
     stale_.pop_back();
   }
+  submission.end_substage(kTableCopy);
 }
 
 void CapturedArguments::distrust() noexcept {

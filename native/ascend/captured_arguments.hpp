@@ -44,7 +44,7 @@ class CapturedArguments {
 
   const std::vector<Relocation>& relocations() const { return parts_.relocations; }
   void patch(const Patch& patch) noexcept;
-  void enqueue(Stream stream);
+  void enqueue(Stream stream, Submission& submission);
 
   // Takes what was enqueued for lost: the next enqueue writes every block with a word again.
   void distrust() noexcept;

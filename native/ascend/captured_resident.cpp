@@ -88,26 +88,29 @@ void CapturedResident::set_random(const std::vector<std::uint64_t>& seeds_and_of
   random_.write(seeds_and_offsets, stream());
 }
 
-void CapturedResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
+void CapturedResident::execute(Submission& submission, LaunchTimes* times) {
   refuse_closed();
   const ContextScope scope(runtime(), device());
   note_enqueued();
   heed_failure();
   AscendWeightStream* const weights = program_.steps ? program_.steps->weights().get() : nullptr;
-  if (weights != nullptr) weights->begin_pass(stream());
-  arguments_.enqueue(stream());
-  program_.copies->begin(stream());
-  first_launch_ns = now_ns();
+  if (weights != nullptr) {
+    weights->begin_pass(stream());
+    submission.end_substage(kPrologue);
+  }
+  arguments_.enqueue(stream(), submission);
+  program_.copies->begin(stream(), submission);
   if (weights != nullptr) {
     weights->execute(program_.model, stream());
   } else {
     runtime().check(runtime().model_execute_async(program_.model, stream()),
                     "executing the captured model");
   }
+  submission.end(kExecuteEnqueue);
   program_.copies->end(stream());
   if (times == nullptr) return;
-  std::fill(times->begin_ns.begin(), times->begin_ns.end(), first_launch_ns);
-  std::fill(times->end_ns.begin(), times->end_ns.end(), first_launch_ns);
+  std::fill(times->begin_ns.begin(), times->begin_ns.end(), submission.end_ns);
+  std::fill(times->end_ns.begin(), times->end_ns.end(), submission.end_ns);
 }
 
 PassReport CapturedResident::take_pass() {

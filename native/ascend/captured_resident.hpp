@@ -55,8 +55,10 @@ class CapturedResident final : public StreamResident {
 
   void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) override;
 
+  std::vector<std::string> substages() const override { return substage_names(); }
+
   // As AscendResident: the times of single launches are not known.
-  void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
+  void execute(Submission& submission, LaunchTimes* times) override;
 
   bool streams_weights() const override { return program_.steps != nullptr; }
   PassReport take_pass() override;

@@ -45,19 +45,21 @@ void GatherRefresh::patch(const std::vector<Patch>& patches) noexcept {
   }
 }
 
-void GatherRefresh::enqueue(Stream stream) {
+void GatherRefresh::enqueue(Stream stream, Submission& submission) {
   patched_.require_all();
   if (missing_.empty() || n_words_ == 0) return;
-  gather(stream);
+  gather(stream, submission);
   ++counts_.gathers;
   missing_.clear();
+  submission.end_substage(kRefreshLaunch);
 }
 
-void GatherRefresh::copy_bases(const DeviceMemory& bases, Stream stream) {
+void GatherRefresh::copy_bases(const DeviceMemory& bases, Stream stream, Submission& submission) {
   const auto* const host = reinterpret_cast<const unsigned char*>(host_.data() + n_head_words_);
   copy_range(runtime_, bases, host, missing_, stream, "copying the base table");
   ++counts_.copies;
   counts_.bytes_copied += missing_.size_bytes();
+  submission.end_substage(kBaseCopy);
 }
 
 }  // namespace offload::acl

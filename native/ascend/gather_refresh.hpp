@@ -18,7 +18,7 @@ class GatherRefresh : public TableRefresh {
  public:
   const std::vector<Relocation>& relocations() const final { return relocations_; }
   void patch(const std::vector<Patch>& patches) noexcept final;
-  void enqueue(Stream stream) final;
+  void enqueue(Stream stream, Submission& submission) final;
   void distrust() noexcept final { missing_.add(0, bases_bytes()); }
   const void* block(std::size_t index) const final {
     return static_cast<unsigned char*>(table_.data()) + layout_.block_offsets_bytes[index];
@@ -30,10 +30,10 @@ class GatherRefresh : public TableRefresh {
 
   // Enqueues the gather of all words, with what the device lacks of the bases before it. There are
   // words, and bases that it lacks.
-  virtual void gather(Stream stream) = 0;
+  virtual void gather(Stream stream, Submission& submission) = 0;
 
-  // Enqueues the copy of what the device lacks of the bases, and counts it.
-  void copy_bases(const DeviceMemory& bases, Stream stream);
+  // Enqueues the copy of what the device lacks of the bases, a substage, and counts it.
+  void copy_bases(const DeviceMemory& bases, Stream stream, Submission& submission);
 
   const Runtime& runtime() const { return runtime_; }
   std::size_t n_words() const { return n_words_; }

@@ -31,9 +31,9 @@ class KernelGather final : public GatherRefresh {
  private:
   std::size_t arguments_bytes() { return kGatherArgumentsBytes + bases_bytes(); }
 
-  void gather(Stream stream) override {
+  void gather(Stream stream, Submission& submission) override {
     if (fits_) return launch_with_bases(stream);
-    copy_bases(bases_, stream);
+    copy_bases(bases_, stream, submission);
     runtime().check(runtime().launch_kernel(kernel_.function, kernel_.n_blocks, block_.data(),
                                             kGatherArgumentsBytes, stream),
                     "launching the refresh of kernel arguments");

@@ -54,7 +54,9 @@ class CapturedCopies final : public MovingCopies {
 
   void distrust() noexcept override { table_->distrust(); }
 
-  void begin(Stream stream) override { table_->enqueue(stream); }
+  void begin(Stream stream, Submission& submission) override {
+    table_->enqueue(stream, submission);
+  }
   void end(Stream) override {}
 
   CopyCounts counts() const override { return {table_->counts(), 0}; }
@@ -95,16 +97,18 @@ class EnqueuedCopies final : public MovingCopies {
 
   void distrust() noexcept override {}  // each execution enqueues all of them
 
-  void begin(Stream stream) override {
+  void begin(Stream stream, Submission& submission) override {
     for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
       if (places_[tensor] == 0 || addresses_[tensor] == 0) {
         throw ExecutionError("tensor " + std::to_string(tensor) +
                              " of a captured model has no place or was never bound");
       }
     }
+    const std::uint64_t n_before = n_enqueued_;
     for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
       if (tensors_[tensor].copied_in) copy(tensor, places_, addresses_, stream);
     }
+    if (n_enqueued_ > n_before) submission.end_substage(kInputCopies);
   }
 
   void end(Stream stream) override {

@@ -54,8 +54,8 @@ class MovingCopies {
   virtual void distrust() noexcept = 0;
 
   // On the stream of an execution, before and after the model. begin throws while there are
-  // tensors without an address or a place.
-  virtual void begin(Stream stream) = 0;
+  // tensors without an address or a place; what it enqueues is a substage.
+  virtual void begin(Stream stream, Submission& submission) = 0;
   virtual void end(Stream stream) = 0;
 
   virtual CopyCounts counts() const = 0;

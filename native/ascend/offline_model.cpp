@@ -111,7 +111,8 @@ void OfflineResident::patch(const std::vector<Patch>& patches) noexcept {
   }
 }
 
-void OfflineResident::update_buffers() {
+void OfflineResident::update_buffers(Submission& submission) {
+  const std::uint64_t n_before = n_updates_;
   for (std::size_t word = 0; word < buffers_.size(); ++word) {
     Buffer& buffer = buffers_[word];
     if (!buffer.was_patched) {
@@ -126,24 +127,25 @@ void OfflineResident::update_buffers() {
     buffer.is_changed = false;
     ++n_updates_;
   }
+  if (n_updates_ > n_before) submission.end_substage(kBufferUpdates);
 }
 
-void OfflineResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
+void OfflineResident::execute(Submission& submission, LaunchTimes* times) {
   refuse_closed();
   const ContextScope scope(runtime(), device());
-  update_buffers();
+  update_buffers(submission);
   note_enqueued();
-  first_launch_ns = now_ns();
   runtime().check(runtime().offline_execute_async(*model_, input_set_, output_set_, stream()),
                   "executing the offline model");
+  submission.end(kExecuteEnqueue);
   if (times == nullptr) return;
-  std::fill(times->begin_ns.begin(), times->begin_ns.end(), first_launch_ns);
-  std::fill(times->end_ns.begin(), times->end_ns.end(), first_launch_ns);
+  std::fill(times->begin_ns.begin(), times->begin_ns.end(), submission.end_ns);
+  std::fill(times->end_ns.begin(), times->end_ns.end(), submission.end_ns);
 }
 
 void OfflineResident::issue(std::size_t) {
-  std::uint64_t first_launch_ns = 0;
-  execute(first_launch_ns, nullptr);
+  Submission by_host;
+  execute(by_host, nullptr);
 }
 
 void OfflineResident::release() noexcept {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ascend/stream_resident.hpp"
+#include "ascend/substages.hpp"
 
 namespace offload::acl {
 
@@ -39,7 +40,8 @@ class OfflineResident final : public StreamResident {
   std::vector<Relocation> relocations() const override;
   void patch(const std::vector<Patch>& patches) noexcept override;
   std::size_t n_launches() const override { return 1; }
-  void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
+  std::vector<std::string> substages() const override { return substage_names(); }
+  void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
 
   // Data buffers that were given another address so far.
@@ -60,7 +62,7 @@ class OfflineResident final : public StreamResident {
   void describe();
   OfflineTensor describe(ModelDescription description, bool is_input, std::size_t index) const;
   Dataset make_dataset(const std::vector<OfflineTensor>& tensors);
-  void update_buffers();
+  void update_buffers(Submission& submission);
 
   std::vector<OfflineTensor> inputs_;
   std::vector<OfflineTensor> outputs_;

@@ -71,8 +71,8 @@ class OperatorGather final : public GatherRefresh {
   }
 
  private:
-  void gather(Stream stream) override {
-    copy_bases(bases_, stream);
+  void gather(Stream stream, Submission& submission) override {
+    copy_bases(bases_, stream, submission);
     steps_->enqueue(stream);
     counts_.plans = steps_->n_plans();
   }

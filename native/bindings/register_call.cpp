@@ -3,6 +3,7 @@
 #include "convert.hpp"
 #include "registers.hpp"
 #include "replay/call.hpp"
+#include "replay/device_storages.hpp"
 
 namespace py = pybind11;
 
@@ -33,6 +34,7 @@ HostConstantSpec host_constant_spec(std::string name, const py::bytes& content, 
 }  // namespace
 
 void register_call(py::module_& module) {
+  module.attr("PLAIN_DEVICE_FORMATS") = py::tuple(py::cast(kPlainFormats));
   py::class_<TensorLayout>(module, "TensorLayout")
       .def(py::init([](std::vector<std::int64_t> shape, std::vector<std::int64_t> strides,
                        py::handle dtype, bool conjugate, bool negative) {

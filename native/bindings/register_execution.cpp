@@ -33,7 +33,13 @@ void register_execution(py::module_& module) {
       .def_readonly("bound_ns", &LastExecution::bound_ns)
       .def_readonly("decided_ns", &LastExecution::decided_ns)
       .def_readonly("patched_ns", &LastExecution::patched_ns)
-      .def_readonly("first_launch_ns", &LastExecution::first_launch_ns)
+      .def_property_readonly("submitted_ns",
+                             [](const LastExecution& last) { return last.submission.end_ns; })
+      .def_property_readonly("substage_ends_ns",
+                             [](const LastExecution& last) {
+                               const auto& ends_ns = last.submission.substage_ends_ns;
+                               return std::vector<std::uint64_t>(ends_ns.begin(), ends_ns.end());
+                             })
       .def_readonly("end_ns", &LastExecution::end_ns)
       .def_property_readonly("convert_ns", &LastExecution::convert_ns)
       .def_readonly("drain", &LastExecution::drain)

@@ -86,8 +86,8 @@ void patch_words(Kind& resident,
 
 template <typename Kind>
 void execute_resident(Kind& resident) {
-  std::uint64_t first_launch_ns = 0;
-  resident.execute(first_launch_ns, nullptr);
+  Submission submission;
+  resident.execute(submission, nullptr);
 }
 
 }  // namespace offload

@@ -136,15 +136,15 @@ void CpuResident::patch(const std::vector<Patch>& patches) noexcept {
   }
 }
 
-void CpuResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
+void CpuResident::execute(Submission& submission, LaunchTimes* times) {
   if (stream_) stream_->begin_pass(launches_.size(), traces_weights_);
-  first_launch_ns = now_ns();
+  submission.end_ns = now_ns();
   std::size_t current = 0;
   try {
     if (stream_) {
-      run_all</*streamed=*/true>(current, first_launch_ns, times);
+      run_all</*streamed=*/true>(current, submission.end_ns, times);
     } else {
-      run_all</*streamed=*/false>(current, first_launch_ns, times);
+      run_all</*streamed=*/false>(current, submission.end_ns, times);
     }
   } catch (...) {
     if (stream_) stream_->abandon_pass();

@@ -358,7 +358,7 @@ void CudaResident::set_changed() {
   marked_.clear();
 }
 
-void CudaResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
+void CudaResident::execute(Submission& submission, LaunchTimes* times) {
   const ContextScope scope(driver_, context_);
   prepare();
   if (weights_) weights_->begin_pass(stream());
@@ -369,12 +369,12 @@ void CudaResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
   }
   arena_->enter(stream());
   note_reading();
-  first_launch_ns = now_ns();
   launch();
+  submission.end_ns = now_ns();
   ++n_graph_launches_;
   if (times == nullptr) return;
-  std::fill(times->begin_ns.begin(), times->begin_ns.end(), first_launch_ns);
-  std::fill(times->end_ns.begin(), times->end_ns.end(), first_launch_ns);
+  std::fill(times->begin_ns.begin(), times->begin_ns.end(), submission.end_ns);
+  std::fill(times->end_ns.begin(), times->end_ns.end(), submission.end_ns);
 }
 
 void CudaResident::launch() {

@@ -83,8 +83,8 @@ class CudaResident final : public StreamResident<CudaStreams> {
   std::size_t n_launches() const override { return launch_nodes_.size(); }
 
   // The times of single launches inside a graph are not known: each gets the moment at which the
-  // graph was launched.
-  void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
+  // graph had been given to the device.
+  void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
   std::uint64_t arena() const override { return mapping_ ? mapping_->address() : 0; }
   std::uint64_t lease_id() const override { return arena_->lease_id(); }

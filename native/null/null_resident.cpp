@@ -25,9 +25,9 @@ void NullResident::patch(const std::vector<Patch>& patches) noexcept {
 }
 
 // The times of launches are virtual: one after the other from the moment of the call.
-void NullResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* times) {
-  first_launch_ns = now_ns();
-  std::uint64_t at_ns = first_launch_ns;
+void NullResident::execute(Submission& submission, LaunchTimes* times) {
+  submission.end_ns = now_ns();
+  std::uint64_t at_ns = submission.end_ns;
   clock_ns_ += submit_ns_;
   for (std::size_t launch = 0; launch < launch_ns_.size(); ++launch) {
     clock_ns_ += launch_ns_[launch];

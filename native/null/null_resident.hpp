@@ -20,7 +20,7 @@ class NullResident final : public Resident {
   std::vector<Relocation> relocations() const override { return relocations_; }
   void patch(const std::vector<Patch>& patches) noexcept override;
   std::size_t n_launches() const override { return launch_ns_.size(); }
-  void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
+  void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
   c10::DataPtr take(std::size_t slot) override;
 

@@ -5,7 +5,6 @@
 #include <c10/core/Allocator.h>
 
 #include <algorithm>
-#include <iterator>
 #include <optional>
 
 namespace offload {
@@ -44,11 +43,9 @@ void describe_storage(at::Tensor& tensor) {
 }
 
 bool lies_in_own_format(const at::Tensor& tensor) {
-  // aclFormat: undefined, NCHW, NHWC, ND, NDHWC, NCDHW, NCL.
-  constexpr std::int64_t kPlain[] = {-1, 0, 1, 2, 27, 30, 47};
   if (!knows_format(tensor)) return false;
   const std::int64_t format = format_of()->redispatch(kKernels, tensor);
-  return std::find(std::begin(kPlain), std::end(kPlain), format) == std::end(kPlain);
+  return std::find(kPlainFormats.begin(), kPlainFormats.end(), format) == kPlainFormats.end();
 }
 
 }  // namespace offload

@@ -4,7 +4,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstdint>
+
 namespace offload {
+
+// Formats in which memory is as shape and strides say, by their numbers (aclFormat): undefined,
+// NCHW, NHWC, ND, NDHWC, NCDHW, NCL.
+inline constexpr std::array<std::int64_t, 7> kPlainFormats = {-1, 0, 1, 2, 27, 30, 47};
 
 // A storage on memory of a device, of the kind that torch makes there.
 c10::Storage make_storage(c10::Device device, std::size_t n_bytes, c10::DataPtr memory);

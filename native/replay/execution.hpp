@@ -13,16 +13,16 @@ namespace offload {
 
 // What one execution did, and the moments that m_l_t is made of, in ns of the steady clock.
 struct LastExecution {
-  std::uint64_t call_ns = 0;          // the caller's call
-  std::uint64_t checked_ns = 0;       // its arguments checked, outputs allocated
-  std::uint64_t begin_ns = 0;         // the same where nothing was waited for; else the wait's end
-  std::uint64_t bound_ns = 0;         // addresses bound
-  std::uint64_t decided_ns = 0;       // what moved is known
-  std::uint64_t patched_ns = 0;       // words written
-  std::uint64_t first_launch_ns = 0;  // the first launch begins, or the host delivers it
-  std::uint64_t end_ns = 0;           // the last launch has ended
-  Drain drain;                        // for the caller's stream: between call_ns and checked_ns
-  Drain drain_of_copies;  // behind copies of inputs by torch: between begin_ns and bound_ns
+  std::uint64_t call_ns = 0;     // the caller's call
+  std::uint64_t checked_ns = 0;  // its arguments checked, outputs allocated
+  std::uint64_t begin_ns = 0;    // the same where nothing was waited for; else the wait's end
+  std::uint64_t bound_ns = 0;    // addresses bound
+  std::uint64_t decided_ns = 0;  // what moved is known
+  std::uint64_t patched_ns = 0;  // words written
+  Submission submission;         // by host scheduling it ends when delivery begins
+  std::uint64_t end_ns = 0;      // the last launch has ended
+  Drain drain;                   // for the caller's stream: between call_ns and checked_ns
+  Drain drain_of_copies;         // behind copies of inputs by torch: between begin_ns and bound_ns
   HeaderCounts counts;
   std::uint64_t bytes_copied = 0;
   std::uint32_t outputs_allocated = 0;
@@ -38,8 +38,8 @@ struct LastExecution {
   }
   std::uint64_t policy_ns() const { return decided_ns - bound_ns; }
   std::uint64_t patch_ns() const { return patched_ns - decided_ns; }
-  std::uint64_t submit_ns() const { return first_launch_ns - patched_ns; }
-  std::uint64_t device_ns() const { return end_ns - first_launch_ns; }
+  std::uint64_t submit_ns() const { return submission.end_ns - patched_ns; }
+  std::uint64_t device_ns() const { return end_ns - submission.end_ns; }
 };
 
 // A copy that was made because a tensor could not be used where it lay.

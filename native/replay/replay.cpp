@@ -67,6 +67,7 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
       weights_(spec_.weights),
       streamed_(streamed),
       streams_weights_(resident_->streams_weights()),
+      substages_(resident_->substages()),
       arena_address_(resident_->arena()),
       lease_id_(resident_->lease_id()) {
   make_buffers(spec_);
@@ -272,10 +273,10 @@ void Replay::execute_launches(Call& call, LastExecution& execution, ExecutionTra
 void Replay::launch(LastExecution& execution, ExecutionTrace* trace) {
   LaunchTimes* const launches = trace == nullptr ? nullptr : &trace->launches;
   if (host_scheduler_) {
-    host_scheduler_->execute(execution.first_launch_ns, launches,
+    host_scheduler_->execute(execution.submission.end_ns, launches,
                              trace == nullptr ? nullptr : &trace->issues);
   } else {
-    resident_->execute(execution.first_launch_ns, launches);
+    resident_->execute(execution.submission, launches);
   }
 }
 

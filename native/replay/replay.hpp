@@ -55,6 +55,9 @@ class Replay : public std::enable_shared_from_this<Replay> {
 
   LastExecution last_execution() const;
 
+  // Of submit, by number, in the resident's words.
+  const std::vector<std::string>& substages() const { return substages_; }
+
   // Records the executions that end between the two calls. Throws ExecutionError if recording is
   // on already.
   void start_trace();
@@ -96,6 +99,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   mutable std::mutex weights_mutex_;  // taken after the execution mutex
   bool streamed_;
   bool streams_weights_;
+  std::vector<std::string> substages_;
   std::uint64_t arena_address_;  // the resident's own; 0: arena_
   std::uint64_t lease_id_;
   c10::DataPtr arena_;

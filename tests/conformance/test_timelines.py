@@ -48,6 +48,14 @@ def test_spans_of_one_execution(load, scheduling):
         del names[:2]
     assert names == ["convert", "convert", "policy", "patch", "submit"]
     assert one.m_l_t_ns == last.m_l_t_ns
+    substages = one.of_kind(SpanKind.SUBSTAGE)
+    assert {part.name: part.duration_ns for part in substages} == last.substages_ns
+    assert not (substages and scheduling is Scheduling.HOST)
+    if substages:  # one after the other they are all of submit
+        assert sum(last.substages_ns.values()) == last.submit_ns
+        assert substages[0].begin_ns == stages[-1].begin_ns
+        for earlier, later in itertools.pairwise(substages):
+            assert earlier.end_ns == later.begin_ns
     launches = one.of_kind(SpanKind.LAUNCH)
     assert [span.launch for span in launches] == list(range(n_launches))
     assert [span.name for span in launches] == [one.operator for one in run.program.launches]

@@ -108,9 +108,11 @@ def test_the_host_copies_where_the_runtime_has_no_table(form: str) -> None:
         assert (counts["enqueued"], counts["refreshes"]) == (enqueued, refreshes)
         assert which in " ".join(run.notes())
         assert "bytes of its pool" in " ".join(run.notes())
-        assert "convert = convert, drain: it has none, policy = policy, patch = host table" in (
+        assert "drain: it has none, policy = policy, patch = update host args; of submit" in (
             " ".join(run.notes())
         )
+        given = {"enqueued": "input copies"}.get(form, "table copy")
+        assert list(run.last_execution.substages_ns) == [given, "execute enqueue"]
 
 
 class Counter(nn.Module):

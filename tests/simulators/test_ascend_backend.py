@@ -14,6 +14,8 @@ import offload
 from offload import _native
 from offload.backends.ascend import AscendBackend
 from offload.errors import BackendUnavailable, BindingError, CaptureError, ExecutionError
+from offload.report import report_on
+from offload.timeline import ExecutionTimeline, SpanKind
 
 DEVICE = "npu-simulated"
 
@@ -84,6 +86,38 @@ def test_what_moves_decides_how_many_words_are_written(backend, refresh):
         # a is an argument of two kernels; a gather's header holds each slot's address once.
         assert run.last_execution.words_patched == (2 if refresh == "host" else 1)
         assert run.last_execution.policy == "io"
+
+
+def substages_of(execution: ExecutionTimeline) -> list[str]:
+    return [span.name for span in execution.of_kind(SpanKind.SUBSTAGE)]
+
+
+@pytest.mark.parametrize("n_inputs", [2, 130])  # bases fit into a launch's arguments, or do not
+def test_submit_consists_of_what_the_refresh_does_and_the_execution(backend, refresh, n_inputs):
+    bases = ["base copy"] if refresh == "operators" or n_inputs > 2 else []
+    refreshing = ["table copy"] if refresh == "host" else [*bases, "refresh launch"]
+    inputs = [torch.ones(8) for _ in range(n_inputs)]
+    captured = offload.capture(lambda *xs: [x.neg() for x in xs], *inputs)
+    with captured.load(DEVICE) as run:
+        run(*inputs)
+        out = [torch.empty(8) for _ in inputs]
+        with run.timeline() as timeline:
+            run(*inputs, out=out)
+            moved = run.last_execution
+            run(*inputs, out=out)
+        still = run.last_execution
+        assert [substages_of(one) for one in timeline.executions] == [
+            [*refreshing, "execute enqueue"],
+            ["execute enqueue"],
+        ]
+        assert list(moved.substages_ns) == [*refreshing, "execute enqueue"]
+        for last in (moved, still):
+            assert sum(last.substages_ns.values()) == last.submit_ns
+        report = report_on(run, [moved, still, still])
+        assert list(report.substages_ns) == [*refreshing, "execute enqueue"]
+        assert report.substages_ns[refreshing[0]] == 0  # the median, of one of three that moved
+        assert f"{refreshing[0]} " in str(moved)
+        assert f"{refreshing[-1]} = " in " ".join(run.notes())
 
 
 def test_a_backend_is_given_itself(ascend):

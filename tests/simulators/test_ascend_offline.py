@@ -94,10 +94,12 @@ def test_only_moved_buffers_are_given_another_address(ascend, path):
         x, y, moved, out = (on_device(ascend, torch.randn(2, 2)) for _ in range(4))
         run(x, y, out=(out,))
         assert ascend.calls("aclUpdateDataBuffer") == 3
+        assert list(run.last_execution.substages_ns) == ["buffer updates", "execute enqueue"]
         ascend.forget_calls()
         run(x, y, out=(out,))
         assert ascend.calls("aclUpdateDataBuffer") == 0
         assert run.last_execution.policy == "none"
+        assert list(run.last_execution.substages_ns) == ["execute enqueue"]
         run(x, moved, out=(out,))
         assert ascend.calls("aclUpdateDataBuffer") == 1
         assert run.last_execution.words_patched == 1

@@ -186,6 +186,11 @@ def test_a_streamed_program_takes_three_streams(form, ascend, monkeypatch, deep)
         run(torch.randn(*GIVEN))
         assert ascend.streams_in_use() == held[0] + 3
         assert _native.ascend_streams() == held[1] + 3
+        assert list(run.last_execution.substages_ns) == [
+            "prologue",
+            "table copy",
+            "execute enqueue",
+        ]
         assert any(one.startswith("streams: 3, as the runtime tells") for one in run.notes())
     assert (ascend.streams_in_use(), _native.ascend_streams()) == held
 

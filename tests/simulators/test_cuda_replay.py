@@ -157,7 +157,7 @@ def test_a_traced_execution_has_its_launches(make):
     replay.start_trace()
     replay.submit((numbers(),), {}, None, None).wait()
     [trace] = replay.stop_trace()
-    begin_ns = trace.execution.first_launch_ns
+    begin_ns = trace.execution.submitted_ns
     assert trace.launches.begin_ns == trace.launches.end_ns == [begin_ns] * 3
 
 

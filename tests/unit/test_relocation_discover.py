@@ -280,6 +280,44 @@ def test_an_owner_that_moves_between_captures_keeps_its_place():
     assert found.noise == ()
 
 
+def test_of_owners_side_by_side_the_one_is_meant_that_all_captures_agree_on():
+    """One past the end of what lies before, or the begin of what lies behind."""
+    captures = []
+    for one in LAYOUTS:
+        first = 0x6000_0000_0000 + one.number * 0x10000
+        second = first + 4096 + (512 if one.number == 3 else 0)  # one capture has a gap
+        ranges = [OwnedRange(first, 4096, "first"), OwnedRange(second, 64, "second")]
+        captures.append(
+            capture(kernel(pack(first + 4096, second, one[0])), layout=one, owned=ranges)
+        )
+    found = discover(captures, 2)
+    assert [(one.offset_bytes, one.owner) for one in found.constants] == [
+        (0, "first"),
+        (8, "second"),
+    ]
+
+
+def test_of_owners_side_by_side_everywhere_an_address_is_that_of_what_lies_there():
+    owned = [OwnedRange(0x6000_0000_1000, 64, "second"), OwnedRange(0x6000_0000_0000, 4096, "one")]
+    found = discover(of_one_kernel(lambda at: pack(0x6000_0000_1000, at[0]), owned=owned), 2)
+    assert [one.owner for one in found.constants] == ["second"]
+
+
+def test_what_cannot_be_explained_is_listed_where_its_node_may_stay():
+    def arguments(at: Layout) -> bytes:
+        return pack(at[0], at.number)
+
+    with pytest.raises(CaptureError, match=r"parameter 1 .*differs between captures"):
+        discover(of_one_kernel(lambda at: pack(at[0], at[1] - at[2])), 2)
+    captures = of_one_kernel(lambda at: pack(at[0], at[1] - at[2]))
+    found = discover(captures, 2, leaves_unexplained=True)
+    assert found.words == (Word(0, 0, 0, 0, 0),)
+    (one,) = found.unexplained
+    assert one.node == 0
+    assert "parameter 1" in one.why
+    assert discover(of_one_kernel(arguments), 2, leaves_unexplained=True).unexplained == ()
+
+
 def test_an_address_kept_from_an_earlier_capture_is_refused():
     """A cache filled in the first capture gives the same dead address in every later one."""
     with pytest.raises(CaptureError, match=r"parameter 1 is always 0x.*gone after it"):

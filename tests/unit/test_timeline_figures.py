@@ -25,6 +25,7 @@ from timelines import (
     offloaded,
     timeline,
     transfer,
+    with_substages,
 )
 
 from offload.errors import OffloadError, TimelineError
@@ -68,6 +69,14 @@ def test_every_launch_of_three_is_labelled(tmp_path: Path) -> None:
         assert texts.count(name) == 2 + 1 + 2
     for name in ("convert", "policy", "patch", "submit"):
         assert name in texts
+
+
+def test_substages_have_a_lane_where_the_header_is_enlarged(tmp_path: Path) -> None:
+    one = with_substages(offloaded(3), {"table copy": 300, "execute enqueue": 400})
+    texts = texts_of(drawn(timeline([one]), tmp_path))
+    for name in ("table copy", "execute enqueue", "of submit"):
+        assert texts.count(name) == 1
+    assert "submit" in texts
 
 
 def test_every_launch_is_labelled_even_if_it_is_too_short_to_see(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from timelines import (
     offloaded,
     timeline,
     transfer,
+    with_substages,
 )
 
 from offload.timeline import ExecutionTimeline, Timeline
@@ -57,6 +58,15 @@ def test_one_execution() -> None:
     assert rows_of(text, "#1 aten::relu") == [
         ["1", "1.00 us", "1.10 us", "+10.0 %", "1.00 us", "33.3 %"]
     ]
+
+
+def test_what_submit_consists_of() -> None:
+    one = with_substages(offloaded(3), {"table copy": 300, "execute enqueue": 400})
+    text = shown(timeline([one]))
+    assert rows_of(text, "submit") == [["", "0.70 us", "1.40 us", "+100.0 %"]]
+    assert rows_of(text, "table copy") == [["", "0.30 us", "-", "-"]]
+    assert rows_of(text, "execute enqueue") == [["", "0.40 us", "-", "-"]]
+    assert rows_of(text, "m_l_t") == [["", "1.98 us", "3.96 us", "+100.0 %"]]
 
 
 def test_what_recording_cost() -> None:

@@ -21,6 +21,7 @@ from timelines import (
     stage,
     timeline,
     transfer,
+    with_substages,
 )
 
 from offload.errors import TimelineError
@@ -83,6 +84,15 @@ def test_categories_are_those_of_kineto_except_for_predictions(tmp_path: Path) -
         "ac2g": 2 * 4 * 3,
         "predicted": 2 * (1 + 4 + 3),
     }
+
+
+def test_substages_are_slices_within_submit(tmp_path: Path) -> None:
+    one = with_substages(offloaded(3), {"table copy": 300, "execute enqueue": 400})
+    slices = of_category(saved(timeline([one]), tmp_path), "user_annotation")
+    (submit,) = (event for event in slices if event["name"] == "submit")
+    parts = [event for event in slices if event["name"] in ("table copy", "execute enqueue")]
+    assert [(event["ts"], event["dur"]) for event in parts] == [(1.28, 0.3), (1.58, 0.4)]
+    assert {(event["pid"], event["tid"]) for event in parts} == {(submit["pid"], submit["tid"])}
 
 
 def test_times_are_float_microseconds(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 from offload.timeline import HOST_LANE, ExecutionTimeline, Span, SpanKind, Timeline
@@ -76,6 +77,17 @@ def offloaded(
         launch(i, at_ns + i * longer_ns, at_ns + (i + 1) * longer_ns) for i in range(n_launches)
     ]
     return execution([*stages, *launches], predicted, number=number)
+
+
+def with_substages(one: ExecutionTimeline, durations_ns: dict[str, int]) -> ExecutionTimeline:
+    """The same execution on a device that tells what its submit stage consists of."""
+    submit = next(span for span in one.of_kind(SpanKind.STAGE) if span.name == "submit")
+    spans, at_ns = [], submit.begin_ns
+    for name, duration_ns in durations_ns.items():
+        spans.append(Span(SpanKind.SUBSTAGE, name, HOST_LANE, at_ns, at_ns + duration_ns))
+        at_ns += duration_ns
+    assert at_ns == submit.end_ns
+    return dataclasses.replace(one, spans=(*one.spans, *spans))
 
 
 def hosted(

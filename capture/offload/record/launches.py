@@ -16,6 +16,7 @@ from offload.errors import CaptureError
 from offload.program import Argument, Launch, Role, Symbol, TensorView
 from offload.record.device_formats import refuse_write_in_own_format
 from offload.record.fake_launches import FakeLaunches
+from offload.record.fake_results import device_rule
 from offload.record.fake_weights import FakeWeights
 from offload.record.guards import HostReadGuards
 from offload.record.host_constants import check_made, refuse_write
@@ -34,6 +35,7 @@ from offload.record.operators import (
 from offload.record.recording_device import Allocations
 from offload.record.storages import StorageTable, TrackedStorage
 from offload.record.unused_results import UnusedResults
+from offload.record.used_generators import UsedGenerators
 
 # What is made from constants alone is kept with the weights up to this size; above it, computing it
 # again takes less memory.
@@ -67,7 +69,7 @@ class LaunchRecorder:
         self.table = table
         self.launches: list[Launch] = []
         self.guards = HostReadGuards(allowed=guards_reads)
-        self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
+        self.generators = UsedGenerators()
         self.allocations = Allocations(torch.device("cpu"))
         self.refusal: CaptureError | None = None
         self.running = ""
@@ -80,12 +82,14 @@ class LaunchRecorder:
         """Run one operator below the modes and record it."""
         operator = operator_of(func)
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        call = func
         if self._fakes is not None:
             args, kwargs, context = self._fakes.launch(operator, args, kwargs)
+            call = device_rule(func, self.table.device)
         arguments = operator.in_order(args, kwargs)
         touched = self._before_launch(operator, arguments)
         with context:
-            outcome = func(*args, **kwargs)
+            outcome = call(*args, **kwargs)
         self._after_launch(operator, arguments, touched, outcome)
         return outcome
 
@@ -97,7 +101,7 @@ class LaunchRecorder:
             written_arguments(operator, arguments), arguments, strict=True
         ):
             if type(argument) is torch.Generator:
-                self._check_generator(argument, name)
+                self.generators.check(argument, name)
             for tensor in tensors_in(argument):
                 check_plain(tensor, name)
                 tracked = self.track(tensor, name)
@@ -380,27 +384,6 @@ class LaunchRecorder:
             guard=True,
         )
 
-    def _check_generator(self, generator: torch.Generator, name: str) -> None:
-        """Refuse a generator that nobody knew before the call.
-
-        Raises:
-            CaptureError: the call has made it, and a replay would draw on from it.
-        """
-        if all(_identity(known) != _identity(generator) for known, _ in self.generators):
-            raise CaptureError(
-                f"{user_location()}: {name} draws from a torch.Generator that the call made, whose "
-                "numbers a replay would not begin anew: pass it as an argument, or let the model "
-                "hold it"
-            )
-
-    def note_generator(self, generator: torch.Generator) -> int:
-        """The position of a generator among those used, its state kept at first sight."""
-        for position, (known, _) in enumerate(self.generators):
-            if _identity(known) == _identity(generator):
-                return position
-        self.generators.append((generator, generator.get_state()))
-        return len(self.generators) - 1
-
     def _argument(self, argument: Any) -> Argument:
         if isinstance(argument, torch.Tensor):
             tracked = self.table.find(argument)
@@ -409,7 +392,7 @@ class LaunchRecorder:
         if isinstance(argument, (list, tuple)):
             return tuple(self._argument(item) for item in argument)
         if type(argument) is torch.Generator:
-            return Symbol("generator", str(self.note_generator(argument)))
+            return Symbol("generator", str(self.generators.note(argument)))
         return argument_data(argument)
 
 
@@ -419,9 +402,3 @@ def _all_on_host(touched: list[Touched]) -> bool:
 
 def _indices(tracked: Iterable[TrackedStorage]) -> tuple[int, ...]:
     return tuple(sorted({one.value.index for one in tracked}))
-
-
-def _identity(generator: torch.Generator) -> int:
-    """What stays the same while each operator is given another Python object."""
-    identity: int = generator._cdata  # type: ignore[attr-defined]
-    return identity

@@ -110,7 +110,7 @@ class Recorder:
             self._keep_state()
         own = [one for one in constants(self._arguments.live) if type(one) is torch.Generator]
         for generator in (default_generator(self.table.device), *own, *self.table.state.generators):
-            self._log.note_generator(generator)
+            self._log.generators.note(generator)
         self._call = self._arguments.nested(self._inputs)
         try:
             self._enter()

@@ -220,7 +220,7 @@ class Executable:
             self.plan.streaming,
             self._loaded.stream,
             self._check_stored,
-            lambda: LastExecution.of(native.last_execution),
+            lambda: LastExecution.of(native.last_execution, native.substages),
         )
 
     @property
@@ -241,7 +241,7 @@ class Executable:
     @property
     def last_execution(self) -> LastExecution:
         """What the latest finished execution did; all zero before the first."""
-        return LastExecution.of(self._native.last_execution)
+        return LastExecution.of(self._native.last_execution, self._native.substages)
 
     @contextlib.contextmanager
     def timeline(self, costs: CostModel | None = None) -> Iterator[Timeline]:
@@ -276,6 +276,7 @@ class Executable:
                     device_lane=self.device,
                     scheduling=self.scheduling,
                     origin_ns=origin_ns,
+                    substages=self._native.substages,
                 )
                 for trace in traces
             )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from offload import _native
 from offload.program import Program
+from offload.replay.reports import substages_of
 from offload.timeline import (
     HOST_LANE,
     WEIGHT_WAIT,
@@ -26,10 +27,18 @@ def execution_timeline(
     device_lane: str,
     scheduling: Scheduling,
     origin_ns: int,
+    substages: Sequence[str] = (),
 ) -> ExecutionTimeline:
-    """One execution's spans, in ns since `origin_ns` of the native clock."""
+    """One execution's spans, in ns since `origin_ns` of the native clock.
+
+    `substages`: of submit, in the words of the device.
+    """
     spans = [
         *_stages(trace.execution),
+        *(
+            Span(SpanKind.SUBSTAGE, name, HOST_LANE, begin_ns, end_ns)
+            for name, begin_ns, end_ns in substages_of(trace.execution, substages)
+        ),
         *_transfers(trace),
         *_launches(trace.launches, SpanKind.LAUNCH, device_lane, program),
         *_weights(trace, device_lane),
@@ -60,7 +69,7 @@ def _stages(one: _native.LastExecution) -> Iterator[Span]:
         *_converting(one.begin_ns, one.bound_ns, one.drain_of_copies),
         ("policy", one.bound_ns, one.decided_ns),
         ("patch", one.decided_ns, one.patched_ns),
-        ("submit", one.patched_ns, one.first_launch_ns),
+        ("submit", one.patched_ns, one.submitted_ns),
     ):
         yield Span(SpanKind.STAGE, name, HOST_LANE, begin_ns, end_ns)
 

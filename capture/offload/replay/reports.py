@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 
 from offload import _native
 from offload.byte_sizes import show_bytes
@@ -17,8 +18,10 @@ class LastExecution:
         drain_ns: waiting until torch has delivered what it queues, where it does (torch_npu).
         policy_ns: deciding what changed.
         patch_ns: writing the words that depend on it.
-        submit_ns: until the first launch began; by host scheduling, until its delivery began.
-        device_ns: the launches, by host scheduling with their delivery.
+        submit_ns: until the first launch began, or on a device that queues work until the program
+            was given to it; by host scheduling, until delivery began.
+        device_ns: the launches, by host scheduling with their delivery; of a device that queues
+            work only what the host still does for it.
         policy: `none`, `io` (inputs or outputs moved) or `all` (feature map or weights too).
         slots_changed, words_patched: how much of the header changed.
         bytes_copied: because a tensor could not be used where it lay, or copying it is cheaper than
@@ -30,6 +33,9 @@ class LastExecution:
         stream_busy_ns: what bringing them took; 0 on a device that executes a graph, where neither
             this nor the next is known.
         stream_wait_ns: of device_ns, what launches waited for weights, gathering included.
+        substages_ns: what submit consists of, in the device's own words and order: those substages
+            in which this execution had something to do, together submit_ns. Empty where the device
+            does not tell, and by host scheduling.
     """
 
     convert_ns: int
@@ -47,11 +53,18 @@ class LastExecution:
     stream_busy_ns: int = 0
     stream_wait_ns: int = 0
     drain_ns: int = 0
+    substages_ns: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, native: _native.LastExecution) -> LastExecution:
-        """As the native side keeps it."""
-        return cls(**{field.name: getattr(native, field.name) for field in dataclasses.fields(cls)})
+    def of(cls, native: _native.LastExecution, substages: Sequence[str]) -> LastExecution:
+        """As the native side keeps it; the substages of submit are those of its device."""
+        kept = {
+            field.name: getattr(native, field.name)
+            for field in dataclasses.fields(cls)
+            if field.name != "substages_ns"
+        }
+        times = {name: end - begin for name, begin, end in substages_of(native, substages)}
+        return cls(**kept, substages_ns=times)
 
     @property
     def m_l_t_ns(self) -> int:
@@ -65,10 +78,12 @@ class LastExecution:
 
     def __str__(self) -> str:
         drain = f"drain {self.drain_ns / 1e3:.2f} + " if self.drain_ns else ""
+        submit = ", ".join(f"{name} {ns / 1e3:.2f}" for name, ns in self.substages_ns.items())
         header = (
             f"m_l_t {self.m_l_t_ns / 1e3:.2f} us = convert {self.convert_ns / 1e3:.2f} + "
             f"{drain}policy {self.policy_ns / 1e3:.2f} + patch {self.patch_ns / 1e3:.2f} + submit "
-            f"{self.submit_ns / 1e3:.2f}; device {self.device_ns / 1e3:.2f} us; policy "
+            f"{self.submit_ns / 1e3:.2f}{f' ({submit})' if submit else ''}; "
+            f"device {self.device_ns / 1e3:.2f} us; policy "
             f"{self.policy}: {self.slots_changed} slots changed, {self.words_patched} words "
             f"patched, {self.bytes_copied} bytes copied"
         )
@@ -81,6 +96,17 @@ class LastExecution:
             f"{show_bytes(round(self.stream_bytes_per_second))}/s, waited for "
             f"{self.stream_wait_ns / 1e3:.2f} us"
         )
+
+
+def substages_of(
+    native: _native.LastExecution, substages: Sequence[str]
+) -> Iterator[tuple[str, int, int]]:
+    """(name, begin, end) of each substage of submit in which an execution had something to do."""
+    begin_ns = native.patched_ns
+    for name, end_ns in zip(substages, native.substage_ends_ns, strict=False):
+        if end_ns:
+            yield name, begin_ns, end_ns
+            begin_ns = end_ns
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -100,7 +100,11 @@ class Scale:
 
 
 def lanes_of(spans: Sequence[Span], drawn_ns: int, measured: bool = True) -> tuple[Lane, ...]:
-    """The host's lane, then the others in order of appearance; spans of one kind are folded."""
+    """The host's lane, then the others in order of appearance; spans of one kind are folded.
+
+    Substages are left out: they lie within a stage.
+    """
+    spans = [span for span in spans if span.kind is not SpanKind.SUBSTAGE]
     lanes = []
     for name in dict.fromkeys((HOST_LANE, *(span.lane for span in spans))):
         blocks = [

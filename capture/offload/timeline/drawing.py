@@ -39,6 +39,7 @@ _STAGES = {
 }
 _KINDS = {
     SpanKind.STAGE: "#e8c9a8",
+    SpanKind.SUBSTAGE: "#f7b183",
     SpanKind.ISSUE: "#b5b0d8",
     SpanKind.LAUNCH: "#74b3dd",
     SpanKind.TRANSFER: "#86cb8b",
@@ -46,6 +47,7 @@ _KINDS = {
     SpanKind.WAIT: "#d9d9d9",
 }
 _KIND_NAMES = {
+    SpanKind.SUBSTAGE: "of submit",
     SpanKind.ISSUE: "issue by the host",
     SpanKind.LAUNCH: "launch",
     SpanKind.TRANSFER: "transfer",

@@ -12,9 +12,9 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from offload.errors import TimelineError
-from offload.timeline.chart import FONTS, Chart, Dimension, duration_text, lanes_of
+from offload.timeline.chart import FONTS, Chart, Dimension, Lane, duration_text, lanes_of
 from offload.timeline.drawing import draw_charts
-from offload.timeline.folding import FEW_SPANS
+from offload.timeline.folding import FEW_SPANS, fold
 from offload.timeline.spans import ExecutionTimeline, Span, SpanKind
 from offload.timeline.summary import Quantity, extent_ns, representative, shown_spans
 
@@ -145,7 +145,7 @@ def _sequence(timeline: Timeline, execution: ExecutionTimeline) -> list[Chart]:
 
 
 def _header_chart(spans: tuple[Span, ...], predicted: tuple[Span, ...]) -> list[Chart]:
-    """The stages of m_l_t; none if the execution has none."""
+    """The stages of m_l_t, and what submit consists of; none if the execution has none."""
     stages = _stages(spans)
     if not stages:
         return []
@@ -153,6 +153,9 @@ def _header_chart(spans: tuple[Span, ...], predicted: tuple[Span, ...]) -> list[
     predicted_stages = _stages(predicted)
     axis_ns = max(extent_ns(stages), extent_ns(predicted_stages), 1)
     lanes = lanes_of(stages, axis_ns)[:1]
+    substages = [span for span in spans if span.kind is SpanKind.SUBSTAGE]
+    if substages:
+        lanes += (Lane("submit", fold(substages, axis_ns)),)
     title = "The header enlarged"
     if predicted_stages:
         lanes += lanes_of(predicted_stages, axis_ns, measured=False)[:1]

@@ -29,6 +29,8 @@ class SpanKind(enum.StrEnum):
 
     STAGE = "stage"
     """A stage of the header: convert, drain, policy, patch or submit."""
+    SUBSTAGE = "substage"
+    """A part of submit, in the words of a device that tells them."""
     ISSUE = "issue"
     """The host delivers one launch (host scheduling only)."""
     LAUNCH = "launch"
@@ -47,8 +49,8 @@ class Span:
 
     Attributes:
         kind: what it is of.
-        name: the stage, the operator, the direction of a transfer (`copy in`, `copy out`), or the
-            weight that is brought.
+        name: the stage or substage, the operator, the direction of a transfer (`copy in`, `copy
+            out`), or the weight that is brought.
         lane: `host`, or the device's lane.
         begin_ns, end_ns: since the beginning of the timeline; end_ns >= begin_ns.
         launch: the index of the launch in the program, of an issue, launch or wait; -1 otherwise.

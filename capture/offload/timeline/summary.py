@@ -24,7 +24,8 @@ class Quantity:
     """A duration, measured and predicted.
 
     Attributes:
-        name: what it is of; a stage of the header is indented under `m_l_t`.
+        name: what it is of; a stage of the header is indented under `m_l_t`, a substage under
+            `submit`.
         measured_ns, predicted_ns: None where there is none.
         count: of launches, issues or transfers; None where counting means nothing.
         size_bytes: of transfers.
@@ -126,18 +127,22 @@ def representative(
 
 
 def quantities_of(executions: Sequence[ExecutionTimeline]) -> tuple[Quantity, ...]:
-    """m_l_t, its stages, issues, launches, transfers, weights, end to end; of several, the medians.
+    """m_l_t and its stages, issues, launches, transfers, weights, end to end: or medians of them.
 
     What only some executions have counts as 0 in the others. A median of predictions is given
     only if it was predicted for every execution. At least one execution.
     """
     spans = [span for one in executions for span in (*one.spans, *one.predicted)]
     stages = dict.fromkeys(span.name for span in spans if span.kind is SpanKind.STAGE)
+    substages = dict.fromkeys(span.name for span in spans if span.kind is SpanKind.SUBSTAGE)
     kinds = {span.kind for span in spans}
     rows = []
     if stages:
         rows.append(_quantity("m_l_t", executions, SpanKind.STAGE))
         rows += [_quantity(f"  {name}", executions, SpanKind.STAGE, name) for name in stages]
+        rows += [
+            _quantity(f"    {name}", executions, SpanKind.SUBSTAGE, name) for name in substages
+        ]
     rows += [
         _counted(name, executions, kind)
         for name, kind in (

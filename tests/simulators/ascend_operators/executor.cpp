@@ -245,6 +245,8 @@ OPERATORS_EXPORT Status aclSetOutputTensorAddr(aclOpExecutor* executor, std::siz
 
 // Controls for tests.
 OPERATORS_EXPORT void sim_operators_set_look_alike(std::uint64_t number) { set_look_alike(number); }
+
+OPERATORS_EXPORT void sim_operators_set_padded(std::uint64_t n_operands) { set_padded(n_operands); }
 OPERATORS_EXPORT std::int64_t sim_operators_live_descriptions() { return live_descriptions(); }
 OPERATORS_EXPORT std::int64_t sim_operators_live_executors() { return aclOpExecutor::n_live; }
 // Every first phase from now on asks for so many bytes more.
@@ -257,6 +259,7 @@ OPERATORS_EXPORT void sim_operators_reset() {
   const std::lock_guard lock(loaded.mutex);
   loaded.functions.clear();
   set_look_alike(0);
+  set_padded(0);
   more_workspace_bytes = 0;
 }
 

@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import enum
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from offload.backends.ascend.captured_tasks import ModelCapture, Task, as_graph, inputs_of
 from offload.backends.relocation.captures import (
-    RANDOM_OWNER,
-    Allocation,
     GraphCapture,
-    GraphNode,
-    NodeKind,
     OwnedRange,
     node_text,
     place_text,
@@ -29,66 +25,6 @@ from offload.backends.relocation.discover import discover
 from offload.backends.relocation.words import WORD_BYTES, Discovery, Word
 from offload.errors import CaptureError
 from offload.program import Launch, Program, Role
-
-
-class TaskType(enum.IntEnum):
-    """What a task of a model does: aclmdlRITaskType, in the runtime's numbers."""
-
-    DEFAULT = 0
-    KERNEL = 1
-    EVENT_RECORD = 2
-    EVENT_WAIT = 3
-    EVENT_RESET = 4
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Task:
-    """One task of a captured model.
-
-    Attributes:
-        type: one of TaskType, or another number of the runtime's; only kernels tell more.
-        function, n_blocks: what is launched, on how many blocks of the device.
-        address: where the argument block lies, for as long as the model lives.
-        arguments: what the block holds.
-        launch: of the Program, that made it.
-    """
-
-    type: int
-    function: int
-    n_blocks: int
-    address: int
-    arguments: bytes
-    launch: int
-
-    @property
-    def is_kernel(self) -> bool:
-        """Whether its arguments can be read."""
-        return self.type == TaskType.KERNEL
-
-    @property
-    def is_blind(self) -> bool:
-        """Whether it may read and write memory that nobody tells: copies, memsets, AI CPU.
-
-        Of some the runtime does not even tell that they are there: a launch without tasks is blind.
-        """
-        return self.type == TaskType.DEFAULT or self.type > TaskType.EVENT_RESET
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ModelCapture:
-    """One capture of a Program's launches by torch, as data.
-
-    Attributes:
-        tasks: that launches made, in order.
-        places: by Value the address of each input's memory, and of what each launch made.
-        pool: (address, bytes) of each piece of the pool, in the order in which torch took them.
-        cells: where seed and offset of each generator lie, which stay there.
-    """
-
-    tasks: Sequence[Task]
-    places: Mapping[int, int]
-    pool: Sequence[tuple[int, int]]
-    cells: Sequence[tuple[int, int]] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,7 +46,7 @@ class RelocatedWords:
     def same_choice(self, other: RelocatedWords) -> bool:
         """Whether both patch the same words and copy the same Values."""
         mine, its = (
-            (one.discovery.words, dict(one.copied), one.why_fixed) for one in (self, other)
+            (one.discovery.words, one.copied.keys(), bool(one.why_fixed)) for one in (self, other)
         )
         return mine == its
 
@@ -132,13 +68,18 @@ def relocated_words(
 
     Raises:
         CapturesDiffer: they are not of the same kernels, or not laid out alike.
-        CaptureError: a word differs and is no address of known memory, or is the address of
-            memory that nobody is known to keep; the message names kernel, byte and values.
+        CaptureError: a word is the address of memory that nobody is known to keep; the message
+            names kernel, byte and value.
     """
-    first, second, third = (_as_graph(program, one, weights) for one in captures)
+    first, second, third = (as_graph(program, one, weights) for one in captures)
     names = [f"{launch.operator} at {launch.source}" for launch in program.launches]
     found = discover(
-        [first, first, second, third], 0, names, guard_bytes=0, numbers_look_alike=True
+        [first, first, second, third],
+        0,
+        names,
+        guard_bytes=0,
+        numbers_look_alike=True,
+        leaves_unexplained=True,
     )
     _refuse_ownerless(captures[0].tasks, first, found, names, others)
     return _Decision(program, captures, first, found).decide()
@@ -177,61 +118,6 @@ def _refuse_ownerless(
                 )
 
 
-def _inputs(program: Program, capture: ModelCapture) -> list[int]:
-    return [value.index for value in program.of_role(Role.INPUT) if value.index in capture.places]
-
-
-def _as_graph(
-    program: Program, capture: ModelCapture, weights: Sequence[OwnedRange]
-) -> GraphCapture:
-    """The tasks as nodes; an allocation's Value is its own number: inputs, then pieces.
-
-    Words that point into an argument block, written by the runtime, have an owner that the model
-    keeps (class self), and so have those that point to a cell of the capture's own, from which
-    kernels read a seed or an offset: they are told from other addresses, and never patched.
-    """
-    ranges = [
-        *(
-            (capture.places[index], program.values[index].size_bytes)
-            for index in _inputs(program, capture)
-        ),
-        *capture.pool,
-    ]
-    return GraphCapture(
-        graph=0,
-        nodes=[
-            GraphNode(
-                handle=task.address,
-                kind=NodeKind.KERNEL if task.is_kernel else NodeKind.EMPTY,
-                name=f"function 0x{task.function:x}" if task.is_kernel else f"type {task.type}",
-                signature=(task.type, task.function, task.n_blocks),
-                parts=(task.arguments,),
-            )
-            for task in capture.tasks
-        ],
-        edges=(),
-        launches=[task.launch for task in capture.tasks],
-        allocations=[
-            Allocation(address, size_bytes, number)
-            for number, (address, size_bytes) in enumerate(ranges)
-        ],
-        owned=[
-            *(
-                OwnedRange(task.address, len(task.arguments), f"arguments of task {number}")
-                for number, task in enumerate(capture.tasks)
-                if task.arguments
-            ),
-            *(
-                OwnedRange(address, WORD_BYTES, f"{RANDOM_OWNER}: {what} of generator {number}")
-                for number, cell in enumerate(capture.cells)
-                for what, address in zip(("seed", "offset"), cell, strict=True)
-            ),
-            *weights,
-        ],
-        keep=None,
-    )
-
-
 class _Decision:
     """Whose each word is, which slots have to be copied, and whether the pool can move."""
 
@@ -246,7 +132,7 @@ class _Decision:
         self._captures = captures
         self._graph = graph
         self._found = found
-        self._inputs = _inputs(program, captures[0])
+        self._inputs = inputs_of(program, captures[0])
         self._tasks = captures[0].tasks
         self._tasks_of: dict[int, list[int]] = {}
         for node, task in enumerate(self._tasks):
@@ -256,6 +142,7 @@ class _Decision:
             for launch in reversed(program.launches)
             for view in (*launch.views(), *launch.made())  # what is only written has memory before
         }
+        self._unexplained = {self._tasks[one.node].launch: one.why for one in found.unexplained}
         self._named = self._values_named()
         self._named_by: dict[int, dict[int, set[int]]] = {}  # by launch and Value: the tasks
         for word, value in zip(self._found.words, self._named, strict=True):
@@ -276,7 +163,9 @@ class _Decision:
             if place is not None:
                 words.append(dataclasses.replace(word, value=place[0], value_offset_bytes=place[1]))
         scratch_bytes = () if why_fixed else tuple(size for _, size in self._captures[0].pool)
-        discovery = Discovery(tuple(words), (), self._found.constants, scratch_bytes)
+        discovery = dataclasses.replace(
+            self._found, words=tuple(words), scratch_bytes=scratch_bytes
+        )
         return RelocatedWords(discovery, self._graph, self.copied, why_fixed)
 
     # ---- whose a word is -----------------------------------------------------------------------
@@ -353,7 +242,7 @@ class _Decision:
                 f"the runtime tells no task of {launch.operator} at {launch.source}, whose "
                 "addresses cannot be read (one of the AI CPU, say)"
             )
-        return ""
+        return self._unexplained.get(launch.index, "")
 
     def _touches_memory(self, launch: Launch) -> bool:
         values = (self._program.values[index] for index in {*launch.reads, *launch.writes})
@@ -402,8 +291,10 @@ class _Decision:
                 return f"{self._program.values[value].name} is copied from it: {why}"
         for launch in self._program.launches:
             why = self._why_unseen(launch)
-            is_one_task = len(self._tasks_of.get(launch.index, ())) == 1  # which has no scratch
-            if why and (not is_one_task or self._touches_pool(launch)):
+            uses_scratch = len(self._tasks_of.get(launch.index, ())) != 1 or (
+                launch.index in self._unexplained
+            )
+            if why and (uses_scratch or self._touches_pool(launch)):
                 return why
             for value in launch.writes:
                 if self._program.values[value].role is not Role.ACTIVATION:

@@ -66,22 +66,29 @@ def refresh_note(counts: dict[str, int], gather: Gather | None) -> str:
 
 
 def stages_note(*, gathers: bool = False, drains: bool = False) -> str:
-    """Which of the graph engine's stages is measured in which of m_l_t.
+    """Which of m_l_t's stages, and of submit's substages, is which of the graph engine's.
+
+    Its names are those of its own log of the header (GE_DAVINCI_MODEL_PROFILING).
 
     Args:
         gathers: the device refreshes arguments, by what is launched.
         drains: torch's queue is delivered before.
     """
+    refresh = (
+        ["base copy = active-membase memcpy", "refresh launch = kernel launch"]
+        if gathers
+        else ["table copy = host-args H2D"]
+    )
     stages = [
         "convert = convert",
         *(["drain: it has none"] if drains else []),
         "policy = policy",
-        "patch = host table",
-        f"submit = base copy{' and refresh launch' if gathers else ''}",
+        "patch = update host args",
     ]
+    substages = [*refresh, "execute enqueue = model execute"]
     return (
-        f"m_l_t in the graph engine's stages: {', '.join(stages)}; its execute enqueue begins the "
-        "time of the device"
+        f"m_l_t in the graph engine's stages: {', '.join(stages)}; of submit: "
+        f"{', '.join(substages)}"
     )
 
 

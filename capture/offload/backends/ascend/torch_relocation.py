@@ -17,12 +17,8 @@ import torch
 
 from offload import _native
 from offload.backends.ascend.captured_model import Capture, CapturedModel, Moving
-from offload.backends.ascend.captured_words import (
-    ModelCapture,
-    RelocatedWords,
-    Task,
-    relocated_words,
-)
+from offload.backends.ascend.captured_tasks import ModelCapture, Task
+from offload.backends.ascend.captured_words import RelocatedWords, relocated_words
 from offload.backends.ascend.streaming import StreamedWeights
 from offload.backends.relocation.captures import OwnedRange
 from offload.backends.relocation.words import CapturesDiffer
@@ -130,7 +126,9 @@ class Relocator:
                 again = self._compare(template, one, other)
                 if not again.same_choice(found):
                     raise _NotRelocatable(
-                        CaptureError("a third capture has addresses where two before had none")
+                        CaptureError(
+                            "a third capture does not tell the same addresses as two before"
+                        )
                     )
             except BaseException:
                 third.close()

@@ -41,11 +41,16 @@ class Owned:
         self._ranges = sorted(ranges, key=lambda one: one.address)
         self._starts = [one.address for one in self._ranges]
 
-    def find(self, address: int) -> tuple[str, int] | None:
-        """The owner, and the offset into what it keeps; one past its end counts."""
+    def candidates(self, address: int) -> list[tuple[str, int]]:
+        """Each owner that the address can mean, and the offset into what it keeps.
+
+        Who keeps what lies there comes first; one past the end of what lies before counts too. Of
+        two that lie side by side, which is meant shows where they do not.
+        """
         place = bisect.bisect_right(self._starts, address)
-        if not place:
-            return None
-        one = self._ranges[place - 1]
-        offset_bytes = address - one.address
-        return (one.owner, offset_bytes) if offset_bytes <= one.size_bytes else None
+        nearest = reversed(self._ranges[max(0, place - 2) : place])
+        return [
+            (one.owner, address - one.address)
+            for one in nearest
+            if address - one.address <= one.size_bytes
+        ]

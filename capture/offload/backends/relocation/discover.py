@@ -22,6 +22,7 @@ from offload.backends.relocation.words import (
     Discovery,
     Noise,
     OwnedConstant,
+    Unexplained,
     Word,
     differing,
 )
@@ -43,6 +44,7 @@ def discover(
     *,
     guard_bytes: int = GUARD_BYTES,
     numbers_look_alike: bool = False,
+    leaves_unexplained: bool = False,
 ) -> Discovery:
     """Name every word of a captured graph.
 
@@ -60,13 +62,16 @@ def discover(
             constant is trusted even if it is an address of some capture's memory. It names none
             of the memory that it was launched on: that differs between captures. What it might
             name, memory of another capture that something keeps, the proof shows.
+        leaves_unexplained: a word that differs and is no address of an allocation is listed with
+            its node, which has to stay as it was captured; otherwise it is an error, as it is
+            where owners keep what it names in all captures, and not the same.
 
     Raises:
         CapturesDiffer: the captures are not of the same graph, or not in such layouts.
         CaptureError: a word differs and is no address of an allocation, or is an address that has
             no owner; the message names kernel, parameter and values.
     """
-    search = _Search(captures, launch_names, guard_bytes)
+    search = _Search(captures, launch_names, guard_bytes, leaves_unexplained)
     search.check_alike()
     search.read_parts()
     constants = search.owned_constants(is_known_address, numbers_look_alike)
@@ -79,6 +84,7 @@ def discover(
         tuple(search.noise),
         tuple(constants),
         scratch_bytes,
+        tuple(search.unexplained),
     )
 
 
@@ -105,7 +111,11 @@ class _Search:
     """The comparison of four captures, part by part and word by word."""
 
     def __init__(
-        self, captures: Sequence[GraphCapture], launch_names: Sequence[str], guard_bytes: int
+        self,
+        captures: Sequence[GraphCapture],
+        launch_names: Sequence[str],
+        guard_bytes: int,
+        leaves_unexplained: bool,
     ) -> None:
         self._captures = captures
         self._names = launch_names
@@ -121,6 +131,8 @@ class _Search:
         self._kept: list[OwnedConstant] = []  # that differ, each capture having its own
         self.found: list[_Found] = []
         self.noise: list[Noise] = []
+        self.unexplained: list[Unexplained] = []
+        self._leaves_unexplained = leaves_unexplained
 
     def where(self, node: int) -> str:
         """The node for messages: kind, name, and the launch that made it."""
@@ -167,21 +179,38 @@ class _Search:
 
     def _read_part(self, node: int, part: int, contents: list[bytes]) -> None:
         columns = zip(*map(_words_of, contents), strict=True)
-        for index, (first, again, second, third) in enumerate(columns):
+        for index, words in enumerate(columns):
             offset = index * WORD_BYTES
-            if first == again == second == third:
-                if _LEAST_ADDRESS <= first < _MOST_ADDRESS:
-                    self._single.append((node, part, offset, first))
-                continue
+            if words.count(words[0]) < len(words):
+                self._read_differing(node, part, offset, contents)
+            elif _LEAST_ADDRESS <= words[0] < _MOST_ADDRESS:
+                self._single.append((node, part, offset, words[0]))
+        rest = len(contents[0]) // WORD_BYTES * WORD_BYTES
+        if any(content[rest:] != contents[0][rest:] for content in contents):
+            self._read_differing(node, part, rest, contents)
+
+    def _read_differing(self, node: int, part: int, offset: int, contents: list[bytes]) -> None:
+        try:
             # Whatever the second capture in the first layout has there: noise can be relocated too.
-            meanings = self._meanings(first, second, third)
+            meanings = self._meanings_at(offset, contents)
             if meanings:
                 self.found.append((node, part, offset, *self._nearest(node, offset, meanings)))
             else:
                 self._read_other(node, part, offset, contents)
-        rest = len(contents[0]) // WORD_BYTES * WORD_BYTES
-        if any(content[rest:] != contents[0][rest:] for content in contents):
-            self._read_other(node, part, rest, contents)
+        except CaptureError as error:
+            if not self._leaves_unexplained or self._names_owners(offset, contents):
+                raise
+            self.unexplained.append(Unexplained(node, str(error)))
+
+    def _names_owners(self, offset: int, contents: list[bytes]) -> bool:
+        """Whether a word is an address of what somebody keeps in each capture, if not the same."""
+        words = [_number(content[offset : offset + WORD_BYTES]) for content in contents]
+        return all(owned.candidates(word) for owned, word in zip(self._owned, words, strict=True))
+
+    def _meanings_at(self, offset: int, contents: list[bytes]) -> list[tuple[int, int]]:
+        first, _, second, third = (one[offset : offset + WORD_BYTES] for one in contents)
+        is_whole = len(first) == WORD_BYTES
+        return self._meanings(*map(_number, (first, second, third))) if is_whole else []
 
     def _read_other(self, node: int, part: int, offset: int, contents: list[bytes]) -> None:
         """Name a word that differs and is no address in the pool, or what is left of one."""
@@ -231,9 +260,10 @@ class _Search:
     def _owner_of(self, words: Sequence[bytes]) -> str:
         """Who owns what a word points to, if in each capture it is the same place of the same."""
         first, *others = (
-            owned.find(_number(word)) for owned, word in zip(self._owned, words, strict=True)
+            owned.candidates(_number(word)) for owned, word in zip(self._owned, words, strict=True)
         )
-        return first[0] if first is not None and all(other == first for other in others) else ""
+        common = [one for one in first if all(one in other for other in others)]
+        return common[0][0] if common else ""
 
     def _refuse_unaligned(self, node: int, offset: int, contents: list[bytes]) -> None:
         """Refuse a differing word that is part of an address which is not aligned."""
@@ -270,9 +300,9 @@ class _Search:
 
         judged: dict[int, str | None] = {}
         for value in self._distinct_constants():
-            owner = self._owned[0].find(value)
-            if owner is not None:
-                judged[value] = owner[0]
+            owners = self._owned[0].candidates(value)
+            if owners:
+                judged[value] = owners[0][0]
             elif is_suspect(value):
                 judged[value] = None
         if not judged:

@@ -74,6 +74,22 @@ class OwnedConstant:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Unexplained:
+    """A word that differs between captures, and is no address that can be followed.
+
+    It may be noise, which only another capture in the same layout could show, or say where
+    something lies in a way of its own.
+
+    Attributes:
+        node: whose it is.
+        why: names kernel, byte and values.
+    """
+
+    node: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Discovery:
     """What the words of the first capture's graph are; those not listed are plain constants.
 
@@ -82,9 +98,11 @@ class Discovery:
         noise: that mean nothing.
         constants: that hold addresses which never change.
         scratch_bytes: sizes of the scratch Values that words name, which follow the Program's own.
+        unexplained: words of nodes that have to stay as they were captured.
     """
 
     words: tuple[Word, ...]
     noise: tuple[Noise, ...]
     constants: tuple[OwnedConstant, ...]
     scratch_bytes: tuple[int, ...]
+    unexplained: tuple[Unexplained, ...] = ()

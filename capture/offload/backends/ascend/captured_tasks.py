@@ -1,0 +1,134 @@
+"""A captured model's tasks as data, and as the nodes of a graph that discovery compares."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+
+from offload.backends.relocation.captures import (
+    RANDOM_OWNER,
+    Allocation,
+    GraphCapture,
+    GraphNode,
+    NodeKind,
+    OwnedRange,
+)
+from offload.backends.relocation.words import WORD_BYTES
+from offload.program import Program, Role
+
+
+class TaskType(enum.IntEnum):
+    """What a task of a model does: aclmdlRITaskType, in the runtime's numbers."""
+
+    DEFAULT = 0
+    KERNEL = 1
+    EVENT_RECORD = 2
+    EVENT_WAIT = 3
+    EVENT_RESET = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """One task of a captured model.
+
+    Attributes:
+        type: one of TaskType, or another number of the runtime's; only kernels tell more.
+        function, n_blocks: what is launched, on how many blocks of the device.
+        address: where the argument block lies, for as long as the model lives.
+        arguments: what the block holds.
+        launch: of the Program, that made it.
+    """
+
+    type: int
+    function: int
+    n_blocks: int
+    address: int
+    arguments: bytes
+    launch: int
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether its arguments can be read."""
+        return self.type == TaskType.KERNEL
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether it may read and write memory that nobody tells: copies, memsets, AI CPU.
+
+        Of some the runtime does not even tell that they are there: a launch without tasks is blind.
+        """
+        return self.type == TaskType.DEFAULT or self.type > TaskType.EVENT_RESET
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelCapture:
+    """One capture of a Program's launches by torch, as data.
+
+    Attributes:
+        tasks: that launches made, in order.
+        places: by Value the address of each input's memory, and of what each launch made.
+        pool: (address, bytes) of each piece of the pool, in the order in which torch took them.
+        cells: where seed and offset of each generator lie, which stay there.
+    """
+
+    tasks: Sequence[Task]
+    places: Mapping[int, int]
+    pool: Sequence[tuple[int, int]]
+    cells: Sequence[tuple[int, int]] = ()
+
+
+def inputs_of(program: Program, capture: ModelCapture) -> list[int]:
+    """The inputs that have memory in a capture, in the order of their allocations."""
+    return [value.index for value in program.of_role(Role.INPUT) if value.index in capture.places]
+
+
+def as_graph(
+    program: Program, capture: ModelCapture, weights: Sequence[OwnedRange]
+) -> GraphCapture:
+    """The tasks as nodes; an allocation's Value is its own number: inputs, then pieces.
+
+    Words that point into an argument block, written by the runtime, have an owner that the model
+    keeps (class self), and so have those that point to a cell of the capture's own, from which
+    kernels read a seed or an offset: they are told from other addresses, and never patched.
+    """
+    ranges = [
+        *(
+            (capture.places[index], program.values[index].size_bytes)
+            for index in inputs_of(program, capture)
+        ),
+        *capture.pool,
+    ]
+    return GraphCapture(
+        graph=0,
+        nodes=[
+            GraphNode(
+                handle=task.address,
+                kind=NodeKind.KERNEL if task.is_kernel else NodeKind.EMPTY,
+                name=f"function 0x{task.function:x}" if task.is_kernel else f"type {task.type}",
+                signature=(task.type, task.function, task.n_blocks),
+                parts=(task.arguments,),
+            )
+            for task in capture.tasks
+        ],
+        edges=(),
+        launches=[task.launch for task in capture.tasks],
+        allocations=[
+            Allocation(address, size_bytes, number)
+            for number, (address, size_bytes) in enumerate(ranges)
+        ],
+        owned=[
+            *(
+                OwnedRange(task.address, len(task.arguments), f"arguments of task {number}")
+                for number, task in enumerate(capture.tasks)
+                if task.arguments
+            ),
+            *(
+                OwnedRange(address, WORD_BYTES, f"{RANDOM_OWNER}: {what} of generator {number}")
+                for number, cell in enumerate(capture.cells)
+                for what, address in zip(("seed", "offset"), cell, strict=True)
+            ),
+            *weights,
+        ],
+        keep=None,
+    )

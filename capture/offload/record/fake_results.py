@@ -1,0 +1,41 @@
+"""What operators give on a device whose results have other shapes than torch's fake tensors say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_MASK_MULTIPLE_BITS = 128
+_BYTE_BITS = 8
+
+
+def device_rule(func: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """What to call for an operator under fake tensors: its own rule, or that of the device."""
+    return _RULES.get((device.type, func), func)
+
+
+def _native_dropout_of_npu(
+    given: torch.Tensor, p: float, train: bool | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What torch_npu's operator gives: a mask of one bit for each element, rounded up to 128 bits.
+
+    Where nothing or everything is dropped the mask has the elements of the input; and a copy of the
+    input has its strides, whatever else is made is contiguous.
+    """
+    device = given.device
+    if train is False or p == 0:
+        kept = torch.empty_like(given)
+        return kept, torch.empty(given.shape, dtype=torch.bool, device=device)
+    kept = torch.empty(given.shape, dtype=given.dtype, device=device)
+    if p == 1:
+        return kept, torch.empty(given.shape, dtype=torch.bool, device=device)
+    n_bits = math.ceil(given.numel() / _MASK_MULTIPLE_BITS) * _MASK_MULTIPLE_BITS
+    return kept, torch.empty(n_bits // _BYTE_BITS, dtype=torch.uint8, device=device)
+
+
+_RULES: dict[tuple[str, Any], Callable[..., Any]] = {
+    ("npu", torch.ops.aten.native_dropout.default): _native_dropout_of_npu,
+}

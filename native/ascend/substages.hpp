@@ -1,0 +1,30 @@
+// What submitting a program consists of on an Ascend device.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "offload/resident.hpp"
+
+namespace offload::acl {
+
+// The substages of submit, in order. An execution has those in which it had something to do.
+enum Substage : std::size_t {
+  kPrologue,       // weights that the model finds already brought; see DeviceWeightStream
+  kBufferUpdates,  // data buffers of an offline model get their addresses
+  kTableCopy,      // of arguments that the host has written
+  kBaseCopy,       // of the bases that the device gathers
+  kRefreshLaunch,  // of what gathers them
+  kInputCopies,    // by the host, of inputs that are used elsewhere
+  kExecuteEnqueue  // the model is executed; always the last
+};
+
+inline std::vector<std::string> substage_names() {
+  return {"prologue",       "buffer updates", "table copy",     "base copy",
+          "refresh launch", "input copies",   "execute enqueue"};
+}
+
+static_assert(kExecuteEnqueue < Submission::kMostSubstages);
+
+}  // namespace offload::acl
