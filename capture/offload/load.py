@@ -35,6 +35,7 @@ def load_program(
     scheduling: str,
     verify: bool,
     weights_budget: int | str | None,
+    share_store: bool,
     progress: Callable[[int, int], object] | None,
 ) -> Executable:
     """Make a Program resident; the arguments are those of `Captured.load`.
@@ -58,7 +59,9 @@ def load_program(
     plan = place(prepared, backend)
     if store is None:
         return Executable(prepared, plan, backend, how, verify=verify)
-    load = StreamedLoad(prepared, plan, store, how, verify=verify, progress=progress)
+    load = StreamedLoad(
+        prepared, plan, store, how, verify=verify, share_store=share_store, progress=progress
+    )
     if budget == AUTO:
         return load.within_free_memory()
     return load.within(load.all_bytes if budget is None else budget)
