@@ -104,6 +104,7 @@ class Captured:
         scheduling: str = Scheduling.OFFLOAD,
         verify: bool = True,
         weights_budget: int | str | None = None,
+        share_store: bool = True,
         progress: Callable[[int, int], object] | None = None,
     ) -> Executable:
         """Make the Program resident on a device.
@@ -124,6 +125,9 @@ class Captured:
                 the model's own tensors are read again once they were written, as torch counts it;
                 after writing through `param.data`, through NumPy, or to tensors made in inference
                 mode, call `run.streaming.refresh()`.
+            share_store: let what is streamed from files to a GPU or NPU lie once in the host's
+                memory for all executables on the device that need it. False: this one has memory
+                of its own, as it needs on an NPU for `run.streaming.replace` while others share.
             progress: called with the bytes of weights that are read, and how many will be, after
                 each 8 MiB or less, where weights are read. Where some are streamed on the CPU they
                 are read twice, and it begins again at 0: the first time launches are timed. What it
@@ -147,6 +151,7 @@ class Captured:
             scheduling=scheduling,
             verify=verify,
             weights_budget=weights_budget,
+            share_store=share_store,
             progress=progress,
         )
 

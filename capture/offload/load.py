@@ -36,6 +36,7 @@ def load_program(
     scheduling: str,
     verify: bool,
     weights_budget: int | str | None,
+    share_store: bool,
     progress: Callable[[int, int], object] | None,
 ) -> Executable:
     """Make a Program resident; the arguments are those of `Captured.load`.
@@ -60,7 +61,9 @@ def load_program(
         store = _streaming_backend(program, one)
         prepared = store.prepare(program)
         plan = place(prepared, store)
-        load = StreamedLoad(prepared, plan, store, how, verify=verify, progress=progress)
+        load = StreamedLoad(
+            prepared, plan, store, how, verify=verify, share_store=share_store, progress=progress
+        )
         if budget == AUTO:
             return load.within_free_memory()
         return load.within(load.all_bytes if budget is None else budget)

@@ -53,6 +53,8 @@ class StreamingReport:
         wait_ns: the median of what the launches of an execution waited for weights.
         predicted_ns: of an execution's launches and waits.
         measured_ns: the median of the same.
+        store_bytes, shared_store_bytes: of the host's memory, kept for the device to copy from, and
+            what of it other executables copy from too; None where files are read.
     """
 
     budget_bytes: int
@@ -62,6 +64,8 @@ class StreamingReport:
     wait_ns: int | None
     predicted_ns: float
     measured_ns: int | None
+    store_bytes: int | None = None
+    shared_store_bytes: int | None = None
 
 
 def report_on(executable: Executable, executions: Sequence[LastExecution]) -> Report:
@@ -101,6 +105,8 @@ def _streaming_report(
         wait_ns=_median(one.stream_wait_ns for one in executions) if is_timed else None,
         predicted_ns=plan.period_ns,
         measured_ns=_median(one.device_ns for one in executions) if is_timed else None,
+        store_bytes=streaming.store_bytes,
+        shared_store_bytes=streaming.shared_store_bytes,
     )
 
 
@@ -141,6 +147,9 @@ def _streaming_rows(streaming: StreamingReport) -> Iterator[tuple[str, str]]:
     yield "  budget", f"{streaming.budget_bytes:,} bytes"
     yield "  memory used of it", f"{streaming.memory_bytes:,} bytes"
     yield "  streamed by an execution", f"{streaming.streamed_bytes:,} bytes"
+    if streaming.store_bytes is not None:
+        yield "  in the host's memory", f"{streaming.store_bytes:,} bytes"
+        yield "    shared with others", f"{streaming.shared_store_bytes or 0:,} bytes"
     if streaming.bytes_per_second is not None:
         yield "  brought at", f"{show_bytes(streaming.bytes_per_second)}/s"
     if streaming.wait_ns is not None:

@@ -65,8 +65,10 @@ class StreamedLoad:
         how: Scheduling,
         *,
         verify: bool,
+        share_store: bool = True,
         progress: Callable[[int, int], object] | None,
     ) -> None:
+        self._share_store = share_store
         self._prepared = prepared
         self._plan = plan
         self._backend = backend
@@ -235,6 +237,7 @@ class StreamedLoad:
             estimated=self._estimated,
             timing=self._timing,
             launch_ns=self._launch_ns,
+            shares_store=self._share_store,
         )
 
     def _loaded(self, streaming: Streaming, *, verify: bool) -> Executable:

@@ -177,6 +177,8 @@ class Streaming:
         launch_ns: by launch the times that it was planned with.
         gathers: rows that launches read from the store as they need them; those of one table side
             by side, by launch.
+        shares_store: whether what is streamed may be where other executables on the device have it
+            in the host's memory; on devices that have a store of their own there.
     """
 
     budget_bytes: int
@@ -193,6 +195,7 @@ class Streaming:
     timing: str = ""
     launch_ns: tuple[float, ...] = ()
     gathers: tuple[Gather, ...] = ()
+    shares_store: bool = True
 
     @property
     def is_resident(self) -> bool:

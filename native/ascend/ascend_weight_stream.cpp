@@ -22,7 +22,8 @@ std::vector<std::uint64_t> addresses_in(const StreamPlan& plan, std::uint64_t me
 
 AscendWeightStream::AscendWeightStream(int device, StreamPlan plan,
                                        std::vector<std::shared_ptr<WeightSource>> sources,
-                                       std::uint64_t memory, std::function<void()> release)
+                                       std::uint64_t memory, std::function<void()> release,
+                                       bool shares_store)
     : DeviceWeightStream((require_whole_weights(plan, "an Ascend device"), std::move(plan)),
                          std::move(sources)),
       runtime_(Runtime::get()),
@@ -32,7 +33,7 @@ AscendWeightStream::AscendWeightStream(int device, StreamPlan plan,
   const RelaxedCapture relaxed(runtime_);
   try {
     if (!this->plan().transfers.empty()) make_order();
-    set_memory(addresses_in(this->plan(), memory), make_host_memory(store_bytes()));
+    set_memory(addresses_in(this->plan(), memory), {store_device(device), shares_store});
   } catch (...) {
     release_store();  // while the context is current
     release_order();
@@ -71,9 +72,10 @@ void AscendWeightStream::copy_now(std::uint64_t to, const std::byte* from,
       "copying a weight to the device");
 }
 
-void AscendWeightStream::enqueue_copy(const WeightCopy& copy, StreamAddress stream) const {
-  runtime_.check(runtime_.memcpy_async(reinterpret_cast<void*>(copy.to), copy.size_bytes, copy.from,
-                                       copy.size_bytes, kHostToDevice, static_cast<Stream>(stream)),
+void AscendWeightStream::enqueue_copy(std::uint64_t to, const StoredBytes& from,
+                                      StreamAddress stream) const {
+  runtime_.check(runtime_.memcpy_async(reinterpret_cast<void*>(to), from.size_bytes, from.from,
+                                       from.size_bytes, kHostToDevice, static_cast<Stream>(stream)),
                  "copying a weight to the device");
 }
 

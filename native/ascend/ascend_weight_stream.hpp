@@ -23,17 +23,20 @@ namespace offload::acl {
 class AscendWeightStream final : public DeviceWeightStream {
  public:
   // `memory`: of the plan's bytes, on the device. `release` gives it back, by the thread that
-  // closes, once.
+  // closes, once. `shares_store`: what is streamed may be where other executables have it already.
   AscendWeightStream(int device, StreamPlan plan,
                      std::vector<std::shared_ptr<WeightSource>> sources, std::uint64_t memory,
-                     std::function<void()> release);
+                     std::function<void()> release, bool shares_store);
   ~AscendWeightStream() override;
 
   int device() const { return device_.index(); }
 
+  // The part of the host store that belongs to a device.
+  static StoreDevice store_device(int device) { return {&Runtime::get(), device}; }
+
   // Tells a stream of a model that is being made to make a transfer. Throws ExecutionError.
   void capture_copy(std::size_t transfer, Stream stream) const {
-    enqueue_copy(copies()[transfer], stream);
+    enqueue_copies(copies()[transfer], stream);
   }
 
   // Recorded by the model when its outputs are ready, and reset by who has waited for it; null
@@ -53,7 +56,7 @@ class AscendWeightStream final : public DeviceWeightStream {
   void with_device(const std::function<void()>& work) const override;
   std::unique_ptr<HostMemory> make_host_memory(std::size_t n_bytes) const override;
   void copy_now(std::uint64_t to, const std::byte* from, std::size_t n_bytes) const override;
-  void enqueue_copy(const WeightCopy& copy, StreamAddress stream) const override;
+  void enqueue_copy(std::uint64_t to, const StoredBytes& from, StreamAddress stream) const override;
   void wait_for(StreamAddress stream) const override;
   void follow(StreamAddress stream) override;
   void wait_until_ready(StreamAddress stream) override;

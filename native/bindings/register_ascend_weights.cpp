@@ -21,13 +21,13 @@ std::shared_ptr<AscendWeightStream> make_stream(int device, std::size_t memory_b
                                                 const std::vector<StreamedWeight>& weights,
                                                 const std::vector<TransferTuple>& transfers,
                                                 std::size_t n_launches, std::uint64_t memory,
-                                                py::object release) {
+                                                py::object release, bool shares_store) {
   auto [plan, sources] =
       stream_arguments(memory_bytes, granule_bytes, weights, transfers, n_launches);
   std::function<void()> gives_back = release_by(std::move(release));
   const py::gil_scoped_release unlocked;
   return {new AscendWeightStream(device, std::move(plan), std::move(sources), memory,
-                                 std::move(gives_back)),
+                                 std::move(gives_back), shares_store),
           delete_without_gil<AscendWeightStream>};
 }
 
@@ -96,12 +96,20 @@ void register_ascend_weights(py::module_& module) {
       module, "AscendWeightStream")
       .def(py::init(&make_stream), py::kw_only(), py::arg("device"), py::arg("memory_bytes"),
            py::arg("granule_bytes"), py::arg("weights"), py::arg("transfers"),
-           py::arg("n_launches"), py::arg("memory"), py::arg("release"))
+           py::arg("n_launches"), py::arg("memory"), py::arg("release"),
+           py::arg("shares_store") = true)
       .def_property_readonly(
           "outputs_are_early", [](const AscendWeightStream& one) { return one.ready() != nullptr; },
           "Whether outputs are ready before the last copies have ended.");
   register_steps(module);
   register_timer(module);
+  module.def(
+      "ascend_held_bytes",
+      [](int device, const std::vector<StoredRange>& ranges) {
+        return held_bytes(AscendWeightStream::store_device(device), ranges);
+      },
+      py::arg("device"), py::arg("ranges"), py::call_guard<py::gil_scoped_release>(),
+      "How many bytes of these ranges the host store of a device has.");
   module.def("ascend_link_samples", &acl::sample_link, py::arg("device"),
              py::call_guard<py::gil_scoped_release>(),
              "Times in ns of copies from pinned memory of the host, by their bytes.");

@@ -17,11 +17,11 @@ std::shared_ptr<CudaWeightStream> make_stream(int device, std::size_t memory_byt
                                               std::size_t granule_bytes,
                                               const std::vector<StreamedWeight>& weights,
                                               const std::vector<TransferTuple>& transfers,
-                                              std::size_t n_launches) {
+                                              std::size_t n_launches, bool shares_store) {
   auto [plan, sources] =
       stream_arguments(memory_bytes, granule_bytes, weights, transfers, n_launches);
   const py::gil_scoped_release release;
-  return {new CudaWeightStream(device, std::move(plan), std::move(sources)),
+  return {new CudaWeightStream(device, std::move(plan), std::move(sources), shares_store),
           delete_without_gil<CudaWeightStream>};
 }
 
@@ -51,11 +51,18 @@ void register_cuda_weights(py::module_& module) {
       module, "CudaWeightStream")
       .def(py::init(&make_stream), py::kw_only(), py::arg("device"), py::arg("memory_bytes"),
            py::arg("granule_bytes"), py::arg("weights"), py::arg("transfers"),
-           py::arg("n_launches"))
+           py::arg("n_launches"), py::arg("shares_store") = true)
       .def("tensor", &tensor_of, py::arg("index"), py::arg("device"));
   module.def("cuda_granularity_bytes", &granularity_bytes, py::arg("device"),
              py::call_guard<py::gil_scoped_release>(),
              "The unit in which memory of the device is mapped.");
+  module.def(
+      "cuda_held_bytes",
+      [](int device, const std::vector<StoredRange>& ranges) {
+        return held_bytes(CudaWeightStream::store_device(device), ranges);
+      },
+      py::arg("device"), py::arg("ranges"), py::call_guard<py::gil_scoped_release>(),
+      "How many bytes of these ranges the host store of a device has.");
   module.def("cuda_link_samples", &cuda::sample_link, py::arg("device"),
              py::call_guard<py::gil_scoped_release>(),
              "Times in ns of copies from pinned memory of the host, by their bytes.");

@@ -63,6 +63,17 @@ std::pair<StreamPlan, std::vector<std::shared_ptr<WeightSource>>> stream_argumen
   return {std::move(plan), std::move(sources)};
 }
 
+std::size_t held_bytes(const StoreDevice& device, const std::vector<StoredRange>& ranges) {
+  std::size_t n_bytes = 0;
+  for (const auto& [path, offset_bytes, size_bytes] : ranges) {
+    struct stat status{};
+    if (stat(path.c_str(), &status) != 0) continue;
+    const StoreKey key{device, FileIdentity::of(status)};
+    n_bytes += HostStore::of_process().held_bytes(key, offset_bytes, size_bytes);
+  }
+  return n_bytes;
+}
+
 const char* mode_name(ReadMode mode) {
   if (mode == ReadMode::kMemory) return "memory";
   return mode == ReadMode::kDirect ? "direct" : "buffered";
@@ -117,8 +128,13 @@ void register_weight_stream(py::module_& module) {
   py::class_<DeviceWeightStream, std::shared_ptr<DeviceWeightStream>> on_device(
       module, "DeviceWeightStream");
   define_weight_stream<DeviceWeightStream>(on_device);
-  on_device.def("forget_transfers", &DeviceWeightStream::forget_transfers,
-                "Count bytes moved and transfers from here on.");
+  on_device
+      .def("forget_transfers", &DeviceWeightStream::forget_transfers,
+           "Count bytes moved and transfers from here on.")
+      .def_property_readonly("store_bytes", &DeviceWeightStream::store_bytes,
+                             "Bytes of the host store that are used.")
+      .def_property_readonly("shared_store_bytes", &DeviceWeightStream::shared_store_bytes,
+                             "Those that other executables use too.");
 }
 
 }  // namespace offload

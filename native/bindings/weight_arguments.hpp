@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "streaming/host_store.hpp"
 #include "streaming/stream_plan.hpp"
 #include "streaming/weight_source.hpp"
 
@@ -43,6 +44,13 @@ std::shared_ptr<WeightSource> make_source(const WeightPlacement& weight, pybind1
 std::pair<StreamPlan, std::vector<std::shared_ptr<WeightSource>>> stream_arguments(
     std::size_t memory_bytes, std::size_t granule_bytes, const std::vector<StreamedWeight>& weights,
     const std::vector<TransferTuple>& transfers, std::size_t n_launches);
+
+// (path, offset, bytes)
+using StoredRange = std::tuple<std::string, std::size_t, std::size_t>;
+
+// How many bytes of these ranges the host store has for a device, of the files that are at the
+// paths now. Nothing is raised for a file that is gone. Without the GIL.
+std::size_t held_bytes(const StoreDevice& device, const std::vector<StoredRange>& ranges);
 
 // "memory", "direct" or "buffered".
 const char* mode_name(ReadMode mode);

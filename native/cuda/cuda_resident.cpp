@@ -88,7 +88,7 @@ void CudaResident::add_weights(const CudaProgram& program, const std::vector<Gra
   }
   program.weights->attach(program.n_launches, std::move(for_next_pass));
   weights_ = program.weights;
-  add_copies(driver_, clone_, nodes, program.streamed, *weights_, context_.handle());
+  copy_nodes_ = add_copies(driver_, clone_, nodes, program.streamed, *weights_, context_.handle());
 }
 
 void CudaResident::make_words(const CudaProgram& program) {
@@ -361,7 +361,7 @@ void CudaResident::set_changed() {
 void CudaResident::execute(Submission& submission, LaunchTimes* times) {
   const ContextScope scope(driver_, context_);
   prepare();
-  if (weights_) weights_->begin_pass(stream());
+  if (weights_) begin_pass();
   if (exec_ == nullptr) {
     load_in_context();
   } else {
@@ -375,6 +375,13 @@ void CudaResident::execute(Submission& submission, LaunchTimes* times) {
   if (times == nullptr) return;
   std::fill(times->begin_ns.begin(), times->begin_ns.end(), submission.end_ns);
   std::fill(times->end_ns.begin(), times->end_ns.end(), submission.end_ns);
+}
+
+// The graph, too, copies from where weights are now.
+void CudaResident::begin_pass() {
+  weights_->begin_pass(stream());
+  copy_nodes_.follow(driver_, exec_, *weights_, context_.handle());
+  weights_->forget_moved();
 }
 
 void CudaResident::launch() {
@@ -398,7 +405,7 @@ void CudaResident::issue(std::size_t launch) {
   arena_->enter(stream());
   note_reading();
   if (weights_) {
-    if (launch == 0) weights_->begin_pass(stream());
+    if (launch == 0) begin_pass();
     weights_->issue_before(launch, stream());
   }
   for (const std::uint32_t node : launch_nodes_.at(launch)) {

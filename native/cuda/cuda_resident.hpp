@@ -57,7 +57,7 @@ struct CudaProgram {
 //
 // Where weights are streamed the graph has their copies as nodes, and is launched on a stream of
 // its own: the caller's waits for the outputs alone, and the copies for the next execution go on.
-// They are no words, and are never re-set.
+// They are no words, and are re-set only where new content of a weight has another place.
 //
 // Changed host tables are written to the half that no execution reads (HostTables), so that a
 // patch never waits for the latest execution, only for those before the last change.
@@ -130,6 +130,7 @@ class CudaResident final : public StreamResident<CudaStreams> {
   void distrust();
   std::vector<GraphNode> make_nodes(const CudaProgram& program);
   void add_weights(const CudaProgram& program, const std::vector<GraphNode>& nodes);
+  void begin_pass();
   void launch();
   void make_words(const CudaProgram& program);
   void make_tables();
@@ -165,6 +166,7 @@ class CudaResident final : public StreamResident<CudaStreams> {
   bool tables_changed_ = true;
   bool tables_read_ = false;  // something that reads the current half was enqueued
   std::shared_ptr<CudaWeightStream> weights_;
+  CopyNodes copy_nodes_;  // of the weights
   std::uint64_t n_set_params_ = 0;
   std::uint64_t n_graph_launches_ = 0;
 };

@@ -7,7 +7,8 @@
 namespace offload::cuda {
 
 CudaWeightStream::CudaWeightStream(int device, StreamPlan plan,
-                                   std::vector<std::shared_ptr<WeightSource>> sources)
+                                   std::vector<std::shared_ptr<WeightSource>> sources,
+                                   bool shares_store)
     : DeviceWeightStream(std::move(plan), std::move(sources)),
       driver_(Driver::get()),
       context_(driver_, device) {
@@ -16,7 +17,7 @@ CudaWeightStream::CudaWeightStream(int device, StreamPlan plan,
   try {
     memory_ = std::make_unique<CudaWeightMemory>(driver_, context_.device(), this->plan());
     make_order();
-    set_memory(memory_->addresses(), make_host_memory(store_bytes()));
+    set_memory(memory_->addresses(), {store_device(device), shares_store, /*copies_move=*/true});
   } catch (...) {
     release_store();  // while the context is current
     release_order();
@@ -54,10 +55,11 @@ void CudaWeightStream::copy_now(std::uint64_t to, const std::byte* from,
   driver_.check(driver_.copy_to_device(to, from, n_bytes), "copying a weight to the device");
 }
 
-void CudaWeightStream::enqueue_copy(const WeightCopy& copy, StreamAddress stream) const {
-  driver_.check(driver_.copy_to_device_async(copy.to, copy.from, copy.size_bytes,
-                                             static_cast<Stream>(stream)),
-                "copying a weight to the device");
+void CudaWeightStream::enqueue_copy(std::uint64_t to, const StoredBytes& from,
+                                    StreamAddress stream) const {
+  driver_.check(
+      driver_.copy_to_device_async(to, from.from, from.size_bytes, static_cast<Stream>(stream)),
+      "copying a weight to the device");
 }
 
 void CudaWeightStream::wait_for(StreamAddress stream) const {

@@ -20,8 +20,14 @@ namespace offload::cuda {
 // ExecutionError without the host's; nothing is left behind then.
 class CudaWeightStream final : public DeviceWeightStream {
  public:
-  CudaWeightStream(int device, StreamPlan plan, std::vector<std::shared_ptr<WeightSource>> sources);
+  // `shares_store`: what is streamed may be where other executables have it already.
+  CudaWeightStream(int device, StreamPlan plan, std::vector<std::shared_ptr<WeightSource>> sources,
+                   bool shares_store);
   ~CudaWeightStream() override;
+
+  // The part of the host store that belongs to a device: copies of a graph keep to the context that
+  // their memory was registered in.
+  static StoreDevice store_device(int device) { return {&Driver::get(), device}; }
 
   // Recorded by each graph when its outputs are ready.
   Event ready() const { return ready_->handle(); }
@@ -35,7 +41,7 @@ class CudaWeightStream final : public DeviceWeightStream {
   void with_device(const std::function<void()>& work) const override;
   std::unique_ptr<HostMemory> make_host_memory(std::size_t n_bytes) const override;
   void copy_now(std::uint64_t to, const std::byte* from, std::size_t n_bytes) const override;
-  void enqueue_copy(const WeightCopy& copy, StreamAddress stream) const override;
+  void enqueue_copy(std::uint64_t to, const StoredBytes& from, StreamAddress stream) const override;
   void wait_for(StreamAddress stream) const override;
   void follow(StreamAddress stream) override;
   void wait_until_ready(StreamAddress stream) override;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "offload/errors.hpp"
 
@@ -11,18 +12,42 @@ namespace {
 
 constexpr std::size_t kLargestNodeBytes = std::size_t{256} << 20;
 
+Memcpy3D copy_params(std::uint64_t to, const std::byte* from, std::size_t n_bytes) {
+  Memcpy3D params = {};
+  params.source_type = kMemoryHost;
+  params.source_host = from;
+  params.destination_type = kMemoryDevice;
+  params.destination_device = to;
+  params.source_pitch = params.destination_pitch = n_bytes;
+  params.source_height = params.destination_height = 1;
+  params.width_bytes = n_bytes;
+  params.height = params.depth = 1;
+  return params;
+}
+
+}  // namespace
+
 // One graph while copies are added to it.
-class Builder {
+class CopyBuilder {
  public:
-  Builder(const Driver& driver, Graph graph, const std::vector<GraphNode>& nodes, Context context)
+  CopyBuilder(const Driver& driver, Graph graph, const std::vector<GraphNode>& nodes,
+              Context context)
       : driver_(driver), graph_(graph), nodes_(nodes), context_(context) {}
 
   void add(const StreamedCopy& place, const WeightCopy& copy) {
     std::vector<GraphNode> after = named(place.after);
-    for (std::size_t at = 0; at < copy.size_bytes; at += kLargestNodeBytes) {
-      if (last_ != nullptr) after.push_back(last_);
-      last_ = add_node(copy, at, std::min(kLargestNodeBytes, copy.size_bytes - at), after);
-      after.clear();
+    std::uint64_t to = copy.to;
+    for (std::size_t run = 0; run < copy.runs.size(); ++run) {
+      const StoredBytes& stored = copy.runs[run];
+      for (std::size_t at = 0; at < stored.size_bytes; at += kLargestNodeBytes) {
+        const std::size_t n_bytes = std::min(kLargestNodeBytes, stored.size_bytes - at);
+        if (last_ != nullptr) after.push_back(last_);
+        last_ = add_node(to + at, stored.from + at, n_bytes, after);
+        after.clear();
+        copies_.parts_.push_back(
+            {last_, place.transfer, run, at, to + at, n_bytes, stored.from + at});
+      }
+      to += stored.size_bytes;
     }
     const std::vector<GraphNode> before = named(place.before);
     const std::vector<GraphNode> from(before.size(), last_);
@@ -51,18 +76,12 @@ class Builder {
                          std::to_string(n_added_) + " added");
   }
 
+  CopyNodes take() { return std::move(copies_); }
+
  private:
-  GraphNode add_node(const WeightCopy& copy, std::size_t at, std::size_t n_bytes,
+  GraphNode add_node(std::uint64_t to, const std::byte* from, std::size_t n_bytes,
                      const std::vector<GraphNode>& after) {
-    Memcpy3D params = {};
-    params.source_type = kMemoryHost;
-    params.source_host = copy.from + at;
-    params.destination_type = kMemoryDevice;
-    params.destination_device = copy.to + at;
-    params.source_pitch = params.destination_pitch = n_bytes;
-    params.source_height = params.destination_height = 1;
-    params.width_bytes = n_bytes;
-    params.height = params.depth = 1;
+    const Memcpy3D params = copy_params(to, from, n_bytes);
     GraphNode node = nullptr;
     driver_.check(
         driver_.graph_add_memcpy_node(&node, graph_, after.data(), after.size(), &params, context_),
@@ -87,8 +106,11 @@ class Builder {
   const std::vector<GraphNode>& nodes_;
   Context context_;
   GraphNode last_ = nullptr;
+  CopyNodes copies_;
   std::size_t n_added_ = 0;
 };
+
+namespace {
 
 // Every transfer stands once. A launch whose results are empty may have no node, so that nobody
 // waits for a copy of this execution.
@@ -110,16 +132,33 @@ void check_transfers(const StreamedGraph& streamed, std::size_t n_transfers) {
 
 }  // namespace
 
-void add_copies(const Driver& driver, Graph graph, const std::vector<GraphNode>& nodes,
-                const StreamedGraph& streamed, const CudaWeightStream& weights, Context context) {
+CopyNodes add_copies(const Driver& driver, Graph graph, const std::vector<GraphNode>& nodes,
+                     const StreamedGraph& streamed, const CudaWeightStream& weights,
+                     Context context) {
   check_transfers(streamed, weights.copies().size());
-  if (streamed.copies.empty()) return;
-  Builder builder(driver, graph, nodes, context);
+  if (streamed.copies.empty()) return {};
+  CopyBuilder builder(driver, graph, nodes, context);
   for (const StreamedCopy& copy : streamed.copies) {
     builder.add(copy, weights.copies()[copy.transfer]);
   }
   builder.add_event(streamed.ready_after, weights.ready());
   builder.check_count();
+  return builder.take();
+}
+
+void CopyNodes::follow(const Driver& driver, GraphExec exec, const CudaWeightStream& weights,
+                       Context context) {
+  for (Part& part : parts_) {
+    const StoredBytes& run = weights.copies()[part.transfer].runs[part.run];
+    const std::byte* const from = run.from + part.offset_bytes;
+    if (from == part.from) continue;
+    const Memcpy3D params = copy_params(part.to, from, part.n_bytes);
+    const Result result =
+        exec == nullptr ? driver.graph_memcpy_set_params(part.node, &params)
+                        : driver.graph_exec_memcpy_set_params(exec, part.node, &params, context);
+    driver.check(result, "letting the copy of a weight read its new content");
+    part.from = from;
+  }
 }
 
 }  // namespace offload::cuda

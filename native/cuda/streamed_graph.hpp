@@ -24,13 +24,41 @@ struct StreamedGraph {
   std::vector<std::uint32_t> ready_after;
 };
 
-// Adds one copy node for each transfer, in a chain, and the node that records `weights.ready()`. A
-// copy of more than 256 MiB is several nodes: a node of 512 MiB took twice as long as an ordinary
-// copy (PyTorch's issue 191284). `nodes`: the captured ones, in `graph`.
+// The copy nodes of a graph, and where each was last told to read.
+//
+// Owner: one resident. Thread: callers serialise, with a current context.
+class CopyNodes {
+ public:
+  // Lets the nodes read where the weights' copies do now: of the executable graph, or, while there
+  // is none (null), of the graph that it is made of. Throws ExecutionError; the nodes that were not
+  // set are then set by the next call.
+  void follow(const Driver& driver, GraphExec exec, const CudaWeightStream& weights,
+              Context context);
+
+ private:
+  friend class CopyBuilder;
+
+  struct Part {
+    GraphNode node;
+    std::size_t transfer;
+    std::size_t run;           // of the transfer
+    std::size_t offset_bytes;  // in the run
+    std::uint64_t to;
+    std::size_t n_bytes;
+    const std::byte* from;
+  };
+
+  std::vector<Part> parts_;
+};
+
+// Adds a copy node for each run of each transfer, in a chain, and the node that records
+// `weights.ready()`. A run of more than 256 MiB is several nodes: a node of 512 MiB took twice as
+// long as an ordinary copy (PyTorch's issue 191284). `nodes`: the captured ones, in `graph`.
 //
 // Throws ExecutionError where the driver fails, or the graph has another number of nodes than was
 // added; std::invalid_argument for a node, or a list of transfers, that does not fit.
-void add_copies(const Driver& driver, Graph graph, const std::vector<GraphNode>& nodes,
-                const StreamedGraph& streamed, const CudaWeightStream& weights, Context context);
+CopyNodes add_copies(const Driver& driver, Graph graph, const std::vector<GraphNode>& nodes,
+                     const StreamedGraph& streamed, const CudaWeightStream& weights,
+                     Context context);
 
 }  // namespace offload::cuda

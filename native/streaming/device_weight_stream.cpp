@@ -5,7 +5,6 @@
 #include <string>
 
 #include "offload/errors.hpp"
-#include "streaming/pages.hpp"
 
 namespace offload {
 namespace {
@@ -23,29 +22,30 @@ DeviceWeightStream::DeviceWeightStream(StreamPlan plan,
                                        std::vector<std::shared_ptr<WeightSource>> sources)
     : plan_((check_plan(plan), std::move(plan))), content_(plan_, std::move(sources)) {}
 
-std::size_t DeviceWeightStream::store_bytes() const {
-  std::size_t n_bytes = 0;
-  for (const WeightTransfer& transfer : plan_.transfers) {
-    n_bytes += whole_pages(piece_of(plan_, transfer).size_bytes);
-  }
-  return n_bytes;
-}
-
 void DeviceWeightStream::set_memory(std::vector<std::uint64_t> addresses,
-                                    std::unique_ptr<HostMemory> store) {
+                                    const StoreOptions& store) {
   addresses_ = std::move(addresses);
-  store_ = std::move(store);
-  for (const WeightPlacement& weight : plan_.weights) stored_.emplace_back(weight.pieces.size());
+  const HostStore::Make make = [this](std::size_t n_bytes) { return make_host_memory(n_bytes); };
+  stored_ = std::make_unique<StoredWeights>(
+      plan_, content_, StoreUse{store.device, make, store.is_shared, store.copies_move});
   first_transfers_.resize(plan_.n_launches);
-  std::byte* at = store_->data();
   for (std::size_t index = 0; index < plan_.transfers.size(); ++index) {
     const WeightTransfer& transfer = plan_.transfers[index];
     const WeightPiece& piece = piece_of(plan_, transfer);
-    stored_[transfer.weight][transfer.piece] = at;
-    copies_.push_back({at, address(transfer.weight) + piece.offset_bytes, piece.size_bytes});
-    at += whole_pages(piece.size_bytes);
+    copies_.push_back({{}, address(transfer.weight) + piece.offset_bytes, piece.size_bytes});
     first_transfers_[transfer.first_launch].push_back(index);
     pass_transfer_bytes_ += piece.size_bytes;
+  }
+  point_copies();
+}
+
+void DeviceWeightStream::point_copies() {
+  for (std::size_t index = 0; index < copies_.size(); ++index) {
+    const WeightTransfer& transfer = plan_.transfers[index];
+    copies_[index].runs.clear();
+    for (const HostRun& run : stored_->runs(transfer.weight, transfer.piece)) {
+      copies_[index].runs.push_back({run.data(), run.size_bytes});
+    }
   }
 }
 
@@ -60,6 +60,17 @@ void DeviceWeightStream::attach(std::size_t n_launches, std::vector<std::size_t>
 
 // ---- content ------------------------------------------------------------------------------------
 
+void DeviceWeightStream::replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources) {
+  std::vector<std::size_t> weights;
+  for (const auto& [weight, source] : sources) {
+    check_weight(plan_, weight);
+    check_source(plan_.weights[weight], *source);
+    weights.push_back(weight);
+  }
+  stored_->claim(weights);
+  content_.replace(std::move(sources));
+}
+
 void DeviceWeightStream::load(const std::function<void(std::uint64_t)>& progress) {
   {
     const std::lock_guard lock(mutex_);
@@ -70,7 +81,7 @@ void DeviceWeightStream::load(const std::function<void(std::uint64_t)>& progress
   }
   content_.note_all_stale();
   try {
-    with_device([&] { read(progress); });
+    with_device([&] { read(progress, /*is_first=*/true); });
   } catch (...) {
     const std::lock_guard lock(mutex_);
     loading_ = false;
@@ -87,7 +98,7 @@ std::uint64_t DeviceWeightStream::load_bytes() const noexcept {
 }
 
 // At rest: nothing on the device reads the store or the weight memory.
-void DeviceWeightStream::read(const std::function<void(std::uint64_t)>& progress) {
+void DeviceWeightStream::read(const std::function<void(std::uint64_t)>& progress, bool is_first) {
   WeightRenewal renewal(content_);
   holds_prologue_ = false;
   renewal.begin();
@@ -101,12 +112,11 @@ void DeviceWeightStream::read(const std::function<void(std::uint64_t)>& progress
   };
   for (std::size_t weight = 0; weight < plan_.weights.size(); ++weight) {
     if (!renewal.stale()[weight] || content_.source(weight) == nullptr) continue;
-    read_weight(weight, staging.get(), buffer, done);
+    read_weight(weight, is_first, staging.get(), buffer, done);
     const bool is_copy = content_.source(weight)->mode() == ReadMode::kMemory;
-    const bool is_streamed = std::any_of(stored_[weight].begin(), stored_[weight].end(),
-                                         [](const std::byte* at) { return at != nullptr; });
-    if (is_copy && is_streamed) renewal.let_go_of_memory(weight);
+    if (is_copy && stored_->is_streamed(weight)) renewal.let_go_of_memory(weight);
   }
+  point_copies();
   renewal.commit();
   ++generation_;
 }
@@ -123,30 +133,31 @@ std::size_t DeviceWeightStream::staging_bytes(const std::vector<bool>& stale) co
   return std::min(most_bytes, kStagingBytes);
 }
 
-void DeviceWeightStream::read_weight(std::size_t weight, const HostMemory* staging,
+void DeviceWeightStream::read_weight(std::size_t weight, bool is_first, const HostMemory* staging,
                                      ReadBuffer& buffer,
                                      const std::function<void(std::size_t)>& done) {
   const WeightPlacement& placement = plan_.weights[weight];
   try {
     for (std::size_t piece = 0; piece < placement.pieces.size(); ++piece) {
-      read_piece(weight, piece, staging, buffer, done);
+      if (placement.pieces[piece].streamed) {
+        stored_->read(weight, piece, is_first, buffer, done);
+      } else {
+        read_resident(weight, placement.pieces[piece], staging, buffer, done);
+      }
     }
   } catch (const FileError& error) {
     throw FileError(placement.name + ": " + error.what());
   }
 }
 
-void DeviceWeightStream::read_piece(std::size_t weight, std::size_t piece,
-                                    const HostMemory* staging, ReadBuffer& buffer,
-                                    const std::function<void(std::size_t)>& done) {
-  const WeightPiece& place = plan_.weights[weight].pieces[piece];
-  std::byte* const stored = stored_[weight][piece];
-  for (std::size_t at = 0; at < place.size_bytes; at += kStagingBytes) {
-    const std::size_t offset_bytes = place.offset_bytes + at;
-    const std::size_t n_bytes = std::min(kStagingBytes, place.size_bytes - at);
-    std::byte* const to = stored != nullptr ? stored + at : staging->data();
-    content_.source(weight)->read(offset_bytes, to, n_bytes, buffer);
-    if (stored == nullptr) copy_now(address(weight) + offset_bytes, to, n_bytes);
+void DeviceWeightStream::read_resident(std::size_t weight, const WeightPiece& piece,
+                                       const HostMemory* staging, ReadBuffer& buffer,
+                                       const std::function<void(std::size_t)>& done) {
+  for (std::size_t at = 0; at < piece.size_bytes; at += kStagingBytes) {
+    const std::size_t offset_bytes = piece.offset_bytes + at;
+    const std::size_t n_bytes = std::min(kStagingBytes, piece.size_bytes - at);
+    content_.source(weight)->read(offset_bytes, staging->data(), n_bytes, buffer);
+    copy_now(address(weight) + offset_bytes, staging->data(), n_bytes);
     done(n_bytes);
   }
 }
@@ -160,7 +171,7 @@ void DeviceWeightStream::begin_pass(StreamAddress stream) {
   if (!content_.is_stale()) return;
   with_device([&] { wait_for(stream); });
   try {
-    with_device([&] { read({}); });
+    with_device([&] { read({}, /*is_first=*/false); });
   } catch (const FileError& error) {
     throw ExecutionError(error.what());
   }
@@ -168,9 +179,17 @@ void DeviceWeightStream::begin_pass(StreamAddress stream) {
 
 void DeviceWeightStream::enqueue(std::size_t transfer, StreamAddress stream) {
   const WeightCopy& copy = copies_[transfer];
-  enqueue_copy(copy, stream);
+  enqueue_copies(copy, stream);
   bytes_moved_ += copy.size_bytes;
   ++n_transfers_;
+}
+
+void DeviceWeightStream::enqueue_copies(const WeightCopy& copy, StreamAddress stream) const {
+  std::uint64_t to = copy.to;
+  for (const StoredBytes& run : copy.runs) {
+    enqueue_copy(to, run, stream);
+    to += run.size_bytes;
+  }
 }
 
 void DeviceWeightStream::enter(StreamAddress stream) {

@@ -13,6 +13,7 @@
 
 #include "offload/pass_report.hpp"
 #include "streaming/host_memory.hpp"
+#include "streaming/stored_weights.hpp"
 #include "streaming/stream_plan.hpp"
 #include "streaming/weight_content.hpp"
 
@@ -21,10 +22,16 @@ namespace offload {
 // A device's stream of work, as its runtime names it.
 using StreamAddress = void*;
 
-// What one transfer copies.
+// Bytes that lie together in the host store.
+struct StoredBytes {
+  const std::byte* from = nullptr;
+  std::size_t size_bytes = 0;
+};
+
+// What one transfer copies: what lies at several places of the host store to one.
 struct WeightCopy {
-  const std::byte* from = nullptr;  // in the host store
-  std::uint64_t to = 0;             // in the weight memory
+  std::vector<StoredBytes> runs;
+  std::uint64_t to = 0;  // in the weight memory
   std::size_t size_bytes = 0;
 };
 
@@ -36,8 +43,10 @@ struct WeightCopy {
 // waits for an event in the executable, not for its end. The first pass, one after a failure and
 // one after weights were replaced begin with a prologue that makes those transfers by themselves.
 //
-// The host store holds what is streamed, once, page by page; what is resident is read by way of a
-// small buffer. What memory replaced a weight of which some is streamed is let go once it was read.
+// The host store holds what is streamed, once for all executables (StoredWeights); what is resident
+// is read by way of a small buffer. What memory replaced a weight of which some is streamed is let
+// go once it was read. Where copies can be moved, a pass that reads may move some: whoever holds
+// copies has to set them to copies() before they run, and then calls forget_moved.
 //
 // Each byte is written through the address by which launches read it: that of its weight. So bytes
 // that two weights show at addresses of their own are never used through both without an edge
@@ -68,11 +77,10 @@ class DeviceWeightStream {
   // What load reads: every weight.
   std::uint64_t load_bytes() const noexcept;
 
-  // As WeightContent, from the next pass on.
+  // As WeightContent, from the next pass on. replace also throws ExecutionError where copies cannot
+  // move, for a weight whose bytes in the store another executable uses.
   void refresh(const std::vector<std::size_t>& weights) { content_.refresh(weights); }
-  void replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources) {
-    content_.replace(std::move(sources));
-  }
+  void replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources);
   ReadMode mode(std::size_t weight) const { return content_.mode(weight); }
 
   // Gives the stream to a resident of so many launches, whose executable makes the transfers of
@@ -80,8 +88,18 @@ class DeviceWeightStream {
   // launches than the plan's, ExecutionError if the stream has a resident.
   void attach(std::size_t n_launches, std::vector<std::size_t> for_next_pass);
 
-  // By transfer, in order.
+  // By transfer, in order. How many runs they have, and of how many bytes, stays.
   const std::vector<WeightCopy>& copies() const { return copies_; }
+
+  // Whoever holds copies has set them to copies(): lets go of where they were read before.
+  void forget_moved() {
+    if (stored_->has_moved()) with_device([this] { stored_->forget_moved(); });
+  }
+
+  // Bytes of the host store that this executable uses, and those of them that others use too; 0
+  // once closed.
+  std::size_t store_bytes() const { return stored_->size_bytes(); }
+  std::size_t shared_store_bytes() const { return stored_->shared_bytes(); }
 
   // Begins a pass of which nothing is enqueued yet: reads again what was refreshed or replaced,
   // once all earlier passes, also those on `stream`, have ended. Throws ExecutionError, after close
@@ -136,15 +154,21 @@ class DeviceWeightStream {
  protected:
   DeviceWeightStream(StreamPlan plan, std::vector<std::shared_ptr<WeightSource>> sources);
 
-  // The bytes that the host store needs: each streamed piece begins on a page, so that direct reads
-  // need no buffer where the file's offset allows.
-  std::size_t store_bytes() const;
+  // How this device uses the store.
+  struct StoreOptions {
+    StoreDevice device;
+    bool is_shared = true;
+    bool copies_move = false;
+  };
 
-  // Where each weight begins, and the store. 0: the weight has no bytes.
-  void set_memory(std::vector<std::uint64_t> addresses, std::unique_ptr<HostMemory> store);
+  // Where each weight begins, 0: it has no bytes. Takes what is streamed from the store. With the
+  // device's context.
+  void set_memory(std::vector<std::uint64_t> addresses, const StoreOptions& store);
 
-  // Gives the store back. With the device's context; nothing may run.
-  void release_store() noexcept { store_.reset(); }
+  // Lets go of the store. With the device's context; nothing may run.
+  void release_store() noexcept {
+    if (stored_) stored_->release();
+  }
 
   // Calls `work` with the device's context, and past a capture of this thread.
   virtual void with_device(const std::function<void()>& work) const = 0;
@@ -152,11 +176,15 @@ class DeviceWeightStream {
   // What follows is called with the device's context. All throw ExecutionError.
   virtual std::unique_ptr<HostMemory> make_host_memory(std::size_t n_bytes) const = 0;
   virtual void copy_now(std::uint64_t to, const std::byte* from, std::size_t n_bytes) const = 0;
-  virtual void enqueue_copy(const WeightCopy& copy, StreamAddress stream) const = 0;
+  virtual void enqueue_copy(std::uint64_t to, const StoredBytes& from,
+                            StreamAddress stream) const = 0;
   virtual void wait_for(StreamAddress stream) const = 0;  // and for the lane
   virtual void follow(StreamAddress stream) = 0;          // the lane does
   virtual void wait_until_ready(StreamAddress stream) = 0;
   virtual StreamAddress lane_address() const = 0;
+
+  // Enqueues what one transfer copies.
+  void enqueue_copies(const WeightCopy& copy, StreamAddress stream) const;
 
   // Gives back streams and events. With the device's context; nothing runs.
   virtual void release_order() noexcept = 0;
@@ -165,20 +193,20 @@ class DeviceWeightStream {
   virtual void release_memory() noexcept = 0;
 
  private:
-  void read(const std::function<void(std::uint64_t)>& progress);
-  void read_weight(std::size_t weight, const HostMemory* staging, ReadBuffer& buffer,
+  void read(const std::function<void(std::uint64_t)>& progress, bool is_first);
+  void read_weight(std::size_t weight, bool is_first, const HostMemory* staging, ReadBuffer& buffer,
                    const std::function<void(std::size_t)>& done);
-  void read_piece(std::size_t weight, std::size_t piece, const HostMemory* staging,
-                  ReadBuffer& buffer, const std::function<void(std::size_t)>& done);
+  void read_resident(std::size_t weight, const WeightPiece& piece, const HostMemory* staging,
+                     ReadBuffer& buffer, const std::function<void(std::size_t)>& done);
+  void point_copies();
   std::size_t staging_bytes(const std::vector<bool>& stale) const;
   void enqueue(std::size_t transfer, StreamAddress stream);
 
   const StreamPlan plan_;
   WeightContent content_;
   std::vector<std::uint64_t> addresses_;  // by weight
-  std::unique_ptr<HostMemory> store_;
+  std::unique_ptr<StoredWeights> stored_;
   std::vector<WeightCopy> copies_;                         // by transfer
-  std::vector<std::vector<std::byte*>> stored_;            // by weight and piece; null: resident
   std::vector<std::vector<std::size_t>> first_transfers_;  // by launch, that it is first to read
   std::vector<std::size_t> prologue_;
   std::uint64_t pass_transfer_bytes_ = 0;  // that each pass copies

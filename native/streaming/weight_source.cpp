@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <tuple>
 
 #include "offload/errors.hpp"
 #include "streaming/pages.hpp"
@@ -34,7 +35,25 @@ std::size_t up(std::size_t value, std::size_t unit) { return down(value + unit -
                  ": the file ends before; write it anew");
 }
 
+constexpr std::int64_t kNsInSecond = 1'000'000'000;
+
+std::int64_t ns_of(const struct timespec& time) {
+  return static_cast<std::int64_t>(time.tv_sec) * kNsInSecond + time.tv_nsec;
+}
+
 }  // namespace
+
+FileIdentity FileIdentity::of(const struct stat& status) {
+  return {static_cast<std::uint64_t>(status.st_dev), static_cast<std::uint64_t>(status.st_ino),
+          static_cast<std::int64_t>(status.st_size), ns_of(status.st_mtim), ns_of(status.st_ctim)};
+}
+
+bool FileIdentity::operator<(const FileIdentity& other) const {
+  const auto tied = [](const FileIdentity& one) {
+    return std::tie(one.device, one.inode, one.size_bytes, one.written_ns, one.changed_ns);
+  };
+  return tied(*this) < tied(other);
+}
 
 ReadBuffer::~ReadBuffer() {
   if (memory_ != nullptr) munmap(memory_, kSizeBytes);

@@ -5,9 +5,11 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,7 +50,27 @@ struct ByteRun {
   std::size_t size_bytes = 0;
 };
 
+class WeightFile;
 class WeightFiles;
+
+// A file as it is: another one under its path, and itself once it was written, are others. The time
+// of the latest change counts as well, as that of the latest write can be set.
+struct FileIdentity {
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+  std::int64_t size_bytes = 0;
+  std::int64_t written_ns = 0;
+  std::int64_t changed_ns = 0;
+
+  static FileIdentity of(const struct stat& status);
+  bool operator<(const FileIdentity& other) const;
+};
+
+// Where a weight begins in an open file.
+struct FilePlace {
+  std::shared_ptr<WeightFile> file;
+  std::size_t offset_bytes = 0;
+};
 
 // A weight's bytes in the host store.
 //
@@ -78,6 +100,9 @@ class WeightSource {
 
   virtual std::size_t size_bytes() const noexcept = 0;
   virtual ReadMode mode() const noexcept = 0;
+
+  // Where it lies in a file; nothing where it does not.
+  virtual std::optional<FilePlace> place() const { return std::nullopt; }
 };
 
 // What streams say once they are closed.
@@ -129,6 +154,9 @@ class WeightFile {
   // Bytes of the file when it is asked.
   std::size_t size_bytes() const;
 
+  // As it was when it was opened.
+  FileIdentity identity() const { return FileIdentity::of(opened_); }
+
   const std::string& path() const noexcept { return path_; }
   bool is_direct() const noexcept { return direct_; }
 
@@ -179,6 +207,7 @@ class FileSource final : public WeightSource {
   void read_runs(const std::vector<ByteRun>& runs, std::byte* to) override;
   void look_up(WeightFiles& files, bool opens) override;
   std::size_t size_bytes() const noexcept override { return size_bytes_; }
+  std::optional<FilePlace> place() const override { return FilePlace{file_, offset_bytes_}; }
   ReadMode mode() const noexcept override {
     return file_->is_direct() ? ReadMode::kDirect : ReadMode::kBuffered;
   }

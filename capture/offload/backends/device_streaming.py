@@ -22,6 +22,7 @@ class StreamArguments(TypedDict):
     weights: list[_native.StreamedWeight]
     transfers: list[tuple[int, int, int, int, int, int]]
     n_launches: int
+    shares_store: bool
 
 
 def stream_arguments(program: Program, streaming: Streaming) -> StreamArguments:
@@ -40,6 +41,7 @@ def stream_arguments(program: Program, streaming: Streaming) -> StreamArguments:
         weights=native_weights(program, streaming, program.stored),
         transfers=native_transfers(streaming, program.stored),
         n_launches=len(program.launches),
+        shares_store=streaming.shares_store,
     )
 
 
@@ -61,21 +63,42 @@ def refuse_unstored(program: Program) -> None:
         )
 
 
-def require_store(streaming: Streaming) -> None:
+def require_store(
+    program: Program,
+    streaming: Streaming,
+    held_bytes: Callable[[list[tuple[str, int, int]]], int],
+) -> None:
     """Refuse a plan whose store does not fit into what memory the host has free.
+
+    Args:
+        program: its weights are in files.
+        streaming: the plan.
+        held_bytes: how many bytes of such ranges, as (path, offset, bytes), other executables have
+            there already.
 
     Raises:
         PlanError: it does not; the message says how much is missing and what to do.
     """
+    held = held_bytes(_stored_ranges(program, streaming)) if streaming.shares_store else 0
     require_free(
-        store_bytes(streaming),
+        store_bytes(streaming) - held,
         "the store of the streamed weights needs",
         "give a larger weights_budget=, so that fewer are streamed, or free some memory",
     )
 
 
+def _stored_ranges(program: Program, streaming: Streaming) -> list[tuple[str, int, int]]:
+    """Where in files the streamed pieces lie."""
+    pieces = [streaming.pieces[one.piece] for one in streaming.transfers]
+    places = [program.stored[piece.value] for piece in pieces]
+    return [
+        (place.path, place.offset_bytes + piece.offset_bytes, piece.size_bytes)
+        for place, piece in zip(places, pieces, strict=True)
+    ]
+
+
 def store_bytes(streaming: Streaming) -> int:
-    """What the host store of streamed weights takes: each begins on a page."""
+    """What the host store of streamed weights takes where nobody has any of it."""
     sizes_bytes = (streaming.pieces[one.piece].size_bytes for one in streaming.transfers)
     return sum(-(-n_bytes // PAGE_BYTES) * PAGE_BYTES for n_bytes in sizes_bytes)
 

@@ -57,10 +57,29 @@ class WeightStreaming:
         """
         return self._stream.wait_ns
 
+    @property
+    def store_bytes(self) -> int | None:
+        """Of the host's memory, kept for the device to copy from; None where files are read.
+
+        What others have of the same files is counted as well: see `shared_store_bytes`. 0 once the
+        executable is closed.
+        """
+        stream = self._stream
+        return stream.store_bytes if isinstance(stream, _native.DeviceWeightStream) else None
+
+    @property
+    def shared_store_bytes(self) -> int | None:
+        """Of `store_bytes` what other executables copy from too."""
+        stream = self._stream
+        return stream.shared_store_bytes if isinstance(stream, _native.DeviceWeightStream) else None
+
     def refresh(self) -> None:
         """Read all weights again, after they were changed where they are stored.
 
-        Waits for what is in flight; the next execution sees the new content.
+        Waits for what is in flight; the next execution sees the new content. Other executables
+        that have the same bytes in the host's memory go on with what they have: this one gets
+        memory of its own where the content is another. On an NPU, where the copies of a model read
+        where they were captured, such an execution is an ExecutionError instead.
 
         Raises:
             FileError: a file is gone, or has its tensors at other places than when the model was
@@ -72,6 +91,9 @@ class WeightStreaming:
     def replace(self, weights: Mapping[str, torch.Tensor | StoredTensor]) -> None:
         """Give weights other content from the next execution on, without loading again.
 
+        Other executables keep what they have: this one gets memory of its own in the host's where
+        they share it.
+
         Args:
             weights: by the weight's name, as the program prints it, or as it is stored, a tensor
                 (copied) or its place in a file.
@@ -80,6 +102,9 @@ class WeightStreaming:
             BindingError: there is no such weight or several, the new content has another shape or
                 dtype, or the weight is laid out as no tensor of its shape; none has been replaced.
             FileError: a file cannot be read; none has been replaced.
+            ExecutionError: on an NPU, another executable has the bytes of a streamed weight in the
+                same memory (`load(share_store=False)`), or the executable is closed; none has been
+                replaced.
         """
         values = {name: self._value_of(name) for name in weights}
         sources = {
@@ -142,6 +167,7 @@ class WeightStreaming:
             else "  times of launches were measured, on made-up inputs"
             + (f": {plan.timing}" if plan.timing else "")
         )
+        lines += self._store_lines()
         sizes = Counter[int]()
         for piece in streamed:
             sizes[piece.value] += piece.size_bytes
@@ -152,6 +178,13 @@ class WeightStreaming:
                 + (f" of {show_bytes(whole)}" if n_bytes < whole else "")
             )
         return "\n".join([*lines, *self._gathered_lines()])
+
+    def _store_lines(self) -> Iterator[str]:
+        if self.store_bytes:
+            yield (
+                f"store: {show_bytes(self.store_bytes)} of the host's memory, of which "
+                f"{show_bytes(self.shared_store_bytes or 0)} are those of other executables too"
+            )
 
     def _tables_text(self) -> str:
         tables = {one.value for one in self.plan.gathers}

@@ -205,10 +205,12 @@ ACL_EXPORT std::size_t sim_live_bytes() {
   return runtime().device.memory.live_bytes() - runtime().arguments.slab_bytes();
 }
 
-// Bytes of pinned host memory.
+// Bytes of pinned host memory, that which callers registered included.
 ACL_EXPORT std::size_t sim_host_bytes() {
   const auto lock = locked();
-  return runtime().device.memory.host_bytes();
+  std::size_t n_bytes = runtime().device.memory.host_bytes();
+  for (const auto& [address, size_bytes] : runtime().registered_host) n_bytes += size_bytes;
+  return n_bytes;
 }
 
 // Bytes of argument blocks that the runtime owns: of launches that have not run, and of models.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -99,7 +100,7 @@ def stream_weights(
     if streaming is None:
         return StreamedWeights()
     refuse_unstored(program)
-    require_store(streaming)
+    require_store(program, streaming, functools.partial(_native.ascend_held_bytes, device))
     graph = launch_graph(program, touches)
     streamed = streamed_graph(program, graph, launches, streaming)
     steps = streamed_steps(program, graph, streaming, streamed)

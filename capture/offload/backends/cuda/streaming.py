@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -38,7 +39,7 @@ def make_stream(
         FileError: a file is gone, or shorter than it was.
     """
     refuse_unstored(program)
-    require_store(streaming)
+    require_store(program, streaming, functools.partial(_native.cuda_held_bytes, device))
     arguments = stream_arguments(program, streaming)
     stream = with_memory_of_torch(lambda: _native.CudaWeightStream(device=device, **arguments))
     numbers = range(len(program.stored))
