@@ -60,20 +60,6 @@ bool RingLayout::lay(const std::vector<RingPiece>& pieces, std::int64_t n_launch
   return find_steps(pieces, n_launches);
 }
 
-bool RingLayout::lay_rounds(const std::vector<RingPiece>& pieces, std::int64_t n_launches,
-                            std::uint32_t round_begins, std::int64_t capacity_bytes) {
-  offsets_bytes_.resize(pieces.size());
-  after_steps_.resize(pieces.size());
-  std::int64_t end = 0;
-  for (std::size_t index = 0; index < pieces.size(); ++index) {
-    if (index > 0 && ((round_begins >> (index - 1)) & 1u) != 0) end = 0;
-    offsets_bytes_[index] = round_up(end, pieces[index].alignment_bytes);
-    end = offsets_bytes_[index] + pieces[index].size_bytes;
-  }
-  measure(pieces);
-  return ring_bytes_ <= capacity_bytes && find_steps(pieces, n_launches);
-}
-
 void RingLayout::measure(const std::vector<RingPiece>& pieces) {
   ring_bytes_ = 0;
   for (std::size_t index = 0; index < pieces.size(); ++index) {

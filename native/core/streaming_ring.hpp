@@ -36,12 +36,6 @@ class RingLayout {
   bool lay(const std::vector<RingPiece>& pieces, std::int64_t n_launches,
            std::int64_t capacity_bytes, std::int64_t granule_bytes, bool slots);
 
-  // Lays the pieces into the rounds that `round_begins` says: bit i, that piece i + 1 begins one.
-  // False as above.
-  bool lay_rounds(const std::vector<RingPiece>& pieces, std::int64_t n_launches,
-                  std::uint32_t round_begins, std::int64_t capacity_bytes);
-
-  std::int64_t ring_bytes() const noexcept { return ring_bytes_; }
   const std::vector<std::int64_t>& offsets_bytes() const noexcept { return offsets_bytes_; }
 
   // For each piece the last launch that reads what it overwrites, as a step of StreamingTransfer.

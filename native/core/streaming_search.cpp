@@ -10,13 +10,14 @@
 
 #include "offload/errors.hpp"
 #include "offload/streaming.hpp"
+#include "streaming_positions.hpp"
 #include "streaming_ring.hpp"
 
 namespace offload {
 namespace {
 
-// Of so few weights all sets are tried, and of each all ways to cut it into rounds.
-constexpr std::size_t kFewItems = 8;
+// Of so few weights all sets are tried, and of each all positions in the ring.
+constexpr std::size_t kFewItems = PositionSearch::kMostPieces;
 
 // Below a page a weight stays, whatever is searched.
 constexpr std::int64_t kSmallestBytes = 4096;
@@ -88,7 +89,13 @@ class Search {
   bool choose(const Family& family, std::int64_t needed_bytes, int n_extra);
   void drop(std::int64_t needed_bytes, std::int64_t chosen_bytes);
   void trim(const Family& family, std::int64_t needed_bytes, std::int64_t chosen_bytes);
-  void keep();
+  void offer(double period_ns, const std::vector<std::int64_t>& offsets_bytes);
+  void keep(const std::vector<std::int64_t>& offsets_bytes);
+  std::int64_t chosen_bytes() const;
+  double limit_ns() const;
+  double copy_ns_of(std::size_t item) const {
+    return options_.link_overhead_ns + bytes_ns(parts_[item].streamed_bytes);
+  }
   void add_item(std::size_t weight);
   std::vector<std::int64_t> units() const;
   std::vector<std::int64_t> sizes() const;
@@ -99,6 +106,7 @@ class Search {
     return static_cast<double>(bytes) / options_.link_bytes_per_second * 1e9;
   }
 
+  const std::vector<double>& launch_ns_;
   const std::vector<StreamingWeight>& weights_;
   const StreamingOptions options_;
   const std::int64_t n_launches_;
@@ -124,7 +132,8 @@ class Search {
 
 Search::Search(const std::vector<double>& launch_ns, const std::vector<StreamingWeight>& weights,
                const StreamingOptions& options)
-    : weights_(weights),
+    : launch_ns_(launch_ns),
+      weights_(weights),
       options_(options),
       n_launches_(static_cast<std::int64_t>(launch_ns.size())),
       simulator_(launch_ns),
@@ -231,28 +240,47 @@ StreamingSearch Search::run() {
   }
   for (std::size_t level = levels.size(); level > 0; --level) {
     const double bound_ns = std::max(compute_ns_, bytes_ns(levels[level - 1] - padding_bytes_));
-    if (bound_ns >= best_ns_) break;
+    if (bound_ns * (1 - kRounding) >= best_ns_) break;
     search_level(levels[level - 1]);
   }
   return std::move(found_);
 }
 
 void Search::search_all_sets() {
+  PositionSearch positions(launch_ns_);
+  std::vector<double> copy_ns;
   for (std::uint32_t set = 1; set < 1u << items_.size(); ++set) {
     chosen_.clear();
+    copy_ns.clear();
     std::int64_t saved_bytes = 0;
     for (std::size_t index = 0; index < items_.size(); ++index) {
       if (((set >> index) & 1u) == 0) continue;
       parts_[index] = {kind_of(index).size_bytes, kind_of(index).aligned_bytes};
       saved_bytes += parts_[index].saved_bytes;
       chosen_.push_back(index);
+      copy_ns.push_back(copy_ns_of(index));
     }
-    const std::int64_t capacity_bytes = options_.budget_bytes - (full_bytes_ - saved_bytes);
+    if (!may_be_best()) continue;
     list_pieces();
-    for (std::uint32_t begins = 0; begins < 1u << (chosen_.size() - 1); ++begins) {
-      if (ring_.lay_rounds(pieces_, n_launches_, begins, capacity_bytes)) simulate_candidate();
+    const std::int64_t capacity_bytes = options_.budget_bytes - (full_bytes_ - saved_bytes);
+    const auto found = positions.quickest(pieces_, copy_ns, capacity_bytes, limit_ns());
+    found_.n_candidates += positions.n_simulated();
+    if (!found) continue;
+    const std::vector<std::size_t> chosen = chosen_;
+    for (std::size_t order = 0; order < chosen.size(); ++order) {
+      chosen_[order] = chosen[found->order[order]];
     }
+    list_pieces();
+    transfers_ = found->transfers;
+    offer(found->period_ns, found->offsets_bytes);
   }
+}
+
+// What a plan of what is chosen has to be quicker than to be the best.
+double Search::limit_ns() const {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (best_ns_ <= compute_ns_) return std::nextafter(compute_ns_ * (1 + kRounding), kInfinity);
+  return chosen_bytes() < best_bytes_ ? std::nextafter(best_ns_, kInfinity) : best_ns_;
 }
 
 void Search::search_level(std::int64_t saved_bytes) {
@@ -302,8 +330,7 @@ void Search::list_pieces() {
 // Whether what is chosen may be the best: no pass is shorter than its copies.
 bool Search::may_be_best() const {
   double copies_ns = static_cast<double>(chosen_.size()) * options_.link_overhead_ns;
-  std::int64_t bytes = 0;
-  for (const std::size_t index : chosen_) bytes += parts_[index].streamed_bytes;
+  const std::int64_t bytes = chosen_bytes();
   copies_ns += bytes_ns(bytes);
   return best_ns_ <= compute_ns_ ? bytes < best_bytes_ : copies_ns <= best_ns_ * (1 + kRounding);
 }
@@ -312,19 +339,27 @@ void Search::simulate_candidate() {
   transfers_.clear();
   for (std::size_t order = 0; order < chosen_.size(); ++order) {
     transfers_.push_back(
-        {options_.link_overhead_ns + bytes_ns(parts_[chosen_[order]].streamed_bytes),
-         pieces_[order].first_launch, ring_.after_steps()[order]});
+        {copy_ns_of(chosen_[order]), pieces_[order].first_launch, ring_.after_steps()[order]});
   }
   ++found_.n_candidates;
-  double period_ns = simulator_.period_ns(transfers_);
+  offer(simulator_.period_ns(transfers_), ring_.offsets_bytes());
+}
+
+// Takes the candidate at hand if it is the best so far.
+void Search::offer(double period_ns, const std::vector<std::int64_t>& offsets_bytes) {
   if (period_ns <= compute_ns_ * (1 + kRounding)) period_ns = compute_ns_;
-  std::int64_t bytes = 0;
-  for (const std::size_t index : chosen_) bytes += parts_[index].streamed_bytes;
+  const std::int64_t bytes = chosen_bytes();
   if (period_ns < best_ns_ || (period_ns <= best_ns_ && bytes < best_bytes_)) {
     best_ns_ = period_ns;
     best_bytes_ = bytes;
-    keep();
+    keep(offsets_bytes);
   }
+}
+
+std::int64_t Search::chosen_bytes() const {
+  std::int64_t bytes = 0;
+  for (const std::size_t index : chosen_) bytes += parts_[index].streamed_bytes;
+  return bytes;
 }
 
 // Chooses items whose parts save enough, spread evenly over what the family could stream.
@@ -411,18 +446,19 @@ void Search::trim(const Family& family, std::int64_t needed_bytes, std::int64_t 
   }
 }
 
-void Search::keep() {
+void Search::keep(const std::vector<std::int64_t>& offsets_bytes) {
   StreamingLayout layout;
   layout.streamed_bytes.resize(weights_.size());
   layout.ring_offset_bytes.resize(weights_.size());
   for (std::size_t order = 0; order < chosen_.size(); ++order) {
     const std::size_t weight = items_[chosen_[order]].weight;
     layout.streamed_bytes[weight] = parts_[chosen_[order]].streamed_bytes;
-    layout.ring_offset_bytes[weight] = ring_.offsets_bytes()[order];
+    layout.ring_offset_bytes[weight] = offsets_bytes[order];
+    layout.ring_bytes =
+        std::max(layout.ring_bytes, offsets_bytes[order] + pieces_[order].size_bytes);
     layout.order.push_back(static_cast<std::int64_t>(weight));
   }
   layout.transfers = transfers_;
-  layout.ring_bytes = ring_.ring_bytes();
   layout.period_ns = best_ns_;
   found_.best = std::move(layout);
 }

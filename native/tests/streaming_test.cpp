@@ -1,5 +1,7 @@
 #include "offload/streaming.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -105,6 +107,99 @@ void test_all_sets_of_a_few() {
   CHECK_THAT(found.best->period_ns == 2 * (1 << 20) + 3e4 - 1e4);
 }
 
+// What the piece at hand waits for: the last reader of whatever lies where it will, each piece
+// being read by the launch of its number, of `n_launches`.
+std::int64_t wait_of(const std::vector<std::int64_t>& sizes, const std::vector<std::size_t>& pieces,
+                     const std::vector<std::int64_t>& begins, std::size_t at) {
+  const auto n_launches = static_cast<std::int64_t>(sizes.size());
+  std::int64_t latest = -2 * n_launches;
+  for (std::size_t other = 0; other < pieces.size(); ++other) {
+    const bool is_below = begins[other] + sizes[pieces[other]] <= begins[at];
+    if (is_below || begins[at] + sizes[pieces[at]] <= begins[other]) continue;
+    const auto reader = static_cast<std::int64_t>(pieces[other]);
+    latest = std::max(latest, reader - (other < at ? 0 : n_launches));
+  }
+  return latest;
+}
+
+// The least period at any positions, in pages, of these pieces in a ring of so many.
+double all_positions_ns(const std::vector<double>& launch_ns,
+                        const std::vector<std::int64_t>& sizes,
+                        const std::vector<std::size_t>& pieces, std::int64_t room,
+                        std::vector<std::int64_t>& begins) {
+  double best = 1e18;
+  if (begins.size() < pieces.size()) {
+    for (std::int64_t at = 0; at + sizes[pieces[begins.size()]] <= room; ++at) {
+      begins.push_back(at);
+      best = std::min(best, all_positions_ns(launch_ns, sizes, pieces, room, begins));
+      begins.pop_back();
+    }
+    return best;
+  }
+  std::vector<StreamingTransfer> transfers;
+  for (std::size_t at = 0; at < pieces.size(); ++at) {
+    transfers.push_back({static_cast<double>(sizes[pieces[at]] * 4096),
+                         static_cast<std::int64_t>(pieces[at]),
+                         wait_of(sizes, pieces, begins, at)});
+  }
+  return StreamingSimulator(launch_ns).period_ns(transfers);
+}
+
+double all_sets_ns(const std::vector<double>& launch_ns, const std::vector<std::int64_t>& sizes,
+                   std::int64_t budget) {
+  double best = 1e18;
+  for (std::uint32_t set = 1; set < 1u << sizes.size(); ++set) {
+    std::vector<std::size_t> pieces;
+    std::int64_t room = budget;
+    for (std::size_t index = 0; index < sizes.size(); ++index) {
+      if (((set >> index) & 1u) != 0) {
+        pieces.push_back(index);
+      } else {
+        room -= sizes[index];
+      }
+    }
+    std::vector<std::int64_t> begins;
+    best = std::min(best, all_positions_ns(launch_ns, sizes, pieces, room, begins));
+  }
+  return best;
+}
+
+void test_all_positions_of_a_few() {
+  std::uint64_t state = 1;
+  const auto draw = [&state](std::uint64_t most) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<std::int64_t>((state >> 33) % most);
+  };
+  for (int turn = 0; turn < 30; ++turn) {
+    std::vector<std::int64_t> sizes;
+    std::vector<double> launch_ns;
+    std::vector<StreamingWeight> weights;
+    std::int64_t total = 0;
+    for (std::int64_t index = 0; index < 5; ++index) {
+      sizes.push_back(1 + draw(4));
+      launch_ns.push_back(static_cast<double>(draw(16'000)));
+      weights.push_back({sizes.back() * 4096, index, index, false});
+      total += sizes.back();
+    }
+    const std::int64_t budget = std::min<std::int64_t>(total - 1, 4 + draw(6));
+    const StreamingSearch found =
+        search_streaming(launch_ns, weights, options(budget * 4096, 4 * 4096, false));
+    CHECK_THAT(found.best.has_value());
+    CHECK_THAT(std::abs(found.best->period_ns - all_sets_ns(launch_ns, sizes, budget)) < 1e-3);
+  }
+}
+
+void test_pieces_of_one_launch_are_brought_as_places_become_free() {
+  // The second and third weight are first read by one launch, each with a place that another
+  // launch's piece has before; the demand names first the one whose place is free last.
+  const std::vector<double> launch_ns{5e3, 2e4, 1e3};
+  const std::vector<StreamingWeight> weights{
+      {4096, 0, 0, false}, {8192, 1, 1, false}, {8192, 2, 2, false}, {4096, 2, 2, false}};
+  const StreamingSearch found = search_streaming(launch_ns, weights, options(12288, 12288, false));
+  CHECK_THAT(found.best.has_value());
+  CHECK_THAT(found.best->order == (std::vector<std::int64_t>{0, 1, 3, 2}));
+}
+
 void test_bad_options_are_refused() {
   const auto fails = [](const std::vector<StreamingWeight>& weights, StreamingOptions wrong) {
     try {
@@ -136,6 +231,8 @@ int main() {
   test_what_cannot_run_is_refused();
   test_plans_keep_their_budget();
   test_all_sets_of_a_few();
+  test_all_positions_of_a_few();
+  test_pieces_of_one_launch_are_brought_as_places_become_free();
   test_bad_options_are_refused();
   return offload::test::result();
 }

@@ -7,9 +7,11 @@ import itertools
 import random
 from collections.abc import Iterator
 
+import torch
 from hypothesis import strategies as st
 
-from offload.streaming import Link, Streaming, WeightDemand, WeightUse
+from offload.passes.simulate_streaming import simulate_transfers
+from offload.streaming import Link, Streaming, Transfer, WeightDemand, WeightUse
 
 GRANULE = 4096
 ALIGNMENT = 256
@@ -205,45 +207,72 @@ def reference_period_ns(launch_ns, transfers, n_passes=40) -> float:
     return periods[-1]
 
 
-def brute_force_ns(demand: WeightDemand, link: Link, budget_bytes: int, alignment: int) -> float:
-    """The least period over all sets of whole weights and all rings in rounds that fit; inf: none.
+def brute_force_ns(demand: WeightDemand, link: Link, budget_bytes: int, unit: int) -> float:
+    """The least period over all sets of whole weights and all positions that fit; inf: none.
 
-    A ring in rounds: the transfers of a pass, in the order of their readers, are cut into runs, and
-    the pieces of each run lie side by side from the ring's begin.
+    Positions are all multiples of `unit`, of which sizes are multiples too, one of each streamed
+    weight in all passes. Transfers run in the order of first readers, and of weights with the same
+    first reader in any order.
     """
-    n_launches = len(demand.launch_ns)
-    aligned = [-(-one.size_bytes // alignment) * alignment for one in demand.weights]
+    sizes = [one.size_bytes // unit for one in demand.weights]
+    assert all(one.size_bytes % unit == 0 for one in demand.weights)
     best = float("inf")
-    for flags in itertools.product((False, True), repeat=len(aligned)):
-        streamed = [index for index, flag in enumerate(flags) if flag]
-        streamed.sort(key=lambda index: demand.weights[index].launches[0])
-        resident = sum(aligned) - sum(aligned[index] for index in streamed)
-        for cuts in itertools.product((False, True), repeat=max(0, len(streamed) - 1)):
-            places, ring = _in_rounds(streamed, aligned, cuts)
-            if resident + ring > budget_bytes:
-                continue
-            transfers = []
-            for number, index in enumerate(streamed):
-                weight = demand.weights[index]
-                step = max(
-                    demand.weights[other].launches[-1] - (0 if position < number else n_launches)
-                    for position, other in enumerate(streamed)
-                    if places[position][0] < places[number][1]
-                    and places[number][0] < places[position][1]
-                )
-                ns = link.overhead_ns + weight.size_bytes / link.bytes_per_second * 1e9
-                transfers.append((ns, weight.launches[0], step))
-            latest = itertools.accumulate((step for _, _, step in transfers), max)
-            if all(step < first for step, (_, first, _) in zip(latest, transfers, strict=True)):
-                best = min(best, reference_period_ns(demand.launch_ns, transfers))
+    for flags in itertools.product((False, True), repeat=len(sizes)):
+        streamed = [one for flag, one in zip(flags, demand.weights, strict=True) if flag]
+        room = budget_bytes // unit - sum(
+            size for flag, size in zip(flags, sizes, strict=True) if not flag
+        )
+        if streamed and room >= max(one.size_bytes // unit for one in streamed):
+            for order in _orders(streamed):
+                best = min(best, _best_positions_ns(demand, order, link, room, unit))
+        elif not streamed and room >= 0:
+            best = min(best, sum(demand.launch_ns))
     return best
 
 
-def _in_rounds(streamed, aligned, cuts) -> tuple[list[tuple[int, int]], int]:
-    places: list[tuple[int, int]] = []
-    end = 0
-    for number, index in enumerate(streamed):
-        begin = 0 if number and cuts[number - 1] else end
-        end = begin + aligned[index]
-        places.append((begin, end))
-    return places, max((end for _, end in places), default=0)
+def _orders(weights: list[WeightUse]) -> Iterator[tuple[WeightUse, ...]]:
+    for order in itertools.permutations(weights):
+        firsts = [one.launches[0] for one in order]
+        if firsts == sorted(firsts):
+            yield order
+
+
+def _best_positions_ns(demand, order, link: Link, room: int, unit: int) -> float:
+    """Over all positions of these weights in a ring of so many units."""
+    n_launches = len(demand.launch_ns)
+    sizes = [one.size_bytes // unit for one in order]
+    first = torch.tensor([one.launches[0] for one in order], dtype=torch.int16)
+    waits: set[tuple[int, ...]] = set()
+    # Upside down a ring is the same: the first piece lies in the lower half.
+    for begin in range((room - sizes[0]) // 2 + 1):
+        grids = [torch.arange(room - size + 1, dtype=torch.int16) for size in sizes[1:]]
+        begins = [torch.tensor([begin], dtype=torch.int16), *grids]
+        places = torch.cartesian_prod(*begins).reshape(-1, len(order)).T
+        steps = torch.stack(
+            [_steps(order, sizes, places, index, n_launches) for index in range(len(order))], 1
+        )
+        steps = torch.cummax(steps, 1).values  # a transfer follows the one before
+        steps = steps[(steps < first).all(1)]
+        waits.update(map(tuple, torch.unique(steps, dim=0).tolist()))
+    bytes_of = [one.size_bytes for one in order]
+    best = float("inf")
+    for steps in waits:
+        transfers = [
+            Transfer(0, one.launches[0], one.launches[-1], step % n_launches, step // n_launches)
+            for one, step in zip(order, steps, strict=True)
+        ]
+        found = simulate_transfers(demand.launch_ns, transfers, bytes_of, link)
+        best = min(best, found.period_ns)
+    return best
+
+
+def _steps(order, sizes, places, index: int, n_launches: int) -> torch.Tensor:
+    """What a transfer waits for: the last reader of anything that lies where it will."""
+    latest = torch.full_like(places[0], -n_launches + order[index].launches[-1])
+    for other, weight in enumerate(order):
+        step = weight.launches[-1] - (0 if other < index else n_launches)
+        overlaps = (places[index] < places[other] + sizes[other]) & (
+            places[other] < places[index] + sizes[index]
+        )
+        latest = torch.where(overlaps & (latest < step), step, latest)
+    return latest
