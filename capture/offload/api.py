@@ -197,7 +197,8 @@ def capture(
             on the host, and refuses what still does; `guard` records the value that was read and
             checks it at each execution, before any state changes.
         weights: a safetensors file, or a folder of them, with the module's parameters and buffers
-            by the names that they have in its `state_dict`. What is not there must be in memory.
+            by the names that they have in its `state_dict`, all of them. Other tensors that the
+            model holds must be in memory, buffers that are not saved (persistent=False) too.
         **kwargs: see *args.
 
     Returns:
@@ -207,7 +208,8 @@ def capture(
     Raises:
         CaptureError: the call cannot be recorded; a capture inside a captured call; or, at the
             block's end, that it made no call or two.
-        FileError: the files of `weights` cannot be read, or do not fit the model.
+        FileError: the files of `weights` cannot be read, lack one of the model's tensors, or do not
+            fit it.
     """
     block = CaptureBlock(model, host_reads, weights)
     if not (args or kwargs):

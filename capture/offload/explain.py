@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from offload.byte_sizes import show_bytes
 from offload.passes import SlotChoice
 from offload.program import Role
 from offload.replay import Executable
@@ -44,6 +45,12 @@ def explain(run: Executable) -> str:
     if program.unchecked:
         lines.append(
             f"whether the program does all that the model does is not checked: {program.unchecked}"
+        )
+    beside = [program.values[index] for index in program.weights] if program.stored else []
+    if beside:
+        lines.append(
+            "in memory, and not in the files: "
+            + ", ".join(f"{value.name} ({show_bytes(value.size_bytes)})" for value in beside)
         )
     outside = memory.outside_bytes
     lines.append(

@@ -64,7 +64,8 @@ class Seeding(nn.Module):
 def test_memory_that_a_file_stands_for_in_part_is_refused(
     tmp_path: Path, model_class: type[nn.Module]
 ) -> None:
-    save_weights(model_class(), tmp_path)
+    content = {name: one.clone() for name, one in model_class().state_dict().items()}
+    safetensors.torch.save_file(content, tmp_path / "model.safetensors")
     with pytest.raises(offload.CaptureError, match="shares memory with"):
         offload.capture(model_class(), torch.randn(2, 8), weights=tmp_path)
 
@@ -134,8 +135,69 @@ def test_generators_are_left_as_they_were(tmp_path: Path) -> None:
 
 def test_files_with_nothing_of_the_model_are_refused(tmp_path: Path) -> None:
     save_weights(nn.Sequential(nn.Sequential(nn.Linear(4, 4))), tmp_path)
-    with pytest.raises(offload.FileError, match=r"none of the model's tensors.*0\.0\.bias"):
+    message = r"lack 2 of the model's 2 tensors: 0\.weight .*that the model has not: 0\.0\.bias"
+    with pytest.raises(offload.FileError, match=message):
         offload.capture(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4), weights=tmp_path)
+
+
+def deep() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+
+
+def without_one(content: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: one for name, one in content.items() if name != "2.weight"}
+
+
+def renamed(content: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    names = [name.replace("4.", "last.").replace("5.", "head.") for name in content]
+    return dict(zip(names, content.values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_one, r"lack 1 of the model's 12 tensors: 2\.weight float32\[8, 8\]\. Capture"),
+        (
+            renamed,
+            r"lack 4 .*: 4\.weight .*, 5\.bias float32\[8\]\. They have 4 .*has not: head\.bias",
+        ),
+        (lambda content: {"0.bias": content["0.bias"]}, r"lack 11 .*float32\[8\] and 3 more\."),
+    ],
+)
+@pytest.mark.parametrize("build", [deep, lambda: without_memory(deep)])
+def test_what_a_model_in_memory_holds_is_not_taken_for_what_the_files_lack(
+    tmp_path: Path, build: Any, change: Any, message: str
+) -> None:
+    content = change({name: one.clone() for name, one in deep().state_dict().items()})
+    safetensors.torch.save_file(content, tmp_path / "model.safetensors")
+    with pytest.raises(offload.FileError, match=message):
+        offload.capture(build(), torch.randn(2, 8), weights=tmp_path)
+
+
+class Buffered(nn.Linear):
+    """A buffer that is saved, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("scale", torch.rand(8))
+        self.register_buffer("offset", torch.rand(8), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale + self.offset
+
+
+def test_only_buffers_that_are_saved_must_be_in_files(tmp_path: Path) -> None:
+    model, given = Buffered(), torch.randn(2, 8)
+    content = dict(model.state_dict())
+    safetensors.torch.save_file(content, tmp_path / "model.safetensors")
+    captured = offload.capture(model, given, weights=tmp_path)
+    assert "in memory, and not in the files: offset (32 bytes)" in captured.explain()
+    with torch.no_grad():
+        torch.testing.assert_close(captured(given), model(given))
+    del content["scale"]
+    safetensors.torch.save_file(content, tmp_path / "model.safetensors")
+    with pytest.raises(offload.FileError, match=r"lack 1 of the model's 4 tensors: scale"):
+        offload.capture(Buffered(), given, weights=tmp_path)
 
 
 def test_an_operator_that_only_computing_could_explain_is_refused(tmp_path: Path) -> None:

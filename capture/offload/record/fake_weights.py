@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,8 +65,8 @@ class FakeWeights:
         Raises:
             CaptureError: the callable is no module or a scripted one, a parameter has no shape
                 yet, or a tensor of a file shares memory with another one of the model.
-            FileError: a tensor that is on the meta device is in no file, one in a file has
-                another shape or dtype, or the files have nothing of the model.
+            FileError: a parameter, a persistent buffer, or another one that is on the meta device
+                is in no file; or one in a file has another shape or dtype.
         """
         model = module_of(function)
         if model is None:
@@ -120,29 +120,47 @@ class FakeWeights:
                 )
             names.setdefault(id(tensor), []).append(name)
             tensors[id(tensor)] = tensor
-        absent = [
-            f"{' = '.join(names[key])} {dtype_name(tensor.dtype)}{list(tensor.shape)}"
-            for key, tensor in tensors.items()
-            if tensor.is_meta and not self._find(names[key])
-        ]
-        if absent:
-            shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if absent[8:] else "")
-            raise FileError(
-                f"the files lack {len(absent)} tensors that the model has on the meta device: "
-                f"{shown}. Buffers that are not saved (persistent=False) must be made outside of "
-                "the meta device"
-            )
-        if self._stored and not any(self._find(one) for one in names.values()):
-            have = ", ".join(sorted(self._stored)[:3])
-            wanted = ", ".join(one[0] for one in list(names.values())[:3]) or "nothing"
-            raise FileError(
-                f"the files have none of the model's tensors: they have {have}, ..., the model "
-                f"{wanted}, ...: capture the module that was saved"
-            )
+        self._refuse_absent(_saved_names(model), names, tensors)
         for key, tensor in tensors.items():
             if self._find(names[key]):
                 self._note_bytes(tensor, names[key][0])
         self._twins = {key: self._twin(tensor, names[key]) for key, tensor in tensors.items()}
+
+    def _refuse_absent(
+        self, saved: set[str], names: dict[int, list[str]], tensors: dict[int, torch.Tensor]
+    ) -> None:
+        """Refuse files that lack something that was saved, or has no content elsewhere.
+
+        Raises:
+            FileError: they do.
+        """
+        absent = {
+            key: f"{' = '.join(names[key])} {dtype_name(tensor.dtype)}{list(tensor.shape)}"
+            for key, tensor in tensors.items()
+            if (tensor.is_meta or not saved.isdisjoint(names[key])) and not self._find(names[key])
+        }
+        if not absent:
+            return
+        known = {name for one in names.values() for name in one}
+        others = sorted(self._stored.keys() - known)
+        what = (
+            f"the files lack {len(absent)} of the model's {len(tensors)} tensors: "
+            f"{_listed(list(absent.values()))}."
+        )
+        if others:
+            what += f" They have {len(others)} that the model has not: {_listed(others)}."
+        if any(not saved.isdisjoint(names[key]) for key in absent):
+            what += (
+                " Capture the module that was saved, under the names of its state_dict: where a "
+                "library saves under others, save it with safetensors.torch.save_model. What these "
+                "tensors hold in memory is not taken instead"
+            )
+        else:
+            what += (
+                " These are buffers that are not saved (persistent=False), which must be made "
+                "outside of the meta device (accelerate.init_empty_weights leaves them there)"
+            )
+        raise FileError(what)
 
     def _note_bytes(self, tensor: torch.Tensor, name: str) -> None:
         """Note which memory the files stand for, which must be the memory of one tensor only."""
@@ -260,6 +278,24 @@ class FakeWeights:
     def original(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in memory that a fake one stands for; others stand for themselves."""
         return self._originals.get(id(tensor), tensor)
+
+
+def _saved_names(model: torch.nn.Module) -> set[str]:
+    """The names of parameters and buffers that a `state_dict` has: all but buffers left out."""
+    unsaved = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    }
+    every = (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    )
+    return {name for name, _ in every} - unsaved
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if names[8:] else "")
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
