@@ -46,7 +46,7 @@ class StreamingReport:
     """What streams the weights of an executable, and what that cost its executions.
 
     Attributes:
-        budget_bytes, memory_bytes: what weights may use of the device's memory, and what they do.
+        budget_bytes, memory_bytes: what weights may use of the device's memory, and what is taken.
         streamed_bytes: brought for each execution.
         bytes_per_second: the median rate at which they were brought, while they were; None, as
             the next and the last, on a device that executes a graph, where nobody knows.
@@ -97,7 +97,7 @@ def _streaming_report(
     is_timed = all(one.stream_busy_ns for one in executions)
     return StreamingReport(
         budget_bytes=plan.budget_bytes,
-        memory_bytes=plan.memory_bytes,
+        memory_bytes=plan.taken_bytes,
         streamed_bytes=plan.streamed_bytes,
         bytes_per_second=statistics.median(one.stream_bytes_per_second for one in executions)
         if is_timed

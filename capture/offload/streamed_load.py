@@ -77,6 +77,7 @@ class StreamedLoad:
         self._progress = progress
         self._link = backend.link(prepared.program)
         self._granule_bytes = backend.granule_bytes(prepared.program)
+        self._unit = backend.memory_unit(prepared.program)
         self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
         self._estimated = ""
         self._timing = ""
@@ -100,7 +101,8 @@ class StreamedLoad:
     def all_bytes(self) -> int:
         """The budget under which nothing is streamed."""
         unit = self._backend.alignment_bytes
-        return sum(passes.round_up(one.size_bytes, unit) for one in self._demand().weights)
+        sizes_bytes = (passes.round_up(one.size_bytes, unit) for one in self._demand().weights)
+        return self._unit.taken_bytes(sum(sizes_bytes))
 
     def within(self, budget_bytes: int) -> Executable:
         """Load under a budget. If some are streamed, launches are timed first where they can be.
@@ -231,6 +233,7 @@ class StreamedLoad:
             granule_bytes=self._granule_bytes or alignment_bytes,
             alignment_bytes=alignment_bytes,
             mapped_link=self._mapped_link if budget_bytes < self.all_bytes else None,
+            unit=self._unit,
         )
         return dataclasses.replace(
             streaming,

@@ -26,6 +26,29 @@ class Link:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class MemoryUnit:
+    """How a device gives memory: as much as is asked for and a little more, in whole units.
+
+    Attributes:
+        unit_bytes: what it gives is a multiple of it.
+        extra_bytes: what it takes beside what is asked for, before it rounds up.
+    """
+
+    unit_bytes: int = 1
+    extra_bytes: int = 0
+
+    def taken_bytes(self, size_bytes: int) -> int:
+        """What is taken of the device where so many bytes are asked for; none for none."""
+        if not size_bytes:
+            return 0
+        return -(-(size_bytes + self.extra_bytes) // self.unit_bytes) * self.unit_bytes
+
+    def usable_bytes(self, budget_bytes: int) -> int:
+        """The most that can be asked for so that no more is taken than this."""
+        return max(0, budget_bytes // self.unit_bytes * self.unit_bytes - self.extra_bytes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class WeightUse:
     """A weight, and the launches that read it.
 
@@ -137,9 +160,9 @@ class StreamingFloor:
     """The least budget, and what sets it.
 
     Attributes:
-        required_bytes: no smaller budget has a plan.
-        ring_bytes, resident_bytes: of which; resident are weights that must stay, and those too
-            small to be streamed.
+        required_bytes: no smaller budget has a plan; in what the device gives.
+        ring_bytes, resident_bytes: of which are used; resident are weights that must stay, and
+            those too small to be streamed.
         value: the weight that sets the ring: the largest that is read when it is fullest; -1
             without weights.
         name: of it.
@@ -160,7 +183,7 @@ class Streaming:
 
     Attributes:
         budget_bytes: every byte of device memory that weights may use, the ring included.
-        memory_bytes: those that they use.
+        memory_bytes: those that they use; what the device takes for that is `taken_bytes`.
         granule_bytes: the unit in which memory can be mapped.
         pieces: of all weights whose rows are not gathered; those of one weight stand side by side
             in ascending offset.
@@ -179,6 +202,7 @@ class Streaming:
             by side, by launch.
         shares_store: whether what is streamed may be where other executables on the device have it
             in the host's memory; on devices that have a store of their own there.
+        unit: in which the device gives memory.
     """
 
     budget_bytes: int
@@ -196,6 +220,12 @@ class Streaming:
     launch_ns: tuple[float, ...] = ()
     gathers: tuple[Gather, ...] = ()
     shares_store: bool = True
+    unit: MemoryUnit = MemoryUnit()
+
+    @property
+    def taken_bytes(self) -> int:
+        """Of device memory, what is taken for the weights: no more than the budget."""
+        return self.unit.taken_bytes(self.memory_bytes)
 
     @property
     def is_resident(self) -> bool:

@@ -24,7 +24,9 @@ struct StreamedGraph {
   std::vector<std::uint32_t> ready_after;
 };
 
-// The copy nodes of a graph, and where each was last told to read.
+// The copy nodes of a graph, and where each was last told to read. What they are given has to be
+// memory of the context of what they had (CUDA driver API, cuGraphExecMemcpyNodeSetParams), which
+// slabs of one device's store are.
 //
 // Owner: one resident. Thread: callers serialise, with a current context.
 class CopyNodes {

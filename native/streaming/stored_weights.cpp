@@ -76,6 +76,8 @@ bool StoredWeights::bring_listed(HostRun& run, const FilePlace& place, const Rea
   HostRun found = store_.find(key_of(place), in_file, run.size_bytes);
   const bool is_same_place = found.slab == run.slab && found.offset_bytes == run.offset_bytes;
   if (!found.slab || !(is_same_place || use_.copies_move)) return false;
+  HostSlab& slab = *found.slab;
+  if (is_same_place) found.slab.reset();  // the run has it, which may be the only one
   const std::size_t slab_in_file = in_file - found.offset_bytes;
   const auto read = [&](std::size_t offset_bytes, std::byte* to, std::size_t n_bytes) {
     place.file->read(slab_in_file + offset_bytes, to, n_bytes, reading.buffer);
@@ -83,17 +85,16 @@ bool StoredWeights::bring_listed(HostRun& run, const FilePlace& place, const Rea
   ReadBuffer again;
   const std::size_t end = found.offset_bytes + found.size_bytes;
   for (std::size_t at = found.offset_bytes; at < end;) {
-    const std::size_t n_bytes = reading.is_first
-                                    ? found.slab->fill(at, end, read)
-                                    : found.slab->fill_or_compare(at, end, again, read);
+    const std::size_t n_bytes =
+        reading.is_first ? slab.fill(at, end, read) : slab.fill_or_compare(at, end, again, read);
     if (n_bytes == 0) {
-      store_.delist(*found.slab);
+      store_.delist(slab);
       return false;
     }
     reading.done(n_bytes);
     at += n_bytes;
   }
-  use(run, std::move(found));
+  if (!is_same_place) use(run, std::move(found));
   return true;
 }
 
@@ -106,7 +107,7 @@ HostRun StoredWeights::own_memory(const HostRun& run, std::size_t weight) {
 }
 
 void StoredWeights::use(HostRun& run, HostRun found) {
-  if (found.slab == run.slab && found.offset_bytes == run.offset_bytes) return;
+  if (found.slab == run.slab) return;
   const std::lock_guard lock(mutex_);
   moved_.push_back(run.slab);
   run = std::move(found);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 
 import pytest
@@ -86,7 +87,8 @@ def budget_steps(captured: Captured, backend: StreamingBackend) -> list[int]:
     prepared = backend.prepare(captured.program)
     plan, how = place(prepared, backend), Scheduling.OFFLOAD
     load = StreamedLoad(prepared, plan, backend, how, verify=False, progress=None)
-    floor, unit = floor_of(captured, backend.name), backend.alignment_bytes
+    floor = floor_of(captured, backend.name)
+    unit = math.lcm(backend.alignment_bytes, backend.memory_unit(captured.program).unit_bytes)
     n_units = -(-max(0, load.all_bytes - floor) // unit)
 
     @functools.cache

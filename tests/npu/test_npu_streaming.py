@@ -21,6 +21,8 @@ from torch import nn
 import offload
 from offload import _native, backends
 from offload.backends.ascend import TorchAscendBackend
+from offload.backends.ascend.torch_memory import TorchMemoryUnit
+from offload.backends.device_streaming import store_bytes
 
 
 class Layers(nn.Module):
@@ -73,7 +75,7 @@ def test_every_budget_gives_the_results_of_the_cpu(
     for budget in (floor, (floor + whole) // 2, floor + whole):
         with captured.load(weights_budget=budget) as run:
             plan = run.streaming.plan
-            assert plan.memory_bytes <= budget
+            assert plan.taken_bytes <= budget
             assert bool(plan.transfers) == (budget < whole)
             check(run, model)
             moved = run.streaming.bytes_moved
@@ -112,7 +114,7 @@ def test_every_step_of_the_budget_gives_the_bits_of_resident_weights(
     for budget in steps:
         with captured.load(weights_budget=budget, verify=False) as run:
             plan = run.streaming.plan
-            assert plan.memory_bytes <= budget
+            assert plan.taken_bytes <= budget
             for one, wanted in zip(inputs, expected, strict=True):
                 assert torch.equal(run(one.npu()).cpu(), wanted)
                 assert run.last_execution.bytes_streamed == plan.transfer_bytes
@@ -196,6 +198,51 @@ def test_a_failed_load_leaves_nothing(
     assert ([simulated_npu.live(kind) for kind in kinds], _native.ascend_streams()) == held
     with captured.load(weights_budget=budget) as run:
         check(run, model)
+
+
+@pytest.mark.parametrize(
+    "size_bytes", [1, 480, 481, 512, 2**20, 5 * 2**20, 12 * 2**20, 13 * 2**20, 21 * 2**20 + 1]
+)
+def test_weights_take_what_torch_gives(size_bytes: int) -> None:
+    backend = TorchAscendBackend()
+    torch.npu.empty_cache()
+    before = torch.npu.memory_allocated()
+    memory = backend.weight_memory(0, size_bytes)
+    assert torch.npu.memory_allocated() - before == TorchMemoryUnit().taken_bytes(size_bytes)
+    memory.release()
+    assert torch.npu.memory_allocated() == before
+
+
+def test_executables_share_what_is_streamed(
+    simulated_npu: AscendSimulator, model: nn.Module, captured: offload.Captured, tmp_path: Path
+) -> None:
+    """Of one program, and of another one of the same files: the bytes are pinned once."""
+    single = offload.capture(without_memory(Layers), torch.zeros(1, 64).npu(), weights=tmp_path)
+    budget = floor_of(captured)
+    captured.load(weights_budget=budget, verify=False).close()
+    gc.collect()
+    before = simulated_npu.host_bytes
+    with captured.load(weights_budget=budget) as one:
+        needed = simulated_npu.host_bytes - before
+        assert needed == store_bytes(one.streaming.plan)
+        with (
+            captured.load(weights_budget=budget) as other,
+            single.load(weights_budget=budget) as third,
+        ):
+            assert simulated_npu.host_bytes - before == needed
+            assert third.streaming.shared_store_bytes == third.streaming.plan.transfer_bytes
+            check(one, model)
+            check(other, model)
+            x = torch.randn(1, 64)
+            check_same(third(x.npu()), model(x))
+            with pytest.raises(offload.ExecutionError, match="share_store=False"):
+                one.streaming.replace({"layers.0.weight": torch.zeros(128, 64)})
+            check(one, model)
+        check(one, model)
+        new = Layers().eval()
+        one.streaming.replace({name: each.detach() for name, each in new.state_dict().items()})
+        check(one, new)
+    assert simulated_npu.host_bytes == before
 
 
 def test_a_model_on_the_device_has_no_store(model: nn.Module) -> None:

@@ -87,6 +87,12 @@ def backend(simulator: simulators.Simulator, monkeypatch: pytest.MonkeyPatch):
     return simulated_backend.install(simulator, monkeypatch)
 
 
+@pytest.fixture
+def small_granules(simulator: simulators.Simulator) -> None:
+    """Memory is mapped by 16 KiB: the models' weights are of some 100."""
+    simulator.set_granularity(16 * 1024)
+
+
 @pytest.fixture(params=["cuda", "npu", "npu by build"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Each simulated device that streams weights."""
@@ -97,6 +103,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
         ascend = request.getfixturevalue("ascend")
         return device_streaming.AscendDevice(ascend, monkeypatch, form)
     pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
+    request.getfixturevalue("small_granules")
     return device_streaming.CudaDevice(request.getfixturevalue("simulator"), monkeypatch)
 
 
@@ -118,7 +125,7 @@ def deep(tmp_path: Path):
 
 
 @pytest.fixture
-def device_floor(deep, backend) -> int:
+def device_floor(deep, backend, small_granules) -> int:
     """The least budget of `deep` on the device."""
     import device_streaming
 

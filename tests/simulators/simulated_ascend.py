@@ -21,7 +21,7 @@ from offload.backends.device_streaming import refuse_unstored
 from offload.errors import ExecutionError
 from offload.plan import Plan
 from offload.program import Program
-from offload.streaming import Link
+from offload.streaming import Link, MemoryUnit
 
 
 def device_memory(ascend: AscendSimulator, size_bytes: int) -> WeightMemory:
@@ -86,6 +86,10 @@ class SimulatedAscendBackend(AscendBackend):
     def weight_memory(self, index: int, size_bytes: int) -> WeightMemory:
         """Of the simulated device."""
         return device_memory(self._ascend, size_bytes)
+
+    def memory_unit(self, program: Program) -> MemoryUnit:
+        """That of aclrtMalloc."""
+        return MemoryUnit(32, 32)
 
     def proof_memory(self, index: int) -> ProofMemory:
         """Of the simulated device and the host."""

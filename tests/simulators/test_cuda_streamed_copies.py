@@ -33,19 +33,21 @@ class Case:
 
 
 @pytest.fixture(params=["whole weights", "tails"])
-def case(request, deep, backend, simulator) -> Case:
+def case(request, deep, backend, simulator, monkeypatch) -> Case:
     has_tails = request.param == "tails"
-    if has_tails:  # of the model's weights none has two granules of 2 MiB
-        simulator.set_granularity(16 * 1024)
+    simulator.set_granularity(16 * 1024 if has_tails else 4096)  # the model has no 2 MiB
+    if not has_tails:
+        monkeypatch.setattr(type(backend), "granule_bytes", lambda self, program: None)
     prepared = backend.prepare(deep.program)
     launches = prepared.state.capture.launches
     streaming = passes.stream_weights(
         passes.weight_demand(prepared.program, [1000.0] * len(prepared.program.launches)),
         backend.link(prepared.program),
         floor_on(deep, backend) + (200 if has_tails else 60) * 1024,
-        granule_bytes=backend.granule_bytes(prepared.program),
+        granule_bytes=backend.granule_bytes(prepared.program) or backend.alignment_bytes,
         alignment_bytes=backend.alignment_bytes,
-        mapped_link=backend.link(prepared.program),
+        mapped_link=backend.link(prepared.program) if has_tails else None,
+        unit=backend.memory_unit(prepared.program),
     )
     tails = [piece for piece in streaming.pieces if piece.streamed and piece.offset_bytes]
     assert bool(tails) == has_tails

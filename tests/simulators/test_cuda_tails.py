@@ -20,6 +20,7 @@ import offload
 from offload import _native
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.streamed_copies import check_copies, streamed_graph
+from offload.byte_sizes import show_bytes
 from offload.place import place
 from offload.streaming import Streaming
 
@@ -34,16 +35,13 @@ from device_streaming import (
     results,
 )
 
+pytestmark = pytest.mark.usefixtures("small_granules")
+
 KIB = 1024
 GRANULE = 16 * KIB
 UNKNOWN, OUT_OF_MEMORY = 999, 2
 
 HELD = ("executable", "graph", "stream", "event", "memory handle", "mapping", "reservation")
-
-
-@pytest.fixture(autouse=True)
-def small_granules(simulator):
-    simulator.set_granularity(GRANULE)
 
 
 def rounded(n_bytes: int, unit: int = GRANULE) -> int:
@@ -103,11 +101,12 @@ def test_every_budget_gives_the_same_bits_and_takes_what_is_planned(
             plan = run.streaming.plan
             n_cut += bool(tails_of(plan))
             assert plan.granule_bytes == GRANULE
-            assert plan.memory_bytes <= given_bytes
+            assert plan.taken_bytes <= given_bytes
             assert plan.transfer_bytes == whole - plan.resident_bytes
             taken = simulator.physical_bytes - before[0]
             arena = rounded(run.feature_map_bytes)
-            assert taken == rounded(plan.memory_bytes) + arena
+            assert taken == plan.taken_bytes + arena
+            assert f"{show_bytes(plan.taken_bytes)} used" in run.streaming.explain()
             stored = sum(rounded(plan.pieces[one.piece].size_bytes, 4096) for one in plan.transfers)
             assert simulator.host_bytes - before[1] == stored
             for number, order in enumerate(ORDERS):
@@ -148,7 +147,8 @@ def test_a_granule_of_the_device_is_kept_to(backend, simulator, tmp_path):
     whole = weight_bytes(captured.program)
     assert whole // 6 % (2 * 2**20)
     before = simulator.physical_bytes
-    with captured.load(backend.name, weights_budget=whole - 3 * 2**20, verify=False) as run:
+    budget = whole - 3 * 2**20
+    with captured.load(backend.name, weights_budget=budget, verify=False) as run:
         plan = run.streaming.plan
         assert plan.granule_bytes == 2 * 2**20
         assert tails_of(plan)
@@ -156,8 +156,27 @@ def test_a_granule_of_the_device_is_kept_to(backend, simulator, tmp_path):
             assert piece.offset_bytes % (2 * 2**20) == 0
             assert piece.memory_offset_bytes % (2 * 2**20) == 0
         arena = rounded(run.feature_map_bytes, 2 * 2**20)
-        assert simulator.physical_bytes - before == rounded(plan.memory_bytes, 2 * 2**20) + arena
+        assert simulator.physical_bytes - before == plan.taken_bytes + arena
+        assert budget - 2 * 2**20 < plan.taken_bytes <= budget
         check(run, [given] * 2, expected)
+
+
+def test_less_than_a_granule_is_no_budget(backend, simulator, deep):
+    """A device that gives 2 MiB at a time takes them for a model of less: that is the floor."""
+    simulator.set_granularity(2 * 2**20)
+    whole = weight_bytes(deep.program)
+    assert whole < 2 * 2**20
+    with pytest.raises(offload.PlanError, match=r"at least 2097152 bytes.* gives .* by 2097152"):
+        deep.load(backend.name, weights_budget=whole, verify=False)
+    gc.collect()
+    for budget in (None, 2 * 2**20, 3 * 2**20, "auto"):
+        before = simulator.physical_bytes
+        with deep.load(backend.name, weights_budget=budget, verify=False) as run:
+            plan = run.streaming.plan
+            assert plan.is_resident
+            arena = rounded(run.feature_map_bytes, 2 * 2**20)
+            assert simulator.physical_bytes - before == plan.taken_bytes + arena
+            assert plan.taken_bytes == plan.floor.required_bytes == 2 * 2**20
 
 
 def test_at_the_same_floor_less_is_copied_than_of_whole_weights(backend, headed, monkeypatch):

@@ -6,6 +6,7 @@ CUDA graph can be given another source, those in an Ascend model cannot.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -16,6 +17,7 @@ import torch
 from budgets import Headed, weight_bytes
 from device_streaming import GIVEN, check, expected_of, floor_on, poison_after_last_use
 from stored import save_weights, without_memory
+from test_simulated_streaming_failures import LOADS, on_devices
 
 import offload
 from offload.backends import host_memory
@@ -282,6 +284,41 @@ def test_who_comes_first_may_fail(device, headed, least_budget, pinned):
         assert other.streaming.shared_store_bytes == 0
         check(other, [given], expected_of(headed, [given]), device.settle)
     assert pinned() == 0
+
+
+@pytest.mark.parametrize(("device", "function", "nth"), on_devices(LOADS), indirect=["device"])
+def test_a_load_that_fails_beside_one_that_shares_leaves_that_as_it_was(
+    function, nth, device, headed, least_budget
+):
+    """It takes what is there, and more besides."""
+    given = torch.randn(*GIVEN)
+    expected = expected_of(headed, [given])
+    load(headed, device, least_budget).close()
+    more = least_budget + 2 * 64 * 1024
+    with load(headed, device, more) as one:
+        check(one, [given], expected, device.settle)
+        gc.collect()
+        held = device.held()
+        real = device.backend.prepare
+
+        def prepare(program):
+            found = real(program)
+            device.controls.fail(function, device.failure[0], nth)
+            return found
+
+        device.backend.prepare = prepare
+        with contextlib.suppress(offload.ExecutionError):  # some calls are not made any more
+            load(headed, device, least_budget).close()
+        device.controls.forget_calls()
+        device.backend.prepare = real
+        gc.collect()
+        assert device.held() == held
+        assert one.streaming.shared_store_bytes == 0
+        check(one, [given], expected, device.settle)
+        with load(headed, device, least_budget) as other:
+            assert other.streaming.shared_store_bytes == one.streaming.store_bytes
+            check(other, [given], expected, device.settle)
+            check(one, [given], expected, device.settle)
 
 
 # ---- new content --------------------------------------------------------------------------------

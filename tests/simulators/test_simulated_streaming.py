@@ -36,12 +36,12 @@ def test_every_step_of_the_budget_gives_the_same_bits(name, device, tmp_path):
     # The models count their executions.
     expected = expected_of(captured, inputs * len(device.orders))
     budgets = budget_steps(captured, device.backend)
-    if name == "resnet":  # with all of them a minute
+    if len(budgets) > 24 or name == "resnet":  # with all of them minutes
         budgets = [*budgets[: -1 : max(1, len(budgets) // 12)], budgets[-1]]
     for budget in budgets:
         with captured.load(device.backend.name, weights_budget=budget, verify=False) as run:
             plan = run.streaming.plan
-            assert plan.memory_bytes <= budget
+            assert plan.taken_bytes <= budget
             for number, order in enumerate(device.orders):
                 device.set_order(order)
                 check(run, inputs, expected[number * len(inputs) :][: len(inputs)], device.settle)
@@ -188,7 +188,7 @@ def test_auto_takes_what_is_free(device, monkeypatch, deep, least_budget):
     monkeypatch.setattr(type(device.backend), "free_bytes", lambda self, program: room)
     with deep.load(device.backend.name, weights_budget="auto") as run:
         assert run.streaming.plan.transfers
-        assert run.streaming.plan.memory_bytes <= room
+        assert run.streaming.plan.taken_bytes <= room
         check(run, [given], expected, device.settle)
 
 

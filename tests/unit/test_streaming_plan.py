@@ -18,15 +18,16 @@ from streaming_cases import (
 
 from decoders import ALIGNMENT_BYTES, GRANULE_BYTES, LLAMA_8B, LLAMA_70B, demand_of
 from decoders import LINK as PCIE
+from offload.backends.ascend.torch_memory import TorchMemoryUnit
 from offload.errors import PlanError
 from offload.passes import check_streaming, roofline_ns, simulate_streaming, stream_weights
 from offload.passes.simulate_streaming import simulate_transfers, transfer_ns
-from offload.streaming import Link, Transfer, WeightDemand, WeightUse
+from offload.streaming import Link, MemoryUnit, Transfer, WeightDemand, WeightUse
 
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def plan(demand, budget_bytes, *, link=LINK, tails=True, mapped_link=None):
+def plan(demand, budget_bytes, *, link=LINK, tails=True, mapped_link=None, unit=None):
     """`tails`: memory can be mapped, over `mapped_link`, or the same link."""
     return stream_weights(
         demand,
@@ -35,6 +36,7 @@ def plan(demand, budget_bytes, *, link=LINK, tails=True, mapped_link=None):
         granule_bytes=GRANULE,
         alignment_bytes=ALIGNMENT,
         mapped_link=(mapped_link or link) if tails else None,
+        unit=unit,
     )
 
 
@@ -174,6 +176,37 @@ def test_the_floor_is_the_least_that_any_plan_can_take(demand):
     assert found.period_ns == found.floor.period_ns
     with pytest.raises(PlanError, match="Give a budget"):
         plan(demand, floor - 1)
+
+
+UNITS = [MemoryUnit(GRANULE), MemoryUnit(32, 32), TorchMemoryUnit(), MemoryUnit(1 << 21)]
+
+
+@given(st.sampled_from(UNITS), st.integers(0, 1 << 25), st.integers(0, 1 << 22))
+def test_what_is_taken_of_a_budget_is_within_it(unit, size_bytes, more_bytes):
+    taken = unit.taken_bytes(size_bytes)
+    assert taken >= size_bytes
+    assert unit.usable_bytes(taken) >= size_bytes
+    usable = unit.usable_bytes(taken + more_bytes)
+    assert unit.taken_bytes(usable) <= taken + more_bytes
+    assert unit.taken_bytes(usable + 1) > taken + more_bytes or not usable
+    assert unit.taken_bytes(size_bytes + more_bytes) >= taken
+
+
+@given(demands_and_budgets(), st.sampled_from(UNITS), st.booleans())
+@SLOW
+def test_all_that_the_device_gives_counts(case, unit, tails):
+    """The plan is that of what can be used; the floor is in what the device takes for it."""
+    demand, budget = case
+    exact = plan(demand, 1 << 40, tails=tails).floor
+    required = unit.taken_bytes(exact.required_bytes)
+    budget = max(budget, required)
+    found = plan(demand, budget, tails=tails, unit=unit)
+    assert found.taken_bytes == unit.taken_bytes(found.memory_bytes) <= budget
+    assert found.floor.required_bytes == required
+    within = plan(demand, unit.usable_bytes(budget), tails=tails)
+    assert (found.pieces, found.transfers) == (within.pieces, within.transfers)
+    with pytest.raises(PlanError, match=f"at least {required} bytes"):
+        plan(demand, required - 1, tails=tails, unit=unit)
 
 
 # ---- how quick ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from offload.errors import CaptureError
 from offload.machine import CopyCosts, Machine
 from offload.plan import NodeGraph, Plan, SlotKind
 from offload.program import Program, TensorView
-from offload.streaming import Link, Streaming
+from offload.streaming import Link, MemoryUnit, Streaming
 from offload.torch_names import find_dtype
 
 
@@ -307,6 +307,14 @@ class StreamingBackend(Backend, Protocol):
         """The unit in which pieces of a weight can be mapped side by side, so that a part may stay.
 
         None: a weight lies in one piece.
+
+        Raises:
+            BackendUnavailable: the Program's device is missing.
+            ExecutionError: it does not say.
+        """
+
+    def memory_unit(self, program: Program) -> MemoryUnit:
+        """How the device gives the memory of weights: all that it gives counts in a budget.
 
         Raises:
             BackendUnavailable: the Program's device is missing.

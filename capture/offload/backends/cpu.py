@@ -25,7 +25,7 @@ from offload.errors import CaptureError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, SlotKind, check_plan
 from offload.program import Argument, Launch, Program, Symbol, TensorView
-from offload.streaming import Link
+from offload.streaming import Link, MemoryUnit
 from offload.torch_names import find_overload, split_operator, symbol_object
 
 # torch's CPU allocator aligns to this, and so do vector instructions at their best.
@@ -103,6 +103,10 @@ class CpuBackend:
     def granule_bytes(self, program: Program) -> int | None:
         """A page, unless addresses are scarce: pieces take as many as the weight has bytes."""
         return None if is_address_space_limited() else PAGE_BYTES
+
+    def memory_unit(self, program: Program) -> MemoryUnit:
+        """What is asked for: the last page alone has more."""
+        return MemoryUnit()
 
     def mapped_link(self, program: Program) -> Link:
         """What it takes to read the program's weights into small pages."""

@@ -58,9 +58,9 @@ def _check_gathers(weights: dict[int, WeightUse], streaming: Streaming) -> set[i
 
 
 def _check_pieces(weights: dict[int, WeightUse], streaming: Streaming) -> None:
-    if streaming.memory_bytes > streaming.budget_bytes:
+    if streaming.taken_bytes > streaming.budget_bytes:
         raise PlanError(
-            f"weights take {streaming.memory_bytes} bytes of a budget of {streaming.budget_bytes}"
+            f"weights take {streaming.taken_bytes} bytes of a budget of {streaming.budget_bytes}"
         )
     found: dict[int, list[Piece]] = {}
     last = None

@@ -15,6 +15,7 @@ from offload.passes.simulate_streaming import simulate_transfers
 from offload.passes.streaming_floor import FloorPlan
 from offload.streaming import (
     Link,
+    MemoryUnit,
     Piece,
     Streaming,
     StreamingFloor,
@@ -32,6 +33,7 @@ def stream_weights(
     granule_bytes: int,
     alignment_bytes: int,
     mapped_link: Link | None,
+    unit: MemoryUnit | None = None,
 ) -> Streaming:
     """Plan which bytes of weights stay in device memory, and when the others are copied.
 
@@ -49,6 +51,8 @@ def stream_weights(
         alignment_bytes: of a weight that lies in one piece; divides the granule.
         mapped_link: what copies take into memory that is mapped side by side, so that weights may
             be streamed in part; None: there is none. The plan's `link` is the one it counts on.
+        unit: in which the device gives memory: all that it gives counts in the budget, and in what
+            a floor requires. None: it gives what is asked for.
 
     Raises:
         PlanError: no plan takes so little memory (the message says what the least is, and what
@@ -57,15 +61,17 @@ def stream_weights(
     _require_valid(demand, (link, mapped_link), granule_bytes, alignment_bytes)
     choices = gather_choices(demand, link, alignment_bytes)
     options = _Options(link, mapped_link, granule_bytes, alignment_bytes)
+    unit = unit or MemoryUnit()
     lowest = min(choices, key=lambda one: one.floor.required_bytes)
-    required_bytes = lowest.floor.required_bytes
-    choice, layout = _quickest(choices, options, required_bytes)
-    floor = _floor(lowest, layout.period_ns)
+    required_bytes = unit.taken_bytes(lowest.floor.required_bytes)
+    choice, layout = _quickest(choices, options, unit.usable_bytes(required_bytes))
+    floor = _floor(lowest, layout.period_ns, required_bytes)
     if budget_bytes < required_bytes:
-        raise PlanError(_below_floor(floor, budget_bytes))
+        raise PlanError(_below_floor(floor, budget_bytes, unit))
     if budget_bytes > required_bytes:
-        choice, layout = _quickest(choices, options, budget_bytes)
+        choice, layout = _quickest(choices, options, unit.usable_bytes(budget_bytes))
     result = _streaming(choice, options, layout, floor, budget_bytes)
+    result = dataclasses.replace(result, unit=unit)
     check_streaming(demand, result)
     return result
 
@@ -180,11 +186,11 @@ def _search(
     return _Layout(parts, after_steps, ring_bytes, period_ns, link)
 
 
-def _floor(choice: Choice, period_ns: float) -> StreamingFloor:
+def _floor(choice: Choice, period_ns: float, required_bytes: int) -> StreamingFloor:
     serial = choice.floor
     largest = choice.rest.weights[serial.largest] if serial.largest >= 0 else None
     return StreamingFloor(
-        required_bytes=serial.required_bytes,
+        required_bytes=required_bytes,
         ring_bytes=serial.ring_bytes,
         resident_bytes=serial.resident_bytes,
         value=largest.value if largest else -1,
@@ -304,10 +310,11 @@ def _require_valid_weight(weight: WeightUse, n_launches: int) -> None:
         )
 
 
-def _below_floor(floor: StreamingFloor, budget_bytes: int) -> str:
+def _below_floor(floor: StreamingFloor, budget_bytes: int, unit: MemoryUnit) -> str:
+    given = f" (the device gives memory by {unit.unit_bytes})" if unit.unit_bytes > 1 else ""
     return (
-        f"weights need at least {floor.required_bytes} bytes of device memory, the budget is "
-        f"{budget_bytes}: a ring of {floor.ring_bytes} bytes, set by {floor.name}, and "
+        f"weights need at least {floor.required_bytes} bytes of device memory{given}, the budget "
+        f"is {budget_bytes}: a ring of {floor.ring_bytes} bytes, set by {floor.name}, and "
         f"{floor.resident_bytes} bytes of weights that stay. At that budget a pass is predicted to "
         f"take {floor.period_ns / 1e6:.3f} ms. Give a budget of {floor.required_bytes} bytes or "
         "more"

@@ -138,7 +138,7 @@ class WeightStreaming:
         if plan.is_resident:  # nothing is brought, so nothing of it is predicted or measured
             return (
                 f"weights: {show_bytes(self._weight_bytes)}, all of which stay\n"
-                f"budget {show_bytes(plan.budget_bytes)}: {show_bytes(plan.memory_bytes)} used\n"
+                f"budget {show_bytes(plan.budget_bytes)}: {show_bytes(plan.taken_bytes)} used\n"
                 f"least budget: {show_bytes(plan.floor.required_bytes)}, set by {plan.floor.name}"
             )
         streamed = [plan.pieces[one.piece] for one in plan.transfers]
@@ -146,7 +146,7 @@ class WeightStreaming:
             f"weights: {show_bytes(self._weight_bytes)}, of which {show_bytes(plan.resident_bytes)}"
             f" stay and {show_bytes(plan.transfer_bytes)} are streamed at each execution"
             + self._tables_text(),
-            f"budget {show_bytes(plan.budget_bytes)}: {show_bytes(plan.memory_bytes)} used, "
+            f"budget {show_bytes(plan.budget_bytes)}: {show_bytes(plan.taken_bytes)} used, "
             f"{show_bytes(plan.ring_bytes)} of it as the ring of {len(streamed)} transfers",
             f"link: {show_bytes(plan.link.bytes_per_second)}/s and "
             f"{plan.link.overhead_ns / 1e3:.1f} us for each copy{self._row_text()}, as measured",

@@ -39,6 +39,7 @@ from offload.backends.ascend.streaming import (
     stream_weights,
     streaming_notes,
 )
+from offload.backends.ascend.torch_memory import TorchMemoryUnit
 from offload.backends.base import (
     Backend,
     Capabilities,
@@ -57,7 +58,7 @@ from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, check_plan
 from offload.program import Program
-from offload.streaming import Link
+from offload.streaming import Link, MemoryUnit
 
 ALIGNMENT_BYTES = 512
 """Of every Value in the feature map: what cube and vector units prefer, and torch_npu's unit."""
@@ -298,6 +299,10 @@ class AscendBackend:
     def granule_bytes(self, program: Program) -> int | None:
         """None yet: a weight is streamed as a whole."""
         return None
+
+    def memory_unit(self, program: Program) -> MemoryUnit:
+        """That of torch_npu's allocator."""
+        return TorchMemoryUnit()
 
     def free_bytes(self, program: Program) -> int:
         """Of the Program's device, what torch's allocator only keeps for later included."""

@@ -52,7 +52,7 @@ from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
 from offload.plan import Plan, check_plan
 from offload.program import Program
-from offload.streaming import Link
+from offload.streaming import Link, MemoryUnit
 
 ALIGNMENT_BYTES = 256
 """Of every Value: what cuBLASLt takes into account when it chooses a kernel. A kernel that was
@@ -276,6 +276,10 @@ class CudaBackend:
             ExecutionError: the driver failed.
         """
         return _native.cuda_granularity_bytes(device_of(program))
+
+    def memory_unit(self, program: Program) -> MemoryUnit:
+        """That of mapped memory: the granule. Errors as `granule_bytes`."""
+        return MemoryUnit(_native.cuda_granularity_bytes(device_of(program)))
 
     def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
         """By a twin whose launches follow one another with events between, executed three times.
