@@ -15,6 +15,7 @@ from test_npu_offload import form, load  # noqa: F401
 from torch import nn
 
 import offload
+from offload import _native
 from offload.backends.ascend import AscendBackend, KernelCapture
 from offload.program import Program
 
@@ -307,6 +308,13 @@ def test_large_weights_are_summed_and_stay_as_they_are(dtype: torch.dtype) -> No
         x = torch.randn(4, 250, dtype=dtype)
         check_same(run(x.npu()), model(x))
     assert torch.equal(bytes_on_device(on_npu.weight), before)
+
+
+def test_formats_that_are_plain_are_those_by_their_names() -> None:
+    from torch_npu.npu._format import Format
+
+    names = {"UNDEFINED", "NCHW", "NHWC", "ND", "NCL", "NCDHW", "NDHWC"}
+    assert {Format(number).name for number in _native.PLAIN_DEVICE_FORMATS} == names
 
 
 def test_models_with_plain_weights_run_where_own_formats_are_allowed() -> None:

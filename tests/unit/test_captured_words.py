@@ -381,21 +381,27 @@ def test_an_input_of_which_a_launch_takes_the_shape_alone_is_followed() -> None:
     assert (1, 16, "x", 0) in words_of(program, found)
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [(5, 6, 7), (LAYOUTS[0][2] + 8, LAYOUTS[1][2] + 264, LAYOUTS[2][1])],
+    ids=["numbers", "stale addresses"],
+)
 @pytest.mark.parametrize(("launch", "copied"), [(0, {"x"}), (1, set()), (2, {"out"})])
 def test_what_a_kernel_with_an_unexplained_word_touches_is_copied_or_stays(
-    launch: int, copied: set[str]
+    launch: int, copied: set[str], numbers: tuple[int, int, int]
 ) -> None:
     program = chain()
-    noise = {0: (launch, 5), 1: (launch, 6), 2: (launch, 7)}
+    noise = {number: (launch, one) for number, one in enumerate(numbers)}
     found = relocated_words(program, captured(program, KERNELS, noise=noise))
     names = values(program)
-    why = r"aten::.* byte 32.*differs between captures and is no address.*0x5, 0x5, 0x6, 0x7"
+    shown = ", ".join(f"0x{one:x}" for one in (numbers[0], *numbers))
+    why = rf"aten::.* byte 32.*differs between captures and is no address.*{shown}"
     assert set(found.copied) == {names[name] for name in copied}
     assert all(re.search(why, one) for one in found.copied.values())
     assert re.search(why, found.why_fixed)
     # The others are followed.
     assert {name for _, _, name, _ in words_of(program, found)} == {"x", "out"} - copied
-    noise[2] = (launch, 8)
+    noise[2] = (launch, 8)  # noise has other values each time, and it is the same choice
     again = relocated_words(program, captured(program, KERNELS, noise=noise))
     assert again.same_choice(found)
 

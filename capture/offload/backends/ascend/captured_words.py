@@ -68,8 +68,8 @@ def relocated_words(
 
     Raises:
         CapturesDiffer: they are not of the same kernels, or not laid out alike.
-        CaptureError: a word is the address of memory that nobody is known to keep; the message
-            names kernel, byte and value.
+        CaptureError: a word is the address of memory that nobody is known to keep, or of a
+            generator's cell in this capture alone; the message names kernel, byte and value.
     """
     first, second, third = (as_graph(program, one, weights) for one in captures)
     names = [f"{launch.operator} at {launch.source}" for launch in program.launches]
@@ -81,8 +81,18 @@ def relocated_words(
         numbers_look_alike=True,
         leaves_unexplained=True,
     )
+    _refuse_doubtful_cells(captures[0], found)
     _refuse_ownerless(captures[0].tasks, first, found, names, others)
     return _Decision(program, captures, first, found).decide()
+
+
+def _refuse_doubtful_cells(capture: ModelCapture, found: Discovery) -> None:
+    """Refuse a word that names a seed or an offset, of which other captures tell otherwise."""
+    cells = {address for cell in capture.cells for address in cell}
+    for one in found.unexplained:
+        word = capture.tasks[one.node].arguments[one.offset_bytes :][:WORD_BYTES]
+        if int.from_bytes(word, "little") in cells:
+            raise CaptureError(one.why)
 
 
 def _refuse_ownerless(

@@ -63,8 +63,7 @@ def discover(
             of the memory that it was launched on: that differs between captures. What it might
             name, memory of another capture that something keeps, the proof shows.
         leaves_unexplained: a word that differs and is no address of an allocation is listed with
-            its node, which has to stay as it was captured; otherwise it is an error, as it is
-            where owners keep what it names in all captures, and not the same.
+            its node, which has to stay as it was captured; otherwise it is an error.
 
     Raises:
         CapturesDiffer: the captures are not of the same graph, or not in such layouts.
@@ -198,14 +197,9 @@ class _Search:
             else:
                 self._read_other(node, part, offset, contents)
         except CaptureError as error:
-            if not self._leaves_unexplained or self._names_owners(offset, contents):
+            if not self._leaves_unexplained:
                 raise
-            self.unexplained.append(Unexplained(node, str(error)))
-
-    def _names_owners(self, offset: int, contents: list[bytes]) -> bool:
-        """Whether a word is an address of what somebody keeps in each capture, if not the same."""
-        words = [_number(content[offset : offset + WORD_BYTES]) for content in contents]
-        return all(owned.candidates(word) for owned, word in zip(self._owned, words, strict=True))
+            self.unexplained.append(Unexplained(node, part, offset, str(error)))
 
     def _meanings_at(self, offset: int, contents: list[bytes]) -> list[tuple[int, int]]:
         first, _, second, third = (one[offset : offset + WORD_BYTES] for one in contents)

@@ -81,11 +81,13 @@ class Unexplained:
     something lies in a way of its own.
 
     Attributes:
-        node: whose it is.
+        node, part, offset_bytes: where it stands.
         why: names kernel, byte and values.
     """
 
     node: int
+    part: int
+    offset_bytes: int
     why: str
 
 
