@@ -11,8 +11,8 @@ namespace {
 void check_told(const Runtime& runtime, Error error, const char* what) {
   if (error == kRtFeatureNotSupport) {
     throw BackendUnavailable(
-        "the parameters of a model's tasks cannot be read here: that needs firmware and a driver "
-        "with software SQ (" +
+        "the parameters of a model's tasks cannot be read here: that needs an Atlas A2, A3 or 950, "
+        "and firmware and a driver with software SQ (" +
         runtime.describe(error) + ")");
   }
   runtime.check(error, what);

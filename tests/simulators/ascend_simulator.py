@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import os
 import struct
 import sys
 import threading
@@ -26,6 +27,9 @@ if str(CALLS) not in sys.path:
 from acl_calls import AclCalls  # noqa: E402
 
 LIBRARY = simulators.BUILD / "ascend" / "libascendcl.so"
+# What CANN 8.5 and later split it into; with ASCEND_SIMULATOR=split in the environment, and this
+# folder on the dynamic linker's path, processes have these instead.
+SPLIT = simulators.BUILD / "ascend_split"
 
 KERNEL_FUNCTION = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_void_p
@@ -46,6 +50,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_set_no_stream_code": (None, [_int]),
     "sim_set_soc_name": (None, [_text]),
     "sim_set_stream_depth": (None, [_bytes]),
+    "sim_set_update_limit": (None, [_bytes]),
     "sim_set_event_limit": (None, [_bytes]),
     "sim_set_destroy_polls": (None, [_int]),
     "sim_set_patience_ms": (None, [_int]),
@@ -53,6 +58,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_waited_ms": (_address, []),
     "sim_set_loop_limit": (None, [_bytes]),
     "sim_set_first_stream_first": (None, [_int]),
+    "sim_set_caller": (None, [_text]),
     "sim_set_tells_all_tasks": (None, [_int]),
     "sim_argument_bytes": (_bytes, []),
     "sim_streams_in_use": (_bytes, [_int]),
@@ -171,7 +177,7 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
         self.library.sim_set_no_stream_code(code)
 
     def set_soc_name(self, name: str) -> None:
-        """What chip the device is: Ascend910B1 unless this is called."""
+        """What chip the device is: Ascend910B1 unless this is called; its streams and events."""
         self.library.sim_set_soc_name(name.encode())
 
     def set_stream_depth(self, n_tasks: int) -> None:
@@ -181,6 +187,10 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
     def set_event_limit(self, count: int) -> None:
         """How many events the pool has: 65536 unless this is called."""
         self.library.sim_set_event_limit(count)
+
+    def set_update_limit(self, n_tasks: int) -> None:
+        """How many tasks of groups may be under update: 1024 * 1024 unless this is called."""
+        self.library.sim_set_update_limit(n_tasks)
 
     def set_destroy_polls(self, count: int) -> None:
         """How often aclmdlRIDestroy looks, at every millisecond, whether the model has ended."""
@@ -210,6 +220,13 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
     def set_tells_all_tasks(self, all_tasks: bool) -> None:
         """Whether enumerations have tasks whose parameters cannot be read, as of the AI CPU."""
         self.library.sim_set_tells_all_tasks(all_tasks)
+
+    def set_caller(self, part: str) -> None:
+        """Count calls by a library whose file name has this part as "FUNCTION by PART" as well.
+
+        They fail under that name too; "" tells no callers apart.
+        """
+        self.library.sim_set_caller(part.encode())
 
     @property
     def argument_bytes(self) -> int:
@@ -254,8 +271,10 @@ def load() -> AscendSimulator:
     RuntimeError where the build fails.
     """
     _require_no_runtime()
-    library = ctypes.CDLL(str(simulators.build(LIBRARY)), mode=ctypes.RTLD_GLOBAL)
-    return AscendSimulator(library)
+    path = simulators.build(LIBRARY)
+    if os.environ.get("ASCEND_SIMULATOR") == "split":
+        path = SPLIT / "libacl_rt.so"
+    return AscendSimulator(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL))
 
 
 def for_a_test() -> Iterator[AscendSimulator]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import _ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import ascend_simulator
 import new_process
 import pytest
 
@@ -84,6 +86,56 @@ def test_capabilities_follow_what_the_library_has(ascend, version, present, abse
 def test_copies_whose_addresses_move_need_their_one_function_alone(ascend, hidden, has):
     found = output_of(f"for function in {hidden}: ascend.hide(function)\n{SHOW}").split()
     assert ("memcpy_offset" in found) == has
+
+
+@pytest.fixture
+def split(ascend) -> dict[str, str]:
+    """Variables of a process that has libacl_rt.so and libacl_mdl.so, and no libascendcl.so."""
+    return {"ASCEND_SIMULATOR": "split", "LD_LIBRARY_PATH": str(ascend_simulator.SPLIT)}
+
+
+def test_functions_are_found_in_each_of_the_split_libraries(ascend, split):
+    """As CANN 8.5 and later have them: neither library has what the other one has."""
+    says = output_of(
+        f"""
+{SHOW}
+from pathlib import Path
+import ctypes
+loaded = {{Path(line.split()[-1]).name for line in open("/proc/self/maps") if ".so" in line}}
+print(*sorted(one for one in loaded if one.startswith(("libacl", "libascend"))))
+for name, has, lacks in (
+    ("libacl_rt.so", "aclmdlRIExecuteAsync", "aclmdlExecuteAsync"),
+    ("libacl_mdl.so", "aclmdlExecuteAsync", "aclmdlRIExecuteAsync"),
+):
+    library = ctypes.CDLL(name)
+    print(hasattr(library, has), name == "libacl_mdl.so" or hasattr(library, lacks))
+""",
+        environment=split,
+    )
+    capabilities, libraries, *has = says.splitlines()
+    assert capabilities == output_of(SHOW)
+    assert libraries == "libacl_mdl.so libacl_rt.so"
+    assert has == ["True False", "True True"]
+
+
+@pytest.mark.parametrize("module", ["test_ascend_offline.py", "test_ascend_captured.py"])
+def test_models_run_on_the_split_libraries(split, module):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / module)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **split},
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^\d+ passed in", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_without_the_library_of_offline_models_the_rest_works(split, tmp_path):
+    found = set(output_of(SHOW, environment=split).split())
+    assert "offline_model" in found
+    without = {**split, "LD_LIBRARY_PATH": str(tmp_path)}
+    assert set(output_of(SHOW, environment=without).split()) == found - {"offline_model"}
 
 
 def test_a_function_that_is_needed_is_named(ascend):

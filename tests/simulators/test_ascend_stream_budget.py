@@ -77,12 +77,12 @@ def test_how_many_streams_are_held_is_said(form, ascend, monkeypatch):
     backend = SimulatedAscendBackend(AtenCapturer(ascend), form=form)
     install(ascend, monkeypatch, backend)
     captured = offload.capture(torch.sin, torch.ones(3))
-    ascend.set_soc_name("Ascend310B1")
+    ascend.set_soc_name("Ascend910B1")
     before = _native.ascend_streams()
     with captured.load(backend.name) as run:
         assert _native.ascend_streams() == before + 1
         assert stream_note(run).startswith("streams: 1, as the runtime tells;")
-        assert stream_note(run).endswith("Ascend310B1 has 512 for all that use it")
+        assert stream_note(run).endswith("Ascend910B1 has 1984 for all that use it")
         assert stream_note(run) in offload.explain.explain(run)
     ascend.forget_calls()
     ascend.fail("aclmdlRIGetStreams", INTERNAL_ERROR)

@@ -129,12 +129,31 @@ void require_capturable(const EventState& event) {
                 "events in a capture are made by aclrtCreateEventExWithFlag(ACL_EVENT_SYNC)");
 }
 
+// A call's own flag EXTERNAL (CANN 9.2) needs software SQ, and makes one record and one wait of an
+// event in a model. The codes are not documented.
+void require_first_by_flag(const Runtime& state, const StreamState& stream, ModelTaskType type,
+                           const EventState& event, std::uint32_t flag) {
+  if (flag == 0) return;
+  refuse_unless(state.settings.software_sq, kRtFeatureNotSupport,
+                "the flag EXTERNAL of a call needs software SQ");
+  for (const auto& part : stream.capture->model->parts) {
+    for (const auto& task : part->tasks) {
+      const auto* content = std::get_if<EventContent>(&task->content);
+      const bool is_another = content == nullptr || content->flag == 0 || task->type != type;
+      refuse_unless(is_another || content->event.get() != &event, kRtFeatureNotSupport,
+                    "by their own flag a model records an event once, and waits for it once");
+    }
+  }
+}
+
 }  // namespace
 
 void record_in_capture(Runtime& state, const std::shared_ptr<StreamState>& stream,
-                       const std::shared_ptr<EventState>& event, bool is_external) {
+                       const std::shared_ptr<EventState>& event, bool is_external,
+                       std::uint32_t flag) {
   if (!is_external) require_capturable(*event);
-  const auto task = make_task(kTaskEventRecord, EventContent{event, 0, is_external, nullptr});
+  require_first_by_flag(state, *stream, kTaskEventRecord, *event, flag);
+  const auto task = make_task(kTaskEventRecord, EventContent{event, flag, is_external, nullptr});
   add_to_capture(state, stream, task);
   if (is_external) return;
   event->captured_in = stream->capture->model;
@@ -143,9 +162,12 @@ void record_in_capture(Runtime& state, const std::shared_ptr<StreamState>& strea
 }
 
 void wait_in_capture(Runtime& state, const std::shared_ptr<StreamState>& stream,
-                     const std::shared_ptr<EventState>& event, bool is_external) {
+                     const std::shared_ptr<EventState>& event, bool is_external,
+                     std::uint32_t flag) {
   if (is_external) {
-    add_to_capture(state, stream, make_task(kTaskEventWait, EventContent{event, 0, true, nullptr}));
+    require_first_by_flag(state, *stream, kTaskEventWait, *event, flag);
+    add_to_capture(state, stream,
+                   make_task(kTaskEventWait, EventContent{event, flag, true, nullptr}));
     return;
   }
   const auto model = event->captured_in.lock();
@@ -171,6 +193,7 @@ void wait_in_capture(Runtime& state, const std::shared_ptr<StreamState>& stream,
 }
 
 std::shared_ptr<StreamState> capturable_stream(Runtime& state, Stream handle, CaptureMode mode) {
+  require_capturing_chip(state);
   require_given(handle, "the stream");
   refuse_unless(mode >= kCaptureGlobal && mode <= kCaptureRelaxed, kRtParamInvalid,
                 "no capture mode has this number");
@@ -327,6 +350,17 @@ void require_updatable(const StreamState& stream) {
   refuse_unless(stream.model.expired(), kRtStreamModel, "the stream is bound to a model");
 }
 
+// So many tasks more may be under update: the limit is that of drivers before HDK 25.5. The code is
+// not documented.
+void require_updates(const Runtime& state, std::size_t n_more) {
+  std::size_t n_tasks = n_more;
+  for (const auto& [handle, stream] : state.streams) {
+    if (stream->update != nullptr) n_tasks += stream->update->targets.size();
+  }
+  refuse_unless(n_tasks <= state.settings.update_limit, kRtOverLimit,
+                "too many tasks are under update");
+}
+
 }  // namespace
 
 ACL_EXPORT int aclmdlRICaptureTaskUpdateBegin(Stream handle, TaskGroup group) {
@@ -336,6 +370,7 @@ ACL_EXPORT int aclmdlRICaptureTaskUpdateBegin(Stream handle, TaskGroup group) {
     refuse_unless(stream->update == nullptr, kRtStreamTaskGroupStatus, "an update is open already");
     auto update = std::make_shared<GroupUpdate>();
     update->targets = group_of(state, group);
+    require_updates(state, update->targets.size());
     stream->update = std::move(update);
   });
 }

@@ -105,6 +105,7 @@ using namespace simulated_ascend;
 ACL_EXPORT int aclmdlRICondHandleCreate(Model handle, std::uint32_t default_value,
                                         ModelConditionFlag flag, ModelCondition* result) {
   return call("aclmdlRICondHandleCreate", Needs::kContext, [&](Runtime& state) {
+    require_telling_chip(state);
     require_given(result, "the result");
     refuse_unless(flag == 0 || flag == kConditionAssignDefault, kRtParamInvalid,
                   "no flag of conditions has this number");

@@ -41,6 +41,13 @@ ACL_EXPORT std::uint64_t sim_calls(const char* function) {
   return runtime().device.ledger.count(function);
 }
 
+// Calls by a library whose file name has this part are counted, and planned to fail, under
+// "FUNCTION by PART" as well; "" tells no callers apart.
+ACL_EXPORT void sim_set_caller(const char* part) {
+  const auto lock = locked();
+  runtime().settings.caller = part;
+}
+
 // Counts start at 0 again, the trace is empty, and planned failures are forgotten.
 ACL_EXPORT void sim_forget_calls() {
   const auto lock = locked();
@@ -119,10 +126,21 @@ ACL_EXPORT void sim_set_no_stream_code(int code) {
   runtime().settings.no_stream_code = code;
 }
 
-// What aclrtGetSocName gives.
+// What aclrtGetSocName gives; the device then does what this chip does, and has its streams and
+// events.
 ACL_EXPORT void sim_set_soc_name(const char* name) {
   const auto lock = locked();
-  runtime().settings.soc_name = name;
+  Settings& settings = runtime().settings;
+  settings.soc_name = name;
+  settings.chip = chip_of(name);
+  settings.stream_limit = settings.chip.n_streams;
+  settings.event_limit = settings.chip.n_events;
+}
+
+// How many tasks of task groups may be under update at once.
+ACL_EXPORT void sim_set_update_limit(std::size_t n_tasks) {
+  const auto lock = locked();
+  runtime().settings.update_limit = n_tasks;
 }
 
 // How many tasks of a model a stream takes before the model needs one more.

@@ -43,7 +43,7 @@ void record(Runtime& state, const std::shared_ptr<StreamState>& stream, Event ha
   require_not_implicit(*stream, *event);
   const bool is_external = event->is_external() || flag == kFlagExternal;
   if (stream->capture != nullptr) {
-    record_in_capture(state, stream, event, is_external);
+    record_in_capture(state, stream, event, is_external, flag);
     return;
   }
   if (!stream->model.expired() || is_external) {
@@ -72,7 +72,7 @@ void wait(Runtime& state, const std::shared_ptr<StreamState>& stream, Event hand
   require_not_implicit(*stream, *event);
   const bool is_external = event->is_external() || flag == kFlagExternal;
   if (stream->capture != nullptr || (!is_external && !event->captured_in.expired())) {
-    wait_in_capture(state, stream, event, is_external);
+    wait_in_capture(state, stream, event, is_external, flag);
   } else if (is_external) {
     submit(state, stream, external_task(kTaskEventWait, event, flag));
   } else if (!stream->model.expired()) {

@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "models.hpp"
+#include "symbols.hpp"
 
 namespace simulated_ascend {
 namespace {
@@ -203,7 +204,9 @@ ACL_EXPORT int aclmdlRIDebugJsonPrint(Model handle, const char* path, std::uint3
     const auto model = model_of(state, handle);
     std::ofstream file(path);
     refuse_unless(file.good(), kRtFileOpen, "the file cannot be opened");
-    file << json_of(state, *model, flags == kDebugJsonVerbose);
+    // Before CANN 9.1 nothing tells the arguments. What becomes of the flag there is not
+    // documented.
+    file << json_of(state, *model, flags == kDebugJsonVerbose && has_verbose_json());
     file.flush();
     refuse_unless(file.good(), kRtFileWrite, "the file cannot be written");
   });

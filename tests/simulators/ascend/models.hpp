@@ -143,10 +143,13 @@ void add_to_capture(Runtime& state, const std::shared_ptr<StreamState>& stream,
                     const std::shared_ptr<Task>& task);
 void join_capture(Runtime& state, const std::shared_ptr<StreamState>& stream,
                   const std::shared_ptr<Capture>& capture);
+// `flag`: the call's own, 0 or EXTERNAL.
 void record_in_capture(Runtime& state, const std::shared_ptr<StreamState>& stream,
-                       const std::shared_ptr<EventState>& event, bool is_external);
+                       const std::shared_ptr<EventState>& event, bool is_external,
+                       std::uint32_t flag);
 void wait_in_capture(Runtime& state, const std::shared_ptr<StreamState>& stream,
-                     const std::shared_ptr<EventState>& event, bool is_external);
+                     const std::shared_ptr<EventState>& event, bool is_external,
+                     std::uint32_t flag);
 
 std::shared_ptr<ModelState> make_model(Runtime& state, bool is_captured);
 // Begins to capture the stream into the model, which is its origin's. Errors: those of joining.
@@ -176,7 +179,7 @@ int call_on(const char* function, Stream handle, const Body& body) noexcept {
   try {
     Runtime& state = runtime();
     const std::lock_guard lock(state.device.mutex);
-    if (const auto code = state.device.ledger.note(function)) {
+    if (const auto code = note(state, function)) {
       const auto found = state.streams.find(as_number(handle));
       if (found != state.streams.end() && found->second->capture != nullptr) {
         found->second->capture->is_invalidated = true;

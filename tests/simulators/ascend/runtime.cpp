@@ -1,5 +1,8 @@
 #include "runtime.hpp"
 
+#include <dlfcn.h>
+#include <execinfo.h>
+
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -165,6 +168,38 @@ const char* why(Status status) {
 
 }  // namespace
 
+namespace {
+
+const char* file_of(const void* address) {
+  Dl_info information{};
+  const bool is_known = dladdr(address, &information) != 0 && information.dli_fname != nullptr;
+  return is_known ? information.dli_fname : "";
+}
+
+// Whether the library whose code called this one has that part in its file name.
+bool is_called_by(const std::string& part) {
+  constexpr int kMostFrames = 16;
+  void* frames[kMostFrames];
+  const int n_frames = backtrace(frames, kMostFrames);
+  const std::string own = file_of(reinterpret_cast<const void*>(&is_called_by));
+  for (int index = 0; index < n_frames; ++index) {
+    const std::string file = file_of(frames[index]);
+    if (file != own) return file.find(part) != std::string::npos;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<int> note(Runtime& state, const char* function) {
+  auto& ledger = state.device.ledger;
+  const auto code = ledger.note(function);
+  const std::string& caller = state.settings.caller;
+  if (caller.empty() || !is_called_by(caller)) return code;
+  const auto of_caller = ledger.note(std::string(function) + " by " + caller);
+  return code ? code : of_caller;
+}
+
 int tell_exception(const char* function) noexcept {
   try {
     throw;
@@ -183,6 +218,27 @@ void let_time_pass(Runtime& state) {
   state.device.mutex.unlock();
   if (takes_time) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   state.device.mutex.lock();
+}
+
+// Source: the runtime's documentation of aclmdlRICaptureBegin, aclmdlRIGetStreams,
+// aclrtCreateStream and aclrtCreateEvent.
+Chip chip_of(const std::string& soc_name) {
+  const auto begins = [&](const char* start) { return soc_name.rfind(start, 0) == 0; };
+  const bool is_a2 =
+      begins("Ascend910B") && soc_name.size() > 10 && soc_name[10] >= '0' && soc_name[10] <= '9';
+  if (begins("Ascend310P")) return {true, false, 1024, 1023};
+  if (begins("Ascend310B")) return {false, false, 512, 65536};
+  if (begins("Ascend910") && !is_a2 && !begins("Ascend910_93")) return {false, false, 2048, 65536};
+  return {};
+}
+
+void require_capturing_chip(const Runtime& state) {
+  refuse_unless(state.settings.chip.captures, kRtFeatureNotSupport, "the chip captures no models");
+}
+
+void require_telling_chip(const Runtime& state) {
+  refuse_unless(state.settings.chip.tells_tasks, kRtFeatureNotSupport,
+                "the tasks of models are neither told nor changed on this chip");
 }
 
 bool reset(Runtime& state) {

@@ -176,6 +176,8 @@ bool set_personality(const char* version) {
   return true;
 }
 
+bool has_verbose_json() { return personality >= 3; }
+
 const char* release() { return kReleases[personality]; }
 
 }  // namespace simulated_ascend

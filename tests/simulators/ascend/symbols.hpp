@@ -10,5 +10,7 @@ bool hide_symbol(const char* name);
 bool set_personality(const char* version);
 // The release that the library says it is of, as CANN writes it: "8.1.RC1", "9.1.0".
 const char* release();
+// Whether that release prints the arguments of kernels (CANN 9.1 and later).
+bool has_verbose_json();
 
 }  // namespace simulated_ascend

@@ -118,6 +118,7 @@ using namespace simulated_ascend;
 
 ACL_EXPORT int aclmdlRIGetStreams(Model handle, Stream* streams, std::uint32_t* count) {
   return call("aclmdlRIGetStreams", Needs::kContext, [&](Runtime& state) {
+    require_telling_chip(state);
     std::vector<std::uint64_t> handles;
     for (const auto& part : model_of(state, handle)->parts) handles.push_back(part->stream->handle);
     put_handles(handles, streams, count);
@@ -126,6 +127,7 @@ ACL_EXPORT int aclmdlRIGetStreams(Model handle, Stream* streams, std::uint32_t* 
 
 ACL_EXPORT int aclmdlRIGetTasksByStream(Stream handle, ModelTask* tasks, std::uint32_t* count) {
   return call("aclmdlRIGetTasksByStream", Needs::kContext, [&](Runtime& state) {
+    require_telling_chip(state);
     const auto part = stream_of(state, handle)->part.lock();
     refuse_unless(part != nullptr, kRtStreamModel, "the stream belongs to no model");
     std::vector<std::uint64_t> handles;
@@ -139,6 +141,7 @@ ACL_EXPORT int aclmdlRIGetTasksByStream(Stream handle, ModelTask* tasks, std::ui
 
 ACL_EXPORT int aclmdlRITaskGetType(ModelTask task, ModelTaskType* type) {
   return call("aclmdlRITaskGetType", Needs::kContext, [&](Runtime& state) {
+    require_telling_chip(state);
     require_given(type, "the result");
     *type = task_of(state, task)->type;
   });
@@ -146,6 +149,7 @@ ACL_EXPORT int aclmdlRITaskGetType(ModelTask task, ModelTaskType* type) {
 
 ACL_EXPORT int aclmdlRITaskGetSeqId(ModelTask task, std::uint32_t* id) {
   return call("aclmdlRITaskGetSeqId", Needs::kContext, [&](Runtime& state) {
+    require_telling_chip(state);
     require_given(id, "the result");
     *id = task_of(state, task)->id;
   });
@@ -153,6 +157,7 @@ ACL_EXPORT int aclmdlRITaskGetSeqId(ModelTask task, std::uint32_t* id) {
 
 ACL_EXPORT int aclmdlRITaskGetParams(ModelTask handle, ModelTaskParameters* parameters) {
   return call("aclmdlRITaskGetParams", Needs::kContext, [&](Runtime& state) {
+    require_telling_chip(state);
     require_given(parameters, "the result");
     const auto task = task_of(state, handle);
     require_software_sq(state, *task->model.lock());
@@ -163,6 +168,7 @@ ACL_EXPORT int aclmdlRITaskGetParams(ModelTask handle, ModelTaskParameters* para
 // What was asked for counts from the next aclmdlRIUpdate on.
 ACL_EXPORT int aclmdlRITaskSetParams(ModelTask handle, ModelTaskParameters* parameters) {
   return call("aclmdlRITaskSetParams", Needs::kContext, [&](Runtime& state) {
+    require_telling_chip(state);
     require_given(parameters, "the parameters");
     const auto task = task_of(state, handle);
     require_changeable(state, *task);
@@ -186,6 +192,7 @@ ACL_EXPORT int aclmdlRITaskSetParams(ModelTask handle, ModelTaskParameters* para
 
 ACL_EXPORT int aclmdlRITaskDisable(ModelTask handle) {
   return call("aclmdlRITaskDisable", Needs::kContext, [&](Runtime& state) {
+    require_telling_chip(state);
     const auto task = task_of(state, handle);
     require_changeable(state, *task);
     task->pending_disable = true;
@@ -194,6 +201,7 @@ ACL_EXPORT int aclmdlRITaskDisable(ModelTask handle) {
 
 ACL_EXPORT int aclmdlRIUpdate(Model handle) {
   return call("aclmdlRIUpdate", Needs::kContext, [&](Runtime& state) {
+    require_telling_chip(state);
     const auto model = model_of(state, handle);
     require_software_sq(state, *model);
     refuse_unless(model->phase == ModelState::Phase::kReady, kRtModelCaptured,
@@ -217,6 +225,7 @@ ACL_EXPORT int aclmdlRIUpdate(Model handle) {
 ACL_EXPORT int aclmdlRIKernelTaskGetAttribute(ModelTask handle, LaunchAttributeId id,
                                               LaunchAttributeValue* value) {
   return call("aclmdlRIKernelTaskGetAttribute", Needs::kContext, [&](Runtime& state) {
+    require_telling_chip(state);
     require_given(value, "the result");
     const auto task = task_of(state, handle);
     require_software_sq(state, *task->model.lock());
