@@ -10,7 +10,7 @@ import torch
 
 from offload.device_formats import own_format, plain_alias
 from offload.errors import CaptureError
-from offload.program import Argument, Launch, Program, Symbol, TensorView
+from offload.program import Argument, Launch, Program, Symbol, TensorView, same_strides
 from offload.torch_names import dtype_name, find_dtype, find_overload, symbol_object
 
 
@@ -91,18 +91,20 @@ class EagerRun:
         """Let the Values that a launch makes lie where its outcome lies.
 
         Raises:
-            CaptureError: a result has another shape or other strides than the recorded one, or of
-                an opaque launch lies in other memory.
+            CaptureError: a result has another shape than the recorded one, other strides of what
+                is more than one element, or of an opaque launch lies in other memory.
         """
         if self._program.opaque is not None:
             self._keep_opaque(launch, outcome)
             return
         for result, tensor in zip(launch.results, flat(outcome), strict=bool(launch.results)):
             if result is not None:
-                if tuple(tensor.shape) != result.shape or tensor.stride() != result.strides:
+                shape, strides = tuple(tensor.shape), tensor.stride()
+                if shape != result.shape or not same_strides(shape, strides, result.strides):
                     raise CaptureError(
-                        f"{launch.source}: {launch.operator} returned shape {tuple(tensor.shape)} "
-                        f"at the second run, {result.shape} at the first"
+                        f"{launch.source}: {launch.operator} returned shape {shape} with strides "
+                        f"{strides} at the second run, {result.shape} with {result.strides} at the "
+                        "first"
                     )
                 self.bases[result.value] = (tensor.untyped_storage(), 0)
 
