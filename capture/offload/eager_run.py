@@ -10,7 +10,7 @@ import torch
 
 from offload.device_formats import own_format, plain_alias
 from offload.errors import CaptureError
-from offload.program import Argument, Launch, Program, Symbol, TensorView
+from offload.program import Argument, Launch, Program, Symbol, TensorView, same_strides
 from offload.torch_names import dtype_name, find_dtype, find_overload, symbol_object
 
 
@@ -91,8 +91,8 @@ class EagerRun:
         """Let the Values that a launch makes lie where its outcome lies.
 
         Raises:
-            CaptureError: a result has another shape, dtype or other strides than the recorded
-                one, or of an opaque launch lies in other memory.
+            CaptureError: a result has another shape or dtype than the recorded one, other strides
+                of what is more than one element, or of an opaque launch lies in other memory.
         """
         if self._program.opaque is not None:
             self._keep_opaque(launch, outcome)
@@ -100,8 +100,11 @@ class EagerRun:
         results = zip(launch.results, flat(outcome), strict=bool(launch.results))
         for number, (result, tensor) in enumerate(results):
             if result is not None:
-                found = tuple(tensor.shape), tensor.stride(), dtype_name(tensor.dtype)
-                if found != (result.shape, result.strides, result.dtype):
+                shape, strides = tuple(tensor.shape), tensor.stride()
+                if (shape, dtype_name(tensor.dtype)) != (
+                    result.shape,
+                    result.dtype,
+                ) or not same_strides(shape, strides, result.strides):
                     self._refuse_result(launch, number, result, tensor)
                 self.bases[result.value] = (tensor.untyped_storage(), 0)
 

@@ -312,6 +312,19 @@ def span_bytes(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> 
     return (last + 1) * ITEM_BYTES[dtype]
 
 
+def same_strides(shape: tuple[int, ...], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether strides are the same but for those that are never used.
+
+    Those of dimensions of one element, and of a tensor without any. Kernels and torch's fake
+    tensors set these differently.
+    """
+    used = [size > 1 for size in shape]
+    return 0 in shape or all(
+        not is_used or here == there
+        for is_used, here, there in zip(used, one, other, strict=True)
+    )
+
+
 def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether a strided tensor fills its span, each element at a place of its own."""
     reached = 1

@@ -39,11 +39,28 @@ void flatten_into(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
 
 bool same_layout(const at::Tensor& tensor, const CpuMade& made) {
   return tensor.sizes() == c10::IntArrayRef(made.layout.shape) &&
-         tensor.scalar_type() == made.layout.dtype &&
-         (tensor.numel() == 0 || tensor.strides() == c10::IntArrayRef(made.layout.strides)) &&
+         tensor.scalar_type() == made.layout.dtype && same_strides(tensor, made.layout) &&
          tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size()) ==
              made.offset_bytes &&
          tensor.is_conj() == made.layout.conjugate && tensor.is_neg() == made.layout.negative;
+}
+
+// What a launch returned against what was recorded.
+std::string told_apart(const at::Tensor& result, const CpuMade& made) {
+  std::ostringstream message;
+  if (result.defined()) {
+    message << "returned shape " << result.sizes() << " with strides " << result.strides() << " of "
+            << result.scalar_type() << " from byte "
+            << result.storage_offset() * static_cast<std::int64_t>(result.element_size()) << " on"
+            << (result.is_conj() ? ", conjugated" : "") << (result.is_neg() ? ", negated" : "");
+  } else {
+    message << "returned no tensor";
+  }
+  message << ", recorded was shape " << c10::IntArrayRef(made.layout.shape) << " with strides "
+          << c10::IntArrayRef(made.layout.strides) << " of " << made.layout.dtype << " from byte "
+          << made.offset_bytes << " on" << (made.layout.conjugate ? ", conjugated" : "")
+          << (made.layout.negative ? ", negated" : "");
+  return message.str();
 }
 
 bool equals(const c10::IValue& found, const c10::IValue& recorded) {
@@ -210,6 +227,8 @@ void CpuResident::fail(const CpuLaunch& launch) {
     throw;
   } catch (const BindingError&) {
     throw;
+  } catch (const CaptureError&) {
+    throw;
   } catch (const std::exception& error) {
     const std::string what = error.what();
     const std::string told =
@@ -269,12 +288,14 @@ void CpuResident::adopt(CpuLaunch& launch, const std::vector<at::Tensor>& result
   const at::Tensor& result = results.at(made.position);
   if (!result.defined() && slots_[made.slot].size_bytes == 0) return;  // some give none for empty
   if (!result.defined() || !same_layout(result, made)) {
-    std::ostringstream message;
-    message << launch.source << ": " << launch.operator_name << " returned shape "
-            << (result.defined() ? result.sizes() : c10::IntArrayRef()) << ", recorded was "
-            << c10::IntArrayRef(made.layout.shape);
-    if (launch.guards_shape) throw BindingError(message.str());
-    throw ExecutionError(message.str());
+    const std::string told =
+        launch.source + ": " + launch.operator_name + ": " + told_apart(result, made);
+    if (launch.guards_shape) throw BindingError(told);
+    if (result.defined() && result.sizes() == c10::IntArrayRef(made.layout.shape)) {
+      // No input does that: the program is not what the operator does.
+      throw CaptureError(told + "; if the operator is your own, mend its fake implementation");
+    }
+    throw ExecutionError(told_apart(result, made));
   }
   c10::StorageImpl* const storage = result.storage().unsafeGetStorageImpl();
   c10::StorageImpl* const slot = storages_[made.slot].unsafeGetStorageImpl();

@@ -40,15 +40,6 @@ std::size_t span(c10::IntArrayRef shape, c10::IntArrayRef strides, std::size_t i
   return static_cast<std::size_t>(last + 1) * item_bytes;
 }
 
-// Equal strides but for dimensions of one element, whose stride is never used.
-bool same_strides(const at::Tensor& tensor, const TensorLayout& layout) {
-  const auto strides = tensor.strides();
-  for (std::size_t dim = 0; dim < layout.shape.size(); ++dim) {
-    if (strides[dim] != layout.strides[dim] && layout.shape[dim] > 1) return false;
-  }
-  return true;
-}
-
 // Whether a tensor is a strided view of memory of its own, without behaviour of its own.
 bool is_plain(const at::Tensor& tensor) {
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
@@ -106,7 +97,7 @@ bool repeats_elements(c10::IntArrayRef shape, c10::IntArrayRef strides) {
 
 bool usable_in_place(const at::Tensor& tensor, const TensorLayout& layout) {
   return tensor.is_conj() == layout.conjugate && tensor.is_neg() == layout.negative &&
-         (tensor.numel() == 0 || same_strides(tensor, layout));
+         same_strides(tensor, layout);
 }
 
 at::Tensor fresh(const TensorLayout& layout, c10::Device device) {
@@ -319,6 +310,15 @@ c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string
 
 std::size_t span_bytes_of(const at::Tensor& tensor) {
   return span(tensor.sizes(), tensor.strides(), tensor.element_size());
+}
+
+bool same_strides(const at::Tensor& tensor, const TensorLayout& layout) {
+  if (tensor.numel() == 0) return true;
+  const auto strides = tensor.strides();
+  for (std::size_t dim = 0; dim < layout.shape.size(); ++dim) {
+    if (strides[dim] != layout.strides[dim] && layout.shape[dim] > 1) return false;
+  }
+  return true;
 }
 
 std::size_t TensorLayout::span_bytes() const {

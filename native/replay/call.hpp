@@ -25,6 +25,11 @@ struct TensorLayout {
   std::size_t span_bytes() const;
 };
 
+// Whether a tensor of the layout's shape has its strides, but for those that are never used: of
+// dimensions of one element, and of a tensor without any. Kernels and torch's fake tensors set
+// these differently.
+bool same_strides(const at::Tensor& tensor, const TensorLayout& layout);
+
 struct InputSpec {
   std::string name;
   TensorLayout layout;
