@@ -75,14 +75,17 @@ def refusal(streamed: StreamedGraph = STREAMED, streaming: Streaming = STREAMING
 
 
 def test_the_case_itself_is_enforced():
-    assert STREAMED == StreamedGraph(
-        (
-            StreamedCopy(2, (0,), (2,), False),
-            StreamedCopy(3, (1,), (3,), False),
-            StreamedCopy(0, (2,), (), True),
-            StreamedCopy(1, (3,), (), True),
-        ),
-        (3,),
+    assert (
+        StreamedGraph(
+            (
+                StreamedCopy(2, (0,), (2,), False),
+                StreamedCopy(3, (1,), (3,), False),
+                StreamedCopy(0, (2,), (), True),
+                StreamedCopy(1, (3,), (), True),
+            ),
+            (3,),
+        )
+        == STREAMED
     )
     check_copies(PROGRAM, GRAPH, STREAMING, STREAMED)
 
@@ -119,7 +122,7 @@ def test_two_weights_for_the_next_execution_at_one_place():
     assert said == (
         "w1 and w0 would be brought to one place before the execution begins that reads both"
     )
-    with pytest.raises(CaptureError, match="w1 and w0 would be brought to one place"):
+    with pytest.raises(CaptureError, match=r"w1 and w0 would be brought to one place"):
         streamed_graph(PROGRAM, GRAPH, range(4), streaming)
 
 
@@ -163,7 +166,7 @@ def test_a_cycle():
 def test_copies_that_do_not_wait_for_each_other():
     """Of a device whose copies need not be one chain."""
     edges = [*GRAPH.edges, (0, 4), (4, 2), (1, 5), (5, 3)]
-    with pytest.raises(CaptureError, match="^copy 1 does not wait for the one before it; load"):
+    with pytest.raises(CaptureError, match=r"^copy 1 does not wait for the one before it; load"):
         check_order(PROGRAM, GRAPH, STREAMING, STREAMED, edges)
 
 
