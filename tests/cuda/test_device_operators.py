@@ -1,4 +1,8 @@
-"""PyTorch's operator database on a GPU: a sample of each captured, replayed at new addresses."""
+"""PyTorch's operator database on a GPU: a sample of each captured, replayed at new addresses.
+
+What is refused is a skip only if its kind is documented, and the operator is none that every model
+is made of; any other CaptureError is a failure.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from refusal_kinds import skip_reason
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 import offload
@@ -56,16 +61,23 @@ def test_operator(operator, dtype):
         pytest.skip(f"torch has no {operator.name} of {dtype} on a GPU")
     samples = list(operator.sample_inputs("cuda", dtype, requires_grad=False))[:N_SAMPLES]
     refusals = []
+    n_replayed = 0
     for sample in samples:
         arguments = ((sample.input, *sample.args), sample.kwargs)
         if any(one.layout is not torch.strided for one in tensors(arguments)):
             continue
         try:
             replay(operator, arguments)
+            n_replayed += 1
         except offload.CaptureError as error:
-            refusals.append(str(error))
+            reason = skip_reason(operator.name, error)
+            if reason is None:
+                raise
+            refusals.append(reason)
     if refusals:
         pytest.skip(f"refused: {refusals[0]}")
+    if not n_replayed:
+        pytest.skip("no sample of plain strided tensors")
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
@@ -80,7 +92,10 @@ def replay(operator: Any, arguments: Any) -> None:
         for scale in (1.0, 0.75):
             args, kwargs = copies(arguments, scale)
             expected_args, expected_kwargs = copies(arguments, scale)
-            got, expected = run(*args, **kwargs), operator.op(*expected_args, **expected_kwargs)
+            torch.cuda.manual_seed(0)  # operators that draw: the same numbers in both
+            got = run(*args, **kwargs)
+            torch.cuda.manual_seed(0)
+            expected = operator.op(*expected_args, **expected_kwargs)
             got_leaves, got_form = tree_flatten(got)
             leaves, form = tree_flatten(expected)
             assert str(got_form) == str(form)

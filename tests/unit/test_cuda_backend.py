@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import types
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from offload.backends import CpuBackend, backend_names, find_backend
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import device_of
+from offload.backends.cuda.graph import driver_bindings
 from offload.errors import BackendUnavailable, CaptureError
 from offload.program import Overlap, Symbol
 
@@ -57,6 +60,20 @@ def test_everything_that_is_missing_is_named_at_once(monkeypatch):
         "pip install 'offload[cuda]'",
     ]
     assert "built without CUDA" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        (types.SimpleNamespace(driver=types.SimpleNamespace()), "is older than CUDA 13: pip"),
+        (None, "which are not installed: pip"),  # as an import that fails
+    ],
+)
+def test_missing_and_old_bindings_say_what_to_install(monkeypatch, bindings, message):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    asked_anew = driver_bindings.__wrapped__  # what was found before stays as it was
+    with pytest.raises(BackendUnavailable, match=rf"{message} install 'offload\[cuda\]'$"):
+        asked_anew()
 
 
 def test_programs_of_another_device_are_not_loaded():

@@ -14,8 +14,8 @@ import offload
 from offload.backends.cuda import torch_capture, torch_pool
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.torch_pool import PoolMemory
-from offload.backends.random_draws import own_random_states
-from offload.backends.relocation.captures import Allocation
+from offload.backends.random_draws import RandomState, own_random_states
+from offload.backends.relocation.captures import Allocation, GraphCapture
 from offload.backends.torch_warm_up import first_line, last_uses_of
 
 
@@ -262,3 +262,144 @@ def test_generators_get_their_states_back(monkeypatch, second_fails):
 def test_first_line_of_an_error():
     assert first_line(RuntimeError("\n  out of order \nadvice")) == "out of order"
     assert first_line(RuntimeError()) == "RuntimeError"
+
+
+# ---- refusals ----------------------------------------------------------------------------------
+
+
+def named_launch() -> types.SimpleNamespace:
+    return types.SimpleNamespace(index=0, source="model.py:4", operator="aten::add.Tensor")
+
+
+def capture_under_way(**attributes: object) -> torch_capture._OneCapture:
+    """A capture, without a GPU: of what it is made of only what a test gives."""
+    one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
+    one._pool = types.SimpleNamespace(error=None)
+    for name, value in attributes.items():
+        setattr(one, name, value)
+    return one
+
+
+def run_that_raises(error: BaseException) -> types.SimpleNamespace:
+    def fail() -> None:
+        raise error
+
+    return types.SimpleNamespace(call=lambda launch: fail)
+
+
+def test_an_operator_that_a_capture_forbids_is_named():
+    forbidden = RuntimeError("operation not permitted when stream is capturing\nadvice of torch")
+    with pytest.raises(offload.CaptureError) as raised:
+        capture_under_way()._launch(run_that_raises(forbidden), named_launch())
+    assert str(raised.value) == (
+        "model.py:4: aten::add.Tensor cannot be captured in a CUDA graph, and has to be left out "
+        "of the captured model: operation not permitted when stream is capturing"
+    )
+    assert raised.value.__cause__ is forbidden
+
+
+def test_a_refusal_of_a_launch_stays_as_it_is():
+    refusal = offload.CaptureError("came out otherwise")
+    with pytest.raises(offload.CaptureError) as raised:
+        capture_under_way()._launch(run_that_raises(refusal), named_launch())
+    assert raised.value is refusal
+
+
+@pytest.mark.parametrize(
+    ("pool_error", "error"),
+    [("no range is left", RuntimeError("x")), (None, torch.OutOfMemoryError("out of memory"))],
+)
+def test_a_launch_that_gets_no_addresses_is_no_refusal(pool_error, error):
+    """Torch then tries to free memory, which a capture forbids: the cause is the pool's."""
+    one = capture_under_way(_pool=types.SimpleNamespace(error=pool_error))
+    reason = pool_error or "out of memory"
+    with pytest.raises(
+        offload.ExecutionError, match=f"^model.py:4: no addresses for aten::add.Tensor: {reason}$"
+    ):
+        one._launch(run_that_raises(error), named_launch())
+
+
+def test_a_capture_that_failed_says_why(monkeypatch):
+    class Graph:
+        def capture_end(self) -> None:
+            raise RuntimeError("the capture was invalidated\nadvice of torch")
+
+    abandoned: list[object] = []
+    one = capture_under_way(_graph=Graph(), _abandon=lambda: abandoned.append(1))
+    with pytest.raises(offload.CaptureError) as raised:
+        one._end()
+    assert str(raised.value) == (
+        "the capture of the program's launches failed, so that one of them has to be left out of "
+        "the captured model: the capture was invalidated"
+    )
+    assert abandoned == [1]
+
+
+@pytest.mark.parametrize("recycled_by_try", [[{1}, {2}, {1}], [{1}, {2}, set()]])
+def test_results_on_recycled_memory_are_copied_and_in_the_end_refused(monkeypatch, recycled_by_try):
+    tries: list[set[int]] = []  # what each copies
+
+    class OneCapture:
+        def __init__(self, *arguments: object) -> None:
+            tries.append(set(arguments[-1]))
+
+        def run(self) -> tuple[GraphCapture, set[int]]:
+            empty = GraphCapture(1, [], [], [], [], [], None)
+            return empty, recycled_by_try[len(tries) - 1]
+
+    rewound: list[int] = []
+    monkeypatch.setattr(torch_capture, "_OneCapture", OneCapture)
+    program = types.SimpleNamespace(values=[types.SimpleNamespace(name=f"v{i}") for i in range(3)])
+    pool = types.SimpleNamespace(rewind=lambda: rewound.append(1))
+    capturer = TorchCapturer()
+    if not recycled_by_try[-1]:
+        assert capturer._until_unshared(program, pool, 0, None).graph == 1
+    else:
+        with pytest.raises(
+            offload.CaptureError,
+            match=r"^v1, v2: .* in each of 3 captures.*: leave the operators that make them out of",
+        ):
+            capturer._until_unshared(program, pool, 0, None)
+    assert tries == [set(), {1}, {1, 2}]
+    assert len(rewound) == (3 if recycled_by_try[-1] else 2)
+
+
+class DrawnFrom:
+    """A generator with an offset, which those of the CPU do not have."""
+
+    def __init__(self) -> None:
+        self.offset = 8
+
+    def get_offset(self) -> int:
+        return self.offset
+
+
+@pytest.mark.parametrize("drawn", [(), (1,), (0, 1)])
+def test_a_program_draws_from_one_generator(monkeypatch, drawn):
+    generators = [DrawnFrom(), DrawnFrom()]
+
+    def warm_up(*_: object, **__: object) -> None:
+        for index in drawn:
+            generators[index].offset += 4
+
+    monkeypatch.setattr(torch_capture, "generators_of", lambda *_: generators)
+    monkeypatch.setattr(torch_capture, "warm_up", warm_up)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", None, raising=False)
+    if len(drawn) < 2:
+        found = torch_capture._warm_up_drawing(None, 0, None)
+        assert found == (RandomState(generators[drawn[0]], 4) if drawn else None)
+        return
+    with pytest.raises(
+        offload.CaptureError,
+        match=r"several random generators, .*: draw from torch's default one, or from one that is",
+    ):
+        torch_capture._warm_up_drawing(None, 0, None)
+
+
+def test_a_memory_history_that_the_user_records_is_not_ended(monkeypatch):
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True, raising=False)
+    with (
+        pytest.raises(offload.CaptureError, match=r"memory history .*: end it with torch\.cuda"),
+        PoolMemory.__new__(PoolMemory).current(),
+    ):
+        raise AssertionError("nothing may run")

@@ -16,6 +16,8 @@ from offload.plan import NodeGraph
 from offload.program import Program
 from offload.streaming import Piece, Streaming
 
+_ADVICE = "load with a budget for all weights"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StreamedCopy:
@@ -102,8 +104,7 @@ def _check_readers(
             where = f"launch {launches[node]}" if launches[node] >= 0 else "no launch"
             raise CaptureError(
                 f"node {node} of {where} holds the address of {program.values[piece.value].name}, "
-                "which the launch was not seen to read: it cannot be streamed; load with a budget "
-                "for all weights"
+                f"which the launch was not seen to read: it cannot be streamed; {_ADVICE}"
             )
 
 
@@ -173,7 +174,7 @@ def check_order(
     """
     n_early = sum(copy.for_next_pass for copy in streamed.copies)
     if sorted(one.transfer for one in streamed.copies) != list(range(len(streaming.transfers))):
-        raise CaptureError("the graph does not copy each streamed weight once")
+        raise CaptureError(f"the graph does not copy each streamed weight once; {_ADVICE}")
     # A weight that no node reads has no reader to show that its copy came first.
     in_order = [*range(n_early, len(streaming.transfers)), *range(n_early)]
     if [(one.transfer, one.for_next_pass) for one in streamed.copies] != [
@@ -181,14 +182,16 @@ def check_order(
     ]:
         raise CaptureError(
             "copies do not stand in the order of transfers, those for the next execution, which "
-            "are its first ones, at the end"
+            f"are its first ones, at the end; {_ADVICE}"
         )
     earlier = _earlier(graph.n_nodes + len(streamed.copies), edges, graph.overlapping)
     pieces = [streaming.pieces[one.piece] for one in streaming.transfers]
     order = _Order(program, graph, pieces, earlier)
     for node, copy in enumerate(streamed.copies, start=graph.n_nodes):
         if node > graph.n_nodes and not earlier[node] >> (node - 1) & 1:
-            raise CaptureError(f"copy {node - graph.n_nodes} does not wait for the one before it")
+            raise CaptureError(
+                f"copy {node - graph.n_nodes} does not wait for the one before it; {_ADVICE}"
+            )
         if not copy.for_next_pass:
             order.check_readers(node, copy)
         order.check_overwritten(node, copy)
@@ -196,7 +199,7 @@ def check_order(
     for node in streamed.ready_after:
         ready |= earlier[node] | 1 << node
     if any(not ready >> node & 1 for node in range(graph.n_nodes)):
-        raise CaptureError("the outputs would be ready before every node has ended")
+        raise CaptureError(f"the outputs would be ready before every node has ended; {_ADVICE}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -219,7 +222,8 @@ class _Order:
         for reader in self.graph.touches[piece.value]:
             if not self.earlier[reader] >> node & 1:
                 raise CaptureError(
-                    f"node {reader} reads {self._name(piece)} and does not wait for its copy"
+                    f"node {reader} reads {self._name(piece)} and does not wait for its copy; "
+                    f"{_ADVICE}"
                 )
 
     def check_overwritten(self, node: int, copy: StreamedCopy) -> None:
@@ -231,13 +235,13 @@ class _Order:
             if copy.for_next_pass and transfer < copy.transfer:
                 raise CaptureError(
                     f"{self._name(piece)} and {self._name(other)} would be brought to one place "
-                    "before the execution begins that reads both"
+                    f"before the execution begins that reads both; {_ADVICE}"
                 )
             for reader in self.graph.touches[other.value]:
                 if not self.earlier[node] >> reader & 1:
                     raise CaptureError(
                         f"the copy of {self._name(piece)} does not wait for node {reader}, which "
-                        f"reads {self._name(other)} at the same place"
+                        f"reads {self._name(other)} at the same place; {_ADVICE}"
                     )
 
     def _name(self, piece: Piece) -> str:
@@ -274,5 +278,5 @@ def _earlier(
             if not n_before[other]:
                 free.append(other)
     if n_done < n_nodes:
-        raise CaptureError("launches and copies of weights would wait for each other")
+        raise CaptureError(f"launches and copies of weights would wait for each other; {_ADVICE}")
     return earlier

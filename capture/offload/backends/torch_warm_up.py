@@ -67,8 +67,10 @@ def warm_up(
             except CaptureError:
                 raise
             except Exception as error:  # of an opaque launch any that the user's code raises
+                made = "inputs of zeros" if inputs is None else "the inputs that were given"
                 raise CaptureError(
-                    f"{launch.source}: {launch.operator} failed in the warm-up: {first_line(error)}"
+                    f"{launch.source}: {launch.operator} failed in the warm-up, which runs on "
+                    f"{made}, as the model must: {first_line(error)}"
                 ) from error
             launched(launch)
             for value in last_uses.get(launch.index, ()):
@@ -77,7 +79,8 @@ def warm_up(
             torch_device.current_stream(device).synchronize()
         except RuntimeError as error:
             raise ExecutionError(
-                f"the device failed in the warm-up: {first_line(error)}"
+                f"the device failed in the warm-up: {first_line(error)}; a device that has "
+                "faulted can be used again in a new process"
             ) from error
         run.bases.clear()
         free_workspaces()

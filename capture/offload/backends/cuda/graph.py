@@ -29,6 +29,9 @@ _REFUSED = {
     13: "a conditional graph",
 }
 
+# What to do about work that no graph of offload can hold.
+_OUTSIDE = "leave that call out of the captured model"
+
 _EDGES_WITH_DATA = 12030  # the CUDA version whose cuGraphGetEdges gives the data of edges
 
 # CUmemorytype in cuda.h.
@@ -192,9 +195,10 @@ class NodeReader:
         number = int(call("cuGraphNodeGetType", node))
         kind = _KINDS.get(number)
         if kind is None:
-            what = _REFUSED.get(number, f"a node of a kind ({number}) that this version")
+            what = _REFUSED.get(number, f"a node of kind {number}, unknown to this version")
             raise CaptureError(
-                f"the captured graph has {what}, which cannot be executed at new addresses"
+                f"the captured graph has {what}, which cannot be executed at new addresses: "
+                f"{_OUTSIDE}"
             )
         if kind is NodeKind.KERNEL:
             return self._kernel(handle, node)
@@ -231,7 +235,7 @@ class NodeReader:
         if len(content) < size_bytes:
             raise CaptureError(
                 f"kernel {name!r} has {size_bytes} bytes of arguments, of which {len(content)} "
-                "can be read"
+                f"can be read: launch it with all of them, or {_OUTSIDE}"
             )
         signature = (key, shape, self._attributes(node, name))
         return GraphNode(handle, NodeKind.KERNEL, name, signature, (content,), parameters)
@@ -260,7 +264,8 @@ class NodeReader:
         window = self._attribute(node, _ACCESS_POLICY_WINDOW, 16)
         if window is not None and any(window[8:]):
             raise CaptureError(
-                f"kernel {name!r} is launched with an access policy window, which names an address"
+                f"kernel {name!r} is launched with an access policy window, which names an "
+                f"address: launch it without one, or {_OUTSIDE}"
             )
         return tuple(
             self._attribute(node, number, size) for number, size in _ATTRIBUTE_BYTES.items()
@@ -288,10 +293,13 @@ class NodeReader:
         if destination.memory_type == _HOST:
             raise CaptureError(
                 "the captured graph copies to the host, and nobody could say when a caller may "
-                "read that"
+                "read that: return the tensor, and copy it after the execution"
             )
         if destination.memory_type != _DEVICE or source.memory_type not in (_HOST, _DEVICE):
-            raise CaptureError("the captured graph copies to or from a CUDA array")
+            raise CaptureError(
+                "the captured graph copies to or from a CUDA array, which has no address: "
+                f"{_OUTSIDE}"
+            )
         parts: tuple[bytes, ...]
         if source.memory_type == _DEVICE:
             parts = (struct.pack("<QQ", source.device, destination.device),)
@@ -343,6 +351,9 @@ def _packed_arguments(extra: int, name: str) -> bytes:
         pairs[words[place]] = words[place + 1]
         place += 2
     if set(pairs) != {_BUFFER_POINTER, _BUFFER_SIZE}:
-        raise CaptureError(f"kernel {name!r} is launched with options that cannot be read")
+        raise CaptureError(
+            f"kernel {name!r} is launched with options that cannot be read: give its arguments one "
+            f"by one or as one buffer, or {_OUTSIDE}"
+        )
     size_bytes = ctypes.c_size_t.from_address(pairs[_BUFFER_SIZE]).value
     return ctypes.string_at(pairs[_BUFFER_POINTER], size_bytes)

@@ -114,7 +114,8 @@ class TorchCapturer:
         names = sorted(program.values[index].name for index in self._copied)
         raise CaptureError(
             f"{', '.join(names)}: torch gave these results memory that was something else before, "
-            f"in each of {_MAXIMUM_TRIES} captures, so that their words cannot be told apart"
+            f"in each of {_MAXIMUM_TRIES} captures, so that their words cannot be told apart: "
+            "leave the operators that make them out of the captured model"
         )
 
 
@@ -229,7 +230,8 @@ class _OneCapture:
                     f"{launch.source}: no addresses for {launch.operator}: {reason}"
                 ) from error
             raise CaptureError(
-                f"{launch.source}: {launch.operator} cannot be captured in a CUDA graph: {reason}"
+                f"{launch.source}: {launch.operator} cannot be captured in a CUDA graph, and has "
+                f"to be left out of the captured model: {reason}"
             ) from error
         self._tensors.append(outcome)
         run.keep(launch, outcome)
@@ -250,7 +252,8 @@ class _OneCapture:
         except RuntimeError as error:
             self._abandon()
             raise CaptureError(
-                f"the capture of the program's launches failed: {first_line(error)}"
+                "the capture of the program's launches failed, so that one of them has to be left "
+                f"out of the captured model: {first_line(error)}"
             ) from error
 
     def _abandon(self) -> None:
@@ -307,7 +310,8 @@ class _NodeLog:
             found, count = call("cuGraphGetNodes", graph, count)
         except ExecutionError as error:
             raise CaptureError(
-                f"{launch.source}: {launch.operator} ended the capture: {error}"
+                f"{launch.source}: {launch.operator} ended the capture, and has to be left out of "
+                f"the captured model: {error}"
             ) from error
         for node in found[:count]:
             handle = int(node)

@@ -1,0 +1,84 @@
+"""A warm-up that fails says which launch, or the device, and what to do; on a device of the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+
+import pytest
+import torch
+
+import offload
+from offload.backends.torch_warm_up import warm_up
+
+CPU = torch.device("cpu")
+
+
+def look_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return table.index_select(0, index).sin()
+
+
+@pytest.fixture
+def program() -> offload.Program:
+    return offload.capture(look_up, torch.randn(4, 3), torch.tensor([3, 1])).program
+
+
+@pytest.fixture
+def device(monkeypatch) -> types.SimpleNamespace:
+    """What a device's module of torch has and the CPU's has not."""
+
+    @contextlib.contextmanager
+    def use(pool: object, device: object):
+        yield
+
+    def wait() -> None:
+        if module.fault is not None:
+            raise RuntimeError(module.fault)
+
+    stream = types.SimpleNamespace(synchronize=wait)
+    module = types.SimpleNamespace(
+        MemPool=object, use_mem_pool=use, current_stream=lambda _: stream, fault=None
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    return module
+
+
+def test_each_launch_runs_once_and_workspaces_go_last(program, device):
+    seen: list[object] = []
+    warm_up(
+        program, CPU, None,
+        free_workspaces=lambda: seen.append("workspaces"),
+        launching=lambda launch: seen.append(launch.index),
+    )  # fmt: skip
+    assert seen == [0, 1, "workspaces"]
+
+
+def test_a_launch_that_fails_is_named(program, device):
+    given = [torch.randn(4, 3), torch.tensor([3, 9])]
+    with pytest.raises(
+        offload.CaptureError,
+        match=r"test_warm_up.py:\d+.*: aten::index_select failed in the warm-up, which runs on the "
+        r"inputs that were given, as the model must: .*out of range",
+    ) as raised:
+        warm_up(program, CPU, given)
+    assert isinstance(raised.value.__cause__, (IndexError, RuntimeError))
+
+
+def test_a_model_that_cannot_run_on_zeros_is_told_so(device):
+    """Integers are divided, which the CPU refuses to do by zero."""
+    program = offload.capture(torch.floor_divide, torch.tensor([6]), torch.tensor([3])).program
+    with pytest.raises(
+        offload.CaptureError,
+        match="aten::floor_divide failed in the warm-up, which runs on inputs of zeros, as",
+    ):
+        warm_up(program, CPU, None)
+
+
+def test_a_device_that_fails_is_told(program, device):
+    device.fault = "an illegal memory access was encountered\nadvice of torch"
+    with pytest.raises(
+        offload.ExecutionError,
+        match=r"^the device failed in the warm-up: an illegal memory access was encountered; a "
+        r"device that has faulted can be used again in a new process$",
+    ):
+        warm_up(program, CPU, None)
