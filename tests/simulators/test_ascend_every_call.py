@@ -30,7 +30,7 @@ LEFT_BY = {
     "aclrtFree": {"bytes"},
     "aclrtDestroyEvent": {"event"},
     "aclrtBinaryUnLoad": {"binary"},
-    "aclrtHostUnregister": {"registration"},
+    "aclrtHostUnregister": {"registration", "host bytes"},
     "aclmdlRIDestroy": {"model"},
     "aclmdlUnload": {"offline model", "arguments"},
     "aclmdlDestroyDesc": {"description"},

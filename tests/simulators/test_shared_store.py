@@ -15,7 +15,13 @@ import pytest
 import safetensors.torch
 import torch
 from budgets import Headed, weight_bytes
-from device_streaming import GIVEN, check, expected_of, floor_on, poison_after_last_use
+from device_streaming import (
+    GIVEN,
+    check,
+    expected_of,
+    floor_on,
+    poison_after_last_use,
+)
 from stored import save_weights, without_memory
 from test_simulated_streaming_failures import LOADS, on_devices
 
@@ -136,6 +142,26 @@ def test_two_programs_of_the_same_files_pin_once(
         assert rest.streaming.shared_store_bytes == 0
         rest.close()
         assert pinned() == 0
+
+
+def test_copies_in_flight_of_another_executable_read_on(device, headed, least_budget, pinned):
+    """The device does nothing until it is waited for: only then does the other one copy."""
+    inputs = [torch.randn(*GIVEN) for _ in range(2)]
+    expected = [tensor for (tensor,) in expected_of(headed, inputs)]
+    one = load(headed, device, least_budget)
+    with load(headed, device, least_budget) as other:
+        check(other, inputs, [[tensor] for tensor in expected], device.settle)
+        device.controls.set_eager(False)
+        outputs = [torch.zeros_like(tensor) for tensor in expected]
+        for given, out in zip(inputs, outputs, strict=True):
+            other(given, out=out)
+        assert not outputs[1].any()
+        one.close()
+        device.synchronize()
+        for out, wanted in zip(outputs, expected, strict=True):
+            assert torch.equal(out, wanted)
+        device.controls.set_eager(True)
+    assert pinned() == 0
 
 
 def test_files_in_parts_are_shared_by_part(device, tmp_path, least_budget, pinned):
