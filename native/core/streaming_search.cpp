@@ -22,18 +22,19 @@ constexpr std::size_t kFewItems = PositionSearch::kMostPieces;
 // Below a page a weight stays, whatever is searched.
 constexpr std::int64_t kSmallestBytes = 4096;
 
-// A level of memory saves more than the next one by one part in so many.
-constexpr std::int64_t kLevelShare = 256;
+// Series of levels of memory: each saves more than the next one by one part in so many. The second
+// leaves less of a budget unused; of the first, what is found at one level is not at one near it.
+constexpr std::array<std::int64_t, 2> kLevelShares = {256, 1024};
 
 // The ring, in units of the largest piece. 1 takes turns with the launches that read it, 2 copies
 // while they run, more smooth launches of unlike lengths.
-constexpr std::array<double, 7> kDepths = {2.0, 1.0, 1.5, 2.5, 3.0, 4.0, 6.0};
+constexpr std::array<double, 9> kDepths = {2.0, 1.0, 1.5, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0};
 
 // Pieces smaller than this part of the largest stay: each costs the link's overhead.
 constexpr std::array<double, 4> kLeastShares = {0.9, 0.5, 0.1, 0.0};
 
-// Tails that are cut into more pieces than are needed, for one that ends the last round.
-constexpr int kMostExtra = 1;
+// Tails that are cut into more pieces than are needed, for those that end the last round.
+constexpr int kMostExtra = 2;
 
 // Of sums of times in another order.
 constexpr double kRounding = 1e-9;
@@ -67,6 +68,7 @@ struct Part {
 struct Family {
   bool tails;
   bool long_spans;
+  bool opens;  // the first weights of a pass are streamed, as many as one piece holds
   double least_share;
   std::int64_t unit_bytes;
   std::int64_t most_saved_bytes;
@@ -79,6 +81,8 @@ class Search {
   StreamingSearch run();
 
  private:
+  void find_idle();
+  std::vector<std::int64_t> levels() const;
   void make_families();
   void search_all_sets();
   void search_level(std::int64_t saved_bytes);
@@ -112,6 +116,7 @@ class Search {
   const std::int64_t n_launches_;
   StreamingSimulator simulator_;
   double compute_ns_;
+  double idle_ns_ = 0;              // of launches that hide no more copies than the ring holds
   std::int64_t full_bytes_ = 0;     // of memory that holds all weights
   std::int64_t padding_bytes_ = 0;  // of which
   std::vector<Kind> kinds_;
@@ -150,6 +155,25 @@ Search::Search(const std::vector<double>& launch_ns, const std::vector<Streaming
     return one.first_launch < other.first_launch;
   });
   parts_.resize(items_.size());
+  find_idle();
+}
+
+// In a run of launches the link writes no byte of the ring twice unless a launch in between,
+// neither the first nor the last, reads what was written. So it copies no more than the ring and
+// what those read, and all else that a pass copies is copied outside of the run: no pass is shorter
+// than the run and what is copied beyond the ring, less what is read in between. Finds the longest
+// such run.
+void Search::find_idle() {
+  std::vector<double> read_ns(launch_ns_.size());
+  for (const Item& item : items_) {
+    read_ns[static_cast<std::size_t>(item.last_launch)] += bytes_ns(kinds_[item.kind].size_bytes);
+  }
+  double before_ns = 0;  // of the best run that the launch may end
+  for (std::size_t launch = 0; launch < launch_ns_.size(); ++launch) {
+    const double ns = launch_ns_[launch];
+    idle_ns_ = std::max(idle_ns_, before_ns + ns);
+    before_ns = std::max(ns, before_ns + ns - read_ns[launch]);
+  }
 }
 
 void Search::add_item(std::size_t index) {
@@ -216,32 +240,44 @@ void Search::make_families() {
       if (tails && !options_.tails) continue;
       for (const double least_share : kLeastShares) {
         for (const std::int64_t unit : tails ? units() : sizes()) {
-          Family family{tails, long_spans, least_share, unit, 0};
+          Family family{tails, long_spans, false, least_share, unit, 0};
           for (const Kind& kind : kinds_) {
             family.most_saved_bytes += kind.n_items * part(kind, family).saved_bytes;
           }
           if (family.most_saved_bytes > 0) families_.push_back(family);
+          // After the end of a pass, which is often its longest launch, these free the ring first.
+          family.opens = true;
+          if (family.most_saved_bytes > 0 && least_share > 0) families_.push_back(family);
         }
       }
     }
   }
 }
 
+// The levels that the budget admits, by what each saves against holding all weights, ascending.
+std::vector<std::int64_t> Search::levels() const {
+  std::vector<std::int64_t> all;
+  const std::int64_t least_saved = full_bytes_ - options_.budget_bytes;
+  for (const std::int64_t share : kLevelShares) {
+    for (std::int64_t saved = full_bytes_ - options_.floor_bytes; saved >= least_saved && saved > 0;
+         saved -= std::max(options_.alignment_bytes, saved / share)) {
+      all.push_back(saved);
+    }
+  }
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return all;
+}
+
 StreamingSearch Search::run() {
   if (items_.empty()) return std::move(found_);
   if (items_.size() <= kFewItems) search_all_sets();
   make_families();
-  // The levels, by what each saves against holding all weights: from the budget's downwards.
-  std::vector<std::int64_t> levels;
-  const std::int64_t least_saved = full_bytes_ - options_.budget_bytes;
-  for (std::int64_t saved = full_bytes_ - options_.floor_bytes; saved >= least_saved && saved > 0;
-       saved -= std::max(options_.alignment_bytes, saved / kLevelShare)) {
-    levels.push_back(saved);
-  }
-  for (std::size_t level = levels.size(); level > 0; --level) {
-    const double bound_ns = std::max(compute_ns_, bytes_ns(levels[level - 1] - padding_bytes_));
+  for (const std::int64_t saved_bytes : levels()) {
+    const double bound_ns =
+        std::max(compute_ns_, idle_ns_ + bytes_ns(saved_bytes - padding_bytes_));
     if (bound_ns * (1 - kRounding) >= best_ns_) break;
-    search_level(levels[level - 1]);
+    search_level(saved_bytes);
   }
   return std::move(found_);
 }
@@ -375,6 +411,13 @@ bool Search::choose(const Family& family, std::int64_t needed_bytes, int n_extra
     const Part& found = kind_parts_[items_[index].kind];
     const auto saved_bytes = static_cast<double>(found.saved_bytes);
     parts_[index] = {};
+    if (family.opens && chosen_bytes < family.unit_bytes) {
+      Family any = family;
+      any.least_share = 0;
+      parts_[index] = part(kind_of(index), any);
+      chosen_bytes += parts_[index].saved_bytes;
+      continue;
+    }
     due_bytes += rate * saved_bytes;
     if (found.saved_bytes == 0 || due_bytes < 0.5 * saved_bytes) continue;
     due_bytes -= saved_bytes;

@@ -226,6 +226,9 @@ def test_plans_hold_their_budget_and_what_they_predict(case, tails, overhead_ns)
     assert simulated.period_ns == pytest.approx(found.period_ns, rel=1e-8, abs=1e-3)
     assert found.roofline_ns == roofline_ns(demand, link, budget)
     assert found.period_ns >= found.roofline_ns * (1 - 1e-9)
+    if found.transfers:  # while a launch runs the link copies no more than the ring holds
+        beyond_ns = (found.transfer_bytes - found.ring_bytes) / link.bytes_per_second * 1e9
+        assert found.period_ns >= (max(demand.launch_ns) + beyond_ns) * (1 - 1e-8)
     assert plan(demand, budget, link=link, tails=tails) == found
 
 
@@ -284,7 +287,7 @@ def test_up_to_eight_weights_equal_brute_force(n_weights, seed):
     [
         (LLAMA_70B, 2048, [0.97, 0.97, 0.97, 0.97, 0.99, 0.99]),
         (LLAMA_70B, 1, [0.97] * 6),
-        (LLAMA_8B, 4096, [0.95, 0.94, 0.92, 0.99, 0.99, 0.99]),
+        (LLAMA_8B, 4096, [0.95, 0.95, 0.92, 0.99, 0.99, 0.99]),
         (LLAMA_8B, 1, [0.95, 0.95, 0.95, 0.95, 0.95, 0.92]),
     ],
     ids=["70B prefill", "70B decode", "8B prefill", "8B decode"],

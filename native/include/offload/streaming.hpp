@@ -104,8 +104,9 @@ struct StreamingSearch {
 // The quickest of a fixed family of plans.
 //
 // Its members do not depend on the budget: each belongs to one of a fixed series of levels of
-// memory, and a budget admits those at or below it. So more budget is never slower. A member is
-// left out only if a lower bound of its period is no less than the best one found.
+// memory, and a budget admits those at or below it. So more budget is never slower. Of eight
+// weights or fewer all sets of whole ones are members, with all positions in the ring that fit. A
+// member is left out only if a lower bound of its period is no less than the best one found.
 //
 // Thread: any; nothing is shared. Errors: PlanError if an option or a weight is out of range.
 StreamingSearch search_streaming(const std::vector<double>& launch_ns,
