@@ -289,8 +289,8 @@ def live(simulator: AscendSimulator) -> tuple[int, ...]:
     gc.collect()
     torch.npu.synchronize()
     torch.npu.empty_cache()
-    kinds = ("model", "stream", "event")
-    return (*(simulator.live(kind) for kind in kinds), simulator.live_bytes)
+    counts = [simulator.live(kind) for kind in ("model", "stream", "event")]
+    return (*counts, simulator.live_bytes, simulator.live("capture"), simulator.host_bytes)
 
 
 def test_closing_gives_everything_back(form: str, simulated_npu: AscendSimulator) -> None:

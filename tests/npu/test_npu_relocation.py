@@ -33,10 +33,11 @@ RELOCATED, COPIED = "addresses of kernel arguments", "are not relocated"
 
 @pytest.fixture
 def firmware(simulated_npu: AscendSimulator) -> Iterator[AscendSimulator]:
-    """Its software SQ may be off, and tasks untold, until the test ends."""
+    """It may have another chip, no software SQ and tasks that are untold, until the test ends."""
     yield simulated_npu
     simulated_npu.set_software_sq(True)
     simulated_npu.set_tells_all_tasks(True)
+    simulated_npu.set_soc_name("Ascend910B1")
 
 
 def counts(run: offload.Executable) -> tuple[int, int]:
@@ -251,6 +252,29 @@ def test_older_runtimes_copy(version: str, tmp_path: Any) -> None:
     assert done.returncode == 0, done.stderr
     assert COPIED in done.stdout
     assert "aclmdlRIGetTasksByStream" in done.stdout
+
+
+def test_on_310p_tensors_are_copied(firmware: AscendSimulator) -> None:
+    """It captures models, and tells nothing of their tasks."""
+    firmware.set_soc_name("Ascend310P3")
+    with load(lambda x: x + 1, torch.ones(4).npu()) as run:
+        check_same(run(torch.ones(4).npu()), torch.full((4,), 2.0))
+        assert f"{COPIED}: the parameters of a model's tasks cannot be read here" in notes(run)
+        assert "Ascend310P3 has 1024 for all that use it" in notes(run)
+
+
+@pytest.mark.parametrize("soc_name", ["Ascend910A", "Ascend310B1"])
+def test_chips_that_capture_nothing_are_refused(soc_name: str, firmware: AscendSimulator) -> None:
+    x = torch.ones(4).npu()
+    captured = offload.capture(lambda x: x + 1, x)
+    captured.load().close()
+    before = live(firmware)
+    firmware.set_soc_name(soc_name)
+    with pytest.raises(offload.ExecutionError, match=r"cannot begin.*207000.* 910 and"):
+        captured.load()
+    firmware.set_soc_name("Ascend910B1")
+    assert live(firmware) == before
+    captured.load().close()
 
 
 def test_what_was_not_asked_for_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:

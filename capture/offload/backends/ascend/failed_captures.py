@@ -42,6 +42,22 @@ def check_streams(error: RuntimeError, what: str) -> None:
         ) from error
 
 
+def refused_advice(error: RuntimeError) -> str:
+    """What to do where the runtime has no captures; nothing where another call failed.
+
+    torch_npu only warns of that refusal (207000), and then finds that nothing is being captured.
+
+    Args:
+        error: of torch_npu, when the capture was to begin.
+    """
+    if "CAPTURE_STATUS_ACTIVE" not in str(error):
+        return ""
+    return (
+        "; the runtime refuses captures here (207000): chips of the series 910 and 310B have none, "
+        "and others need a driver and firmware that fit CANN"
+    )
+
+
 def unjoined_advice(
     error: RuntimeError,
     launches: Sequence[Launch],

@@ -18,7 +18,12 @@ from offload.backends.ascend.captured_model import (
     Moving,
     moving_values,
 )
-from offload.backends.ascend.failed_captures import abandon, check_streams, unjoined_advice
+from offload.backends.ascend.failed_captures import (
+    abandon,
+    check_streams,
+    refused_advice,
+    unjoined_advice,
+)
 from offload.backends.ascend.launch_times import N_ROUNDS
 from offload.backends.ascend.random_cells import CellFinder, DrawLog
 from offload.backends.ascend.streaming import StreamedWeights
@@ -335,7 +340,8 @@ class _OneCapture:
             self._graph.capture_begin(pool=self._pool.id, capture_error_mode="thread_local")
         except RuntimeError as error:
             check_streams(error, "a capture cannot begin")
-            raise ExecutionError(f"a capture cannot begin: {first_line(error)}") from error
+            why = first_line(error) + refused_advice(error)
+            raise ExecutionError(f"a capture cannot begin: {why}") from error
 
     def _before(self, launch: Launch) -> None:
         """Tell the streams what comes before a launch; from here on tasks are the launch's."""
