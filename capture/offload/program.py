@@ -320,8 +320,7 @@ def same_strides(shape: tuple[int, ...], one: Sequence[int], other: Sequence[int
     """
     used = [size > 1 for size in shape]
     return 0 in shape or all(
-        not is_used or here == there
-        for is_used, here, there in zip(used, one, other, strict=True)
+        not is_used or here == there for is_used, here, there in zip(used, one, other, strict=True)
     )
 
 
