@@ -13,7 +13,7 @@ import torch
 
 from offload.captured import Captured
 from offload.errors import CaptureError
-from offload.files import find_stored_tensors
+from offload.files import find_stored_tensors, has_same_content
 from offload.program import StoredTensor
 from offload.record import (
     FakeWeights,
@@ -92,7 +92,7 @@ class _OneRecording:
         refuse_hidden_reads(self._function)
         fakes = None
         if self._stored is not None:
-            fakes = FakeWeights(self._stored, device_of_call(args, kwargs))
+            fakes = FakeWeights(self._stored, device_of_call(args, kwargs), has_same_content)
             self._fakes_given.enter_context(fakes.given(self._function))
         try:
             recorder = Recorder(

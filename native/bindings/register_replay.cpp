@@ -277,6 +277,9 @@ void register_replay(py::module_& module) {
           },
           py::arg("args"), py::arg("kwargs"), py::arg("out"), py::arg("feature_map"))
       .def(
+          "wait_for_submitted", [](PythonReplay& self) { self.replay().wait_for_submitted(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
           "rebind_weights", [](PythonReplay& self) { self.replay().rebind_weights(); },
           py::call_guard<py::gil_scoped_release>())
       .def(

@@ -165,6 +165,19 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
   ticket->finish(nullptr);
 }
 
+void Replay::wait_for_submitted() {
+  refuse_inside_launch();
+  {
+    // Another thread's execution has begun if it holds the mutex; this thread's may not end first.
+    const std::unique_lock lock(lane_.execution_mutex(), std::try_to_lock);
+    if (lock.owns_lock() && running_) throw ExecutionError(kCalledItself);
+  }
+  if (lane_.idle()) return;
+  const auto ticket = std::make_shared<Ticket>();
+  enqueue([] {}, ticket, /*hands_on=*/false);
+  ticket->wait();
+}
+
 void Replay::rebind_weights() {
   std::vector<c10::Storage> replaced;  // outlives the locks
   const std::lock_guard lock(lane_.execution_mutex());

@@ -23,7 +23,7 @@ namespace offload {
 // Owner: shared by the caller and every execution in flight. Thread: any may call; executions run
 // one at a time, submitted ones in order and before later synchronous ones; where the device queues
 // work, an execution is enqueued while those before it are under way. No method needs or
-// takes the GIL; callers release it around execute, wait and close. Errors: as Resident;
+// takes the GIL; callers release it around execute, waits and close. Errors: as Resident;
 // BindingError for weights whose storage was swapped; ExecutionError after close.
 class Replay : public std::enable_shared_from_this<Replay> {
  public:
@@ -45,6 +45,11 @@ class Replay : public std::enable_shared_from_this<Replay> {
 
   // Executes on the lane; the ticket ends with it.
   std::shared_ptr<Ticket> submit(const std::shared_ptr<Call>& call);
+
+  // Returns once every execution that was submitted before has begun: what weights hold from now
+  // on is no matter of theirs. Not with the GIL. Throws ExecutionError inside a launch of this very
+  // executable, whose end it would wait for, and after close.
+  void wait_for_submitted();
 
   // Takes the storages that the weights' tensors have now.
   void rebind_weights();

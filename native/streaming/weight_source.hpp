@@ -147,8 +147,7 @@ class WeightFile {
 
   // Reads ranges of the file, one after the other, through the page cache: rows of a table are
   // smaller than a block, and the same ones come again. Nothing beside them is read. All are asked
-  // for before the first is waited for: rows of 1.5 KiB that the cache did not have then took 17 us
-  // each instead of 50 (1024 rows, ext4 on a virtual disk).
+  // for before the first is waited for.
   void read_runs(const std::vector<ByteRun>& runs, std::byte* to);
 
   // Bytes of the file when it is asked.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import subprocess
@@ -13,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from budgets import Deep, budgets_of, floor_of, weight_bytes
 from stored import LAYERS, WIDTH, Packed, compute_wide, save_weights, without_memory, write_wide
-from test_stored_weights import MODELS, mlp
+from test_stored_weights import MODELS
 from torch import nn
 
 import offload
@@ -182,43 +180,6 @@ def test_two_executables_have_memories_of_their_own(deep: Captured) -> None:
         for wanted in expected:
             assert torch.equal(one(given), wanted)
             assert torch.equal(other(given), wanted)
-
-
-def test_weights_are_replaced_in_place(tmp_path: Path) -> None:
-    model, other = mlp().eval(), mlp().eval()
-    save_weights(model, tmp_path)
-    captured = offload.capture(without_memory(mlp), torch.randn(3, 16), weights=tmp_path)
-    given = torch.randn(3, 16)
-    for budget in (floor_of(captured), 10**9):
-        with captured.load(weights_budget=budget) as run, torch.no_grad():
-            run(given)
-            n_executions = run.last_execution.n_executions
-            new = {name: tensor.clone() for name, tensor in other.state_dict().items()}
-            run.streaming.replace(new)
-            torch.testing.assert_close(run(given), other(given))
-            assert run.last_execution.n_executions == n_executions + 1
-            with pytest.raises(offload.BindingError, match=r"0.weight: expected float32\[32, 16\]"):
-                run.streaming.replace({"2.bias": torch.zeros(4), "0.weight": torch.ones(2)})
-            torch.testing.assert_close(run(given), other(given))
-            with pytest.raises(offload.BindingError, match="no weight of this name"):
-                run.streaming.replace({"3.weight": torch.ones(2)})
-
-
-def test_changed_files_are_read_again(tmp_path: Path) -> None:
-    model = mlp().eval()
-    save_weights(model, tmp_path)
-    captured = offload.capture(without_memory(mlp), torch.randn(3, 16), weights=tmp_path)
-    given = torch.randn(3, 16)
-    with captured.load(weights_budget=floor_of(captured)) as run, torch.no_grad():
-        run(given)
-        for parameter in model.parameters():
-            parameter.mul_(2)
-        path = tmp_path / "model.safetensors"
-        content = safetensors.torch.save(dict(model.state_dict()))
-        with path.open("r+b") as file:
-            file.write(content)
-        run.streaming.refresh()
-        torch.testing.assert_close(run(given), model(given))
 
 
 def test_a_truncated_file_fails_at_the_call_and_is_well_again_afterwards(
@@ -424,32 +385,3 @@ def test_a_result_on_a_weight_outlives_the_executable(tmp_path: Path) -> None:
     run.close()
     del run
     assert torch.equal(weight, model.layers[0].weight[1:])
-
-
-def test_replaced_weights_lie_as_the_old_ones_did() -> None:
-    class Transposed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(64, 32).t())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x @ self.weight
-
-    given, new = torch.randn(2, 32), torch.randn(32, 64)
-    captured = offload.capture(Transposed(), given)
-    with captured.load(weights_budget="1MiB") as run:
-        run.streaming.replace({"weight": new})
-        torch.testing.assert_close(run(given), given @ new)
-
-
-def test_several_weights_are_replaced_together_or_not_at_all(tmp_path: Path) -> None:
-    model = mlp().eval()
-    save_weights(model, tmp_path)
-    given = torch.randn(3, 16)
-    captured = offload.capture(model, given, weights=tmp_path)
-    gone = next(one for one in captured.program.stored.values() if one.name == "2.bias")
-    gone = dataclasses.replace(gone, path=str(tmp_path / "gone"))
-    with captured.load() as run, torch.no_grad():
-        with pytest.raises(offload.FileError, match="gone"):
-            run.streaming.replace({"0.weight": torch.zeros(32, 16), "2.bias": gone})
-        torch.testing.assert_close(run(given), model(given))

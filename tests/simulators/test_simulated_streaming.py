@@ -164,6 +164,29 @@ def test_weights_are_replaced_between_executions(extra_bytes, device, deep, leas
             assert set(modes.values()) == {"memory"}
 
 
+@pytest.mark.parametrize("scheduling", ["offload", "host"])
+@pytest.mark.parametrize("extra_bytes", [0, 10**7])
+def test_what_was_submitted_before_has_the_old_content(
+    extra_bytes, scheduling, device, deep, least_budget, tmp_path
+):
+    given = torch.randn(*GIVEN)
+    other = Deep().eval()
+    save_weights(other, tmp_path)
+    again = offload.capture(without_memory(Deep), given, weights=tmp_path)
+    first = expected_of(deep, [given] * 20)
+    second = expected_of(again, [given] * 3)
+    device.controls.set_eager(False)
+    budget = least_budget + extra_bytes
+    with deep.load(device.backend.name, weights_budget=budget, scheduling=scheduling) as run:
+        outs = [torch.empty(*GIVEN) for _ in (*first, *second)]
+        tickets = [run.submit(given, out=out) for out in outs[:20]]
+        run.streaming.replace({name: one.detach() for name, one in other.state_dict().items()})
+        tickets += [run.submit(given, out=out) for out in outs[20:]]
+        for ticket, out, (wanted,) in zip(tickets, outs, [*first, *second], strict=True):
+            ticket.wait()
+            assert torch.equal(out, wanted)
+
+
 def test_changed_files_are_read_again(device, deep, least_budget, tmp_path):
     given = torch.randn(*GIVEN)
     first = expected_of(deep, [given])

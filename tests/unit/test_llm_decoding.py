@@ -16,12 +16,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "llm_decoding.md"
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What the page's code leaves defined."""
+    """What the page's code leaves defined, block after block."""
     pytest.importorskip("transformers", reason="the page decodes one of its models")
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 1
-    names: dict[str, Any] = {}
-    exec(compile(blocks[0], str(PAGE), "exec"), names)
+    assert len(blocks) == 2
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), names)
     return names
 
 
@@ -43,6 +44,13 @@ def test_one_program_serves_all(names):
     assert run.last_execution.n_executions == 2
     assert run.last_execution.bytes_copied == 0
     assert [int(layer.cumulative_length) for layer in cache.layers] == [6] * 4
+
+
+def test_the_step_under_a_budget_streams_what_does_not_stay(names):
+    plan = names["streamed"].streaming.plan
+    assert plan.transfer_bytes > 0
+    assert plan.memory_bytes <= 500 * 1024
+    assert all(one.device.type == "meta" for one in names["unbuilt"].parameters())
 
 
 def test_other_sizes_are_refused(names):

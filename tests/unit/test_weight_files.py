@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 from offload.errors import FileError
-from offload.files import find_stored_tensors
+from offload.files import find_stored_tensors, has_same_content
 from offload.program import StoredTensor
 from offload.torch_names import find_dtype
 
@@ -98,7 +98,9 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"a": GOOD | {"dtype": "F31"}}, "expected a dtype among"),
+        ({"a": GOOD | {"dtype": "float32"}}, "expected a dtype as BOOL"),
+        ({"a": GOOD | {"dtype": "F4", "data_offsets": [8, 4]}}, "expected a range of"),
+        ({"a": GOOD | {"dtype": "F4", "data_offsets": [0, 9]}}, "end at byte .*, and the file at"),
         ({"a": GOOD | {"shape": [3]}}, "expected a range of 12 bytes"),
         ({"a": GOOD | {"data_offsets": [8, 0]}}, "expected a range of 8 bytes"),
         ({"a": GOOD | {"data_offsets": [0, 8, 16]}}, "expected a range of 8 bytes"),
@@ -114,6 +116,36 @@ def test_a_damaged_file_is_refused(tmp_path: Path, header: Any, message: str) ->
     path = write(tmp_path / "model.safetensors", header, bytes(8))
     with pytest.raises(FileError, match=message):
         find_stored_tensors(path)
+
+
+def test_a_dtype_that_torch_lacks_is_told_by_its_name(tmp_path: Path) -> None:
+    header = {"a": {"dtype": "F4", "shape": [6], "data_offsets": [0, 3]}, "b": GOOD}
+    header["b"] = GOOD | {"data_offsets": [3, 11]}
+    found = find_stored_tensors(write(tmp_path / "model.safetensors", header, bytes(11)))
+    assert (found["a"].dtype, found["a"].shape, found["a"].size_bytes) == ("F4", (6,), 3)
+    assert content_of(found["b"]).tolist() == [0, 0]
+
+
+def test_content_is_compared_to_its_last_byte(tmp_path: Path) -> None:
+    one = torch.zeros(2**20 + 100)  # in blocks of 1 MiB
+    tensors = {"one": one, "same": one.clone(), "long": torch.zeros(2**20 + 101)}
+    tensors |= {f"other {at}": one.clone() for at in (0, 2**18, 2**20 + 99)}
+    for name, tensor in tensors.items():
+        if name.startswith("other"):
+            tensor[int(name.split()[1])] = 1
+    tensors["bits"] = one.view(torch.int32).clone()
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    found = find_stored_tensors(tmp_path)
+    same = {name for name in found if has_same_content(found["one"], found[name])}
+    assert same == {"one", "same"}
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(FileError, match="one ends before"):
+        has_same_content(found["one"], found["same"])
+
+
+def test_what_is_no_path_is_refused() -> None:
+    with pytest.raises(FileError, match=r"expected the path of a safetensors file .* got a dict"):
+        find_stored_tensors({"a": torch.ones(2)})
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:

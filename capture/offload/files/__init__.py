@@ -24,12 +24,22 @@ from offload.files.check import check_program
 from offload.files.decode import decode_program
 from offload.files.encode import encode_program
 from offload.files.reader import Malformed, parse
-from offload.files.weight_files import check_stored_tensors, find_stored_tensors
+from offload.files.weight_files import (
+    check_stored_tensors,
+    find_stored_tensors,
+    has_same_content,
+)
 from offload.program import Program, TensorView, Value
 from offload.record import default_generator
 from offload.torch_names import find_dtype
 
-__all__ = ["check_stored_tensors", "find_stored_tensors", "open_program", "save_program"]
+__all__ = [
+    "check_stored_tensors",
+    "find_stored_tensors",
+    "has_same_content",
+    "open_program",
+    "save_program",
+]
 
 
 def save_program(program: Program, path: str | os.PathLike[str]) -> None:

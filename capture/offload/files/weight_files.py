@@ -22,6 +22,7 @@ _HEADER_SIZE_BYTES = 8
 _MAXIMUM_HEADER_BYTES = 100_000_000  # as the safetensors library
 _MAXIMUM_INDEX_BYTES = 2**30
 _METADATA = "__metadata__"
+_BLOCK_BYTES = 2**20
 
 _DTYPES: Mapping[str, str] = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "I32": "int32",
@@ -39,13 +40,19 @@ def find_stored_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]
     every `*.safetensors`.
 
     Returns:
-        By name where each tensor lies. Nothing of their content is read.
+        By name where each tensor lies. Nothing of their content is read. A dtype that torch lacks
+        (F4, F6) is as the file names it, since nobody may ask for that tensor.
 
     Raises:
-        FileError: there is no such file or folder; a file of the index is missing, or lacks a
-            tensor that the index says it has; a file is damaged or shorter than its header says;
-            or two files have a tensor of the same name.
+        FileError: this is no path; there is no such file or folder; a file of the index is missing,
+            or lacks a tensor that the index says it has; a file is damaged or shorter than its
+            header says; or two files have a tensor of the same name.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise FileError(
+            "expected the path of a safetensors file or of a folder of them, got a "
+            f"{type(path).__qualname__}: write tensors with safetensors.torch.save_file"
+        )
     path = Path(path).absolute()
     if not path.exists():
         raise FileError(f"{path}: there is no such file or folder")
@@ -148,10 +155,43 @@ def _read_header(file: IO[bytes], path: Path) -> list[StoredTensor]:
 
 def _stored(name: str, node: Node, path: Path, begin_bytes: int) -> StoredTensor:
     dtype_node, shape_node, offsets = node.fields("dtype", "shape", "data_offsets")
-    dtype = _DTYPES[dtype_node.one_of(_DTYPES, f"a dtype among {', '.join(_DTYPES)}")]
+    written_dtype = dtype_node.text()
+    if written_dtype in ITEM_BYTES:  # which is how we name it
+        dtype_node.fail(f"a dtype as {', '.join(_DTYPES)}")
+    dtype = _DTYPES.get(written_dtype, written_dtype)
     shape = shape_node.integers()
-    size_bytes = math.prod(shape) * ITEM_BYTES[dtype]
-    begin, *end = offsets.integers() or (0,)
-    if end != [begin + size_bytes]:
-        offsets.fail(f"a range of {size_bytes} bytes")
+    begin, *ends = offsets.integers() or (0,)
+    end = ends[0] if len(ends) == 1 else -1
+    size_bytes = end - begin
+    if dtype in ITEM_BYTES:
+        size_bytes = math.prod(shape) * ITEM_BYTES[dtype]
+    if min(begin, size_bytes) < 0 or end != begin + size_bytes:
+        offsets.fail(f"a range of {max(size_bytes, 0)} bytes")
     return StoredTensor(name, str(path), begin_bytes + begin, size_bytes, shape, dtype)
+
+
+def has_same_content(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two stored tensors have the same dtype, shape and bytes.
+
+    Both are read, block by block, unless that is decided without.
+
+    Raises:
+        FileError: a file cannot be read, or is shorter than it was.
+    """
+    if (one.dtype, one.shape, one.size_bytes) != (other.dtype, other.shape, other.size_bytes):
+        return False
+    blocks = zip(_blocks_of(one), _blocks_of(other), strict=True)
+    return all(first == second for first, second in blocks)
+
+
+def _blocks_of(stored: StoredTensor) -> Iterator[bytes]:
+    try:
+        with open(stored.path, "rb", buffering=0) as file:
+            for begin in range(0, stored.size_bytes, _BLOCK_BYTES):
+                n_bytes = min(_BLOCK_BYTES, stored.size_bytes - begin)
+                block = os.pread(file.fileno(), n_bytes, stored.offset_bytes + begin)
+                if len(block) < n_bytes:
+                    raise FileError(f"{stored.path}: {stored.name} ends before its {n_bytes} bytes")
+                yield block
+    except OSError as error:
+        raise FileError(f"{stored.path}: cannot be read: {error}") from error

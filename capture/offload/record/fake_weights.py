@@ -8,6 +8,7 @@ the time of the recording; whatever else it holds in memory stands in by a fake 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,13 +42,20 @@ class FakeWeights:
         device: of all fake tensors.
     """
 
-    def __init__(self, stored: Mapping[str, StoredTensor], device: torch.device) -> None:
+    def __init__(
+        self,
+        stored: Mapping[str, StoredTensor],
+        device: torch.device,
+        has_same_content: Callable[[StoredTensor, StoredTensor], bool],
+    ) -> None:
         """Begin without fake tensors.
 
         Args:
             stored: by the name that a parameter or buffer has in the model.
             device: that the Program is recorded for.
+            has_same_content: reads two stored tensors and compares them.
         """
+        self._has_same_content = has_same_content
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.device = device
         self._stored = stored
@@ -66,7 +74,8 @@ class FakeWeights:
             CaptureError: the callable is no module or a scripted one, a parameter has no shape
                 yet, or a tensor of a file shares memory with another one of the model.
             FileError: a parameter, a persistent buffer, or another one that is on the meta device
-                is in no file; or one in a file has another shape or dtype.
+                is in no file; one in a file has another shape or dtype; or one that is stored under
+                several of its names has other content under each.
         """
         model = module_of(function)
         if model is None:
@@ -121,6 +130,8 @@ class FakeWeights:
             names.setdefault(id(tensor), []).append(name)
             tensors[id(tensor)] = tensor
         self._refuse_absent(_saved_names(model), names, tensors)
+        for one in names.values():
+            self._refuse_untied(one)
         for key, tensor in tensors.items():
             if self._find(names[key]):
                 self._note_bytes(tensor, names[key][0])
@@ -162,6 +173,21 @@ class FakeWeights:
             )
         raise FileError(what)
 
+    def _refuse_untied(self, names: list[str]) -> None:
+        """Refuse files that have one tensor of the model under two names, and not the same twice.
+
+        Raises:
+            FileError: they do, or cannot be read.
+        """
+        stored = [self._stored[name] for name in names if name in self._stored]
+        for first, other in itertools.pairwise(stored):
+            if not self._has_same_content(first, other):
+                raise FileError(
+                    f"{other.path}: {first.name} and {other.name} are one tensor in the model, and "
+                    "have different content in the files: build the model without tying them, or "
+                    "leave one of them out"
+                )
+
     def _note_bytes(self, tensor: torch.Tensor, name: str) -> None:
         """Note which memory the files stand for, which must be the memory of one tensor only."""
         self._refuse_shared(tensor, name)
@@ -189,10 +215,12 @@ class FakeWeights:
         if stored is None:
             return self.of(tensor, names[0])
         if stored.shape != tuple(tensor.shape) or stored.dtype != dtype_name(tensor.dtype):
+            advice = "build the model as it was saved"
+            if stored.dtype not in ITEM_BYTES:
+                advice = "torch has no such dtype, so save it as another"
             raise FileError(
                 f"{stored.path}: {stored.name} is {stored.dtype}{list(stored.shape)}, and in the "
-                f"model {dtype_name(tensor.dtype)}{list(tensor.shape)}: build the model as it was "
-                "saved"
+                f"model {dtype_name(tensor.dtype)}{list(tensor.shape)}: {advice}"
             )
         fake = self.empty(tensor)
         if isinstance(tensor, torch.nn.Parameter):

@@ -46,6 +46,7 @@ class Ticket:
 
         Raises:
             ExecutionError: a launch failed.
+            CaptureError: an operator laid its result out otherwise than it was recorded.
             BindingError: a guard found another value than the recorded one.
         """
         self._native.wait()
@@ -54,7 +55,7 @@ class Ticket:
         """Wait, and return what the model returns; the same objects at each call.
 
         Raises:
-            ExecutionError, BindingError: as `wait`.
+            ExecutionError, CaptureError, BindingError: as `wait`.
         """
         return self._native.result()
 
@@ -127,6 +128,8 @@ class Executable:
                 has run. Or a guard found another value than the recorded one; no input, weight or
                 generator has changed.
             ExecutionError: a launch failed, or the executable is closed.
+            CaptureError: an operator laid its result out otherwise than it was recorded, as one
+                of your own whose fake implementation does so (`capture(weights=)`).
         """
         if out is None and feature_map is None:
             return self._native(*args, **kwargs)
@@ -138,7 +141,8 @@ class Executable:
     ) -> Ticket:
         """Queue an execution and return at once; arguments as in a call.
 
-        Inputs and buffers must not be written until the ticket is done; they are kept alive.
+        Inputs, buffers and the model's own tensors must not be written until the ticket is done;
+        they are kept alive. `streaming.replace` may be called before that.
         Host constants are looked at here, and may change afterwards.
 
         Raises:
@@ -221,6 +225,7 @@ class Executable:
             self._loaded.stream,
             self._check_stored,
             lambda: LastExecution.of(native.last_execution, native.substages),
+            wait_for_submitted=native.wait_for_submitted,
         )
 
     @property

@@ -14,10 +14,9 @@ from offload import _native
 from offload.backends import managed_weights, native_source
 from offload.byte_sizes import show_bytes
 from offload.errors import BindingError, ExecutionError
-from offload.program import Program, StoredTensor, is_dense
+from offload.program import ITEM_BYTES, Program, StoredTensor, is_dense
 from offload.replay.reports import LastExecution
 from offload.streaming import Streaming
-from offload.torch_names import find_dtype
 
 
 class WeightStreaming:
@@ -36,8 +35,11 @@ class WeightStreaming:
         stream: _native.WeightStream | _native.DeviceWeightStream,
         check_stored: Callable[[], None],
         last_execution: Callable[[], LastExecution],
+        *,
+        wait_for_submitted: Callable[[], None],
     ) -> None:
         self.plan = plan
+        self._wait_for_submitted = wait_for_submitted
         self._last_execution = last_execution
         self._program = program
         self._stream = stream
@@ -76,36 +78,47 @@ class WeightStreaming:
     def refresh(self) -> None:
         """Read all weights again, after they were changed where they are stored.
 
-        Waits for what is in flight; the next execution sees the new content. Other executables
-        that have the same bytes in the host's memory go on with what they have: this one gets
-        memory of its own where the content is another. On an NPU, where the copies of a model read
-        where they were captured, such an execution is an ExecutionError instead.
+        Executions that were submitted before begin before it, and the next one waits for all that
+        is in flight and sees the new content. Other executables that have the same bytes in the
+        host's memory go on with what they have: this one gets memory of its own where the content
+        is another. On an NPU, where the copies of a model read where they were captured, such an
+        execution is an ExecutionError instead.
 
         Raises:
             FileError: a file is gone, or has its tensors at other places than when the model was
                 captured.
+            ExecutionError: it is closed, or a launch of this executable calls this.
         """
+        self._wait_for_submitted()
         self._check_stored()
         self._stream.refresh()
 
     def replace(self, weights: Mapping[str, torch.Tensor | StoredTensor]) -> None:
         """Give weights other content from the next execution on, without loading again.
 
-        Other executables keep what they have: this one gets memory of its own in the host's where
-        they share it.
+        Executions that were submitted before have the old content: this waits until the last of
+        them has begun. Other executables keep what they have: this one gets memory of its own in
+        the host's where they share it.
 
         Args:
             weights: by the weight's name, as the program prints it, or as it is stored, a tensor
                 (copied) or its place in a file.
 
         Raises:
-            BindingError: there is no such weight or several, the new content has another shape or
-                dtype, or the weight is laid out as no tensor of its shape; none has been replaced.
+            BindingError: there is no such weight or several, the new content is no tensor, has no
+                content (on the meta device), another shape or dtype, or the weight is laid out as
+                no tensor of its shape; none has been replaced.
             FileError: a file cannot be read; none has been replaced.
             ExecutionError: on an NPU, another executable has the bytes of a streamed weight in the
-                same memory (`load(share_store=False)`), or the executable is closed; none has been
+                same memory (`load(share_store=False)`); it is closed; or a launch of this
+                executable calls this; none has been
                 replaced.
         """
+        if not isinstance(weights, Mapping):
+            raise BindingError(
+                "expected tensors or places in files by the names of weights, got a "
+                f"{type(weights).__qualname__}"
+            )
         values = {name: self._value_of(name) for name in weights}
         sources = {
             self._numbers[values[name]]: native_source(
@@ -115,6 +128,7 @@ class WeightStreaming:
         }
         if len(sources) < len(weights):
             raise BindingError(f"{', '.join(weights)}: several of these name one weight")
+        self._wait_for_submitted()
         self._stream.replace(sources)
 
     def _value_of(self, name: str) -> int:
@@ -250,12 +264,25 @@ def _laid_out_like(
     """New content of a weight, a tensor's as a copy that lies in memory as the weight does.
 
     Raises:
-        BindingError: it has another shape or dtype, or the weight fills no memory of its own.
+        BindingError: it is no tensor with content, has another shape or dtype, or the weight fills
+            no memory of its own.
     """
     expected = program.values[value]
-    dtype = content.dtype if isinstance(content, torch.Tensor) else find_dtype(content.dtype)
-    same = tuple(content.shape) == expected.shape and dtype == find_dtype(expected.dtype)
-    n_bytes = math.prod(content.shape) * dtype.itemsize
+    if isinstance(content, StoredTensor):
+        dtype = content.dtype
+    elif not isinstance(content, torch.Tensor):
+        raise BindingError(
+            f"{name}: expected a tensor or a StoredTensor, got a {type(content).__qualname__}"
+        )
+    elif content.is_meta or content.layout != torch.strided:
+        raise BindingError(
+            f"{name}: expected a dense tensor with content, got one on {content.device} of layout "
+            f"{content.layout}"
+        )
+    else:
+        dtype = str(content.dtype).removeprefix("torch.")
+    same = tuple(content.shape) == expected.shape and dtype == expected.dtype
+    n_bytes = math.prod(content.shape) * ITEM_BYTES.get(dtype, 0)
     view = program.weight_views[value][0]
     is_whole = is_dense(view.shape, view.strides) and not (view.conjugate or view.negative)
     if isinstance(content, StoredTensor):
@@ -263,10 +290,9 @@ def _laid_out_like(
     if not same or not is_whole or n_bytes != expected.size_bytes:
         raise BindingError(
             f"{name}: expected {expected.dtype}{list(expected.shape)} with strides "
-            f"{list(view.strides)} in {expected.size_bytes} bytes, got "
-            f"{str(dtype).removeprefix('torch.')}{list(content.shape)}"
+            f"{list(view.strides)} in {expected.size_bytes} bytes, got {dtype}{list(content.shape)}"
         )
     if isinstance(content, StoredTensor):
         return content
-    copy = torch.empty_strided(view.shape, view.strides, dtype=dtype)
+    copy = torch.empty_strided(view.shape, view.strides, dtype=content.dtype)
     return copy.copy_(content.detach())

@@ -47,7 +47,8 @@ struct Submission {
 //
 // Owner: one Replay, which serialises all calls. Thread: any, without the GIL; torch's thread-local
 // modes are whatever the caller has, so execute must not depend on them. Errors: execute throws
-// ExecutionError for a failing launch and BindingError for a failing guard; patch never throws.
+// ExecutionError for a failing launch, CaptureError for one that lays its result out otherwise than
+// recorded, and BindingError for a failing guard; patch never throws.
 class Resident {
  public:
   virtual ~Resident() = default;
