@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "offload/errors.hpp"
 
@@ -17,20 +18,24 @@ class Builder {
   Builder(const Driver& driver, Graph graph, const std::vector<GraphNode>& nodes, Context context)
       : driver_(driver), graph_(graph), nodes_(nodes), context_(context) {}
 
-  void add(const StreamedCopy& place, const WeightCopy& copy) {
+  // Gives its first and its last node.
+  std::pair<GraphNode, GraphNode> add(const StreamedCopy& place, const WeightCopy& copy) {
+    GraphNode first = nullptr;
     std::vector<GraphNode> after = named(place.after);
     for (std::size_t at = 0; at < copy.size_bytes; at += kLargestNodeBytes) {
       if (last_ != nullptr) after.push_back(last_);
       last_ = add_node(copy, at, std::min(kLargestNodeBytes, copy.size_bytes - at), after);
+      if (first == nullptr) first = last_;
       after.clear();
     }
     const std::vector<GraphNode> before = named(place.before);
     const std::vector<GraphNode> from(before.size(), last_);
     const std::vector<EdgeData> data(before.size());
-    if (before.empty()) return;
+    if (before.empty()) return {first, last_};
     driver_.check(driver_.graph_add_dependencies(graph_, from.data(), before.data(), data.data(),
                                                  before.size()),
                   "letting launches wait for a weight");
+    return {first, last_};
   }
 
   void add_event(const std::vector<std::uint32_t>& after, Event event) {
@@ -110,16 +115,21 @@ void check_transfers(const StreamedGraph& streamed, std::size_t n_transfers) {
 
 }  // namespace
 
-void add_copies(const Driver& driver, Graph graph, const std::vector<GraphNode>& nodes,
-                const StreamedGraph& streamed, const CudaWeightStream& weights, Context context) {
+CopyNodes add_copies(const Driver& driver, Graph graph, const std::vector<GraphNode>& nodes,
+                     const StreamedGraph& streamed, const CudaWeightStream& weights,
+                     Context context) {
   check_transfers(streamed, weights.copies().size());
-  if (streamed.copies.empty()) return;
+  CopyNodes added;
+  if (streamed.copies.empty()) return added;
   Builder builder(driver, graph, nodes, context);
   for (const StreamedCopy& copy : streamed.copies) {
-    builder.add(copy, weights.copies()[copy.transfer]);
+    const auto [first, last] = builder.add(copy, weights.copies()[copy.transfer]);
+    added.first.push_back(first);
+    added.last.push_back(last);
   }
   builder.add_event(streamed.ready_after, weights.ready());
   builder.check_count();
+  return added;
 }
 
 }  // namespace offload::cuda

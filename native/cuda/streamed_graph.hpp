@@ -24,13 +24,20 @@ struct StreamedGraph {
   std::vector<std::uint32_t> ready_after;
 };
 
+// The nodes of each copy, by its place in StreamedGraph: the first and the last.
+struct CopyNodes {
+  std::vector<GraphNode> first;
+  std::vector<GraphNode> last;
+};
+
 // Adds one copy node for each transfer, in a chain, and the node that records `weights.ready()`. A
 // copy of more than 256 MiB is several nodes: a node of 512 MiB took twice as long as an ordinary
-// copy (PyTorch's issue 191284). `nodes`: the captured ones, in `graph`.
+// copy (PyTorch's issue 191284). `nodes`: the captured ones, in `graph`. Gives those of copies.
 //
 // Throws ExecutionError where the driver fails, or the graph has another number of nodes than was
 // added; std::invalid_argument for a node, or a list of transfers, that does not fit.
-void add_copies(const Driver& driver, Graph graph, const std::vector<GraphNode>& nodes,
-                const StreamedGraph& streamed, const CudaWeightStream& weights, Context context);
+CopyNodes add_copies(const Driver& driver, Graph graph, const std::vector<GraphNode>& nodes,
+                     const StreamedGraph& streamed, const CudaWeightStream& weights,
+                     Context context);
 
 }  // namespace offload::cuda
