@@ -73,7 +73,8 @@ void CapturedResident::patch(const std::vector<Patch>& patches) noexcept {
 
 // What a wait that failed leaves may not have been written.
 void CapturedResident::heed_failure() {
-  if (!take_failure()) return;
+  const bool timing_failed = program_.steps && program_.steps->weights()->take_failure();
+  if (!take_failure() && !timing_failed) return;
   arguments_.distrust();
   program_.copies->distrust();
   random_.distrust();
@@ -110,8 +111,12 @@ void CapturedResident::execute(std::uint64_t& first_launch_ns, LaunchTimes* time
   std::fill(times->end_ns.begin(), times->end_ns.end(), first_launch_ns);
 }
 
+void CapturedResident::trace_weights(bool traces) {
+  if (program_.steps) program_.steps->weights()->trace(traces);
+}
+
 PassReport CapturedResident::take_pass() {
-  return program_.steps ? program_.steps->weights()->take_report() : PassReport();
+  return program_.steps ? program_.steps->weights()->take_pass() : PassReport();
 }
 
 void CapturedResident::issue(std::size_t) {

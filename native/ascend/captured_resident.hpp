@@ -59,6 +59,7 @@ class CapturedResident final : public StreamResident {
   void execute(std::uint64_t& first_launch_ns, LaunchTimes* times) override;
 
   bool streams_weights() const override { return program_.steps != nullptr; }
+  void trace_weights(bool traces) override;
   PassReport take_pass() override;
 
   // Throws ExecutionError: torch delivered the launches once and for all.
