@@ -270,3 +270,6 @@ def test_a_timeline_counts_bytes_and_has_no_waits_that_nobody_saw(
     for one in timeline.executions:
         assert not one.of_kind(SpanKind.WAIT)
         assert not one.of_kind(SpanKind.WEIGHTS)
+        assert not one.times_weights
+        assert one.pass_ns is not None
+        assert one.pass_ns > 0  # by the device's clock, around the model
