@@ -184,10 +184,6 @@ class DeviceWeightStream:
     @property
     def n_transfers(self) -> int: ...
     @property
-    def wait_ns(self) -> int: ...
-    @property
-    def busy_ns(self) -> int: ...
-    @property
     def generation(self) -> int: ...
 
 class CudaWeightStream(DeviceWeightStream):
@@ -564,8 +560,11 @@ class LastExecution:
     bytes_copied: int
     outputs_allocated: int
     bytes_streamed: int
-    stream_busy_ns: int
-    stream_wait_ns: int
+    stream_timed_bytes: int | None
+    stream_busy_ns: int | None
+    stream_wait_ns: int | None
+    pass_ns: int | None
+    stream_waits: list[tuple[int, int]] | None
     n_executions: int
 
 class Transfer:
@@ -645,6 +644,8 @@ class Replay:
     def last_execution(self) -> LastExecution: ...
     @property
     def substages(self) -> list[str]: ...
+    @property
+    def last_traced(self) -> LastExecution: ...
     def start_trace(self) -> None: ...
     def stop_trace(self) -> list[ExecutionTrace]: ...
     @property

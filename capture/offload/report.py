@@ -10,8 +10,15 @@ from rich.table import Table
 
 from offload.byte_sizes import show_bytes
 from offload.replay import Executable, LastExecution, MemoryReport
+from offload.replay.launch_waits import (
+    LaunchWait,
+    beyond_launches_ns,
+    launch_waits,
+    predicted_waits_ns,
+)
 from offload.timeline.summary import microseconds
 
+_SHOWN_WAITS = 5
 _STAGES = ("convert", "drain", "policy", "patch", "submit")
 
 
@@ -48,11 +55,17 @@ class StreamingReport:
     Attributes:
         budget_bytes, memory_bytes: what weights may use of the device's memory, and what is taken.
         streamed_bytes: brought for each execution.
-        bytes_per_second: the median rate at which they were brought, while they were; None, as
-            the next and the last, on a device that executes a graph, where nobody knows.
-        wait_ns: the median of what the launches of an execution waited for weights.
+        n_measured: of the executions, how many what follows is the median of: those of which the
+            device's clock was read (see `LastExecution`). None of a figure: of none it is known.
+        bytes_per_second: the rate at which they were brought, while they were.
+        wait_ns: what the launches of an execution waited for weights.
+        predicted_wait_ns: the same as the plan predicts it.
+        beyond_launches_ns: where wait_ns is not known, how much longer executions took than their
+            launches, timed one by one without copies; None also where these are estimates.
         predicted_ns: of an execution's launches and waits.
-        measured_ns: the median of the same.
+        measured_ns: the same.
+        waits: by launch, measured and predicted, of the latest execution that tells, the longest
+            first.
         store_bytes, shared_store_bytes: of the host's memory, kept for the device to copy from, and
             what of it other executables copy from too; None where files are read.
     """
@@ -60,10 +73,14 @@ class StreamingReport:
     budget_bytes: int
     memory_bytes: int
     streamed_bytes: int
+    n_measured: int
     bytes_per_second: float | None
     wait_ns: int | None
+    predicted_wait_ns: float
+    beyond_launches_ns: float | None
     predicted_ns: float
     measured_ns: int | None
+    waits: tuple[LaunchWait, ...] = ()
     store_bytes: int | None = None
     shared_store_bytes: int | None = None
 
@@ -94,20 +111,33 @@ def _streaming_report(
     if streaming is None or streaming.plan.is_resident:
         return None
     plan = streaming.plan
-    is_timed = all(one.stream_busy_ns for one in executions)
+    rates = [one.stream_bytes_per_second for one in executions]
+    waits_ns = [one.stream_wait_ns for one in executions]
+    measured_ns = _known_median(one.pass_ns for one in executions)
+    wait_ns = _known_median(waits_ns)
+    telling = [one for one in executions if one.stream_waits is not None]
     return StreamingReport(
         budget_bytes=plan.budget_bytes,
         memory_bytes=plan.taken_bytes,
         streamed_bytes=plan.streamed_bytes,
-        bytes_per_second=statistics.median(one.stream_bytes_per_second for one in executions)
-        if is_timed
+        n_measured=sum(one.pass_ns is not None for one in executions),
+        bytes_per_second=_known_median(rates),
+        wait_ns=None if wait_ns is None else round(wait_ns),
+        predicted_wait_ns=sum(predicted_waits_ns(plan)),
+        beyond_launches_ns=beyond_launches_ns(plan, round(measured_ns))
+        if measured_ns is not None and wait_ns is None
         else None,
-        wait_ns=_median(one.stream_wait_ns for one in executions) if is_timed else None,
         predicted_ns=plan.period_ns,
-        measured_ns=_median(one.device_ns for one in executions) if is_timed else None,
+        measured_ns=None if measured_ns is None else round(measured_ns),
+        waits=launch_waits(executable.program, plan, telling[-1]) if telling else (),
         store_bytes=streaming.store_bytes,
         shared_store_bytes=streaming.shared_store_bytes,
     )
+
+
+def _known_median(samples: Iterable[float | None]) -> float | None:
+    known = [one for one in samples if one is not None]
+    return statistics.median(known) if known else None
 
 
 def _median(samples: Iterable[int]) -> int:
@@ -154,6 +184,14 @@ def _streaming_rows(streaming: StreamingReport) -> Iterator[tuple[str, str]]:
         yield "  brought at", f"{show_bytes(streaming.bytes_per_second)}/s"
     if streaming.wait_ns is not None:
         yield "  launches waited", microseconds(streaming.wait_ns)
+        yield "  launches waited, predicted", microseconds(streaming.predicted_wait_ns)
+    if streaming.beyond_launches_ns is not None:
+        yield "  longer than launches alone", microseconds(streaming.beyond_launches_ns)
+    for one in streaming.waits[:_SHOWN_WAITS]:
+        yield (
+            f"  launch {one.launch} {one.operator} waited (predicted)",
+            f"{microseconds(one.measured_ns)} ({microseconds(one.predicted_ns)})",
+        )
     yield "  execution, predicted", microseconds(streaming.predicted_ns)
     if streaming.measured_ns is not None:
         yield "  execution, measured", microseconds(streaming.measured_ns)

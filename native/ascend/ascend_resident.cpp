@@ -90,7 +90,8 @@ void AscendResident::patch(const std::vector<Patch>& patches) noexcept {
 }
 
 void AscendResident::heed_failure() {
-  if (!take_failure()) return;
+  const bool timing_failed = steps_ && steps_->weights()->take_failure();
+  if (!take_failure() && !timing_failed) return;
   refresh_->distrust();
   if (steps_) steps_->weights()->distrust();
 }
@@ -117,8 +118,12 @@ void AscendResident::execute(Submission& submission, LaunchTimes* times) {
   std::fill(times->end_ns.begin(), times->end_ns.end(), submission.end_ns);
 }
 
+void AscendResident::trace_weights(bool traces) {
+  if (steps_) steps_->weights()->trace(traces);
+}
+
 PassReport AscendResident::take_pass() {
-  return steps_ ? steps_->weights()->take_report() : PassReport();
+  return steps_ ? steps_->weights()->take_pass() : PassReport();
 }
 
 void AscendResident::issue(std::size_t launch) {

@@ -68,6 +68,7 @@ class AscendResident final : public StreamResident {
   void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
   bool streams_weights() const override { return steps_ != nullptr; }
+  void trace_weights(bool traces) override;
   PassReport take_pass() override;
 
   // Launches everything once, outside of the model and one after the other, and gives what each

@@ -108,9 +108,32 @@ void AscendWeightStream::execute(Model model, Stream stream) {
     runtime_.check(runtime_.model_execute_async(model, stream), "executing the model");
     return;
   }
+  if (timer_) timer_->before(stream);
   enter(stream);
   runtime_.check(runtime_.model_execute_async(model, lane()), "executing the model");
   leave(stream);
+  if (timer_) timer_->behind(stream);
+  is_timed_pass_ = timer_.has_value();
+}
+
+void AscendWeightStream::trace(bool traces) {
+  if (traces == timer_.has_value()) return;
+  with_device([&] {
+    timer_.reset();
+    if (traces && PassTimer::is_possible(runtime_)) timer_.emplace(runtime_);
+  });
+}
+
+PassReport AscendWeightStream::take_pass() {
+  PassReport report = take_report();
+  if (!std::exchange(is_timed_pass_, false)) return report;
+  try {
+    with_device([&] { timer_->report(report); });
+  } catch (...) {
+    timing_failed_ = true;  // whatever it was that failed
+    throw;
+  }
+  return report;
 }
 
 void AscendWeightStream::wait_until_ready(StreamAddress stream) {
@@ -132,6 +155,7 @@ void AscendWeightStream::rest() noexcept {
 }
 
 void AscendWeightStream::release_order() noexcept {
+  timer_.reset();
   ended_.reset();
   ready_.reset();
   begin_.reset();

@@ -4,8 +4,10 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "ascend/pass_timer.hpp"
 #include "ascend/runtime.hpp"
 #include "streaming/device_weight_stream.hpp"
 
@@ -50,6 +52,17 @@ class AscendWeightStream final : public DeviceWeightStream {
   // and lets `stream` wait for the outputs. Throws ExecutionError.
   void execute(Model model, Stream stream);
 
+  // Whether the passes from now on are timed, where the runtime makes events for that. Throws
+  // ExecutionError.
+  void trace(bool traces);
+
+  // What the latest pass did, once; of one that was timed also what it took, for which it waits. A
+  // wait that failed is remembered. Throws ExecutionError.
+  PassReport take_pass();
+
+  // Whether timing has failed since this was last asked.
+  bool take_failure() { return std::exchange(timing_failed_, false); }
+
   void rest() noexcept override;
 
  private:
@@ -74,6 +87,9 @@ class AscendWeightStream final : public DeviceWeightStream {
   std::optional<OrderEvent> begin_;
   std::optional<OrderEvent> ready_;  // none: `ended_` is waited for
   std::optional<OrderEvent> ended_;
+  std::optional<PassTimer> timer_;  // while passes are timed
+  bool is_timed_pass_ = false;      // the latest one, of which nobody has asked yet
+  bool timing_failed_ = false;
   bool may_be_set_ = false;  // `ready_`, by an execution that nobody has waited for
 };
 

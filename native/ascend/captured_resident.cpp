@@ -73,7 +73,8 @@ void CapturedResident::patch(const std::vector<Patch>& patches) noexcept {
 
 // What a wait that failed leaves may not have been written.
 void CapturedResident::heed_failure() {
-  if (!take_failure()) return;
+  const bool timing_failed = program_.steps && program_.steps->weights()->take_failure();
+  if (!take_failure() && !timing_failed) return;
   arguments_.distrust();
   program_.copies->distrust();
   random_.distrust();
@@ -113,8 +114,12 @@ void CapturedResident::execute(Submission& submission, LaunchTimes* times) {
   std::fill(times->end_ns.begin(), times->end_ns.end(), submission.end_ns);
 }
 
+void CapturedResident::trace_weights(bool traces) {
+  if (program_.steps) program_.steps->weights()->trace(traces);
+}
+
 PassReport CapturedResident::take_pass() {
-  return program_.steps ? program_.steps->weights()->take_report() : PassReport();
+  return program_.steps ? program_.steps->weights()->take_pass() : PassReport();
 }
 
 void CapturedResident::issue(std::size_t) {

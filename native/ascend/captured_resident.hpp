@@ -61,6 +61,7 @@ class CapturedResident final : public StreamResident {
   void execute(Submission& submission, LaunchTimes* times) override;
 
   bool streams_weights() const override { return program_.steps != nullptr; }
+  void trace_weights(bool traces) override;
   PassReport take_pass() override;
 
   // Throws ExecutionError: torch delivered the launches once and for all.

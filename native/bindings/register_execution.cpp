@@ -1,5 +1,9 @@
 #include <pybind11/stl.h>
 
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include "registers.hpp"
 #include "replay/execution.hpp"
 
@@ -18,6 +22,17 @@ const char* policy_name(Policy policy) {
       return "all";
   }
   return "";
+}
+
+// (launch, ns), in the order in which they waited; nothing where nobody asked.
+std::optional<std::vector<std::pair<std::size_t, std::uint64_t>>> waits_by_launch(
+    const LastExecution& last) {
+  if (!last.stream_waits) return std::nullopt;
+  std::vector<std::pair<std::size_t, std::uint64_t>> waits;
+  for (const WeightWait& wait : *last.stream_waits) {
+    waits.emplace_back(wait.launch, wait.end_ns - wait.begin_ns);
+  }
+  return waits;
 }
 
 }  // namespace
@@ -52,8 +67,11 @@ void register_execution(py::module_& module) {
       .def_readonly("bytes_copied", &LastExecution::bytes_copied)
       .def_readonly("outputs_allocated", &LastExecution::outputs_allocated)
       .def_readonly("bytes_streamed", &LastExecution::bytes_streamed)
+      .def_readonly("stream_timed_bytes", &LastExecution::stream_timed_bytes)
       .def_readonly("stream_busy_ns", &LastExecution::stream_busy_ns)
       .def_readonly("stream_wait_ns", &LastExecution::stream_wait_ns)
+      .def_readonly("pass_ns", &LastExecution::pass_ns)
+      .def_property_readonly("stream_waits", &waits_by_launch)
       .def_readonly("n_executions", &LastExecution::n_executions)
       .def_property_readonly(
           "policy", [](const LastExecution& last) { return policy_name(last.counts.policy); })

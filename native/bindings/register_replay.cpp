@@ -296,6 +296,8 @@ void register_replay(py::module_& module) {
                              [](PythonReplay& self) { return self.replay().last_execution(); })
       .def_property_readonly("substages",
                              [](PythonReplay& self) { return self.replay().substages(); })
+      .def_property_readonly("last_traced",
+                             [](PythonReplay& self) { return self.replay().last_traced(); })
       .def("start_trace", [](PythonReplay& self) { self.replay().start_trace(); })
       .def("stop_trace", [](PythonReplay& self) { return self.replay().stop_trace(); })
       .def_property_readonly("trace_clock_reads",

@@ -109,8 +109,6 @@ void define_weight_stream(Class& definition) {
       .def_property_readonly("load_bytes", &Stream::load_bytes)
       .def_property_readonly("bytes_moved", &Stream::bytes_moved)
       .def_property_readonly("n_transfers", &Stream::n_transfers)
-      .def_property_readonly("wait_ns", &Stream::wait_ns)
-      .def_property_readonly("busy_ns", &Stream::busy_ns)
       .def_property_readonly("generation", &Stream::generation);
 }
 

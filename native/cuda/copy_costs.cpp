@@ -56,7 +56,7 @@ void sample_nodes(const Driver& driver, Context context, GraphNode kernel, std::
     Result result = kSuccess;
     const std::uint64_t begin_ns = now_ns();
     for (const auto& node : nodes) {
-      const Result one = node->set_exec(exec.get(), context);
+      const Result one = node->set_exec(exec.get(), node->handle(), context);
       if (one != kSuccess) result = one;
     }
     const std::uint64_t end_ns = now_ns();

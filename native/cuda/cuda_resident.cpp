@@ -14,7 +14,6 @@ namespace offload::cuda {
 namespace {
 
 constexpr std::size_t kRandomCellBytes = 16;
-constexpr unsigned long long kUseNodePriority = 8;  // CUDA_GRAPH_INSTANTIATE_FLAG_..., as torch
 
 std::string node_name(std::size_t node) { return "node " + std::to_string(node); }
 
@@ -88,7 +87,8 @@ void CudaResident::add_weights(const CudaProgram& program, const std::vector<Gra
   }
   program.weights->attach(program.n_launches, std::move(for_next_pass));
   weights_ = program.weights;
-  copy_nodes_ = add_copies(driver_, clone_, nodes, program.streamed, *weights_, context_.handle());
+  streamed_ = program.streamed;
+  copy_nodes_ = add_copies(driver_, clone_, nodes, streamed_, *weights_, context_.handle());
 }
 
 void CudaResident::make_words(const CudaProgram& program) {
@@ -217,7 +217,7 @@ void CudaResident::group_by_launch(const CudaProgram& program) {
 
 void CudaResident::mark(std::uint32_t node) noexcept {
   if (nodes_[node].is_marked) return;
-  nodes_[node].is_marked = true;
+  nodes_[node].is_marked = nodes_[node].may_change = true;
   marked_.push_back(node);
 }
 
@@ -279,7 +279,7 @@ void CudaResident::prepare() {
     throw ExecutionError(std::to_string(n_never_patched_) + " of " + std::to_string(words_.size()) +
                          " address words were never patched: every slot must be bound first");
   }
-  if (take_failure()) distrust();
+  if (take_failure() || std::exchange(timing_failed_, false)) distrust();
   write_tables();
 }
 
@@ -289,14 +289,15 @@ void CudaResident::load() {
   if (exec_ == nullptr) load_in_context();
 }
 
+void CudaResident::set_template(std::uint32_t node) {
+  const Result result = nodes_[node].parameters->set_template();
+  if (result == kSuccess) return;
+  driver_.fail(result, "setting " + node_name(node) + " of the template, a " +
+                           nodes_[node].parameters->describe());
+}
+
 void CudaResident::set_templates() {
-  for (const std::uint32_t node : marked_) {
-    const Result result = nodes_[node].parameters->set_template();
-    if (result != kSuccess) {
-      driver_.fail(result, "setting " + node_name(node) + " of the template, a " +
-                               nodes_[node].parameters->describe());
-    }
-  }
+  for (const std::uint32_t node : marked_) set_template(node);
 }
 
 std::vector<double> CudaResident::time_launches() {
@@ -339,7 +340,7 @@ void CudaResident::set_node(std::uint32_t node) {
   ResidentNode& parameters = *nodes_[node].parameters;
   parameters.forget();
   ++n_set_params_;
-  const Result result = parameters.set_exec(exec_, context_.handle());
+  const Result result = parameters.set_exec(exec_, parameters.handle(), context_.handle());
   if (result != kSuccess) {
     driver_.fail(result, "re-setting " + node_name(node) + ", a " + parameters.describe());
   }
@@ -362,14 +363,16 @@ void CudaResident::execute(Submission& submission, LaunchTimes* times) {
   const ContextScope scope(driver_, context_);
   prepare();
   if (weights_) begin_pass();
+  const bool is_timed = traces_ && has_lane();
   if (exec_ == nullptr) {
     load_in_context();
-  } else {
+  } else if (!is_timed) {
     set_changed();
   }
+  if (is_timed) set_timed();
   arena_->enter(stream());
   note_reading();
-  launch();
+  launch(is_timed);
   submission.end_ns = now_ns();
   ++n_graph_launches_;
   if (times == nullptr) return;
@@ -380,19 +383,86 @@ void CudaResident::execute(Submission& submission, LaunchTimes* times) {
 // The graph, too, copies from where weights are now.
 void CudaResident::begin_pass() {
   weights_->begin_pass(stream());
-  copy_nodes_.follow(driver_, exec_, *weights_, context_.handle());
+  if (copy_nodes_.follow(driver_, exec_, *weights_, context_.handle())) forget_timed();
   weights_->forget_moved();
 }
 
-void CudaResident::launch() {
-  const bool has_lane = weights_ && !weights_->copies().empty();
-  if (has_lane) weights_->enter(stream());
-  const Stream on = has_lane ? weights_->lane() : stream();
-  driver_.check(driver_.graph_launch(exec_, on), "launching the graph");
-  if (has_lane) weights_->leave(stream());
+void CudaResident::launch(bool is_timed) {
+  if (has_lane()) weights_->enter(stream(), is_timed ? timed_.get() : nullptr);
+  const Stream on = has_lane() ? weights_->lane() : stream();
+  driver_.check(driver_.graph_launch(is_timed ? timed_->exec() : exec_, on), "launching the graph");
+  if (has_lane()) weights_->leave(stream());
+  is_timed_pass_ = is_timed;
 }
 
-PassReport CudaResident::take_pass() { return weights_ ? weights_->take_report() : PassReport(); }
+// ---- timed passes -------------------------------------------------------------------------------
+
+// A clone of the template with what it is to be given now: no address that has gone is
+// instantiated.
+void CudaResident::make_timed() {
+  const RelaxedCapture relaxed(driver_);
+  std::vector<GraphNode> handles;
+  for (std::uint32_t node = 0; node < nodes_.size(); ++node) {
+    handles.push_back(nodes_[node].parameters->handle());
+    if (nodes_[node].may_change) set_template(node);
+  }
+  std::vector<std::int64_t> launches(nodes_.size(), -1);
+  for (std::size_t launch = 0; launch < launch_nodes_.size(); ++launch) {
+    for (const std::uint32_t node : launch_nodes_[launch]) {
+      launches[node] = static_cast<std::int64_t>(launch);
+    }
+  }
+  const TimedTemplate from{clone_, std::move(handles), std::move(launches), streamed_, copy_nodes_};
+  timed_ = std::make_unique<TimedGraph>(driver_, from, *weights_, stream());
+  for (std::uint32_t node = 0; node < nodes_.size(); ++node) {
+    timed_->note_applied(node, *nodes_[node].parameters);
+  }
+}
+
+void CudaResident::set_timed() {
+  if (timed_ == nullptr) make_timed();
+  for (std::uint32_t index = 0; index < nodes_.size(); ++index) {
+    Node& node = nodes_[index];
+    const bool keeps = node.n_outside > 0 && node.parameters->keeps_allocations();
+    if (!keeps && !(node.may_change && timed_->is_changed(index, *node.parameters))) continue;
+    ++n_set_params_;
+    const Result result = timed_->set(index, *node.parameters, context_.handle());
+    if (result != kSuccess) {
+      driver_.fail(result, "re-setting " + node_name(index) + ", a " + node.parameters->describe());
+    }
+  }
+}
+
+// Its last copies may run.
+void CudaResident::forget_timed() noexcept {
+  if (timed_ == nullptr) return;
+  weights_->rest();
+  timed_.reset();
+  is_timed_pass_ = false;
+}
+
+void CudaResident::trace_weights(bool traces) {
+  traces_ = traces;
+  if (traces || timed_ == nullptr) return;
+  const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
+  forget_timed();
+}
+
+PassReport CudaResident::take_pass() {
+  if (!weights_) return {};
+  PassReport report = weights_->take_report();
+  if (!std::exchange(is_timed_pass_, false)) return report;
+  const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
+  try {
+    timed_->report(report);
+  } catch (...) {
+    timing_failed_ = true;  // whatever it was that failed
+    throw;
+  }
+  return report;
+}
 
 void CudaResident::issue(std::size_t launch) {
   const ContextScope scope(driver_, context_);
@@ -429,11 +499,13 @@ void CudaResident::distrust() {
     mark(word.node);
   }
   tables_changed_ = true;
+  forget_timed();
   if (weights_) weights_->distrust();
 }
 
 void CudaResident::release() noexcept {
   if (weights_) weights_->rest();  // its last copies go on behind the execution
+  timed_.reset();
   if (exec_ != nullptr) driver_.graph_exec_destroy(std::exchange(exec_, nullptr));
   if (clone_ != nullptr) driver_.graph_destroy(std::exchange(clone_, nullptr));
   if (random_cells_ != 0) driver_.memory_free(std::exchange(random_cells_, 0));
@@ -446,6 +518,7 @@ void CudaResident::release() noexcept {
 void CudaResident::abandon() noexcept {
   exec_ = nullptr;
   clone_ = nullptr;
+  static_cast<void>(timed_.release());
   random_cells_ = 0;
   static_cast<void>(tables_.release());
   static_cast<void>(new (std::nothrow) std::shared_ptr<ArenaMapping>(std::move(mapping_)));

@@ -14,6 +14,7 @@
 #include "cuda/host_tables.hpp"
 #include "cuda/resident_node.hpp"
 #include "cuda/streamed_graph.hpp"
+#include "cuda/timed_graph.hpp"
 #include "device/stream_resident.hpp"
 
 namespace offload::cuda {
@@ -59,6 +60,11 @@ struct CudaProgram {
 // its own: the caller's waits for the outputs alone, and the copies for the next execution go on.
 // They are no words, and are re-set only where new content of a weight has another place.
 //
+// While executions are traced another instantiation of the same graph runs, with events around its
+// copies (TimedGraph): made by the first of them, patched as the other one, and given back when
+// nobody asks any more. Both use one memory and one lane, so the last copies of either bring what
+// the next execution of either begins with.
+//
 // Changed host tables are written to the half that no execution reads (HostTables), so that a
 // patch never waits for the latest execution, only for those before the last change.
 //
@@ -83,12 +89,14 @@ class CudaResident final : public StreamResident<CudaStreams> {
   std::size_t n_launches() const override { return launch_nodes_.size(); }
 
   // The times of single launches inside a graph are not known: each gets the moment at which the
-  // graph had been given to the device.
+  // graph had been given to the device. Where weights are traced take_pass then knows when they
+  // came.
   void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
   std::uint64_t arena() const override { return mapping_ ? mapping_->address() : 0; }
   std::uint64_t lease_id() const override { return arena_->lease_id(); }
   bool streams_weights() const override { return weights_ != nullptr; }
+  void trace_weights(bool traces) override;
   PassReport take_pass() override;
   bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) override;
   void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) override;
@@ -123,6 +131,7 @@ class CudaResident final : public StreamResident<CudaStreams> {
     std::optional<std::size_t> table;  // among the host tables
     std::uint32_t n_outside = 0;       // words that point outside the own arena
     bool is_marked = false;            // in marked_
+    bool may_change = false;           // was ever marked
   };
 
   void release() noexcept override;
@@ -131,7 +140,11 @@ class CudaResident final : public StreamResident<CudaStreams> {
   std::vector<GraphNode> make_nodes(const CudaProgram& program);
   void add_weights(const CudaProgram& program, const std::vector<GraphNode>& nodes);
   void begin_pass();
-  void launch();
+  bool has_lane() const { return weights_ && !weights_->copies().empty(); }
+  void make_timed();
+  void set_timed();
+  void forget_timed() noexcept;
+  void launch(bool is_timed);
   void make_words(const CudaProgram& program);
   void make_tables();
   void make_random_cells(const CudaProgram& program);
@@ -139,6 +152,7 @@ class CudaResident final : public StreamResident<CudaStreams> {
   void mark(std::uint32_t node) noexcept;
   void write_tables();
   void prepare();
+  void set_template(std::uint32_t node);
   void set_templates();
   void load_in_context();
   void set_changed();
@@ -166,7 +180,12 @@ class CudaResident final : public StreamResident<CudaStreams> {
   bool tables_changed_ = true;
   bool tables_read_ = false;  // something that reads the current half was enqueued
   std::shared_ptr<CudaWeightStream> weights_;
-  CopyNodes copy_nodes_;  // of the weights
+  StreamedGraph streamed_;
+  CopyNodes copy_nodes_;               // of the weights
+  std::unique_ptr<TimedGraph> timed_;  // null: nobody traces
+  bool traces_ = false;
+  bool is_timed_pass_ = false;  // the latest one, of which nobody has asked yet
+  bool timing_failed_ = false;  // since the latest execution
   std::uint64_t n_set_params_ = 0;
   std::uint64_t n_graph_launches_ = 0;
 };

@@ -85,6 +85,9 @@ enum GraphNodeType : int {
   kNodeConditional = 13,
 };
 
+// CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY, as torch instantiates.
+inline constexpr unsigned long long kUseNodePriority = 8;
+
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
 

@@ -6,8 +6,7 @@
 
 namespace offload::cuda {
 
-std::vector<std::size_t> order_of(const Driver& driver, Graph graph,
-                                  const std::vector<GraphNode>& nodes) {
+std::vector<std::pair<GraphNode, GraphNode>> edges_of(const Driver& driver, Graph graph) {
   std::size_t n_edges = 0;
   driver.check(driver.graph_get_edges(graph, nullptr, nullptr, nullptr, &n_edges),
                "counting the graph's edges");
@@ -18,13 +17,20 @@ std::vector<std::size_t> order_of(const Driver& driver, Graph graph,
     driver.check(driver.graph_get_edges(graph, from.data(), to.data(), data.data(), &n_edges),
                  "reading the graph's edges");
   }
+  std::vector<std::pair<GraphNode, GraphNode>> edges;
+  for (std::size_t edge = 0; edge < n_edges; ++edge) edges.emplace_back(from[edge], to[edge]);
+  return edges;
+}
+
+std::vector<std::size_t> order_of(const Driver& driver, Graph graph,
+                                  const std::vector<GraphNode>& nodes) {
   std::map<GraphNode, std::size_t> index_of;
   for (std::size_t node = 0; node < nodes.size(); ++node) index_of[nodes[node]] = node;
   std::vector<std::vector<std::size_t>> after(nodes.size());
   std::vector<std::size_t> n_before(nodes.size());
-  for (std::size_t edge = 0; edge < n_edges; ++edge) {
-    const std::size_t target = index_of.at(to[edge]);
-    after[index_of.at(from[edge])].push_back(target);
+  for (const auto& [from, to] : edges_of(driver, graph)) {
+    const std::size_t target = index_of.at(to);
+    after[index_of.at(from)].push_back(target);
     ++n_before[target];
   }
   std::priority_queue<std::size_t, std::vector<std::size_t>, std::greater<>> ready;

@@ -59,8 +59,8 @@ class KernelNode final : public ResidentNode {
 
   Result set_template() override { return driver_.graph_kernel_set_params(node_, &params_); }
 
-  Result set_exec(GraphExec exec, Context) override {
-    return driver_.graph_exec_kernel_set_params(exec, node_, &params_);
+  Result set_exec(GraphExec exec, GraphNode node, Context) override {
+    return driver_.graph_exec_kernel_set_params(exec, node, &params_);
   }
 
   Result issue(Stream stream) override {
@@ -172,9 +172,9 @@ class MemcpyNode final : public ResidentNode {
     return driver_.graph_memcpy_set_params(node_, &params_);
   }
 
-  Result set_exec(GraphExec exec, Context context) override {
+  Result set_exec(GraphExec exec, GraphNode node, Context context) override {
     take_addresses();
-    return driver_.graph_exec_memcpy_set_params(exec, node_, &params_, context);
+    return driver_.graph_exec_memcpy_set_params(exec, node, &params_, context);
   }
 
   Result issue(Stream stream) override {
@@ -255,9 +255,9 @@ class MemsetNode final : public ResidentNode {
     return driver_.graph_memset_set_params(node_, &params_);
   }
 
-  Result set_exec(GraphExec exec, Context context) override {
+  Result set_exec(GraphExec exec, GraphNode node, Context context) override {
     take_address();
-    return driver_.graph_exec_memset_set_params(exec, node_, &params_, context);
+    return driver_.graph_exec_memset_set_params(exec, node, &params_, context);
   }
 
   Result issue(Stream stream) override {
@@ -296,7 +296,7 @@ class EmptyNode final : public ResidentNode {
   std::string describe() const override { return "empty node"; }
   bool does_work() const override { return false; }
   Result set_template() override { return kSuccess; }
-  Result set_exec(GraphExec, Context) override { return kSuccess; }
+  Result set_exec(GraphExec, GraphNode, Context) override { return kSuccess; }
   Result issue(Stream) override { return kSuccess; }
 };
 

@@ -35,8 +35,9 @@ class ResidentNode {
   // Gives the image to the template node.
   virtual Result set_template() = 0;
 
-  // Gives the image to the executable graph's node. `context`: where copies and memsets run.
-  virtual Result set_exec(GraphExec exec, Context context) = 0;
+  // Gives the image to the node of an executable graph that `node` stands for in what that was made
+  // of: the template, or a clone of it. `context`: where copies and memsets run.
+  virtual Result set_exec(GraphExec exec, GraphNode node, Context context) = 0;
 
   // Enqueues the node's work by itself, with the image.
   virtual Result issue(Stream stream) = 0;
@@ -52,6 +53,9 @@ class ResidentNode {
   virtual bool does_work() const { return true; }
 
   GraphNode handle() const { return node_; }
+
+  // What set_template and set_exec give.
+  const std::vector<unsigned char>& image() const { return image_; }
 
   // Where in a kernel's packed arguments the bytes of a word lie; none for other nodes.
   virtual std::optional<std::size_t> argument_offset(const unsigned char*) const {

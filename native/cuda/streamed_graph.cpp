@@ -11,6 +11,7 @@ namespace offload::cuda {
 namespace {
 
 constexpr std::size_t kLargestNodeBytes = std::size_t{256} << 20;
+constexpr const char* kFollowing = "letting the copy of a weight read its new content";
 
 Memcpy3D copy_params(std::uint64_t to, const std::byte* from, std::size_t n_bytes) {
   Memcpy3D params = {};
@@ -146,19 +147,33 @@ CopyNodes add_copies(const Driver& driver, Graph graph, const std::vector<GraphN
   return builder.take();
 }
 
-void CopyNodes::follow(const Driver& driver, GraphExec exec, const CudaWeightStream& weights,
+std::vector<std::pair<GraphNode, GraphNode>> CopyNodes::ends() const {
+  std::vector<std::pair<GraphNode, GraphNode>> found;
+  for (std::size_t index = 0; index < parts_.size(); ++index) {
+    const bool begins = index == 0 || parts_[index].transfer != parts_[index - 1].transfer;
+    if (begins) found.emplace_back(parts_[index].node, nullptr);
+    found.back().second = parts_[index].node;
+  }
+  return found;
+}
+
+bool CopyNodes::follow(const Driver& driver, GraphExec exec, const CudaWeightStream& weights,
                        Context context) {
+  bool has_moved = false;
   for (Part& part : parts_) {
     const StoredBytes& run = weights.copies()[part.transfer].runs[part.run];
     const std::byte* const from = run.from + part.offset_bytes;
     if (from == part.from) continue;
     const Memcpy3D params = copy_params(part.to, from, part.n_bytes);
-    const Result result =
-        exec == nullptr ? driver.graph_memcpy_set_params(part.node, &params)
-                        : driver.graph_exec_memcpy_set_params(exec, part.node, &params, context);
-    driver.check(result, "letting the copy of a weight read its new content");
+    driver.check(driver.graph_memcpy_set_params(part.node, &params), kFollowing);
+    if (exec != nullptr) {
+      driver.check(driver.graph_exec_memcpy_set_params(exec, part.node, &params, context),
+                   kFollowing);
+    }
     part.from = from;
+    has_moved = true;
   }
+  return has_moved;
 }
 
 }  // namespace offload::cuda

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "cuda/cuda_weight_stream.hpp"
@@ -31,10 +32,14 @@ struct StreamedGraph {
 // Owner: one resident. Thread: callers serialise, with a current context.
 class CopyNodes {
  public:
-  // Lets the nodes read where the weights' copies do now: of the executable graph, or, while there
-  // is none (null), of the graph that it is made of. Throws ExecutionError; the nodes that were not
+  // The first and the last node of each copy, in the order of StreamedGraph.
+  std::vector<std::pair<GraphNode, GraphNode>> ends() const;
+
+  // Lets the nodes read where the weights' copies do now: those of the graph that others are made
+  // of, and of the executable graph (null: there is none). Whether any has moved; another graph
+  // that was made before is then to be made anew. Throws ExecutionError; the nodes that were not
   // set are then set by the next call.
-  void follow(const Driver& driver, GraphExec exec, const CudaWeightStream& weights,
+  bool follow(const Driver& driver, GraphExec exec, const CudaWeightStream& weights,
               Context context);
 
  private:

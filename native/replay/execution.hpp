@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "offload/header.hpp"
@@ -27,9 +28,13 @@ struct LastExecution {
   std::uint64_t bytes_copied = 0;
   std::uint32_t outputs_allocated = 0;
   std::uint64_t bytes_streamed = 0;  // of weights, brought for it
-  std::uint64_t stream_busy_ns = 0;  // what bringing them took
-  std::uint64_t stream_wait_ns = 0;  // of device_ns: launches waited for weights
   std::uint64_t n_executions = 0;    // of this executable so far, this one included
+  // Of an execution that streams weights; nothing where it was not measured.
+  std::optional<std::uint64_t> stream_timed_bytes;  // of bytes_streamed, those that are in the next
+  std::optional<std::uint64_t> stream_busy_ns;      // what bringing them took
+  std::optional<std::uint64_t> stream_wait_ns;      // of pass_ns: launches waited for weights
+  std::optional<std::uint64_t> pass_ns;             // launches and waits until outputs were ready
+  std::optional<std::vector<WeightWait>> stream_waits;  // by launch; where a timeline asked
 
   // The stages of m_l_t, and the launches after it.
   std::uint64_t drain_ns() const { return drain.ns() + drain_of_copies.ns(); }

@@ -298,12 +298,21 @@ void Replay::launch(LastExecution& execution, ExecutionTrace* trace) {
 void Replay::note_weights(LastExecution& execution, ExecutionTrace* trace) {
   PassReport report = resident_->take_pass();
   execution.bytes_streamed = report.bytes;
-  execution.stream_busy_ns = report.busy_ns;
-  execution.stream_wait_ns = report.wait_ns;
+  execution.pass_ns = report.device_ns;
+  if (report.is_timed) {
+    execution.stream_timed_bytes = report.bytes - report.untimed_bytes;
+    execution.stream_busy_ns = report.busy_ns;
+    execution.stream_wait_ns = report.wait_ns;
+    if (!execution.pass_ns) execution.pass_ns = execution.device_ns();
+  }
   if (trace == nullptr) return;
+  if (report.is_timed) execution.stream_waits = report.waits;
+  if (report.device_ns) ++trace->clock_reads;  // to say when that was by the host's clock
   for (const WeightWait& wait : report.waits) {
     std::uint64_t& begin_ns = trace->launches.begin_ns[wait.launch];
+    std::uint64_t& end_ns = trace->launches.end_ns[wait.launch];
     begin_ns = std::max(begin_ns, wait.end_ns);
+    end_ns = std::max(end_ns, begin_ns);
   }
   trace->weight_waits = std::move(report.waits);
   for (TransferTime& one : report.transfers) {
@@ -348,6 +357,7 @@ void Replay::keep(const LastExecution& execution, std::optional<ExecutionTrace> 
   last_.n_executions = n_executions;
   if (!trace || !traces_) return;
   trace->execution = last_;
+  if (last_.pass_ns) last_traced_ = last_;
   trace_clock_reads_ += trace->clock_reads + trace->launches.clock_reads +
                         trace->issues.clock_reads + 2 * trace->transfers.size();
   traces_->push_back(std::move(*trace));
@@ -360,15 +370,27 @@ void Replay::start_trace() {
 }
 
 std::vector<ExecutionTrace> Replay::stop_trace() {
-  const std::lock_guard lock(last_mutex_);
-  std::vector<ExecutionTrace> traces = std::move(*traces_);
-  traces_.reset();
+  std::vector<ExecutionTrace> traces;
+  {
+    const std::lock_guard lock(last_mutex_);
+    traces = std::move(*traces_);
+    traces_.reset();
+  }
+  if (!streams_weights_) return traces;
+  // What was made to trace goes now, or where something executes before the next execution.
+  const std::unique_lock lock(lane_.execution_mutex(), std::try_to_lock);
+  if (lock.owns_lock() && !running_ && !released_) resident_->trace_weights(false);
   return traces;
 }
 
 LastExecution Replay::last_execution() const {
   const std::lock_guard lock(last_mutex_);
   return last_;
+}
+
+LastExecution Replay::last_traced() const {
+  const std::lock_guard lock(last_mutex_);
+  return last_traced_;
 }
 
 void Replay::close() noexcept {

@@ -63,6 +63,9 @@ class Replay : public std::enable_shared_from_this<Replay> {
   // Of submit, by number, in the resident's words.
   const std::vector<std::string>& substages() const { return substages_; }
 
+  // The latest one that streamed weights while a timeline asked how they came, and was measured.
+  LastExecution last_traced() const;
+
   // Records the executions that end between the two calls. Throws ExecutionError if recording is
   // on already.
   void start_trace();
@@ -114,6 +117,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   std::mutex close_mutex_;
   mutable std::mutex last_mutex_;
   LastExecution last_;
+  LastExecution last_traced_;
   std::optional<std::vector<ExecutionTrace>> traces_;  // while recording; under last_mutex_
   std::atomic<std::uint64_t> trace_clock_reads_ = 0;
   Lane lane_;  // after what it uses, so that its thread ends first

@@ -192,13 +192,18 @@ void DeviceWeightStream::enqueue_copies(const WeightCopy& copy, StreamAddress st
   }
 }
 
-void DeviceWeightStream::enter(StreamAddress stream) {
+void DeviceWeightStream::enter(StreamAddress stream, PassMarks* marks) {
   const bool needs_prologue = !holds_prologue_;
   holds_prologue_ = false;
   lane_may_run_ = true;
+  if (marks != nullptr) marks->before_pass(stream);
   follow(stream);
   if (!needs_prologue) return;
-  for (const std::size_t transfer : prologue_) enqueue(transfer, lane_address());
+  for (const std::size_t transfer : prologue_) {
+    if (marks != nullptr) marks->before_copy(transfer);
+    enqueue(transfer, lane_address());
+    if (marks != nullptr) marks->behind_copy(transfer);
+  }
 }
 
 void DeviceWeightStream::leave(StreamAddress stream) {
@@ -227,6 +232,7 @@ void DeviceWeightStream::issue_before(std::size_t launch, StreamAddress stream) 
 PassReport DeviceWeightStream::take_report() noexcept {
   PassReport report;
   report.bytes = std::exchange(pass_bytes_, 0);
+  report.is_timed = false;
   return report;
 }
 

@@ -35,6 +35,20 @@ struct WeightCopy {
   std::size_t size_bytes = 0;
 };
 
+// What is told of the begin of a pass while it is enqueued, so that it can be timed. All throw
+// ExecutionError.
+class PassMarks {
+ public:
+  virtual ~PassMarks() = default;
+
+  // Nothing of the pass is on the lane yet, which does not follow `stream` yet.
+  virtual void before_pass(StreamAddress stream) = 0;
+
+  // Around each copy of a prologue, on the lane.
+  virtual void before_copy(std::size_t transfer) = 0;
+  virtual void behind_copy(std::size_t transfer) = 0;
+};
+
 // The weights of one executable: their memory on the device, the host store that streamed ones are
 // copied from, and the stream of its own, the lane, on which the executable and its copies run.
 //
@@ -107,8 +121,9 @@ class DeviceWeightStream {
   void begin_pass(StreamAddress stream);
 
   // Lets the lane wait for what `stream` holds, and brings the prologue where it is needed. Until
-  // leave has succeeded the next pass needs one. Throws ExecutionError.
-  void enter(StreamAddress stream);
+  // leave has succeeded the next pass needs one. `marks`, which may be null, are told. Throws
+  // ExecutionError.
+  void enter(StreamAddress stream, PassMarks* marks = nullptr);
 
   // The executable was enqueued on the lane: lets `stream` wait until its outputs are ready. Throws
   // ExecutionError, once nothing runs any more.
@@ -118,7 +133,7 @@ class DeviceWeightStream {
   // Throws ExecutionError.
   void issue_before(std::size_t launch, StreamAddress stream);
 
-  // What the latest pass did, once.
+  // What the latest pass did, once; it knows no times.
   PassReport take_report() noexcept;
 
   // What was enqueued may not have been done: waits until nothing of the lane runs, and the next
@@ -143,10 +158,6 @@ class DeviceWeightStream {
 
   // Begins these totals anew, so that passes of a proof do not count. As the resident is called.
   void forget_transfers() noexcept { bytes_moved_ = n_transfers_ = 0; }
-
-  // 0: nobody knows when the launches and the copies of an executable began.
-  std::uint64_t wait_ns() const noexcept { return 0; }
-  std::uint64_t busy_ns() const noexcept { return 0; }
 
   // How often weights were read, load included.
   std::uint64_t generation() const noexcept { return generation_; }

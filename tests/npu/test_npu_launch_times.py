@@ -246,7 +246,9 @@ def test_bytes_are_told_and_what_nobody_knows_is_not(
     assert f"{show_bytes(plan.transfer_bytes)} brought for the last execution" in text
     assert text.count("/s") == 1  # of the link
     assert "waited" not in text.partition("times of launches")[0]
-    assert all((one.stream_busy_ns, one.stream_wait_ns) == (0, 0) for one in lasts)
+    assert all(
+        (one.stream_busy_ns, one.stream_wait_ns, one.pass_ns) == (None,) * 3 for one in lasts
+    )
     assert f"{show_bytes(plan.transfer_bytes)} of weights streamed" in str(lasts[-1])
     rows = dict(zip(*(one.cells for one in report_table(report).columns), strict=True))
     assert {"  streamed by an execution", "  execution, predicted"} <= rows.keys()
@@ -268,3 +270,6 @@ def test_a_timeline_counts_bytes_and_has_no_waits_that_nobody_saw(
     for one in timeline.executions:
         assert not one.of_kind(SpanKind.WAIT)
         assert not one.of_kind(SpanKind.WEIGHTS)
+        assert not one.times_weights
+        assert one.pass_ns is not None
+        assert one.pass_ns > 0  # by the device's clock, around the model

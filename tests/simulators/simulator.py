@@ -34,6 +34,8 @@ _CONTROLS: dict[str, tuple[type | None, list[type]]] = {
     "sim_fault_copy": (None, [ctypes.c_uint64]),
     "sim_bytes_from_host": (ctypes.c_uint64, []),
     "sim_set_eager": (None, [_int]),
+    "sim_set_clock": (None, [ctypes.c_int64, ctypes.c_int64]),
+    "sim_set_copy_ns": (_int, [ctypes.c_uint64, ctypes.c_int64]),
     "sim_fail": (None, [_text, ctypes.c_uint64, _int]),
     "sim_calls": (ctypes.c_uint64, [_text]),
     "sim_forget_calls": (None, []),
@@ -79,6 +81,19 @@ class DeviceControls:
     def set_eager(self, eager: bool) -> None:
         """Whether work runs when it is issued, rather than when somebody waits for it."""
         self.library.sim_set_eager(eager)
+
+    def set_clock(self, kernel_ns: int, copy_ns: int) -> None:
+        """Let events tell the time by which each kernel and each copy takes so long.
+
+        Work begins when all that it waits for has ended, in whichever order the simulation does it,
+        and not before the host enqueued it, whose time goes on only while it waits.
+        """
+        self.library.sim_set_clock(kernel_ns, copy_ns)
+
+    def set_copy_ns(self, to: int, duration_ns: int) -> None:
+        """What a copy to this address takes by that clock. ValueError where there is none."""
+        if self.library.sim_set_copy_ns(to, duration_ns) != 0:
+            raise ValueError("set_clock was not called")
 
     def fail(self, function: str, code: int, nth: int = 1) -> None:
         """Make the nth call from now (1: the next) of `function` do nothing and give `code`.

@@ -7,6 +7,7 @@ behind, and the next execution is right.
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import gc
 from typing import Any, Protocol
@@ -125,7 +126,9 @@ class Streamed:
 
     unrelated: frozenset[str] = frozenset()
 
-    def __init__(self, npu: AscendDevice, folder) -> None:
+    def __init__(self, npu: AscendDevice, folder, *, in_timeline: bool) -> None:
+        self.in_timeline = in_timeline
+
         def layers() -> torch.nn.Module:
             return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
 
@@ -142,7 +145,8 @@ class Streamed:
 
     def run(self, loaded: offload.Executable) -> None:
         self.out.fill_(-1)
-        loaded.submit(self.given, out=self.out).wait()
+        with loaded.timeline() if self.in_timeline else contextlib.nullcontext():
+            loaded.submit(self.given, out=self.out).wait()
         assert torch.equal(self.out, self.wanted)
 
     def close(self, loaded: offload.Executable) -> None:
@@ -237,6 +241,9 @@ def test_of_an_offline_model(ascend, monkeypatch, tmp_path):
     assert {"aclrtRecordEvent", "aclrtSynchronizeEvent"} <= raised
 
 
-def test_of_streamed_weights(ascend, monkeypatch, tmp_path):
-    raised = fail_every_call(ascend, Streamed(AscendDevice(ascend, monkeypatch), tmp_path))
+@pytest.mark.parametrize("in_timeline", [False, True])
+def test_of_streamed_weights(ascend, monkeypatch, tmp_path, in_timeline):
+    device = AscendDevice(ascend, monkeypatch)
+    raised = fail_every_call(ascend, Streamed(device, tmp_path, in_timeline=in_timeline))
     assert {"aclrtHostRegisterV2", "aclmdlRICaptureBegin", "aclrtStreamWaitEvent"} <= raised
+    assert ("aclrtEventElapsedTime" in raised) == in_timeline

@@ -253,8 +253,10 @@ def test_a_timeline_counts_bytes_and_predicts_what_was_planned(device, deep, lea
         plan, program = run.streaming.plan, run.program
     (one,) = timeline.executions
     assert one.bytes_streamed == plan.transfer_bytes
-    assert not one.of_kind(SpanKind.WEIGHTS)
-    assert not one.of_kind(SpanKind.WAIT)
+    if not one.times_weights:  # a model of an NPU; what a graph tells is tested elsewhere
+        assert not one.of_kind(SpanKind.WEIGHTS)
+        assert not one.of_kind(SpanKind.WAIT)
+    assert one.times_weights == (device.execute == "cuGraphLaunch")
     assert plan.launch_ns == (1000.0,) * len(program.launches)
     predicted = {kind: [span for span in one.predicted if span.kind is kind] for kind in SpanKind}
     assert [span.duration_ns for span in predicted[SpanKind.LAUNCH]] == [

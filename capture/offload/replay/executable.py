@@ -224,7 +224,10 @@ class Executable:
             self.plan.streaming,
             self._loaded.stream,
             self._check_stored,
-            lambda: LastExecution.of(native.last_execution, native.substages),
+            lambda: (
+                LastExecution.of(native.last_execution, native.substages),
+                LastExecution.of(native.last_traced, native.substages),
+            ),
             wait_for_submitted=native.wait_for_submitted,
         )
 
@@ -252,6 +255,9 @@ class Executable:
     def timeline(self, costs: CostModel | None = None) -> Iterator[Timeline]:
         """Record the executions that end inside a with-block.
 
+        Where a CUDA or Ascend device streams weights, these are timed by events that others do not
+        have, and a call returns when its outputs are ready: see `LastExecution`.
+
         Args:
             costs: of this machine (`offload.calibrate`); with them the timeline holds what they
                 predict beside what was measured, launches never measured before taken from this
@@ -262,7 +268,8 @@ class Executable:
             A Timeline, filled when the block ends.
 
         Raises:
-            ExecutionError: another timeline of this executable is being recorded.
+            ExecutionError: another timeline of this executable is being recorded. A call inside the
+                block also raises it where the device has no memory for what times it.
         """
         machine = self._backend.machine(self.program.device_index)
         timeline = Timeline(machine.device, machine.name, {"torch": torch.__version__})

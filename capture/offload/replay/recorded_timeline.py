@@ -56,6 +56,8 @@ def execution_timeline(
         bytes_copied=trace.execution.bytes_copied,
         outputs_allocated=trace.execution.outputs_allocated,
         bytes_streamed=trace.execution.bytes_streamed,
+        times_weights=trace.execution.stream_wait_ns is not None,
+        pass_ns=trace.execution.pass_ns,
     )
 
 

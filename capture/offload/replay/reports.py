@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from offload import _native
@@ -30,9 +31,16 @@ class LastExecution:
         n_executions: of this executable, this one included.
         bytes_streamed: of weights, brought for this execution, partly while the one before ran:
             of each execution every streamed byte exactly once, and the rows that were gathered.
-        stream_busy_ns: what bringing them took; 0 on a device that executes a graph, where neither
-            this nor the next is known.
-        stream_wait_ns: of device_ns, what launches waited for weights, gathering included.
+        stream_timed_bytes: of bytes_streamed, those of which it is known what bringing them took.
+            This and what follows are None where it was not measured, or no weights are streamed: a
+            CUDA device measures executions inside `run.timeline()` alone, and an Ascend device of
+            these nothing but pass_ns.
+        stream_busy_ns: what bringing them took.
+        stream_wait_ns: of pass_ns, what launches waited for weights, gathering included.
+        pass_ns: the launches and their waits, until the outputs were ready; on a device that queues
+            work from when it came to the execution, by its own clock.
+        stream_waits: for each launch that waited (launch, ns), in the order of launches; only
+            inside `run.timeline()`.
         substages_ns: what submit consists of, in the device's own words and order: those substages
             in which this execution had something to do, together submit_ns. Empty where the device
             does not tell, and by host scheduling.
@@ -50,8 +58,11 @@ class LastExecution:
     outputs_allocated: int
     n_executions: int
     bytes_streamed: int = 0
-    stream_busy_ns: int = 0
-    stream_wait_ns: int = 0
+    stream_timed_bytes: int | None = None
+    stream_busy_ns: int | None = None
+    stream_wait_ns: int | None = None
+    pass_ns: int | None = None
+    stream_waits: tuple[tuple[int, int], ...] | None = None
     drain_ns: int = 0
     substages_ns: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
@@ -63,6 +74,11 @@ class LastExecution:
             for field in dataclasses.fields(cls)
             if field.name != "substages_ns"
         }
+        if kept["stream_waits"] is not None:
+            summed = Counter[int]()
+            for launch, wait_ns in kept["stream_waits"]:
+                summed[launch] += wait_ns
+            kept["stream_waits"] = tuple(sorted(summed.items()))
         times = {name: end - begin for name, begin, end in substages_of(native, substages)}
         return cls(**kept, substages_ns=times)
 
@@ -72,9 +88,11 @@ class LastExecution:
         return self.convert_ns + self.drain_ns + self.policy_ns + self.patch_ns + self.submit_ns
 
     @property
-    def stream_bytes_per_second(self) -> float:
-        """The rate at which weights were brought, while they were; 0 where nobody knows."""
-        return 1e9 * self.bytes_streamed / self.stream_busy_ns if self.stream_busy_ns else 0.0
+    def stream_bytes_per_second(self) -> float | None:
+        """The rate at which weights were brought, while they were; None where nobody knows."""
+        if not self.stream_timed_bytes or not self.stream_busy_ns:
+            return None
+        return 1e9 * self.stream_timed_bytes / self.stream_busy_ns
 
     def __str__(self) -> str:
         drain = f"drain {self.drain_ns / 1e3:.2f} + " if self.drain_ns else ""
@@ -89,13 +107,14 @@ class LastExecution:
         )
         if not self.bytes_streamed:
             return header
-        if not self.stream_busy_ns:
-            return f"{header}; {show_bytes(self.bytes_streamed)} of weights streamed"
-        return (
-            f"{header}; {show_bytes(self.bytes_streamed)} of weights streamed at "
-            f"{show_bytes(round(self.stream_bytes_per_second))}/s, waited for "
-            f"{self.stream_wait_ns / 1e3:.2f} us"
-        )
+        text = f"{header}; {show_bytes(self.bytes_streamed)} of weights streamed"
+        if self.stream_bytes_per_second is not None:
+            text += f" at {show_bytes(round(self.stream_bytes_per_second))}/s"
+        if self.stream_wait_ns is not None:
+            text += f", waited for {self.stream_wait_ns / 1e3:.2f} us"
+        elif self.pass_ns is not None:
+            text += f", launches and waits {self.pass_ns / 1e3:.2f} us"
+        return text
 
 
 def substages_of(

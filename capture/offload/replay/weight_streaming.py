@@ -15,8 +15,11 @@ from offload.backends import managed_weights, native_source
 from offload.byte_sizes import show_bytes
 from offload.errors import BindingError, ExecutionError
 from offload.program import ITEM_BYTES, Program, StoredTensor, is_dense
+from offload.replay.launch_waits import beyond_launches_ns, launch_waits
 from offload.replay.reports import LastExecution
 from offload.streaming import Streaming
+
+_SHOWN_WAITS = 10
 
 
 class WeightStreaming:
@@ -34,13 +37,14 @@ class WeightStreaming:
         plan: Streaming,
         stream: _native.WeightStream | _native.DeviceWeightStream,
         check_stored: Callable[[], None],
-        last_execution: Callable[[], LastExecution],
+        executions: Callable[[], tuple[LastExecution, LastExecution]],
         *,
         wait_for_submitted: Callable[[], None],
     ) -> None:
+        """Of what loads; `executions` gives the latest one, and the latest one in a timeline."""
         self.plan = plan
         self._wait_for_submitted = wait_for_submitted
-        self._last_execution = last_execution
+        self._executions = executions
         self._program = program
         self._stream = stream
         self._check_stored = check_stored
@@ -52,12 +56,13 @@ class WeightStreaming:
         return self._stream.bytes_moved
 
     @property
-    def wait_ns(self) -> int:
+    def wait_ns(self) -> int | None:
         """For which launches have waited for weights since the executable was loaded.
 
-        0 on a device that executes a graph: nobody knows when its launches began.
+        None on a device that queues work, where only executions in a timeline are measured.
         """
-        return self._stream.wait_ns
+        stream = self._stream
+        return stream.wait_ns if isinstance(stream, _native.WeightStream) else None
 
     @property
     def store_bytes(self) -> int | None:
@@ -182,6 +187,7 @@ class WeightStreaming:
             + (f": {plan.timing}" if plan.timing else "")
         )
         lines += self._store_lines()
+        lines += self._waits_by_launch()
         sizes = Counter[int]()
         for piece in streamed:
             sizes[piece.value] += piece.size_bytes
@@ -232,20 +238,62 @@ class WeightStreaming:
             )
 
     def _measured(self) -> str:
-        last = self._last_execution()
+        last, traced = self._executions()
         if not last.n_executions:
             return "measured: nothing has been executed yet"
-        if last.bytes_streamed and not last.stream_busy_ns:
+        which = "the last execution"
+        if last.pass_ns is None and traced.pass_ns is not None:
+            which = f"execution {traced.n_executions} of {last.n_executions}, last in a timeline"
+            last = traced
+        if last.pass_ns is None:
             return (
                 f"measured: {show_bytes(last.bytes_streamed)} brought for the last execution; how "
-                "long copies and launches take on this device is not"
+                "long copies and launches take here is measured inside run.timeline() alone, if at "
+                "all, and not with scheduling by the host"
             )
+        text = f"measured: {last.pass_ns / 1e6:.3f} ms by {which}, "
+        if last.stream_wait_ns is None:
+            return text + self._beyond_launches(last.pass_ns)
+        text += f"of which launches waited {last.stream_wait_ns / 1e6:.3f} ms for weights; "
+        if last.stream_bytes_per_second is None:
+            return f"{text}{show_bytes(last.bytes_streamed)} brought"
+        rate = f"brought at {show_bytes(last.stream_bytes_per_second)}/s"
+        if last.stream_timed_bytes == last.bytes_streamed:
+            return f"{text}{show_bytes(last.bytes_streamed)} {rate}"
         return (
-            f"measured: {last.device_ns / 1e6:.3f} ms by the last execution, of which launches "
-            f"waited {last.stream_wait_ns / 1e6:.3f} ms for weights; "
-            f"{show_bytes(last.bytes_streamed)} brought at "
-            f"{show_bytes(last.stream_bytes_per_second)}/s"
+            f"{text}{show_bytes(last.bytes_streamed)} brought, of which "
+            f"{show_bytes(last.stream_timed_bytes or 0)} were timed, {rate}"
         )
+
+    def _beyond_launches(self, pass_ns: int) -> str:
+        """What is known of waits where the device tells no more than the time of the whole."""
+        why = (
+            "which launches wait, and how long copies take, is not measured: events inside of a "
+            "captured model tell no times"
+        )
+        if (exposed_ns := beyond_launches_ns(self.plan, pass_ns)) is None:
+            return f"what of it is waiting is not known, as times of launches are estimates; {why}"
+        relation = "more" if exposed_ns >= 0 else "less"
+        return (
+            f"{abs(exposed_ns) / 1e6:.3f} ms {relation} than the {self.plan.compute_ns / 1e6:.3f} "
+            f"ms of its launches when they were timed one by one without copies; {why}"
+        )
+
+    def _waits_by_launch(self) -> Iterator[str]:
+        """The longest waits of the last execution in a timeline, beside those predicted."""
+        _, traced = self._executions()
+        waits = launch_waits(self._program, self.plan, traced)
+        for one in waits[:_SHOWN_WAITS]:
+            yield (
+                f"  waited in execution {traced.n_executions}: launch {one.launch} {one.operator} "
+                f"{one.measured_ns / 1e6:.3f} ms, {one.predicted_ns / 1e6:.3f} ms predicted"
+            )
+        if rest := waits[_SHOWN_WAITS:]:
+            yield (
+                f"  waited in execution {traced.n_executions}: {len(rest)} other launches "
+                f"{sum(one.measured_ns for one in rest) / 1e6:.3f} ms, "
+                f"{sum(one.predicted_ns for one in rest) / 1e6:.3f} ms predicted"
+            )
 
     @property
     def _weight_bytes(self) -> int:

@@ -92,6 +92,9 @@ class ExecutionTimeline:
         bytes_copied: because a tensor could not be used where it lay.
         outputs_allocated: results for which no buffer was given.
         bytes_streamed: of weights, brought for it.
+        times_weights: whether spans say when weights came and which launches waited for them.
+        pass_ns: where weights were streamed, its launches and their waits together; None where that
+            was not measured.
     """
 
     number: int
@@ -104,6 +107,8 @@ class ExecutionTimeline:
     bytes_copied: int
     outputs_allocated: int = 0
     bytes_streamed: int = 0
+    times_weights: bool = True
+    pass_ns: int | None = None
 
     def of_kind(self, kind: SpanKind) -> tuple[Span, ...]:
         """The measured spans of one kind."""

@@ -154,6 +154,8 @@ def quantities_of(executions: Sequence[ExecutionTimeline]) -> tuple[Quantity, ..
         )
         if kind in kinds
     ]
+    if any(one.pass_ns is not None for one in executions):
+        rows.append(_pass(executions))
     measured = _median([extent_ns(one.spans) if one.spans else None for one in executions])
     predicted = _median([extent_ns(one.predicted) if one.predicted else None for one in executions])
     return (*rows, Quantity("end to end", measured, predicted))
@@ -263,12 +265,30 @@ def _quantity(
             if span.kind is kind and span_name in (None, span.name)
         ]
 
+    def is_measured(one: ExecutionTimeline) -> bool:
+        return bool(one.spans) and (
+            one.times_weights or kind not in (SpanKind.WEIGHTS, SpanKind.WAIT)
+        )
+
     # A prediction that has nothing of the kind is none of it: a cost model may leave copies out.
     predicted = [durations_ns(one.predicted) for one in executions]
     return Quantity(
         name,
-        _median([sum(durations_ns(one.spans)) if one.spans else None for one in executions]),
+        _median([sum(durations_ns(one.spans)) if is_measured(one) else None for one in executions]),
         _median([sum(durations) if durations else None for durations in predicted]),
+    )
+
+
+def _pass(executions: Sequence[ExecutionTimeline]) -> Quantity:
+    """Launches and waits for weights together, until the outputs were ready."""
+    predicted = [
+        [span for span in one.predicted if span.kind in (SpanKind.LAUNCH, SpanKind.WAIT)]
+        for one in executions
+    ]
+    return Quantity(
+        "launches and waits",
+        _median([one.pass_ns for one in executions]),
+        _median([extent_ns(spans) if spans else None for spans in predicted]),
     )
 
 

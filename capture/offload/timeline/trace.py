@@ -209,6 +209,8 @@ def _annotation(execution: ExecutionTimeline, spans: Sequence[Span], thread: int
         "bytes copied": execution.bytes_copied,
         "bytes streamed": execution.bytes_streamed,
     }
+    if execution.pass_ns is not None:
+        event["args"]["launches and waits (us)"] = execution.pass_ns / 1e3
     return event
 
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,10 +30,19 @@ struct WeightWait {
 // that its launches gathered; `busy_ns` is what they took, and gathering is in `wait_ns` as well.
 // The lists are kept where a timeline asks; transfers are those that ended since the last report or
 // run.
+//
+// A device that executes a graph or a model by itself may not look at a clock: then `is_timed` is
+// false, and times and lists say nothing. `untimed_bytes` are those of `bytes` that an execution
+// without a clock brought ahead, so that they are not in `busy_ns`.
 struct PassReport {
   std::uint64_t bytes = 0;
+  bool is_timed = true;
+  std::uint64_t untimed_bytes = 0;
   std::uint64_t busy_ns = 0;
   std::uint64_t wait_ns = 0;  // of launches for weights
+  // From the moment at which the device came to the execution until its outputs were ready, by the
+  // device's clock; nothing where execute returns when they are, or where no clock was read.
+  std::optional<std::uint64_t> device_ns;
   std::vector<TransferTime> transfers;
   std::vector<WeightWait> waits;
 };

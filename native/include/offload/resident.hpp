@@ -87,10 +87,11 @@ class Resident {
   virtual bool streams_weights() const { return false; }
 
   // Of one that streams weights: whether the next execution keeps when they came. Asked for before
-  // each execution.
+  // each execution, and with false when nobody asks any more.
   virtual void trace_weights(bool) {}
 
-  // Of one that streams weights: what the last execution did with them, once.
+  // Of one that streams weights: what the last execution did with them, once. Waits for its outputs
+  // where the device's clock is read for that. Throws ExecutionError where the device fails.
   virtual PassReport take_pass() { return {}; }
 
   // On a device with streams: where the next execution and its copies go, after all that this

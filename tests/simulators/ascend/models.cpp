@@ -41,7 +41,9 @@ void perform(Runtime& state, const Task& task, Runner& runner) {
   } else if (const auto* work = std::get_if<simulator::Work>(&task.content)) {
     runner.perform(*work);
   } else if (const auto* event = std::get_if<EventContent>(&task.content)) {
-    if (event->is_external) event->event->is_set = task.type == kTaskEventRecord;
+    if (!event->is_external) return;
+    event->event->is_set = task.type == kTaskEventRecord;
+    event->event->set_ns = runner.stream_ns();
   } else if (const auto* value = std::get_if<ValueContent>(&task.content)) {
     if (!is_accessible(state, value->address, sizeof value->value)) {
       runner.fail(Status::kIllegalAddress);
@@ -74,9 +76,9 @@ bool holds(Runtime& state, const ValueContent& wanted) {
 
 simulator::Operation operation_of(Runtime& state, const std::shared_ptr<Task>& task) {
   if (task->type == kTaskEventWait) {
-    return Gate{[task] {
-      return task->is_disabled || std::get<EventContent>(task->content).event->is_set;
-    }};
+    const auto event = std::get<EventContent>(task->content).event;
+    return Gate{[task, event] { return task->is_disabled || event->is_set; },
+                [event] { return event->set_ns; }};
   }
   if (task->type == kTaskValueWait) {
     return Gate{[&state, task] {

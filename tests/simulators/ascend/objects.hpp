@@ -52,6 +52,7 @@ struct EventState {
   std::shared_ptr<simulator::Mark> mark;       // of its latest record; null: never recorded
   std::shared_ptr<simulator::Mark> last_wait;  // where a stream had waited for it
   bool is_set = false;                         // on the device: what external waits look at
+  std::int64_t set_ns = 0;                     // when it was last set, by the virtual clock
   // Where it was last recorded, if that was in a capture.
   std::weak_ptr<ModelState> captured_in;
   std::weak_ptr<Task> record;

@@ -183,6 +183,24 @@ SIMULATOR_EXPORT void sim_fault_copy(std::uint64_t nth) {
   driver().device.scheduler.fault_copy(nth);
 }
 
+// From here on events tell the time of a virtual clock, by which each kernel and each copy takes so
+// many ns, and each copy to an address that sim_set_copy_ns names as many as it says.
+SIMULATOR_EXPORT void sim_set_clock(std::int64_t kernel_ns, std::int64_t copy_ns) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().device.scheduler.set_clock({kernel_ns, copy_ns, {}});
+}
+
+// -1, and nothing done, without such a clock.
+SIMULATOR_EXPORT int sim_set_copy_ns(std::uint64_t to, std::int64_t duration_ns) {
+  const std::lock_guard lock(driver().device.mutex);
+  try {
+    driver().device.scheduler.set_copy_ns(to, duration_ns);
+  } catch (const simulator::DeviceError&) {
+    return -1;
+  }
+  return 0;
+}
+
 // Bytes of copies from memory of the host that have run; of what was staged when it was issued
 // none.
 SIMULATOR_EXPORT std::uint64_t sim_bytes_from_host() {

@@ -26,6 +26,7 @@ void Device::launch(Stream& stream, Executable& executable) {
   if (executable.last != nullptr) scheduler.wait(stream, executable.last);
   GraphRun run = executable.run;
   run.order = graphs.order(executable);
+  run.dependencies = executable.dependencies;
   for (const auto& step : run.steps) {
     const auto* const record = std::get_if<EventRecord>(&step->work);
     if (record == nullptr) continue;

@@ -46,7 +46,10 @@ struct Step {
 struct GraphRun {
   std::vector<std::shared_ptr<const Step>> steps;
   std::vector<std::size_t> order;
-  std::size_t next = 0;                                  // in the order: what runs next
+  std::size_t next = 0;                                // in the order: what runs next
+  std::vector<std::vector<std::size_t>> dependencies;  // by step; none of a child graph's
+  std::vector<std::int64_t> ended_ns;                  // by step, of the virtual clock
+  std::int64_t begin_ns = 0;
   std::map<std::uint64_t, std::shared_ptr<Mark>> marks;  // of this launch, by the event
 };
 

@@ -89,7 +89,37 @@ std::shared_ptr<Mark> Scheduler::tail(Stream& stream) {
   return mark;
 }
 
+// Nothing that is enqueued from here on begins before the host's time.
+void Scheduler::tell_time(Stream& stream) {
+  if (!clock_ || stream.told_ns >= host_ns_) return;
+  stream.told_ns = host_ns_;
+  stream.queue.push_back(Wait{std::make_shared<Mark>(Mark{true, host_ns_, nullptr})});
+}
+
+void Scheduler::host_saw(std::int64_t moment_ns) { host_ns_ = std::max(host_ns_, moment_ns); }
+
+std::int64_t Scheduler::read_clock(std::int64_t virtual_ns) const {
+  return clock_ ? virtual_ns : now_ns();
+}
+
+void Scheduler::set_copy_ns(std::uint64_t to, std::int64_t duration_ns) {
+  require(clock_.has_value(), Status::kInvalidValue);
+  clock_->copy_to_ns[to] = duration_ns;
+}
+
+std::int64_t Scheduler::duration_ns(const Work& work) const {
+  if (!clock_) return 0;
+  if (std::holds_alternative<KernelCall>(work) || std::holds_alternative<BlockKernelCall>(work)) {
+    return clock_->kernel_ns;
+  }
+  const auto* const copy = std::get_if<Copy>(&work);
+  if (copy == nullptr) return 0;
+  const auto found = clock_->copy_to_ns.find(copy->destination.at(0, 0));
+  return found == clock_->copy_to_ns.end() ? clock_->copy_ns : found->second;
+}
+
 void Scheduler::enqueue(Stream& stream, Operation operation) {
+  tell_time(stream);
   if (is_default(stream)) {
     for (const auto& other : all()) {
       if (!other->blocking || other == default_ || other->queue.empty()) continue;
@@ -113,7 +143,7 @@ std::shared_ptr<Mark> Scheduler::record(Stream& stream) {
 }
 
 void Scheduler::wait(Stream& stream, std::shared_ptr<Mark> mark) {
-  if (!mark->done) enqueue(stream, Wait{std::move(mark)});
+  if (!mark->done || clock_) enqueue(stream, Wait{std::move(mark)});
 }
 
 void Scheduler::advance(Stream& stream, const Mark* until) {
@@ -136,12 +166,12 @@ bool Scheduler::step(Stream& stream) {
 
 void Scheduler::perform_first(Stream& stream) {
   if (auto* run = std::get_if<GraphRun>(&stream.queue.front())) {
-    if (!advance_graph(*run)) stream.queue.pop_front();
+    if (!advance_graph(stream, *run)) stream.queue.pop_front();
     return;
   }
   const Operation operation = std::move(stream.queue.front());
   stream.queue.pop_front();
-  perform(operation);
+  perform(stream, operation);
 }
 
 // What the stream's first operation waits for has happened.
@@ -186,27 +216,48 @@ std::size_t Scheduler::n_queued() const {
 }
 
 // Runs one node, so that a graph goes no further than somebody waits; false: there is none left.
-bool Scheduler::advance_graph(GraphRun& run) {
+bool Scheduler::advance_graph(Stream& stream, GraphRun& run) {
   if (run.next == run.order.size()) return false;
-  const auto step = run.steps[run.order[run.next++]];  // a fault may drop the run meanwhile
+  if (run.next == 0) {
+    run.begin_ns = stream.now_ns;
+    run.ended_ns.resize(run.steps.size());
+  }
+  const std::size_t index = run.order[run.next++];
+  const auto step = run.steps[index];  // a fault may drop the run meanwhile
+  std::int64_t at_ns = run.begin_ns;
+  for (const std::size_t before : run.dependencies[index]) {
+    at_ns = std::max(at_ns, run.ended_ns[before]);
+  }
+  at_ns += duration_ns(step->work);
+  run.ended_ns[index] = at_ns;
+  stream.now_ns = std::max(stream.now_ns, at_ns);
   if (const auto* record = std::get_if<EventRecord>(&step->work)) {
-    perform(Record{run.marks.at(record->event)});
+    const auto mark = run.marks.at(record->event);
+    mark->at_ns = read_clock(at_ns);
+    mark->done = true;
   } else {
     perform(*step);
   }
   return true;
 }
 
-void Scheduler::perform(const Operation& operation) {
+void Scheduler::perform(Stream& stream, const Operation& operation) {
   if (const auto* work = std::get_if<Work>(&operation)) {
+    current_ = &stream;
     perform(*work);
+    current_ = nullptr;
   } else if (const auto* record = std::get_if<Record>(&operation)) {
-    record->mark->at_ns = now_ns();
+    record->mark->at_ns = read_clock(stream.now_ns);
     record->mark->done = true;
+  } else if (const auto* wait = std::get_if<Wait>(&operation)) {
+    stream.now_ns = std::max(stream.now_ns, wait->mark->at_ns);
+  } else if (const auto* gate = std::get_if<Gate>(&operation); gate->opened_ns != nullptr) {
+    stream.now_ns = std::max(stream.now_ns, gate->opened_ns());
   }
 }
 
 void Scheduler::perform(const Work& work) {
+  if (current_ != nullptr) current_->now_ns += duration_ns(work);
   if (const auto* call = std::get_if<KernelCall>(&work)) {
     int result = 0;
     {
@@ -284,6 +335,7 @@ void Scheduler::run(const std::shared_ptr<Stream>& stream) {
   }
   if (fault_) throw DeviceError(*fault_);
   require(stream->queue.empty(), Status::kBlocked);
+  host_saw(stream->now_ns);
 }
 
 void Scheduler::run_until(const std::shared_ptr<Mark>& mark) {
@@ -293,6 +345,7 @@ void Scheduler::run_until(const std::shared_ptr<Mark>& mark) {
   }
   if (fault_) throw DeviceError(*fault_);
   require(mark->done, Status::kBlocked);
+  if (clock_) host_saw(mark->at_ns);
 }
 
 void Scheduler::run_all() {
@@ -306,6 +359,7 @@ void Scheduler::run_all() {
   }
   if (fault_) throw DeviceError(*fault_);
   require(n_queued() == 0, Status::kBlocked);
+  for (const auto& stream : all()) host_saw(stream->now_ns);
 }
 
 void Scheduler::set_fault(Status status) {
@@ -333,11 +387,14 @@ void Scheduler::set_eager(bool eager) {
 void Scheduler::reset() {
   require(!executing_, Status::kNotReady);
   newest_first_ = false;
+  clock_.reset();
+  host_ns_ = 0;
   drop_all();
   streams_.clear();
   for (const auto& stream : {default_, thread_default_}) {
     stream->capture.reset();
     stream->frontier.clear();
+    stream->now_ns = stream->told_ns = 0;
   }
   eager_ = false;
   copies_to_fault_ = bytes_from_host_ = 0;

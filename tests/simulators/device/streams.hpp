@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -36,6 +37,8 @@ struct Wait {
 // Holds the stream until it is open. Asked under the device's mutex, possibly often.
 struct Gate {
   std::function<bool()> is_open;
+  // When it was opened, by the virtual clock; empty: nobody knows.
+  std::function<std::int64_t()> opened_ns = nullptr;
 };
 using Operation = std::variant<Work, GraphRun, Record, Wait, Gate>;
 
@@ -46,6 +49,17 @@ struct Stream {
   bool advancing = false;               // its first operation is under way
   std::shared_ptr<Capture> capture;     // while it captures
   std::vector<std::uint64_t> frontier;  // nodes that the next one depends on
+  std::int64_t now_ns = 0;              // by the virtual clock: when what has run of it ended
+  std::int64_t told_ns = 0;             // the host's time that the queue knows
+};
+
+// Durations by which a device tells the time, whatever the order and the time in which the
+// simulation does its work: an operation begins when all that it waits for has ended, and not
+// before the host had enqueued it. The host's time goes on where it waits.
+struct VirtualClock {
+  std::int64_t kernel_ns = 0;
+  std::int64_t copy_ns = 0;
+  std::map<std::uint64_t, std::int64_t> copy_to_ns;  // by the address that is written
 };
 
 struct Event {
@@ -102,6 +116,10 @@ class Scheduler : private Runner {
   bool is_executing() const { return executing_; }
   void set_eager(bool eager);
 
+  // From here on the device tells the time by this clock, and not by the machine's.
+  void set_clock(VirtualClock clock) { clock_ = std::move(clock); }
+  void set_copy_ns(std::uint64_t to, std::int64_t duration_ns);
+
   // Which streams go first while one waits at a gate.
   void set_newest_first(bool newest) { newest_first_ = newest; }
 
@@ -121,9 +139,14 @@ class Scheduler : private Runner {
   bool open(const Gate& gate);
   bool step_any(bool waiting);
   std::size_t n_queued() const;
-  bool advance_graph(GraphRun& run);
-  void perform(const Operation& operation);
+  bool advance_graph(Stream& stream, GraphRun& run);
+  void perform(Stream& stream, const Operation& operation);
+  std::int64_t duration_ns(const Work& work) const;
+  std::int64_t read_clock(std::int64_t virtual_ns) const;
+  void tell_time(Stream& stream);
+  void host_saw(std::int64_t moment_ns);
   void perform(const Work& work) override;
+  std::int64_t stream_ns() const override { return current_ == nullptr ? 0 : current_->now_ns; }
   void fail(Status status) override { fault_ = status; }
   void perform(const BlockKernelCall& call);
   void perform(const GraphRun& run);
@@ -142,6 +165,9 @@ class Scheduler : private Runner {
   std::uint64_t bytes_from_host_ = 0;
   bool eager_ = false;
   bool newest_first_ = false;
+  std::optional<VirtualClock> clock_;
+  std::int64_t host_ns_ = 0;   // by it
+  Stream* current_ = nullptr;  // of which an operation runs that is no graph's
   std::optional<Status> fault_;
 };
 

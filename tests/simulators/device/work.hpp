@@ -129,6 +129,8 @@ using Work = std::variant<KernelCall, Copy, Fill, HostCall, ChildGraph, EventRec
 class Runner {
  public:
   virtual void perform(const Work& work) = 0;
+  // By the virtual clock: when what has run on its stream so far ended.
+  virtual std::int64_t stream_ns() const = 0;
   // The device fails for good.
   virtual void fail(Status status) = 0;
 
