@@ -352,6 +352,7 @@ def layers() -> torch.nn.Module:
     return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
 
 
+@pytest.mark.usefixtures("small_granules")
 @pytest.mark.parametrize("function", CALLS)
 def test_each_call_that_fails_leaves_nothing_and_the_next_execution_right(
     function, cuda_device, simulator, tmp_path

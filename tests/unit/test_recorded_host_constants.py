@@ -13,6 +13,7 @@ from offload import passes
 from offload.backends.cuda.torch_capture import _OneCapture
 from offload.backends.torch_warm_up import _private_bases
 from offload.errors import CaptureError
+from offload.files import has_same_content
 from offload.program import Program, Role
 from offload.record import recorder, recording_device
 from offload.record.callables import Parameters
@@ -317,7 +318,7 @@ def recorded_fake(function, *args: torch.Tensor) -> Program:
         function=function,
         parameters=Parameters((), ()),
         runs_opaque=lambda _: True,
-        fakes=FakeWeights({}, torch.device("meta")),
+        fakes=FakeWeights({}, torch.device("meta"), has_same_content),
     )
     args, _ = watching.begin(args, {})
     return passes.remove_dead_launches(watching.finish(function(*args))[1].program)
