@@ -16,7 +16,7 @@ from offload.replay.launch_waits import (
     launch_waits,
     predicted_waits_ns,
 )
-from offload.timeline.summary import microseconds
+from offload.timeline.summary import merged_names, microseconds
 
 _SHOWN_WAITS = 5
 _STAGES = ("convert", "drain", "policy", "patch", "submit")
@@ -98,7 +98,7 @@ def report_on(executable: Executable, executions: Sequence[LastExecution]) -> Re
         last=executions[-1],
         substages_ns={
             name: _median(one.substages_ns.get(name, 0) for one in executions)
-            for name in dict.fromkeys(name for one in executions for name in one.substages_ns)
+            for name in merged_names(one.substages_ns for one in executions)
         },
         streaming=_streaming_report(executable, executions),
     )

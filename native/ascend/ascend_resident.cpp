@@ -96,8 +96,8 @@ void AscendResident::heed_failure() {
   if (steps_) steps_->weights()->distrust();
 }
 
-void AscendResident::execute_model() {
-  if (steps_) return steps_->weights()->execute(model_->handle(), stream());
+void AscendResident::execute_model(Submission& submission) {
+  if (steps_) return steps_->weights()->execute(model_->handle(), stream(), submission);
   runtime().check(runtime().model_execute_async(model_->handle(), stream()), "executing the model");
 }
 
@@ -106,12 +106,9 @@ void AscendResident::execute(Submission& submission, LaunchTimes* times) {
   const ContextScope scope(runtime(), device());
   note_enqueued();
   heed_failure();
-  if (steps_) {
-    steps_->weights()->begin_pass(stream());
-    submission.end_substage(kPrologue);
-  }
+  if (steps_ && steps_->weights()->begin_pass(stream())) submission.end_substage(kWeightsRead);
   refresh_->enqueue(stream(), submission);
-  execute_model();
+  execute_model(submission);
   submission.end(kExecuteEnqueue);
   if (times == nullptr) return;
   std::fill(times->begin_ns.begin(), times->begin_ns.end(), submission.end_ns);
@@ -132,7 +129,7 @@ void AscendResident::issue(std::size_t launch) {
   note_enqueued();
   heed_failure();
   if (steps_ && launch == 0) steps_->weights()->begin_pass(stream());
-  Submission by_host;  // which has no substages
+  Submission by_host;  // nobody asks for it
   refresh_->enqueue(stream(), by_host);
   if (steps_) steps_->weights()->issue_before(launch, stream());
   for (const std::size_t kernel : launch_kernels_.at(launch)) launch_kernel(kernel, stream());

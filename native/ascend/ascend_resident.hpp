@@ -89,7 +89,7 @@ class AscendResident final : public StreamResident {
   void make(const AscendProgram& program);
   void make_model();
   void heed_failure();
-  void execute_model();
+  void execute_model(Submission& submission);
   void launch_kernel(std::size_t kernel, Stream stream) const;
   void launch_timed(LaunchTimer& timer, Stream stream);
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "ascend/pinned_memory.hpp"
+#include "ascend/substages.hpp"
 #include "offload/errors.hpp"
 
 namespace offload::acl {
@@ -103,13 +104,13 @@ void AscendWeightStream::forget_ready(Stream stream) {
   may_be_set_ = false;
 }
 
-void AscendWeightStream::execute(Model model, Stream stream) {
+void AscendWeightStream::execute(Model model, Stream stream, Submission& submission) {
   if (copies().empty()) {
     runtime_.check(runtime_.model_execute_async(model, stream), "executing the model");
     return;
   }
   if (timer_) timer_->before(stream);
-  enter(stream);
+  if (enter(stream)) submission.end_substage(kPrologue);
   runtime_.check(runtime_.model_execute_async(model, lane()), "executing the model");
   leave(stream);
   if (timer_) timer_->behind(stream);

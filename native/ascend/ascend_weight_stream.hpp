@@ -9,6 +9,7 @@
 
 #include "ascend/pass_timer.hpp"
 #include "ascend/runtime.hpp"
+#include "offload/resident.hpp"
 #include "streaming/device_weight_stream.hpp"
 
 namespace offload::acl {
@@ -49,8 +50,9 @@ class AscendWeightStream final : public DeviceWeightStream {
   Stream lane() const { return lane_->handle(); }
 
   // Executes the model whose copies bring these weights: behind what `stream` holds, on the lane,
-  // and lets `stream` wait for the outputs. Throws ExecutionError.
-  void execute(Model model, Stream stream);
+  // and lets `stream` wait for the outputs. A prologue is a substage of submit. Throws
+  // ExecutionError.
+  void execute(Model model, Stream stream, Submission& submission);
 
   // Whether the passes from now on are timed, where the runtime makes events for that. Throws
   // ExecutionError.

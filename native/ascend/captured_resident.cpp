@@ -95,14 +95,11 @@ void CapturedResident::execute(Submission& submission, LaunchTimes* times) {
   note_enqueued();
   heed_failure();
   AscendWeightStream* const weights = program_.steps ? program_.steps->weights().get() : nullptr;
-  if (weights != nullptr) {
-    weights->begin_pass(stream());
-    submission.end_substage(kPrologue);
-  }
+  if (weights != nullptr && weights->begin_pass(stream())) submission.end_substage(kWeightsRead);
   arguments_.enqueue(stream(), submission);
   program_.copies->begin(stream(), submission);
   if (weights != nullptr) {
-    weights->execute(program_.model, stream());
+    weights->execute(program_.model, stream(), submission);
   } else {
     runtime().check(runtime().model_execute_async(program_.model, stream()),
                     "executing the captured model");

@@ -11,18 +11,19 @@ namespace offload::acl {
 
 // The substages of submit, in order. An execution has those in which it had something to do.
 enum Substage : std::size_t {
-  kPrologue,       // weights that the model finds already brought; see DeviceWeightStream
+  kWeightsRead,    // streamed weights that were replaced or refreshed are read again
   kBufferUpdates,  // data buffers of an offline model get their addresses
   kTableCopy,      // of arguments that the host has written
   kBaseCopy,       // of the bases that the device gathers
   kRefreshLaunch,  // of what gathers them
   kInputCopies,    // by the host, of inputs that are used elsewhere
+  kPrologue,       // weights that the model has to find there are brought
   kExecuteEnqueue  // the model is executed; always the last
 };
 
 inline std::vector<std::string> substage_names() {
-  return {"prologue",       "buffer updates", "table copy",     "base copy",
-          "refresh launch", "input copies",   "execute enqueue"};
+  return {"weights read",   "buffer updates", "table copy", "base copy",
+          "refresh launch", "input copies",   "prologue",   "execute enqueue"};
 }
 
 static_assert(kExecuteEnqueue < Submission::kMostSubstages);

@@ -299,7 +299,9 @@ void register_replay(py::module_& module) {
       .def_property_readonly("last_traced",
                              [](PythonReplay& self) { return self.replay().last_traced(); })
       .def("start_trace", [](PythonReplay& self) { self.replay().start_trace(); })
-      .def("stop_trace", [](PythonReplay& self) { return self.replay().stop_trace(); })
+      .def(
+          "stop_trace", [](PythonReplay& self) { return self.replay().stop_trace(); },
+          py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("trace_clock_reads",
                              [](PythonReplay& self) { return self.replay().trace_clock_reads(); });
   module.def(

@@ -101,7 +101,8 @@ RegisteredMemory::RegisteredMemory(const Driver& driver, std::size_t n_bytes)
 
 RegisteredMemory::~RegisteredMemory() {
   if (data_ == nullptr) return;
-  driver_.memory_host_unregister(data_);
+  // Pages that the driver still has must not become anybody else's.
+  if (driver_.memory_host_unregister(data_) != kSuccess) return;
   munmap(data_, whole_pages(n_bytes_));
 }
 

@@ -165,6 +165,7 @@ bool CopyNodes::follow(const Driver& driver, GraphExec exec, const CudaWeightStr
     const std::byte* const from = run.from + part.offset_bytes;
     if (from == part.from) continue;
     const Memcpy3D params = copy_params(part.to, from, part.n_bytes);
+    part.from = nullptr;  // until all is set: where it reads if a call fails nobody knows
     driver.check(driver.graph_memcpy_set_params(part.node, &params), kFollowing);
     if (exec != nullptr) {
       driver.check(driver.graph_exec_memcpy_set_params(exec, part.node, &params, context),

@@ -236,6 +236,7 @@ void Replay::run(Call& call, bool queued) {
   execution.call_ns = call.call_ns;
   execution.checked_ns = call.checked_ns;
   execution.drain = call.drain;
+  if (streams_weights_) resident_->trace_weights(traced != nullptr);
   execution.begin_ns = waited || trace ? now_ns() : call.checked_ns;  // a trace is no header work
   if (trace && !waited) trace->clock_reads = 1;
   weights_.check();
@@ -251,7 +252,6 @@ void Replay::run(Call& call, bool queued) {
     resident_->patch(header_.refresh(execution.counts));
   }
   execution.patched_ns = now_ns();
-  if (streams_weights_) resident_->trace_weights(traced != nullptr);
   execute_launches(call, execution, traced);
   execution.end_ns = now_ns();
   if (streams_weights_) note_weights(execution, traced);

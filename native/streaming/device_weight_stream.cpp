@@ -164,17 +164,18 @@ void DeviceWeightStream::read_resident(std::size_t weight, const WeightPiece& pi
 
 // ---- passes -------------------------------------------------------------------------------------
 
-void DeviceWeightStream::begin_pass(StreamAddress stream) {
+bool DeviceWeightStream::begin_pass(StreamAddress stream) {
   if (content_.is_closed()) throw ExecutionError(kStreamClosed);
   pass_bytes_ = 0;
   executed_ = true;
-  if (!content_.is_stale()) return;
+  if (!content_.is_stale()) return false;
   with_device([&] { wait_for(stream); });
   try {
     with_device([&] { read({}, /*is_first=*/false); });
   } catch (const FileError& error) {
     throw ExecutionError(error.what());
   }
+  return true;
 }
 
 void DeviceWeightStream::enqueue(std::size_t transfer, StreamAddress stream) {
@@ -192,18 +193,19 @@ void DeviceWeightStream::enqueue_copies(const WeightCopy& copy, StreamAddress st
   }
 }
 
-void DeviceWeightStream::enter(StreamAddress stream, PassMarks* marks) {
+bool DeviceWeightStream::enter(StreamAddress stream, PassMarks* marks) {
   const bool needs_prologue = !holds_prologue_;
   holds_prologue_ = false;
   lane_may_run_ = true;
   if (marks != nullptr) marks->before_pass(stream);
   follow(stream);
-  if (!needs_prologue) return;
+  if (!needs_prologue) return false;
   for (const std::size_t transfer : prologue_) {
     if (marks != nullptr) marks->before_copy(transfer);
     enqueue(transfer, lane_address());
     if (marks != nullptr) marks->behind_copy(transfer);
   }
+  return !prologue_.empty();
 }
 
 void DeviceWeightStream::leave(StreamAddress stream) {

@@ -116,14 +116,14 @@ class DeviceWeightStream {
   std::size_t shared_store_bytes() const { return stored_->shared_bytes(); }
 
   // Begins a pass of which nothing is enqueued yet: reads again what was refreshed or replaced,
-  // once all earlier passes, also those on `stream`, have ended. Throws ExecutionError, after close
-  // too; the next pass tries once more.
-  void begin_pass(StreamAddress stream);
+  // once all earlier passes, also those on `stream`, have ended. Whether it read any. Throws
+  // ExecutionError, after close too; the next pass tries once more.
+  bool begin_pass(StreamAddress stream);
 
   // Lets the lane wait for what `stream` holds, and brings the prologue where it is needed. Until
-  // leave has succeeded the next pass needs one. `marks`, which may be null, are told. Throws
-  // ExecutionError.
-  void enter(StreamAddress stream, PassMarks* marks = nullptr);
+  // leave has succeeded the next pass needs one. `marks`, which may be null, are told. Whether it
+  // brought any. Throws ExecutionError.
+  bool enter(StreamAddress stream, PassMarks* marks = nullptr);
 
   // The executable was enqueued on the lane: lets `stream` wait until its outputs are ready. Throws
   // ExecutionError, once nothing runs any more.

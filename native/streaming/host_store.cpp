@@ -169,11 +169,16 @@ HostRun HostStore::find(const StoreKey& key, std::size_t offset_bytes, std::size
 
 std::size_t HostStore::held_bytes(const StoreKey& key, std::size_t offset_bytes,
                                   std::size_t size_bytes) {
-  std::vector<HostRun> listed;
   const std::lock_guard lock(mutex_);
-  listed = listed_in(key, offset_bytes, offset_bytes + size_bytes);
+  const auto found = listings_.find(key);
+  if (found == listings_.end()) return 0;
   std::size_t n_bytes = 0;
-  for (const HostRun& run : listed) n_bytes += run.size_bytes;
+  for (const auto& [begin, one] : found->second) {
+    if (one.use.expired()) continue;
+    const std::size_t first = std::max(offset_bytes, begin);
+    const std::size_t last = std::min(offset_bytes + size_bytes, begin + one.size_bytes);
+    if (first < last) n_bytes += last - first;
+  }
   return n_bytes;
 }
 

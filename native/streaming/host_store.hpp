@@ -115,7 +115,7 @@ class HostStore final : public ThreadOwner {
   // All of a range of a file in one listed slab; without a slab where there is none.
   HostRun find(const StoreKey& key, std::size_t offset_bytes, std::size_t size_bytes);
 
-  // How many bytes of a range of a file are listed.
+  // How many bytes of a range of a file are listed and used. Needs no context, unlike all else.
   std::size_t held_bytes(const StoreKey& key, std::size_t offset_bytes, std::size_t size_bytes);
 
   // Lets nobody find a slab any more: its file has another content.

@@ -12,9 +12,9 @@ namespace {
 
 std::string shared_text(const std::string& name) {
   return name +
-         ": its new content has no place: its bytes on the host are used by another executable "
-         "too, "
-         "whose results must not change, and a model of this device copies from where it was "
+         ": its new content has no place: its bytes on the host are used by another weight or "
+         "executable too, whose results must not change, and a model of this device copies from "
+         "where it was "
          "captured. Close the other one, or load this one with share_store=False";
 }
 
@@ -107,7 +107,7 @@ HostRun StoredWeights::own_memory(const HostRun& run, std::size_t weight) {
 }
 
 void StoredWeights::use(HostRun& run, HostRun found) {
-  if (found.slab == run.slab) return;
+  if (found.slab == run.slab && found.offset_bytes == run.offset_bytes) return;
   const std::lock_guard lock(mutex_);
   moved_.push_back(run.slab);
   run = std::move(found);

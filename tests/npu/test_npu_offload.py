@@ -111,6 +111,7 @@ def test_the_host_copies_where_the_runtime_has_no_table(form: str) -> None:
         assert "drain: it has none, policy = policy, patch = update host args; of submit" in (
             " ".join(run.notes())
         )
+        assert ("input copies = its stage 3" in " ".join(run.notes())) == (form == "enqueued")
         given = {"enqueued": "input copies"}.get(form, "table copy")
         assert list(run.last_execution.substages_ns) == [given, "execute enqueue"]
 

@@ -187,10 +187,16 @@ def test_a_streamed_program_takes_three_streams(form, ascend, monkeypatch, deep)
         assert ascend.streams_in_use() == held[0] + 3
         assert _native.ascend_streams() == held[1] + 3
         assert list(run.last_execution.substages_ns) == [
-            "prologue",
             "table copy",
+            "prologue",
             "execute enqueue",
         ]
+        run(torch.randn(*GIVEN))
+        assert "prologue" not in run.last_execution.substages_ns
+        run.streaming.refresh()
+        run(torch.randn(*GIVEN))
+        first, *_, prologue, last = run.last_execution.substages_ns
+        assert (first, prologue, last) == ("weights read", "prologue", "execute enqueue")
         assert any(one.startswith("streams: 3, as the runtime tells") for one in run.notes())
     assert (ascend.streams_in_use(), _native.ascend_streams()) == held
 

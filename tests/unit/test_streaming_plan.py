@@ -192,6 +192,15 @@ def test_what_is_taken_of_a_budget_is_within_it(unit, size_bytes, more_bytes):
     assert unit.taken_bytes(size_bytes + more_bytes) >= taken
 
 
+@pytest.mark.parametrize("size_mib", [10, 11, 12, 13, 21])
+@pytest.mark.parametrize("more_bytes", [-513, -1, 0, 1, 513])
+def test_large_blocks_of_torch_are_within_their_budget(size_mib, more_bytes):
+    """Segments begin at 10 MiB, and keep a rest of up to 1 MiB."""
+    unit, budget = TorchMemoryUnit(), (size_mib << 20) + more_bytes
+    usable = unit.usable_bytes(budget)
+    assert unit.taken_bytes(usable) <= budget < unit.taken_bytes(usable + 1)
+
+
 @given(demands_and_budgets(), st.sampled_from(UNITS), st.booleans())
 @SLOW
 def test_all_that_the_device_gives_counts(case, unit, tails):

@@ -31,6 +31,7 @@ from timelines import (
 from offload.errors import OffloadError, TimelineError
 from offload.timeline import Timeline
 from offload.timeline.chart import TIMES, duration_text
+from offload.timeline.summary import merged_names
 from offload.timeline.trace import trace_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -339,3 +340,12 @@ def test_names_on_the_page_are_escaped(tmp_path: Path) -> None:
     text, page = written(made, tmp_path)
     assert "script" not in page.tags
     assert "&lt;b&gt;&amp;" in text
+
+
+def test_names_that_only_some_executions_have_keep_their_order():
+    assert merged_names([]) == []
+    assert merged_names([["enqueue"], ["copy", "enqueue"], ["read", "copy", "enqueue"]]) == [
+        "read",
+        "copy",
+        "enqueue",
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from offload.timeline.spans import ExecutionTimeline, Span, SpanKind
@@ -126,6 +126,22 @@ def representative(
     return ordered[(len(ordered) - 1) // 2]
 
 
+def merged_names(sequences: Iterable[Iterable[str]]) -> list[str]:
+    """All names of several sequences, each of which has some of them in one order, in that order.
+
+    >>> merged_names([["enqueue"], ["copy", "enqueue"]])
+    ['copy', 'enqueue']
+    """
+    merged: list[str] = []
+    for names in sequences:
+        place = 0
+        for name in names:
+            if name not in merged:
+                merged.insert(place, name)
+            place = merged.index(name) + 1
+    return merged
+
+
 def quantities_of(executions: Sequence[ExecutionTimeline]) -> tuple[Quantity, ...]:
     """m_l_t and its stages, issues, launches, transfers, weights, end to end: or medians of them.
 
@@ -134,7 +150,10 @@ def quantities_of(executions: Sequence[ExecutionTimeline]) -> tuple[Quantity, ..
     """
     spans = [span for one in executions for span in (*one.spans, *one.predicted)]
     stages = dict.fromkeys(span.name for span in spans if span.kind is SpanKind.STAGE)
-    substages = dict.fromkeys(span.name for span in spans if span.kind is SpanKind.SUBSTAGE)
+    substages = merged_names(
+        [span.name for span in (*one.spans, *one.predicted) if span.kind is SpanKind.SUBSTAGE]
+        for one in executions
+    )
     kinds = {span.kind for span in spans}
     rows = []
     if stages:

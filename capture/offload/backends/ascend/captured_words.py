@@ -108,6 +108,7 @@ def _refuse_ownerless(
     it may look like any address.
     """
     order = sorted(others)
+    unexplained = {(one.node, one.offset_bytes): one.why for one in found.unexplained}
     known = {(word.node, word.offset_bytes) for word in found.words}
     known |= {(one.node, one.offset_bytes) for one in found.constants}
     for node, task in enumerate(tasks):
@@ -122,9 +123,11 @@ def _refuse_ownerless(
             is_there = place >= 0 and word < sum(order[place])
             if is_there and (node, offset_bytes) not in known:
                 raise CaptureError(
-                    f"{node_text(graph, names, node)}: {place_text(graph, node, 0, offset_bytes)} "
-                    f"is always 0x{word:x}, an address of memory that neither the Program nor the "
-                    "capture owns, so nobody says how long it lives"
+                    unexplained.get((node, offset_bytes))
+                    or f"{node_text(graph, names, node)}: "
+                    f"{place_text(graph, node, 0, offset_bytes)} is always 0x{word:x}, an address "
+                    "of memory that neither the Program nor the capture owns, so nobody says how "
+                    "long it lives"
                 )
 
 
@@ -152,7 +155,7 @@ class _Decision:
             for launch in reversed(program.launches)
             for view in (*launch.views(), *launch.made())  # what is only written has memory before
         }
-        self._unexplained = {self._tasks[one.node].launch: one.why for one in found.unexplained}
+        self._unexplained = self._why_unexplained()
         self._named = self._values_named()
         self._named_by: dict[int, dict[int, set[int]]] = {}  # by launch and Value: the tasks
         for word, value in zip(self._found.words, self._named, strict=True):
@@ -177,6 +180,16 @@ class _Decision:
             self._found, words=tuple(words), scratch_bytes=scratch_bytes
         )
         return RelocatedWords(discovery, self._graph, self.copied, why_fixed)
+
+    def _why_unexplained(self) -> dict[int, str]:
+        """By launch the first of its words that nobody can explain, and how many more there are."""
+        whys: dict[int, list[str]] = {}
+        for one in self._found.unexplained:
+            whys.setdefault(self._tasks[one.node].launch, []).append(one.why)
+        return {
+            launch: first + (f" (and {len(more)} more of its words)" if more else "")
+            for launch, (first, *more) in whys.items()
+        }
 
     # ---- whose a word is -----------------------------------------------------------------------
 
@@ -241,18 +254,23 @@ class _Decision:
                 self.copied.setdefault(value, reason)
 
     def _why_unseen(self, launch: Launch) -> str:
-        nodes = self._tasks_of.get(launch.index, ())
-        if any(self._tasks[node].is_blind for node in nodes):
+        working = self._working(launch)
+        if any(self._tasks[node].is_blind for node in working):
             return (
                 f"{launch.operator} at {launch.source} has a task whose addresses cannot be read "
                 "(a copy, a memset, or one of the AI CPU)"
             )
-        if not nodes and self._touches_memory(launch):
+        if not working and self._touches_memory(launch):
             return (
                 f"the runtime tells no task of {launch.operator} at {launch.source}, whose "
                 "addresses cannot be read (one of the AI CPU, say)"
             )
         return self._unexplained.get(launch.index, "")
+
+    def _working(self, launch: Launch) -> list[int]:
+        """Its tasks but for events, which may be told of a launch whose other tasks are not."""
+        nodes = self._tasks_of.get(launch.index, ())
+        return [node for node in nodes if self._tasks[node].is_kernel or self._tasks[node].is_blind]
 
     def _touches_memory(self, launch: Launch) -> bool:
         values = (self._program.values[index] for index in {*launch.reads, *launch.writes})
@@ -301,9 +319,7 @@ class _Decision:
                 return f"{self._program.values[value].name} is copied from it: {why}"
         for launch in self._program.launches:
             why = self._why_unseen(launch)
-            uses_scratch = len(self._tasks_of.get(launch.index, ())) != 1 or (
-                launch.index in self._unexplained
-            )
+            uses_scratch = len(self._working(launch)) != 1 or launch.index in self._unexplained
             if why and (uses_scratch or self._touches_pool(launch)):
                 return why
             for value in launch.writes:

@@ -65,7 +65,7 @@ def refresh_note(counts: dict[str, int], gather: Gather | None) -> str:
     )
 
 
-def stages_note(*, gathers: bool = False, drains: bool = False) -> str:
+def stages_note(*, gathers: bool = False, drains: bool = False, copies_inputs: bool = False) -> str:
     """Which of m_l_t's stages, and of submit's substages, is which of the graph engine's.
 
     Its names are those of its own log of the header (GE_DAVINCI_MODEL_PROFILING).
@@ -73,6 +73,7 @@ def stages_note(*, gathers: bool = False, drains: bool = False) -> str:
     Args:
         gathers: the device refreshes arguments, by what is launched.
         drains: torch's queue is delivered before.
+        copies_inputs: the host copies inputs to where the model reads them.
     """
     refresh = (
         ["base copy = active-membase memcpy", "refresh launch = kernel launch"]
@@ -85,6 +86,8 @@ def stages_note(*, gathers: bool = False, drains: bool = False) -> str:
         "policy = policy",
         "patch = update host args",
     ]
+    if copies_inputs:
+        refresh.append("input copies = its stage 3")
     substages = [*refresh, "execute enqueue = model execute"]
     return (
         f"m_l_t in the graph engine's stages: {', '.join(stages)}; of submit: "

@@ -298,9 +298,11 @@ def _notes(
     held: Callable[[], str],
     more: tuple[str, ...],
 ) -> tuple[str, ...]:
+    model = bound.model
+    by_host = bool(model.moving) and model.copies is not None and model.copies.form == "enqueued"
     return (
         *notes_of(bound, program, resident),
-        stages_note(drains=True),
+        stages_note(drains=True, copies_inputs=by_host),
         held(),
         *more,
     )
