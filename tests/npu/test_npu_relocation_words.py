@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 
@@ -14,7 +15,8 @@ from test_npu_offload import load
 from test_npu_relocation import COPIED, RELOCATED, notes
 
 import offload
-from offload.backends.ascend import TorchAscendBackend
+from offload.backends.ascend import TorchAscendBackend, torch_relocation
+from offload.backends.ascend.captured_words import RelocatedWords, relocated_words
 
 
 @pytest.fixture
@@ -55,3 +57,28 @@ def test_where_every_launch_has_such_a_word_all_is_copied() -> None:
     captured = offload.capture(lambda x, y: x * y, torch.ones(8).npu(), torch.ones(8).npu())
     with pytest.raises(offload.CaptureError, match="differs between captures and is no address"):
         TorchAscendBackend(relocation=True).prepare(captured.program)
+
+
+def test_a_third_capture_that_tells_otherwise_has_all_copied(
+    monkeypatch: pytest.MonkeyPatch, simulated_npu: AscendSimulator
+) -> None:
+    """Its address is another one than in the captures that words were told by."""
+    compared: list[RelocatedWords] = []
+
+    def compare(*given: object) -> RelocatedWords:
+        found = relocated_words(*given)
+        compared.append(found)
+        if len(compared) == 1:
+            return found
+        words = found.discovery.words[1:]
+        return dataclasses.replace(
+            found, discovery=dataclasses.replace(found.discovery, words=words)
+        )
+
+    monkeypatch.setattr(torch_relocation, "relocated_words", compare)
+    with load(lambda x: (x + 1).relu(), torch.ones(8).npu()) as run:
+        check_same(run(torch.full((8,), -3.0).npu()), torch.zeros(8))
+        check_same(run(torch.full((8,), 3.0).npu()), torch.full((8,), 4.0))
+        assert len(compared) == 2
+        assert COPIED in notes(run)
+        assert "a third capture does not tell the same addresses" in notes(run)
