@@ -32,6 +32,11 @@ Size = tuple[int, int]
 Times = dict[str, list[int]]
 """Of each of `WRITTEN` and `GIVEN`, all rounds in nanoseconds."""
 
+AXES: list[tuple[str, str, dict[int, Size]]] = [
+    (f"{N_SLOTS} slots, each of so many words", "words", {n: (N_SLOTS, n) for n in WORDS}),
+    (f"so many slots, each of {N_WORDS} words", "slots", {n: (n, N_WORDS) for n in SLOTS}),
+]
+
 
 @pytest.fixture
 def ascend() -> Iterator[ascend_simulator.AscendSimulator]:
@@ -111,29 +116,20 @@ def case_of(title: str, x_name: str, found: Mapping[str, Mapping[int, Times]]) -
     )
 
 
-def test_words(
+@pytest.mark.parametrize("axis", AXES, ids=[axis[1] for axis in AXES])
+def test_gather(
     benchmark: Any,
     record: Callable[[Case], None],
     ascend: ascend_simulator.AscendSimulator,
     monkeypatch: pytest.MonkeyPatch,
+    axis: tuple[str, str, dict[int, Size]],
 ) -> None:
-    found = {
-        refresh: {n: measure(ascend, monkeypatch, refresh, (N_SLOTS, n)) for n in WORDS}
-        for refresh in REFRESHES
-    }
-    record(case_of(f"{N_SLOTS} slots, each of so many words", "words", found))
-    benchmark.pedantic(lambda: None, rounds=1)
+    title, x_name, sizes = axis
 
+    def found() -> dict[str, dict[int, Times]]:
+        return {
+            refresh: {x: measure(ascend, monkeypatch, refresh, size) for x, size in sizes.items()}
+            for refresh in REFRESHES
+        }
 
-def test_slots(
-    benchmark: Any,
-    record: Callable[[Case], None],
-    ascend: ascend_simulator.AscendSimulator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = {
-        refresh: {n: measure(ascend, monkeypatch, refresh, (n, N_WORDS)) for n in SLOTS}
-        for refresh in REFRESHES
-    }
-    record(case_of(f"so many slots, each of {N_WORDS} words", "slots", found))
-    benchmark.pedantic(lambda: None, rounds=1)
+    record(case_of(title, x_name, benchmark.pedantic(found, rounds=1)))

@@ -7,10 +7,6 @@ turns, and so do both bounds. Beside them: what others do for a model larger tha
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +19,7 @@ from torch import nn
 import device_decoder
 import device_streaming_process
 import offload
+import process_memory
 from device_turns import device_turns
 from measurements import Case, counted_figure, figure_of, ratio_of
 from streaming_peers import prepare
@@ -106,18 +103,6 @@ def test_roofline(
         torch.cuda.synchronize()
 
 
-def measure(folder: Path, budget_bytes: int) -> dict[str, float]:
-    """What a process of its own prints."""
-    paths = [str(PROCESS.parents[1]), os.environ.get("PYTHONPATH", "")]
-    finished = subprocess.run(
-        [sys.executable, str(PROCESS), str(folder), str(budget_bytes)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    found: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
-    return found
-
-
 def test_host_memory(benchmark: Any, record: Callable[[Case], None], folder: Path) -> None:
     inputs = device_decoder.inputs(device_streaming_process.N_TOKENS, "cuda")
     captured = offload.capture(device_decoder.without_memory(), *inputs, weights=folder)
@@ -127,20 +112,20 @@ def test_host_memory(benchmark: Any, record: Callable[[Case], None], folder: Pat
         checksum = float(run(*inputs).double().abs().sum())
         benchmark.pedantic(lambda: run(*inputs), rounds=3)
         torch.cuda.synchronize()
-    found = [measure(folder, budget_bytes) for _ in range(MEMORY_ROUNDS)]
+    found = [process_memory.measure(PROCESS, folder, budget_bytes) for _ in range(MEMORY_ROUNDS)]
     assert all(one["checksum"] == checksum for one in found)
-    beyond = [one["peak_bytes"] - one["imported_bytes"] for one in found]
-    allowed = [1.01 * (one["streamed_bytes"] + budget_bytes) for one in found]
     record(
         Case(
             f"host memory: decoder, budget 50 % of {whole_bytes // MIB} MiB",
             ratios={
-                "1.01 of the budget and what is streamed": ratio_of(
-                    allowed, beyond, of="bytes", at_least=1
+                "1.01 of the budget and what is streamed": process_memory.against_streamed(
+                    found, budget_bytes
                 )
             },
             figures={
-                "beyond the context": figure_of([one / MIB for one in beyond], "MiB"),
+                "beyond the context": figure_of(
+                    [one / MIB for one in process_memory.beyond_imports(found)], "MiB"
+                ),
                 "streamed": counted_figure(found[0]["streamed_bytes"] / MIB, "MiB"),
             },
         )

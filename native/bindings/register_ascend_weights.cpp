@@ -103,13 +103,7 @@ void register_ascend_weights(py::module_& module) {
           "Whether outputs are ready before the last copies have ended.");
   register_steps(module);
   register_timer(module);
-  module.def(
-      "ascend_held_bytes",
-      [](int device, const std::vector<StoredRange>& ranges) {
-        return held_bytes(AscendWeightStream::store_device(device), ranges);
-      },
-      py::arg("device"), py::arg("ranges"), py::call_guard<py::gil_scoped_release>(),
-      "How many bytes of these ranges the host store of a device has.");
+  define_held_bytes<AscendWeightStream>(module, "ascend_held_bytes");
   module.def("ascend_link_samples", &acl::sample_link, py::arg("device"),
              py::call_guard<py::gil_scoped_release>(),
              "Times in ns of copies from pinned memory of the host, by their bytes.");

@@ -56,13 +56,7 @@ void register_cuda_weights(py::module_& module) {
   module.def("cuda_granularity_bytes", &granularity_bytes, py::arg("device"),
              py::call_guard<py::gil_scoped_release>(),
              "The unit in which memory of the device is mapped.");
-  module.def(
-      "cuda_held_bytes",
-      [](int device, const std::vector<StoredRange>& ranges) {
-        return held_bytes(CudaWeightStream::store_device(device), ranges);
-      },
-      py::arg("device"), py::arg("ranges"), py::call_guard<py::gil_scoped_release>(),
-      "How many bytes of these ranges the host store of a device has.");
+  define_held_bytes<CudaWeightStream>(module, "cuda_held_bytes");
   module.def("cuda_link_samples", &cuda::sample_link, py::arg("device"),
              py::call_guard<py::gil_scoped_release>(),
              "Times in ns of copies from pinned memory of the host, by their bytes.");

@@ -133,10 +133,20 @@ void register_weight_stream(py::module_& module) {
   on_device
       .def("forget_transfers", &DeviceWeightStream::forget_transfers,
            "Count bytes moved and transfers from here on.")
-      .def_property_readonly("store_bytes", &DeviceWeightStream::store_bytes,
-                             "Bytes of the host store that are used.")
-      .def_property_readonly("shared_store_bytes", &DeviceWeightStream::shared_store_bytes,
-                             "Those that other executables use too.");
+      .def_property_readonly(
+          "store_bytes",
+          [](const DeviceWeightStream& stream) {
+            const py::gil_scoped_release release;
+            return stream.store_bytes();
+          },
+          "Bytes of the host store that are used.")
+      .def_property_readonly(
+          "shared_store_bytes",
+          [](const DeviceWeightStream& stream) {
+            const py::gil_scoped_release release;
+            return stream.shared_store_bytes();
+          },
+          "Those that other executables use too.");
 }
 
 }  // namespace offload

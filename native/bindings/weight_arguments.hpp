@@ -52,6 +52,19 @@ using StoredRange = std::tuple<std::string, std::size_t, std::size_t>;
 // paths now. Nothing is raised for a file that is gone. Without the GIL.
 std::size_t held_bytes(const StoreDevice& device, const std::vector<StoredRange>& ranges);
 
+// Adds the function that asks the part of the host store from which `Stream`s of a device copy.
+template <class Stream>
+void define_held_bytes(pybind11::module_& module, const char* name) {
+  module.def(
+      name,
+      [](int device, const std::vector<StoredRange>& ranges) {
+        return held_bytes(Stream::store_device(device), ranges);
+      },
+      pybind11::arg("device"), pybind11::arg("ranges"),
+      pybind11::call_guard<pybind11::gil_scoped_release>(),
+      "How many bytes of these ranges the host store of a device has.");
+}
+
 // "memory", "direct" or "buffered".
 const char* mode_name(ReadMode mode);
 

@@ -134,6 +134,7 @@ class CudaResident final : public StreamResident<CudaStreams> {
     bool may_change = false;           // was ever marked
   };
 
+  static std::string node_name(std::size_t node);
   void release() noexcept override;
   void abandon() noexcept override;
   void distrust();

@@ -22,6 +22,18 @@ std::vector<std::pair<GraphNode, GraphNode>> edges_of(const Driver& driver, Grap
   return edges;
 }
 
+std::vector<GraphNode> nodes_in_clone(const Driver& driver, Graph clone,
+                                      const std::vector<GraphNode>& originals) {
+  std::vector<GraphNode> found;
+  for (const GraphNode original : originals) {
+    GraphNode node = nullptr;
+    driver.check(driver.graph_node_find_in_clone(&node, original, clone),
+                 "finding a node in the clone of a graph");
+    found.push_back(node);
+  }
+  return found;
+}
+
 std::vector<std::size_t> order_of(const Driver& driver, Graph graph,
                                   const std::vector<GraphNode>& nodes) {
   std::map<GraphNode, std::size_t> index_of;

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <deque>
 
+#include "cuda/graph_order.hpp"
 #include "cuda/held.hpp"
 
 namespace offload::cuda {
@@ -21,13 +22,7 @@ class Timed {
 
   // Nodes of the graph that was cloned.
   void add(const std::vector<GraphNode>& originals) {
-    std::vector<GraphNode> nodes;
-    for (const GraphNode original : originals) {
-      GraphNode node = nullptr;
-      driver_.check(driver_.graph_node_find_in_clone(&node, original, graph_.get()),
-                    "finding a node in a graph to time");
-      nodes.push_back(node);
-    }
+    const std::vector<GraphNode> nodes = nodes_in_clone(driver_, graph_.get(), originals);
     const std::vector<GraphNode> from(nodes.size(), last_);
     const std::vector<EdgeData> data(nodes.size());
     driver_.check(driver_.graph_add_dependencies(graph_.get(), from.data(), nodes.data(),

@@ -41,7 +41,7 @@ TimedGraph::TimedGraph(const Driver& driver, const TimedTemplate& from,
       exec_(driver.graph_exec_destroy),
       applied_(from.nodes.size()) {
   driver_.check(driver_.graph_clone(graph_.fill(), from.graph), "cloning a graph to time");
-  nodes_ = in_clone(from.nodes);
+  nodes_ = nodes_in_clone(driver_, graph_.get(), from.nodes);
   for (Event& arrival : arrivals_) arrival = new_event();
   lane_free_ = new_event();
   add_waits(from);
@@ -79,17 +79,6 @@ void TimedGraph::depend(const std::vector<GraphNode>& from, const std::vector<Gr
   driver_.check(driver_.graph_add_dependencies(graph_.get(), from.data(), to.data(), data.data(),
                                                from.size()),
                 "ordering an event in a graph to time");
-}
-
-std::vector<GraphNode> TimedGraph::in_clone(const std::vector<GraphNode>& originals) const {
-  std::vector<GraphNode> found;
-  for (const GraphNode original : originals) {
-    GraphNode node = nullptr;
-    driver_.check(driver_.graph_node_find_in_clone(&node, original, graph_.get()),
-                  "finding a node in a graph to time");
-    found.push_back(node);
-  }
-  return found;
 }
 
 // One event before each node that waits for copies, behind all captured nodes that it waits for.
@@ -131,8 +120,8 @@ void TimedGraph::add_copies(const TimedTemplate& from) {
     first.push_back(begin);
     last.push_back(end);
   }
-  first = in_clone(first);
-  last = in_clone(last);
+  first = nodes_in_clone(driver_, graph_.get(), first);
+  last = nodes_in_clone(driver_, graph_.get(), last);
   GraphNode before = nullptr;
   for (std::size_t index = 0; index < from.streamed.copies.size(); ++index) {
     const StreamedCopy& place = from.streamed.copies[index];

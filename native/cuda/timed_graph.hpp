@@ -84,7 +84,6 @@ class TimedGraph final : public PassMarks {
 
   GraphNode add_event(const std::vector<GraphNode>& after, Event& event);
   void depend(const std::vector<GraphNode>& from, const std::vector<GraphNode>& to);
-  std::vector<GraphNode> in_clone(const std::vector<GraphNode>& originals) const;
   void add_copies(const TimedTemplate& from);
   void add_waits(const TimedTemplate& from);
   void check_count(const TimedTemplate& from) const;

@@ -106,8 +106,9 @@ class DeviceWeightStream {
   const std::vector<WeightCopy>& copies() const { return copies_; }
 
   // Whoever holds copies has set them to copies(): lets go of where they were read before.
+  bool has_moved() const noexcept { return stored_->has_moved(); }
   void forget_moved() {
-    if (stored_->has_moved()) with_device([this] { stored_->forget_moved(); });
+    if (has_moved()) with_device([this] { stored_->forget_moved(); });
   }
 
   // Bytes of the host store that this executable uses, and those of them that others use too; 0

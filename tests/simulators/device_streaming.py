@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import pytest
@@ -145,6 +146,24 @@ class AscendDevice:
         controls = self.controls
         counts = tuple(controls.live(kind) for kind in kinds)
         return (*counts, controls.streams_in_use(), controls.host_bytes, controls.live_bytes)
+
+
+@contextlib.contextmanager
+def failing_load(device: StreamingDevice, function: str, nth: int) -> Iterator[None]:
+    """The n-th call of a function fails once a load has prepared; captures make calls too."""
+    real = device.backend.prepare
+
+    def prepare(program):
+        found = real(program)
+        device.controls.fail(function, device.failure[0], nth)
+        return found
+
+    device.backend.prepare = prepare
+    try:
+        yield
+    finally:
+        device.controls.forget_calls()
+        device.backend.prepare = real
 
 
 def floor_on(captured, backend) -> int:

@@ -19,6 +19,7 @@ from device_streaming import (
     GIVEN,
     check,
     expected_of,
+    failing_load,
     floor_on,
     poison_after_last_use,
 )
@@ -325,18 +326,11 @@ def test_a_load_that_fails_beside_one_that_shares_leaves_that_as_it_was(
         check(one, [given], expected, device.settle)
         gc.collect()
         held = device.held()
-        real = device.backend.prepare
-
-        def prepare(program):
-            found = real(program)
-            device.controls.fail(function, device.failure[0], nth)
-            return found
-
-        device.backend.prepare = prepare
-        with contextlib.suppress(offload.ExecutionError):  # some calls are not made any more
+        with (
+            failing_load(device, function, nth),
+            contextlib.suppress(offload.ExecutionError),  # some calls are not made any more
+        ):
             load(headed, device, least_budget).close()
-        device.controls.forget_calls()
-        device.backend.prepare = real
         gc.collect()
         assert device.held() == held
         assert one.streaming.shared_store_bytes == 0

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from device_streaming import GIVEN, check, expected_of, poison_after_last_use
+from device_streaming import GIVEN, check, expected_of, failing_load, poison_after_last_use
 from test_streaming import Deep
 
 import offload
@@ -123,18 +123,11 @@ def test_a_failed_load_leaves_nothing(function, nth, device, deep, least_budget)
     deep.load(device.backend.name, weights_budget=least_budget, verify=False).close()
     gc.collect()  # graphs of refusals, whose errors hold frames
     held = device.held()
-    real = device.backend.prepare
-
-    def prepare(program):
-        found = real(program)
-        # From here on: what captures call does not count.
-        device.controls.fail(function, device.failure[0], nth)
-        return found
-
-    device.backend.prepare = prepare
-    with pytest.raises(offload.ExecutionError, match=device.failure[1]):
+    with (
+        failing_load(device, function, nth),
+        pytest.raises(offload.ExecutionError, match=device.failure[1]),
+    ):
         deep.load(device.backend.name, weights_budget=least_budget, verify=False)
-    device.controls.forget_calls()
     gc.collect()
     assert device.held() == held
 

@@ -18,6 +18,7 @@ from offload.program import ITEM_BYTES, Program, StoredTensor, is_dense
 from offload.replay.launch_waits import beyond_launches_ns, launch_waits
 from offload.replay.reports import LastExecution
 from offload.streaming import Streaming
+from offload.torch_names import dtype_name
 
 _SHOWN_WAITS = 10
 
@@ -116,8 +117,7 @@ class WeightStreaming:
             FileError: a file cannot be read; none has been replaced.
             ExecutionError: on an NPU, another executable has the bytes of a streamed weight in the
                 same memory (`load(share_store=False)`); it is closed; or a launch of this
-                executable calls this; none has been
-                replaced.
+                executable calls this. None has been replaced.
         """
         if not isinstance(weights, Mapping):
             raise BindingError(
@@ -328,7 +328,7 @@ def _laid_out_like(
             f"{content.layout}"
         )
     else:
-        dtype = str(content.dtype).removeprefix("torch.")
+        dtype = dtype_name(content.dtype)
     same = tuple(content.shape) == expected.shape and dtype == expected.dtype
     n_bytes = math.prod(content.shape) * ITEM_BYTES.get(dtype, 0)
     view = program.weight_views[value][0]
