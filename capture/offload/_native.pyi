@@ -616,23 +616,23 @@ class Replay:
         match: Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]],
         result_form: str,
         build_result: Callable[[list[torch.Tensor]], Any],
+        match_buffers: Callable[[Any], list[torch.Tensor | None]],
         current_stream: Callable[[int], int] | None = None,
         draw: Callable[[], list[int]] | None = None,
         drains_queue: bool = False,
     ) -> None: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def execute(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        out: list[torch.Tensor | None] | None,
+        out: Any,
         feature_map: torch.Tensor | None,
     ) -> Any: ...
     def submit(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        out: list[torch.Tensor | None] | None,
+        out: Any,
         feature_map: torch.Tensor | None,
     ) -> Ticket: ...
     def wait_for_submitted(self) -> None: ...

@@ -24,7 +24,7 @@ struct Place {
   py::object constant;
 
   // Appends the tensor at this place; false if something else stands there.
-  bool take(PyObject* given, std::vector<at::Tensor>& tensors) const {
+  bool take(PyObject* given, Tensors& tensors) const {
     if (is_tensor) {
       if (!THPVariable_Check(given)) return false;
       tensors.push_back(THPVariable_Unpack(given));
@@ -44,7 +44,7 @@ struct Place {
   }
 };
 
-// How the results go back to the caller.
+// How the results go back to the caller, and buffers for them come.
 enum class ResultForm : std::uint8_t { kTensor, kList, kTuple, kOther };
 
 // A replay with the Python side of its calls: how arguments are found and results handed out.
@@ -52,11 +52,12 @@ class PythonReplay {
  public:
   PythonReplay(std::shared_ptr<Replay> replay, const py::object& positional,
                const py::object& keyword, py::object match, const std::string& result_form,
-               py::object build_result, py::object current_stream, py::object draw,
-               bool drains_queue)
+               py::object build_result, py::object match_buffers, py::object current_stream,
+               py::object draw, bool drains_queue)
       : replay_(std::move(replay)),
         match_(std::move(match)),
         build_(std::move(build_result)),
+        match_buffers_(std::move(match_buffers)),
         current_stream_(std::move(current_stream)),
         draw_(std::move(draw)),
         drains_queue_(drains_queue) {
@@ -76,29 +77,41 @@ class PythonReplay {
 
   Replay& replay() const { return *replay_; }
 
-  py::object call(const py::args& args, const py::kwargs& kwargs) {
-    const auto call = bound(now_ns(), tensors_of(args, kwargs), {}, at::Tensor());
-    execute(call);
+  py::object execute(const py::tuple& args, const py::dict& kwargs, py::handle out,
+                     py::handle feature_map) {
+    const auto call = bound(args, kwargs, out, feature_map);
+    {
+      const py::gil_scoped_release release;
+      replay_->execute(call);
+    }
     return result(*call);
   }
 
-  py::object execute_with(const py::tuple& args, const py::dict& kwargs, const py::object& out,
-                          const py::object& feature_map) {
-    const auto call = bound_with(args, kwargs, out, feature_map);
-    execute(call);
-    return result(*call);
-  }
-
-  std::shared_ptr<Call> bound_with(const py::tuple& args, const py::dict& kwargs,
-                                   const py::object& out, const py::object& feature_map) {
+  std::shared_ptr<Call> bound(const py::tuple& args, const py::dict& kwargs, py::handle out,
+                              py::handle feature_map) {
     const std::uint64_t begin_ns = now_ns();
-    return bound(begin_ns, tensors_of(args, kwargs),
-                 out.is_none() ? std::vector<at::Tensor>() : to_tensors(out),
-                 feature_map.is_none() ? at::Tensor() : to_tensor(feature_map));
+    auto call = std::make_shared<Call>();
+    call->call_ns = begin_ns;
+    take_tensors(args, kwargs, call->inputs);
+    if (!out.is_none()) take_buffers(out, call->given_results);
+    if (!feature_map.is_none()) call->feature_map = to_tensor(feature_map);
+    if (recording) {
+      throw CaptureError(
+          "a captured program was executed inside a call that is being recorded, where its "
+          "launches cannot be seen: call the model itself there");
+    }
+    if (replay_->closed()) throw ExecutionError("the executable is closed");
+    if (replay_->streamed()) {
+      bind_on_stream(*call);
+    } else {
+      bind_call(replay_->spec(), *call);
+    }
+    call->checked_ns = now_ns();
+    return call;
   }
 
   py::object result(Call& call) const {
-    std::vector<at::Tensor> tensors = results_of(replay_->spec(), call);
+    Tensors tensors = results_of(replay_->spec(), call);
     if (form_ == ResultForm::kTensor) return from_tensor(std::move(tensors[0]));
     if (form_ == ResultForm::kTuple) {
       py::tuple items(tensors.size());
@@ -118,15 +131,17 @@ class PythonReplay {
     return Place{pair[0].cast<bool>(), py::reinterpret_borrow<py::object>(pair[1])};
   }
 
-  std::vector<at::Tensor> tensors_of(const py::tuple& args, const py::dict& kwargs) const {
-    std::vector<at::Tensor> tensors;
-    if (plain_ && take_plain(args, kwargs, tensors)) return tensors;
-    return to_tensors(match_(args, kwargs));
+  static void assign(const std::vector<at::Tensor>& found, Tensors& tensors) {
+    tensors.assign(found.begin(), found.end());
+  }
+
+  void take_tensors(const py::tuple& args, const py::dict& kwargs, Tensors& tensors) const {
+    if (plain_ && take_plain(args, kwargs, tensors)) return;
+    assign(to_tensors(match_(args, kwargs)), tensors);
   }
 
   // The frequent case, without a Python frame: tensors and constants as recorded.
-  bool take_plain(const py::tuple& args, const py::dict& kwargs,
-                  std::vector<at::Tensor>& tensors) const {
+  bool take_plain(const py::tuple& args, const py::dict& kwargs, Tensors& tensors) const {
     if (args.size() != positional_.size() || kwargs.size() != keyword_.size()) return false;
     tensors.reserve(replay_->spec().inputs.size());
     for (std::size_t index = 0; index < positional_.size(); ++index) {
@@ -140,32 +155,39 @@ class PythonReplay {
     return true;
   }
 
-  std::shared_ptr<Call> bound(std::uint64_t begin_ns, std::vector<at::Tensor> tensors,
-                              std::vector<at::Tensor> out, const at::Tensor& feature_map) const {
-    if (recording) {
-      throw CaptureError(
-          "a captured program was executed inside a call that is being recorded, where its "
-          "launches cannot be seen: call the model itself there");
+  void take_buffers(py::handle out, Tensors& buffers) const {
+    if (!take_plain(out.ptr(), buffers)) assign(to_tensors(match_buffers_(out)), buffers);
+  }
+
+  // Buffers nested like a result that is a tensor, or a list or tuple of tensors.
+  bool take_plain(PyObject* out, Tensors& buffers) const {
+    if (form_ == ResultForm::kTensor) {
+      if (!THPVariable_Check(out)) return false;
+      buffers.push_back(THPVariable_Unpack(out));
+      return true;
     }
-    if (replay_->closed()) throw ExecutionError("the executable is closed");
-    auto call = std::make_shared<Call>(
-        replay_->streamed()
-            ? bind_on_stream(std::move(tensors), std::move(out), feature_map)
-            : bind_call(replay_->spec(), std::move(tensors), std::move(out), feature_map));
-    call->call_ns = begin_ns;
-    call->checked_ns = now_ns();
-    return call;
+    if (form_ == ResultForm::kOther || !(PyList_CheckExact(out) || PyTuple_CheckExact(out)) ||
+        static_cast<std::size_t>(PySequence_Fast_GET_SIZE(out)) != replay_->spec().results.size()) {
+      return false;
+    }
+    buffers.resize(replay_->spec().results.size());
+    for (std::size_t index = 0; index < buffers.size(); ++index) {
+      PyObject* const one = PySequence_Fast_GET_ITEM(out, static_cast<Py_ssize_t>(index));
+      if (one == Py_None) continue;
+      if (!THPVariable_Check(one)) return buffers.clear(), false;
+      buffers[index] = THPVariable_Unpack(one);
+    }
+    return true;
   }
 
   // Binds on the executable's device, and notes the caller's current stream there: by the driver's
   // handle, and as torch names it for a lane's thread. (Tests have devices that torch takes for
   // the CPU.)
-  Call bind_on_stream(std::vector<at::Tensor> tensors, std::vector<at::Tensor> out,
-                      const at::Tensor& feature_map) const {
+  void bind_on_stream(Call& call) const {
     const CallSpec& spec = replay_->spec();
     const c10::OptionalDeviceGuard guard(spec.device.has_index() ? std::optional(spec.device)
                                                                  : std::nullopt);
-    Call call = bind_call(spec, std::move(tensors), std::move(out), feature_map);
+    bind_call(spec, call);
     check_devices(spec, call);
     const int index = spec.device.has_index() ? spec.device.index() : 0;
     call.drains_queue = drains_queue_;
@@ -180,12 +202,6 @@ class PythonReplay {
       replay_->check_ready();  // a draw cannot be taken back
       call.random = draw_().cast<std::vector<std::uint64_t>>();
     }
-    return call;
-  }
-
-  void execute(const std::shared_ptr<Call>& call) const {
-    const py::gil_scoped_release release;
-    replay_->execute(call);
   }
 
   std::shared_ptr<Replay> replay_;
@@ -195,6 +211,7 @@ class PythonReplay {
   py::object match_;
   ResultForm form_;
   py::object build_;
+  py::object match_buffers_;
   py::object current_stream_;  // None: the device has no streams
   py::object draw_;            // None: no kernel reads the state of a generator
   bool drains_queue_;          // current_stream_ waits until torch has delivered what it queues
@@ -234,15 +251,17 @@ std::unique_ptr<PythonReplay> make_replay(CallSpec spec, std::vector<Trigger> tr
                                           std::shared_ptr<Resident> resident, bool host_scheduled,
                                           const py::object& positional, const py::object& keyword,
                                           py::object match, const std::string& result_form,
-                                          py::object build_result, py::object current_stream,
-                                          py::object draw, bool drains_queue) {
+                                          py::object build_result, py::object match_buffers,
+                                          py::object current_stream, py::object draw,
+                                          bool drains_queue) {
   std::shared_ptr<Replay> replay(
       new Replay(std::move(spec), std::move(triggers), std::move(resident), host_scheduled,
                  /*streamed=*/!current_stream.is_none()),
       delete_without_gil<Replay>);
   return std::make_unique<PythonReplay>(std::move(replay), positional, keyword, std::move(match),
                                         result_form, std::move(build_result),
-                                        std::move(current_stream), std::move(draw), drains_queue);
+                                        std::move(match_buffers), std::move(current_stream),
+                                        std::move(draw), drains_queue);
 }
 
 }  // namespace
@@ -261,17 +280,16 @@ void register_replay(py::module_& module) {
       .def(py::init(&make_replay), py::kw_only(), py::arg("spec"), py::arg("triggers"),
            py::arg("resident"), py::arg("host_scheduled"), py::arg("positional"),
            py::arg("keyword"), py::arg("match"), py::arg("result_form"), py::arg("build_result"),
-           py::arg("current_stream") = py::none(), py::arg("draw") = py::none(),
-           py::arg("drains_queue") = false)
-      .def("__call__", &PythonReplay::call)
-      .def("execute", &PythonReplay::execute_with, py::arg("args"), py::arg("kwargs"),
-           py::arg("out"), py::arg("feature_map"))
+           py::arg("match_buffers"), py::arg("current_stream") = py::none(),
+           py::arg("draw") = py::none(), py::arg("drains_queue") = false)
+      .def("execute", &PythonReplay::execute, py::arg("args"), py::arg("kwargs"), py::arg("out"),
+           py::arg("feature_map"))
       .def(
           "submit",
           [](py::object self, const py::tuple& args, const py::dict& kwargs, const py::object& out,
              const py::object& feature_map) {
             auto& replay = self.cast<PythonReplay&>();
-            auto call = replay.bound_with(args, kwargs, out, feature_map);
+            auto call = replay.bound(args, kwargs, out, feature_map);
             auto ticket = replay.replay().submit(call);
             return PythonTicket(std::move(self), std::move(call), std::move(ticket));
           },

@@ -50,29 +50,35 @@ bool is_plain(const at::Tensor& tensor) {
          !tensor._is_zerotensor() && !impl->key_set().has_any(wrapped);
 }
 
-void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const std::string& name,
+// Of an input, a name; of a buffer that is given, its place: named where it is refused.
+std::string text(const std::string& name) { return name; }
+std::string text(std::size_t given) { return given_name(given); }
+
+template <typename Name>
+void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const Name& name,
                   c10::Device device) {
-  if (!tensor.defined()) refuse(name + ": expected " + text(layout) + ", got no tensor");
+  if (!tensor.defined()) refuse(text(name) + ": expected " + text(layout) + ", got no tensor");
   if (!is_plain(tensor)) {
-    refuse(name + ": expected a plain strided tensor, got a sparse, nested or zero tensor, a " +
+    refuse(text(name) +
+           ": expected a plain strided tensor, got a sparse, nested or zero tensor, a " +
            "subclass, or one inside a functional transform");
   }
   if (tensor.device().type() != device.type()) {
-    refuse(name + ": expected a tensor on " + device.str() + ", got one on " +
+    refuse(text(name) + ": expected a tensor on " + device.str() + ", got one on " +
            tensor.device().str() + "; move it with .to(\"" + device.str() + "\")");
   }
   if (tensor.scalar_type() != layout.dtype || tensor.sizes() != c10::IntArrayRef(layout.shape)) {
-    refuse(name + ": expected " + text(layout) + ", got " + text(tensor) +
+    refuse(text(name) + ": expected " + text(layout) + ", got " + text(tensor) +
            "; a program is recorded for one shape and dtype, capture again for another");
   }
   const std::size_t begin =
       static_cast<std::size_t>(tensor.storage_offset()) * tensor.element_size();
   if (tensor.numel() > 0 && begin + span_bytes_of(tensor) > tensor.storage().nbytes()) {
-    refuse(name + ": the tensor's memory was freed or shrunk (its storage has " +
+    refuse(text(name) + ": the tensor's memory was freed or shrunk (its storage has " +
            std::to_string(tensor.storage().nbytes()) + " bytes); give it memory again");
   }
   if (lies_in_own_format(tensor)) {
-    refuse(name +
+    refuse(text(name) +
            ": expected plain memory, got a tensor in a format of the device's own; cast it " +
            "with torch_npu.npu_format_cast(tensor, 2)");
   }
@@ -165,20 +171,21 @@ void check_given(const CallSpec& spec, Call& call, std::size_t index) {
   const at::Tensor& given = call.given_results[index];
   if (!given.defined()) return;
   const ResultSpec& result = spec.results[index];
-  const std::string name = given_name(index);
   if (result.source != ResultSource::kOutput) {
     const bool of_input = result.source == ResultSource::kInput;
-    refuse(name + ": the result is " +
+    refuse(given_name(index) + ": the result is " +
            (of_input ? spec.inputs[result.index].name : spec.weights[result.index].name) +
            " itself or a view of it, so it takes no buffer; pass None");
   }
-  check_tensor(given, result.layout, name, spec.device);
+  check_tensor(given, result.layout, index, spec.device);
   if (given.requires_grad()) {
-    refuse(name + ": an execution records no gradients, but the buffer requires them; pass a " +
+    refuse(given_name(index) +
+           ": an execution records no gradients, but the buffer requires them; pass a " +
            "buffer made by torch.empty, or its .detach()");
   }
   if (repeats_elements(given.sizes(), given.strides())) {
-    refuse(name + ": several of its elements share memory; pass a buffer without expanded " +
+    refuse(given_name(index) +
+           ": several of its elements share memory; pass a buffer without expanded " +
            "dimensions");
   }
 }
@@ -341,56 +348,53 @@ at::Tensor tensor_on(c10::Storage storage, std::int64_t offset_bytes, const Tens
   return tensor;
 }
 
-Call bind_call(const CallSpec& spec, std::vector<at::Tensor> inputs, std::vector<at::Tensor> out,
-               const at::Tensor& feature_map) {
-  if (inputs.size() != spec.inputs.size()) {
+void bind_call(const CallSpec& spec, Call& call) {
+  if (call.inputs.size() != spec.inputs.size()) {
     refuse("expected " + std::to_string(spec.inputs.size()) + " tensors, got " +
-           std::to_string(inputs.size()));
+           std::to_string(call.inputs.size()));
   }
-  const bool has_out = !out.empty();
-  if (has_out && out.size() != spec.results.size()) {
+  const bool has_out = !call.given_results.empty();
+  if (has_out && call.given_results.size() != spec.results.size()) {
     refuse("out: expected " + std::to_string(spec.results.size()) + " buffers or None, got " +
-           std::to_string(out.size()));
+           std::to_string(call.given_results.size()));
   }
-  Call call;
-  call.inputs = std::move(inputs);
   call.bound_inputs.reserve(call.inputs.size());
-  call.given_results = std::move(out);
   call.given_results.resize(spec.results.size());
-  call.feature_map = feature_map;
   for (std::size_t index = 0; index < spec.inputs.size(); ++index) bind_input(spec, index, call);
   if (!spec.host_constants.empty()) check_host_constants(spec, call);
   check_written_overlaps(spec, call);
   bind_outputs(spec, call);
   if (has_out) check_given_overlaps(spec, call);
   check_feature_map(spec, call);
-  return call;
 }
 
-std::vector<at::Tensor> results_of(const CallSpec& spec, Call& call) {
-  const KernelScope scope;  // the caller may be in inference mode; results are normal tensors
-  std::vector<at::Tensor> results;
+Tensors results_of(const CallSpec& spec, Call& call) {
+  // The caller may be in inference mode; results that are made here are normal tensors.
+  std::optional<KernelScope> scope;
+  const auto make = [&](const c10::Storage& storage, std::int64_t offset_bytes,
+                        const ResultSpec& result) {
+    if (!scope) scope.emplace();
+    return tensor_on(storage, offset_bytes, result.layout, spec.device);
+  };
+  Tensors results;
   results.reserve(spec.results.size());
   for (std::size_t index = 0; index < spec.results.size(); ++index) {
     const ResultSpec& result = spec.results[index];
-    at::Tensor& given = call.given_results[index];
+    const at::Tensor& given = call.given_results[index];
     if (result.source == ResultSource::kInput) {
       const at::Tensor& input = call.inputs[result.index];
       const auto base = static_cast<std::int64_t>(input.storage_offset() *
                                                   static_cast<std::int64_t>(input.element_size()));
-      results.push_back(result.is_argument ? input
-                                           : tensor_on(input.storage(), base + result.offset_bytes,
-                                                       result.layout, spec.device));
+      results.push_back(
+          result.is_argument ? input : make(input.storage(), base + result.offset_bytes, result));
     } else if (result.source == ResultSource::kWeight) {
       const WeightSpec& weight = spec.weights[result.index];
       const at::Tensor& holder = weight.moved.defined() ? weight.moved : weight.holders.front();
-      results.push_back(
-          tensor_on(holder.storage(), result.offset_bytes, result.layout, spec.device));
+      results.push_back(make(holder.storage(), result.offset_bytes, result));
     } else if (given.defined()) {
       results.push_back(given);
     } else {
-      results.push_back(
-          tensor_on(call.outputs[result.index], result.offset_bytes, result.layout, spec.device));
+      results.push_back(make(call.outputs[result.index], result.offset_bytes, result));
     }
   }
   return results;

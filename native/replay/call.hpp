@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <optional>
@@ -121,13 +122,16 @@ struct Copy {
   at::Tensor to;
 };
 
+// The tensors of a call, which mostly are few: a call allocates as little as it can.
+using Tensors = c10::SmallVector<at::Tensor, 4>;
+
 // One execution's tensors, from the check to the result. Keeps everything bound alive.
 struct Call {
-  std::vector<at::Tensor> inputs;        // as given
-  std::vector<at::Tensor> bound_inputs;  // as used: the same, or a copy with recorded strides
-  std::vector<c10::Storage> outputs;     // memory of each output; empty until taken
-  std::vector<std::uint64_t> output_addresses;
-  std::vector<at::Tensor> given_results;    // out=, by result; undefined where fresh
+  Tensors inputs;                             // as given
+  Tensors bound_inputs;                       // as used: the same, or a copy with recorded strides
+  c10::SmallVector<c10::Storage, 2> outputs;  // memory of each output; empty until taken
+  c10::SmallVector<std::uint64_t, 2> output_addresses;
+  Tensors given_results;                    // out=, by result; undefined where fresh, or none
   std::vector<std::size_t> copied_results;  // of those, the ones that need a copy
   at::Tensor feature_map;                   // undefined: the executable's own
   std::vector<Copy> copies_in;
@@ -142,17 +146,23 @@ struct Call {
   Drain drain;                        // for `stream`
   std::uint64_t stream = 0;           // the caller's, as the driver knows it, and as torch does
   std::optional<c10::Stream> torch_stream;
+
+  // Whether torch may be asked to copy anything.
+  bool has_copies() const {
+    return !copies_in.empty() || !copies_out.empty() || !copied_results.empty() ||
+           !copies_back.empty();
+  }
 };
 
-// Checks the given tensors and the host constants, and allocates the outputs.
+// Checks the given tensors (inputs, results and feature map) and the host constants, and allocates
+// the outputs.
 //
 // Errors: BindingError naming the tensor, what was expected and what came, and ExecutionError when
 // memory runs out; nothing has run.
-Call bind_call(const CallSpec& spec, std::vector<at::Tensor> inputs, std::vector<at::Tensor> out,
-               const at::Tensor& feature_map);
+void bind_call(const CallSpec& spec, Call& call);
 
 // The result tensors of a finished call, given ones included.
-std::vector<at::Tensor> results_of(const CallSpec& spec, Call& call);
+Tensors results_of(const CallSpec& spec, Call& call);
 
 // Refuses tensors on another device of the same type: BindingError.
 void check_devices(const CallSpec& spec, const Call& call);

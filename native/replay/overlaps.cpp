@@ -84,7 +84,7 @@ void check_weight_overlaps(const CallSpec& spec, const Call& call) {
 // The memory of the given buffers, sorted, so that each other range is found among them quickly.
 class GivenRanges {
  public:
-  explicit GivenRanges(const std::vector<at::Tensor>& given) {
+  explicit GivenRanges(const Tensors& given) {
     for (std::size_t index = 0; index < given.size(); ++index) {
       if (!given[index].defined() || given[index].numel() == 0) continue;
       ranges_.push_back({range_of(given[index]), index});
@@ -115,7 +115,7 @@ class GivenRanges {
     Range range;
     std::size_t index;
   };
-  std::vector<Given> ranges_;
+  c10::SmallVector<Given, 4> ranges_;
 };
 
 bool has_writes(const CallSpec& spec) {

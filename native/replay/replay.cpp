@@ -240,7 +240,8 @@ void Replay::run(Call& call, bool queued) {
   execution.begin_ns = waited || trace ? now_ns() : call.checked_ns;  // a trace is no header work
   if (trace && !waited) trace->clock_reads = 1;
   weights_.check();
-  const KernelScope scope;
+  std::optional<KernelScope> scope;
+  if (!streamed_ || call.has_copies()) scope.emplace();  // else nothing of torch runs here
   if (streamed_) resident_->set_stream(call.stream);
   if (!call.random.empty()) resident_->set_random(call.random);
   copy_inputs(call, execution, traced);
@@ -248,10 +249,11 @@ void Replay::run(Call& call, bool queued) {
   execution.bound_ns = now_ns();
   execution.counts.policy = header_.policy();
   execution.decided_ns = now_ns();
+  execution.patched_ns = execution.decided_ns;
   if (execution.counts.policy != Policy::kNone) {
     resident_->patch(header_.refresh(execution.counts));
+    execution.patched_ns = now_ns();
   }
-  execution.patched_ns = now_ns();
   execute_launches(call, execution, traced);
   execution.end_ns = now_ns();
   if (streams_weights_) note_weights(execution, traced);

@@ -10,14 +10,20 @@ from offload.errors import BindingError
 from offload.structure import Structure
 
 
-def take_buffers(
-    structure: Structure, out: Any, where: str, buffers: list[torch.Tensor | None]
-) -> None:
-    """Fill `buffers`, by leaf, from an `out=` that is nested like the result.
+def buffers_of(structure: Structure, n_results: int, out: Any) -> list[torch.Tensor | None]:
+    """The buffers of an `out=` that is nested like the result, by leaf; None where there is none.
 
     Raises:
         BindingError: it is nested otherwise, or holds something else than tensors and None.
     """
+    buffers: list[torch.Tensor | None] = [None] * n_results
+    _take(structure, out, "out", buffers)
+    return buffers
+
+
+def _take(
+    structure: Structure, out: Any, where: str, buffers: list[torch.Tensor | None]
+) -> None:
     if out is None:
         return
     if structure.kind == "tensor":
@@ -44,4 +50,4 @@ def take_buffers(
             f"got a {type(out).__qualname__}"
         )
     for position, (child, item) in enumerate(zip(structure.children, items, strict=True)):
-        take_buffers(child, item, f"{where}[{position}]", buffers)
+        _take(child, item, f"{where}[{position}]", buffers)

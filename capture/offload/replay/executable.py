@@ -17,7 +17,6 @@ from offload.errors import BindingError
 from offload.passes import SlotChoice, choose_copied_slots
 from offload.plan import Plan, SlotKind
 from offload.program import Role
-from offload.replay.buffers import take_buffers
 from offload.replay.native_replay import moving_slots, native_replay
 from offload.replay.predicted_timeline import with_prediction
 from offload.replay.recorded_timeline import execution_timeline
@@ -104,6 +103,7 @@ class Executable:
             host_scheduled=scheduling is Scheduling.HOST,
             copied={choice.slot for choice in self.copy_choices if choice.is_copied},
         )
+        self._execute = self._native.execute  # looked up once: a call is short
 
     def _choose_copies(self) -> tuple[SlotChoice, ...]:
         """Inputs and outputs to copy; none where no graph has nodes that would be re-set."""
@@ -131,10 +131,9 @@ class Executable:
             CaptureError: an operator laid its result out otherwise than it was recorded, as one
                 of your own whose fake implementation does so (`capture(weights=)`).
         """
-        if out is None and feature_map is None:
-            return self._native(*args, **kwargs)
-        self._check_feature_map(feature_map)
-        return self._native.execute(args, kwargs, self._buffers(out), feature_map)
+        if feature_map is not None:
+            self._check_feature_map(feature_map)
+        return self._execute(args, kwargs, out, feature_map)
 
     def submit(
         self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
@@ -149,12 +148,11 @@ class Executable:
             BindingError: an argument does not fit, or a host constant has another value.
             ExecutionError: the executable is closed.
         """
-        self._check_feature_map(feature_map)
-        return Ticket(self._native.submit(args, kwargs, self._buffers(out), feature_map))
+        if feature_map is not None:
+            self._check_feature_map(feature_map)
+        return Ticket(self._native.submit(args, kwargs, out, feature_map))
 
     def _check_feature_map(self, feature_map: object) -> None:
-        if feature_map is None:
-            return
         if not isinstance(feature_map, torch.Tensor):
             raise BindingError(
                 f"feature_map: expected a uint8 tensor, got a {type(feature_map).__qualname__}"
@@ -165,13 +163,6 @@ class Executable:
                 "feature_map: the feature map of this program lies where it was loaded, for good; "
                 "execute without feature_map="
             )
-
-    def _buffers(self, out: Any) -> list[torch.Tensor | None] | None:
-        if out is None:
-            return None
-        buffers: list[torch.Tensor | None] = [None] * len(self.program.results)
-        take_buffers(self.program.result_structure, out, "out", buffers)
-        return buffers
 
     def rebind_weights(self) -> None:
         """Use the storages that the parameters have now, after `param.data = ...`.

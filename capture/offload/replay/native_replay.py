@@ -14,6 +14,7 @@ from offload.backends import Loaded, native_layout, slot_triggers
 from offload.passes import MovingSlot
 from offload.plan import Plan
 from offload.program import ITEM_BYTES, Program, Role, Value, is_dense, span_bytes
+from offload.replay.buffers import buffers_of
 from offload.structure import Structure, unflatten
 
 
@@ -33,6 +34,7 @@ def native_replay(
         match=functools.partial(tensors_of_call, program),
         result_form=_result_form(structure, len(program.results)),
         build_result=lambda tensors: unflatten(structure, tensors),
+        match_buffers=functools.partial(buffers_of, structure, len(program.results)),
         current_stream=loaded.current_stream,
         draw=loaded.draw,
         drains_queue=loaded.drains_queue,

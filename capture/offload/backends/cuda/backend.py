@@ -322,10 +322,11 @@ class CudaBackend:
         """The torch device of the tensors that executions take."""
         return torch.device("cuda", index)
 
-    def current_stream(self, index: int) -> int:
-        """The driver's handle of the caller's current stream."""
-        handle: int = torch._C._cuda_getCurrentRawStream(index)
-        return handle
+    @property
+    def current_stream(self) -> Callable[[int], int]:
+        """Gives the driver's handle of the caller's current stream on a device."""
+        handle_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        return handle_of
 
     def proof_memory(self, index: int) -> DeviceMemory:
         """What gives the proof its memory."""
