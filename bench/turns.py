@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -54,6 +55,25 @@ def take_single_turns(
             contenders[name]()
             times[name].append(float(time.perf_counter_ns() - begin))
     return times
+
+
+def user_calls(
+    call: Callable[..., Any], inputs: Sequence[Any], buffers: Sequence[Any]
+) -> Callable[[], Any]:
+    """Calls as a user's loop makes them, with the next input and buffer each time.
+
+    What is added to a call is what Python needs to call a function without arguments.
+    """
+    if len(inputs) == 1:
+        [x], [y] = inputs, buffers
+        return lambda: call(x, out=y)
+    pairs = itertools.cycle(zip(inputs, buffers, strict=True))
+
+    def one() -> Any:
+        x, y = next(pairs)
+        return call(x, out=y)
+
+    return one
 
 
 def _calls_for(function: Callable[[], Any], round_ns: int) -> int:

@@ -74,17 +74,7 @@ def global_state() -> Iterator[None]:
 @pytest.fixture
 def simulator() -> Iterator[simulators.Simulator]:
     """The simulated CUDA driver, as at its beginning before and after the test."""
-    if torch.cuda.is_available():
-        pytest.skip("a process holds one CUDA driver, and this one has a real one")
-    try:
-        loaded = simulators.load()
-    except simulators.SimulatorUnavailable as reason:
-        pytest.skip(str(reason))
-    loaded.reset()
-    yield loaded
-    # What errors keep alive gives its memory back now: after the reset other things lie there.
-    gc.collect()
-    loaded.reset()
+    yield from simulators.for_a_test()
 
 
 @pytest.fixture

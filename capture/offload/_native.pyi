@@ -603,6 +603,23 @@ class Ticket:
     def wait(self) -> None: ...
     def result(self) -> Any: ...
 
+class CallableReplay:
+    def __call__(
+        self,
+        *args: Any,
+        out: Any = None,
+        feature_map: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any: ...
+    def _bind(self, replay: Replay) -> None: ...
+    def _submit(
+        self,
+        *args: Any,
+        out: Any = None,
+        feature_map: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Ticket: ...
+
 class Replay:
     def __init__(
         self,
@@ -611,30 +628,18 @@ class Replay:
         triggers: Sequence[Trigger],
         resident: Resident,
         host_scheduled: bool,
+        streamed: bool,
         positional: Sequence[tuple[bool, Any]] | None,
         keyword: Mapping[str, tuple[bool, Any]] | None,
         match: Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]],
         result_form: str,
         build_result: Callable[[list[torch.Tensor]], Any],
         match_buffers: Callable[[Any], list[torch.Tensor | None]],
+        check_feature_map: Callable[[Any], None],
         current_stream: Callable[[int], int] | None = None,
         draw: Callable[[], list[int]] | None = None,
         drains_queue: bool = False,
     ) -> None: ...
-    def execute(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        feature_map: torch.Tensor | None,
-    ) -> Any: ...
-    def submit(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        feature_map: torch.Tensor | None,
-    ) -> Ticket: ...
     def wait_for_submitted(self) -> None: ...
     def rebind_weights(self) -> None: ...
     def close(self) -> None: ...

@@ -100,6 +100,22 @@ class Chain:
         self.bind(x, y, self.resident.arena_address)
 
 
+class CalledReplay(_native.CallableReplay):
+    """A replay that is called as an Executable is."""
+
+    def __init__(self, native: _native.Replay):
+        self.native = native
+        self._bind(native)
+
+    def submit(self, *args: Any, **kwargs: Any) -> _native.Ticket:
+        """Queue an execution."""
+        return self._submit(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a replay has."""
+        return getattr(self.native, name)
+
+
 def make_replay_of(
     chain: Chain,
     current_stream: Callable[[int], int],
@@ -108,7 +124,7 @@ def make_replay_of(
     output_alignment_bytes: int = 1,
     copied_output: bool = False,
     **input_fields: Any,
-) -> _native.Replay:
+) -> CalledReplay:
     """A replay of a chain: one input, one output, both on tensors of int64."""
     layout = _native.TensorLayout([COUNT], [1], torch.int64, False, False)
     fields = {"slot": INPUT, "written": False, "returned_as_view": False, **input_fields}
@@ -141,18 +157,22 @@ def make_replay_of(
         feature_map_bytes=2 * SIZE_BYTES,
         alignment_bytes=8,
     )
-    return _native.Replay(
+    native = _native.Replay(
         spec=spec,
         triggers=[_native.Trigger.IO, _native.Trigger.IO, _native.Trigger.FEATURE_MAP],
         resident=chain.resident,
         host_scheduled=host_scheduled,
+        streamed=True,
         positional=[(True, None)],
         keyword={},
         match=lambda args, kwargs: list(args),
         result_form="tensor",
         build_result=lambda tensors: tensors[0],
+        match_buffers=lambda out: [out],
+        check_feature_map=lambda feature_map: None,
         current_stream=current_stream,
     )
+    return CalledReplay(native)
 
 
 class CopyAndFill:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import functools
+import gc
 import importlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+import pytest
+import torch
 
 SOURCES = Path(__file__).parent
 ROOT = SOURCES.parents[1]
@@ -301,3 +305,18 @@ def load() -> Simulator:
     """
     _require_no_driver()
     return Simulator(ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL))
+
+
+def for_a_test() -> Iterator[Simulator]:
+    """For a fixture: the driver as at its beginning, before and after; skips without one."""
+    if torch.cuda.is_available():
+        pytest.skip("a process holds one CUDA driver, and this one has a real one")
+    try:
+        loaded = load()
+    except SimulatorUnavailable as reason:
+        pytest.skip(str(reason))
+    loaded.reset()
+    yield loaded
+    # What errors keep alive gives its memory back now: after the reset other things lie there.
+    gc.collect()
+    loaded.reset()

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from graphs import Cuda, read
-from residents import COUNT, SIZE_BYTES, Chain, make_replay_of
+from residents import COUNT, SIZE_BYTES, CalledReplay, Chain, make_replay_of
 
 from offload import _native
 from offload.errors import BindingError, ExecutionError
 
-Make = Callable[..., tuple[_native.Replay, Chain]]
+Make = Callable[..., tuple[CalledReplay, Chain]]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def make(cuda: Cuda, streams: list[int]) -> Make:
         output_alignment_bytes: int = 1,
         copied_output: bool = False,
         **input_fields: Any,
-    ) -> tuple[_native.Replay, Chain]:
+    ) -> tuple[CalledReplay, Chain]:
         chain = Chain(cuda, arena)
         replay = make_replay_of(
             chain,
@@ -74,7 +74,7 @@ def on_device(cuda: Cuda, tensor: torch.Tensor) -> torch.Tensor:
 def test_a_call_returns_once_its_work_is_enqueued(cuda, make, streams):
     replay, chain = make()
     x, y = numbers(), torch.zeros(COUNT, dtype=torch.int64)
-    assert replay.execute((x,), {}, [y], None) is y
+    assert replay(x, out=y) is y
     assert y.tolist() == [0] * COUNT
     cuda.synchronize(streams[-1])
     assert y.tolist() == (x + 3).tolist()
@@ -84,7 +84,7 @@ def test_a_call_returns_once_its_work_is_enqueued(cuda, make, streams):
 def test_a_ticket_is_done_when_the_device_is(make):
     replay, _ = make()
     x = numbers()
-    ticket = replay.submit((x,), {}, None, None)
+    ticket = replay.submit(x)
     ticket.wait()
     assert ticket.result().tolist() == (x + 3).tolist()
 
@@ -92,7 +92,7 @@ def test_a_ticket_is_done_when_the_device_is(make):
 def test_calls_behind_submitted_work_come_after_it(cuda, make, streams):
     replay, _ = make()
     x = numbers()
-    tickets = [replay.submit((x,), {}, None, None) for _ in range(3)]
+    tickets = [replay.submit(x) for _ in range(3)]
     y = replay(x)
     cuda.synchronize(streams[-1])
     assert y.tolist() == (x + 3).tolist()
@@ -111,7 +111,7 @@ def test_only_what_moved_is_patched_and_set(make):
     kept = []
     for given, out, policy, n_words, n_set in expected:
         before = chain.resident.n_set_params
-        replay.submit((given,), {}, [out], None).wait()
+        replay.submit(given, out=out).wait()
         kept.append((given, out))
         assert replay.last_execution.policy == policy
         assert replay.last_execution.words_patched == n_words
@@ -138,7 +138,7 @@ def test_the_callers_stream_is_asked_for_at_each_call(cuda, make):
 def test_a_callers_feature_map_is_used(make):
     replay, chain = make()
     x, feature_map = numbers(), torch.zeros(2 * SIZE_BYTES, dtype=torch.uint8)
-    y = replay.submit((x,), {}, None, feature_map).result()
+    y = replay.submit(x, feature_map=feature_map).result()
     assert y.tolist() == (x + 3).tolist()
     assert feature_map.view(torch.int64)[COUNT:].tolist() == (x + 2).tolist()
     assert read(chain.resident.arena_address, COUNT) != (x + 1).tolist()
@@ -147,7 +147,7 @@ def test_a_callers_feature_map_is_used(make):
 def test_host_scheduling_gives_the_same(cuda, make):
     replay, chain = make(host_scheduled=True)
     x = numbers()
-    assert replay.submit((x,), {}, None, None).result().tolist() == (x + 3).tolist()
+    assert replay.submit(x).result().tolist() == (x + 3).tolist()
     assert cuda.simulator.calls("cuLaunchKernelEx") == 3
     assert chain.resident.n_graph_launches == 0
 
@@ -155,7 +155,7 @@ def test_host_scheduling_gives_the_same(cuda, make):
 def test_a_traced_execution_has_its_launches(make):
     replay, _ = make()
     replay.start_trace()
-    replay.submit((numbers(),), {}, None, None).wait()
+    replay.submit(numbers()).wait()
     [trace] = replay.stop_trace()
     begin_ns = trace.execution.submitted_ns
     assert trace.launches.begin_ns == trace.launches.end_ns == [begin_ns] * 3
@@ -167,10 +167,10 @@ def test_a_traced_execution_has_its_launches(make):
 def test_an_input_below_the_alignment_is_copied(make):
     replay, _ = make(alignment_bytes=16)
     x = shifted(numbers())
-    assert replay.submit((x,), {}, None, None).result().tolist() == (x + 3).tolist()
+    assert replay.submit(x).result().tolist() == (x + 3).tolist()
     assert replay.last_execution.bytes_copied == SIZE_BYTES
     x = shifted(numbers()).clone()
-    assert replay.submit((x,), {}, None, None).result().tolist() == (x + 3).tolist()
+    assert replay.submit(x).result().tolist() == (x + 3).tolist()
     assert replay.last_execution.bytes_copied == 0
 
 
@@ -178,10 +178,10 @@ def test_an_output_below_the_alignment_is_copied_to(cuda, make):
     cuda.simulator.set_eager(True)  # as a stream orders it: torch's copies run at once here
     replay, _ = make(output_alignment_bytes=16)
     x, y = numbers(), shifted(torch.zeros(COUNT, dtype=torch.int64))
-    replay.execute((x,), {}, [y], None)
+    replay(x, out=y)
     assert y.tolist() == (x + 3).tolist()
     assert replay.last_execution.bytes_copied == SIZE_BYTES
-    replay.execute((x,), {}, [y.clone()], None)
+    replay(x, out=y.clone())
     assert replay.last_execution.bytes_copied == 0
 
 
@@ -190,7 +190,7 @@ def test_a_copied_input_moves_no_word(make):
     y = torch.zeros(COUNT, dtype=torch.int64)
     for first in range(3):
         x = numbers(first)
-        replay.submit((x,), {}, [y], None).wait()
+        replay.submit(x, out=y).wait()
         assert y.tolist() == (x + 3).tolist()
         assert replay.last_execution.bytes_copied == SIZE_BYTES
     assert replay.last_execution.policy == "none"
@@ -215,7 +215,7 @@ def test_a_copied_output_moves_no_word(cuda, make, output_alignment_bytes):
     for _ in range(3):
         y = shifted(torch.zeros(COUNT, dtype=torch.int64))
         x.add_(1)
-        assert replay.submit((x,), {}, [y], None).result() is y
+        assert replay.submit(x, out=y).result() is y
         assert y.tolist() == (x + 3).tolist()
         assert replay.last_execution.bytes_copied == SIZE_BYTES
         assert replay.last_execution.outputs_allocated == 0
@@ -225,19 +225,19 @@ def test_a_copied_output_moves_no_word(cuda, make, output_alignment_bytes):
 
 def test_results_of_a_copied_output_have_memory_of_their_own(cuda, make):
     replay, _ = make(copied_output=True)
-    results = [replay.submit((numbers(first),), {}, None, None).result() for first in range(4)]
+    results = [replay.submit(numbers(first)).result() for first in range(4)]
     assert [one.tolist() for one in results] == [(numbers(i) + 3).tolist() for i in range(4)]
     assert len({one.untyped_storage().data_ptr() for one in results}) == 4
     assert replay.last_execution.outputs_allocated == 1
     results[0].zero_()
-    assert replay.submit((numbers(9),), {}, None, None).result().tolist() == [12, 13, 14, 15]
+    assert replay.submit(numbers(9)).result().tolist() == [12, 13, 14, 15]
 
 
 def test_a_copied_output_goes_to_a_buffer_with_other_strides_at_once(cuda, make):
     cuda.simulator.set_eager(True)  # torch's copies run at once here
     replay, _ = make(copied_output=True)
     y = torch.zeros(2 * COUNT, dtype=torch.int64)[::2]
-    replay.execute((numbers(),), {}, [y], None)
+    replay(numbers(), out=y)
     assert y.tolist() == (numbers() + 3).tolist()
     assert replay.last_execution.bytes_copied == SIZE_BYTES
 
@@ -248,7 +248,7 @@ def test_copies_are_ordered_on_the_stream(cuda, make, streams):
     x = on_device(cuda, numbers())
     results = [on_device(cuda, torch.zeros(COUNT, dtype=torch.int64)) for _ in range(3)]
     for y in results:
-        replay.execute((x,), {}, [y], None)
+        replay(x, out=y)
         x = y
     assert [y.tolist() for y in results] == [[0] * COUNT] * 3
     cuda.synchronize(streams[-1])
@@ -262,7 +262,7 @@ def test_copies_are_ordered_between_streams(cuda, make):
     xs = [on_device(cuda, numbers(10 * index)) for index in range(4)]
     ys = [on_device(cuda, torch.zeros(COUNT, dtype=torch.int64)) for _ in range(4)]
     for x, y in zip(xs, ys, strict=True):
-        replay.execute((x,), {}, [y], None)
+        replay(x, out=y)
     cuda.synchronize(handles[1])
     assert [y.tolist() for y in ys] == [(x + 3).tolist() for x in xs]
 
@@ -270,7 +270,7 @@ def test_copies_are_ordered_between_streams(cuda, make):
 def test_copies_are_in_a_timeline(make):
     replay, _ = make(copied=True, copied_output=True)
     replay.start_trace()
-    replay.submit((numbers(),), {}, None, None).wait()
+    replay.submit(numbers()).wait()
     [trace] = replay.stop_trace()
     transfers = [(one.inbound, one.size_bytes) for one in trace.transfers]
     assert transfers == [(True, SIZE_BYTES), (False, SIZE_BYTES)]
@@ -290,7 +290,7 @@ def test_a_device_fault_is_raised_at_the_wait(cuda, make):
     x = numbers()
     replay(x)
     cuda.simulator.fault()
-    ticket = replay.submit((x,), {}, None, None)
+    ticket = replay.submit(x)
     with pytest.raises(ExecutionError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
         ticket.wait()
     with pytest.raises(ExecutionError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
@@ -300,12 +300,12 @@ def test_a_device_fault_is_raised_at_the_wait(cuda, make):
 def test_a_failed_set_is_made_good_by_the_next_call(cuda, make):
     replay, chain = make()
     y = torch.zeros(COUNT, dtype=torch.int64)
-    replay.submit((numbers(),), {}, [y], None).wait()
+    replay.submit(numbers(), out=y).wait()
     cuda.simulator.fail("cuGraphExecKernelNodeSetParams", 999)
     x = numbers(5)
     with pytest.raises(ExecutionError, match="re-setting node 0"):
-        replay.execute((x,), {}, [y], None)
-    replay.submit((x,), {}, [y], None).wait()
+        replay(x, out=y)
+    replay.submit(x, out=y).wait()
     assert y.tolist() == (x + 3).tolist()
     assert replay.last_execution.policy == "none"  # the words were written before it failed
     assert chain.resident.n_set_params == 2
@@ -315,7 +315,7 @@ def test_a_ticket_that_failed_leaves_nothing_under_way(cuda, make):
     replay, chain = make(host_scheduled=True)
     x = numbers()
     cuda.simulator.fail("cuLaunchKernelEx", 999, nth=3)
-    ticket = replay.submit((x,), {}, None, None)
+    ticket = replay.submit(x)
     with pytest.raises(ExecutionError, match="launching node 2"):
         ticket.wait()
     assert read(chain.resident.arena_address + SIZE_BYTES, COUNT) == (x + 2).tolist()
@@ -364,7 +364,7 @@ def test_threads_that_share_an_arena_get_their_own_results(cuda, make):
         try:
             for call in range(n_calls):
                 x = numbers(first + call)
-                found = replay.submit((x,), {}, None, None).result()
+                found = replay.submit(x).result()
                 if found.tolist() != (x + 3).tolist():
                     wrong.append((first + call, found))
         except BaseException as error:

@@ -55,7 +55,7 @@ def numbers(first: int = 0) -> torch.Tensor:
 
 
 def submit(replay: _native.Replay, x: torch.Tensor) -> _native.Ticket:
-    return replay.submit((x,), {}, None, None)
+    return replay.submit(x)
 
 
 def hold(cuda: Cuda, stream: int, gate: Gate) -> None:

@@ -98,8 +98,9 @@ class Loaded:
         set_nodes: by slot, the nodes that are re-set each time its address is another.
         measure_copies: what re-setting and copying cost on the device; None where a slot's
             address is one word, so that a copy never pays. Raises ExecutionError.
-        current_stream: on a device with streams, the handle of the caller's current one on the
-            device of this index.
+        streamed: the device has streams, and an execution goes to the caller's current one.
+        current_stream: the driver's handle of that on the device of this index; None where torch
+            knows it.
         drains_queue: asking for that handle waits until torch has delivered what it queues, which
             is a stage of m_l_t.
         weights: for each weight that lies in a memory of the executable's own the tensor there.
@@ -115,6 +116,7 @@ class Loaded:
     device: torch.device | None = None
     alignment_bytes: int = 1
     check_weights: Callable[[], None] | None = None
+    streamed: bool = False
     current_stream: Callable[[int], int] | None = None
     draw: Callable[[], list[int]] | None = None
     drains_queue: bool = False

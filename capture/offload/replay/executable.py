@@ -59,11 +59,23 @@ class Ticket:
         return self._native.result()
 
 
-class Executable:
+class Executable(_native.CallableReplay):
     """A Program resident on a device: loaded, executed, closed.
 
     Owner of the arena. Calls from several threads are safe and run one at a time; tickets run in
     the order of submission. Made by `Captured.load`.
+
+    Calling it, as `run(x)` or `run(x, out=y)`, executes the program and returns what the model
+    returns. A call takes what the model takes, and:
+        out: buffers for the results, nested like them; None entries are allocated.
+        feature_map: uint8 memory of at least `feature_map_bytes` for the activations.
+    It raises:
+        BindingError: an argument does not fit, or a host constant has another value; nothing
+            has run. Or a guard found another value than the recorded one; no input, weight or
+            generator has changed.
+        ExecutionError: a launch failed, or the executable is closed.
+        CaptureError: an operator laid its result out otherwise than it was recorded, as one
+            of your own whose fake implementation does so (`capture(weights=)`).
 
     Attributes:
         program, plan: what is resident, and where its Values lie.
@@ -102,8 +114,9 @@ class Executable:
             self._loaded,
             host_scheduled=scheduling is Scheduling.HOST,
             copied={choice.slot for choice in self.copy_choices if choice.is_copied},
+            check_feature_map=functools.partial(_check_feature_map, backend, self._loaded),
         )
-        self._execute = self._native.execute  # looked up once: a call is short
+        self._bind(self._native)
 
     def _choose_copies(self) -> tuple[SlotChoice, ...]:
         """Inputs and outputs to copy; none where no graph has nodes that would be re-set."""
@@ -111,29 +124,6 @@ class Executable:
         if measure is None or self.scheduling is Scheduling.HOST:
             return ()
         return choose_copied_slots(moving_slots(self.program, self.plan, self._loaded), measure)
-
-    def __call__(
-        self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
-    ) -> Any:
-        """Execute the program and return what the model returns.
-
-        Args:
-            *args: what the model takes; **kwargs likewise.
-            out: buffers for the results, nested like them; None entries are allocated.
-            feature_map: uint8 memory of at least `feature_map_bytes` for the activations.
-            **kwargs: see *args.
-
-        Raises:
-            BindingError: an argument does not fit, or a host constant has another value; nothing
-                has run. Or a guard found another value than the recorded one; no input, weight or
-                generator has changed.
-            ExecutionError: a launch failed, or the executable is closed.
-            CaptureError: an operator laid its result out otherwise than it was recorded, as one
-                of your own whose fake implementation does so (`capture(weights=)`).
-        """
-        if feature_map is not None:
-            self._check_feature_map(feature_map)
-        return self._execute(args, kwargs, out, feature_map)
 
     def submit(
         self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
@@ -148,21 +138,7 @@ class Executable:
             BindingError: an argument does not fit, or a host constant has another value.
             ExecutionError: the executable is closed.
         """
-        if feature_map is not None:
-            self._check_feature_map(feature_map)
-        return Ticket(self._native.submit(args, kwargs, out, feature_map))
-
-    def _check_feature_map(self, feature_map: object) -> None:
-        if not isinstance(feature_map, torch.Tensor):
-            raise BindingError(
-                f"feature_map: expected a uint8 tensor, got a {type(feature_map).__qualname__}"
-            )
-        capabilities = self._backend.capabilities
-        if not (capabilities.moves_feature_map and self._loaded.moves_feature_map):
-            raise BindingError(
-                "feature_map: the feature map of this program lies where it was loaded, for good; "
-                "execute without feature_map="
-            )
+        return Ticket(self._submit(*args, out=out, feature_map=feature_map, **kwargs))
 
     def rebind_weights(self) -> None:
         """Use the storages that the parameters have now, after `param.data = ...`.
@@ -360,6 +336,18 @@ class Executable:
                 if choice.is_copied
             ),
             weight_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.WEIGHT)),
+        )
+
+
+def _check_feature_map(backend: Backend, loaded: Loaded, feature_map: object) -> None:
+    if not isinstance(feature_map, torch.Tensor):
+        raise BindingError(
+            f"feature_map: expected a uint8 tensor, got a {type(feature_map).__qualname__}"
+        )
+    if not (backend.capabilities.moves_feature_map and loaded.moves_feature_map):
+        raise BindingError(
+            "feature_map: the feature map of this program lies where it was loaded, for good; "
+            "execute without feature_map="
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 
 import torch
 
@@ -19,9 +19,20 @@ from offload.structure import Structure, unflatten
 
 
 def native_replay(
-    program: Program, plan: Plan, loaded: Loaded, *, host_scheduled: bool, copied: Set[int]
+    program: Program,
+    plan: Plan,
+    loaded: Loaded,
+    *,
+    host_scheduled: bool,
+    copied: Set[int],
+    check_feature_map: Callable[[object], None],
 ) -> _native.Replay:
-    """The native object that executes a loaded Program; `copied`: the slots that are copied."""
+    """The native object that executes a loaded Program.
+
+    Args:
+        copied: the slots that are copied.
+        check_feature_map: refuses what is no tensor, and all where the feature map does not move.
+    """
     positional, keyword = plain_places(program)
     structure = program.result_structure
     return _native.Replay(
@@ -29,12 +40,14 @@ def native_replay(
         triggers=slot_triggers(plan),
         resident=loaded.resident,
         host_scheduled=host_scheduled,
+        streamed=loaded.streamed,
         positional=positional,
         keyword=keyword,
         match=functools.partial(tensors_of_call, program),
         result_form=_result_form(structure, len(program.results)),
         build_result=lambda tensors: unflatten(structure, tensors),
         match_buffers=functools.partial(buffers_of, structure, len(program.results)),
+        check_feature_map=check_feature_map,
         current_stream=loaded.current_stream,
         draw=loaded.draw,
         drains_queue=loaded.drains_queue,

@@ -245,6 +245,7 @@ class AscendBackend:
             lambda: reports,
             device=self.tensor_device(device),
             alignment_bytes=self.tensor_alignment_bytes,
+            streamed=True,
             current_stream=self.current_stream,
             check_weights=check,
             weights=streamed.tensors,

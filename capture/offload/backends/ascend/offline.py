@@ -78,6 +78,7 @@ class OfflineModelBackend:
             lambda: reports,
             device=self._backend.tensor_device(index),
             alignment_bytes=self._backend.tensor_alignment_bytes,
+            streamed=True,
             current_stream=self._backend.current_stream,
             notes=self._notes,
         )

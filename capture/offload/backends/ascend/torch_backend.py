@@ -200,6 +200,7 @@ class TorchAscendBackend(AscendBackend):
             lambda: reports,
             device=self.tensor_device(device),
             alignment_bytes=self.tensor_alignment_bytes,
+            streamed=True,
             current_stream=self.current_stream,
             moves_feature_map=bound.words is not None and not bound.words.why_fixed,
             drains_queue=True,

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -74,6 +74,7 @@ class CudaBackend:
     capabilities = Capabilities(queues_work=True, runs_opaque=True)
     alignment_bytes = ALIGNMENT_BYTES
     memory_bytes_per_ns = 2000.0
+    current_stream: Callable[[int], int] | None = None  # torch's, whose handle is the driver's
 
     def __init__(self, capturer: Capturer | None = None) -> None:
         """Captures with torch, unless another capturer is given."""
@@ -245,6 +246,7 @@ class CudaBackend:
             lambda: reports,
             device=self.tensor_device(captured.device),
             alignment_bytes=self.alignment_bytes,
+            streamed=True,
             current_stream=self.current_stream,
             check_weights=check,
             draw=drawing(random) if random is not None and captured.random_cells else None,
@@ -321,12 +323,6 @@ class CudaBackend:
     def tensor_device(self, index: int) -> torch.device:
         """The torch device of the tensors that executions take."""
         return torch.device("cuda", index)
-
-    @property
-    def current_stream(self) -> Callable[[int], int]:
-        """Gives the driver's handle of the caller's current stream on a device."""
-        handle_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
-        return handle_of
 
     def proof_memory(self, index: int) -> DeviceMemory:
         """What gives the proof its memory."""

@@ -1,0 +1,135 @@
+#include "callable_replay.hpp"
+
+#include <structmember.h>
+
+#include <cstddef>
+#include <exception>
+#include <utility>
+
+#include "offload/errors.hpp"
+#include "python_replay.hpp"
+
+namespace py = pybind11;
+
+namespace offload {
+namespace {
+
+struct CallableReplay {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  PyObject* keep;              // keeps `replay`
+  const PythonReplay* replay;  // null: not bound
+};
+
+CallableReplay* of(PyObject* object) { return reinterpret_cast<CallableReplay*>(object); }
+
+// Raises the exception that is being handled as pybind11 would, which it does where its own
+// functions end.
+PyObject* raise_current() {
+  thread_local std::exception_ptr pending;
+  static PyObject* const rethrow =
+      py::cpp_function([] { std::rethrow_exception(std::exchange(pending, nullptr)); })
+          .release()
+          .ptr();
+  pending = std::current_exception();
+  return PyObject_CallNoArgs(rethrow);
+}
+
+template <typename Function>
+PyObject* guarded(PyObject* self, Function function) {
+  try {
+    if (of(self)->replay == nullptr) throw ExecutionError("the executable was not loaded");
+    return function(*of(self)->replay).release().ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return nullptr;
+  } catch (...) {
+    return raise_current();
+  }
+}
+
+PyObject* call(PyObject* self, PyObject* const* values, std::size_t n_flagged, PyObject* names) {
+  return guarded(self, [&](const PythonReplay& replay) {
+    return replay.execute({values, static_cast<std::size_t>(PyVectorcall_NARGS(n_flagged)), names});
+  });
+}
+
+PyObject* submit(PyObject* self, PyObject* const* values, Py_ssize_t n_positional,
+                 PyObject* names) {
+  return guarded(self, [&](const PythonReplay& replay) {
+    auto call = replay.bound({values, static_cast<std::size_t>(n_positional), names});
+    auto ticket = replay.replay().submit(call);
+    return py::cast(PythonTicket(py::reinterpret_borrow<py::object>(of(self)->keep), replay,
+                                 std::move(call), std::move(ticket)));
+  });
+}
+
+PyObject* bind(PyObject* self, PyObject* replay) {
+  try {
+    of(self)->replay = &py::handle(replay).cast<PythonReplay&>();
+  } catch (const py::cast_error&) {
+    return PyErr_Format(PyExc_TypeError, "expected a Replay, got a %s", Py_TYPE(replay)->tp_name);
+  }
+  Py_INCREF(replay);
+  Py_XSETREF(of(self)->keep, replay);
+  Py_RETURN_NONE;
+}
+
+PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
+  PyObject* const self = type->tp_alloc(type, 0);
+  if (self != nullptr) of(self)->vectorcall = call;
+  return self;
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(of(self)->keep);
+  return 0;
+}
+
+int clear(PyObject* self) {
+  of(self)->replay = nullptr;
+  Py_CLEAR(of(self)->keep);
+  return 0;
+}
+
+void deallocate(PyObject* self) {
+  PyTypeObject* const type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  clear(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+template <typename Function>
+PyCFunction as_method(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+}  // namespace
+
+py::object make_callable_replay() {
+  static PyMemberDef members[] = {
+      {"__vectorcalloffset__", T_PYSSIZET, offsetof(CallableReplay, vectorcall), READONLY, nullptr},
+      {nullptr, 0, 0, 0, nullptr}};
+  static PyMethodDef methods[] = {
+      {"_bind", bind, METH_O, nullptr},
+      {"_submit", as_method(submit), METH_FASTCALL | METH_KEYWORDS, nullptr},
+      {nullptr, nullptr, 0, nullptr}};
+  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
+                                {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                                {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                                {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
+                                {Py_tp_members, members},
+                                {Py_tp_methods, methods},
+                                {0, nullptr}};
+  static PyType_Spec spec = {
+      "offload._native.CallableReplay", sizeof(CallableReplay), 0,
+      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+      slots};
+  PyObject* const type = PyType_FromSpec(&spec);
+  if (type == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(type);
+}
+
+}  // namespace offload

@@ -1,0 +1,275 @@
+#include "python_replay.hpp"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstring>
+
+#include "convert.hpp"
+#include "offload/errors.hpp"
+
+namespace py = pybind11;
+
+namespace offload {
+namespace {
+
+thread_local bool is_recording = false;
+
+PyObject* interned(const char* name) { return PyUnicode_InternFromString(name); }
+
+}  // namespace
+
+void set_recording(bool value) noexcept { is_recording = value; }
+
+Arguments::Arguments(PyObject* const* values, std::size_t n_positional, PyObject* names)
+    : values_(values),
+      n_positional_(n_positional),
+      names_(names),
+      n_names_(names == nullptr ? 0 : static_cast<std::size_t>(PyTuple_GET_SIZE(names))),
+      n_keyword_(n_names_) {
+  static PyObject* const out_name = interned("out");
+  static PyObject* const feature_map_name = interned("feature_map");
+  for (std::size_t index = 0; index < n_names_; ++index) {
+    PyObject* const name = PyTuple_GET_ITEM(names, static_cast<Py_ssize_t>(index));
+    PyObject* const value = values[n_positional + index];
+    if (is_name(name, out_name)) {
+      if (value != Py_None) out_ = value;
+    } else if (is_name(name, feature_map_name)) {
+      if (value != Py_None) feature_map_ = value;
+    } else {
+      continue;
+    }
+    --n_keyword_;
+  }
+}
+
+// Most names are interned.
+bool Arguments::is_name(PyObject* one, PyObject* other) {
+  return one == other || PyUnicode_Compare(one, other) == 0;
+}
+
+PyObject* Arguments::keyword(PyObject* name) const {
+  for (std::size_t index = 0; index < n_names_; ++index) {
+    if (is_name(PyTuple_GET_ITEM(names_, static_cast<Py_ssize_t>(index)), name)) {
+      return values_[n_positional_ + index];
+    }
+  }
+  return nullptr;
+}
+
+py::tuple Arguments::positional() const {
+  py::tuple all(n_positional_);
+  for (std::size_t index = 0; index < n_positional_; ++index) {
+    all[index] = py::handle(values_[index]);
+  }
+  return all;
+}
+
+py::dict Arguments::keyword() const {
+  py::dict all;
+  for (std::size_t index = 0; index < n_names_; ++index) {
+    const py::handle name = PyTuple_GET_ITEM(names_, static_cast<Py_ssize_t>(index));
+    all[name] = py::handle(values_[n_positional_ + index]);
+  }
+  for (const char* const own : {"out", "feature_map"}) {
+    if (all.contains(own)) PyDict_DelItemString(all.ptr(), own);
+  }
+  return all;
+}
+
+bool PythonReplay::Place::take(PyObject* given, Tensors& tensors) const {
+  if (is_tensor) {
+    if (!THPVariable_Check(given)) return false;
+    tensors.push_back(THPVariable_Unpack(given));
+    return true;
+  }
+  if (given == constant.ptr()) return true;
+  if (Py_TYPE(given) != Py_TYPE(constant.ptr())) return false;
+  if (PyFloat_Check(given)) {  // by bits: -0.0 is not 0.0, and a NaN is itself
+    const double one = PyFloat_AS_DOUBLE(given);
+    const double other = PyFloat_AS_DOUBLE(constant.ptr());
+    return std::memcmp(&one, &other, sizeof one) == 0;
+  }
+  if (PyComplex_Check(given)) return false;  // left to the Python side
+  const int same = PyObject_RichCompareBool(given, constant.ptr(), Py_EQ);
+  if (same < 0) PyErr_Clear();
+  return same == 1;
+}
+
+PythonReplay::PythonReplay(std::shared_ptr<Replay> replay, const py::object& positional,
+                           const py::object& keyword, const std::string& result_form,
+                           PythonSide python)
+    : replay_(std::move(replay)), plain_(!positional.is_none()), python_(std::move(python)) {
+  if (plain_) {
+    for (const py::handle place : positional) positional_.push_back(to_place(place));
+    for (const auto& item : keyword.cast<py::dict>()) {
+      keyword_.emplace_back(py::reinterpret_borrow<py::object>(item.first), to_place(item.second));
+    }
+  }
+  form_ = result_form == "tensor"  ? ResultForm::kTensor
+          : result_form == "list"  ? ResultForm::kList
+          : result_form == "tuple" ? ResultForm::kTuple
+                                   : ResultForm::kOther;
+}
+
+PythonReplay::Place PythonReplay::to_place(py::handle place) {
+  const auto pair = py::reinterpret_borrow<py::tuple>(place);
+  return Place{pair[0].cast<bool>(), py::reinterpret_borrow<py::object>(pair[1])};
+}
+
+py::object PythonReplay::execute(const Arguments& arguments) const {
+  const auto call = bound(arguments);
+  {
+    const py::gil_scoped_release release;
+    replay_->execute(call);
+  }
+  return result(*call);
+}
+
+// From where it is known that nobody has closed the replay no Python code runs.
+std::shared_ptr<Call> PythonReplay::bound(const Arguments& arguments) const {
+  const std::uint64_t begin_ns = now_ns();
+  auto call = std::make_shared<Call>();
+  call->call_ns = begin_ns;
+  take_tensors(arguments, call->inputs);
+  if (arguments.out() != nullptr) take_buffers(arguments.out(), call->given_results);
+  if (arguments.feature_map() != nullptr) {
+    python_.check_feature_map(py::handle(arguments.feature_map()));
+    call->feature_map = to_tensor(arguments.feature_map());
+  }
+  if (is_recording) {
+    throw CaptureError(
+        "a captured program was executed inside a call that is being recorded, where its "
+        "launches cannot be seen: call the model itself there");
+  }
+  if (replay_->closed()) throw ExecutionError("the executable is closed");
+  if (replay_->streamed()) {
+    bind_on_stream(*call);
+  } else {
+    bind_call(replay_->spec(), *call);
+  }
+  call->checked_ns = now_ns();
+  return call;
+}
+
+py::object PythonReplay::result(Call& call) const {
+  Tensors tensors = results_of(replay_->spec(), call);
+  if (form_ == ResultForm::kTensor) return from_tensor(std::move(tensors[0]));
+  if (form_ == ResultForm::kTuple) {
+    py::tuple items(tensors.size());
+    for (std::size_t index = 0; index < tensors.size(); ++index) {
+      items[index] = from_tensor(std::move(tensors[index]));
+    }
+    return items;
+  }
+  py::list items;
+  for (at::Tensor& tensor : tensors) items.append(from_tensor(std::move(tensor)));
+  if (form_ == ResultForm::kList) return items;
+  return python_.build_result(std::move(items));
+}
+
+void PythonReplay::take_tensors(const Arguments& arguments, Tensors& tensors) const {
+  if (plain_ && take_plain(arguments, tensors)) return;
+  const auto found = to_tensors(python_.match(arguments.positional(), arguments.keyword()));
+  tensors.assign(found.begin(), found.end());
+}
+
+// The frequent case, without a Python frame: tensors and constants as recorded.
+bool PythonReplay::take_plain(const Arguments& arguments, Tensors& tensors) const {
+  if (arguments.n_positional() != positional_.size() || arguments.n_keyword() != keyword_.size()) {
+    return false;
+  }
+  tensors.reserve(replay_->spec().inputs.size());
+  for (std::size_t index = 0; index < positional_.size(); ++index) {
+    if (!positional_[index].take(arguments.positional(index), tensors)) {
+      return tensors.clear(), false;
+    }
+  }
+  for (const auto& [name, place] : keyword_) {
+    PyObject* const given = arguments.keyword(name.ptr());
+    if (given == nullptr || !place.take(given, tensors)) return tensors.clear(), false;
+  }
+  return true;
+}
+
+void PythonReplay::take_buffers(PyObject* out, Tensors& buffers) const {
+  if (take_plain(out, buffers)) return;
+  const auto found = to_tensors(python_.match_buffers(py::handle(out)));
+  buffers.assign(found.begin(), found.end());
+}
+
+// Buffers nested like a result that is a tensor, or a list or tuple of tensors.
+bool PythonReplay::take_plain(PyObject* out, Tensors& buffers) const {
+  if (form_ == ResultForm::kTensor) {
+    if (!THPVariable_Check(out)) return false;
+    buffers.push_back(THPVariable_Unpack(out));
+    return true;
+  }
+  const std::size_t n_results = replay_->spec().results.size();
+  if (form_ == ResultForm::kOther || !(PyList_CheckExact(out) || PyTuple_CheckExact(out)) ||
+      static_cast<std::size_t>(PySequence_Fast_GET_SIZE(out)) != n_results) {
+    return false;
+  }
+  buffers.resize(n_results);
+  for (std::size_t index = 0; index < n_results; ++index) {
+    PyObject* const one = PySequence_Fast_GET_ITEM(out, static_cast<Py_ssize_t>(index));
+    if (one == Py_None) continue;
+    if (!THPVariable_Check(one)) return buffers.clear(), false;
+    buffers[index] = THPVariable_Unpack(one);
+  }
+  return true;
+}
+
+// Notes the caller's current stream, by the driver's handle, and as torch names it for a lane's
+// thread. (Tests have devices that torch takes for the CPU.)
+void PythonReplay::note_stream(Call& call) const {
+  const c10::Device device = replay_->spec().device;
+  call.drains_queue = python_.drains_queue;
+  if (!python_.current_stream.is_none()) {
+    if (python_.drains_queue) call.drain.begin_ns = now_ns();
+    call.stream =
+        python_.current_stream(device.has_index() ? device.index() : 0).cast<std::uint64_t>();
+    if (python_.drains_queue) call.drain.end_ns = now_ns();
+  }
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl torch_device(device.type());
+  call.torch_stream =
+      torch_device.getStream(device.has_index() ? device : torch_device.getDevice());
+  if (python_.current_stream.is_none()) {
+    call.stream =
+        reinterpret_cast<std::uint64_t>(torch_device.getStreamNativeHandle(*call.torch_stream));
+  }
+}
+
+// Binds on the executable's device.
+void PythonReplay::bind_on_stream(Call& call) const {
+  const CallSpec& spec = replay_->spec();
+  const c10::OptionalDeviceGuard guard(spec.device.has_index() ? std::optional(spec.device)
+                                                               : std::nullopt);
+  bind_call(spec, call);
+  check_devices(spec, call);
+  note_stream(call);
+  if (!python_.draw.is_none()) {
+    replay_->check_ready();  // a draw cannot be taken back
+    call.random = python_.draw().cast<std::vector<std::uint64_t>>();
+  }
+}
+
+void PythonTicket::wait() const {
+  const std::shared_ptr<Ticket> ticket = ticket_;
+  const py::gil_scoped_release release;
+  ticket->wait();
+}
+
+py::object PythonTicket::result() {
+  wait();
+  if (!result_) {
+    py::object built = replay_.result(*call_);
+    if (!result_) result_ = std::move(built);  // another thread may have come first
+  }
+  return result_;
+}
+
+}  // namespace offload

@@ -1,0 +1,136 @@
+// A replay as Python calls it: how arguments are found, and results handed out. All needs the GIL.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "replay/replay.hpp"
+
+namespace offload {
+
+// Refuses executions on this thread while it records a call, where they cannot be seen.
+void set_recording(bool is_recording) noexcept;
+
+// The arguments of a call as an interpreter gives them (PEP 590): the keywords' values behind the
+// positional ones; `out` and `feature_map` are the executable's, all others the model's.
+//
+// Owner: the interpreter; valid during the call.
+class Arguments {
+ public:
+  // `names`: of the keywords, a tuple or null.
+  Arguments(PyObject* const* values, std::size_t n_positional, PyObject* names);
+
+  PyObject* out() const { return out_; }                  // null: none is given
+  PyObject* feature_map() const { return feature_map_; }  // likewise
+
+  // Of the model.
+  std::size_t n_positional() const { return n_positional_; }
+  std::size_t n_keyword() const { return n_keyword_; }
+  PyObject* positional(std::size_t index) const { return values_[index]; }
+  PyObject* keyword(PyObject* name) const;  // null where there is none
+
+  pybind11::tuple positional() const;
+  pybind11::dict keyword() const;
+
+ private:
+  static bool is_name(PyObject* one, PyObject* other);
+
+  PyObject* const* values_;
+  std::size_t n_positional_;
+  PyObject* names_;
+  std::size_t n_names_;
+  std::size_t n_keyword_;
+  PyObject* out_ = nullptr;
+  PyObject* feature_map_ = nullptr;
+};
+
+// What Python code does for calls, where they are not of the frequent kind.
+struct PythonSide {
+  pybind11::object match;          // (args, kwargs): the tensors
+  pybind11::object build_result;   // (tensors): what the model returns
+  pybind11::object match_buffers;  // (out): the buffers, by result
+  pybind11::object check_feature_map;
+  pybind11::object current_stream;  // (device): the handle; or None, where torch's is the driver's
+  pybind11::object draw;            // None: no kernel reads the state of a generator
+  bool drains_queue = false;        // current_stream waits until torch has delivered what it queues
+};
+
+// A replay with the Python side of its calls.
+//
+// Owner: Python. Errors: as Replay, and what the Python side raises.
+class PythonReplay {
+ public:
+  // `positional`, `keyword`: the recorded arguments as (is_tensor, constant), or None where only
+  // `match` can compare; `result_form`: tensor, list or tuple, or other for `build_result`.
+  PythonReplay(std::shared_ptr<Replay> replay, const pybind11::object& positional,
+               const pybind11::object& keyword, const std::string& result_form, PythonSide python);
+
+  Replay& replay() const { return *replay_; }
+
+  // Executes; what the model returns.
+  pybind11::object execute(const Arguments& arguments) const;
+
+  // A call whose arguments were checked.
+  std::shared_ptr<Call> bound(const Arguments& arguments) const;
+
+  // Of a call that has ended.
+  pybind11::object result(Call& call) const;
+
+ private:
+  // One place in a call's arguments: a tensor, or a constant that must be the same again.
+  struct Place {
+    bool is_tensor = false;
+    pybind11::object constant;
+
+    // Appends the tensor at this place; false if something else stands there.
+    bool take(PyObject* given, Tensors& tensors) const;
+  };
+
+  // How the results go back to the caller, and buffers for them come.
+  enum class ResultForm : std::uint8_t { kTensor, kList, kTuple, kOther };
+
+  static Place to_place(pybind11::handle place);
+  void take_tensors(const Arguments& arguments, Tensors& tensors) const;
+  bool take_plain(const Arguments& arguments, Tensors& tensors) const;
+  void take_buffers(PyObject* out, Tensors& buffers) const;
+  bool take_plain(PyObject* out, Tensors& buffers) const;
+  void note_stream(Call& call) const;
+  void bind_on_stream(Call& call) const;
+
+  std::shared_ptr<Replay> replay_;
+  bool plain_ = false;
+  std::vector<Place> positional_;
+  std::vector<std::pair<pybind11::object, Place>> keyword_;
+  ResultForm form_;
+  PythonSide python_;
+};
+
+// A submitted execution, with what its result is made of.
+class PythonTicket {
+ public:
+  PythonTicket(pybind11::object keep, const PythonReplay& replay, std::shared_ptr<Call> call,
+               std::shared_ptr<Ticket> ticket)
+      : keep_(std::move(keep)),
+        replay_(replay),
+        call_(std::move(call)),
+        ticket_(std::move(ticket)) {}
+
+  bool done() const { return ticket_->done(); }
+  void wait() const;
+  pybind11::object result();
+
+ private:
+  pybind11::object keep_;  // keeps `replay_`
+  const PythonReplay& replay_;
+  std::shared_ptr<Call> call_;
+  std::shared_ptr<Ticket> ticket_;
+  pybind11::object result_;
+};
+
+}  // namespace offload
