@@ -69,6 +69,9 @@ struct LaneState {
 
 namespace {
 
+// Whose worker this thread is.
+thread_local const LaneState* own_lane = nullptr;
+
 // A hand-off to a thread that looks for work is a hundred times faster than waking one.
 constexpr auto kLookFor = std::chrono::microseconds(50);
 
@@ -121,6 +124,7 @@ void restart_all() {
     new (&state->mutex) std::mutex();
     new (&state->execution) std::recursive_mutex();
   }
+  own_lane = nullptr;  // a worker that forked is none here
   for (ThreadOwner* owner : registry().owners) owner->restart();
   new (&registry().mutex) std::mutex();
 }
@@ -131,6 +135,7 @@ void watch_forks() {
 }
 
 void run(const std::shared_ptr<LaneState>& state) {
+  own_lane = state.get();
   std::unique_lock lock(state->mutex);
   while (true) {
     if (state->queue.empty() && !state->closed) {
@@ -195,10 +200,7 @@ void Lane::submit(std::function<void()>&& task, std::shared_ptr<Ticket> ticket, 
 
 std::recursive_mutex& Lane::execution_mutex() noexcept { return state_->execution; }
 
-bool Lane::is_current_thread() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->worker.get_id() == std::this_thread::get_id();
-}
+bool Lane::is_current_thread() const { return own_lane == state_.get(); }
 
 bool Lane::idle() const {
   const std::lock_guard lock(state_->mutex);
