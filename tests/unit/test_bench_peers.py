@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import types
 
+import pytest
 import torch
 
+import device_peers
+import device_turns
 import peers
 import turns
 
@@ -62,3 +67,46 @@ def test_each_turn_begins_with_a_call_that_is_not_timed():
     times = turns.take_turns({"count": count}, rounds=3, round_ns=1)
     assert len(times["count"]) == 3
     assert n_calls == 5 + 3 * (1 + 1)  # five to learn how long a call takes
+
+
+@pytest.mark.parametrize("n_sets", [1, 2, 3])
+def test_alternating_calls_take_each_set_with_its_options(n_sets):
+    seen = []
+    sets = [(f"x{turn}", f"y{turn}") for turn in range(n_sets)]
+    call = device_peers.alternating(
+        lambda x, y, out=None: seen.append((x, y, out)), sets, out=list(range(n_sets))
+    )
+    for _ in range(2 * n_sets):
+        call()
+    assert seen == [(f"x{turn}", f"y{turn}", turn) for turn in range(n_sets)] * 2
+
+
+def test_alternating_calls_without_options():
+    call = device_peers.alternating(lambda *given: given, [(1,), (2,)])
+    assert [call() for _ in range(3)] == [(1,), (2,), (1,)]
+
+
+def test_graphed_callables_leave_the_module_as_it_is(monkeypatch):
+    """What torch makes of a module is that module with another forward."""
+
+    def make_graphed_callables(function, inputs):
+        assert not isinstance(function, torch.nn.Module)
+        return lambda *given: function(*given) + 0
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", make_graphed_callables)
+    model, x = torch.nn.Linear(2, 2), torch.ones(2)
+    call = device_peers.graphed_callables(model, (x,))
+    assert torch.equal(call(x), model(x))
+    assert "forward" not in vars(model)
+
+
+@pytest.mark.parametrize(
+    ("call_ns", "n_rounds"), [(1_000, 40), (10**12, device_turns.LEAST_ROUNDS)]
+)
+def test_what_takes_long_has_fewer_rounds_on_a_device(monkeypatch, call_ns, n_rounds):
+    clock = itertools.count(step=call_ns)
+    monkeypatch.setattr(device_turns, "time", types.SimpleNamespace(perf_counter_ns=clock.__next__))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    times = device_turns.device_turns({"a": lambda: None, "b": lambda: None}, rounds=40, calls=1)
+    assert {name: len(found) for name, found in times.items()} == {"a": n_rounds, "b": n_rounds}
+    assert set(times["a"]) == {call_ns}
