@@ -56,7 +56,7 @@ def graphed_callables(model: Call, inputs: Tensors) -> Call:
     Of a function around the model: it would give a module itself another `forward`, which eager and
     torch.compile would run as well.
     """
-    graphed: Call = torch.cuda.make_graphed_callables(lambda *given: model(*given), inputs)
+    graphed: Call = torch.cuda.make_graphed_callables(functools.partial(model), inputs)
     return graphed
 
 
@@ -113,4 +113,8 @@ def alternating(call: Call, sets: list[Tensors], **options: Any) -> Callable[[],
     if len(calls) == 1:
         return calls[0]
     turns = itertools.cycle(calls)
-    return lambda: next(turns)()
+
+    def one() -> Any:
+        return next(turns)()
+
+    return one

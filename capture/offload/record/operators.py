@@ -155,7 +155,7 @@ class Operator:
 
         torch tags an operator once: fused attention that drops nothing is tagged as well, and so
         are recurrent layers and `rrelu` in evaluation. They draw nothing then: `use_dropout` in
-        ATen/native/transformers/cuda/attention.cu, and `training` in ATen/native/cuda/RreluWithNoise.cu.
+        transformers/cuda/attention.cu, `training` in cuda/RreluWithNoise.cu (both ATen/native).
         """
         if not self.random:
             return False

@@ -3,9 +3,10 @@
 1. A resident of the graph in which no two Values share memory executes an input: what it gives is
    the expected result. It differs from what is loaded in the address of every activation, so a
    placement or a lifetime that is wrong shows.
-2. A resident that is placed as the loaded one executes another valid input, and draws other
-   random numbers. Its memory, which is kept, then holds another execution's data everywhere.
-   Where the memory is still there in which the graph was captured, both take place in it.
+2. A resident that is placed as the loaded one executes, another input where another is known to
+   be valid, and draws other random numbers. Its memory, which is kept, then holds another
+   execution's data everywhere. Where the memory is still there in which the graph was captured,
+   both take place in it.
 3. Every slot moves, noise is set to other values, and the second resident executes the first
    input. The results must be equal bit for bit, and the memory of step 2 must be what it was: a
    word that was missed would have read or written it there. Where results differ it executes
@@ -27,10 +28,11 @@ they are not: in all three steps those of one dtype are one block of made-up con
 may be larger than the device, and the copies that bring streamed weights are no part of what
 executes here; `streamed_copies.check_copies` proves their order by the graph's edges.
 
-Inputs are made up: floating-point numbers are drawn from [0, 1), truth values likewise, and
-integers are 0, which is an index into anything. Where that leaves no second input to tell apart,
-the memory of step 2 is filled with zeros. Integers at old addresses become 1, which is an index
-into nearly anything, and is only read if the proof fails. What launches write is a copy, so no
+Inputs are those of the recorded call, as far as it left a sample; others are made up: see
+`made_up_inputs`. An operator that fails on the device about its values would fail it for the whole
+process. Where that leaves no second input to tell apart, the memory of step 2 is filled with zeros.
+Inputs at old addresses then get another content, which is only read if the proof fails. What
+launches write is a copy, so no
 state changes. Only weights whose addresses are constants, as those of an opaque Program, are
 written where they are: they are put back after each execution, and what it has left there is
 compared as well.
@@ -124,7 +126,7 @@ def prove(
     old.execute(loaded)
     if first == second:
         old.clear()
-    old.write_inputs(made_up_inputs(program, 1, integer=1))
+    old.write_inputs(made_up_inputs(program, 2))
     before = old.content()
     new = ProofBases(program, dataclasses.replace(loaded, home={}), memory, first, weights)
     new.take_feature_map(old)
