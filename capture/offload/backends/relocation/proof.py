@@ -45,6 +45,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
+from offload.backends.relocation import advice
 from offload.backends.relocation.fixed_weights import FixedWeights
 from offload.backends.relocation.proof_bases import (
     BoundWeights,
@@ -199,8 +200,8 @@ def _compare(expected: dict[str, bytes], found: dict[str, bytes], message: str) 
             pairs = zip(content, found[name], strict=True)
             place = next(place for place, (one, other) in enumerate(pairs) if one != other)
             raise CaptureError(
-                f"the captured graph {message.format(name)} from byte {place} on; it cannot be "
-                "relocated safely"
+                f"the captured graph {message.format(name)} from byte {place} on: expected the "
+                f"same bits, so it cannot be relocated safely; {advice.FIND_THE_LAUNCH}"
             )
 
 
@@ -231,7 +232,8 @@ def _refuse_noise(
     raise CaptureError(
         f"{describe(noise[0])}{more} differs between two captures in one layout "
         f"(0x{noise[0].first[::-1].hex()}, 0x{noise[0].again[::-1].hex()}), so it was taken for "
-        "padding, and the results depend on it: what the kernel would be given is not known"
+        "padding, and the results depend on it: what the kernel would be given is not known; "
+        f"{advice.INITIALISE}"
     )
 
 
@@ -242,5 +244,5 @@ def _check_steady(found: dict[str, bytes], again: dict[str, bytes]) -> None:
         raise CaptureError(
             f"the captured graph computes other bits each time that it is executed, in {name}: an "
             "operator adds in any order, for example. Whether it can be relocated cannot be "
-            "proved; load(verify=False) leaves the proof out"
+            f"proved; {advice.NOT_PROVED}"
         )
