@@ -9,14 +9,20 @@ forward computes of it is as valid as it was then.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from offload.eager_run import EagerRun
-from offload.program import ITEM_BYTES, Program
+from offload.errors import FileError
+from offload.program import ITEM_BYTES, Program, StoredTensor
 from offload.torch_names import find_dtype
 
-_NEAR_ZERO = 2.0**-10
+SAMPLE_BYTES = 2**20
+"""Of one input or weight: more than indices have, as a rule, which must be valid as a whole."""
+
+NEAR_ZERO = 2.0**-10
+"""Numbers below it, and not below 0, are 0 as an index, and weights that overflow in no layer."""
 
 
 def made_up_inputs(program: Program, variant: int) -> list[bytes]:
@@ -44,7 +50,7 @@ def made_up_inputs(program: Program, variant: int) -> list[bytes]:
         elif not sample:
             contents.append(valid_bytes(value.dtype, size_bytes, generator, int(variant == 2)))
         elif not any(sample) and _has_fractions(value.dtype):
-            contents.append(valid_bytes(value.dtype, size_bytes, generator, below=_NEAR_ZERO))
+            contents.append(valid_bytes(value.dtype, size_bytes, generator, below=NEAR_ZERO))
         else:
             one = sample if variant < 2 else _other(sample, value.dtype)
             contents.append((one * -(-size_bytes // len(one)))[:size_bytes])
@@ -64,7 +70,7 @@ def _other(sample: bytes, dtype_name: str) -> bytes:
     other = b"".join(items)
     if other != sample:
         return other
-    one = torch.ones(1).to(find_dtype(dtype_name)).view(torch.uint8).numpy().tobytes()
+    one = torch.ones(1, device="cpu").to(find_dtype(dtype_name)).view(torch.uint8).numpy().tobytes()
     return (bytes(item_bytes) if sample.startswith(one) else one) * n_items
 
 
@@ -97,6 +103,31 @@ def valid_bytes(
     return content.view(torch.uint8).numpy().tobytes() if n_items else b""
 
 
+def stored_indices(stored: StoredTensor) -> bytes | None:
+    """What a weight in a file holds, if it may be an index: of torch's index dtypes, and small.
+
+    None for others, and for more than `SAMPLE_BYTES`: all may be too large to be read here.
+
+    Raises:
+        FileError: the file cannot be read, or has become shorter.
+    """
+    if stored.dtype not in ("int32", "int64") or stored.size_bytes > SAMPLE_BYTES:
+        return None
+    try:
+        with Path(stored.path).open("rb") as file:
+            file.seek(stored.offset_bytes)
+            content = file.read(stored.size_bytes)
+    except OSError as error:
+        raise FileError(f"{stored.path}: {stored.name} cannot be read: {error}") from error
+    if len(content) != stored.size_bytes:
+        raise FileError(
+            f"{stored.path}: {stored.name}: expected {stored.size_bytes} bytes from byte "
+            f"{stored.offset_bytes} on, found {len(content)}: the file has changed since the model "
+            "was captured; capture again"
+        )
+    return content
+
+
 def overlapping_inputs(program: Program) -> list[list[tuple[int, int]]]:
     """The inputs in groups that overlap, each with its distance from the group's first in bytes."""
     groups = {leaf: [(leaf, 0)] for leaf in range(len(program.inputs))}
@@ -115,7 +146,7 @@ def input_tensors(program: Program, contents: Sequence[bytes]) -> list[torch.Ten
     for group in overlapping_inputs(program):
         lowest = min(offset for _, offset in group)
         end = max(offset - lowest + len(contents[leaf]) for leaf, offset in group)
-        memory = torch.zeros(end, dtype=torch.uint8)
+        memory = torch.zeros(end, dtype=torch.uint8, device="cpu")
         for leaf, offset in group:
             begin, content = offset - lowest, bytearray(contents[leaf])
             if content:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from stored import save_weights, without_memory
 from torch.nn import functional
 
 import offload
+from offload.backends.relocation.weight_stand_ins import WeightStandIns
 from offload.made_up_inputs import made_up_inputs
 
 TABLE = torch.arange(12.0).view(4, 3)
@@ -88,3 +90,62 @@ def test_probabilities_stay_such():
         (content,) = made_up_inputs(captured.program, variant)
         rows = torch.frombuffer(bytearray(content), dtype=torch.float32).view(3, 2)
         assert torch.multinomial(rows, 1).flatten().tolist()[::2] == [1, 0]
+
+
+class Reordered(torch.nn.Module):
+    """Rows of a table, by an order in the weights that counts from one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(3, 64, 64))
+        self.register_buffer("order", torch.tensor([3, 1, 2]))
+
+    def forward(self, x):
+        return x * self.table.index_select(0, self.order - 1)
+
+
+@pytest.mark.usefixtures("small_granules")
+def test_indices_in_files_are_read_for_the_proof(backend, tmp_path):
+    model, x = Reordered().eval(), torch.randn(3, 64, 64)
+    save_weights(model, tmp_path)
+    with torch.no_grad():
+        captured = offload.capture(without_memory(Reordered), x, weights=tmp_path)
+        with captured.load(backend.name) as run:
+            torch.testing.assert_close(run(x), model(x))
+
+
+class HostMemory:
+    """Blocks of the host, by number."""
+
+    def __init__(self) -> None:
+        self.blocks: list[bytearray] = []
+
+    def allocate(self, size_bytes: int) -> int:
+        self.blocks.append(bytearray(size_bytes))
+        return len(self.blocks) << 32
+
+    def write(self, address: int, content: bytes) -> None:
+        begin = address % 2**32
+        self.blocks[(address >> 32) - 1][begin : begin + len(content)] = content
+
+
+def test_weights_in_files_overflow_in_no_layer(tmp_path):
+    """A proof of what is not a number everywhere would prove nothing."""
+    width = 2048
+
+    def build():
+        return torch.nn.Linear(width, width, bias=False, dtype=torch.float16)
+
+    save_weights(build(), tmp_path)
+    given = torch.rand(1, width).half()
+    with torch.no_grad():
+        program = offload.capture(without_memory(build), given, weights=tmp_path).program
+    memory = HostMemory()
+    WeightStandIns(program, memory, {})
+    (block,) = memory.blocks
+    weight = torch.frombuffer(block, dtype=torch.float16).view(width, width).float()
+    x = torch.rand(1, width)
+    for _ in range(64):
+        x = (x @ weight.T).half().float()
+    assert torch.isfinite(x).all()
+    assert x.any()

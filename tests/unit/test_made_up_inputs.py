@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import offload
-from offload.made_up_inputs import made_up_inputs
+from offload.made_up_inputs import input_tensors, made_up_inputs
 from offload.record import input_samples
 
 
@@ -107,3 +107,13 @@ def test_a_saved_program_holds_no_input(tmp_path):
     opened = offload.open(tmp_path / "model.offload")
     assert opened.program.input_samples == ()
     assert opened.program == dataclasses.replace(opened.program, input_samples=(b"abc",))
+
+
+@pytest.mark.parametrize("x", [torch.full((3,), 5), torch.zeros(3), torch.randn(3)])
+def test_torchs_default_device_is_not_asked(x):
+    program = program_of(x)
+    with torch.device("meta"):
+        contents = [made_up_inputs(program, variant) for variant in range(3)]
+        (tensor,) = input_tensors(program, contents[0])
+    assert contents == [made_up_inputs(program, variant) for variant in range(3)]
+    assert tensor.device.type == "cpu"

@@ -12,7 +12,7 @@ import torch
 from offload.backends.opaque_weights import weights_at_risk
 from offload.eager_run import EagerRun, bytes_of, host_storage
 from offload.errors import CaptureError, ExecutionError, OutOfMemory
-from offload.made_up_inputs import input_tensors, made_up_inputs
+from offload.made_up_inputs import input_tensors, made_up_inputs, stored_indices
 from offload.program import Launch, Program, Role
 
 Bases = dict[int, tuple[torch.UntypedStorage, int]]
@@ -30,7 +30,8 @@ def warm_up(
 ) -> None:
     """Run each launch once on private copies of what is written; all its memory is given back.
 
-    Weights in files are zeros from their first launch to their last.
+    Weights in files are zeros from their first launch to their last, but for small ones of
+    integers, which may be an index.
 
     The weights of an opaque Program are written where they are, and put back.
 
@@ -46,6 +47,7 @@ def warm_up(
         CaptureError: a launch failed; the message names it.
         OutOfMemory: the device has no memory for it.
         ExecutionError: the device failed.
+        FileError: a weight of integers cannot be read.
     """
     torch_device: Any = torch.get_device_module(device)
     pool = torch_device.MemPool()
@@ -142,12 +144,20 @@ def _weights_kept(program: Program) -> Iterator[None]:
 
 
 def _take_stored(program: Program, launch: Launch, bases: Bases, device: torch.device) -> None:
-    """Zeros for the weights in files that a launch is the first to use: all may be too large."""
+    """Memory for the weights in files that a launch is the first to use: all may be too large.
+
+    Zeros, but for what may be an index.
+
+    Raises:
+        FileError: as `stored_indices`.
+    """
     for value in program.stored.keys() & {*launch.reads, *launch.writes}:
         if value not in bases:
             size_bytes = program.values[value].size_bytes
-            zeros = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
-            bases[value] = (zeros.untyped_storage(), 0)
+            content = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+            if indices := stored_indices(program.stored[value]):
+                content.copy_(torch.frombuffer(bytearray(indices), dtype=torch.uint8))
+            bases[value] = (content.untyped_storage(), 0)
 
 
 def last_uses_of(program: Program) -> dict[int, list[int]]:

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from offload.eager_run import bytes_of
+from offload.made_up_inputs import SAMPLE_BYTES
 from offload.program import span_bytes
 from offload.torch_names import dtype_name
-
-SAMPLE_BYTES = 2**20
-"""Of one input: more than index inputs have, as a rule, which must be valid as a whole."""
 
 SAMPLES_BYTES = 2**26
 """Of all: torch.compile makes inputs of parameters."""
