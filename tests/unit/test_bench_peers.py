@@ -7,11 +7,14 @@ import sys
 import types
 
 import pytest
+import safetensors.torch
 import torch
 
+import device_decoder
 import device_peers
 import device_turns
 import peers
+import process_memory
 import turns
 
 
@@ -110,3 +113,33 @@ def test_what_takes_long_has_fewer_rounds_on_a_device(monkeypatch, call_ns, n_ro
     times = device_turns.device_turns({"a": lambda: None, "b": lambda: None}, rounds=40, calls=1)
     assert {name: len(found) for name, found in times.items()} == {"a": n_rounds, "b": n_rounds}
     assert set(times["a"]) == {call_ns}
+
+
+def test_a_process_that_fails_says_why(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print('{\"peak_bytes\": 1}'); sys.exit(sys.argv[2] == '0')")
+    assert process_memory.measure(script, tmp_path, 1) == {"peak_bytes": 1}
+    with pytest.raises(RuntimeError, match=r"script.py ended with status 1: nothing on stderr"):
+        process_memory.measure(script, tmp_path, 0)
+    script.write_text("raise ValueError('no budget')")
+    with pytest.raises(RuntimeError, match="status 1: ValueError: no budget"):
+        process_memory.measure(script, tmp_path, 0)
+
+
+def test_the_decoders_weights_are_in_a_file_for_each_layer(tmp_path, monkeypatch):
+    monkeypatch.setattr(device_decoder, "WIDTH", 8)
+    monkeypatch.setattr(device_decoder, "HIDDEN", 12)
+    monkeypatch.setattr(device_decoder, "HEADS", 2)
+    monkeypatch.setattr(device_decoder, "N_LAYERS", 2)
+    device_decoder.save(tmp_path)
+    names = {"layers.0.safetensors", "layers.1.safetensors", "norm.weight.safetensors"}
+    assert {one.name for one in tmp_path.iterdir()} == names
+    content = {}
+    for one in tmp_path.iterdir():
+        content |= safetensors.torch.load_file(one)
+    model = device_decoder.without_memory()
+    model.load_state_dict(content, assign=True)
+    assert len({one.float().sum().item() for one in content.values() if one.dim() > 1}) == 14
+    result = model(*device_decoder.inputs(3, "cpu"))
+    assert result.shape == (1, 3, 8)
+    assert torch.isfinite(result).all()
