@@ -173,6 +173,29 @@ def test_a_word_that_writes_at_its_old_address_is_found(word):
         run_proof(make_program(ROLES), MixingResident(NODES, frozen=[word]))
 
 
+SAMPLES = {
+    "fractions": torch.arange(16) / 7,
+    "zeros": torch.zeros(16),
+    "ones": torch.ones(16),
+    "indices": torch.arange(8),
+    "no index but 0": torch.zeros(8, dtype=torch.int64),
+}
+
+
+@pytest.mark.parametrize("word", range(7))
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_missed_word_is_found_on_the_recorded_input_too(name, word):
+    """It is the only one that executes, so that old memory is cleared for it."""
+    sample = SAMPLES[name]
+    program = dataclasses.replace(
+        make_program(ROLES, str(sample.dtype).removeprefix("torch.")),
+        input_samples=(sample.numpy().tobytes(),),
+    )
+    assert run_proof(program, MixingResident(NODES)).blocks == {}
+    with pytest.raises(CaptureError, match=r"another result|old addresses"):
+        run_proof(program, MixingResident(NODES, frozen=[word]))
+
+
 def test_writing_to_an_old_address_is_found_where_the_result_is_right():
     also = (*NODES, ((4,), 7))  # a second store of what nobody reads
     words = (*WORDS, 2)

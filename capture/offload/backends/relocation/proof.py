@@ -32,10 +32,9 @@ Inputs are those of the recorded call, as far as it left a sample; others are ma
 `made_up_inputs`. An operator that fails on the device about its values would fail it for the whole
 process. Where that leaves no second input to tell apart, the memory of step 2 is filled with zeros.
 Inputs at old addresses then get another content, which is only read if the proof fails. What
-launches write is a copy, so no
-state changes. Only weights whose addresses are constants, as those of an opaque Program, are
-written where they are: they are put back after each execution, and what it has left there is
-compared as well.
+launches write is a copy, so no state changes. Only weights whose addresses are constants, as those
+of an opaque Program, are written where they are: they are put back after each execution, and what
+it has left there is compared as well.
 """
 
 from __future__ import annotations
