@@ -114,8 +114,8 @@ def test_state_is_written_in_place(backend):
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda x: torch.rand_like(x) + x, "random numbers"),
-        (lambda x: x * x.sum().item(), "read on the host"),
+        (lambda x: torch.rand_like(x) + x, "random numbers.*pass the numbers as an input"),
+        (lambda x: x * x.sum().item(), "read on the host.*compute with it on the device"),
     ],
 )
 def test_refusals(backend, function, reason):
