@@ -13,13 +13,20 @@ from measurements import Ratio, ratio_of
 
 
 def measure(script: Path, folder: Path, budget_bytes: int) -> dict[str, float]:
-    """What such a script prints as a process of its own."""
+    """What such a script prints as a process of its own.
+
+    Raises:
+        RuntimeError: it failed; the message ends with the last line that it wrote.
+    """
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     finished = subprocess.run(
         [sys.executable, str(script), str(folder), str(budget_bytes)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
+    if finished.returncode:
+        last = (finished.stderr.strip() or "nothing on stderr").splitlines()[-1]
+        raise RuntimeError(f"{script.name} ended with status {finished.returncode}: {last}")
     found: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
     return found
 

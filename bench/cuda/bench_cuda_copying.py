@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import offload
-from device_peers import alternating, prepare
+from device_peers import PEERS, alternating, prepare
 from device_turns import device_turns
 from measurements import Case, figure_of, ratio_of
 
@@ -30,7 +30,9 @@ def halves(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 Contenders = dict[str, Callable[[], Any]]
 
 
-def contenders_of(kilobytes: int) -> tuple[Contenders, dict[str, str]]:
+def contenders_of(
+    kilobytes: int, names: tuple[str, ...] = tuple(PEERS)
+) -> tuple[Contenders, dict[str, str]]:
     """Ours and the peers, at other addresses at each call; and the peers that are absent, why."""
     x, y = torch.randn(2, kilobytes * 250, device="cuda")
     with offload.capture(halves) as captured:
@@ -38,14 +40,17 @@ def contenders_of(kilobytes: int) -> tuple[Contenders, dict[str, str]]:
     run = captured.load()
     sets = [(x.clone(), y.clone()) for _ in range(2)]
     outs = [torch.empty(8, device="cuda") for _ in sets]
-    peers, absent = prepare(halves, (x, y), expected)
+    peers, absent = prepare(halves, (x, y), expected, names)
     ours = alternating(run, sets, out=outs)
     torch.testing.assert_close(ours(), expected)
     return {OURS: ours, **{name: alternating(one, sets) for name, one in peers.items()}}, absent
 
 
 def test_saved(benchmark: Any, record: Callable[[Case], None]) -> None:
-    found = {kilobytes: contenders_of(kilobytes)[0] for kilobytes in (KILOBYTES[0], KILOBYTES[-1])}
+    found, absent = {}, {}
+    for kilobytes in (KILOBYTES[0], KILOBYTES[-1]):
+        found[kilobytes], lacking = contenders_of(kilobytes, PROMISED)
+        absent |= lacking
     every = {
         f"{name}, {size:,} KB": call for size, of in found.items() for name, call in of.items()
     }
@@ -74,6 +79,7 @@ def test_saved(benchmark: Any, record: Callable[[Case], None]) -> None:
                 for name in present
                 for size in found
             },
+            absent=absent,
         )
     )
     benchmark.pedantic(found[small][OURS], rounds=20)

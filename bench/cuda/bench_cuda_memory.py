@@ -36,6 +36,8 @@ def test_batch_sizes(benchmark: Any, record: Callable[[Case], None]) -> None:
     captured = {}
     for batch, x in inputs.items():
         captured[batch] = offload.capture(model, x)
+    # Before the first load, which has cuBLAS give back the workspaces that eager calls are given.
+    expected = {batch: model(x) for batch, x in inputs.items()}
     first = captured[BATCHES[0]].load()  # what libraries load once is in neither
     first(inputs[BATCHES[0]])
     first.close()
@@ -43,9 +45,7 @@ def test_batch_sizes(benchmark: Any, record: Callable[[Case], None]) -> None:
     before, runs, taken = used_bytes(), [], []
     for batch in BATCHES:
         runs.append(captured[batch].load())
-        torch.testing.assert_close(
-            runs[-1](inputs[batch]), model(inputs[batch]), rtol=1e-3, atol=1e-3
-        )
+        torch.testing.assert_close(runs[-1](inputs[batch]), expected[batch], rtol=1e-3, atol=1e-3)
         taken.append(used_bytes() - before)
     record(
         Case(

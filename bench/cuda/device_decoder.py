@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import safetensors.torch
@@ -72,17 +73,25 @@ def without_memory() -> Decoder:
 
 
 def save(folder: Path) -> None:
-    """Write random weights, a file for each layer, never all in memory."""
-    torch.manual_seed(0)
-    shapes = {name: one.shape for name, one in without_memory().state_dict().items()}
-    groups: dict[str, dict[str, torch.Tensor]] = {}
-    for name, shape in shapes.items():
-        groups.setdefault(".".join(name.split(".")[:2]), {})
-        scale = shape[-1] ** -0.5 if len(shape) > 1 else 1.0
-        content = torch.randn(shape, dtype=DTYPE) * scale if len(shape) > 1 else torch.ones(shape)
-        groups[".".join(name.split(".")[:2])][name] = content.to(DTYPE)
-    for name, tensors in groups.items():
-        safetensors.torch.save_file(tensors, folder / f"{name}.safetensors")
+    """Write random weights, a file for each layer, never all in memory.
+
+    Matrices are windows of one row of random numbers, each from another place on: to draw all would
+    take longer than all that is measured.
+    """
+    generator = torch.Generator().manual_seed(0)
+    layers: dict[str, dict[str, torch.Size]] = {}
+    for name, one in without_memory().state_dict().items():
+        layers.setdefault(".".join(name.split(".")[:2]), {})[name] = one.shape
+    shapes = [shape for layer in layers.values() for shape in layer.values()]
+    numbers = torch.randn(max(map(math.prod, shapes)) + len(shapes), generator=generator)
+    begin = 0
+    for layer, named in layers.items():
+        tensors = {}
+        for name, shape in named.items():
+            window = numbers[begin : begin + math.prod(shape)].view(shape) * shape[-1] ** -0.5
+            tensors[name] = (window if len(shape) > 1 else torch.ones(shape)).to(DTYPE)
+            begin += 1
+        safetensors.torch.save_file(tensors, folder / f"{layer}.safetensors")
 
 
 def inputs(n_tokens: int, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -6,6 +6,8 @@ which spares it what a fresh result costs.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,8 +51,12 @@ def cuda_graph(model: Call, inputs: Tensors) -> Call:
 
 
 def graphed_callables(model: Call, inputs: Tensors) -> Call:
-    """torch.cuda.make_graphed_callables."""
-    graphed: Call = torch.cuda.make_graphed_callables(model, inputs)
+    """torch.cuda.make_graphed_callables.
+
+    Of a function around the model: it would give a module itself another `forward`, which eager and
+    torch.compile would run as well.
+    """
+    graphed: Call = torch.cuda.make_graphed_callables(functools.partial(model), inputs)
     return graphed
 
 
@@ -95,12 +101,20 @@ def prepare(
 
 
 def alternating(call: Call, sets: list[Tensors], **options: Any) -> Callable[[], Any]:
-    """A call whose inputs are at the addresses of another set each time."""
-    turn = 0
+    """A call whose inputs are at the addresses of another set each time.
+
+    All calls are made up before, so that little of what is timed is Python's.
+    """
+    named = (dict(zip(options, many, strict=True)) for many in zip(*options.values(), strict=True))
+    calls = [
+        functools.partial(call, *inputs, **others)
+        for inputs, others in zip(sets, named if options else [{}] * len(sets), strict=True)
+    ]
+    if len(calls) == 1:
+        return calls[0]
+    turns = itertools.cycle(calls)
 
     def one() -> Any:
-        nonlocal turn
-        turn = (turn + 1) % len(sets)
-        return call(*sets[turn], **{name: many[turn] for name, many in options.items()})
+        return next(turns)()
 
     return one

@@ -1,46 +1,131 @@
-"""Inputs for executions that nobody asked for: valid for any model, and of no meaning."""
+"""Inputs for executions that nobody asked for: valid for the model, and of no meaning.
+
+An operator may fail on the device about values: an index that is out of range, probabilities that
+are negative or all zero. On a GPU that is a device-side assert, after which the process can use the
+device no more. So wherever the recorded call's own content is known, it is what executes: what the
+forward computes of it is as valid as it was then.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from offload.eager_run import EagerRun
-from offload.program import ITEM_BYTES, Program
+from offload.errors import FileError
+from offload.program import ITEM_BYTES, Program, StoredTensor
 from offload.torch_names import find_dtype
 
+SAMPLE_BYTES = 2**20
+"""Of one input or weight: more than indices have, as a rule, which must be valid as a whole."""
 
-def made_up_inputs(program: Program, variant: int, integer: int = 0) -> list[bytes]:
-    """Bytes for each input that are valid for any model; variants differ where they can.
+NEAR_ZERO = 2.0**-10
+"""Numbers below it, and not below 0, are 0 as an index, and weights that overflow in no layer."""
 
-    Floating-point numbers are drawn from [0, 1), truth values likewise, and integers are all the
-    same: 0 is an index into anything. Host constants are as they were recorded.
+
+def made_up_inputs(program: Program, variant: int) -> list[bytes]:
+    """Bytes for each input that are valid for the model.
+
+    - Variants 0 and 1 are what the input held when it was recorded (`Program.input_samples`), its
+      beginning repeated where it is longer: no other values are known to be valid. Numbers that
+      were all 0.0 are drawn from [0, 2**-10), other ones in each variant, as nothing can be told
+      from results that are all zero; as an index, a probability or a count they are what 0.0 is.
+    - Variant 2 is not for execution, but for memory that may only be read by mistake: the same
+      items in the reverse order, or others where they are all alike.
+
+    Where nothing is known, floating-point numbers are drawn from [0, 1), truth values likewise, and
+    integers are all 0, an index into anything; in variant 2 they are 1.
+
+    Host constants are as they were recorded.
     """
     generator = torch.Generator().manual_seed(variant)
+    samples = program.input_samples or (b"",) * len(program.inputs)
     contents = []
-    for view in program.inputs:
-        value = program.values[view.value]
-        content = valid_bytes(value.dtype, view.end_bytes, generator, integer)
-        contents.append(content if value.host_content is None else value.host_content)
+    for view, sample in zip(program.inputs, samples, strict=True):
+        value, size_bytes = program.values[view.value], view.end_bytes
+        if value.host_content is not None:
+            contents.append(value.host_content)
+        elif not sample:
+            contents.append(valid_bytes(value.dtype, size_bytes, generator, int(variant == 2)))
+        elif not any(sample) and _has_fractions(value.dtype):
+            contents.append(valid_bytes(value.dtype, size_bytes, generator, below=NEAR_ZERO))
+        else:
+            one = sample if variant < 2 else _other(sample, value.dtype)
+            contents.append((one * -(-size_bytes // len(one)))[:size_bytes])
     return contents
 
 
+def _has_fractions(dtype_name: str) -> bool:
+    dtype = find_dtype(dtype_name)
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _other(sample: bytes, dtype_name: str) -> bytes:
+    """The items in the reverse order; where those are the same, all 1, or 0."""
+    item_bytes = ITEM_BYTES[dtype_name]
+    n_items = len(sample) // item_bytes
+    items = (sample[at * item_bytes : (at + 1) * item_bytes] for at in reversed(range(n_items)))
+    other = b"".join(items)
+    if other != sample:
+        return other
+    one = torch.ones(1, device="cpu").to(find_dtype(dtype_name)).view(torch.uint8).numpy().tobytes()
+    return (bytes(item_bytes) if sample.startswith(one) else one) * n_items
+
+
 def valid_bytes(
-    dtype_name: str, size_bytes: int, generator: torch.Generator, integer: int = 0
+    dtype_name: str,
+    size_bytes: int,
+    generator: torch.Generator,
+    integer: int = 0,
+    below: float = 1.0,
 ) -> bytes:
-    """Content of this dtype that is valid for any model: see `made_up_inputs`."""
+    """Content of which nothing is known but its dtype: see `made_up_inputs`.
+
+    Args:
+        dtype_name: of its items.
+        size_bytes: of all of them.
+        generator: of the CPU, which numbers are drawn from.
+        integer: what integers are.
+        below: what floating-point numbers, none of which is negative, are less than.
+    """
     dtype, n_items = find_dtype(dtype_name), size_bytes // ITEM_BYTES[dtype_name]
     if dtype.is_complex:
-        numbers = torch.rand(n_items, 2, generator=generator, device="cpu")
+        numbers = below * torch.rand(n_items, 2, generator=generator, device="cpu")
         content = torch.view_as_complex(numbers).to(dtype)
     elif dtype is torch.bool:
         content = torch.rand(n_items, generator=generator, device="cpu") < 0.5
     elif dtype.is_floating_point:
-        content = torch.rand(n_items, generator=generator, device="cpu").to(dtype)
+        content = (below * torch.rand(n_items, generator=generator, device="cpu")).to(dtype)
     else:
         return integer.to_bytes(ITEM_BYTES[dtype_name], "little") * n_items
     return content.view(torch.uint8).numpy().tobytes() if n_items else b""
+
+
+def stored_indices(stored: StoredTensor) -> bytes | None:
+    """What a weight in a file holds, if it may be an index: of torch's index dtypes, and small.
+
+    None for others, and for more than `SAMPLE_BYTES`: all may be too large to be read here.
+
+    Raises:
+        FileError: the file cannot be read, or has become shorter.
+    """
+    if stored.dtype not in ("int32", "int64") or stored.size_bytes > SAMPLE_BYTES:
+        return None
+    try:
+        with Path(stored.path).open("rb") as file:
+            file.seek(stored.offset_bytes)
+            content = file.read(stored.size_bytes)
+    except OSError as error:
+        raise FileError(f"{stored.path}: {stored.name} cannot be read: {error}") from error
+    if len(content) != stored.size_bytes:
+        raise FileError(
+            f"{stored.path}: {stored.name}: expected {stored.size_bytes} bytes from byte "
+            f"{stored.offset_bytes} on, found {len(content)}: the file has changed since the model "
+            "was captured; capture again"
+        )
+    return content
 
 
 def overlapping_inputs(program: Program) -> list[list[tuple[int, int]]]:
@@ -61,7 +146,7 @@ def input_tensors(program: Program, contents: Sequence[bytes]) -> list[torch.Ten
     for group in overlapping_inputs(program):
         lowest = min(offset for _, offset in group)
         end = max(offset - lowest + len(contents[leaf]) for leaf, offset in group)
-        memory = torch.zeros(end, dtype=torch.uint8)
+        memory = torch.zeros(end, dtype=torch.uint8, device="cpu")
         for leaf, offset in group:
             begin, content = offset - lowest, bytearray(contents[leaf])
             if content:

@@ -239,6 +239,9 @@ class Program:
             of the Program's results, the view of the Value that it makes there. None for others.
         unchecked: why it is not known whether the launches do all that the callable does; empty if
             it was checked. For people.
+        input_samples: for each input what its first bytes were when it was recorded (empty where
+            that is not known), for executions that nobody asks for; empty in a program from a
+            file. It says nothing of what the Program does, and is not compared.
     """
 
     device: str
@@ -260,6 +263,7 @@ class Program:
     device_index: int | None = None
     opaque: OpaqueCall | None = None
     unchecked: str = ""
+    input_samples: tuple[bytes, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     def of_role(self, role: Role) -> tuple[Value, ...]:
         """The Values of one role, in order."""

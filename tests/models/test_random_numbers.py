@@ -223,3 +223,43 @@ def test_generators_moved_by_hand(function):
 def test_dropout_module_in_training():
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.1, True))
     check(model, *normals(3, 4, 8), tolerance=1e-6)
+
+
+def attention(x, dropout):
+    heads = x.view(1, 1, 4, 4)
+    return F.scaled_dot_product_attention(heads, heads, heads, dropout_p=dropout)
+
+
+def recurrent(x, *, train):
+    """A recurrent layer that drops out between two layers in training alone."""
+    return torch._VF.lstm(
+        x.view(4, 1, 4), [torch.zeros(2, 1, 3)] * 2, lstm_weights, True, 2, 0.5, train, False, False
+    )[0]
+
+
+lstm_weights = [one.detach() for one in nn.LSTM(4, 3, 2).parameters()]
+
+
+@pytest.mark.parametrize(
+    ("call", "draws"),
+    [
+        (lambda x: attention(x, 0.5), True),
+        (lambda x: attention(x, 0.0), False),
+        (lambda x: F.rrelu(x, training=True), True),
+        (lambda x: torch.ops.aten.rrelu_with_noise(x, torch.empty_like(x), 0.1, 0.3, False), False),
+        (lambda x: torch.ops.aten.native_dropout(x, 0.5, True)[0], True),
+        (lambda x: torch.ops.aten.native_dropout(x, 0.5, None)[0], True),
+        (lambda x: torch.ops.aten.native_dropout(x, 0.5, False)[0], False),
+        (lambda x: recurrent(x, train=True), True),
+        (lambda x: recurrent(x, train=False), False),
+    ],
+)
+def test_what_drops_nothing_draws_nothing(call, draws):
+    """torch tags fused attention and the like as random, whatever they are given."""
+    x = torch.randn(16)
+    with torch.no_grad(), offload.capture(call) as captured:
+        captured(x)
+        before = torch.get_rng_state()
+        call(x)
+    assert any(one.random for one in captured.program.launches) == draws
+    assert torch.equal(before, torch.get_rng_state()) != draws

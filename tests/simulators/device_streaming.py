@@ -184,9 +184,6 @@ def check(run, inputs, expected, settle=lambda run: None) -> None:
             assert torch.equal(got, tensor)
 
 
-# The decoder was recorded with an attention of the CPU that draws from a generator.
-
-
 def poison_after_last_use(backend, run) -> None:
     """Overwrite each streamed weight when the last launch that reads it has ended."""
     plan = run.streaming.plan

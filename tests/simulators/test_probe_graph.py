@@ -58,6 +58,15 @@ def test_patches_before_and_after_instantiation(captured, seen):
     assert found == [(1 << 20, 8192), (4096, 3 << 20)]
 
 
+def test_a_bare_launch_makes_the_graph_run(captured, seen):
+    stream, graph = captured
+    bare = probe_graph.Execution(graph).bare(int(stream))
+    codes = [bare() for _ in range(2)]
+    driver_client.call("cuStreamSynchronize", stream)
+    assert [int(code) for (code,) in codes] == [0, 0]
+    assert len(seen) == 2
+
+
 def test_copy_and_memset_nodes_move(simulator):
     current_context()
     driver = probe_graph.driver

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import types
 
 import pytest
@@ -64,21 +65,25 @@ def test_a_launch_that_fails_is_named(program, device):
     assert isinstance(raised.value.__cause__, (IndexError, RuntimeError))
 
 
-def test_a_model_that_cannot_run_on_zeros_is_told_so(device):
+def test_inputs_that_were_recorded_are_what_runs(device):
     """Integers are divided, which the CPU refuses to do by zero."""
     program = offload.capture(torch.floor_divide, torch.tensor([6]), torch.tensor([3])).program
+    warm_up(program, CPU, None)
+    of_a_file = dataclasses.replace(program, input_samples=())
     with pytest.raises(
         offload.CaptureError,
-        match="aten::floor_divide failed in the warm-up, which runs on inputs of zeros, as",
+        match=r"aten::floor_divide failed in the warm-up, which runs on made-up inputs \(numbers "
+        r"between 0 and 1, every integer 0: a file holds no inputs\), as the model must",
     ):
-        warm_up(program, CPU, None)
+        warm_up(of_a_file, CPU, None)
 
 
 def test_a_device_that_fails_is_told(program, device):
     device.fault = "an illegal memory access was encountered\nadvice of torch"
     with pytest.raises(
         offload.ExecutionError,
-        match=r"^the device failed in the warm-up: an illegal memory access was encountered; a "
-        r"device that has faulted can be used again in a new process$",
+        match=r"^the device failed in the warm-up, which runs on the inputs of the recorded call "
+        r".*: an illegal memory access was encountered; a device that has faulted can be used "
+        r"again in a new process$",
     ):
         warm_up(program, CPU, None)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from stored import Wide, save_weights, without_memory
 
 import offload
 from offload.backends.torch_warm_up import _take_stored, last_uses_of
 from offload.eager_run import EagerRun
+from offload.made_up_inputs import stored_indices
 
 
 def test_each_weight_is_zeros_from_its_first_launch_to_its_last(tmp_path: Path) -> None:
@@ -30,3 +32,44 @@ def test_each_weight_is_zeros_from_its_first_launch_to_its_last(tmp_path: Path) 
             run.bases.pop(value, None)
     assert seen == set(program.stored)
     assert not run.bases.keys() & program.stored.keys()
+
+
+class Reordered(torch.nn.Module):
+    """Rows of a table, by an order in the weights that counts from one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(3, 4))
+        self.register_buffer("order", torch.tensor([3, 1, 2]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.table.index_select(0, self.order - 1)
+
+
+def test_indices_are_those_of_the_file(tmp_path: Path) -> None:
+    save_weights(Reordered(), tmp_path)
+    with torch.no_grad():
+        captured = offload.capture(without_memory(Reordered), torch.randn(3, 4), weights=tmp_path)
+    program, bases = captured.program, {}
+    for launch in program.launches:
+        _take_stored(program, launch, bases, torch.device("cpu"))
+    held = {
+        program.stored[value].name: bytes(torch.tensor(list(storage)).tolist())
+        for value, (storage, _) in bases.items()
+    }
+    assert held["order"] == torch.tensor([3, 1, 2]).numpy().tobytes()
+    assert not any(held["table"])
+
+
+def test_indices_that_are_no_longer_there_are_a_file_error(tmp_path: Path) -> None:
+    save_weights(Reordered(), tmp_path)
+    with torch.no_grad():
+        captured = offload.capture(without_memory(Reordered), torch.randn(3, 4), weights=tmp_path)
+    (stored,) = (one for one in captured.program.stored.values() if one.name == "order")
+    path = Path(stored.path)
+    path.write_bytes(path.read_bytes()[: stored.offset_bytes + 8])
+    with pytest.raises(offload.FileError, match=r"order: expected 24 bytes from .*, found 8"):
+        stored_indices(stored)
+    path.unlink()
+    with pytest.raises(offload.FileError, match="order cannot be read"):
+        stored_indices(stored)

@@ -19,14 +19,15 @@ def refuse_launch(launch: Launch, device_type: str) -> None:
         what = "is read on the host" if launch.guard is not None else "has shapes that depend on it"
         raise CaptureError(
             f"{launch.source}: what {launch.operator} gives {what}, which an execution would have "
-            "to wait for in the middle of a device's graph"
+            "to wait for in the middle of a device's graph: compute with it on the device "
+            "(torch.where, masks), or read it outside of the captured model"
         )
     for argument in launch.arguments:
         is_device = isinstance(argument, Symbol) and argument.kind == "device"
         if is_device and not str(argument).startswith(device_type):
             raise CaptureError(
                 f"{launch.source}: {launch.operator} makes a tensor on {argument}, which a graph "
-                f"on {device_type} cannot"
+                f"on {device_type} cannot: make it on {device_type}, or pass it as an input"
             )
 
 

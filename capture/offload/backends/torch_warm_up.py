@@ -12,6 +12,7 @@ import torch
 from offload.backends.opaque_weights import weights_at_risk
 from offload.eager_run import EagerRun, bytes_of, host_storage
 from offload.errors import CaptureError, ExecutionError, OutOfMemory
+from offload.made_up_inputs import input_tensors, made_up_inputs, stored_indices
 from offload.program import Launch, Program, Role
 
 Bases = dict[int, tuple[torch.UntypedStorage, int]]
@@ -29,14 +30,15 @@ def warm_up(
 ) -> None:
     """Run each launch once on private copies of what is written; all its memory is given back.
 
-    Weights in files are zeros from their first launch to their last.
+    Weights in files are zeros from their first launch to their last, but for small ones of
+    integers, which may be an index.
 
     The weights of an opaque Program are written where they are, and put back.
 
     Args:
         program: what is to be captured.
         device: where; the device's current stream is used.
-        inputs: a call's tensors in the Program's order; None: zeros.
+        inputs: a call's tensors in the Program's order; None: what `made_up_inputs` gives.
         free_workspaces: lets libraries give back what they have allocated.
         launching: is told of each launch before it is made, its weights being there.
         launched: is told of it once it was made.
@@ -45,6 +47,7 @@ def warm_up(
         CaptureError: a launch failed; the message names it.
         OutOfMemory: the device has no memory for it.
         ExecutionError: the device failed.
+        FileError: a weight of integers cannot be read.
     """
     torch_device: Any = torch.get_device_module(device)
     pool = torch_device.MemPool()
@@ -67,10 +70,9 @@ def warm_up(
             except CaptureError:
                 raise
             except Exception as error:  # of an opaque launch any that the user's code raises
-                made = "inputs of zeros" if inputs is None else "the inputs that were given"
                 raise CaptureError(
                     f"{launch.source}: {launch.operator} failed in the warm-up, which runs on "
-                    f"{made}, as the model must: {first_line(error)}"
+                    f"{_inputs_text(program, inputs)}, as the model must: {first_line(error)}"
                 ) from error
             launched(launch)
             for value in last_uses.get(launch.index, ()):
@@ -79,11 +81,19 @@ def warm_up(
             torch_device.current_stream(device).synchronize()
         except RuntimeError as error:
             raise ExecutionError(
-                f"the device failed in the warm-up: {first_line(error)}; a device that has "
-                "faulted can be used again in a new process"
+                f"the device failed in the warm-up, which runs on {_inputs_text(program, inputs)}: "
+                f"{first_line(error)}; a device that has faulted can be used again in a new process"
             ) from error
         run.bases.clear()
         free_workspaces()
+
+
+def _inputs_text(program: Program, given: Sequence[torch.Tensor] | None) -> str:
+    if given is not None:
+        return "the inputs that were given"
+    if program.input_samples:
+        return "the inputs of the recorded call (their first bytes, repeated in large ones)"
+    return "made-up inputs (numbers between 0 and 1, every integer 0: a file holds no inputs)"
 
 
 def _private_bases(
@@ -99,13 +109,14 @@ def _private_bases(
         for value in program.values
         if value.host_content is not None
     }
-    for position, view in enumerate(program.inputs):
+    if inputs is None:
+        inputs = input_tensors(program, made_up_inputs(program, 0))
+    for given, view in zip(inputs, program.inputs, strict=True):
         if view.value in bases:
             continue
         size_bytes = program.values[view.value].size_bytes
         content = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
-        if inputs is not None and size_bytes:
-            given = inputs[position]
+        if size_bytes:
             begin = int(given.storage_offset()) * given.element_size()
             content.copy_(bytes_of(given.untyped_storage())[begin : begin + size_bytes])
         bases[view.value] = (content.untyped_storage(), 0)
@@ -133,12 +144,20 @@ def _weights_kept(program: Program) -> Iterator[None]:
 
 
 def _take_stored(program: Program, launch: Launch, bases: Bases, device: torch.device) -> None:
-    """Zeros for the weights in files that a launch is the first to use: all may be too large."""
+    """Memory for the weights in files that a launch is the first to use: all may be too large.
+
+    Zeros, but for what may be an index.
+
+    Raises:
+        FileError: as `stored_indices`.
+    """
     for value in program.stored.keys() & {*launch.reads, *launch.writes}:
         if value not in bases:
             size_bytes = program.values[value].size_bytes
-            zeros = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
-            bases[value] = (zeros.untyped_storage(), 0)
+            content = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+            if indices := stored_indices(program.stored[value]):
+                content.copy_(torch.frombuffer(bytearray(indices), dtype=torch.uint8))
+            bases[value] = (content.untyped_storage(), 0)
 
 
 def last_uses_of(program: Program) -> dict[int, list[int]]:

@@ -243,7 +243,8 @@ class LaunchRecorder:
             return  # it reserves memory, makes views, or answers from shapes alone
         elif operator.is_aten and not made and _all_on_host(touched):
             return  # a check that can never come out otherwise
-        if operator.random or any(one.is_state for one in writes):
+        is_random = operator.draws(arguments)
+        if is_random or any(one.is_state for one in writes):
             self.guards.note_change()
         self._append(
             operator.name,
@@ -251,7 +252,7 @@ class LaunchRecorder:
             results=tuple(results),
             reads=_indices(tracked for _, tracked, _ in touched),
             writes=_indices((*writes, *made)),
-            random=operator.random,
+            random=is_random,
             guard=outcomes[0] if reads_host else None,
             guards_shape=shape_depends_on_data(operator, arguments),
         )

@@ -127,7 +127,7 @@ class Operator:
         declares_write: for each parameter, whether the schema says that it is written.
         returns: it returns something.
         reserves: it makes memory without content.
-        random: it draws from a generator.
+        random: it draws from a generator, unless its arguments say that nothing is dropped.
         reads_host: it may return a number that depends on a tensor's content.
         moves_metadata: it changes where or how its argument lies (`resize_`, `set_`, `t_`).
         dynamic_shape: its results' shapes may depend on content.
@@ -149,6 +149,21 @@ class Operator:
         """All arguments in schema order, defaults filled in."""
         rest = self.parameters[len(args) :]
         return [*args, *(kwargs.get(name, default) for name, default in rest)]
+
+    def draws(self, arguments: list[Any]) -> bool:
+        """Whether a launch with these arguments, in schema order, draws from a generator.
+
+        torch tags an operator once: fused attention that drops nothing is tagged as well, and so
+        are recurrent layers and `rrelu` in evaluation. They draw nothing then: `use_dropout` in
+        transformers/cuda/attention.cu, `training` in cuda/RreluWithNoise.cu (both ATen/native).
+        """
+        if not self.random:
+            return False
+        given = {
+            name: argument for (name, _), argument in zip(self.parameters, arguments, strict=True)
+        }
+        drops = given.get("dropout_p", given.get("dropout", 1)) != 0
+        return drops and given.get("train", given.get("training", True)) is not False
 
 
 NO_NESTED_ENCODER = "build nn.TransformerEncoder with enable_nested_tensor=False"

@@ -22,6 +22,7 @@ from offload.record.device_formats import refuse_own_format
 from offload.record.fake_weights import FakeWeights
 from offload.record.host_constants import check_result, check_undrawn, may_be_host_constant
 from offload.record.input_overlaps import common_memory, written_overlaps
+from offload.record.input_samples import input_samples
 from offload.record.launches import LaunchRecorder
 from offload.record.model_state import ModelState, changed_unseen_error
 from offload.record.modes import (
@@ -79,6 +80,7 @@ class Recorder:
         self._compiled: tuple[str, ...] = ()
         self._context = contextlib.ExitStack()
         self._inputs: list[torch.Tensor] = []
+        self._samples: tuple[bytes, ...] = ()
         self._arguments = CallArguments((), {})
         self._call: tuple[Any, Any] = ((), {})
         self._host_state: torch.Tensor | None = None
@@ -100,6 +102,7 @@ class Recorder:
         for tensor, name in zip(self._arguments.tensors, self._arguments.names, strict=True):
             refuse_own_format(tensor, name)
         with torch.no_grad():
+            self._samples = input_samples(self._arguments.tensors)
             self._inputs = [self._twin(tensor) for tensor in self._arguments.tensors]
             for tensor, name in zip(self._inputs, self._arguments.names, strict=True):
                 self.table.add_input(tensor, name)
@@ -235,6 +238,7 @@ class Recorder:
                 self._log,
                 self._arguments,
                 self._inputs,
+                self._samples,
                 self._parameters,
                 self._fakes,
                 results,

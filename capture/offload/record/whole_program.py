@@ -26,6 +26,7 @@ class SeenCall:
         log: its launches.
         arguments: what the caller gave.
         inputs: the tensors that stood for the caller's.
+        samples: what those of the caller held before it.
         parameters: the callable's parameters' names.
         fakes: those that it was recorded under; None: tensors with content.
         results, structure: what it returned.
@@ -35,6 +36,7 @@ class SeenCall:
     log: LaunchRecorder
     arguments: CallArguments
     inputs: Sequence[torch.Tensor]
+    samples: tuple[bytes, ...]
     parameters: Parameters
     fakes: FakeWeights | None
     results: tuple[Result, ...]
@@ -86,6 +88,7 @@ class SeenCall:
             host_reads=tuple(self.log.guards.notes),
             versions={"torch": torch.__version__},
             device_index=table.device.index,
+            input_samples=self.samples,
         )
 
     def _original(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,7 @@ from offload.backends.device_streaming import refuse_unstored
 from offload.backends.opaque_weights import weights_at_risk
 from offload.backends.random_draws import drawing
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
+from offload.backends.relocation import advice
 from offload.backends.relocation.captures import (
     RANDOM_OWNER,
     GraphCapture,
@@ -190,7 +191,8 @@ class CudaBackend:
             state = dataclasses.replace(captured, discovery=found, random_cells=cells)
             return Prepared(whole, frozenset(), graph, state)
         raise CaptureError(
-            f"{differ}; captured {_MAXIMUM_TRIES} times over, it never came out alike"
+            f"{differ}; captured {_MAXIMUM_TRIES} times over, it never came out alike: expected "
+            f"the same kernels, edges and allocations each time; {advice.SAME_KERNELS}"
         )
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:

@@ -16,6 +16,11 @@ Cell = tuple[list[NodeWord], list[NodeWord]]
 """The words that hold the address of a seed, and those that hold that of an offset."""
 
 
+_DRAW_BEFORE = (
+    "draw outside of the captured model and pass the numbers as an input, or leave the operator out"
+)
+
+
 def random_cells(program: Program, capture: GraphCapture, discovery: Discovery) -> list[Cell]:
     """One cell for the generator that the graph draws from; none if it draws no random numbers.
 
@@ -35,7 +40,8 @@ def random_cells(program: Program, capture: GraphCapture, discovery: Discovery) 
     if random is not None and (capture.random is None or not found):
         raise CaptureError(
             f"{random.source}: {random.operator} draws random numbers, and where its kernels find "
-            "the generator's state is not known here, so that each execution would draw the same"
+            "the generator's state is not known here, so that each execution would draw the same; "
+            f"{_DRAW_BEFORE}"
         )
     pairs = _pairs(capture, found)
     if not pairs:
@@ -44,7 +50,7 @@ def random_cells(program: Program, capture: GraphCapture, discovery: Discovery) 
     if capture.random is None:
         raise CaptureError(
             f"{_name(capture, first)}: it reads the state of a random generator that no launch is "
-            "known to draw from, so that each execution would draw the same"
+            f"known to draw from, so that each execution would draw the same; {_DRAW_BEFORE}"
         )
     for word, state in pairs:
         if state != first_state:
@@ -74,7 +80,7 @@ def _pairs(
             raise CaptureError(
                 f"{_name(capture, word)}: the addresses of a random generator's seed and offset do "
                 f"not stand side by side at byte {word[2]} of its arguments, so that they cannot "
-                "be told apart"
+                f"be told apart; {_DRAW_BEFORE}"
             )
         pairs.append((word, (seed, offset)))
     return pairs

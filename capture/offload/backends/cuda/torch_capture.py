@@ -60,7 +60,7 @@ class TorchCapturer:
 
         Args:
             inputs: a call's tensors in the Program's order, for the warm-up, which reads them;
-                None: zeros, which are an index into anything.
+                None: what `made_up_inputs` gives.
         """
         self._inputs = inputs
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "offload-capture")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from offload.backends.relocation import advice
 from offload.backends.relocation.addresses import Layout, Owned
 from offload.backends.relocation.captures import (
     GraphCapture,
@@ -23,6 +24,7 @@ from offload.backends.relocation.words import (
     Noise,
     OwnedConstant,
     Unexplained,
+    Unfollowed,
     Word,
     differing,
 )
@@ -144,9 +146,17 @@ class _Search:
         for other in self._captures[1:]:
             self._check_nodes(first, other)
             if list(first.edges) != list(other.edges):
-                raise CapturesDiffer("the graph", "its edges differ between captures")
+                raise CapturesDiffer(
+                    "the graph",
+                    f"its {len(first.edges)} edges lead elsewhere than the {len(other.edges)} of "
+                    "another capture",
+                )
             if _kinds(first) != _kinds(other):
-                raise CapturesDiffer("the graph", "its allocations differ between captures")
+                raise CapturesDiffer(
+                    "the graph",
+                    f"it allocates {_allocated(first)} in one capture, and {_allocated(other)} in "
+                    "another",
+                )
         if [one.address for one in first.allocations] != [one.address for one in again.allocations]:
             raise CapturesDiffer("the graph", "two captures in one layout have other addresses")
 
@@ -196,10 +206,10 @@ class _Search:
                 self.found.append((node, part, offset, *self._nearest(node, offset, meanings)))
             else:
                 self._read_other(node, part, offset, contents)
-        except CaptureError as error:
+        except Unfollowed as error:
             if not self._leaves_unexplained:
                 raise
-            self.unexplained.append(Unexplained(node, part, offset, str(error)))
+            self.unexplained.append(Unexplained(node, part, offset, error.what))
 
     def _meanings_at(self, offset: int, contents: list[bytes]) -> list[tuple[int, int]]:
         first, _, second, third = (one[offset : offset + WORD_BYTES] for one in contents)
@@ -245,9 +255,11 @@ class _Search:
             for index, distance in meanings
         )
         if len(order) > 1 and order[0][0] == order[1][0]:
-            raise CaptureError(
+            raise Unfollowed(
                 f"{self.where(node)}: {self._parameter(node, offset)} is as near to one allocation "
-                "as to another in every layout, so it cannot be told whose address it is"
+                "as to another in every layout: expected an address that is nearest to one, as "
+                "nothing else tells whose it is",
+                advice.LEAVE_OUT,
             )
         return order[0][1:]
 
@@ -269,10 +281,10 @@ class _Search:
             if start == offset or end > len(first) or is_noisy or len(set(words)) == 1:
                 continue
             if self._meanings(*map(_number, words)):
-                raise CaptureError(
+                raise Unfollowed(
                     f"{self.where(node)}: {self._parameter(node, offset)} holds an address at byte "
-                    f"{start} of its arguments, which is not a multiple of {WORD_BYTES}; such an "
-                    "address cannot be relocated"
+                    f"{start} of its arguments: expected addresses at multiples of {WORD_BYTES}",
+                    advice.PASS_ALONE,
                 )
 
     # ---- constants -----------------------------------------------------------------------------
@@ -335,27 +347,41 @@ class _Search:
     def _refuse(self, node: int, part: int, offset: int, what: str, words: list[bytes]) -> None:
         place = self._parameter(node, offset, part)
         values = ", ".join(f"0x{int.from_bytes(word, 'little'):x}" for word in words)
-        raise CaptureError(
+        raise Unfollowed(
             f"{self.where(node)}: {place} (at byte {offset}) differs between captures and {what}: "
-            f"{values}"
+            f"{values} (twice in one layout, and in two others); expected one allocation and one "
+            "offset in each layout, or padding, which differs within one",
+            advice.LEAVE_OUT,
         )
 
     def _refuse_constant(self, node: int, part: int, offset: int, value: int) -> None:
         place = self._parameter(node, offset, part)
-        why = (
-            "memory of one capture, which is gone after it: something keeps that address between "
-            "calls (a cache, or a plan of a library)"
-            if self._is_of_pool(value)
-            else "memory that neither the Program nor a known library owns, so nobody says "
-            "how long it lives"
-        )
+        if self._is_of_pool(value):
+            what_to_do = advice.ALLOCATE_EACH_TIME
+            why = (
+                "memory of one capture, which is gone after it: something keeps that address "
+                "between calls (a cache, or a plan of a library)"
+            )
+        else:
+            what_to_do = advice.HOLD_IT
+            why = (
+                "memory that neither the Program nor a known library owns, so nobody says how long "
+                "it lives"
+            )
         raise CaptureError(
-            f"{self.where(node)}: {place} is always 0x{value:x}, an address of {why}"
+            f"{self.where(node)}: {place} is always 0x{value:x}, an address of {why}: expected "
+            "memory of inputs, results or weights, or what the launch itself allocates; "
+            f"{what_to_do}"
         )
 
 
 def _kinds(capture: GraphCapture) -> list[tuple[int | None, int]]:
     return [(one.value, one.size_bytes) for one in capture.allocations]
+
+
+def _allocated(capture: GraphCapture) -> str:
+    total_bytes = sum(one.size_bytes for one in capture.allocations)
+    return f"{len(capture.allocations)} blocks of {total_bytes} bytes"
 
 
 def _number(word: bytes) -> int:

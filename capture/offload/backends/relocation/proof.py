@@ -3,9 +3,10 @@
 1. A resident of the graph in which no two Values share memory executes an input: what it gives is
    the expected result. It differs from what is loaded in the address of every activation, so a
    placement or a lifetime that is wrong shows.
-2. A resident that is placed as the loaded one executes another valid input, and draws other
-   random numbers. Its memory, which is kept, then holds another execution's data everywhere.
-   Where the memory is still there in which the graph was captured, both take place in it.
+2. A resident that is placed as the loaded one executes, another input where another is known to
+   be valid, and draws other random numbers. Its memory, which is kept, then holds another
+   execution's data everywhere. Where the memory is still there in which the graph was captured,
+   both take place in it.
 3. Every slot moves, noise is set to other values, and the second resident executes the first
    input. The results must be equal bit for bit, and the memory of step 2 must be what it was: a
    word that was missed would have read or written it there. Where results differ it executes
@@ -27,13 +28,13 @@ they are not: in all three steps those of one dtype are one block of made-up con
 may be larger than the device, and the copies that bring streamed weights are no part of what
 executes here; `streamed_copies.check_copies` proves their order by the graph's edges.
 
-Inputs are made up: floating-point numbers are drawn from [0, 1), truth values likewise, and
-integers are 0, which is an index into anything. Where that leaves no second input to tell apart,
-the memory of step 2 is filled with zeros. Integers at old addresses become 1, which is an index
-into nearly anything, and is only read if the proof fails. What launches write is a copy, so no
-state changes. Only weights whose addresses are constants, as those of an opaque Program, are
-written where they are: they are put back after each execution, and what it has left there is
-compared as well.
+Inputs are those of the recorded call, as far as it left a sample; others are made up: see
+`made_up_inputs`. An operator that fails on the device about its values would fail it for the whole
+process. Where that leaves no second input to tell apart, the memory of step 2 is filled with zeros.
+Inputs at old addresses then get another content, which is only read if the proof fails. What
+launches write is a copy, so no state changes. Only weights whose addresses are constants, as those
+of an opaque Program, are written where they are: they are put back after each execution, and what
+it has left there is compared as well.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
+from offload.backends.relocation import advice
 from offload.backends.relocation.fixed_weights import FixedWeights
 from offload.backends.relocation.proof_bases import (
     BoundWeights,
@@ -124,7 +126,7 @@ def prove(
     old.execute(loaded)
     if first == second:
         old.clear()
-    old.write_inputs(made_up_inputs(program, 1, integer=1))
+    old.write_inputs(made_up_inputs(program, 2))
     before = old.content()
     new = ProofBases(program, dataclasses.replace(loaded, home={}), memory, first, weights)
     new.take_feature_map(old)
@@ -197,8 +199,8 @@ def _compare(expected: dict[str, bytes], found: dict[str, bytes], message: str) 
             pairs = zip(content, found[name], strict=True)
             place = next(place for place, (one, other) in enumerate(pairs) if one != other)
             raise CaptureError(
-                f"the captured graph {message.format(name)} from byte {place} on; it cannot be "
-                "relocated safely"
+                f"the captured graph {message.format(name)} from byte {place} on: expected the "
+                f"same bits, so it cannot be relocated safely; {advice.FIND_THE_LAUNCH}"
             )
 
 
@@ -229,7 +231,8 @@ def _refuse_noise(
     raise CaptureError(
         f"{describe(noise[0])}{more} differs between two captures in one layout "
         f"(0x{noise[0].first[::-1].hex()}, 0x{noise[0].again[::-1].hex()}), so it was taken for "
-        "padding, and the results depend on it: what the kernel would be given is not known"
+        "padding, and the results depend on it: what the kernel would be given is not known; "
+        f"{advice.INITIALISE}"
     )
 
 
@@ -240,5 +243,5 @@ def _check_steady(found: dict[str, bytes], again: dict[str, bytes]) -> None:
         raise CaptureError(
             f"the captured graph computes other bits each time that it is executed, in {name}: an "
             "operator adds in any order, for example. Whether it can be relocated cannot be "
-            "proved; load(verify=False) leaves the proof out"
+            f"proved; {advice.NOT_PROVED}"
         )

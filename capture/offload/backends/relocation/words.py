@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 
+from offload.errors import CaptureError
+
 WORD_BYTES = 8
+
+
+class Unfollowed(CaptureError):
+    """A word that cannot be followed, and what the caller can do.
+
+    Attributes:
+        what: the first of the two alone, for who goes on without following it.
+    """
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"{what}; {advice}")
+        self.what = what
 
 
 class CapturesDiffer(Exception):

@@ -1,0 +1,151 @@
+"""Operators that fail on the device about values: nothing executes on values that they refuse.
+
+Kernels of the simulated device are torch's operators of the CPU, which raise on the same values as
+a GPU's assert on. An error in a kernel fails the device for good, as an assert does.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from stored import save_weights, without_memory
+from torch.nn import functional
+
+import offload
+from offload.backends.relocation.weight_stand_ins import WeightStandIns
+from offload.made_up_inputs import made_up_inputs
+
+TABLE = torch.arange(12.0).view(4, 3)
+PROBABILITIES = torch.tensor([[0.0, 1.0], [0.25, 0.75], [1.0, 0.0]])
+
+# By name the function, and inputs that are valid for it: neither zeros, nor numbers between 0 and
+# 1, nor the same integer everywhere are.
+CASES = {
+    "embedding from one on": (
+        lambda ids: functional.embedding(ids - 1, TABLE),
+        (torch.tensor([4, 1, 2]),),
+    ),
+    "index_select by fractions from one on": (
+        lambda x: TABLE.index_select(0, x.long() - 1),
+        (torch.tensor([1.0, 4.0, 3.0]),),
+    ),
+    "gather": (lambda x, ids: x.gather(1, ids - 2), (torch.randn(2, 3), torch.tensor([[4], [2]]))),
+    "scatter": (
+        lambda x, ids: torch.zeros(2, 3).scatter(1, ids - 2, x),
+        (torch.randn(2, 1), torch.tensor([[4], [2]])),
+    ),
+    "nll_loss": (
+        lambda x, target: functional.nll_loss(x.log_softmax(1), target - 1),
+        (torch.randn(3, 4), torch.tensor([1, 4, 2])),
+    ),
+    "cross_entropy": (
+        lambda x, target: functional.cross_entropy(x, target - 1),
+        (torch.randn(3, 4), torch.tensor([1, 4, 2])),
+    ),
+    "binary_cross_entropy": (
+        lambda x, y: functional.binary_cross_entropy(x - 1, y),
+        (torch.rand(5) + 1, torch.rand(5)),
+    ),
+    "embedding_bag": (
+        lambda ids, starts: functional.embedding_bag(ids, TABLE, starts - 1),
+        (torch.tensor([3, 0, 2]), torch.tensor([1, 2])),
+    ),
+    "cholesky": (torch.linalg.cholesky, (torch.eye(3) * 2.5 + 0.25,)),
+    "solve": (torch.linalg.solve, (torch.eye(3) + 0.5, torch.randn(3, 2))),
+    "integer division": (lambda x, y: x // y, (torch.tensor([7, 8]), torch.tensor([2, 3]))),
+    "a long input": (
+        lambda ids: functional.embedding(ids - 1, TABLE).sum(0),
+        (torch.randint(1, 5, (300_000,), generator=torch.Generator().manual_seed(0)),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_proof_runs_on_values_that_the_model_takes(backend, name):
+    function, inputs = CASES[name]
+    with torch.no_grad():
+        run = offload.capture(function, *inputs).load(backend.name)
+        again = [one.clone() for one in inputs]
+        torch.testing.assert_close(run(*again), function(*inputs))
+
+
+@pytest.mark.parametrize("name", ["embedding from one on", "nll_loss", "integer division"])
+def test_a_device_fails_where_the_values_are_nobodys(backend, name, tmp_path):
+    """A file holds no inputs: without the proof such a model loads and executes."""
+    function, inputs = CASES[name]
+    with torch.no_grad():
+        offload.capture(function, *inputs).save(tmp_path / "model.offload")
+        opened = offload.open(tmp_path / "model.offload")
+        run = opened.load(backend.name, verify=False)
+        torch.testing.assert_close(run(*inputs), function(*inputs))
+        with pytest.raises(offload.ExecutionError):
+            opened.load(backend.name)
+
+
+def test_probabilities_stay_such():
+    """Rows that sum to something, and numbers that are not negative, in what executes."""
+    with torch.no_grad(), offload.capture(lambda x: torch.multinomial(x, 1)) as captured:
+        captured(PROBABILITIES)
+    for variant in range(2):
+        (content,) = made_up_inputs(captured.program, variant)
+        rows = torch.frombuffer(bytearray(content), dtype=torch.float32).view(3, 2)
+        assert torch.multinomial(rows, 1).flatten().tolist()[::2] == [1, 0]
+
+
+class Reordered(torch.nn.Module):
+    """Rows of a table, by an order in the weights that counts from one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(3, 64, 64))
+        self.register_buffer("order", torch.tensor([3, 1, 2]))
+
+    def forward(self, x):
+        return x * self.table.index_select(0, self.order - 1)
+
+
+@pytest.mark.usefixtures("small_granules")
+def test_indices_in_files_are_read_for_the_proof(backend, tmp_path):
+    model, x = Reordered().eval(), torch.randn(3, 64, 64)
+    save_weights(model, tmp_path)
+    with torch.no_grad():
+        captured = offload.capture(without_memory(Reordered), x, weights=tmp_path)
+        with captured.load(backend.name) as run:
+            torch.testing.assert_close(run(x), model(x))
+
+
+class HostMemory:
+    """Blocks of the host, by number."""
+
+    def __init__(self) -> None:
+        self.blocks: list[bytearray] = []
+
+    def allocate(self, size_bytes: int) -> int:
+        self.blocks.append(bytearray(size_bytes))
+        return len(self.blocks) << 32
+
+    def write(self, address: int, content: bytes) -> None:
+        begin = address % 2**32
+        self.blocks[(address >> 32) - 1][begin : begin + len(content)] = content
+
+
+def test_weights_in_files_overflow_in_no_layer(tmp_path):
+    """A proof of what is not a number everywhere would prove nothing."""
+    width = 2048
+
+    def build():
+        return torch.nn.Linear(width, width, bias=False, dtype=torch.float16)
+
+    save_weights(build(), tmp_path)
+    given = torch.rand(1, width).half()
+    with torch.no_grad():
+        program = offload.capture(without_memory(build), given, weights=tmp_path).program
+    memory = HostMemory()
+    WeightStandIns(program, memory, {})
+    (block,) = memory.blocks
+    weight = torch.frombuffer(block, dtype=torch.float16).view(width, width).float()
+    x = torch.rand(1, width)
+    for _ in range(64):
+        x = (x @ weight.T).half().float()
+    assert torch.isfinite(x).all()
+    assert x.any()

@@ -1,0 +1,119 @@
+"""Inputs that nobody gave hold what the recorded call's did, or what any model can read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import offload
+from offload.made_up_inputs import input_tensors, made_up_inputs
+from offload.record import input_samples
+
+
+def program_of(*inputs: torch.Tensor, function=lambda *given: [one.clone() for one in given]):
+    with torch.no_grad():
+        return offload.capture(function, *inputs).program
+
+
+def made(program: offload.Program, variant: int) -> list[torch.Tensor]:
+    """By input its items, as a vector."""
+    contents = made_up_inputs(program, variant)
+    dtypes = [program.values[view.value].dtype for view in program.inputs]
+    return [
+        torch.frombuffer(bytearray(content), dtype=getattr(torch, dtype))
+        for content, dtype in zip(contents, dtypes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.tensor([3, 0, 7]),
+        torch.tensor([0.25, -3.5, float("-inf")]),
+        torch.tensor([3, 0, 7], dtype=torch.bfloat16),
+        torch.tensor([True, False, False]),
+        torch.tensor([3 + 1j, 0, 7]),
+    ],
+)
+def test_what_was_recorded_is_what_executes(x):
+    """What lies where nobody should read has the items in another order."""
+    program = program_of(x)
+    first, second, third = (made(program, variant)[0] for variant in range(3))
+    assert torch.equal(first, x)
+    assert torch.equal(second, x)
+    assert torch.equal(third, x.flip(0))
+
+
+@pytest.mark.parametrize(("number", "other"), [(5, 1), (1, 0), (0, 1)])
+def test_items_that_are_all_the_same_become_others(number, other):
+    program = program_of(torch.full((3,), number))
+    assert made(program, 1)[0].tolist() == [number] * 3
+    assert made(program, 2)[0].tolist() == [other] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_zeros_are_no_numbers_to_prove_anything_with(dtype):
+    """Nearly zero, so that as an index they are still 0."""
+    program = program_of(torch.zeros(100, dtype=dtype))
+    first, second, _ = (made(program, variant)[0] for variant in range(3))
+    real = torch.view_as_real(first) if dtype.is_complex else first
+    assert ((real >= 0) & (real < 0.001)).all()
+    assert real.unique().numel() > 50
+    assert not torch.equal(first, second)
+
+
+def test_what_nobody_knows_is_valid_for_any_model():
+    program = dataclasses.replace(program_of(torch.randn(100), torch.arange(5)), input_samples=())
+    numbers, integers = made(program, 0)
+    assert ((numbers >= 0) & (numbers < 1)).all()
+    assert integers.tolist() == [0] * 5
+    assert made(program, 2)[1].tolist() == [1] * 5
+
+
+def test_a_sample_is_the_beginning_before_the_call():
+    x = torch.arange(4.0)
+    program = program_of(x[1:], function=lambda x: x.add_(10))
+    assert program.input_samples == (torch.tensor([1.0, 2.0, 3.0]).numpy().tobytes(),)
+    assert x.tolist() == [0, 11, 12, 13]
+
+
+def test_long_inputs_repeat_their_beginning(monkeypatch):
+    monkeypatch.setattr(input_samples, "SAMPLE_BYTES", 16)
+    program = program_of(torch.arange(7), torch.arange(2))
+    assert [len(one) for one in program.input_samples] == [16, 16]
+    assert [one.tolist() for one in made(program, 0)] == [[0, 1, 0, 1, 0, 1, 0], [0, 1]]
+
+
+def test_samples_of_many_inputs_share_their_memory(monkeypatch):
+    monkeypatch.setattr(input_samples, "SAMPLES_BYTES", 100)
+    program = program_of(*(torch.arange(8) for _ in range(3)))
+    assert [len(one) for one in program.input_samples] == [32] * 3
+
+
+def test_no_input_and_no_item():
+    with offload.capture(lambda: torch.ones(2)) as captured:
+        captured()
+    assert made_up_inputs(captured.program, 0) == []
+    program = program_of(torch.empty(0))
+    assert made_up_inputs(program, 0) == [b""]
+
+
+def test_a_saved_program_holds_no_input(tmp_path):
+    with torch.no_grad():
+        captured = offload.capture(lambda x: x + 1, torch.randn(3))
+    captured.save(tmp_path / "model.offload")
+    opened = offload.open(tmp_path / "model.offload")
+    assert opened.program.input_samples == ()
+    assert opened.program == dataclasses.replace(opened.program, input_samples=(b"abc",))
+
+
+@pytest.mark.parametrize("x", [torch.full((3,), 5), torch.zeros(3), torch.randn(3)])
+def test_torchs_default_device_is_not_asked(x):
+    program = program_of(x)
+    with torch.device("meta"):
+        contents = [made_up_inputs(program, variant) for variant in range(3)]
+        (tensor,) = input_tensors(program, contents[0])
+    assert contents == [made_up_inputs(program, variant) for variant in range(3)]
+    assert tensor.device.type == "cpu"
