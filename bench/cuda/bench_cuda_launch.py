@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import offload
-from device_peers import alternating
 from device_turns import host_turns
 from measurements import Case, counted_figure, figure_of, ratio_of
+from turns import user_calls
 
 LAUNCHES = (10, 100, 1000)
 READERS = (2, 20, 200, 1000)
@@ -73,11 +73,11 @@ def test_launch(benchmark: Any, record: Callable[[Case], None], n_launches: int)
     with offload.capture(model) as captured:
         expected = captured(x)
     run = captured.load()
-    sets = [(x.clone(),), (x.clone(),)]
-    outs = [torch.empty_like(x) for _ in sets]
+    inputs = [x.clone() for _ in range(2)]
+    buffers = [torch.empty_like(x) for _ in inputs]
     bare, graph = bare_launch(model, x)
-    stay = alternating(run, sets[:1], out=outs[:1])
-    move = alternating(run, sets, out=outs)
+    stay = user_calls(run, inputs[:1], buffers[:1])
+    move = user_calls(run, inputs, buffers)
     move()
     torch.testing.assert_close(move(), expected)
     words = run.last_execution.words_patched
@@ -112,10 +112,10 @@ def test_moved(benchmark: Any, record: Callable[[Case], None], n_readers: int, s
         (choice,) = (one for one in run.copy_choices if one.n_nodes == n_readers)
         set_node_ns = choice.set_ns / choice.n_nodes
         moving_ns = set_node_ns + (choice.copy_ns if choice.is_copied else choice.set_ns)
-        sets = [(x.clone(),), (x.clone(),)]
-        outs = [torch.empty_like(expected) for _ in sets]
+        inputs = [x.clone() for _ in range(2)]
+        buffers = [torch.empty_like(expected) for _ in inputs]
         bare, graph = bare_launch(model, x)
-        move = alternating(run, sets, out=outs)
+        move = user_calls(run, inputs, buffers)
         move()
         torch.testing.assert_close(move(), expected)
         assert bool(run.last_execution.bytes_copied) == choice.is_copied
