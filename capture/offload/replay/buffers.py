@@ -21,9 +21,7 @@ def buffers_of(structure: Structure, n_results: int, out: Any) -> list[torch.Ten
     return buffers
 
 
-def _take(
-    structure: Structure, out: Any, where: str, buffers: list[torch.Tensor | None]
-) -> None:
+def _take(structure: Structure, out: Any, where: str, buffers: list[torch.Tensor | None]) -> None:
     if out is None:
         return
     if structure.kind == "tensor":

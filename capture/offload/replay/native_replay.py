@@ -29,9 +29,8 @@ def native_replay(
 ) -> _native.Replay:
     """The native object that executes a loaded Program.
 
-    Args:
-        copied: the slots that are copied.
-        check_feature_map: refuses what is no tensor, and all where the feature map does not move.
+    `copied`: the slots that are copied. `check_feature_map` refuses what is no tensor, and all
+    where the feature map does not move.
     """
     positional, keyword = plain_places(program)
     structure = program.result_structure
