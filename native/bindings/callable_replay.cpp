@@ -53,6 +53,10 @@ PyObject* call(PyObject* self, PyObject* const* values, std::size_t n_flagged, P
   });
 }
 
+PyObject* call_with_tuple(PyObject* self, PyObject* args, PyObject* kwargs) {
+  return guarded(self, [&](const PythonReplay& replay) { return replay.execute({args, kwargs}); });
+}
+
 PyObject* submit(PyObject* self, PyObject* const* values, Py_ssize_t n_positional,
                  PyObject* names) {
   return guarded(self, [&](const PythonReplay& replay) {
@@ -116,7 +120,7 @@ py::object make_callable_replay() {
       {"_submit", as_method(submit), METH_FASTCALL | METH_KEYWORDS, nullptr},
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
-                                {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                                {Py_tp_call, reinterpret_cast<void*>(call_with_tuple)},
                                 {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
                                 {Py_tp_clear, reinterpret_cast<void*>(clear)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},

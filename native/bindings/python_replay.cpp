@@ -17,44 +17,47 @@ namespace {
 
 thread_local bool is_recording = false;
 
-PyObject* interned(const char* name) { return PyUnicode_InternFromString(name); }
+// Most names are interned.
+bool is_name(PyObject* one, PyObject* other) {
+  return one == other || PyUnicode_Compare(one, other) == 0;
+}
 
 }  // namespace
 
 void set_recording(bool value) noexcept { is_recording = value; }
 
 Arguments::Arguments(PyObject* const* values, std::size_t n_positional, PyObject* names)
-    : values_(values),
-      n_positional_(n_positional),
-      names_(names),
-      n_names_(names == nullptr ? 0 : static_cast<std::size_t>(PyTuple_GET_SIZE(names))),
-      n_keyword_(n_names_) {
-  static PyObject* const out_name = interned("out");
-  static PyObject* const feature_map_name = interned("feature_map");
-  for (std::size_t index = 0; index < n_names_; ++index) {
-    PyObject* const name = PyTuple_GET_ITEM(names, static_cast<Py_ssize_t>(index));
-    PyObject* const value = values[n_positional + index];
-    if (is_name(name, out_name)) {
-      if (value != Py_None) out_ = value;
-    } else if (is_name(name, feature_map_name)) {
-      if (value != Py_None) feature_map_ = value;
-    } else {
-      continue;
-    }
-    --n_keyword_;
+    : positional_(values), n_positional_(n_positional) {
+  if (names == nullptr) return;
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(names); ++index) {
+    take(PyTuple_GET_ITEM(names, index), values[n_positional + static_cast<std::size_t>(index)]);
   }
 }
 
-// Most names are interned.
-bool Arguments::is_name(PyObject* one, PyObject* other) {
-  return one == other || PyUnicode_Compare(one, other) == 0;
+Arguments::Arguments(PyObject* args, PyObject* kwargs)
+    : positional_(PySequence_Fast_ITEMS(args)),
+      n_positional_(static_cast<std::size_t>(PyTuple_GET_SIZE(args))) {
+  if (kwargs == nullptr) return;
+  Py_ssize_t at = 0;
+  PyObject* name = nullptr;
+  PyObject* value = nullptr;
+  while (PyDict_Next(kwargs, &at, &name, &value) != 0) take(name, value);
+}
+
+void Arguments::take(PyObject* name, PyObject* value) {
+  static PyObject* const out_name = PyUnicode_InternFromString("out");
+  static PyObject* const feature_map_name = PyUnicode_InternFromString("feature_map");
+  const bool is_out = is_name(name, out_name);
+  if (is_out || is_name(name, feature_map_name)) {
+    if (value != Py_None) (is_out ? out_ : feature_map_) = value;
+  } else {
+    keyword_.emplace_back(name, value);
+  }
 }
 
 PyObject* Arguments::keyword(PyObject* name) const {
-  for (std::size_t index = 0; index < n_names_; ++index) {
-    if (is_name(PyTuple_GET_ITEM(names_, static_cast<Py_ssize_t>(index)), name)) {
-      return values_[n_positional_ + index];
-    }
+  for (const auto& [one, value] : keyword_) {
+    if (is_name(one, name)) return value;
   }
   return nullptr;
 }
@@ -62,20 +65,14 @@ PyObject* Arguments::keyword(PyObject* name) const {
 py::tuple Arguments::positional() const {
   py::tuple all(n_positional_);
   for (std::size_t index = 0; index < n_positional_; ++index) {
-    all[index] = py::handle(values_[index]);
+    all[index] = py::handle(positional_[index]);
   }
   return all;
 }
 
 py::dict Arguments::keyword() const {
   py::dict all;
-  for (std::size_t index = 0; index < n_names_; ++index) {
-    const py::handle name = PyTuple_GET_ITEM(names_, static_cast<Py_ssize_t>(index));
-    all[name] = py::handle(values_[n_positional_ + index]);
-  }
-  for (const char* const own : {"out", "feature_map"}) {
-    if (all.contains(own)) PyDict_DelItemString(all.ptr(), own);
-  }
+  for (const auto& [name, value] : keyword_) all[py::handle(name)] = py::handle(value);
   return all;
 }
 

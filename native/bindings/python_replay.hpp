@@ -1,6 +1,7 @@
 // A replay as Python calls it: how arguments are found, and results handed out. All needs the GIL.
 #pragma once
 
+#include <c10/util/SmallVector.h>
 #include <pybind11/pybind11.h>
 
 #include <cstddef>
@@ -17,35 +18,36 @@ namespace offload {
 // Refuses executions on this thread while it records a call, where they cannot be seen.
 void set_recording(bool is_recording) noexcept;
 
-// The arguments of a call as an interpreter gives them (PEP 590): the keywords' values behind the
-// positional ones; `out` and `feature_map` are the executable's, all others the model's.
+// The arguments of a call: `out` and `feature_map` are the executable's, all others the model's.
 //
 // Owner: the interpreter; valid during the call.
 class Arguments {
  public:
-  // `names`: of the keywords, a tuple or null.
+  // As PEP 590 gives them: the keywords' values behind the positional ones, their names a tuple or
+  // null.
   Arguments(PyObject* const* values, std::size_t n_positional, PyObject* names);
+
+  // As a tuple, and a dict or null.
+  Arguments(PyObject* args, PyObject* kwargs);
 
   PyObject* out() const { return out_; }                  // null: none is given
   PyObject* feature_map() const { return feature_map_; }  // likewise
 
   // Of the model.
   std::size_t n_positional() const { return n_positional_; }
-  std::size_t n_keyword() const { return n_keyword_; }
-  PyObject* positional(std::size_t index) const { return values_[index]; }
+  std::size_t n_keyword() const { return keyword_.size(); }
+  PyObject* positional(std::size_t index) const { return positional_[index]; }
   PyObject* keyword(PyObject* name) const;  // null where there is none
 
   pybind11::tuple positional() const;
   pybind11::dict keyword() const;
 
  private:
-  static bool is_name(PyObject* one, PyObject* other);
+  void take(PyObject* name, PyObject* value);
 
-  PyObject* const* values_;
+  PyObject* const* positional_;
   std::size_t n_positional_;
-  PyObject* names_;
-  std::size_t n_names_;
-  std::size_t n_keyword_;
+  c10::SmallVector<std::pair<PyObject*, PyObject*>, 4> keyword_;
   PyObject* out_ = nullptr;
   PyObject* feature_map_ = nullptr;
 };
