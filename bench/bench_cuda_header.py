@@ -4,7 +4,8 @@ On the simulated driver, whose kernels do nothing: what is timed is our own work
 less a bare cuGraphLaunch of a graph of as many nodes, through NVIDIA's bindings with arguments made
 before. The calls of the driver that we make beside the launch (two that ask for the context, one
 that asks whether the stream is captured) cost here what the simulated ones do, and torch is not
-asked for its stream. `make bench-cuda` measures the whole on a GPU. That all inputs and outputs
+asked for its stream. `make bench-cuda` measures the whole on a GPU. From Python 3.12 on an object
+is called without a tuple of its arguments; before, it costs more and nothing is promised. That all inputs and outputs
 move is shown without a promise: what re-setting a node costs is the driver's.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import operator
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +28,7 @@ from turns import user_calls
 
 LAUNCHES = (1, 10)
 ALLOWED_NS = 1_500
+PROMISED = 1 if sys.version_info >= (3, 12) else None
 ROUNDS = 60
 CALLS = 20
 STAY, MOVE, BARE = "replay, all stay", "replay, all move", "bare launch"
@@ -121,7 +124,7 @@ def test_cuda_header(
         record(
             Case(
                 f"{n_launches} launches",
-                ratios={"1.5 us": ratio_of([ALLOWED_NS] * ROUNDS, own[STAY], at_least=1)},
+                ratios={"1.5 us": ratio_of([ALLOWED_NS] * ROUNDS, own[STAY], at_least=PROMISED)},
                 figures={
                     f"{name}, less a bare launch": figure_of(found, "ns")
                     for name, found in own.items()
