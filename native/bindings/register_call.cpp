@@ -78,10 +78,18 @@ void register_call(py::module_& module) {
                        std::vector<WeightSpec> weights, std::vector<OverlapSpec> overlaps,
                        std::size_t feature_map_slot, std::size_t feature_map_bytes,
                        std::size_t alignment_bytes, std::vector<HostConstantSpec> host_constants) {
-             return CallSpec{c10::Device(device), std::move(inputs),  std::move(outputs),
-                             std::move(results),  std::move(weights), std::move(host_constants),
-                             std::move(overlaps), feature_map_slot,   feature_map_bytes,
-                             alignment_bytes};
+             return CallSpec{c10::Device(device),
+                             std::move(inputs),
+                             std::move(outputs),
+                             std::move(results),
+                             std::move(weights),
+                             std::move(host_constants),
+                             std::move(overlaps),
+                             feature_map_slot,
+                             feature_map_bytes,
+                             alignment_bytes,
+                             false,
+                             {}};
            }),
            py::kw_only(), py::arg("device"), py::arg("inputs"), py::arg("outputs"),
            py::arg("results"), py::arg("weights"), py::arg("overlaps"), py::arg("feature_map_slot"),

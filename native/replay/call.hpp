@@ -103,6 +103,17 @@ struct OverlapSpec {
   std::int64_t distance_bytes = 0;
 };
 
+// A tensor in whose storage a weight lies. Small, and side by side in memory: each call asks all.
+struct WeightPlace {
+  const c10::TensorImpl* tensor;
+  std::size_t size_bytes;
+  std::size_t weight;
+
+  std::uint64_t address() const {
+    return reinterpret_cast<std::uint64_t>(tensor->unsafe_storage().data());
+  }
+};
+
 struct CallSpec {
   c10::Device device = c10::kCPU;
   std::vector<InputSpec> inputs;
@@ -114,6 +125,10 @@ struct CallSpec {
   std::size_t feature_map_slot = 0;
   std::size_t feature_map_bytes = 0;
   std::size_t alignment_bytes = 64;
+
+  // Made with the Replay.
+  bool has_writes = false;  // to an input or a weight
+  std::vector<WeightPlace> weight_places;
 };
 
 // A copy that an execution makes because a tensor cannot be used where it lies.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "offload/errors.hpp"
+#include "replay/prefetch.hpp"
 
 namespace offload {
 
@@ -54,31 +55,31 @@ void check_input_overlaps(const CallSpec& spec, const Call& call) {
   }
 }
 
-// Calls `check` with where the model's tensors lie, and with where launches find the weight if that
+// Calls `check` with where the model's tensors lie, and with where launches find a weight if that
 // is somewhere else: then the former may be read at any time, to be brought to the latter. Of a
 // weight whose rows are gathered the latter is nowhere.
 template <typename Check>
-void for_each_range(const WeightSpec& weight, Check check) {
-  const auto check_storage = [&](const at::Tensor& tensor) {
-    const auto begin = reinterpret_cast<std::uint64_t>(tensor.storage().data());
-    if (begin != 0) check(Range{begin, begin + weight.size_bytes});
-  };
-  check_storage(weight.holders.front());
-  if (weight.moved.defined()) check_storage(weight.moved);
+void for_each_range(const CallSpec& spec, Check check) {
+  for (const WeightPlace& place : spec.weight_places) prefetch(place.tensor);
+  for (const WeightPlace& place : spec.weight_places) {
+    prefetch(place.tensor->unsafe_storage().unsafeGetStorageImpl());
+  }
+  for (const WeightPlace& place : spec.weight_places) {
+    const std::uint64_t begin = place.address();
+    if (begin != 0) check(Range{begin, begin + place.size_bytes}, spec.weights[place.weight]);
+  }
 }
 
 // Inputs and weights of which one is written must not overlap.
 void check_weight_overlaps(const CallSpec& spec, const Call& call) {
-  for (const WeightSpec& weight : spec.weights) {
+  for_each_range(spec, [&](const Range& range, const WeightSpec& weight) {
     for (std::size_t index = 0; index < spec.inputs.size(); ++index) {
       if (!weight.written && !spec.inputs[index].written) continue;
-      for_each_range(weight, [&](const Range& range) {
-        if (!range_of(call.inputs[index]).overlaps(range)) return;
-        refuse(spec.inputs[index].name + " overlaps " + weight.name +
-               " in memory and one of them is written: pass a copy");
-      });
+      if (!range_of(call.inputs[index]).overlaps(range)) continue;
+      refuse(spec.inputs[index].name + " overlaps " + weight.name +
+             " in memory and one of them is written: pass a copy");
     }
-  }
+  });
 }
 
 // The memory of the given buffers, sorted, so that each other range is found among them quickly.
@@ -97,11 +98,13 @@ class GivenRanges {
       const auto [first, second] = std::minmax(ranges_[at - 1].index, ranges_[at].index);
       refuse(given_name(first) + " overlaps " + given_name(second) + ": pass separate memory");
     }
+    if (ranges_.empty()) return;
+    all_ = {ranges_.front().range.begin, ranges_.back().range.end};
   }
 
   // Refuses a buffer that overlaps `range`, which is that of `name`.
   void refuse_overlap(const Range& range, const std::string& name) const {
-    if (range.begin == range.end) return;
+    if (range.begin == range.end || !range.overlaps(all_)) return;
     const auto after =
         std::lower_bound(ranges_.begin(), ranges_.end(), range.end,
                          [](const Given& one, std::uint64_t end) { return one.range.begin < end; });
@@ -116,22 +119,28 @@ class GivenRanges {
     std::size_t index;
   };
   c10::SmallVector<Given, 4> ranges_;
+  Range all_{0, 0};  // from the first to the last
 };
-
-bool has_writes(const CallSpec& spec) {
-  for (const InputSpec& input : spec.inputs) {
-    if (input.written) return true;
-  }
-  for (const WeightSpec& weight : spec.weights) {
-    if (weight.written) return true;
-  }
-  return false;
-}
 
 }  // namespace
 
+void prepare_overlap_checks(CallSpec& spec) {
+  const auto is_written = [](const auto& one) { return one.written; };
+  spec.has_writes = std::any_of(spec.inputs.begin(), spec.inputs.end(), is_written) ||
+                    std::any_of(spec.weights.begin(), spec.weights.end(), is_written);
+  spec.weight_places.clear();
+  for (std::size_t index = 0; index < spec.weights.size(); ++index) {
+    const WeightSpec& weight = spec.weights[index];
+    const auto add = [&](const at::Tensor& tensor) {
+      spec.weight_places.push_back({tensor.unsafeGetTensorImpl(), weight.size_bytes, index});
+    };
+    add(weight.holders.front());
+    if (weight.moved.defined()) add(weight.moved);
+  }
+}
+
 void check_written_overlaps(const CallSpec& spec, const Call& call) {
-  if (!has_writes(spec)) return;
+  if (!spec.has_writes) return;
   check_input_overlaps(spec, call);
   check_weight_overlaps(spec, call);
 }
@@ -141,9 +150,9 @@ void check_given_overlaps(const CallSpec& spec, const Call& call) {
   for (std::size_t index = 0; index < spec.inputs.size(); ++index) {
     given.refuse_overlap(range_of(call.inputs[index]), spec.inputs[index].name);
   }
-  for (const WeightSpec& weight : spec.weights) {
-    for_each_range(weight, [&](const Range& range) { given.refuse_overlap(range, weight.name); });
-  }
+  for_each_range(spec, [&](const Range& range, const WeightSpec& weight) {
+    given.refuse_overlap(range, weight.name);
+  });
 }
 
 void check_feature_map_overlaps(const CallSpec& spec, const Call& call) {
@@ -153,12 +162,10 @@ void check_feature_map_overlaps(const CallSpec& spec, const Call& call) {
       refuse("feature_map overlaps " + spec.inputs[index].name + ": pass separate memory");
     }
   }
-  for (const WeightSpec& weight : spec.weights) {
-    for_each_range(weight, [&](const Range& place) {
-      if (!range.overlaps(place)) return;
-      refuse("feature_map overlaps " + weight.name + ": pass separate memory");
-    });
-  }
+  for_each_range(spec, [&](const Range& place, const WeightSpec& weight) {
+    if (!range.overlaps(place)) return;
+    refuse("feature_map overlaps " + weight.name + ": pass separate memory");
+  });
   for (const at::Tensor& given : call.given_results) {
     if (given.defined() && range_of(given).overlaps(range)) {
       refuse("feature_map overlaps an out= buffer: pass separate memory");

@@ -10,6 +10,9 @@ namespace offload {
 // What a buffer that the caller gives for a result is called in messages.
 std::string given_name(std::size_t index);
 
+// Lists where weights lie, and whether anything is written, for the checks below.
+void prepare_overlap_checks(CallSpec& spec);
+
 // Each of these refuses memory that a call's tensors share and may not.
 //
 // Thread: any. Errors: BindingError naming both.

@@ -9,6 +9,7 @@
 #include "offload/errors.hpp"
 #include "offload/lease.hpp"
 #include "replay/kernel_scope.hpp"
+#include "replay/overlaps.hpp"
 
 namespace offload {
 
@@ -70,6 +71,7 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
       substages_(resident_->substages()),
       arena_address_(resident_->arena()),
       lease_id_(resident_->lease_id()) {
+  prepare_overlap_checks(spec_);
   make_buffers(spec_);
   if (host_scheduled) host_scheduler_.emplace(*resident_);
   if (streamed) finisher_.emplace();
@@ -209,9 +211,7 @@ void Replay::bind(const Call& call) {
       header_.bind(spec_.outputs[index].slot, call.output_addresses[index]);
     }
   }
-  for (const WeightSpec& weight : spec_.weights) {
-    header_.bind(weight.slot, reinterpret_cast<std::uint64_t>(weight.place().data()));
-  }
+  weights_.bind(header_);
   header_.bind(spec_.feature_map_slot, feature_map_address(call));
 }
 

@@ -1,6 +1,7 @@
 #include "replay/weights.hpp"
 
 #include "offload/errors.hpp"
+#include "replay/prefetch.hpp"
 
 namespace offload {
 namespace {
@@ -16,14 +17,6 @@ bool is_laid_out_as_recorded(const WeightSpec& weight, std::size_t index) {
          holder.strides() == c10::IntArrayRef(layout.strides) &&
          holder.storage_offset() == weight.offsets[index] &&
          holder.storage().nbytes() >= weight.size_bytes;
-}
-
-// Asks for an object's cache lines.
-template <typename Object>
-void prefetch(const Object* object) {
-  constexpr std::size_t kLineBytes = 64;
-  const char* const begin = reinterpret_cast<const char*>(object);
-  for (std::size_t at = 0; at < sizeof(Object); at += kLineBytes) __builtin_prefetch(begin + at);
 }
 
 }  // namespace
@@ -53,8 +46,10 @@ std::vector<c10::Storage> Weights::rebind() {
 void Weights::flatten() {
   holders_.clear();
   numbers_.clear();
+  places_.clear();
   for (std::size_t weight = 0; weight < specs_.size(); ++weight) {
     const WeightSpec& spec = specs_[weight];
+    places_.push_back({spec.slot, spec.place().unsafeGetStorageImpl()});
     for (const at::Tensor& holder : spec.holders) {
       holders_.push_back({holder.unsafeGetTensorImpl(), spec.storage.unsafeGetStorageImpl(),
                           spec.size_bytes, holder.dtype(), weight,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "offload/header.hpp"
 #include "replay/call.hpp"
 
 namespace offload {
@@ -23,7 +24,19 @@ class Weights {
   // execution, when their memory has left the caches: all of it is asked for at once.
   void check() const;
 
+  // Binds where launches find each weight.
+  void bind(Header& header) const {
+    for (const Place& place : places_) {
+      header.bind(place.slot, reinterpret_cast<std::uint64_t>(place.storage->data()));
+    }
+  }
+
  private:
+  struct Place {
+    std::size_t slot;
+    const c10::StorageImpl* storage;
+  };
+
   // What check compares, side by side in memory.
   struct Holder {
     c10::TensorImpl* tensor;
@@ -40,6 +53,7 @@ class Weights {
 
   std::vector<WeightSpec>& specs_;
   std::vector<Holder> holders_;
+  std::vector<Place> places_;
   std::vector<std::int64_t> numbers_;
 };
 
