@@ -34,6 +34,7 @@ from offload.backends.relocation.fixed_weights import weight_ranges
 from offload.backends.torch_warm_up import Bases, collector_off, copied, first_line, warm_up
 from offload.eager_run import EagerRun, host_storage
 from offload.errors import CaptureError, ExecutionError
+from offload.memory_pools import MemoryPool, region
 from offload.program import Launch, Program, Role
 
 _MAXIMUM_TRIES = 3
@@ -126,7 +127,7 @@ class _Kept:
     """
 
     def __init__(
-        self, graph: torch.cuda.CUDAGraph, tensors: list[Any], pools: list[torch.cuda.MemPool]
+        self, graph: torch.cuda.CUDAGraph, tensors: list[Any], pools: list[MemoryPool]
     ) -> None:
         self._graph = graph
         self._tensors = tensors
@@ -156,7 +157,7 @@ class _OneCapture:
         self._copied = copied
         self._nodes = _NodeLog(stream)
         self._memory = PoolMemory(pool, device)
-        self._cells = torch.cuda.MemPool()
+        self._cells = MemoryPool(torch.device("cuda", device))
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         self._tensors: list[Any] = self._memory.kept
         pools = [self._cells, self._memory.torch_pool]
@@ -164,7 +165,7 @@ class _OneCapture:
 
     def run(self) -> tuple[GraphCapture, set[int]]:
         """Capture; the Values whose memory was used before make the capture useless."""
-        with self._memory.current(), collector_off(), _workspaces_cleared():
+        with region(), self._memory.current(), collector_off(), _workspaces_cleared():
             run = EagerRun(self._program, self._stand_ins(), fill=None)
             self._tensors.append(run.bases)
             try:
@@ -210,7 +211,7 @@ class _OneCapture:
         cuda = torch.device("cuda", self._device)
         # What torch allocates here are the cells of seed and offset that random kernels read.
         try:
-            with torch.cuda.use_mem_pool(self._cells, self._device):
+            with self._cells.use():
                 for generator in generators_of(self._program, cuda)[1:]:
                     self._graph.register_generator_state(generator)
                 self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
