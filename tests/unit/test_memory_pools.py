@@ -266,7 +266,8 @@ def test_no_pool_goes_while_a_graph_is_captured(allocator, monkeypatch):
         yield
 
     one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
-    one._memory = types.SimpleNamespace(current=current)
+    one._memory, one._graph = types.SimpleNamespace(current=current), None
+    one._kept = types.SimpleNamespace(close=lambda: None)
     with pytest.raises(RuntimeError, match="enough"):
         one.run()
     assert allocator.ended == [0]

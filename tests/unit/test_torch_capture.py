@@ -176,6 +176,48 @@ def test_a_graph_whose_capture_does_not_end_is_kept(monkeypatch, ends):
     assert asked == {"well": [], "failed": expected, "never begun": expected[:1]}[ends]
 
 
+class Ends:
+    """Something that notes when it is reset, closed, and gone."""
+
+    def __init__(self, name: str, log: list[str], *, fails: bool = False) -> None:
+        self._name, self._log, self._fails = name, log, fails
+
+    def reset(self) -> None:
+        self._log.append(f"{self._name} reset")
+        if self._fails:
+            raise RuntimeError("the device has failed")
+
+    def close(self) -> None:
+        self._log.append(f"{self._name} closed")
+
+    def __del__(self) -> None:
+        self._log.append(f"{self._name} gone")
+
+
+@pytest.mark.parametrize("device_fails", [False, True])
+@pytest.mark.parametrize("capture_fails", [False, True])
+def test_pools_are_closed_once_the_graph_has_gone(monkeypatch, device_fails, capture_fails):
+    """Which alone unregisters it from generators, whose cells lie in one of the pools."""
+    log: list[str] = []
+    one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
+    one._graph = Ends("graph", log, fails=device_fails)
+    one._kept = torch_capture._Kept(one._graph, [Ends("tensor", log)], [Ends("pool", log)])
+    one._kept.bases = {0: (Ends("base", log), 0)}
+    expected = ["base gone", "tensor gone", "graph reset", "graph gone", "pool closed", "pool gone"]
+    if capture_fails:
+
+        def fail() -> None:
+            raise RuntimeError("an operator")
+
+        monkeypatch.setattr(one, "_captured", fail)
+        with pytest.raises(RuntimeError, match="an operator"):
+            one.run()
+    else:
+        assert log == []
+        del one
+    assert log == expected
+
+
 @contextlib.contextmanager
 def nothing(*_: object):
     yield

@@ -123,21 +123,33 @@ class TorchCapturer:
 class _Kept:
     """What a capture's graph needs, let go in an order that torch's allocator can take.
 
-    A pool must be the last user of its memory: tensors first, then the graph, then the pool.
+    A pool must be the last user of its memory: tensors first, then the graph, then the pool. Where
+    random kernels read seed and offset belongs to the states of generators until the graph has gone
+    altogether: `~CUDAGraph` unregisters it there, and `reset` does not (ATen/cuda/CUDAGraph.cpp).
     """
 
     def __init__(
         self, graph: torch.cuda.CUDAGraph, tensors: list[Any], pools: list[MemoryPool]
     ) -> None:
-        self._graph = graph
+        self.bases: Bases = {}
+        self._graph: torch.cuda.CUDAGraph | None = graph
         self._tensors = tensors
         self._pools = pools
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """Let it go; nobody else may hold the graph."""
+        self.bases.clear()
         self._tensors.clear()
-        with contextlib.suppress(RuntimeError):  # of a device that has failed
-            self._graph.reset()
-        self._pools.clear()
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            with contextlib.suppress(RuntimeError):  # of a device that has failed
+                graph.reset()
+        del graph
+        while self._pools:
+            self._pools.pop().close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class _OneCapture:
@@ -164,10 +176,21 @@ class _OneCapture:
         self._kept = _Kept(self._graph, self._tensors, pools)
 
     def run(self) -> tuple[GraphCapture, set[int]]:
-        """Capture; the Values whose memory was used before make the capture useless."""
+        """Capture; the Values whose memory was used before make the capture useless.
+
+        What failed leaves nothing behind, though its error is held.
+        """
+        try:
+            return self._captured()
+        except BaseException:
+            del self._graph
+            self._kept.close()
+            raise
+
+    def _captured(self) -> tuple[GraphCapture, set[int]]:
         with region(), self._memory.current(), collector_off(), _workspaces_cleared():
             run = EagerRun(self._program, self._stand_ins(), fill=None)
-            self._tensors.append(run.bases)
+            self._kept.bases = run.bases
             try:
                 self._begin()
                 for launch in self._program.launches:
