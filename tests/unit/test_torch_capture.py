@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import threading
 import time
 import types
 
@@ -236,12 +237,14 @@ class FakeStream:
 def test_captures_on_several_threads_take_turns(monkeypatch):
     """The pool that serves torch, its record of requests and its generators are the process's."""
     n_inside, most = 0, 0
+    on_threads: set[int] = set()
 
     @contextlib.contextmanager
     def states(*_: object):
         nonlocal n_inside, most
         n_inside += 1
         most = max(most, n_inside)
+        on_threads.add(threading.get_ident())
         time.sleep(0.02)
         yield
         n_inside -= 1
@@ -249,7 +252,6 @@ def test_captures_on_several_threads_take_turns(monkeypatch):
     for name, fake in {
         "is_current_stream_capturing": lambda: False,
         "current_stream": lambda _: FakeStream(),
-        "Stream": lambda _: FakeStream(),
         "device": nothing,
         "stream": nothing,
     }.items():
@@ -257,12 +259,14 @@ def test_captures_on_several_threads_take_turns(monkeypatch):
     monkeypatch.setattr(torch_capture, "generators_of", lambda *_: [])
     monkeypatch.setattr(torch_capture, "own_random_states", states)
     monkeypatch.setattr(torch_capture, "device_of", lambda _: 0)
+    monkeypatch.setattr(torch_capture, "capture_stream", lambda _: FakeStream())
     monkeypatch.setattr(torch_capture, "_warm_up_drawing", lambda *_: None)
     monkeypatch.setattr(TorchCapturer, "_until_unshared", lambda *_: "captured")
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: TorchCapturer().capture(None, None), range(4)))
     assert found == ["captured"] * 4
     assert most == 1
+    assert len(on_threads) == 1  # which keeps cuDNN's plans
 
 
 class FakeGenerator:

@@ -1,7 +1,10 @@
 """Captures a Program's launches with torch, for discovery: see `Capturer`.
 
-Everything happens on one thread and one stream of the capturer's own: cuBLAS's handles belong to a
-thread, their workspaces to a stream, and a thread that nobody else uses has no modes of the caller.
+Everything happens on the capture thread and its stream (see `capture_thread`): cuBLAS's handles
+belong to a thread, their workspaces to a stream, and captures take turns there, since they borrow
+what the process has once: the pool that torch's allocator is served from, its record of requests,
+and the states of generators.
+
 A warm-up runs each launch once outside of a capture, so that libraries choose their algorithms and
 load their kernels there. Under capture nothing executes, so inputs and weights are stand-ins in the
 pool's memory.
@@ -9,10 +12,9 @@ pool's memory.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
-import threading
+import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,6 +23,7 @@ import torch
 
 from offload import _native
 from offload.backends.cuda.capture import device_of, refuse_capturing
+from offload.backends.cuda.capture_thread import capture_stream, run_on_capture_thread
 from offload.backends.cuda.graph import NodeReader, call, driver_bindings, read_graph
 from offload.backends.cuda.torch_pool import PoolMemory
 from offload.backends.random_draws import RandomState, generators_of, own_random_states
@@ -38,10 +41,6 @@ from offload.memory_pools import MemoryPool, region
 from offload.program import Launch, Program, Role
 
 _MAXIMUM_TRIES = 3
-
-# A capture borrows what the process has once: the pool that torch's allocator is served from, its
-# record of requests, and the states of generators.
-_one_at_a_time = threading.Lock()
 
 # Graphs whose captures could not be ended: torch's allocator of pinned memory goes on asking them,
 # by their addresses, whether it allocates for them (`captures_underway_` in
@@ -64,8 +63,6 @@ class TorchCapturer:
                 None: zeros, which are an index into anything.
         """
         self._inputs = inputs
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "offload-capture")
-        self._stream: torch.cuda.Stream | None = None
         self._warm: Program | None = None
         self._copied: set[int] = set()
         self._random: RandomState | None = None
@@ -83,22 +80,22 @@ class TorchCapturer:
         refuse_capturing()
         device = device_of(program)
         ready = torch.cuda.current_stream(device).record_event()
-        return self._thread.submit(self._on_thread, program, pool, device, ready).result()
+        work = functools.partial(self._on_thread, program, pool, device, ready)
+        return run_on_capture_thread(work)
 
     def _on_thread(
         self, program: Program, pool: _native.DiscoveryPool, device: int, ready: torch.cuda.Event
     ) -> GraphCapture:
-        with _one_at_a_time, torch.cuda.device(device), torch.no_grad():
-            if self._stream is None or self._stream.device_index != device:
-                self._stream = torch.cuda.Stream(device)
+        with torch.cuda.device(device), torch.no_grad():
+            stream = capture_stream(device)
             cuda = torch.device("cuda", device)
             own_states = own_random_states(generators_of(program, cuda), cuda)
-            with torch.cuda.stream(self._stream), own_states:
-                self._stream.wait_event(ready)
+            with torch.cuda.stream(stream), own_states:
+                stream.wait_event(ready)
                 if self._warm is not program:
                     self._random = _warm_up_drawing(program, device, self._inputs)
                     self._warm, self._copied = program, set()
-                return self._until_unshared(program, pool, device, self._stream)
+                return self._until_unshared(program, pool, device, stream)
 
     def _until_unshared(
         self, program: Program, pool: _native.DiscoveryPool, device: int, stream: torch.cuda.Stream
