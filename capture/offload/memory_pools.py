@@ -78,8 +78,8 @@ class MemoryPool:
     def close(self) -> None:
         """Let it go, at once or when no region is under way any more; it is of no use after that.
 
-        Memory that is still used goes back to torch's allocator, which keeps it for nobody else
-        until its cache is emptied.
+        Memory that is still used then stays so; freed later, it is the device's again once torch's
+        cache is emptied.
         """
         pool, self._pool = self._pool, None
         if pool is not None:

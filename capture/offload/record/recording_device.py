@@ -70,8 +70,8 @@ class Allocations(contextlib.AbstractContextManager["Allocations"]):
     for that time (`torch.cuda.MemPool`). The other threads' are left alone: a pool for all of them
     would also take what a graph that another thread captures allocates, and free it under that
     graph; and torch counts the allocations of a device, but not those of a pool, so that the
-    difference is not known. Its pool is kept until `close`, which comes before anybody else can
-    begin to capture: a refused recording lives as long as its error does.
+    difference is not known. The pool stays until `close`, at the recording's end: a refused
+    recording itself lives as long as its error.
     """
 
     def __init__(self, device: torch.device) -> None:
