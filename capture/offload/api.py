@@ -54,7 +54,7 @@ class _OneRecording:
         stored: Mapping[str, StoredTensor] | None,
     ) -> None:
         self.captured = Captured()
-        self.refused: Exception | None = None
+        self.refused = ""
         self._function = function
         self._host_reads = host_reads
         self._stored = stored
@@ -72,9 +72,12 @@ class _OneRecording:
             result = self._function(*args, **kwargs)
         except BaseException as error:
             refusal = self.abandon(recorder)
-            if refusal is not None and refusal is not error:
-                raise refusal from error  # an interpreter on the way has wrapped it
-            raise
+            try:
+                if refusal is not None and refusal is not error:
+                    raise refusal from error  # an interpreter on the way has wrapped it
+                raise
+            finally:
+                del refusal  # whose traceback has this frame
         return self.finish(recorder, result)
 
     def start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder:
@@ -113,7 +116,7 @@ class _OneRecording:
         self._fakes_given.close()
         _recording.active = False
         refusal = recorder.abandon()
-        self.refused = refusal or CaptureError("the call in the with-block raised an error")
+        self.refused = str(refusal or "the call in the with-block raised an error")
         return refusal
 
     def finish(self, recorder: Recorder, result: Any) -> Any:
@@ -244,8 +247,8 @@ def _recording_block(
             captured._record = None
     if captured._program is not None:
         return
-    if recording.refused is not None:
-        raise recording.refused
+    if recording.refused:
+        raise CaptureError(recording.refused)
     how = "model(x)" if _is_watchable(model) else "captured(x)"
     raise CaptureError(f"nothing was called in the with-block: call {how} there exactly once")
 

@@ -1,10 +1,148 @@
-"""What torch's allocator has taken from a device for a pool."""
+"""Pools of torch's allocator that offload makes for itself: their use, their memory and their end.
+
+Torch ends the process where a `MemPool` goes while anything is allocated into a pool of its device:
+in a capture, or in a `use_mem_pool` of any thread. The destructor releases the pool's memory, which
+asserts `captures_underway.empty()` (`synchronize_and_free_events` of c10/cuda/
+CUDACachingAllocator.cpp), and a destructor cannot raise: pytorch/pytorch#159301, #180395. The
+allocator of torch_npu is made after it. Pools therefore go here, where no region of offload's is
+under way; of regions that others begin, torch tells no more than a capture on the current stream.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+# Held while a region begins or ends and while pools go. The garbage collector may close a pool at
+# any line, so that a thread may come here again.
+_lock = threading.RLock()
+_regions: list[object] = []  # a token for each that is under way
+_ending: list[tuple[Any, torch.device]] = []
+
+# The child of a fork must not find it held by a thread that it does not have.
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
+
+
+class MemoryPool:
+    """A `MemPool` of torch's that goes when torch can take it, however late it is dropped.
+
+    Owner: whoever made it; it must outlive what uses its memory, such as graphs and generators.
+    Thread: any.
+    """
+
+    def __init__(self, device: torch.device, *arguments: Any, **options: Any) -> None:
+        """Make a pool that holds nothing.
+
+        Args:
+            device: an accelerator.
+            arguments: of torch's `MemPool` for this device.
+            options: the same.
+        """
+        self._device = device
+        module: Any = torch.get_device_module(device)
+        self._pool: Any = module.MemPool(*arguments, **options)
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """By what torch knows it."""
+        found: tuple[int, int] = tuple(self._pool.id)
+        return found
+
+    def use_count(self) -> int:
+        """How many there are that use it, this object among them."""
+        count: int = self._pool.use_count()
+        return count
+
+    def snapshot(self, **options: Any) -> list[dict[str, Any]]:
+        """Its segments, by torch's snapshot of it alone; see `segments_of`."""
+        segments: list[dict[str, Any]] = self._pool.snapshot(**options)
+        return segments
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """Let this thread allocate from it."""
+        module: Any = torch.get_device_module(self._device)
+        with region(), module.use_mem_pool(self._pool, self._device):
+            yield
+
+    def close(self) -> None:
+        """Let it go, at once or when no region is under way any more; it is of no use after that.
+
+        Memory that is still used then stays so; freed later, it is the device's again once torch's
+        cache is emptied.
+        """
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            with _lock:
+                _ending.append((pool, self._device))
+                del pool
+                _end_pools()
+
+    def __del__(self) -> None:
+        pool = getattr(self, "_pool", None)
+        if sys.is_finalizing():
+            _keep(pool)
+        elif pool is not None:
+            del pool
+            self.close()
+
+
+@contextlib.contextmanager
+def region() -> Iterator[None]:
+    """While something is captured, or allocated into a pool; no pool of offload's goes then."""
+    mine = object()
+    with _lock:
+        _end_pools()
+        _regions.append(mine)
+    try:
+        yield
+    finally:
+        with _lock:
+            _regions.remove(mine)
+            _end_pools()
+
+
+def _end_pools() -> None:
+    """Let closed pools go, if no region is under way; with the lock held."""
+    while _ending and not _regions:
+        pool, device = _ending.pop()
+        if _refuses(device):
+            _ending.append((pool, device))
+            return
+
+
+def _refuses(device: torch.device) -> bool:
+    """Whether memory cannot be freed now: in a capture, after a fault, in the child of a fork."""
+    module: Any = torch.get_device_module(device)
+    with contextlib.suppress(RuntimeError):
+        if module.is_current_stream_capturing():
+            return True
+    try:
+        module.current_stream(device).query()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _keep(pool: Any) -> None:
+    """Never let a pool go: where the interpreter ends, the driver frees all memory itself."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+
+
+@atexit.register
+def _keep_all() -> None:
+    for pool, _ in _ending:
+        _keep(pool)
 
 
 def segments_of(pool: Any, device: torch.device) -> list[dict[str, Any]]:

@@ -22,14 +22,12 @@ struct CallableReplay {
 
 CallableReplay* of(PyObject* object) { return reinterpret_cast<CallableReplay*>(object); }
 
+thread_local std::exception_ptr pending;
+PyObject* rethrow = nullptr;  // made with the type
+
 // Raises the exception that is being handled as pybind11 would, which it does where its own
 // functions end.
 PyObject* raise_current() {
-  thread_local std::exception_ptr pending;
-  static PyObject* const rethrow =
-      py::cpp_function([] { std::rethrow_exception(std::exchange(pending, nullptr)); })
-          .release()
-          .ptr();
   pending = std::current_exception();
   return PyObject_CallNoArgs(rethrow);
 }
@@ -68,13 +66,14 @@ PyObject* submit(PyObject* self, PyObject* const* values, Py_ssize_t n_positiona
 }
 
 PyObject* bind(PyObject* self, PyObject* replay) {
-  try {
-    of(self)->replay = &py::handle(replay).cast<PythonReplay&>();
-  } catch (const py::cast_error&) {
+  if (!py::isinstance<PythonReplay>(replay)) {
     return PyErr_Format(PyExc_TypeError, "expected a Replay, got a %s", Py_TYPE(replay)->tp_name);
   }
-  Py_INCREF(replay);
-  Py_XSETREF(of(self)->keep, replay);
+  if (of(self)->keep != nullptr) {  // a call may be using it
+    return PyErr_Format(PyExc_RuntimeError, "it is bound to a Replay already");
+  }
+  of(self)->replay = py::handle(replay).cast<const PythonReplay*>();
+  of(self)->keep = Py_NewRef(replay);
   Py_RETURN_NONE;
 }
 
@@ -131,6 +130,9 @@ py::object make_callable_replay() {
       "offload._native.CallableReplay", sizeof(CallableReplay), 0,
       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
       slots};
+  rethrow = py::cpp_function([] { std::rethrow_exception(std::exchange(pending, nullptr)); })
+                .release()
+                .ptr();
   PyObject* const type = PyType_FromSpec(&spec);
   if (type == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(type);

@@ -47,6 +47,7 @@ Arguments::Arguments(PyObject* args, PyObject* kwargs)
 void Arguments::take(PyObject* name, PyObject* value) {
   static PyObject* const out_name = PyUnicode_InternFromString("out");
   static PyObject* const feature_map_name = PyUnicode_InternFromString("feature_map");
+  if (!PyUnicode_Check(name)) throw py::type_error("keywords must be strings");
   const bool is_out = is_name(name, out_name);
   if (is_out || is_name(name, feature_map_name)) {
     if (value != Py_None) (is_out ? out_ : feature_map_) = value;

@@ -19,6 +19,7 @@ namespace offload {
 void set_recording(bool is_recording) noexcept;
 
 // The arguments of a call: `out` and `feature_map` are the executable's, all others the model's.
+// Throws pybind11::type_error for a keyword that is no string.
 //
 // Owner: the interpreter; valid during the call.
 class Arguments {

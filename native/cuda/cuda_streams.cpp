@@ -7,6 +7,7 @@ bool CudaStreams::is_fault(Result code) {
     case kDeinitialized:
     case kUncorrectableEcc:
     case kUncorrectableLink:
+    case kContained:
     case kIllegalAddress:
     case kLaunchTimeout:
     case kContextIsDestroyed:
@@ -17,6 +18,9 @@ bool CudaStreams::is_fault(Result code) {
     case kInvalidAddressSpace:
     case kInvalidProgramCounter:
     case kLaunchFailed:
+    case kTensorMemoryLeak:
+    case kMpsClientTerminated:
+    case kExternalDevice:
       return true;
     default:
       return false;

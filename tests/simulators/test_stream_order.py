@@ -172,3 +172,33 @@ def test_after_a_fault_everything_goes(device, stream):
     chain.resident.close()
     assert read(y) == plus(3)  # what goes on after a fault was waited for
     assert device.live() == before
+
+
+# Codes of cuda.h of CUDA 13.0 after which the process has to be ended, or the context is no more.
+CUDA_FAULTS = [4, 214, 220, 226, 700, 702, 709, 710, *range(714, 720), 721, 810, 911]
+
+
+@pytest.mark.parametrize("code", CUDA_FAULTS)
+def test_nothing_is_waited_for_after_a_fault_of_any_kind(cuda, arena, code):
+    """Nothing could be: a resident that waited for ever would keep its memory for ever."""
+    device = CudaDevice(cuda, arena)
+    before = device.live()
+    chain, stream = device.chain(), device.stream()
+    execute(device, chain, stream)
+    device.simulator.fail(device.wait, code)
+    device.simulator.fail(device.wait_stream, code)
+    chain.resident.close()
+    assert device.live() == before
+
+
+def test_other_codes_end_no_wait(cuda, arena):
+    """Neither what one call was refused for, nor an error that is not known."""
+    device = CudaDevice(cuda, arena)
+    chain, stream = device.chain(), device.stream()
+    execute(device, chain, stream)
+    held = device.live()
+    for code in sorted({1, 400, 600, 701, 720, 800, 807, 900, 910, 912, 999}):
+        device.simulator.fail(device.wait, code)
+        device.simulator.fail(device.wait_stream, code)
+        chain.resident.close()
+        assert device.live() == held, code

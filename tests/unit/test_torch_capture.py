@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import threading
 import time
 import types
 
@@ -176,6 +177,48 @@ def test_a_graph_whose_capture_does_not_end_is_kept(monkeypatch, ends):
     assert asked == {"well": [], "failed": expected, "never begun": expected[:1]}[ends]
 
 
+class Ends:
+    """Something that notes when it is reset, closed, and gone."""
+
+    def __init__(self, name: str, log: list[str], *, fails: bool = False) -> None:
+        self._name, self._log, self._fails = name, log, fails
+
+    def reset(self) -> None:
+        self._log.append(f"{self._name} reset")
+        if self._fails:
+            raise RuntimeError("the device has failed")
+
+    def close(self) -> None:
+        self._log.append(f"{self._name} closed")
+
+    def __del__(self) -> None:
+        self._log.append(f"{self._name} gone")
+
+
+@pytest.mark.parametrize("device_fails", [False, True])
+@pytest.mark.parametrize("capture_fails", [False, True])
+def test_pools_are_closed_once_the_graph_has_gone(monkeypatch, device_fails, capture_fails):
+    """Which alone unregisters it from generators, whose cells lie in one of the pools."""
+    log: list[str] = []
+    one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
+    one._graph = Ends("graph", log, fails=device_fails)
+    one._kept = torch_capture._Kept(one._graph, [Ends("tensor", log)], [Ends("pool", log)])
+    one._kept.bases = {0: (Ends("base", log), 0)}
+    expected = ["base gone", "tensor gone", "graph reset", "graph gone", "pool closed", "pool gone"]
+    if capture_fails:
+
+        def fail() -> None:
+            raise RuntimeError("an operator")
+
+        monkeypatch.setattr(one, "_captured", fail)
+        with pytest.raises(RuntimeError, match="an operator"):
+            one.run()
+    else:
+        assert log == []
+        del one
+    assert log == expected
+
+
 @contextlib.contextmanager
 def nothing(*_: object):
     yield
@@ -194,12 +237,14 @@ class FakeStream:
 def test_captures_on_several_threads_take_turns(monkeypatch):
     """The pool that serves torch, its record of requests and its generators are the process's."""
     n_inside, most = 0, 0
+    on_threads: set[int] = set()
 
     @contextlib.contextmanager
     def states(*_: object):
         nonlocal n_inside, most
         n_inside += 1
         most = max(most, n_inside)
+        on_threads.add(threading.get_ident())
         time.sleep(0.02)
         yield
         n_inside -= 1
@@ -207,7 +252,6 @@ def test_captures_on_several_threads_take_turns(monkeypatch):
     for name, fake in {
         "is_current_stream_capturing": lambda: False,
         "current_stream": lambda _: FakeStream(),
-        "Stream": lambda _: FakeStream(),
         "device": nothing,
         "stream": nothing,
     }.items():
@@ -215,12 +259,14 @@ def test_captures_on_several_threads_take_turns(monkeypatch):
     monkeypatch.setattr(torch_capture, "generators_of", lambda *_: [])
     monkeypatch.setattr(torch_capture, "own_random_states", states)
     monkeypatch.setattr(torch_capture, "device_of", lambda _: 0)
+    monkeypatch.setattr(torch_capture, "capture_stream", lambda _: FakeStream())
     monkeypatch.setattr(torch_capture, "_warm_up_drawing", lambda *_: None)
     monkeypatch.setattr(TorchCapturer, "_until_unshared", lambda *_: "captured")
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: TorchCapturer().capture(None, None), range(4)))
     assert found == ["captured"] * 4
     assert most == 1
+    assert len(on_threads) == 1  # which keeps cuDNN's plans
 
 
 class FakeGenerator:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import types
 
 import pytest
 import torch
+from torch_pools import FakeAllocator, take_for_devices
 
 import offload
 from offload.backends.torch_warm_up import warm_up
@@ -25,23 +24,9 @@ def program() -> offload.Program:
 
 
 @pytest.fixture
-def device(monkeypatch) -> types.SimpleNamespace:
+def device(monkeypatch) -> FakeAllocator:
     """What a device's module of torch has and the CPU's has not."""
-
-    @contextlib.contextmanager
-    def use(pool: object, device: object):
-        yield
-
-    def wait() -> None:
-        if module.fault is not None:
-            raise RuntimeError(module.fault)
-
-    stream = types.SimpleNamespace(synchronize=wait)
-    module = types.SimpleNamespace(
-        MemPool=object, use_mem_pool=use, current_stream=lambda _: stream, fault=None
-    )
-    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
-    return module
+    return take_for_devices(monkeypatch)
 
 
 def test_each_launch_runs_once_and_workspaces_go_last(program, device):
@@ -87,3 +72,10 @@ def test_a_device_that_fails_is_told(program, device):
         r"again in a new process$",
     ):
         warm_up(program, CPU, None)
+
+
+def test_a_failed_warm_up_gives_its_memory_back_while_its_error_is_held(program, device):
+    with pytest.raises(offload.CaptureError) as raised:
+        warm_up(program, CPU, [torch.randn(4, 3), torch.tensor([3, 9])])
+    assert device.ended == [0]
+    assert raised.value.__traceback__ is not None

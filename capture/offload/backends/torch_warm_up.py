@@ -13,6 +13,7 @@ from offload.backends.opaque_weights import weights_at_risk
 from offload.eager_run import EagerRun, bytes_of, host_storage
 from offload.errors import CaptureError, ExecutionError, OutOfMemory
 from offload.made_up_inputs import input_tensors, made_up_inputs, stored_indices
+from offload.memory_pools import MemoryPool
 from offload.program import Launch, Program, Role
 
 Bases = dict[int, tuple[torch.UntypedStorage, int]]
@@ -50,10 +51,11 @@ def warm_up(
         FileError: a weight of integers cannot be read.
     """
     torch_device: Any = torch.get_device_module(device)
-    pool = torch_device.MemPool()
-    with torch_device.use_mem_pool(pool, device):
+    closing = contextlib.closing(MemoryPool(device))
+    with closing as pool, pool.use(), contextlib.ExitStack() as tensors:
         with memory_for("inputs and what is written, in the warm-up"):
             run = EagerRun(program, _private_bases(program, device, inputs), fill=0)
+            tensors.callback(run.bases.clear)  # before the pool, which must be the last
         last_uses = last_uses_of(program)
         for launch in program.launches:
             with memory_for(f"weights of {launch.operator} in files, in the warm-up"):

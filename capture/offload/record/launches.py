@@ -78,6 +78,20 @@ class LaunchRecorder:
         self._fakes = None if fakes is None else FakeLaunches(fakes, table, self)
         self._unused = UnusedResults()
 
+    def take_refusal(self) -> CaptureError | None:
+        """What was refused first, which is not kept: its traceback leads here, as a cycle."""
+        refusal, self.refusal = self.refusal, None
+        return refusal
+
+    def raise_refusal(self) -> None:
+        """Raise what was refused first, if anything was, as a CaptureError."""
+        refusal = self.take_refusal()
+        try:
+            if refusal is not None:
+                raise refusal
+        finally:
+            del refusal
+
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator below the modes and record it."""
         operator = operator_of(func)

@@ -118,7 +118,7 @@ class Recorder:
         try:
             self._enter()
         except BaseException:
-            self._context.close()
+            self._end()
             raise
         return self._call
 
@@ -209,8 +209,8 @@ class Recorder:
         Returns:
             What the recorder refused first, if the call raised because of it.
         """
-        self._context.close()
-        return self._log.refusal
+        self._end()
+        return self._log.take_refusal()
 
     def finish(self, result: Any) -> tuple[Any, Recording]:
         """End the recording with what the call returned.
@@ -222,9 +222,20 @@ class Recorder:
         Raises:
             CaptureError: the result, or a change that the call made, cannot be replayed.
         """
-        self._context.close()
-        if self._log.refusal is not None:  # the forward swallowed it and took another path
-            raise self._log.refusal
+        try:
+            self._context.close()
+            self._log.raise_refusal()  # if the forward swallowed it and took another path
+            return self._finished(result)
+        finally:
+            self._log.allocations.close()
+
+    def _end(self) -> None:
+        try:
+            self._context.close()
+        finally:
+            self._log.allocations.close()
+
+    def _finished(self, result: Any) -> tuple[Any, Recording]:
         with torch.no_grad():
             self._arguments.check_unchanged(self._call, self._inputs, self.table)
             try:

@@ -10,7 +10,7 @@ import torch
 
 from offload import _native
 from offload.errors import CaptureError
-from offload.memory_pools import segments_of
+from offload.memory_pools import MemoryPool, segments_of
 from offload.record.host_constants import may_be_host_constant
 
 
@@ -70,13 +70,14 @@ class Allocations(contextlib.AbstractContextManager["Allocations"]):
     for that time (`torch.cuda.MemPool`). The other threads' are left alone: a pool for all of them
     would also take what a graph that another thread captures allocates, and free it under that
     graph; and torch counts the allocations of a device, but not those of a pool, so that the
-    difference is not known.
+    difference is not known. The pool stays until `close`, at the recording's end: a refused
+    recording itself lives as long as its error.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._host = _native.AllocationObserver()
         self._device = device
-        self._pool: Any = None
+        self._pool: MemoryPool | None = None
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Allocations:
@@ -88,14 +89,18 @@ class Allocations(contextlib.AbstractContextManager["Allocations"]):
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._host)
             if self._device.type != "cpu":
-                module: Any = torch.get_device_module(self._device)
-                self._pool = module.MemPool()
-                stack.enter_context(module.use_mem_pool(self._pool, self._device))
+                self._pool = MemoryPool(self._device)
+                stack.enter_context(self._pool.use())
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def close(self) -> None:
+        """Let the pool go; nothing is asked any more."""
+        if self._pool is not None:
+            self._pool.close()
 
     def contains(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage's memory was handed out since the begin."""

@@ -23,7 +23,7 @@ class UnusedResults:
 
     def __init__(self) -> None:
         # The storages are kept, so that their identities stay their own.
-        self._refusals: dict[int, tuple[torch.UntypedStorage, CaptureError]] = {}
+        self._refusals: dict[int, tuple[torch.UntypedStorage, str]] = {}
 
     def set_aside(
         self, operator: str, tensor: torch.Tensor, outcomes: Sequence[Any], device: torch.device
@@ -44,7 +44,7 @@ class UnusedResults:
         if not any(isinstance(one, torch.Tensor) and one.device == device for one in outcomes):
             return False
         place = next(index for index, one in enumerate(outcomes) if one is tensor)
-        refusal = CaptureError(
+        refusal = (
             f"{user_location()}: result {place} of {operator}, of shape {list(tensor.shape)}, is "
             f"on the CPU, and the recording is on {device}: an execution does not give it, so that "
             f'it must not be used; compute it on the device, with device="{device}"'
@@ -61,4 +61,4 @@ class UnusedResults:
         """
         held = self._refusals.get(tensor.untyped_storage()._cdata)
         if held is not None:
-            raise held[1]
+            raise CaptureError(held[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,6 +60,17 @@ class Ticket:
         return self._native.result()
 
 
+class _CallSignature:
+    """What `inspect.signature` tells of an executable, whose call is native."""
+
+    _found = inspect.signature(lambda *args, out=None, feature_map=None, **kwargs: None)
+
+    def __get__(self, executable: object, owner: type) -> inspect.Signature:
+        if executable is None:
+            raise AttributeError("the class is called to make one")
+        return self._found
+
+
 class Executable(_native.CallableReplay):
     """A Program resident on a device: loaded, executed, closed.
 
@@ -84,6 +96,8 @@ class Executable(_native.CallableReplay):
             that hold its address: what was chosen, and by which costs; empty where none has
             more than one such node.
     """
+
+    __signature__ = _CallSignature()
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from offload import _native
 from offload.backends.ascend.random_cells import Cell, CellFinder
 from offload.backends.random_draws import RandomState
 from offload.errors import CaptureError
-from offload.memory_pools import segments_of
+from offload.memory_pools import MemoryPool, segments_of
 from offload.program import Program, Role, is_dense
 
 
@@ -114,7 +114,7 @@ class CapturedModel:
     def __init__(
         self,
         graph: Any,
-        pools: list[Any],
+        pools: list[MemoryPool],
         tensors: list[Any],
         moving: Sequence[Moving],
         copies: _native.AscendMovingCopies,

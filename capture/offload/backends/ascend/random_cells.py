@@ -20,7 +20,7 @@ from offload.backends.ascend.failed_captures import abandon
 from offload.backends.random_draws import RandomState
 from offload.backends.torch_warm_up import first_line
 from offload.errors import CaptureError, ExecutionError
-from offload.memory_pools import segments_of
+from offload.memory_pools import MemoryPool, region, segments_of
 from offload.program import Launch
 
 Cell = tuple[int, int]
@@ -123,7 +123,7 @@ class CellFinder:
             ExecutionError: the device failed.
         """
         npu: Any = torch.npu  # type: ignore[attr-defined]
-        self.pools: list[Any] = []
+        self.pools: list[MemoryPool] = []
         self._device = device
         self._draws = draws
         self._cells: dict[int, Cell] = {}
@@ -144,10 +144,9 @@ class CellFinder:
         if position is None or position in self._cells:
             yield
             return
-        npu: Any = torch.npu  # type: ignore[attr-defined]
-        pool = npu.MemPool()
+        pool = MemoryPool(self._device)
         self.pools.append(pool)
-        with npu.use_mem_pool(pool, self._device):
+        with pool.use():
             yield
         numbers = numbers_in(pool, self._device, self._default_stream)
         if len(numbers) != 2:
@@ -228,7 +227,7 @@ class _Trial:
         self._device = device
         self._generator = torch.Generator(device=device)
         self._drawn = torch.empty(64, device=device)
-        self._pools = [npu.MemPool(), npu.MemPool()]
+        self._pools = [MemoryPool(device), MemoryPool(device)]
         self._graph = npu.NPUGraph()
         self._stream = npu.current_stream(device)
 
@@ -274,12 +273,13 @@ class _Trial:
 
     def _capture(self) -> None:
         stream: int = self._stream.npu_stream
-        try:
-            self._graph.capture_begin(pool=self._pools[0].id, capture_error_mode="thread_local")
-            with self._npu.use_mem_pool(self._pools[1], self._device):
-                self._draw()
-                self._stream.npu_stream  # noqa: B018 - until it is launched
-            self._graph.capture_end()
-        except BaseException:
-            abandon(self._graph, self._pools[0], stream, self._device.index)
-            raise
+        with region():
+            try:
+                self._graph.capture_begin(pool=self._pools[0].id, capture_error_mode="thread_local")
+                with self._pools[1].use():
+                    self._draw()
+                    self._stream.npu_stream  # noqa: B018 - until it is launched
+                self._graph.capture_end()
+            except BaseException:
+                abandon(self._graph, self._pools[0], stream, self._device.index)
+                raise

@@ -45,7 +45,7 @@ from offload.errors import (
     OutOfMemory,
 )
 from offload.made_up_inputs import input_tensors, made_up_inputs
-from offload.memory_pools import segments_of
+from offload.memory_pools import MemoryPool, region, segments_of
 from offload.program import Launch, Program, Role
 
 # A capture borrows what the process has once: the routes of torch_npu's allocator.
@@ -247,8 +247,8 @@ class _OneCapture:
         self._stream = stream
         self._handle: int = stream.npu_stream
         self._streamed = streamed.storages
-        self._pool = npu.MemPool()
-        self._pool_of_inputs = npu.MemPool()
+        self._pool = MemoryPool(self._device)
+        self._pool_of_inputs = MemoryPool(self._device)
         self._n_reserved_bytes = 0
         self._graph = npu.NPUGraph()
         self._cells = cells
@@ -272,7 +272,7 @@ class _OneCapture:
     def run(self) -> CapturedModel:
         """Capture; what failed leaves nothing behind."""
         try:
-            with collector_off():
+            with region(), collector_off():
                 self._capture()
             self._cells.check_captured(self._program.launches)
         except BaseException:
@@ -308,9 +308,8 @@ class _OneCapture:
 
     def _bases(self) -> Bases:
         """Weights where they are or are brought, host constants, memory of the pool for inputs."""
-        npu: Any = torch.npu  # type: ignore[attr-defined]
         bases: Bases = {}
-        with npu.use_mem_pool(self._pool_of_inputs, self._device):
+        with self._pool_of_inputs.use():
             for value in self._program.values:
                 if value.host_content is not None:
                     bases[value.index] = (host_storage(value.host_content), 0)

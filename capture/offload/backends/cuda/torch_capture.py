@@ -1,7 +1,10 @@
 """Captures a Program's launches with torch, for discovery: see `Capturer`.
 
-Everything happens on one thread and one stream of the capturer's own: cuBLAS's handles belong to a
-thread, their workspaces to a stream, and a thread that nobody else uses has no modes of the caller.
+Everything happens on the capture thread and its stream (see `capture_thread`): cuBLAS's handles
+belong to a thread, their workspaces to a stream, and captures take turns there, since they borrow
+what the process has once: the pool that torch's allocator is served from, its record of requests,
+and the states of generators.
+
 A warm-up runs each launch once outside of a capture, so that libraries choose their algorithms and
 load their kernels there. Under capture nothing executes, so inputs and weights are stand-ins in the
 pool's memory.
@@ -9,10 +12,9 @@ pool's memory.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
-import threading
+import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,6 +23,7 @@ import torch
 
 from offload import _native
 from offload.backends.cuda.capture import device_of, refuse_capturing
+from offload.backends.cuda.capture_thread import capture_stream, run_on_capture_thread
 from offload.backends.cuda.graph import NodeReader, call, driver_bindings, read_graph
 from offload.backends.cuda.torch_pool import PoolMemory
 from offload.backends.random_draws import RandomState, generators_of, own_random_states
@@ -34,13 +37,10 @@ from offload.backends.relocation.fixed_weights import weight_ranges
 from offload.backends.torch_warm_up import Bases, collector_off, copied, first_line, warm_up
 from offload.eager_run import EagerRun, host_storage
 from offload.errors import CaptureError, ExecutionError
+from offload.memory_pools import MemoryPool, region
 from offload.program import Launch, Program, Role
 
 _MAXIMUM_TRIES = 3
-
-# A capture borrows what the process has once: the pool that torch's allocator is served from, its
-# record of requests, and the states of generators.
-_one_at_a_time = threading.Lock()
 
 # Graphs whose captures could not be ended: torch's allocator of pinned memory goes on asking them,
 # by their addresses, whether it allocates for them (`captures_underway_` in
@@ -63,8 +63,6 @@ class TorchCapturer:
                 None: what `made_up_inputs` gives.
         """
         self._inputs = inputs
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "offload-capture")
-        self._stream: torch.cuda.Stream | None = None
         self._warm: Program | None = None
         self._copied: set[int] = set()
         self._random: RandomState | None = None
@@ -82,22 +80,22 @@ class TorchCapturer:
         refuse_capturing()
         device = device_of(program)
         ready = torch.cuda.current_stream(device).record_event()
-        return self._thread.submit(self._on_thread, program, pool, device, ready).result()
+        work = functools.partial(self._on_thread, program, pool, device, ready)
+        return run_on_capture_thread(work)
 
     def _on_thread(
         self, program: Program, pool: _native.DiscoveryPool, device: int, ready: torch.cuda.Event
     ) -> GraphCapture:
-        with _one_at_a_time, torch.cuda.device(device), torch.no_grad():
-            if self._stream is None or self._stream.device_index != device:
-                self._stream = torch.cuda.Stream(device)
+        with torch.cuda.device(device), torch.no_grad():
+            stream = capture_stream(device)
             cuda = torch.device("cuda", device)
             own_states = own_random_states(generators_of(program, cuda), cuda)
-            with torch.cuda.stream(self._stream), own_states:
-                self._stream.wait_event(ready)
+            with torch.cuda.stream(stream), own_states:
+                stream.wait_event(ready)
                 if self._warm is not program:
                     self._random = _warm_up_drawing(program, device, self._inputs)
                     self._warm, self._copied = program, set()
-                return self._until_unshared(program, pool, device, self._stream)
+                return self._until_unshared(program, pool, device, stream)
 
     def _until_unshared(
         self, program: Program, pool: _native.DiscoveryPool, device: int, stream: torch.cuda.Stream
@@ -122,21 +120,33 @@ class TorchCapturer:
 class _Kept:
     """What a capture's graph needs, let go in an order that torch's allocator can take.
 
-    A pool must be the last user of its memory: tensors first, then the graph, then the pool.
+    A pool must be the last user of its memory: tensors first, then the graph, then the pool. Where
+    random kernels read seed and offset belongs to the states of generators until the graph has gone
+    altogether: `~CUDAGraph` unregisters it there, and `reset` does not (ATen/cuda/CUDAGraph.cpp).
     """
 
     def __init__(
-        self, graph: torch.cuda.CUDAGraph, tensors: list[Any], pools: list[torch.cuda.MemPool]
+        self, graph: torch.cuda.CUDAGraph, tensors: list[Any], pools: list[MemoryPool]
     ) -> None:
-        self._graph = graph
+        self.bases: Bases = {}
+        self._graph: torch.cuda.CUDAGraph | None = graph
         self._tensors = tensors
         self._pools = pools
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """Let it go; nobody else may hold the graph."""
+        self.bases.clear()
         self._tensors.clear()
-        with contextlib.suppress(RuntimeError):  # of a device that has failed
-            self._graph.reset()
-        self._pools.clear()
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            with contextlib.suppress(RuntimeError):  # of a device that has failed
+                graph.reset()
+        del graph
+        while self._pools:
+            self._pools.pop().close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class _OneCapture:
@@ -156,17 +166,28 @@ class _OneCapture:
         self._copied = copied
         self._nodes = _NodeLog(stream)
         self._memory = PoolMemory(pool, device)
-        self._cells = torch.cuda.MemPool()
+        self._cells = MemoryPool(torch.device("cuda", device))
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         self._tensors: list[Any] = self._memory.kept
         pools = [self._cells, self._memory.torch_pool]
         self._kept = _Kept(self._graph, self._tensors, pools)
 
     def run(self) -> tuple[GraphCapture, set[int]]:
-        """Capture; the Values whose memory was used before make the capture useless."""
-        with self._memory.current(), collector_off(), _workspaces_cleared():
+        """Capture; the Values whose memory was used before make the capture useless.
+
+        What failed leaves nothing behind, though its error is held.
+        """
+        try:
+            return self._captured()
+        except BaseException:
+            del self._graph
+            self._kept.close()
+            raise
+
+    def _captured(self) -> tuple[GraphCapture, set[int]]:
+        with region(), self._memory.current(), collector_off(), _workspaces_cleared():
             run = EagerRun(self._program, self._stand_ins(), fill=None)
-            self._tensors.append(run.bases)
+            self._kept.bases = run.bases
             try:
                 self._begin()
                 for launch in self._program.launches:
@@ -210,7 +231,7 @@ class _OneCapture:
         cuda = torch.device("cuda", self._device)
         # What torch allocates here are the cells of seed and offset that random kernels read.
         try:
-            with torch.cuda.use_mem_pool(self._cells, self._device):
+            with self._cells.use():
                 for generator in generators_of(self._program, cuda)[1:]:
                     self._graph.register_generator_state(generator)
                 self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")

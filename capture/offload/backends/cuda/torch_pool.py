@@ -20,6 +20,7 @@ import torch
 from offload import _native
 from offload.backends.relocation.captures import Allocation
 from offload.errors import CaptureError, ExecutionError
+from offload.memory_pools import MemoryPool
 
 # torch's allocator keeps two lists of blocks: requests up to 1 MiB get blocks of 2 MiB, and larger
 # requests larger blocks (kSmallSize and kSmallBuffer in c10/cuda/CUDACachingAllocator.h).
@@ -44,7 +45,9 @@ class PoolMemory:
     """
 
     def __init__(self, pool: _native.DiscoveryPool, device: int) -> None:
-        self.torch_pool = torch.cuda.MemPool(_pluggable().allocator(), no_split=True)
+        self.torch_pool = MemoryPool(
+            torch.device("cuda", device), _pluggable().allocator(), no_split=True
+        )
         self.kept: list[torch.Tensor] = []
         self._pool = pool
         self._device = device
@@ -83,7 +86,7 @@ class PoolMemory:
             ExecutionError: the pool has no addresses.
         """
         try:
-            with torch.cuda.use_mem_pool(self.torch_pool, self._device):
+            with self.torch_pool.use():
                 content = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
         except RuntimeError as error:
             reason = self._pool.error or error

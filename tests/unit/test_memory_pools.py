@@ -1,0 +1,287 @@
+"""Pools go where torch's allocator can take it: never while anything is captured or allocated."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+import types
+
+import pytest
+import torch
+from torch_pools import take_for_devices
+
+import offload
+from offload import memory_pools
+from offload.backends.ascend import torch_capture as npu_capture
+from offload.backends.cuda import torch_capture
+from offload.memory_pools import MemoryPool, region
+from offload.record import recorder as recording
+from offload.record.launches import LaunchRecorder
+from offload.record.recording_device import Allocations
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    yield take_for_devices(monkeypatch)
+    assert memory_pools._regions == []
+    assert memory_pools._ending == []
+
+
+def test_a_closed_pool_goes_at_once(allocator):
+    pool = MemoryPool(GPU)
+    pool.close()
+    assert allocator.ended == [0]
+    pool.close()
+    del pool
+    assert allocator.ended == [0]
+
+
+def test_a_dropped_pool_goes_at_once(allocator):
+    pool = MemoryPool(GPU)
+    with pool.use():
+        pass
+    del pool
+    assert allocator.ended == [0]
+
+
+def test_a_pool_that_is_dropped_in_another_ones_region_goes_after_it(allocator):
+    late, used = MemoryPool(GPU), MemoryPool(GPU)
+    with used.use():
+        with region():
+            del late
+        assert allocator.ended == []
+    assert allocator.ended == [0]
+    used.close()
+    assert allocator.ended == [0, 0]
+
+
+def test_the_collector_ends_no_pool_inside_a_region(allocator):
+    class Holder:
+        def __init__(self) -> None:
+            self.pool, self.itself = MemoryPool(GPU), self
+
+    gc.collect()
+    Holder()
+    assert allocator.ended == []
+    with region():
+        gc.collect()
+        assert allocator.ended == []
+    assert allocator.ended == [0]
+
+
+def test_regions_of_other_threads_count(allocator):
+    begun, end = threading.Event(), threading.Event()
+
+    def use() -> None:
+        with region():
+            begun.set()
+            end.wait(10)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    begun.wait(10)
+    MemoryPool(GPU).close()
+    assert allocator.ended == []
+    end.set()
+    thread.join()
+    assert allocator.ended == [0]
+
+
+def test_a_capture_of_the_callers_own_on_this_stream_is_waited_for(allocator):
+    allocator.capturing = True
+    MemoryPool(GPU).close()
+    assert allocator.ended == []
+    allocator.capturing = False
+    with region():
+        assert allocator.ended == [0]
+
+
+def test_a_pool_on_a_device_that_has_failed_stays(allocator):
+    """Its memory cannot be freed, which a destructor has no way to say but to end the process."""
+    allocator.fault = "an illegal memory access was encountered"
+    MemoryPool(GPU).close()
+    with region():
+        pass
+    assert allocator.ended == []
+    allocator.fault = None  # as where only one question failed
+    with region():
+        assert allocator.ended == [0]
+
+
+def test_pools_stay_when_the_interpreter_ends(allocator, monkeypatch):
+    """Their destructor would, on a device that has failed, end the process by a signal."""
+    pool, dropped = MemoryPool(GPU), MemoryPool(GPU)
+    allocator.fault = "an illegal memory access was encountered"
+    dropped.close()
+    assert len(memory_pools._ending) == 1
+    memory_pools._keep_all()
+    memory_pools._ending.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "is_finalizing", lambda: True)
+        del pool
+    gc.collect()
+    assert allocator.ended == []
+
+
+def test_a_pool_that_was_never_made_is_no_error(allocator, monkeypatch):
+    def fail() -> None:
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr(allocator.module, "MemPool", fail)
+    with pytest.raises(RuntimeError, match="no device"):
+        MemoryPool(GPU)
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(allocator):
+    """A fork waits until no thread is at it, as the child has none that could go on."""
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with memory_pools._lock:
+            held.set()
+            release.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(10)
+    threading.Timer(0.05, release.set).start()
+    child = os.fork()
+    if child == 0:
+        MemoryPool(GPU).close()
+        os._exit(0 if allocator.ended == [0] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    thread.join()
+
+
+# ---- recordings --------------------------------------------------------------------------------
+
+
+class OnDevice(Allocations):
+    """The allocations of a recording whose tensors are on the CPU, as of one on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(GPU)
+
+
+def reads(x: torch.Tensor) -> torch.Tensor:
+    return x + x.sum().item()
+
+
+def swallows(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return reads(x)
+    except offload.CaptureError:
+        return x
+
+
+def fails(x: torch.Tensor) -> torch.Tensor:
+    raise ValueError("no")
+
+
+def computes(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize("function", [computes, reads, swallows, fails])
+def test_a_recording_lets_its_pool_go_at_its_end(allocator, monkeypatch, function):
+    """Also while what it raised is still held, and with it all frames of the recording."""
+    monkeypatch.setattr(recording, "Allocations", OnDevice)
+    error = None
+    try:
+        offload.capture(function, torch.ones(3))
+    except (offload.CaptureError, ValueError) as raised:
+        error = raised
+    assert (error is None) == (function is computes)
+    assert allocator.n_made == len(allocator.ended) > 0
+    assert not any(allocator.ended)
+
+
+def test_a_recording_that_cannot_begin_lets_its_pool_go(allocator, monkeypatch):
+    def refuse(mode: object) -> None:
+        raise RuntimeError("no modes")
+
+    monkeypatch.setattr(recording, "Allocations", OnDevice)
+    monkeypatch.setattr(recording, "dispatch_mode", refuse)
+    with pytest.raises(RuntimeError, match="no modes"):
+        offload.capture(computes, torch.ones(3))
+    assert allocator.ended == [0]
+
+
+def capture_in_block(function: object) -> None:
+    with offload.capture(function) as captured:
+        captured(torch.ones(3))
+
+
+@pytest.mark.parametrize("function", [reads, swallows, fails])
+@pytest.mark.parametrize(
+    "capture", [lambda one: offload.capture(one, torch.ones(3)), capture_in_block]
+)
+def test_a_refused_recording_is_no_cycle(monkeypatch, function, capture):
+    """It holds the model's tensors; what holds it is the error alone, and for as long as it is."""
+    alive: list[int] = []
+
+    class Counted(LaunchRecorder):
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **options)
+            alive.append(1)
+
+        def __del__(self) -> None:
+            alive.pop()
+
+    monkeypatch.setattr(recording, "LaunchRecorder", Counted)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises((offload.CaptureError, ValueError)):
+            capture(function)
+        assert alive == []
+    finally:
+        gc.enable()
+
+
+def swallow_in_block() -> None:
+    with offload.capture(reads) as captured, contextlib.suppress(offload.CaptureError):
+        captured(torch.ones(3))
+
+
+def test_a_refusal_that_a_block_swallows_is_raised_at_its_end():
+    with pytest.raises(offload.CaptureError, match=r"test_memory_pools.py:\d+.*reads a tensor's"):
+        swallow_in_block()
+
+
+# ---- captures ----------------------------------------------------------------------------------
+
+
+def test_no_pool_goes_while_a_graph_is_captured(allocator, monkeypatch):
+    @contextlib.contextmanager
+    def current():
+        MemoryPool(GPU).close()
+        assert allocator.ended == []
+        raise RuntimeError("enough")
+        yield
+
+    one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
+    one._memory, one._graph = types.SimpleNamespace(current=current), None
+    one._kept = types.SimpleNamespace(close=lambda: None)
+    with pytest.raises(RuntimeError, match="enough"):
+        one.run()
+    assert allocator.ended == [0]
+
+
+def test_no_pool_goes_while_a_model_is_captured_by_torch_npu(allocator):
+    def fail() -> None:
+        MemoryPool(GPU).close()
+        assert allocator.ended == []
+        raise RuntimeError("enough")
+
+    one = npu_capture._OneCapture.__new__(npu_capture._OneCapture)
+    one._graph, one._capture = None, fail
+    one._model = types.SimpleNamespace(close=lambda: None)
+    with pytest.raises(RuntimeError, match="enough"):
+        one.run()
+    assert allocator.ended == [0]

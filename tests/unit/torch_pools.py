@@ -1,0 +1,88 @@
+"""Torch's memory pools without a device: what their allocator asserts, and when pools go."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+_DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_destructors: list[object] = []  # which must outlive whatever calls them
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, _DESTRUCTOR]
+
+
+class FakeAllocator:
+    """The module of a device of torch's, in which pools hold no memory.
+
+    Attributes:
+        under_way: the regions that torch would call captures.
+        ended: by pool, in the order in which they went, how many regions were under way: torch
+            ends the process if there was one.
+        fault: what the device answers to everything, once it has failed.
+        capturing: whether the current stream is.
+    """
+
+    def __init__(self) -> None:
+        self.under_way: list[object] = []
+        self.ended: list[int] = []
+        self.n_made = 0
+        self.fault: str | None = None
+        self.capturing = False
+        self._destructor = _DESTRUCTOR(lambda _: self.ended.append(len(self.under_way)))
+        _destructors.append(self._destructor)
+        self.module = types.SimpleNamespace(
+            MemPool=self._pool,
+            use_mem_pool=self.use,
+            is_current_stream_capturing=lambda: self.capturing,
+            current_stream=lambda _: types.SimpleNamespace(query=self._ask, synchronize=self._ask),
+        )
+
+    def _pool(self, *_: object, **__: object) -> Any:
+        allocator = self
+        allocator.n_made += 1
+
+        class MemPool:
+            id = (0, allocator.n_made)
+
+            def __init__(self) -> None:
+                self.memory = allocator._memory()
+
+            def snapshot(self) -> list[dict[str, int]]:
+                return [{"address": 0, "total_size": 1 << 62}]
+
+        return MemPool()
+
+    def _memory(self) -> object:
+        """What tells when it goes, as a destructor in C++.
+
+        The collector of Python calls `__del__` before it knows what stays.
+        """
+        capsule: object = _new_capsule(1, None, self._destructor)
+        return capsule
+
+    @contextlib.contextmanager
+    def use(self, pool: object, device: object) -> Iterator[None]:
+        """As torch's: a pool that is used counts as a capture."""
+        self.under_way.append(device)
+        try:
+            yield
+        finally:
+            self.under_way.pop()
+
+    def _ask(self) -> None:
+        if self.fault is not None:
+            raise RuntimeError(self.fault)
+
+
+def take_for_devices(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
+    """One that every device's module of torch is for the rest of the test."""
+    made = FakeAllocator()
+    monkeypatch.setattr(torch, "get_device_module", lambda _: made.module)
+    return made
