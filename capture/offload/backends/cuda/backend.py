@@ -21,6 +21,7 @@ from offload.backends.base import (
 from offload.backends.cuda.capture import Capturer, current_device, device_of, refuse_capturing
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.graph import driver_bindings, is_known_address
+from offload.backends.cuda.host_memory import decoy_address, host_words
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
@@ -179,7 +180,13 @@ class CudaBackend:
             captured, again, *others = _capture(program, capturer, 3 * attempt)
             captures = [captured.capture, again, *others]
             try:
-                found = discover(captures, len(program.values), names, is_known_address)
+                found = discover(
+                    captures,
+                    len(program.values),
+                    names,
+                    is_known_address,
+                    decoy_address=decoy_address(),
+                )
             except CapturesDiffer as error:
                 differ = str(error)
                 del captured, again, others, captures
@@ -406,14 +413,16 @@ def _capture(
     template, and lives on while the others are made, so that no address of its can recur.
     """
     device = device_of(program)
+
+    def taken(pool: _native.DiscoveryPool) -> GraphCapture:
+        capture = capturer.capture(program, pool)
+        return dataclasses.replace(capture, host_words=host_words(capture))
+
     pool = _native.DiscoveryPool(device, seed)
-    again = _as_data(capturer.capture(program, pool))
+    again = _as_data(taken(pool))
     pool.rewind()
-    template = capturer.capture(program, pool)
-    others = [
-        _as_data(capturer.capture(program, _native.DiscoveryPool(device, seed + number)))
-        for number in (1, 2)
-    ]
+    template = taken(pool)
+    others = [_as_data(taken(_native.DiscoveryPool(device, seed + number))) for number in (1, 2)]
     captured = CapturedProgram(device, template, pool, Discovery((), (), (), ()), [])
     return captured, again, others[0], others[1]
 

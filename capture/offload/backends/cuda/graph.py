@@ -12,7 +12,7 @@ from typing import Any
 from offload.backends.relocation.captures import Edge, GraphNode, NodeKind
 from offload.errors import BackendUnavailable, CaptureError, ExecutionError, OutOfMemory
 
-_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+_INVALID_VALUE, _OUT_OF_MEMORY = 1, 2  # of CUresult
 
 # By number, after CUgraphNodeType in cuda.h.
 _KINDS = {0: NodeKind.KERNEL, 1: NodeKind.MEMCPY, 2: NodeKind.MEMSET, 5: NodeKind.EMPTY}
@@ -81,7 +81,11 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def is_known_address(address: int) -> bool:
-    """Whether the driver knows an address: of a device's memory, or of pinned memory."""
+    """Whether the driver knows an address: of a device's memory, or of pinned memory.
+
+    Raises:
+        ExecutionError: it cannot be asked: no context is current, or the device has failed.
+    """
     return _memory_type(address) is not None
 
 
@@ -90,6 +94,8 @@ def _memory_type(address: int) -> int | None:
     driver = driver_bindings()
     attribute = driver.CUpointer_attribute(_MEMORY_TYPE_ATTRIBUTE)
     code, kind = driver.cuPointerGetAttribute(attribute, address)
+    if int(code) not in (0, _INVALID_VALUE):
+        raise ExecutionError(f"cuPointerGetAttribute: {getattr(code, 'name', code)}")
     return None if int(code) else int(kind)
 
 

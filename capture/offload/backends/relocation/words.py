@@ -57,11 +57,14 @@ def differing(one: bytes, other: bytes) -> bytes:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Noise:
-    """Bytes that nobody initialised: they differ between captures in one layout.
+    """Bytes that nobody initialised.
 
     Attributes:
         node, part, offset_bytes: where the word (or what is left of one) stands.
-        first, again: what the two captures hold there.
+        first: what the capture holds there that is executed.
+        again: what the proof sets instead: what the other capture in its layout holds, and for
+            addresses of the host a decoy.
+        is_host: it is known by addresses of the host, not by a difference in one layout alone.
     """
 
     node: int
@@ -69,10 +72,11 @@ class Noise:
     offset_bytes: int
     first: bytes
     again: bytes
+    is_host: bool = False
 
     @property
     def mask(self) -> bytes:
-        """0xff for each byte that differs."""
+        """0xff for each byte that the proof changes."""
         return differing(self.first, self.again)
 
 
