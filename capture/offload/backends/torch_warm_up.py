@@ -91,7 +91,7 @@ def warm_up(
 def _inputs_text(program: Program, given: Sequence[torch.Tensor] | None) -> str:
     if given is not None:
         return "the inputs that were given"
-    if program.input_samples:
+    if any(program.input_samples):
         return "the inputs of the recorded call (their first bytes, repeated in large ones)"
     return "made-up inputs (numbers between 0 and 1, every integer 0: a file holds no inputs)"
 
