@@ -18,6 +18,7 @@ from small_graphs import StepCapturer, floats, make_program, words
 
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda.graph import call
+from offload.backends.relocation.words import NoiseKind
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 PROGRAM = ([(IN, N), (OUT, N)], [("0", "1")])
@@ -65,7 +66,7 @@ def test_a_stale_host_address_is_noise_and_the_model_runs(device):
         at.launch(kernel, words(at.at[0]), words(at.at[1]), stale)
 
     (noise,) = noise_of(step)
-    assert (noise.offset_bytes, noise.is_host) == (16, True)
+    assert (noise.offset_bytes, noise.kind) == (16, NoiseKind.HOST)
     assert noise.first == words(blocks.address(0))
     assert noise.again != noise.first
     run = device.load(make_program(*PROGRAM), [step])

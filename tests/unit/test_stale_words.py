@@ -10,7 +10,7 @@ from test_relocation_discover import LAYOUTS, Layout, capture, kernel, memcpy, p
 
 from offload.backends.relocation.captures import GraphCapture, GraphNode, NodeKind, OwnedRange
 from offload.backends.relocation.discover import discover
-from offload.backends.relocation.words import Discovery, Noise, Word
+from offload.backends.relocation.words import Discovery, Noise, NoiseKind, Word
 from offload.errors import CaptureError
 
 HOST = 0x7E12_3456_7000
@@ -37,7 +37,7 @@ def found_in(captures: list[GraphCapture]) -> Discovery:
 def test_an_address_of_the_host_that_differs_with_the_layout_is_noise(hosts):
     found = found_in(captures_of(lambda at: pack(at[0], hosts[at.number]), hosts))
     assert found.words == (Word(0, 0, 0, 0, 0),)
-    assert found.noise == (Noise(0, 0, 8, pack(hosts[0]), pack(DECOY), is_host=True),)
+    assert found.noise == (Noise(0, 0, 8, pack(hosts[0]), pack(DECOY), kind=NoiseKind.HOST),)
 
 
 def test_it_may_begin_in_the_middle_of_a_word_and_end_the_arguments():
@@ -47,8 +47,8 @@ def test_it_may_begin_in_the_middle_of_a_word_and_end_the_arguments():
     )
     decoy, host = pack(DECOY), pack(FAR[0])
     assert found.noise == (
-        Noise(0, 0, 0, b"\5\0\0\0" + host[:4], b"\5\0\0\0" + decoy[:4], is_host=True),
-        Noise(0, 0, 8, host[4:] + b"\6\0\0\0", decoy[4:] + b"\6\0\0\0", is_host=True),
+        Noise(0, 0, 0, b"\5\0\0\0" + host[:4], b"\5\0\0\0" + decoy[:4], kind=NoiseKind.HOST),
+        Noise(0, 0, 8, host[4:] + b"\6\0\0\0", decoy[4:] + b"\6\0\0\0", kind=NoiseKind.HOST),
     )
     found = found_in(captures_of(lambda at: pack(at[0]) + b"\5\0\0\0" + pack(STALE[at.number])))
     assert [(one.offset_bytes, len(one.again)) for one in found.noise] == [(8, 8)]
@@ -63,7 +63,7 @@ def test_half_of_it_may_be_noise_of_one_layout():
     """The upper half follows the layout alone, as it does where the heap is elsewhere."""
     hosts = (FAR[0], FAR[1] + 0x40, FAR[2], FAR[3])
     found = found_in(captures_of(lambda at: pack(at[0], hosts[at.number]), hosts))
-    assert [(one.offset_bytes, one.is_host) for one in found.noise] == [(8, True)]
+    assert [(one.offset_bytes, one.kind) for one in found.noise] == [(8, NoiseKind.HOST)]
 
 
 @pytest.mark.parametrize("beside", [(1, 1, 1, 1), (1, 2, 3, 4)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import struct
 import weakref
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from offload.backends.base import (
 from offload.backends.cuda.capture import Capturer, current_device, device_of, refuse_capturing
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.graph import driver_bindings, is_known_address
-from offload.backends.cuda.host_memory import decoy_address, host_words
+from offload.backends.cuda.host_memory import host_words
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
@@ -48,7 +49,7 @@ from offload.backends.relocation.fixed_weights import WEIGHT_OWNER
 from offload.backends.relocation.proof import apart, prove, timed_rounds
 from offload.backends.relocation.proof_bases import Placed
 from offload.backends.relocation.touches import node_graph, relocations_of, with_scratch
-from offload.backends.relocation.words import CapturesDiffer, Discovery, Noise
+from offload.backends.relocation.words import WORD_BYTES, CapturesDiffer, Discovery, Noise
 from offload.backends.streamed_copies import StreamedGraph, streamed_graph
 from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
@@ -63,6 +64,10 @@ chosen for less aligned memory runs on more aligned memory, never the other way 
 _MAXIMUM_TRIES = 3
 _N_TIMED = 3  # executions by which launches are timed: the least times count
 _LEAST_DRIVER = 12040  # cuFuncGetParamInfo
+
+# What stands around the address that the proof gives to words which no kernel should read.
+_DECOY_BYTES = 4096
+_DECOY_WORD = struct.pack("<Q", 3)
 
 _copy_costs: dict[int, CopyCosts] = {}
 
@@ -185,7 +190,7 @@ class CudaBackend:
                     len(program.values),
                     names,
                     is_known_address,
-                    decoy_address=decoy_address(),
+                    decoy_address=captured.decoy_address,
                 )
             except CapturesDiffer as error:
                 differ = str(error)
@@ -193,7 +198,10 @@ class CudaBackend:
                 continue
             whole = with_scratch(program, found.scratch_bytes)
             graph = node_graph(whole, captured.capture, found.words)
-            cells = random_cells(program, captured.capture, found)
+            cells, stale = random_cells(
+                program, captured.capture, found, decoy_address=captured.decoy_address
+            )
+            found = dataclasses.replace(found, noise=(*found.noise, *stale))
             state = dataclasses.replace(captured, discovery=found, random_cells=cells)
             return Prepared(whole, frozenset(), graph, state)
         raise CaptureError(
@@ -410,7 +418,8 @@ def _capture(
     """Capture twice in one layout, and once in each of two others.
 
     The first of the two is let go before the same addresses are given out again; the second is the
-    template, and lives on while the others are made, so that no address of its can recur.
+    template, and lives on while the others are made, so that no address of its can recur. Its pool
+    has the decoy of the proof too.
     """
     device = device_of(program)
 
@@ -423,7 +432,11 @@ def _capture(
     pool.rewind()
     template = taken(pool)
     others = [_as_data(taken(_native.DiscoveryPool(device, seed + number))) for number in (1, 2)]
-    captured = CapturedProgram(device, template, pool, Discovery((), (), (), ()), [])
+    decoy_address = pool.allocate(2 * _DECOY_BYTES) + _DECOY_BYTES
+    with DeviceMemory(device) as memory:
+        memory.write(decoy_address - _DECOY_BYTES, _DECOY_WORD * (2 * _DECOY_BYTES // WORD_BYTES))
+    nothing = Discovery((), (), (), ())
+    captured = CapturedProgram(device, template, pool, nothing, [], decoy_address)
     return captured, again, others[0], others[1]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import ctypes
-import functools
 import struct
 from pathlib import Path
 
@@ -16,8 +14,6 @@ from offload.backends.relocation.words import WORD_BYTES
 # say; Linux gives heap, mappings and stacks of 64-bit programs higher addresses, but for the heap
 # of one that is not position-independent.
 _LEAST_ADDRESS = 1 << 40
-
-_DECOY_BYTES = 1 << 16
 
 
 def host_words(capture: GraphCapture) -> frozenset[int]:
@@ -56,14 +52,3 @@ def _writable_ranges() -> list[tuple[int, int]]:
             begin, end = place.split("-")
             ranges.append((int(begin, 16), int(end, 16)))
     return ranges
-
-
-@functools.cache
-def decoy_address() -> int:
-    """An address of the host's memory with zeros around it, for as long as the process."""
-    return ctypes.addressof(_decoy()) + _DECOY_BYTES // 2
-
-
-@functools.cache
-def _decoy() -> ctypes.Array[ctypes.c_char]:
-    return ctypes.create_string_buffer(_DECOY_BYTES)

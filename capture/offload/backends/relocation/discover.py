@@ -24,6 +24,7 @@ from offload.backends.relocation.words import (
     CapturesDiffer,
     Discovery,
     Noise,
+    NoiseKind,
     OwnedConstant,
     Unexplained,
     Unfollowed,
@@ -69,8 +70,8 @@ def discover(
             name, memory of another capture that something keeps, the proof shows.
         leaves_unexplained: a word that differs and is no address of an allocation is listed with
             its node, which has to stay as it was captured; otherwise it is an error.
-        decoy_address: what the proof sets instead of addresses of the host's memory, which are
-            noise where all captures have one (`stale_words`).
+        decoy_address: of the device's memory; the proof sets it instead of addresses of the host's
+            memory, which are noise where all captures have one (`stale_words`).
 
     Raises:
         CapturesDiffer: the captures are not of the same graph, or not in such layouts.
@@ -239,7 +240,7 @@ class _Search:
             if replaced is None:
                 what = "is no address of an allocation in all of them"
                 self._refuse(node, part, offset, what, words)
-            self.noise.append(Noise(node, part, offset, first, replaced, is_host=True))
+            self.noise.append(Noise(node, part, offset, first, replaced, NoiseKind.HOST))
             return
         if self._nodes[node].kind is not NodeKind.KERNEL and not part:
             self._refuse(node, part, offset, "is an operand, which is always used", words)

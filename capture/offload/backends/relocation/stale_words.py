@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from offload.backends.relocation.addresses import Layout, Owned
-from offload.backends.relocation.captures import GraphCapture
+from offload.backends.relocation.captures import RANDOM_OWNER, GraphCapture
 from offload.backends.relocation.words import WORD_BYTES, differing
 
 _HALF_BYTES = WORD_BYTES // 2
@@ -72,18 +72,28 @@ class StaleHostWords:
         return bytes(outcome)
 
     def _is_host_address(self, contents: Sequence[bytes], start: int) -> bool:
-        """Whether all captures have an address of the host there, and none of anything else."""
+        """Whether all captures have an address of the host there, or some a random cell's."""
         if start < 0 or start + WORD_BYTES > len(contents[0]):
             return False
         values = [
             int.from_bytes(content[start : start + WORD_BYTES], "little") for content in contents
         ]
         return all(
-            value in capture.host_words
-            and not any(layout.candidates(value) for layout in self._layouts)
-            and not any(owned.candidates(value) for owned in self._owned)
+            self._is_cell(value, capture)
+            or (
+                value in capture.host_words
+                and not any(layout.candidates(value) for layout in self._layouts)
+                and not any(owned.candidates(value) for owned in self._owned)
+            )
             for value, capture in zip(values, self._captures, strict=True)
         )
+
+    def _is_cell(self, value: int, capture: GraphCapture) -> bool:
+        """Whether it is where a generator's state lies, which one capture's stack may hold as well.
+
+        What all captures have so is no noise, but of an owner: it does not get here.
+        """
+        return any(one.owner == RANDOM_OWNER and one.address == value for one in capture.owned)
 
 
 def masked(word: bytes, mask: bytes) -> bytes:

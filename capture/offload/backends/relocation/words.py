@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 
 from offload.errors import CaptureError
 
@@ -55,6 +56,14 @@ def differing(one: bytes, other: bytes) -> bytes:
     return bytes(0xFF * (first != second) for first, second in zip(one, other, strict=True))
 
 
+class NoiseKind(enum.StrEnum):
+    """By what noise is known; the values say it in messages."""
+
+    DIFFERS = "differs between two captures in one layout"
+    HOST = "holds an address of the host's memory in every capture, which kernels cannot read"
+    CELL = "holds an address of a random generator's state, from which nothing is drawn"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Noise:
     """Bytes that nobody initialised.
@@ -63,8 +72,8 @@ class Noise:
         node, part, offset_bytes: where the word (or what is left of one) stands.
         first: what the capture holds there that is executed.
         again: what the proof sets instead: what the other capture in its layout holds, and for
-            addresses of the host a decoy.
-        is_host: it is known by addresses of the host, not by a difference in one layout alone.
+            noise of another kind the address of a decoy.
+        kind: by what it is known.
     """
 
     node: int
@@ -72,7 +81,7 @@ class Noise:
     offset_bytes: int
     first: bytes
     again: bytes
-    is_host: bool = False
+    kind: NoiseKind = NoiseKind.DIFFERS
 
     @property
     def mask(self) -> bytes:
