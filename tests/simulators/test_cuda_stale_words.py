@@ -14,7 +14,7 @@ from offload.errors import CaptureError, ExecutionError
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
 
 from loading import IN, OUT, Device, N, on_device, result
-from small_graphs import StepCapturer, floats, make_program, words
+from small_graphs import StepCapturer, current_context, floats, make_program, words
 
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda.graph import call
@@ -122,6 +122,28 @@ def test_numbers_and_read_only_memory_are_no_addresses_of_the_host(device):
 
         with pytest.raises(CaptureError, match=r"parameter 2 .* is no address of an allocation"):
             noise_of(step)
+
+
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_the_driver_is_asked_in_the_devices_context(device, is_constant):
+    """Whatever context the caller has current: without one the driver knows no address."""
+    kernel = scaling(device)
+    kept = [int(call("cuMemAlloc", 4096)) for _ in range(3)]
+
+    class Bare(StepCapturer):
+        def capture(self, program, pool):
+            current_context()
+            try:
+                return super().capture(program, pool)
+            finally:
+                call("cuCtxSetCurrent", 0)
+
+    def step(at):
+        block = words(kept[0 if is_constant else max(0, at.number - 1)])
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), block)
+
+    with pytest.raises(CaptureError, match=r"parameter 2 (is always|.* is no address of)"):
+        CudaBackend(Bare([step])).prepare(make_program(*PROGRAM))
 
 
 def test_a_driver_that_cannot_be_asked_is_no_answer(device):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import struct
 import weakref
 from collections import Counter
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from offload.backends.base import (
 from offload.backends.cuda.capture import Capturer, current_device, device_of, refuse_capturing
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.graph import driver_bindings, is_known_address
-from offload.backends.cuda.host_memory import host_words
+from offload.backends.cuda.layouts import capture_in_layouts
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
@@ -49,7 +48,7 @@ from offload.backends.relocation.fixed_weights import WEIGHT_OWNER
 from offload.backends.relocation.proof import apart, prove, timed_rounds
 from offload.backends.relocation.proof_bases import Placed
 from offload.backends.relocation.touches import node_graph, relocations_of, with_scratch
-from offload.backends.relocation.words import WORD_BYTES, CapturesDiffer, Discovery, Noise
+from offload.backends.relocation.words import CapturesDiffer, Discovery, Noise
 from offload.backends.streamed_copies import StreamedGraph, streamed_graph
 from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
@@ -64,10 +63,6 @@ chosen for less aligned memory runs on more aligned memory, never the other way 
 _MAXIMUM_TRIES = 3
 _N_TIMED = 3  # executions by which launches are timed: the least times count
 _LEAST_DRIVER = 12040  # cuFuncGetParamInfo
-
-# What stands around the address that the proof gives to words which no kernel should read.
-_DECOY_BYTES = 4096
-_DECOY_WORD = struct.pack("<Q", 3)
 
 _copy_costs: dict[int, CopyCosts] = {}
 
@@ -182,16 +177,17 @@ class CudaBackend:
         names = _launch_names(program)
         differ = ""  # what it says; the error itself would keep its frame, and so the captures
         for attempt in range(_MAXIMUM_TRIES):
-            captured, again, *others = _capture(program, capturer, 3 * attempt)
+            captured, again, *others = capture_in_layouts(program, capturer, 3 * attempt)
             captures = [captured.capture, again, *others]
             try:
-                found = discover(
-                    captures,
-                    len(program.values),
-                    names,
-                    is_known_address,
-                    decoy_address=captured.decoy_address,
-                )
+                with DeviceMemory(captured.device):  # so that the driver can be asked
+                    found = discover(
+                        captures,
+                        len(program.values),
+                        names,
+                        is_known_address,
+                        decoy_address=captured.decoy_address,
+                    )
             except CapturesDiffer as error:
                 differ = str(error)
                 del captured, again, others, captures
@@ -410,39 +406,6 @@ def _points_outside(discovery: Discovery) -> bool:
         one.owner != RANDOM_OWNER and not one.owner.startswith(WEIGHT_OWNER)
         for one in discovery.constants
     )
-
-
-def _capture(
-    program: Program, capturer: Capturer, seed: int
-) -> tuple[CapturedProgram, GraphCapture, GraphCapture, GraphCapture]:
-    """Capture twice in one layout, and once in each of two others.
-
-    The first of the two is let go before the same addresses are given out again; the second is the
-    template, and lives on while the others are made, so that no address of its can recur. Its pool
-    has the decoy of the proof too.
-    """
-    device = device_of(program)
-
-    def taken(pool: _native.DiscoveryPool) -> GraphCapture:
-        capture = capturer.capture(program, pool)
-        return dataclasses.replace(capture, host_words=host_words(capture))
-
-    pool = _native.DiscoveryPool(device, seed)
-    again = _as_data(taken(pool))
-    pool.rewind()
-    template = taken(pool)
-    others = [_as_data(taken(_native.DiscoveryPool(device, seed + number))) for number in (1, 2)]
-    decoy_address = pool.allocate(2 * _DECOY_BYTES) + _DECOY_BYTES
-    with DeviceMemory(device) as memory:
-        memory.write(decoy_address - _DECOY_BYTES, _DECOY_WORD * (2 * _DECOY_BYTES // WORD_BYTES))
-    nothing = Discovery((), (), (), ())
-    captured = CapturedProgram(device, template, pool, nothing, [], decoy_address)
-    return captured, again, others[0], others[1]
-
-
-def _as_data(capture: GraphCapture) -> GraphCapture:
-    """The capture without its graph: what was read of it stays."""
-    return dataclasses.replace(capture, graph=0, keep=None)
 
 
 def _arena(device: int) -> _native.CudaArena:
