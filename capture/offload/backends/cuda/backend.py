@@ -20,7 +20,11 @@ from offload.backends.base import (
 )
 from offload.backends.cuda.capture import Capturer, current_device, device_of, refuse_capturing
 from offload.backends.cuda.copy_costs import fit_copy_costs
-from offload.backends.cuda.graph import driver_bindings, is_known_address
+from offload.backends.cuda.graph import (
+    describe_address,
+    driver_bindings,
+    is_known_address,
+)
 from offload.backends.cuda.layouts import capture_in_layouts
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
@@ -186,6 +190,7 @@ class CudaBackend:
                         len(program.values),
                         names,
                         is_known_address,
+                        describe_address=describe_address,
                         decoy_address=captured.decoy_address,
                     )
             except CapturesDiffer as error:

@@ -47,6 +47,7 @@ def discover(
     launch_names: Sequence[str] = (),
     is_known_address: Callable[[int], bool] | None = None,
     *,
+    describe_address: Callable[[int], str] = hex,
     guard_bytes: int = GUARD_BYTES,
     numbers_look_alike: bool = False,
     leaves_unexplained: bool = False,
@@ -62,6 +63,7 @@ def discover(
         n_values: of the Program; scratch Values are numbered from here.
         launch_names: for messages, each launch's operator and source.
         is_known_address: asks the driver about a constant that has no owner; None trusts it.
+        describe_address: says what the driver knows of such a constant, for messages.
         guard_bytes: how far around itself an allocation owns addresses. 0: allocations may lie side
             by side, and the address one past the end is the next one's.
         numbers_look_alike: arguments hold numbers that may look like any address, so that a
@@ -81,7 +83,7 @@ def discover(
     search = _Search(captures, launch_names, guard_bytes, leaves_unexplained, decoy_address)
     search.check_alike()
     search.read_parts()
-    constants = search.owned_constants(is_known_address, numbers_look_alike)
+    constants = search.owned_constants(is_known_address, numbers_look_alike, describe_address)
     values, scratch_bytes = _number_scratch(captures[0], search.found, n_values)
     return Discovery(
         tuple(
@@ -310,7 +312,10 @@ class _Search:
     # ---- constants -----------------------------------------------------------------------------
 
     def owned_constants(
-        self, is_known_address: Callable[[int], bool] | None, numbers_look_alike: bool
+        self,
+        is_known_address: Callable[[int], bool] | None,
+        numbers_look_alike: bool,
+        describe_address: Callable[[int], str],
     ) -> Iterator[OwnedConstant]:
         """Constant words with an address that somebody keeps.
 
@@ -336,7 +341,7 @@ class _Search:
         for node, part, offset, value in self._places(judged):
             owner_name = judged[value]
             if owner_name is None:
-                self._refuse_constant(node, part, offset, value)
+                self._refuse_constant(node, part, offset, value, describe_address(value))
             else:
                 yield OwnedConstant(node, part, offset, value, owner_name)
 
@@ -374,7 +379,9 @@ class _Search:
             advice.LEAVE_OUT,
         )
 
-    def _refuse_constant(self, node: int, part: int, offset: int, value: int) -> None:
+    def _refuse_constant(
+        self, node: int, part: int, offset: int, value: int, described: str
+    ) -> NoReturn:
         place = self._parameter(node, offset, part)
         if self._is_of_pool(value):
             what_to_do = advice.ALLOCATE_EACH_TIME
@@ -386,11 +393,11 @@ class _Search:
             what_to_do = advice.HOLD_IT
             why = (
                 "memory that neither the Program nor a known library owns, so nobody says how long "
-                "it lives"
+                "it lives, or who writes it meanwhile (a library's handle or plan, say)"
             )
         raise CaptureError(
-            f"{self.where(node)}: {place} is always 0x{value:x}, an address of {why}: expected "
-            "memory of inputs, results or weights, or what the launch itself allocates; "
+            f"{self.where(node)}: {place} is always {described}, an address of {why}: "
+            "expected memory of inputs, results or weights, or what the launch itself allocates; "
             f"{what_to_do}"
         )
 
