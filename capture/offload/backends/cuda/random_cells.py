@@ -99,30 +99,44 @@ def _state(
     draws = {word for word in found if not drawing or capture.launches[word[0]] in drawing}
     first = next((word for word in pairs if word in draws), None)
     if first is None:
-        word = min(draws or found)
-        raise CaptureError(
-            f"{_name(capture, word)}: the addresses of a random generator's seed and offset do "
-            f"not stand side by side at byte {word[2]} of its arguments, so that they cannot "
-            f"be told apart; {_DRAW_BEFORE}"
-        )
+        raise _unpaired(capture, min(draws or found))
     state = pairs[first]
     for word, other in pairs.items():
-        is_left = word not in draws and set(other) == set(state)  # both get their own cell
-        if other != state and not is_left:
+        if set(other) != set(state):
             raise CaptureError(
                 f"{_name(capture, word)}: it finds the state of a random generator elsewhere than "
                 "the kernels before it; draw from one generator, torch's default one or one that "
                 "is passed"
             )
+        if other != state and word in draws:  # which is the seed?
+            raise _unpaired(capture, word)
     return state
 
 
+def _unpaired(capture: GraphCapture, word: NodeWord) -> CaptureError:
+    return CaptureError(
+        f"{_name(capture, word)}: the addresses of a random generator's seed and offset do not "
+        f"stand side by side, and in one order everywhere, at byte {word[2]} of its arguments, so "
+        f"that they cannot be told apart; {_DRAW_BEFORE}"
+    )
+
+
 def _noise(capture: GraphCapture, found: Mapping[NodeWord, int], decoy_address: int) -> list[Noise]:
+    """What no kernel should read; copies, memsets and host tables read every byte they hold.
+
+    Raises:
+        CaptureError: it stands in one of these.
+    """
+    for word in found:
+        if word[1] or capture.nodes[word[0]].kind is not NodeKind.KERNEL:
+            raise CaptureError(
+                f"{_name(capture, word)}: it reads or writes the state of a random generator that "
+                f"no launch is known to draw from; {_DRAW_BEFORE}"
+            )
     decoy = decoy_address.to_bytes(WORD_BYTES, "little")
     return [
         Noise(*word, address.to_bytes(WORD_BYTES, "little"), decoy, NoiseKind.CELL)
         for word, address in sorted(found.items())
-        if capture.nodes[word[0]].kind is NodeKind.KERNEL
     ]
 
 
