@@ -25,7 +25,7 @@ from offload.backends.cuda.graph import (
     driver_bindings,
     is_known_address,
 )
-from offload.backends.cuda.layouts import capture_in_layouts
+from offload.backends.cuda.layouts import capture_in_layouts, write_decoy
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
@@ -382,6 +382,7 @@ class CudaBackend:
             with self.proof_memory(captured.device) as memory:
                 noise = captured.discovery.noise
                 loaded, unshared = twins
+                write_decoy(captured, memory)
                 prove(
                     program,
                     loaded,

@@ -54,11 +54,19 @@ def capture_in_layouts(
     template = taken(pool)
     others = [_as_data(taken(_native.DiscoveryPool(device, seed + number))) for number in (1, 2)]
     decoy_address = pool.allocate(2 * _DECOY_BYTES) + _DECOY_BYTES
-    with DeviceMemory(device) as memory:
-        memory.write(decoy_address - _DECOY_BYTES, _DECOY_WORD * (2 * _DECOY_BYTES // WORD_BYTES))
     nothing = Discovery((), (), (), ())
     captured = CapturedProgram(device, template, pool, nothing, [], decoy_address)
     return captured, again, others[0], others[1]
+
+
+def write_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
+    """Fill the decoy, before the proof executes anything; no capture is disturbed until then.
+
+    Raises:
+        ExecutionError: the driver failed.
+    """
+    begin = captured.decoy_address - _DECOY_BYTES
+    memory.write(begin, _DECOY_WORD * (2 * _DECOY_BYTES // WORD_BYTES))
 
 
 def _as_data(capture: GraphCapture) -> GraphCapture:
