@@ -7,7 +7,7 @@ import ctypes
 import dataclasses
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from driver_calls import check_code
 from probe_graph import Node, read_graph
 from probe_library import LIBRARY_VARIABLE, load_library
+from probe_memory import Place, memory_by_kernel, memory_of
 from probing import ProbeFailed
 
 Model = Callable[..., Any]
 Tensors = Sequence[torch.Tensor]
 
 _WARM_UPS = 2
+
+_LEAST_HOST = 1 << 40  # of the host's addresses, as discovery has it
 
 
 class Holding(TorchDispatchMode):
@@ -186,6 +189,10 @@ class Discovered:
         words: those with one (allocation, offset) in all layouts.
         noise: by kernel, how many words differ in one layout.
         unexplained: by kernel, how many words differ between layouts without being addresses.
+        host: of those that are unexplained by kernel how many are no memory that the driver knows,
+            in any capture: what is left of the host's stack, for example.
+        constant: by kernel the memory outside of pool and weights that constant words point into,
+            with how many do, and whether torch's allocator has it: else it is a library's own.
         changed: kernels that another capture chose otherwise.
         first: the capture that the words belong to, alive.
         n_words: all words that were looked at.
@@ -194,6 +201,8 @@ class Discovered:
     words: list[Word]
     noise: dict[str, int]
     unexplained: dict[str, int]
+    host: dict[str, int]
+    constant: dict[str, list[dict[str, Any]]]
     changed: list[str]
     first: Captured
     n_words: int
@@ -216,12 +225,35 @@ def discover(model: Model, inputs: Tensors) -> Discovered:
     for seed in (2, 3):
         library.probe_pool_begin(seed)
         captures.append(capture_in_pool(model, inputs, allocator))
-    return _compare(twin, captures)
+    return _compare(twin, captures, weight_ranges(model))
 
 
-def _compare(twin: Content, captures: list[Captured]) -> Discovered:
+def weight_ranges(model: Model) -> list[tuple[int, int]]:
+    """(begin, end) of the memory of a module's parameters and buffers."""
+    if not isinstance(model, torch.nn.Module):
+        return []
+    storages = [one.untyped_storage() for one in (*model.parameters(), *model.buffers())]
+    return [(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages]
+
+
+def _constant_memory(
+    constants: Iterable[Place], captures: list[Captured], weights: list[tuple[int, int]]
+) -> dict[str, list[dict[str, Any]]]:
+    def is_known(address: int) -> bool:
+        is_weight = any(begin <= address <= end for begin, end in weights)
+        return is_weight or any(one.place(address) for one in captures)
+
+    found = memory_by_kernel(constants, is_known)
+    segments = [(one["address"], one["total_size"]) for one in torch.cuda.memory_snapshot()]
+    for memory in (one for many in found.values() for one in many):
+        begin = memory.get("range_start", 0)
+        memory["is_torchs"] = any(start <= begin < start + size for start, size in segments)
+    return found
+
+
+def _compare(twin: Content, captures: list[Captured], weights: list[tuple[int, int]]) -> Discovered:
     first = captures[0]
-    found = Discovered([], {}, {}, [], first, 0)
+    found = Discovered([], {}, {}, {}, {}, [], first, 0)
     contents = [content_of(one) for one in captures]
     for content in (twin, *contents[1:]):
         pairs = zip(content.signatures, contents[0].signatures, strict=False)
@@ -230,6 +262,7 @@ def _compare(twin: Content, captures: list[Captured]) -> Discovered:
             found.changed.append("another number of nodes")
     if found.changed:
         return found
+    constants: list[Place] = []
     for index, node in enumerate(first.nodes):
         name = str(node.signature[0])
         for offset, word in node.words():
@@ -242,8 +275,13 @@ def _compare(twin: Content, captures: list[Captured]) -> Discovered:
                 place = places.pop()
                 if places or place is None:
                     found.unexplained[name] = found.unexplained.get(name, 0) + 1
+                    if all(one > _LEAST_HOST and memory_of(one) is None for one in others):
+                        found.host[name] = found.host.get(name, 0) + 1
                 else:
                     found.words.append(Word(index, offset, *place))
+            else:
+                constants.append((name, word))
+    found.constant = _constant_memory(constants, captures, weights)
     return found
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import mmap
 import struct
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -205,3 +208,130 @@ def test_unknown_state_is_refused(device):
 def test_several_states_are_refused(device):
     with pytest.raises(offload.CaptureError, match="distribution_kernel: it finds the state"):
         device.load(PhiloxGenerator(seed=1), n_launches=2, n_cells=2)
+
+
+# ---- what is left of the kernels that fill the cells ---------------------------------------------
+
+
+@dataclasses.dataclass
+class Tail:
+    """A kernel that adds up numbers, or draws some, and has a word that nobody initialises."""
+
+    device: Device
+    word_of: Callable[[RandomCapturer], int]
+    is_read: bool = False
+
+    def __post_init__(self) -> None:
+        self._kernel = self.device._simulator.kernel("padded_kernel", [8, 8], self._run)
+
+    def launch(self, at, capturer: RandomCapturer, result: int) -> None:
+        at.launch(self._kernel, words(result), words(self.word_of(capturer)))
+
+    def _run(self, block: bytes) -> None:
+        result, word = struct.unpack("<2Q", block)
+        for index in range(N):
+            floats(result, N)[index] = index + (read_number(word) if self.is_read else 0.0)
+
+
+def load_plain(device: Device, tail: Tail, **options):
+    """A program that draws nothing, of one kernel."""
+    program = make_program([(Role.INPUT, N), (Role.OUTPUT, N)], [("0", "1")])
+    capturer = RandomCapturer(())
+    capturer.steps = [lambda at: tail.launch(at, capturer, at.at[1])]
+    return load_with(device, program, capturer, **options)
+
+
+def load_with(device: Device, program, capturer: RandomCapturer, **options):
+    backend = SimulatedBackend(device._simulator, capturer)
+    device._monkeypatch.setattr(load, "find_backend", lambda name: backend)
+    return Captured(dataclasses.replace(program, device="cpu")).load(backend.name, **options)
+
+
+@pytest.mark.parametrize("cell", [0, 1])
+def test_a_cells_address_that_is_left_over_refuses_no_model_that_draws_nothing(device, cell):
+    run = load_plain(device, Tail(device, lambda capturer: capturer.cells[cell]))
+    assert torch.equal(run(torch.zeros(N))[0], torch.arange(N).float())
+
+
+def test_a_cell_that_is_read_though_nothing_draws_is_found_by_the_proof(device):
+    tail = Tail(device, lambda capturer: capturer.cells[0], is_read=True)
+    where = "'padded_kernel'.* parameter 1 holds an address of a random generator's state"
+    with pytest.raises(offload.CaptureError, match=f"{where}.* and the results depend on it"):
+        load_plain(device, tail)
+
+
+def test_a_state_that_no_launch_is_known_to_draw_from_is_refused_unproved(device):
+    program = make_program([(Role.INPUT, N), (Role.OUTPUT, N)], [("0", "1")])
+    capturer = RandomCapturer(())
+
+    def step(at):
+        state = words(*capturer.cells) + struct.pack("<II", 0, 1)
+        at.launch(device.kernel, words(at.at[1]), state)
+
+    capturer.steps = [step]
+    with pytest.raises(offload.CaptureError, match="no launch is known to draw from"):
+        load_with(device, program, capturer, verify=False)
+
+
+@pytest.mark.parametrize("cell", [0, 1])
+@pytest.mark.parametrize("is_read", [False, True])
+def test_beside_random_kernels_a_single_word_gets_the_executables_own_cell(device, cell, is_read):
+    """Read or not: it is the right one, whichever kernel comes first."""
+    roles = [(Role.INPUT, N), (Role.OUTPUT, N), (Role.OUTPUT, N)]
+    program = make_program(roles, [("0", "1"), ("0", "2")])
+    plain, drawing = program.launches
+    program = dataclasses.replace(
+        program, launches=(plain, dataclasses.replace(drawing, random=True))
+    )
+    tail = Tail(device, lambda capturer: capturer.cells[cell], is_read)
+    generator = PhiloxGenerator(seed=3, offset=8)
+    capturer = RandomCapturer((), generator=generator)
+
+    def draw(at):
+        state = words(*capturer.cells) + struct.pack("<II", 0, 1)
+        at.launch(device.kernel, words(at.at[2]), state)
+
+    capturer.steps = [lambda at: tail.launch(at, capturer, at.at[1]), draw]
+    run = load_with(device, program, capturer)
+    for offset in (8, 8 + INCREMENT):
+        first, second = run(torch.zeros(N))
+        read = (3, offset)[cell] if is_read else 0
+        assert torch.equal(first, torch.arange(N) + float(read))
+        assert torch.equal(second, numbers(3, offset))
+
+
+def test_seed_and_offset_by_themselves_in_what_draws_are_refused(device):
+    program = make_program([(Role.INPUT, N), (Role.OUTPUT, N)], [("0", "1")])
+    (drawing,) = program.launches
+    program = dataclasses.replace(program, launches=(dataclasses.replace(drawing, random=True),))
+    capturer = RandomCapturer((), generator=PhiloxGenerator(seed=3))
+    tail = Tail(device, lambda capturer: capturer.cells[0], is_read=True)
+    capturer.steps = [lambda at: tail.launch(at, capturer, at.at[1])]
+    with pytest.raises(offload.CaptureError, match="do not stand side by side"):
+        load_with(device, program, capturer)
+
+
+def test_a_cells_address_in_one_layout_and_the_hosts_in_others_is_noise(device):
+    """Both captures of the first layout may be given the same cells, one after the other."""
+    host = mmap.mmap(-1, 1 << 16, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(host))
+    program = make_program([(Role.INPUT, N), (Role.OUTPUT, N)], [("0", "1")])
+    capturer = RandomCapturer(())
+    own = call("cuMemAlloc", 512)
+
+    def word_of(_) -> int:
+        number = capturer.n_captures - 1
+        return int(own) if number < 2 else address + 64 * number
+
+    tail = Tail(device, word_of)
+    capturer.steps = [lambda at: tail.launch(at, capturer, at.at[1])]
+    original = RandomCapturer.capture
+
+    def capture(self, program, pool):
+        found = original(self, program, pool)
+        owned = [OwnedRange(int(own), 8, RANDOM_OWNER)] if self.n_captures <= 2 else found.owned
+        return dataclasses.replace(found, owned=owned)
+
+    device._monkeypatch.setattr(RandomCapturer, "capture", capture)
+    run = load_with(device, program, capturer)
+    assert torch.equal(run(torch.zeros(N))[0], torch.arange(N).float())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
+import torch
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
 
@@ -13,6 +14,8 @@ from small_graphs import current_context
 
 import probe_graph
 from driver_calls import driver_call
+from probe_capture import weight_ranges
+from probe_memory import memory_by_kernel, memory_of
 from probing import ProbeFailed
 
 
@@ -108,3 +111,30 @@ def test_addresses_of_one_chunk_are_timed(simulator, monkeypatch, capsys):
     assert set(figures["us for each chunk"]) == {"map", "give access", "unmap"}
     assert outcome in ("as expected", "otherwise")
     assert simulator.live("mapping") == simulator.live("reservation") == 0
+
+
+def test_constant_words_are_told_by_whose_memory_they_name(simulator):
+    """A library's own, pinned memory of the host, the pool's, and numbers."""
+    current_context()
+    library = driver_client.allocate(4096)
+    pinned = int(driver_client.call("cuMemHostAlloc", 64, 0))
+    pool = driver_client.allocate(512)
+    places = [
+        ("gemm", library), ("gemm", library + 128), ("gemm", 7), ("gemm", 0x2000000020),
+        ("conv", pinned), ("conv", pool + 8), ("copy", pool),
+    ]  # fmt: skip
+    found = memory_by_kernel(places, lambda address: pool <= address < pool + 512)
+    ranges = {
+        "gemm": {"type": 2, "range_start": library, "range_bytes": 4096, "device": 0, "words": 2},
+        "conv": {"type": 1, "range_start": pinned, "range_bytes": 64, "device": 0, "words": 1},
+    }
+    assert found == {kernel: [one] for kernel, one in ranges.items()}
+    assert memory_of(0x2000000020) is None
+
+
+def test_weights_are_no_memory_of_nobody():
+    layer = torch.nn.BatchNorm1d(8)
+    ranges = weight_ranges(layer)
+    assert len(ranges) == 5  # weight, bias, and three buffers
+    assert (layer.weight.data_ptr(), layer.weight.data_ptr() + 32) in ranges
+    assert weight_ranges(torch.sin) == []

@@ -172,7 +172,7 @@ def test_inputs_that_can_never_be_aligned_together_are_refused(
     def capture(*_: object) -> None:
         raise Reached
 
-    monkeypatch.setattr(cuda_backend, "_capture", capture)
+    monkeypatch.setattr(cuda_backend, "capture_in_layouts", capture)
     program = offload.capture(torch.add, torch.ones(300), torch.ones(300)).program
     program = dataclasses.replace(program, overlaps=(Overlap(0, 1, distance_bytes),))
     if not is_refused:

@@ -10,12 +10,14 @@ from offload.backends.cuda import GraphCapture, GraphNode, NodeKind
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.random_draws import RandomState, drawing
 from offload.backends.relocation.captures import RANDOM_OWNER
-from offload.backends.relocation.words import Discovery, OwnedConstant
+from offload.backends.relocation.words import Discovery, NoiseKind, OwnedConstant
 from offload.errors import CaptureError
 from offload.program import Launch, Program
 from offload.structure import Structure
 
 SEED, OFFSET = 0x6000_0000_0000, 0x6000_0000_0200
+OTHER_SEED, OTHER_OFFSET = SEED + 0x1000, OFFSET + 0x1000
+DECOY = 0x7000_0000_0000
 
 
 class FakeGenerator:
@@ -47,28 +49,35 @@ def program_of(*random: bool) -> Program:
     return Program("cuda", (), launches, (), (), structure, structure)
 
 
-def capture_of(state: RandomState | None) -> GraphCapture:
-    nodes = [GraphNode(1, NodeKind.KERNEL, f"kernel{node}", (), (bytes(64),)) for node in range(3)]
-    return GraphCapture(1, nodes, [], [0, 0, 0], [], [], None, state)
+def capture_of(state: RandomState | None, launches=(0, 0, 0)) -> GraphCapture:
+    nodes = [GraphNode(1, NodeKind.KERNEL, f"kernel{node}", (), (bytes(64),)) for node in range(2)]
+    nodes.append(GraphNode(1, NodeKind.MEMCPY, "copy2", (), (bytes(16), bytes(64))))
+    return GraphCapture(1, nodes, [], launches, [], [], None, state)
 
 
-def cells(words, random=(True,), state=STATE, owner=RANDOM_OWNER):
-    """Of words by (node, offset, address)."""
+def cells(words, random=(True,), state=STATE, owner=RANDOM_OWNER, launches=(0, 0, 0)):
+    """The cells of words by (node, offset, address), and the places of those that are noise."""
     constants = tuple(
         OwnedConstant(node, 0, offset, address, owner) for node, offset, address in words
     )
     found = Discovery((), (), constants, ())
-    return random_cells(program_of(*random), capture_of(state), found)
+    program, capture = program_of(*random), capture_of(state, launches)
+    cells, noise = random_cells(program, capture, found, decoy_address=DECOY)
+    assert all(one.again == DECOY.to_bytes(8, "little") for one in noise)
+    assert all(one.kind is NoiseKind.CELL for one in noise)
+    return cells, [(one.node, one.offset_bytes) for one in noise]
 
 
 def test_words_side_by_side_are_seed_and_offset():
     words = [(1, 24, OFFSET), (1, 16, SEED), (0, 0, SEED), (0, 8, OFFSET)]
-    assert cells(words) == [([(0, 0, 0), (1, 0, 16)], [(0, 0, 8), (1, 0, 24)])]
+    assert cells(words) == ([([(0, 0, 0), (1, 0, 16)], [(0, 0, 8), (1, 0, 24)])], [])
 
 
 def test_a_graph_that_draws_nothing_has_no_cell():
-    assert cells([], random=(False,), state=None) == []
-    assert cells([(0, 0, SEED)], random=(False,), state=None, owner="a library") == []
+    assert cells([], random=(False,), state=None) == ([], [])
+    assert cells([(0, 0, SEED)], random=(False,), state=None, owner="a library") == ([], [])
+    words = [(1, 0, OFFSET), (0, 0, SEED), (0, 8, SEED)]
+    assert cells(words, random=(False,), state=None) == ([], [(0, 0), (0, 8), (1, 0)])
 
 
 @pytest.mark.parametrize(("words", "state"), [([], STATE), ([(0, 0, SEED), (0, 8, OFFSET)], None)])
@@ -79,8 +88,33 @@ def test_a_random_launch_whose_state_is_not_found_is_refused_with_its_line(words
 
 def test_words_that_nobody_moves_on_are_refused():
     """No launch is known to draw, and yet a kernel reads a generator's state."""
-    with pytest.raises(CaptureError, match=r"kernel2: .* each execution would draw the same"):
-        cells([(2, 0, SEED), (2, 8, OFFSET)], random=(False,), state=None)
+    with pytest.raises(CaptureError, match=r"kernel1: .* each execution would draw the same"):
+        cells([(1, 0, SEED), (1, 8, OFFSET)], random=(False,), state=None)
+    with pytest.raises(CaptureError, match="copy2: it reads or writes the state"):
+        cells([(2, 0, SEED)], random=(False,), state=None)
+
+
+def test_single_words_beside_a_pair_get_the_same_cell():
+    words = [(0, 0, OFFSET), (0, 32, SEED), (1, 0, SEED), (1, 8, OFFSET), (2, 8, SEED)]
+    ((seeds, offsets),), noise = cells(words)
+    assert seeds == [(0, 0, 32), (1, 0, 0), (2, 0, 8)]
+    assert offsets == [(0, 0, 0), (1, 0, 8)]
+    assert noise == []
+
+
+def test_launches_that_draw_say_which_is_the_seed():
+    """Left over in another kernel they may stand the other way round."""
+    words = [(0, 0, OFFSET), (0, 8, SEED), (1, 0, SEED), (1, 8, OFFSET)]
+    ((seeds, offsets),), noise = cells(words, random=(False, True), launches=(0, 1, 1))
+    assert (seeds, offsets) == ([(0, 0, 8), (1, 0, 0)], [(0, 0, 0), (1, 0, 8)])
+    assert noise == []
+
+
+def test_a_single_word_of_a_generator_that_nothing_draws_from_is_noise():
+    words = [(0, 0, OTHER_OFFSET), (1, 0, SEED), (1, 8, OFFSET)]
+    assert cells(words) == ([([(1, 0, 0)], [(1, 0, 8)])], [(0, 0)])
+    with pytest.raises(CaptureError, match="copy2: it reads or writes the state"):
+        cells([*words, (2, 0, OTHER_SEED)])
 
 
 @pytest.mark.parametrize(
@@ -91,6 +125,7 @@ def test_words_that_nobody_moves_on_are_refused():
         [(0, 0, SEED), (0, 8, OFFSET), (0, 16, SEED)],
         [(0, 0, SEED), (1, 8, OFFSET)],
         [(0, 0, SEED), (0, 8, SEED)],
+        [(0, 0, SEED), (0, 8, OFFSET), (1, 0, OFFSET), (1, 8, SEED)],
     ],
 )
 def test_words_that_are_no_pairs_are_refused(words):
@@ -98,10 +133,12 @@ def test_words_that_are_no_pairs_are_refused(words):
         cells(words)
 
 
-def test_two_generators_are_refused():
-    words = [(0, 0, SEED), (0, 8, OFFSET), (2, 0, SEED + 8), (2, 8, OFFSET + 8)]
-    with pytest.raises(CaptureError, match=r"kernel2: .* draw from one generator"):
-        cells(words)
+@pytest.mark.parametrize("random", [(True,), (False, True)])
+def test_two_generators_are_refused(random):
+    """Also where only one of them belongs to a launch that is known to draw."""
+    words = [(0, 0, SEED), (0, 8, OFFSET), (1, 0, OTHER_SEED), (1, 8, OTHER_OFFSET)]
+    with pytest.raises(CaptureError, match=r"kernel\d: .* draw from one generator"):
+        cells(words, random=random, launches=(0, len(random) - 1, 0))
 
 
 def test_drawing_moves_the_generator_on():

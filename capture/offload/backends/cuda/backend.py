@@ -20,7 +20,12 @@ from offload.backends.base import (
 )
 from offload.backends.cuda.capture import Capturer, current_device, device_of, refuse_capturing
 from offload.backends.cuda.copy_costs import fit_copy_costs
-from offload.backends.cuda.graph import driver_bindings, is_known_address
+from offload.backends.cuda.graph import (
+    describe_address,
+    driver_bindings,
+    is_known_address,
+)
+from offload.backends.cuda.layouts import capture_in_layouts, write_decoy
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
@@ -177,17 +182,28 @@ class CudaBackend:
         names = _launch_names(program)
         differ = ""  # what it says; the error itself would keep its frame, and so the captures
         for attempt in range(_MAXIMUM_TRIES):
-            captured, again, *others = _capture(program, capturer, 3 * attempt)
+            captured, again, *others = capture_in_layouts(program, capturer, 3 * attempt)
             captures = [captured.capture, again, *others]
             try:
-                found = discover(captures, len(program.values), names, is_known_address)
+                with DeviceMemory(captured.device):  # so that the driver can be asked
+                    found = discover(
+                        captures,
+                        len(program.values),
+                        names,
+                        is_known_address,
+                        describe_address=describe_address,
+                        decoy_address=captured.decoy_address,
+                    )
             except CapturesDiffer as error:
                 differ = str(error)
                 del captured, again, others, captures
                 continue
             whole = with_scratch(program, found.scratch_bytes)
             graph = node_graph(whole, captured.capture, found.words)
-            cells = random_cells(program, captured.capture, found)
+            cells, stale = random_cells(
+                program, captured.capture, found, decoy_address=captured.decoy_address
+            )
+            found = dataclasses.replace(found, noise=(*found.noise, *stale))
             state = dataclasses.replace(captured, discovery=found, random_cells=cells)
             return Prepared(whole, frozenset(), graph, state)
         raise CaptureError(
@@ -363,6 +379,7 @@ class CudaBackend:
             with self.proof_memory(captured.device) as memory:
                 noise = captured.discovery.noise
                 loaded, unshared = twins
+                write_decoy(captured, memory)
                 prove(
                     program,
                     loaded,
@@ -392,32 +409,6 @@ def _points_outside(discovery: Discovery) -> bool:
         one.owner != RANDOM_OWNER and not one.owner.startswith(WEIGHT_OWNER)
         for one in discovery.constants
     )
-
-
-def _capture(
-    program: Program, capturer: Capturer, seed: int
-) -> tuple[CapturedProgram, GraphCapture, GraphCapture, GraphCapture]:
-    """Capture twice in one layout, and once in each of two others.
-
-    The first of the two is let go before the same addresses are given out again; the second is the
-    template, and lives on while the others are made, so that no address of its can recur.
-    """
-    device = device_of(program)
-    pool = _native.DiscoveryPool(device, seed)
-    again = _as_data(capturer.capture(program, pool))
-    pool.rewind()
-    template = capturer.capture(program, pool)
-    others = [
-        _as_data(capturer.capture(program, _native.DiscoveryPool(device, seed + number)))
-        for number in (1, 2)
-    ]
-    captured = CapturedProgram(device, template, pool, Discovery((), (), (), ()), [])
-    return captured, again, others[0], others[1]
-
-
-def _as_data(capture: GraphCapture) -> GraphCapture:
-    """The capture without its graph: what was read of it stays."""
-    return dataclasses.replace(capture, graph=0, keep=None)
 
 
 def _arena(device: int) -> _native.CudaArena:

@@ -12,7 +12,7 @@ from typing import Any
 from offload.backends.relocation.captures import Edge, GraphNode, NodeKind
 from offload.errors import BackendUnavailable, CaptureError, ExecutionError, OutOfMemory
 
-_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+_INVALID_VALUE, _OUT_OF_MEMORY = 1, 2  # of CUresult
 
 # By number, after CUgraphNodeType in cuda.h.
 _KINDS = {0: NodeKind.KERNEL, 1: NodeKind.MEMCPY, 2: NodeKind.MEMSET, 5: NodeKind.EMPTY}
@@ -41,7 +41,8 @@ _HOST, _DEVICE, _UNIFIED = 1, 2, 4
 _ACCESS_POLICY_WINDOW = 1
 _ATTRIBUTE_BYTES = {2: 4, 3: 4, 4: 12, 5: 4, 6: 4, 8: 4, 9: 2, 10: 4, 11: 12, 14: 4}
 
-_MEMORY_TYPE_ATTRIBUTE = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+# CU_POINTER_ATTRIBUTE_MEMORY_TYPE, _DEVICE_ORDINAL, _RANGE_START_ADDR and _RANGE_SIZE.
+_MEMORY_TYPE_ATTRIBUTE, _ORDINAL, _RANGE_START, _RANGE_BYTES = 2, 9, 11, 12
 
 # CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
@@ -81,8 +82,28 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def is_known_address(address: int) -> bool:
-    """Whether the driver knows an address: of a device's memory, or of pinned memory."""
+    """Whether the driver knows an address: of a device's memory, or of pinned memory.
+
+    Raises:
+        ExecutionError: it cannot be asked: no context is current, or the device has failed.
+    """
     return _memory_type(address) is not None
+
+
+def describe_address(address: int) -> str:
+    """An address and the driver's words about it: whose memory, which part of it."""
+    driver = driver_bindings()
+    kind = _memory_type(address)
+
+    def ask(attribute: int) -> int | None:
+        code, value = driver.cuPointerGetAttribute(driver.CUpointer_attribute(attribute), address)
+        return None if int(code) else int(value)
+
+    start, size_bytes, device = (ask(one) for one in (_RANGE_START, _RANGE_BYTES, _ORDINAL))
+    if kind is None or start is None:
+        return f"0x{address:x}"
+    where = f"device {device}" if kind == _DEVICE else "the host, known to the driver"
+    return f"0x{address:x} (byte {address - start} of {size_bytes} allocated on {where})"
 
 
 def _memory_type(address: int) -> int | None:
@@ -90,6 +111,8 @@ def _memory_type(address: int) -> int | None:
     driver = driver_bindings()
     attribute = driver.CUpointer_attribute(_MEMORY_TYPE_ATTRIBUTE)
     code, kind = driver.cuPointerGetAttribute(attribute, address)
+    if int(code) not in (0, _INVALID_VALUE):
+        raise ExecutionError(f"cuPointerGetAttribute: {getattr(code, 'name', code)}")
     return None if int(code) else int(kind)
 
 

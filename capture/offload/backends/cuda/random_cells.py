@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from offload.backends.relocation.captures import RANDOM_OWNER, GraphCapture
-from offload.backends.relocation.words import WORD_BYTES, Discovery
+from offload.backends.relocation.captures import RANDOM_OWNER, GraphCapture, NodeKind
+from offload.backends.relocation.words import WORD_BYTES, Discovery, Noise, NoiseKind
 from offload.errors import CaptureError
 from offload.program import Program
 
@@ -21,10 +21,22 @@ _DRAW_BEFORE = (
 )
 
 
-def random_cells(program: Program, capture: GraphCapture, discovery: Discovery) -> list[Cell]:
+def random_cells(
+    program: Program, capture: GraphCapture, discovery: Discovery, *, decoy_address: int
+) -> tuple[list[Cell], list[Noise]]:
     """One cell for the generator that the graph draws from; none if it draws no random numbers.
 
-    Seed and offset stand side by side in a kernel's arguments: see GraphCapture.random.
+    Kernels that draw find the addresses of seed and offset side by side in their arguments (see
+    GraphCapture.random). A word by itself that holds one of these two may be what is left of the
+    kernels by which torch fills the cells, the last ones before a capture. It gets the address of
+    the executable's own cell as well, whether anything reads it or not. Where nothing is drawn,
+    or not from there, it is noise, which the proof changes.
+
+    Args:
+        program: what was captured.
+        capture: its template.
+        discovery: of its words.
+        decoy_address: what the proof sets instead of such noise.
 
     Raises:
         CaptureError: random launches draw from memory that the capturer did not name, kernels from
@@ -43,47 +55,89 @@ def random_cells(program: Program, capture: GraphCapture, discovery: Discovery) 
             "the generator's state is not known here, so that each execution would draw the same; "
             f"{_DRAW_BEFORE}"
         )
-    pairs = _pairs(capture, found)
-    if not pairs:
-        return []
-    first, first_state = pairs[0]
-    if capture.random is None:
-        raise CaptureError(
-            f"{_name(capture, first)}: it reads the state of a random generator that no launch is "
-            f"known to draw from, so that each execution would draw the same; {_DRAW_BEFORE}"
-        )
-    for word, state in pairs:
-        if state != first_state:
+    pairs = _pairs(found)
+    if capture.random is None:  # no generator moved when the program was warmed up
+        if pairs:
+            raise CaptureError(
+                f"{_name(capture, min(pairs))}: it reads the state of a random generator that no "
+                "launch is known to draw from, so that each execution would draw the same; "
+                f"{_DRAW_BEFORE}"
+            )
+        return [], _noise(capture, found, decoy_address)
+    if not found:
+        return [], []
+    seed, offset = _state(program, capture, found, pairs)
+    seeds = [word for word, address in sorted(found.items()) if address == seed]
+    offsets = [word for word, address in sorted(found.items()) if address == offset]
+    others = {word: address for word, address in found.items() if address not in (seed, offset)}
+    return [(seeds, offsets)], _noise(capture, others, decoy_address)
+
+
+def _pairs(found: Mapping[NodeWord, int]) -> dict[NodeWord, tuple[int, int]]:
+    """By the first of two words that stand side by side and differ what they hold."""
+    return {
+        word: (address, found[_after(word)])
+        for word, address in sorted(found.items())
+        if found.get(_after(word), address) != address
+    }
+
+
+def _state(
+    program: Program,
+    capture: GraphCapture,
+    found: Mapping[NodeWord, int],
+    pairs: Mapping[NodeWord, tuple[int, int]],
+) -> tuple[int, int]:
+    """The addresses of seed and offset, by the kernels of launches that draw.
+
+    Where no launch is known to draw, as in an opaque one, all kernels are asked.
+
+    Raises:
+        CaptureError: no word has another one beside it, or pairs name several states.
+    """
+    drawing = {launch.index for launch in program.launches if launch.random}
+    draws = {word for word in found if not drawing or capture.launches[word[0]] in drawing}
+    first = next((word for word in pairs if word in draws), None)
+    if first is None:
+        raise _unpaired(capture, min(draws or found))
+    state = pairs[first]
+    for word, other in pairs.items():
+        if set(other) != set(state):
             raise CaptureError(
                 f"{_name(capture, word)}: it finds the state of a random generator elsewhere than "
                 "the kernels before it; draw from one generator, torch's default one or one that "
                 "is passed"
             )
-    seeds = [word for word, _ in pairs]
-    return [(seeds, [_after(word) for word in seeds])]
+        if other != state and word in draws:  # which is the seed?
+            raise _unpaired(capture, word)
+    return state
 
 
-def _pairs(
-    capture: GraphCapture, found: Mapping[NodeWord, int]
-) -> list[tuple[NodeWord, tuple[int, int]]]:
-    """The words that hold the address of a seed, and the addresses of seed and offset there.
+def _unpaired(capture: GraphCapture, word: NodeWord) -> CaptureError:
+    return CaptureError(
+        f"{_name(capture, word)}: the addresses of a random generator's seed and offset do not "
+        f"stand side by side, and in one order everywhere, at byte {word[2]} of its arguments, so "
+        f"that they cannot be told apart; {_DRAW_BEFORE}"
+    )
+
+
+def _noise(capture: GraphCapture, found: Mapping[NodeWord, int], decoy_address: int) -> list[Noise]:
+    """What no kernel should read; copies, memsets and host tables read every byte they hold.
 
     Raises:
-        CaptureError: a word has no other one beside it.
+        CaptureError: it stands in one of these.
     """
-    pairs = []
-    remaining = dict(sorted(found.items()))
-    while remaining:
-        word = next(iter(remaining))
-        seed, offset = remaining.pop(word), remaining.pop(_after(word), None)
-        if offset is None or offset == seed:
+    for word in found:
+        if word[1] or capture.nodes[word[0]].kind is not NodeKind.KERNEL:
             raise CaptureError(
-                f"{_name(capture, word)}: the addresses of a random generator's seed and offset do "
-                f"not stand side by side at byte {word[2]} of its arguments, so that they cannot "
-                f"be told apart; {_DRAW_BEFORE}"
+                f"{_name(capture, word)}: it reads or writes the state of a random generator that "
+                f"no launch is known to draw from; {_DRAW_BEFORE}"
             )
-        pairs.append((word, (seed, offset)))
-    return pairs
+    decoy = decoy_address.to_bytes(WORD_BYTES, "little")
+    return [
+        Noise(*word, address.to_bytes(WORD_BYTES, "little"), decoy, NoiseKind.CELL)
+        for word, address in sorted(found.items())
+    ]
 
 
 def _after(word: NodeWord) -> NodeWord:

@@ -17,13 +17,18 @@ from offload.program import Program
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CapturedProgram:
-    """What `prepare` hands on: the template graph, and what its words are."""
+    """What `prepare` hands on: the template graph, and what its words are.
+
+    Attributes:
+        decoy_address: of memory in the pool that the proof gives to words which nobody should read.
+    """
 
     device: int
     capture: GraphCapture
     pool: _native.DiscoveryPool
     discovery: Discovery
     random_cells: list[Cell]
+    decoy_address: int
 
 
 def set_nodes(captured: CapturedProgram, plan: Plan) -> dict[int, set[int]]:

@@ -24,8 +24,9 @@ ALLOCATE_EACH_TIME = (
 
 HOLD_IT = (
     "if it is a tensor's, pass that as an input, or let the model hold it as a parameter or a "
-    "buffer; otherwise leave the operator that launches it out of the captured model; "
-    f"{_NOT_THE_PROOF}"
+    "buffer; if it is a library's, have torch choose another one for the operator "
+    "(torch.backends.cudnn.enabled = False, torch.backends.cuda.preferred_blas_library(...)), or "
+    f"leave the operator that launches it out of the captured model; {_NOT_THE_PROOF}"
 )
 """Of memory that nobody is known to keep."""
 

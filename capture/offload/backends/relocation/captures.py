@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from typing import Any
 
 from offload.backends.random_draws import RandomState
@@ -91,6 +91,8 @@ class GraphCapture:
         random: of a graph with random kernels; their seed and offset lie in ranges of
             RANDOM_OWNER, and stand in their arguments side by side, the seed first
             (PhiloxCudaState in torch's PhiloxCudaStateRaw.cuh).
+        host_words: what eight bytes of its kernels' arguments hold, at multiples of four, where
+            that was an address of the host's memory which the driver did not know.
     """
 
     graph: int
@@ -101,6 +103,7 @@ class GraphCapture:
     owned: Sequence[OwnedRange]
     keep: Any
     random: RandomState | None = None
+    host_words: Set[int] = frozenset()
 
 
 def node_text(capture: GraphCapture, launch_names: Sequence[str], node: int) -> str:

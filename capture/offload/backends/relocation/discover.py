@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NoReturn
 
 from offload.backends.relocation import advice
 from offload.backends.relocation.addresses import Layout, Owned
@@ -17,11 +18,13 @@ from offload.backends.relocation.captures import (
     node_text,
     place_text,
 )
+from offload.backends.relocation.stale_words import StaleHostWords, differs_beside, masked
 from offload.backends.relocation.words import (
     WORD_BYTES,
     CapturesDiffer,
     Discovery,
     Noise,
+    NoiseKind,
     OwnedConstant,
     Unexplained,
     Unfollowed,
@@ -44,9 +47,11 @@ def discover(
     launch_names: Sequence[str] = (),
     is_known_address: Callable[[int], bool] | None = None,
     *,
+    describe_address: Callable[[int], str] = hex,
     guard_bytes: int = GUARD_BYTES,
     numbers_look_alike: bool = False,
     leaves_unexplained: bool = False,
+    decoy_address: int = 0,
 ) -> Discovery:
     """Name every word of a captured graph.
 
@@ -58,6 +63,7 @@ def discover(
         n_values: of the Program; scratch Values are numbered from here.
         launch_names: for messages, each launch's operator and source.
         is_known_address: asks the driver about a constant that has no owner; None trusts it.
+        describe_address: says what the driver knows of such a constant, for messages.
         guard_bytes: how far around itself an allocation owns addresses. 0: allocations may lie side
             by side, and the address one past the end is the next one's.
         numbers_look_alike: arguments hold numbers that may look like any address, so that a
@@ -66,16 +72,18 @@ def discover(
             name, memory of another capture that something keeps, the proof shows.
         leaves_unexplained: a word that differs and is no address of an allocation is listed with
             its node, which has to stay as it was captured; otherwise it is an error.
+        decoy_address: of the device's memory; the proof sets it instead of addresses of the host's
+            memory, which are noise where all captures have one (`stale_words`).
 
     Raises:
         CapturesDiffer: the captures are not of the same graph, or not in such layouts.
         CaptureError: a word differs and is no address of an allocation, or is an address that has
             no owner; the message names kernel, parameter and values.
     """
-    search = _Search(captures, launch_names, guard_bytes, leaves_unexplained)
+    search = _Search(captures, launch_names, guard_bytes, leaves_unexplained, decoy_address)
     search.check_alike()
     search.read_parts()
-    constants = search.owned_constants(is_known_address, numbers_look_alike)
+    constants = search.owned_constants(is_known_address, numbers_look_alike, describe_address)
     values, scratch_bytes = _number_scratch(captures[0], search.found, n_values)
     return Discovery(
         tuple(
@@ -117,6 +125,7 @@ class _Search:
         launch_names: Sequence[str],
         guard_bytes: int,
         leaves_unexplained: bool,
+        decoy_address: int,
     ) -> None:
         self._captures = captures
         self._names = launch_names
@@ -127,6 +136,7 @@ class _Search:
             [one.address for one in capture.allocations] for capture in (second, third)
         ]
         self._owned = [Owned(capture.owned) for capture in captures]
+        self._host = StaleHostWords(captures, self._layouts, self._owned, decoy_address)
         self._equal: list[tuple[int, int, bytes]] = []  # parts in which nothing differs
         self._single: list[tuple[int, int, int, int]] = []  # constant words of the other parts
         self._kept: list[OwnedConstant] = []  # that differ, each capture having its own
@@ -225,14 +235,26 @@ class _Search:
             self._kept.append(OwnedConstant(node, part, offset, _number(first), owner))
             return
         mask = differing(first, again)
-        if len({_masked(word, mask) for word in words}) > 1:
+        if len({masked(word, mask) for word in words}) > 1:
             self._refuse_unaligned(node, offset, contents)
-        is_hidden = _differs_beside(mask, words) and not self._is_stale(words)
-        if first == again or is_hidden:
-            self._refuse(node, part, offset, "is no address of an allocation in all of them", words)
+        if first == again or (differs_beside(mask, words) and not self._is_stale(words)):
+            replaced = self._without_host_addresses(node, part, offset, contents)
+            if replaced is None:
+                what = "is no address of an allocation in all of them"
+                self._refuse(node, part, offset, what, words)
+            self.noise.append(Noise(node, part, offset, first, replaced, NoiseKind.HOST))
+            return
         if self._nodes[node].kind is not NodeKind.KERNEL and not part:
             self._refuse(node, part, offset, "is an operand, which is always used", words)
         self.noise.append(Noise(node, part, offset, first, again))
+
+    def _without_host_addresses(
+        self, node: int, part: int, offset: int, contents: list[bytes]
+    ) -> bytes | None:
+        """A word with the decoy for what is left of addresses of the host; None: it is no noise."""
+        if self._nodes[node].kind is not NodeKind.KERNEL or part:
+            return None  # of copies and memsets every byte is used
+        return self._host.replaced(contents, offset)
 
     def _is_stale(self, words: Sequence[bytes]) -> bool:
         """Whether a word holds some address of the first layout in both captures of it."""
@@ -290,7 +312,10 @@ class _Search:
     # ---- constants -----------------------------------------------------------------------------
 
     def owned_constants(
-        self, is_known_address: Callable[[int], bool] | None, numbers_look_alike: bool
+        self,
+        is_known_address: Callable[[int], bool] | None,
+        numbers_look_alike: bool,
+        describe_address: Callable[[int], str],
     ) -> Iterator[OwnedConstant]:
         """Constant words with an address that somebody keeps.
 
@@ -316,7 +341,7 @@ class _Search:
         for node, part, offset, value in self._places(judged):
             owner_name = judged[value]
             if owner_name is None:
-                self._refuse_constant(node, part, offset, value)
+                self._refuse_constant(node, part, offset, value, describe_address(value))
             else:
                 yield OwnedConstant(node, part, offset, value, owner_name)
 
@@ -344,7 +369,7 @@ class _Search:
         """The parameter that holds a byte of the arguments."""
         return place_text(self._captures[0], node, part, offset)
 
-    def _refuse(self, node: int, part: int, offset: int, what: str, words: list[bytes]) -> None:
+    def _refuse(self, node: int, part: int, offset: int, what: str, words: list[bytes]) -> NoReturn:
         place = self._parameter(node, offset, part)
         values = ", ".join(f"0x{int.from_bytes(word, 'little'):x}" for word in words)
         raise Unfollowed(
@@ -354,7 +379,9 @@ class _Search:
             advice.LEAVE_OUT,
         )
 
-    def _refuse_constant(self, node: int, part: int, offset: int, value: int) -> None:
+    def _refuse_constant(
+        self, node: int, part: int, offset: int, value: int, described: str
+    ) -> NoReturn:
         place = self._parameter(node, offset, part)
         if self._is_of_pool(value):
             what_to_do = advice.ALLOCATE_EACH_TIME
@@ -366,11 +393,11 @@ class _Search:
             what_to_do = advice.HOLD_IT
             why = (
                 "memory that neither the Program nor a known library owns, so nobody says how long "
-                "it lives"
+                "it lives, or who writes it meanwhile (a library's handle or plan, say)"
             )
         raise CaptureError(
-            f"{self.where(node)}: {place} is always 0x{value:x}, an address of {why}: expected "
-            "memory of inputs, results or weights, or what the launch itself allocates; "
+            f"{self.where(node)}: {place} is always {described}, an address of {why}: "
+            "expected memory of inputs, results or weights, or what the launch itself allocates; "
             f"{what_to_do}"
         )
 
@@ -386,26 +413,6 @@ def _allocated(capture: GraphCapture) -> str:
 
 def _number(word: bytes) -> int:
     return int.from_bytes(word, "little")
-
-
-def _masked(word: bytes, mask: bytes) -> bytes:
-    return bytes(one & ~other & 0xFF for one, other in zip(word, mask, strict=True))
-
-
-def _differs_beside(mask: bytes, words: Sequence[bytes]) -> bool:
-    """Whether half a word that has no noise differs: four bytes are a number of their own.
-
-    It may be what is left of a stale address too, but nothing shows it: only what differs in one
-    layout is known to follow nothing. Nor can the proof try it. It would have to set the bytes to
-    what another layout has there, and a kernel that reads a distance between two addresses would
-    follow it to where nothing lies. Bytes that are alike by chance beside noise in one half are
-    let pass, as no distance between allocations fits into less than four bytes.
-    """
-    for begin in range(0, len(mask), WORD_BYTES // 2):
-        half = slice(begin, begin + WORD_BYTES // 2)
-        if not any(mask[half]) and len({word[half] for word in words}) > 1:
-            return True
-    return False
 
 
 def _words_of(content: bytes) -> tuple[int, ...]:

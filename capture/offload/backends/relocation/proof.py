@@ -17,7 +17,9 @@ Noise gets the values of the other capture in the same layout. Every byte of it 
 what made it noise; and what is read by mistake is as valid as before. A value that was made up
 could be a size, an index, an address or a counter that another kernel waits for, and the device
 would fault or never end. Only the values of that capture are safe in this way: an address in
-another layout leads nowhere any more.
+another layout leads nowhere any more. Noise that is known
+otherwise is set to the address of a decoy: memory of the device which holds the same small number
+everywhere. A kernel that reads it, or through it, finds something else, and no fault.
 
 What is not shown: that the graph computes what the model does (its results are compared with eager
 where models are tested); and addresses of weights that no launch writes, which stay where they are
@@ -229,7 +231,7 @@ def _refuse_noise(
         noise = found
     more = f" (or one of {len(noise) - 1} other words)" if len(noise) > 1 else ""
     raise CaptureError(
-        f"{describe(noise[0])}{more} differs between two captures in one layout "
+        f"{describe(noise[0])}{more} {noise[0].kind} "
         f"(0x{noise[0].first[::-1].hex()}, 0x{noise[0].again[::-1].hex()}), so it was taken for "
         "padding, and the results depend on it: what the kernel would be given is not known; "
         f"{advice.INITIALISE}"

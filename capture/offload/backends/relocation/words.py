@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 
 from offload.errors import CaptureError
 
@@ -55,13 +56,24 @@ def differing(one: bytes, other: bytes) -> bytes:
     return bytes(0xFF * (first != second) for first, second in zip(one, other, strict=True))
 
 
+class NoiseKind(enum.StrEnum):
+    """By what noise is known; the values say it in messages."""
+
+    DIFFERS = "differs between two captures in one layout"
+    HOST = "holds an address of the host's memory in every capture, which kernels cannot read"
+    CELL = "holds an address of a random generator's state, from which nothing is drawn"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Noise:
-    """Bytes that nobody initialised: they differ between captures in one layout.
+    """Bytes that nobody initialised.
 
     Attributes:
         node, part, offset_bytes: where the word (or what is left of one) stands.
-        first, again: what the two captures hold there.
+        first: what the capture holds there that is executed.
+        again: what the proof sets instead: what the other capture in its layout holds, and for
+            noise of another kind the address of a decoy.
+        kind: by what it is known.
     """
 
     node: int
@@ -69,10 +81,11 @@ class Noise:
     offset_bytes: int
     first: bytes
     again: bytes
+    kind: NoiseKind = NoiseKind.DIFFERS
 
     @property
     def mask(self) -> bytes:
-        """0xff for each byte that differs."""
+        """0xff for each byte that the proof changes."""
         return differing(self.first, self.again)
 
 

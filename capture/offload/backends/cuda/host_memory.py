@@ -1,0 +1,54 @@
+"""Addresses of the host's own memory in kernels' arguments: what is left there of its stack."""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from pathlib import Path
+
+from offload.backends.cuda.graph import is_known_address
+from offload.backends.relocation.captures import GraphCapture, NodeKind
+from offload.backends.relocation.words import WORD_BYTES
+
+# Above every number that may stand in arguments for another reason, a distance of two addresses
+# say; Linux gives heap, mappings and stacks of 64-bit programs higher addresses, but for the heap
+# of one that is not position-independent.
+_LEAST_ADDRESS = 1 << 40
+
+
+def host_words(capture: GraphCapture) -> frozenset[int]:
+    """What `GraphCapture.host_words` says; to be asked while the capture's memory is there.
+
+    Such an address lies in a mapping that this process may read and write, its heap, a stack or an
+    anonymous one, but in no file of /dev, and the driver does not know it. So it is no memory of a
+    device, nor memory of the host that was made known to the driver (pinned, registered, managed).
+
+    Raises:
+        ExecutionError: the driver failed.
+    """
+    contents = {node.parts[0] for node in capture.nodes if node.kind is NodeKind.KERNEL}
+    ranges = _writable_ranges()
+    starts = [start for start, _ in ranges]
+    values: set[int] = set()
+    for content in contents:
+        for lead in (0, WORD_BYTES // 2):
+            n_words = max(0, len(content) - lead) // WORD_BYTES
+            values.update(struct.unpack_from(f"<{n_words}Q", content, lead))
+    found = set()
+    for value in values:
+        place = bisect.bisect_right(starts, value) - 1
+        is_there = value >= _LEAST_ADDRESS and place >= 0 and value < ranges[place][1]
+        if is_there and not is_known_address(value):
+            found.add(value)
+    return frozenset(found)
+
+
+def _writable_ranges() -> list[tuple[int, int]]:
+    """(begin, end) of each mapping that this process may read and write, in order."""
+    ranges = []
+    for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines():
+        place, rights, _, _, _, *path = line.split(maxsplit=5)
+        if rights.startswith("rw") and not (path and path[0].startswith("/dev/")):
+            begin, end = place.split("-")
+            ranges.append((int(begin, 16), int(end, 16)))
+    return ranges

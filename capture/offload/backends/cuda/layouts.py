@@ -1,0 +1,74 @@
+"""Captures of one Program in several layouts, for discovery to compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+
+from offload import _native
+from offload.backends.cuda.capture import Capturer, device_of
+from offload.backends.cuda.host_memory import host_words
+from offload.backends.cuda.memory import DeviceMemory
+from offload.backends.cuda.resident_graph import CapturedProgram
+from offload.backends.relocation.captures import GraphCapture
+from offload.backends.relocation.words import WORD_BYTES, Discovery
+from offload.program import Program
+
+# What stands around the address that the proof gives to words which no kernel should read.
+_DECOY_BYTES = 4096
+_DECOY_WORD = struct.pack("<Q", 3)
+
+
+def capture_in_layouts(
+    program: Program, capturer: Capturer, seed: int
+) -> tuple[CapturedProgram, GraphCapture, GraphCapture, GraphCapture]:
+    """Capture twice in one layout, and once in each of two others.
+
+    The first of the two is let go before the same addresses are given out again; the second is the
+    template, and lives on while the others are made, so that no address of its can recur. Its pool
+    has the decoy of the proof too.
+
+    Args:
+        program: to be captured.
+        capturer: what captures it.
+        seed: of the first layout; the two others have the next ones.
+
+    Returns:
+        The template, nothing of it discovered yet; the other capture in its layout; those in other
+        layouts. Of the three others only the data.
+
+    Raises:
+        CaptureError: a launch cannot be captured.
+        ExecutionError: the driver failed.
+    """
+    device = device_of(program)
+
+    def taken(pool: _native.DiscoveryPool) -> GraphCapture:
+        capture = capturer.capture(program, pool)
+        with DeviceMemory(device):  # so that the driver can be asked
+            return dataclasses.replace(capture, host_words=host_words(capture))
+
+    pool = _native.DiscoveryPool(device, seed)
+    again = _as_data(taken(pool))
+    pool.rewind()
+    template = taken(pool)
+    others = [_as_data(taken(_native.DiscoveryPool(device, seed + number))) for number in (1, 2)]
+    decoy_address = pool.allocate(2 * _DECOY_BYTES) + _DECOY_BYTES
+    nothing = Discovery((), (), (), ())
+    captured = CapturedProgram(device, template, pool, nothing, [], decoy_address)
+    return captured, again, others[0], others[1]
+
+
+def write_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
+    """Fill the decoy, before the proof executes anything; no capture is disturbed until then.
+
+    Raises:
+        ExecutionError: the driver failed.
+    """
+    begin = captured.decoy_address - _DECOY_BYTES
+    memory.write(begin, _DECOY_WORD * (2 * _DECOY_BYTES // WORD_BYTES))
+
+
+def _as_data(capture: GraphCapture) -> GraphCapture:
+    """The capture without its graph: what was read of it stays."""
+    return dataclasses.replace(capture, graph=0, keep=None)

@@ -1,0 +1,158 @@
+"""Words that are what was left on the host's stack: told from what kernels read."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import struct
+
+import pytest
+import torch
+
+from offload.errors import CaptureError, ExecutionError
+
+pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
+
+from loading import IN, OUT, Device, N, on_device, result
+from small_graphs import StepCapturer, current_context, floats, make_program, words
+
+from offload.backends.cuda import CudaBackend
+from offload.backends.cuda.graph import call
+from offload.backends.relocation.words import NoiseKind
+
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+PROGRAM = ([(IN, N), (OUT, N)], [("0", "1")])
+
+
+@pytest.fixture
+def device(simulator, monkeypatch) -> Device:
+    return Device(simulator, monkeypatch)
+
+
+class HostBlocks:
+    """Memory of the host, pageable: one block for both captures of a layout, then others."""
+
+    def __init__(self, factor: float = 2.0) -> None:
+        self.blocks = [mmap.mmap(-1, 1 << 16, _PRIVATE) for _ in range(3)]
+        self._views = [(ctypes.c_float * 16).from_buffer(one) for one in self.blocks]
+        for view in self._views:
+            view[0] = factor
+
+    def address(self, number: int) -> int:
+        return ctypes.addressof(self._views[max(0, number - 1)])
+
+
+def noise_of(step) -> list:
+    backend = CudaBackend(StepCapturer([step]))
+    return list(backend.prepare(make_program(*PROGRAM)).state.discovery.noise)
+
+
+def scaling(device: Device, factor_of=lambda stale: 2.0):
+    """A kernel whose arguments end in eight bytes that nobody sets, and reads what it may."""
+
+    def scale(arguments: bytes) -> None:
+        source, target, stale = struct.unpack("<3Q", arguments)
+        for index in range(N):
+            floats(target, N)[index] = floats(source, N)[index] * factor_of(stale)
+
+    return device.simulator.kernel("padded_kernel", [8, 8, 8], scale)
+
+
+def test_a_stale_host_address_is_noise_and_the_model_runs(device):
+    blocks, kernel = HostBlocks(), scaling(device)
+
+    def step(at):
+        stale = words(blocks.address(at.number))
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), stale)
+
+    (noise,) = noise_of(step)
+    assert (noise.offset_bytes, noise.kind) == (16, NoiseKind.HOST)
+    assert noise.first == words(blocks.address(0))
+    assert noise.again != noise.first
+    run = device.load(make_program(*PROGRAM), [step])
+    x = on_device(torch.randn(N))
+    assert torch.equal(result(run, x), x * 2)
+
+
+@pytest.mark.parametrize("how", ["as a number", "as an address"])
+def test_the_proof_finds_a_kernel_that_reads_it(device, how):
+    """As an address where the device can read the host's pageable memory, each call its own."""
+    blocks = HostBlocks()
+    first = blocks.address(0)
+    read = {
+        "as a number": lambda stale: float(stale == first) + 1,
+        "as an address": lambda stale: floats(stale, 1)[0],
+    }
+    kernel = scaling(device, read[how])
+
+    def step(at):
+        stale = words(blocks.address(at.number))
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), stale)
+
+    where = r"'padded_kernel' \(node 0\) of sim::step0 at model.py:1: parameter 2 holds an address"
+    with pytest.raises(CaptureError, match=f"{where} of the host's memory .* depend on it"):
+        device.load(make_program(*PROGRAM), [step])
+
+
+@pytest.mark.parametrize("function", ["cuMemAlloc", "cuMemHostAlloc"])
+def test_memory_that_the_driver_knows_is_never_noise(device, function):
+    """A device's, and pinned memory of the host."""
+    kernel = scaling(device)
+    more = (0,) if function == "cuMemHostAlloc" else ()
+    kept = [int(call(function, 4096, *more)) for _ in range(3)]
+
+    def step(at):
+        block = words(kept[max(0, at.number - 1)])
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), block)
+
+    with pytest.raises(CaptureError, match=r"parameter 2 .* is no address of an allocation"):
+        noise_of(step)
+
+
+def test_numbers_and_read_only_memory_are_no_addresses_of_the_host(device):
+    kernel = scaling(device)
+    library = ctypes.CDLL(None)
+    address = ctypes.cast(library.strlen, ctypes.c_void_p).value  # code: mapped, not writable
+
+    for stale in (address, 0x7000, 1 << 46):
+
+        def step(at, stale=stale):
+            word = words(stale + 8 * max(0, at.number - 1))
+            at.launch(kernel, words(at.at[0]), words(at.at[1]), word)
+
+        with pytest.raises(CaptureError, match=r"parameter 2 .* is no address of an allocation"):
+            noise_of(step)
+
+
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_the_driver_is_asked_in_the_devices_context(device, is_constant):
+    """Whatever context the caller has current: without one the driver knows no address."""
+    kernel = scaling(device)
+    kept = [int(call("cuMemAlloc", 4096)) for _ in range(3)]
+
+    class Bare(StepCapturer):
+        def capture(self, program, pool):
+            current_context()
+            try:
+                return super().capture(program, pool)
+            finally:
+                call("cuCtxSetCurrent", 0)
+
+    def step(at):
+        block = words(kept[0 if is_constant else max(0, at.number - 1)])
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), block)
+
+    with pytest.raises(CaptureError, match=r"parameter 2 (is always|.* is no address of)"):
+        CudaBackend(Bare([step])).prepare(make_program(*PROGRAM))
+
+
+def test_a_driver_that_cannot_be_asked_is_no_answer(device):
+    blocks, kernel = HostBlocks(), scaling(device)
+
+    def step(at):
+        stale = words(blocks.address(at.number))
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), stale)
+
+    device.simulator.fail("cuPointerGetAttribute", 201)
+    with pytest.raises(ExecutionError, match="cuPointerGetAttribute: CUDA_ERROR_INVALID_CONTEXT"):
+        noise_of(step)
