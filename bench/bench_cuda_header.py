@@ -5,8 +5,8 @@ less a bare cuGraphLaunch of a graph of as many nodes, through NVIDIA's bindings
 before. The calls of the driver that we make beside the launch (two that ask for the context, one
 that asks whether the stream is captured) cost here what the simulated ones do, and torch is not
 asked for its stream. `make bench-cuda` measures the whole on a GPU. From Python 3.12 on an object
-is called without a tuple of its arguments; before, it costs more and nothing is promised. That all inputs and outputs
-move is shown without a promise: what re-setting a node costs is the driver's.
+is called without a tuple of its arguments; before, it costs more and nothing is promised. That all
+inputs and outputs move is shown without a promise: what re-setting a node costs is the driver's.
 """
 
 from __future__ import annotations

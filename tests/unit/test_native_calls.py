@@ -110,7 +110,7 @@ def test_it_is_bound_once_to_a_replay(run, inputs):
 
 
 def test_errors_of_each_thread_are_its_own(run, inputs):
-    x, shift = inputs
+    _, shift = inputs
     found: list[str] = []
 
     def call(size: int) -> None:
