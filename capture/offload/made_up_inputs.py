@@ -103,6 +103,23 @@ def valid_bytes(
     return content.view(torch.uint8).numpy().tobytes() if n_items else b""
 
 
+def no_result(dtype_name: str, size_bytes: int) -> bytes:
+    """What memory holds before its results: as valid as they are, and alike nowhere for long.
+
+    Integers are 0 or 1, in no order; the rest of incomplete items is 0.
+    """
+    generator = torch.Generator().manual_seed(3)
+    if _has_fractions(dtype_name):
+        content = valid_bytes(dtype_name, size_bytes, generator)
+    else:
+        item_bytes = ITEM_BYTES[dtype_name]
+        items = torch.zeros(size_bytes // item_bytes, item_bytes, dtype=torch.uint8, device="cpu")
+        lowest = torch.rand(len(items), generator=generator, device="cpu") < 0.5
+        items[:, 0] = lowest
+        content = items.numpy().tobytes()
+    return content.ljust(size_bytes, b"\0")
+
+
 def stored_indices(stored: StoredTensor) -> bytes | None:
     """What a weight in a file holds, if it may be an index: of torch's index dtypes, and small.
 

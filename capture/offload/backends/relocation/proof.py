@@ -27,11 +27,14 @@ Weights in files are read where the resident itself brings them, as a model of t
 they are not: in all three steps those of one dtype are one block of made-up content, since a model
 may be larger than the device, and the copies that bring streamed weights are no part of what
 executes here; `streamed_copies.check_copies` proves their order by the graph's edges.
+A word of an activation stays unseen where what it leads to holds the same bits whatever executes,
+as when a threshold, rounding or a cast to integers makes zeros of all numbers that are made up.
 
 Inputs are those of the recorded call, as far as it left a sample; others are made up: see
 `made_up_inputs`. An operator that fails on the device about its values would fail it for the whole
-process. Where that leaves no second input to tell apart, the memory of step 2 is filled with zeros.
-Inputs at old addresses then get another content, which is only read if the proof fails. What
+process. Where some input is then the same in both executions, what depends on it alone would be
+there anyway: the memory of step 2 is filled with zeros. Outputs begin with numbers that no kernel
+has written, as results may be zeros too. Inputs at old addresses then get another content, which is only read if the proof fails. What
 launches write is a copy, so no state changes. Only weights whose addresses are constants, as those
 of an opaque Program, are written where they are: they are put back after each execution, and what
 it has left there is compared as well.
@@ -124,7 +127,7 @@ def prove(
     bases.free()
     old = ProofBases(program, loaded, memory, second, weights, state=1)
     old.execute(loaded)
-    if first == second:
+    if not first or any(one == other for one, other in zip(first, second, strict=True)):
         old.clear()
     old.write_inputs(made_up_inputs(program, 2))
     before = old.content()
