@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import offload
-from offload.made_up_inputs import input_tensors, made_up_inputs
+from offload.made_up_inputs import input_tensors, made_up_inputs, valid_bytes
 from offload.record import input_samples
 
 
@@ -62,6 +62,34 @@ def test_zeros_are_no_numbers_to_prove_anything_with(dtype):
     assert ((real >= 0) & (real < 0.001)).all()
     assert real.unique().numel() > 50
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz])
+def test_zeros_of_eight_bits_become_other_numbers_too(dtype):
+    """Most numbers below 2**-10 are zeros there."""
+    program = program_of(torch.zeros(100, dtype=dtype))
+    numbers = made(program, 0)[0].float()
+    assert ((numbers >= 0) & (numbers < 2**-6)).all()
+    assert numbers.count_nonzero() > 50
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_numbers_stay_below_their_limit_when_they_are_rounded(dtype):
+    """As an index they are 0, and 1 may be out of range."""
+    name = str(dtype).removeprefix("torch.")
+    content = valid_bytes(name, 2**16, torch.Generator().manual_seed(0))
+    assert torch.frombuffer(bytearray(content), dtype=dtype).float().max() < 1
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_torchs_default_dtype_is_not_asked(default, dtype):
+    expected = valid_bytes(dtype, 64, torch.Generator().manual_seed(0))
+    torch.set_default_dtype(default)
+    try:
+        assert valid_bytes(dtype, 64, torch.Generator().manual_seed(0)) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_what_nobody_knows_is_valid_for_any_model():
