@@ -21,6 +21,9 @@ from offload.torch_names import find_dtype
 SAMPLE_BYTES = 2**20
 """Of one input or weight: more than indices have, as a rule, which must be valid as a whole."""
 
+INDICES_BYTES = 2**26
+"""Of all weights in files that are read since they may be indices."""
+
 _NEAR_ZERO = 2.0**-10
 """Numbers below it, and not below 0, are 0 as an index, a probability or a count."""
 
@@ -153,16 +156,28 @@ def no_result(dtype_name: str, size_bytes: int) -> bytes:
     return content.ljust(size_bytes, b"\0")
 
 
-def stored_indices(stored: StoredTensor) -> bytes | None:
-    """What a weight in a file holds, if it may be an index: of torch's index dtypes, and small.
+def index_weights(program: Program) -> frozenset[int]:
+    """The weights in files that may be indices: small ones of torch's index dtypes.
 
-    None for others, and for more than `SAMPLE_BYTES`: all may be too large to be read here.
+    Of at most `SAMPLE_BYTES` each and `INDICES_BYTES` in all, the smaller ones first: each is read,
+    and in a proof they are on the device at once.
+    """
+    found, end_bytes = set(), 0
+    for index, stored in sorted(program.stored.items(), key=lambda one: one[1].size_bytes):
+        if stored.dtype in ("int32", "int64") and 0 < stored.size_bytes <= SAMPLE_BYTES:
+            end_bytes += stored.size_bytes
+            if end_bytes > INDICES_BYTES:
+                break
+            found.add(index)
+    return frozenset(found)
+
+
+def stored_indices(stored: StoredTensor) -> bytes:
+    """What a weight in a file holds.
 
     Raises:
         FileError: the file cannot be read, or has become shorter.
     """
-    if stored.dtype not in ("int32", "int64") or stored.size_bytes > SAMPLE_BYTES:
-        return None
     try:
         with Path(stored.path).open("rb") as file:
             file.seek(stored.offset_bytes)

@@ -120,6 +120,57 @@ def test_samples_of_many_inputs_share_their_memory(monkeypatch):
     assert [len(one) for one in program.input_samples] == [32] * 3
 
 
+def test_integers_are_sampled_first_and_small_ones_whole(monkeypatch):
+    """Other numbers may be taken for them nowhere, while fractions may be repeated."""
+    monkeypatch.setattr(input_samples, "SAMPLES_BYTES", 100)
+    numbers = [torch.arange(16.0) for _ in range(3)]
+    program = program_of(*numbers, torch.arange(8), torch.arange(1), torch.ones(3).bool())
+    assert [len(one) for one in program.input_samples] == [16, 16, 16, 64, 8, 3]
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((5, 1), (7, 1)),
+        ((5, 2), (7, 3)),
+        ((3, 4, 2), (1, 7, 3)),
+        ((2, 3), (0, 2)),
+        ((3, 3), (2, 2)),
+        ((2, 2), (300, 1)),
+        ((4,), (1,)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
+@pytest.mark.parametrize("most_bytes", [32, 2**20])
+def test_what_lies_between_items_is_not_kept(monkeypatch, shape, strides, dtype, most_bytes):
+    """It may be anything of anybody."""
+    monkeypatch.setattr(input_samples, "SAMPLE_BYTES", most_bytes)
+    memory = torch.ones(400).to(dtype)
+    x = memory.as_strided(shape, strides, 3)
+    (sample,) = input_samples.input_samples([x])
+    places = [0]
+    for size, stride in zip(shape, strides, strict=True):
+        places = [place + index * stride for place in places for index in range(size)]
+    expected = torch.zeros(max(places) + 1, dtype=dtype)
+    expected[places] = 1
+    assert sample == expected.numpy().tobytes()[:most_bytes]
+    assert (memory == 1).all()
+
+
+def test_samples_of_inputs_in_each_others_gaps_have_the_items_of_both():
+    """Else zeros of the one would be written where the other's items are."""
+    memory = torch.arange(1.0, 13.0).view(6, 2)
+
+    def both(x, y):
+        x.add_(1)
+        return x + y
+
+    program = program_of(memory[:, :1], memory[:, 1:], function=both)
+    tensors = input_tensors(program, made_up_inputs(program, 0))
+    assert tensors[0].flatten().tolist() == [1, 3, 5, 7, 9, 11]
+    assert tensors[1].flatten().tolist() == [2, 4, 6, 8, 10, 12]
+
+
 def test_no_input_and_no_item():
     with offload.capture(lambda: torch.ones(2)) as captured:
         captured()

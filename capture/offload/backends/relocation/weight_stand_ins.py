@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from offload.made_up_inputs import stored_indices, valid_bytes
+from offload.made_up_inputs import index_weights, stored_indices, valid_bytes
 from offload.program import Program, Role
 
 _TILE_BYTES = 2**20  # content is made once, and repeated
@@ -46,12 +46,12 @@ class WeightStandIns:
         sizes_bytes: dict[tuple[str, float], int] = {}
         kinds: dict[int, tuple[str, float]] = {}
         own: dict[int, int] = {}
+        indices = index_weights(program)
         for index in (one for one in program.stored if one not in streamed):
             value = program.values[index]
-            indices = stored_indices(program.stored[index])
-            if indices is not None:
+            if index in indices:
                 own[index] = self._allocate(value.size_bytes)
-                memory.write(own[index], indices)
+                memory.write(own[index], stored_indices(program.stored[index]))
                 continue
             kind = kinds[index] = (value.dtype, _largest_number(program.stored[index].shape))
             sizes_bytes[kind] = max(sizes_bytes.get(kind, 0), value.size_bytes)
