@@ -70,12 +70,13 @@ def replaced_inputs(program: Program) -> frozenset[int]:
         for leaf, (view, sample) in enumerate(
             zip(program.inputs, program.input_samples, strict=bool(program.input_samples))
         )
-        if sample and not any(sample) and _has_fractions(program.values[view.value].dtype)
+        if sample and not any(sample) and has_fractions(program.values[view.value].dtype)
         if program.values[view.value].host_content is None
     )
 
 
-def _has_fractions(dtype_name: str) -> bool:
+def has_fractions(dtype_name: str) -> bool:
+    """Whether a dtype is of floating-point or complex numbers."""
     dtype = find_dtype(dtype_name)
     return dtype.is_floating_point or dtype.is_complex
 
@@ -130,12 +131,11 @@ def _numbers(
     """Numbers of float32 from 0 on that are less than `below` once they are rounded to a dtype."""
     precision = torch.finfo(dtype)
     limit = max(below, precision.smallest_normal)
-    options = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
-    numbers = torch.rand(shape, **options) * limit
+    numbers = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") * limit
     spacing = precision.eps / 2 if limit > precision.smallest_normal else precision.eps
     numbers.clamp_(max=limit * (1 - spacing))  # what is above may be rounded up
     if limit > below:
-        numbers *= torch.rand(shape, **options) < below / limit
+        numbers *= torch.rand(shape, generator=generator, device="cpu") < below / limit
     return numbers
 
 
@@ -145,7 +145,7 @@ def no_result(dtype_name: str, size_bytes: int) -> bytes:
     Integers are 0 or 1, in no order; the rest of incomplete items is 0.
     """
     generator = torch.Generator().manual_seed(3)
-    if _has_fractions(dtype_name):
+    if has_fractions(dtype_name):
         content = valid_bytes(dtype_name, size_bytes, generator)
     else:
         item_bytes = ITEM_BYTES[dtype_name]

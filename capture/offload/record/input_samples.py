@@ -23,39 +23,46 @@ def input_samples(tensors: Sequence[torch.Tensor]) -> tuple[bytes, ...]:
     Those on the meta device have none. What lies between a tensor's items is another's: it is 0,
     but for tensors that lie in each other's gaps.
     """
-    limits_bytes = _limits_bytes(tensors)
     ranges = [_range(one) for one in tensors]
+    limits_bytes = _limits_bytes(tensors, [end - begin for begin, end in ranges])
     return tuple(
         _sample(one, most_bytes, keeps_gaps=_is_full(one) or _is_shared(leaf, ranges))
         for leaf, (one, most_bytes) in enumerate(zip(tensors, limits_bytes, strict=True))
     )
 
 
-def _limits_bytes(tensors: Sequence[torch.Tensor]) -> list[int]:
+def _limits_bytes(tensors: Sequence[torch.Tensor], sizes_bytes: Sequence[int]) -> list[int]:
     """How long a sample may be: integers first, as no others may stand for an index.
 
     Within either kind small ones are taken whole, and the large ones share what is left.
     """
     limits_bytes, left_bytes = [0] * len(tensors), SAMPLES_BYTES
-    sizes_bytes = [_span_bytes(one) for one in tensors]
     for is_integer in (True, False):
         leaves = [leaf for leaf, one in enumerate(tensors) if _is_integer(one) is is_integer]
         leaves.sort(key=lambda leaf: sizes_bytes[leaf])
         for n_done, leaf in enumerate(leaves):
             share_bytes = left_bytes // (len(leaves) - n_done) // _UNIT_BYTES * _UNIT_BYTES
             limit_bytes = min(SAMPLE_BYTES, max(_UNIT_BYTES, share_bytes), sizes_bytes[leaf])
+            if limit_bytes < sizes_bytes[leaf]:
+                limit_bytes = _whole_rows(tensors[leaf], limit_bytes)
             limits_bytes[leaf] = limit_bytes
             left_bytes = max(0, left_bytes - limit_bytes)
     return limits_bytes
 
 
+def _whole_rows(tensor: torch.Tensor, most_bytes: int) -> int:
+    """As many bytes as whole rows have, so that repeated ones lie where the tensor's items do.
+
+    All of them where not even one row fits.
+    """
+    strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    row_bytes = max(strides, default=0) * tensor.element_size()
+    return most_bytes - most_bytes % row_bytes if 0 < row_bytes <= most_bytes else most_bytes
+
+
 def _is_integer(tensor: torch.Tensor) -> bool:
     dtype = tensor.dtype
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
-
-
-def _span_bytes(tensor: torch.Tensor) -> int:
-    return span_bytes(tuple(tensor.shape), tuple(tensor.stride()), dtype_name(tensor.dtype))
 
 
 def _is_full(tensor: torch.Tensor) -> bool:
@@ -68,7 +75,8 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
         return 0, 0
     begin = tensor.untyped_storage().data_ptr()
     begin += int(tensor.storage_offset()) * tensor.element_size()
-    return begin, begin + _span_bytes(tensor)
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    return begin, begin + span_bytes(shape, strides, dtype_name(tensor.dtype))
 
 
 def _is_shared(leaf: int, ranges: Sequence[tuple[int, int]]) -> bool:
@@ -81,15 +89,15 @@ def _is_shared(leaf: int, ranges: Sequence[tuple[int, int]]) -> bool:
 
 
 def _sample(tensor: torch.Tensor, most_bytes: int, *, keeps_gaps: bool) -> bytes:
-    if tensor.device.type == "meta" or not most_bytes:
+    if not most_bytes:
         return b""
     item_bytes = tensor.element_size()
     begin = int(tensor.storage_offset()) * item_bytes
     content = bytes_of(tensor.untyped_storage())[begin : begin + most_bytes].cpu()
-    if not keeps_gaps:
-        held = _held_items(tuple(tensor.shape), tuple(tensor.stride()), most_bytes // item_bytes)
-        content = content.view(-1, item_bytes) * held.view(-1, 1)
-    return content.numpy().tobytes()
+    if keeps_gaps:
+        return content.numpy().tobytes()
+    held = _held_items(tuple(tensor.shape), tuple(tensor.stride()), most_bytes // item_bytes)
+    return (content.view(-1, item_bytes) * held.view(-1, 1)).numpy().tobytes()
 
 
 def _held_items(shape: tuple[int, ...], strides: tuple[int, ...], n_items: int) -> torch.Tensor:

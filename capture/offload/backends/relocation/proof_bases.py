@@ -13,7 +13,6 @@ from offload.made_up_inputs import no_result, overlapping_inputs
 from offload.plan import Plan
 from offload.program import Program, Role
 
-
 _TILE_BYTES = 2**20  # content is made once, and repeated
 
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from offload.made_up_inputs import index_weights, stored_indices, valid_bytes
-from offload.program import Program, Role
+from offload.made_up_inputs import has_fractions, index_weights, stored_indices, valid_bytes
+from offload.program import Program, Role, StoredTensor
 
 _TILE_BYTES = 2**20  # content is made once, and repeated
 
@@ -33,8 +33,8 @@ class WeightStandIns:
     Weights in memory stand for themselves, and so do those that the resident brings. Others in
     files may be too large for the device all at once: those of one dtype that are summed over as
     many numbers share one block, as large as the largest of them, of made-up content. The numbers
-    are such that a layer neither overflows nor makes zeros: see `_largest_number`. Only small ones of integers, which may be an index,
-    have their own content.
+    are such that a layer neither overflows nor makes zeros: see `_largest_number`. Only small
+    ones of integers, which may be an index, have their own content.
 
     Attributes:
         addresses: by Value of role weight.
@@ -53,7 +53,7 @@ class WeightStandIns:
                 own[index] = self._allocate(value.size_bytes)
                 memory.write(own[index], stored_indices(program.stored[index]))
                 continue
-            kind = kinds[index] = (value.dtype, _largest_number(program.stored[index].shape))
+            kind = kinds[index] = (value.dtype, _largest_number(program.stored[index]))
             sizes_bytes[kind] = max(sizes_bytes.get(kind, 0), value.size_bytes)
         blocks = {kind: self._block(*kind, size) for kind, size in sizes_bytes.items()}
         others = {
@@ -86,14 +86,15 @@ class WeightStandIns:
         self._blocks.clear()
 
 
-def _largest_number(shape: tuple[int, ...]) -> float:
-    """What the numbers of a weight are less than: their mean is one through what is summed over.
+def _largest_number(stored: StoredTensor) -> float:
+    """What the numbers of a weight are less than: twice 1/K, where K of them are summed.
 
-    So each layer gives numbers as large as it is given. Of a matrix, or several, that is its last
-    dimension (the larger one, where it is not known which it is), of convolutions all but the
-    first. Vectors scale, or are added.
+    So each layer gives numbers as large as it is given. Of a matrix K is the last dimension, of
+    several matrices, or a convolution in one dimension, the larger of the last two, and of other
+    convolutions all but the first. Vectors scale, or are added.
     """
-    if len(shape) < 2:
+    shape = stored.shape
+    if len(shape) < 2 or not has_fractions(stored.dtype):
         return 1.0
     n_summed = math.prod(shape[1:]) if len(shape) > 3 else max(shape[1:])
     return min(1.0, 2 / max(1, n_summed))
