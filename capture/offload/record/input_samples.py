@@ -55,8 +55,9 @@ def _whole_rows(tensor: torch.Tensor, most_bytes: int) -> int:
 
     All of them where not even one row fits.
     """
-    strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
-    row_bytes = max(strides, default=0) * tensor.element_size()
+    shape, strides = tensor.shape, tensor.stride()
+    used = (stride for size, stride in zip(shape, strides, strict=True) if size > 1)
+    row_bytes = max(used, default=0) * tensor.element_size()
     return most_bytes - most_bytes % row_bytes if 0 < row_bytes <= most_bytes else most_bytes
 
 

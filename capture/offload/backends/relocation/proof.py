@@ -27,8 +27,8 @@ Weights in files are read where the resident itself brings them, as a model of t
 they are not: in all three steps some share one block of made-up content (`WeightStandIns`), since a
 model may be larger than the device, and the copies that bring streamed weights are no part of what
 executes here; `streamed_copies.check_copies` proves their order by the graph's edges.
-A word of an activation stays unseen where what it leads to holds the same bits whatever executes,
-as when a threshold, rounding or a cast to integers makes zeros of all numbers that are made up.
+A word of an input or an activation stays unseen where what it leads to holds the same bits whatever
+executes, as when a threshold, rounding or a cast to integers makes zeros of all made-up numbers.
 
 Inputs are those of the recorded call, as far as it left a sample; others are made up: see
 `made_up_inputs`. An operator that fails on the device about its values would fail it for the whole
