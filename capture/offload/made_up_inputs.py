@@ -21,8 +21,11 @@ from offload.torch_names import find_dtype
 SAMPLE_BYTES = 2**20
 """Of one input or weight: more than indices have, as a rule, which must be valid as a whole."""
 
-NEAR_ZERO = 2.0**-10
-"""Numbers below it, and not below 0, are 0 as an index, and weights that overflow in no layer."""
+INDICES_BYTES = 2**26
+"""Of all weights in files that are read since they may be indices."""
+
+_NEAR_ZERO = 2.0**-10
+"""Numbers below it, and not below 0, are 0 as an index, a probability or a count."""
 
 
 def made_up_inputs(program: Program, variant: int) -> list[bytes]:
@@ -32,6 +35,7 @@ def made_up_inputs(program: Program, variant: int) -> list[bytes]:
       beginning repeated where it is longer: no other values are known to be valid. Numbers that
       were all 0.0 are drawn from [0, 2**-10), other ones in each variant, as nothing can be told
       from results that are all zero; as an index, a probability or a count they are what 0.0 is.
+      Dtypes whose smallest normal number is larger have that for 2**-10.
     - Variant 2 is not for execution, but for memory that may only be read by mistake: the same
       items in the reverse order, or others where they are all alike.
 
@@ -42,22 +46,37 @@ def made_up_inputs(program: Program, variant: int) -> list[bytes]:
     """
     generator = torch.Generator().manual_seed(variant)
     samples = program.input_samples or (b"",) * len(program.inputs)
+    replaced = replaced_inputs(program)
     contents = []
-    for view, sample in zip(program.inputs, samples, strict=True):
+    for leaf, (view, sample) in enumerate(zip(program.inputs, samples, strict=True)):
         value, size_bytes = program.values[view.value], view.end_bytes
         if value.host_content is not None:
             contents.append(value.host_content)
         elif not sample:
             contents.append(valid_bytes(value.dtype, size_bytes, generator, int(variant == 2)))
-        elif not any(sample) and _has_fractions(value.dtype):
-            contents.append(valid_bytes(value.dtype, size_bytes, generator, below=NEAR_ZERO))
+        elif leaf in replaced:
+            below = max(_NEAR_ZERO, torch.finfo(find_dtype(value.dtype)).smallest_normal)
+            contents.append(valid_bytes(value.dtype, size_bytes, generator, below=below))
         else:
             one = sample if variant < 2 else _other(sample, value.dtype)
             contents.append((one * -(-size_bytes // len(one)))[:size_bytes])
     return contents
 
 
-def _has_fractions(dtype_name: str) -> bool:
+def replaced_inputs(program: Program) -> frozenset[int]:
+    """The inputs whose sample is of numbers that are all 0.0, so that others stand in for them."""
+    return frozenset(
+        leaf
+        for leaf, (view, sample) in enumerate(
+            zip(program.inputs, program.input_samples, strict=bool(program.input_samples))
+        )
+        if sample and not any(sample) and has_fractions(program.values[view.value].dtype)
+        if program.values[view.value].host_content is None
+    )
+
+
+def has_fractions(dtype_name: str) -> bool:
+    """Whether a dtype is of floating-point or complex numbers."""
     dtype = find_dtype(dtype_name)
     return dtype.is_floating_point or dtype.is_complex
 
@@ -66,8 +85,8 @@ def _other(sample: bytes, dtype_name: str) -> bytes:
     """The items in the reverse order; where those are the same, all 1, or 0."""
     item_bytes = ITEM_BYTES[dtype_name]
     n_items = len(sample) // item_bytes
-    items = (sample[at * item_bytes : (at + 1) * item_bytes] for at in reversed(range(n_items)))
-    other = b"".join(items)
+    items = torch.frombuffer(bytearray(sample), dtype=torch.uint8).view(n_items, item_bytes)
+    other = items.flip(0).numpy().tobytes()
     if other != sample:
         return other
     one = torch.ones(1, device="cpu").to(find_dtype(dtype_name)).view(torch.uint8).numpy().tobytes()
@@ -88,31 +107,77 @@ def valid_bytes(
         size_bytes: of all of them.
         generator: of the CPU, which numbers are drawn from.
         integer: what integers are.
-        below: what floating-point numbers, none of which is negative, are less than.
+        below: what floating-point numbers, none of which is negative, are less than. Where that is
+            less than any normal number of the dtype, most of them would be rounded to 0: then as
+            many as keep the mean are less than that number, and the others are 0.
     """
     dtype, n_items = find_dtype(dtype_name), size_bytes // ITEM_BYTES[dtype_name]
+    if not n_items:
+        return b""
     if dtype.is_complex:
-        numbers = below * torch.rand(n_items, 2, generator=generator, device="cpu")
-        content = torch.view_as_complex(numbers).to(dtype)
+        content = torch.view_as_complex(_numbers(dtype, (n_items, 2), generator, below)).to(dtype)
     elif dtype is torch.bool:
         content = torch.rand(n_items, generator=generator, device="cpu") < 0.5
     elif dtype.is_floating_point:
-        content = (below * torch.rand(n_items, generator=generator, device="cpu")).to(dtype)
+        content = _numbers(dtype, (n_items,), generator, below).to(dtype)
     else:
         return integer.to_bytes(ITEM_BYTES[dtype_name], "little") * n_items
-    return content.view(torch.uint8).numpy().tobytes() if n_items else b""
+    return content.view(torch.uint8).numpy().tobytes()
 
 
-def stored_indices(stored: StoredTensor) -> bytes | None:
-    """What a weight in a file holds, if it may be an index: of torch's index dtypes, and small.
+def _numbers(
+    dtype: torch.dtype, shape: tuple[int, ...], generator: torch.Generator, below: float
+) -> torch.Tensor:
+    """Numbers of float32 from 0 on that are less than `below` once they are rounded to a dtype."""
+    precision = torch.finfo(dtype)
+    limit = max(below, precision.smallest_normal)
+    numbers = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") * limit
+    spacing = precision.eps / 2 if limit > precision.smallest_normal else precision.eps
+    numbers.clamp_(max=limit * (1 - spacing))  # what is above may be rounded up
+    if limit > below:
+        numbers *= torch.rand(shape, generator=generator, device="cpu") < below / limit
+    return numbers
 
-    None for others, and for more than `SAMPLE_BYTES`: all may be too large to be read here.
+
+def no_result(dtype_name: str, size_bytes: int) -> bytes:
+    """What memory holds before its results: as valid as they are, and alike nowhere for long.
+
+    Integers are 0 or 1, in no order; the rest of incomplete items is 0.
+    """
+    generator = torch.Generator().manual_seed(3)
+    if has_fractions(dtype_name):
+        content = valid_bytes(dtype_name, size_bytes, generator)
+    else:
+        item_bytes = ITEM_BYTES[dtype_name]
+        items = torch.zeros(size_bytes // item_bytes, item_bytes, dtype=torch.uint8, device="cpu")
+        lowest = torch.rand(len(items), generator=generator, device="cpu") < 0.5
+        items[:, 0] = lowest
+        content = items.numpy().tobytes()
+    return content.ljust(size_bytes, b"\0")
+
+
+def index_weights(program: Program) -> frozenset[int]:
+    """The weights in files that may be indices: small ones of torch's index dtypes.
+
+    Of at most `SAMPLE_BYTES` each and `INDICES_BYTES` in all, the smaller ones first: each is read,
+    and in a proof they are on the device at once.
+    """
+    found, end_bytes = set(), 0
+    for index, stored in sorted(program.stored.items(), key=lambda one: one[1].size_bytes):
+        if stored.dtype in ("int32", "int64") and 0 < stored.size_bytes <= SAMPLE_BYTES:
+            end_bytes += stored.size_bytes
+            if end_bytes > INDICES_BYTES:
+                break
+            found.add(index)
+    return frozenset(found)
+
+
+def stored_indices(stored: StoredTensor) -> bytes:
+    """What a weight in a file holds.
 
     Raises:
         FileError: the file cannot be read, or has become shorter.
     """
-    if stored.dtype not in ("int32", "int64") or stored.size_bytes > SAMPLE_BYTES:
-        return None
     try:
         with Path(stored.path).open("rb") as file:
             file.seek(stored.offset_bytes)

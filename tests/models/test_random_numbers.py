@@ -263,3 +263,33 @@ def test_what_drops_nothing_draws_nothing(call, draws):
         call(x)
     assert any(one.random for one in captured.program.launches) == draws
     assert torch.equal(before, torch.get_rng_state()) != draws
+
+
+@pytest.mark.parametrize(
+    ("parameter", "argument"),
+    [
+        ("bool training", False),
+        ("bool train", False),
+        ("float dropout_p", 0.0),
+        ("Tensor dropout", torch.ones(3)),
+    ],
+)
+def test_operators_of_others_draw_whatever_they_are_given(parameter, argument):
+    """Their parameters may mean something else."""
+    name = "noise_" + parameter.lower().replace(" ", "_")
+    library = torch.library.Library("draws_test", "FRAGMENT")
+    library.define(
+        f"{name}(Tensor x, {parameter}) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
+    )
+    library.impl(name, lambda x, _: x + torch.rand_like(x), "CPU")
+    library.impl(name, lambda x, _: torch.empty_like(x), "Meta")
+    operator = getattr(torch.ops.draws_test, name)
+    x = torch.randn(16)
+    with torch.no_grad(), offload.capture(lambda x: operator(x, argument)) as captured:
+        captured(x)
+        run = captured.load("cpu")
+        torch.manual_seed(1)
+        expected = operator(x, argument)
+        torch.manual_seed(1)
+        assert torch.equal(run(x), expected)
+    assert any(one.random for one in captured.program.launches)

@@ -129,23 +129,49 @@ class HostMemory:
         self.blocks[(address >> 32) - 1][begin : begin + len(content)] = content
 
 
-def test_weights_in_files_overflow_in_no_layer(tmp_path):
-    """A proof of what is not a number everywhere would prove nothing."""
-    width = 2048
+class Matrix(torch.nn.Module):
+    """One product, of a weight in any dtype and numbers of float16."""
 
-    def build():
-        return torch.nn.Linear(width, width, bias=False, dtype=torch.float16)
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        weight = torch.zeros(width, width).to(dtype)
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
 
-    save_weights(build(), tmp_path)
-    given = torch.rand(1, width).half()
+    def forward(self, x):
+        return x @ self.weight.half().T
+
+
+def stand_ins_of(build, given, folder) -> list[bytearray]:
+    """The blocks of the weights of a model in files."""
+    save_weights(build(), folder)
     with torch.no_grad():
-        program = offload.capture(without_memory(build), given, weights=tmp_path).program
+        program = offload.capture(without_memory(build), given, weights=folder).program
     memory = HostMemory()
     WeightStandIns(program, memory, {})
-    (block,) = memory.blocks
-    weight = torch.frombuffer(block, dtype=torch.float16).view(width, width).float()
-    x = torch.rand(1, width)
+    return memory.blocks
+
+
+@pytest.mark.parametrize("width", [64, 2048])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+)
+def test_weights_in_files_neither_overflow_nor_vanish_in_any_layer(tmp_path, width, dtype):
+    """A proof of numbers that are zero, or no numbers, everywhere would prove nothing."""
+    (block,) = stand_ins_of(lambda: Matrix(width, dtype), torch.rand(1, width).half(), tmp_path)
+    weight = torch.frombuffer(block, dtype=dtype).view(width, width).float()
+    x = torch.rand(1, width, generator=torch.Generator().manual_seed(0))
     for _ in range(64):
         x = (x @ weight.T).half().float()
-    assert torch.isfinite(x).all()
-    assert x.any()
+    assert 0.01 < x.mean() < 100
+    assert x.count_nonzero() > width / 2
+
+
+def test_weights_that_are_summed_over_other_widths_have_other_numbers(tmp_path):
+    def build():
+        return torch.nn.Sequential(
+            torch.nn.Linear(64, 512), torch.nn.LayerNorm(512), torch.nn.Linear(512, 64)
+        )
+
+    blocks = stand_ins_of(build, torch.rand(1, 64), tmp_path)
+    means = sorted(torch.frombuffer(one, dtype=torch.float32).mean().item() for one in blocks)
+    assert means == pytest.approx([1 / 512, 1 / 64, 1 / 2], rel=0.1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import offload
-from offload.made_up_inputs import input_tensors, made_up_inputs
+from offload.made_up_inputs import input_tensors, made_up_inputs, valid_bytes
 from offload.record import input_samples
 
 
@@ -64,6 +64,34 @@ def test_zeros_are_no_numbers_to_prove_anything_with(dtype):
     assert not torch.equal(first, second)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz])
+def test_zeros_of_eight_bits_become_other_numbers_too(dtype):
+    """Most numbers below 2**-10 are zeros there."""
+    program = program_of(torch.zeros(100, dtype=dtype))
+    numbers = made(program, 0)[0].float()
+    assert ((numbers >= 0) & (numbers < 2**-6)).all()
+    assert numbers.count_nonzero() > 50
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_numbers_stay_below_their_limit_when_they_are_rounded(dtype):
+    """As an index they are 0, and 1 may be out of range."""
+    name = str(dtype).removeprefix("torch.")
+    content = valid_bytes(name, 2**16, torch.Generator().manual_seed(0))
+    assert torch.frombuffer(bytearray(content), dtype=dtype).float().max() < 1
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_torchs_default_dtype_is_not_asked(default, dtype):
+    expected = valid_bytes(dtype, 64, torch.Generator().manual_seed(0))
+    torch.set_default_dtype(default)
+    try:
+        assert valid_bytes(dtype, 64, torch.Generator().manual_seed(0)) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_what_nobody_knows_is_valid_for_any_model():
     program = dataclasses.replace(program_of(torch.randn(100), torch.arange(5)), input_samples=())
     numbers, integers = made(program, 0)
@@ -90,6 +118,70 @@ def test_samples_of_many_inputs_share_their_memory(monkeypatch):
     monkeypatch.setattr(input_samples, "SAMPLES_BYTES", 100)
     program = program_of(*(torch.arange(8) for _ in range(3)))
     assert [len(one) for one in program.input_samples] == [32] * 3
+
+
+def test_integers_are_sampled_first_and_small_ones_whole(monkeypatch):
+    """Other numbers may be taken for them nowhere, while fractions may be repeated."""
+    monkeypatch.setattr(input_samples, "SAMPLES_BYTES", 100)
+    numbers = [torch.arange(16.0) for _ in range(3)]
+    program = program_of(*numbers, torch.arange(8), torch.arange(1), torch.ones(3).bool())
+    assert [len(one) for one in program.input_samples] == [16, 16, 16, 64, 8, 3]
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((5, 1), (7, 1)),
+        ((5, 2), (7, 3)),
+        ((3, 4, 2), (1, 7, 3)),
+        ((2, 3), (0, 2)),
+        ((3, 3), (2, 2)),
+        ((2, 2), (300, 1)),
+        ((4,), (1,)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
+@pytest.mark.parametrize("most_bytes", [32, 2**20])
+def test_what_lies_between_items_is_not_kept(monkeypatch, shape, strides, dtype, most_bytes):
+    """It may be anything of anybody."""
+    monkeypatch.setattr(input_samples, "SAMPLE_BYTES", most_bytes)
+    memory = torch.ones(400).to(dtype)
+    x = memory.as_strided(shape, strides, 3)
+    (sample,) = input_samples.input_samples([x])
+    places = [0]
+    for size, stride in zip(shape, strides, strict=True):
+        places = [place + index * stride for place in places for index in range(size)]
+    expected = torch.zeros(max(places) + 1, dtype=dtype)
+    expected[places] = 1
+    row_bytes = max(strides) * dtype.itemsize
+    if row_bytes <= most_bytes < expected.nbytes:
+        most_bytes -= most_bytes % row_bytes
+    assert sample == expected.numpy().tobytes()[:most_bytes]
+    assert (memory == 1).all()
+
+
+def test_long_strided_inputs_repeat_whole_rows(monkeypatch):
+    """Else items would fall into gaps, where nothing valid is."""
+    monkeypatch.setattr(input_samples, "SAMPLE_BYTES", 64)
+    memory = torch.zeros(10, 3, dtype=torch.int64)
+    memory[:, 1] = torch.arange(1, 11)
+    program = program_of(memory[:, 1])
+    (x,) = input_tensors(program, made_up_inputs(program, 0))
+    assert x.tolist() == [1, 2] * 5
+
+
+def test_samples_of_inputs_in_each_others_gaps_have_the_items_of_both():
+    """Else zeros of the one would be written where the other's items are."""
+    memory = torch.arange(1.0, 13.0).view(6, 2)
+
+    def both(x, y):
+        x.add_(1)
+        return x + y
+
+    program = program_of(memory[:, :1], memory[:, 1:], function=both)
+    tensors = input_tensors(program, made_up_inputs(program, 0))
+    assert tensors[0].flatten().tolist() == [1, 3, 5, 7, 9, 11]
+    assert tensors[1].flatten().tolist() == [2, 4, 6, 8, 10, 12]
 
 
 def test_no_input_and_no_item():

@@ -196,6 +196,48 @@ def test_a_missed_word_is_found_on_the_recorded_input_too(name, word):
         run_proof(program, MixingResident(NODES, frozen=[word]))
 
 
+@pytest.mark.parametrize("word", range(7))
+def test_a_missed_word_is_found_where_one_input_alone_is_made_up(word):
+    """What depends on the other alone holds the expected bits after any execution."""
+    nodes = (((0,), 1), ((2,), 3), ((4, 5), 6))
+    samples = (torch.arange(16) / 7, torch.zeros(16))
+    program = dataclasses.replace(
+        make_program((IN, IN, ACT, ACT, OUT)),
+        input_samples=tuple(one.numpy().tobytes() for one in samples),
+    )
+    more = {"lifetimes": [Lifetime(0, 3)] * 5, "words": (0, 2, 2, 3, 3, 1, 4)}
+    assert run_proof(program, MixingResident(nodes), **more).blocks == {}
+    with pytest.raises(CaptureError, match=r"another result|old addresses"):
+        run_proof(program, MixingResident(nodes, frozen=[word]), **more)
+
+
+@pytest.mark.parametrize("tile_bytes", [N_BYTES // 2, N_BYTES])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_a_missed_word_of_an_output_is_found_where_all_results_are_zero(
+    monkeypatch, dtype, tile_bytes
+):
+    """As they are where a threshold is above all numbers that are made up for zeros."""
+    monkeypatch.setattr("offload.backends.relocation.proof_bases._TILE_BYTES", tile_bytes)
+
+    class Below(MixingResident):
+        def execute(self) -> None:
+            for _, destination in self.nodes:
+                ctypes.memset(self.words[destination], 0, N_BYTES)
+
+    samples = (bytes(N_BYTES),)
+    program = dataclasses.replace(make_program(ROLES, dtype), input_samples=samples)
+    plan = place_values(program, MACHINE, lifetimes=LIFETIMES)
+
+    def run(frozen: Sequence[int]) -> None:
+        loaded = placed(program, plan, Below(NODES, frozen))
+        unshared = apart(program, plan)
+        prove(program, loaded, placed(program, unshared, Below(NODES)), HostMemory())
+
+    run([])
+    with pytest.raises(CaptureError, match="another result at other addresses: output3"):
+        run([6])
+
+
 def test_writing_to_an_old_address_is_found_where_the_result_is_right():
     also = (*NODES, ((4,), 7))  # a second store of what nobody reads
     words = (*WORDS, 2)

@@ -63,6 +63,43 @@ def test_inputs_that_were_recorded_are_what_runs(device):
         warm_up(of_a_file, CPU, None)
 
 
+@pytest.mark.parametrize(
+    ("function", "inputs", "expected"),
+    [
+        (lambda: torch.ones(2).sum(), (), "no inputs, as it has none"),
+        (
+            lambda x, y: x + y,
+            (torch.ones(2), torch.ones(2)),
+            r"the inputs of the recorded call \(their first bytes, repeated in large ones\)",
+        ),
+        (
+            lambda x, y, z: x + y + z,
+            (torch.zeros(2), torch.zeros(2).long(), torch.zeros(2)),
+            r"the inputs of the recorded call \(their first bytes, repeated in large ones; numbers "
+            r"near 0 for those that were all 0: args\[0\], args\[2\]\)",
+        ),
+        (
+            lambda x: x + 1,
+            (torch.empty(0),),
+            r"the inputs of the recorded call \(their first bytes, repeated in large ones\)",
+        ),
+    ],
+)
+def test_what_ran_is_named(device, function, inputs, expected):
+    with offload.capture(function) as captured:
+        captured(*inputs)
+    device.fault = "a fault"
+    with pytest.raises(offload.ExecutionError, match=f"which runs on {expected}: a fault"):
+        warm_up(captured.program, CPU, None)
+
+
+def test_inputs_that_had_no_content_are_not_said_to_be_a_files(program, device):
+    device.fault = "a fault"
+    without = dataclasses.replace(program, input_samples=(b"",) * len(program.inputs))
+    with pytest.raises(offload.ExecutionError, match="those of the recorded call had no content"):
+        warm_up(without, CPU, None)
+
+
 def test_a_device_that_fails_is_told(program, device):
     device.fault = "an illegal memory access was encountered\nadvice of torch"
     with pytest.raises(

@@ -11,7 +11,7 @@ from stored import Wide, save_weights, without_memory
 import offload
 from offload.backends.torch_warm_up import _take_stored, last_uses_of
 from offload.eager_run import EagerRun
-from offload.made_up_inputs import stored_indices
+from offload.made_up_inputs import index_weights, stored_indices
 
 
 def test_each_weight_is_zeros_from_its_first_launch_to_its_last(tmp_path: Path) -> None:
@@ -21,8 +21,9 @@ def test_each_weight_is_zeros_from_its_first_launch_to_its_last(tmp_path: Path) 
     run = EagerRun(program, {program.inputs[0].value: (given.untyped_storage(), 0)}, fill=0)
     last_uses = last_uses_of(program)
     seen: set[int] = set()
+    indices = index_weights(program)
     for launch in program.launches:
-        _take_stored(program, launch, run.bases, torch.device("cpu"))
+        _take_stored(program, launch, run.bases, torch.device("cpu"), indices)
         held = run.bases.keys() & program.stored.keys()
         seen |= held
         assert len(held) <= 1
@@ -52,7 +53,7 @@ def test_indices_are_those_of_the_file(tmp_path: Path) -> None:
         captured = offload.capture(without_memory(Reordered), torch.randn(3, 4), weights=tmp_path)
     program, bases = captured.program, {}
     for launch in program.launches:
-        _take_stored(program, launch, bases, torch.device("cpu"))
+        _take_stored(program, launch, bases, torch.device("cpu"), index_weights(program))
     held = {
         program.stored[value].name: bytes(torch.tensor(list(storage)).tolist())
         for value, (storage, _) in bases.items()
@@ -73,3 +74,35 @@ def test_indices_that_are_no_longer_there_are_a_file_error(tmp_path: Path) -> No
     path.unlink()
     with pytest.raises(offload.FileError, match="order cannot be read"):
         stored_indices(stored)
+
+
+class Orders(torch.nn.Module):
+    """A table, by orders of several lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(8, 4))
+        for n_rows in (8, 2, 6, 4):
+            self.register_buffer(f"order_{n_rows}", torch.arange(n_rows))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        orders = (self.order_8, self.order_2, self.order_6, self.order_4)
+        return [x + self.table.index_select(0, order) for order in orders]
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "names"),
+    [
+        (1000, {"order_2", "order_4", "order_6", "order_8"}),
+        (96, {"order_2", "order_4", "order_6"}),
+        (95, {"order_2", "order_4"}),
+        (15, set()),
+    ],
+)
+def test_indices_are_limited_in_all(monkeypatch, tmp_path: Path, limit_bytes, names) -> None:
+    monkeypatch.setattr("offload.made_up_inputs.INDICES_BYTES", limit_bytes)
+    save_weights(Orders(), tmp_path)
+    with torch.no_grad():
+        captured = offload.capture(without_memory(Orders), torch.randn(1, 4), weights=tmp_path)
+    stored = captured.program.stored
+    assert {stored[index].name for index in index_weights(captured.program)} == names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -12,7 +12,13 @@ import torch
 from offload.backends.opaque_weights import weights_at_risk
 from offload.eager_run import EagerRun, bytes_of, host_storage
 from offload.errors import CaptureError, ExecutionError, OutOfMemory
-from offload.made_up_inputs import input_tensors, made_up_inputs, stored_indices
+from offload.made_up_inputs import (
+    index_weights,
+    input_tensors,
+    made_up_inputs,
+    replaced_inputs,
+    stored_indices,
+)
 from offload.memory_pools import MemoryPool
 from offload.program import Launch, Program, Role
 
@@ -57,9 +63,10 @@ def warm_up(
             run = EagerRun(program, _private_bases(program, device, inputs), fill=0)
             tensors.callback(run.bases.clear)  # before the pool, which must be the last
         last_uses = last_uses_of(program)
+        indices = index_weights(program)
         for launch in program.launches:
             with memory_for(f"weights of {launch.operator} in files, in the warm-up"):
-                _take_stored(program, launch, run.bases, device)
+                _take_stored(program, launch, run.bases, device, indices)
             launching(launch)
             try:
                 with _weights_kept(program):
@@ -93,9 +100,20 @@ def warm_up(
 def _inputs_text(program: Program, given: Sequence[torch.Tensor] | None) -> str:
     if given is not None:
         return "the inputs that were given"
-    if any(program.input_samples):
-        return "the inputs of the recorded call (their first bytes, repeated in large ones)"
-    return "made-up inputs (numbers between 0 and 1, every integer 0: a file holds no inputs)"
+    if not program.inputs:
+        return "no inputs, as it has none"
+    made_up = "made-up inputs (numbers between 0 and 1, every integer 0: "
+    if not program.input_samples:
+        return f"{made_up}a file holds no inputs)"
+    if any(view.end_bytes for view in program.inputs) and not any(program.input_samples):
+        return f"{made_up}those of the recorded call had no content)"
+    text = "the inputs of the recorded call (their first bytes, repeated in large ones"
+    replaced = [
+        program.values[program.inputs[leaf].value].name for leaf in sorted(replaced_inputs(program))
+    ]
+    if replaced:
+        text += f"; numbers near 0 for those that were all 0: {', '.join(replaced)}"
+    return f"{text})"
 
 
 def _private_bases(
@@ -145,10 +163,12 @@ def _weights_kept(program: Program) -> Iterator[None]:
             bytes_of(storage).copy_(bytes_of(content))
 
 
-def _take_stored(program: Program, launch: Launch, bases: Bases, device: torch.device) -> None:
+def _take_stored(
+    program: Program, launch: Launch, bases: Bases, device: torch.device, indices: Set[int]
+) -> None:
     """Memory for the weights in files that a launch is the first to use: all may be too large.
 
-    Zeros, but for what may be an index.
+    Zeros, but for `indices`, the Values that may be an index.
 
     Raises:
         FileError: as `stored_indices`.
@@ -157,8 +177,9 @@ def _take_stored(program: Program, launch: Launch, bases: Bases, device: torch.d
         if value not in bases:
             size_bytes = program.values[value].size_bytes
             content = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
-            if indices := stored_indices(program.stored[value]):
-                content.copy_(torch.frombuffer(bytearray(indices), dtype=torch.uint8))
+            if value in indices:
+                held = bytearray(stored_indices(program.stored[value]))
+                content.copy_(torch.frombuffer(held, dtype=torch.uint8))
             bases[value] = (content.untyped_storage(), 0)
 
 

@@ -156,9 +156,10 @@ class Operator:
         torch tags an operator once: fused attention that drops nothing is tagged as well, and so
         are recurrent layers and `rrelu` in evaluation. They draw nothing then: `use_dropout` in
         transformers/cuda/attention.cu, `training` in cuda/RreluWithNoise.cu (both ATen/native).
+        What parameters of other libraries' operators mean is not known: those draw as tagged.
         """
-        if not self.random:
-            return False
+        if not (self.random and self.is_aten):
+            return self.random
         given = {
             name: argument for (name, _), argument in zip(self.parameters, arguments, strict=True)
         }

@@ -26,17 +26,20 @@ where models are tested); and addresses of weights that no launch writes, which 
 in all three steps, since copies could take as much memory as the model. They have been moved once
 already, from the addresses that they were captured at, where nothing is mapped any more.
 Weights in files are read where the resident itself brings them, as a model of torch_npu does. Else
-they are not: in all three steps those of one dtype are one block of made-up content, since a model
-may be larger than the device, and the copies that bring streamed weights are no part of what
+they are not: in all three steps some share one block of made-up content (`WeightStandIns`), since a
+model may be larger than the device, and the copies that bring streamed weights are no part of what
 executes here; `streamed_copies.check_copies` proves their order by the graph's edges.
+A word of an input or an activation stays unseen where what it leads to holds the same bits whatever
+executes, as when a threshold, rounding or a cast to integers makes zeros of all made-up numbers.
 
 Inputs are those of the recorded call, as far as it left a sample; others are made up: see
 `made_up_inputs`. An operator that fails on the device about its values would fail it for the whole
-process. Where that leaves no second input to tell apart, the memory of step 2 is filled with zeros.
-Inputs at old addresses then get another content, which is only read if the proof fails. What
-launches write is a copy, so no state changes. Only weights whose addresses are constants, as those
-of an opaque Program, are written where they are: they are put back after each execution, and what
-it has left there is compared as well.
+process. Where some input is then the same in both executions, what depends on it alone would be
+there anyway: the memory of step 2 is filled with zeros. Outputs begin with numbers that are no
+result, since results may be zeros too. Inputs at old addresses then get another content, which is
+only read if the proof fails. What launches write is a copy, so no state changes. Only weights whose
+addresses are constants, as those of an opaque Program, are written where they are: they are put
+back after each execution, and what it has left there is compared as well.
 """
 
 from __future__ import annotations
@@ -126,7 +129,7 @@ def prove(
     bases.free()
     old = ProofBases(program, loaded, memory, second, weights, state=1)
     old.execute(loaded)
-    if first == second:
+    if not first or any(one == other for one, other in zip(first, second, strict=True)):
         old.clear()
     old.write_inputs(made_up_inputs(program, 2))
     before = old.content()
