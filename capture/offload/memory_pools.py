@@ -27,10 +27,19 @@ _lock = threading.RLock()
 _regions: list[object] = []  # a token for each that is under way
 _ending: list[tuple[Any, torch.device]] = []
 
-# The child of a fork must not find it held by a thread that it does not have.
-os.register_at_fork(
-    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
-)
+
+def _begin_anew() -> None:
+    """In the child of a fork, which lacks the threads that held the lock or were in a region.
+
+    A fork does not take the lock: other libraries hold locks across it, under which the garbage
+    collector may close a pool. No pool goes in a child, whose device refuses everything.
+    """
+    global _lock  # noqa: PLW0603
+    _lock = threading.RLock()
+    _regions.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 class MemoryPool:
@@ -82,18 +91,16 @@ class MemoryPool:
         cache is emptied.
         """
         pool, self._pool = self._pool, None
-        if pool is not None:
+        if sys.is_finalizing():
+            _keep(pool)
+        elif pool is not None:
             with _lock:
                 _ending.append((pool, self._device))
                 del pool
                 _end_pools()
 
     def __del__(self) -> None:
-        pool = getattr(self, "_pool", None)
-        if sys.is_finalizing():
-            _keep(pool)
-        elif pool is not None:
-            del pool
+        if hasattr(self, "_pool"):
             self.close()
 
 
@@ -101,14 +108,15 @@ class MemoryPool:
 def region() -> Iterator[None]:
     """While something is captured, or allocated into a pool; no pool of offload's goes then."""
     mine = object()
-    with _lock:
-        _end_pools()
-        _regions.append(mine)
     try:
+        with _lock:
+            _end_pools()
+            _regions.append(mine)
         yield
     finally:
         with _lock:
-            _regions.remove(mine)
+            if mine in _regions:
+                _regions.remove(mine)
             _end_pools()
 
 

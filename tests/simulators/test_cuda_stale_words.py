@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import pathlib
 import struct
 
 import pytest
@@ -92,6 +93,41 @@ def test_the_proof_finds_a_kernel_that_reads_it(device, how):
     where = r"'padded_kernel' \(node 0\) of sim::step0 at model.py:1: parameter 2 holds an address"
     with pytest.raises(CaptureError, match=f"{where} of the host's memory .* depend on it"):
         device.load(make_program(*PROGRAM), [step])
+
+
+def test_a_kernel_that_writes_through_it_is_refused(device):
+    """No result shows it: its memory is none of the program's."""
+    blocks = HostBlocks()
+
+    def scale(arguments: bytes) -> None:
+        source, target, stale = struct.unpack("<3Q", arguments)
+        floats(stale, 1)[0] = 7.0
+        for index in range(N):
+            floats(target, N)[index] = floats(source, N)[index] * 2
+
+    kernel = device.simulator.kernel("padded_kernel", [8, 8, 8], scale)
+
+    def step(at):
+        stale = words(blocks.address(at.number))
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), stale)
+
+    with pytest.raises(CaptureError, match=r"writes through a word .* 'padded_kernel' .* param"):
+        device.load(make_program(*PROGRAM), [step])
+
+
+def test_where_the_system_tells_no_mappings_such_words_are_refused(device, monkeypatch):
+    blocks, kernel = HostBlocks(), scaling(device)
+
+    def step(at):
+        stale = words(blocks.address(at.number))
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), stale)
+
+    def missing(*_: object) -> str:
+        raise FileNotFoundError("/proc/self/maps")
+
+    monkeypatch.setattr(pathlib.Path, "read_text", missing)
+    with pytest.raises(CaptureError, match=r"parameter 2 .* is no address of an allocation"):
+        noise_of(step)
 
 
 @pytest.mark.parametrize("function", ["cuMemAlloc", "cuMemHostAlloc"])

@@ -6,8 +6,10 @@ import concurrent.futures
 import os
 import signal
 import threading
+import time
 
 import pytest
+import torch
 
 import offload
 from offload.backends.cuda.capture_thread import run_on_capture_thread
@@ -58,3 +60,35 @@ def test_the_child_of_a_fork_has_a_thread_of_its_own():
     end.set()
     waiting.join()
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_a_capture_leaves_set_meets_no_later_one():
+    def leave() -> None:
+        torch.set_default_device("meta")
+        torch.set_autocast_enabled("cpu", True)
+
+    def look() -> tuple[str, bool]:
+        return torch.empty(1).device.type, torch.is_autocast_enabled("cpu")
+
+    run_on_capture_thread(leave)
+    assert run_on_capture_thread(look) == ("cpu", False)
+
+
+def test_an_interrupt_waits_until_the_capture_has_ended(monkeypatch):
+    """Until then generators hold the capture's state."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        time.sleep(0.05)
+        ended.set()
+
+    def interrupted(_: object) -> None:
+        begun.wait(10)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(concurrent.futures.Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_on_capture_thread(work)
+    assert ended.is_set()

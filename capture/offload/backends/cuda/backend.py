@@ -25,7 +25,7 @@ from offload.backends.cuda.graph import (
     driver_bindings,
     is_known_address,
 )
-from offload.backends.cuda.layouts import capture_in_layouts, write_decoy
+from offload.backends.cuda.layouts import capture_in_layouts, check_decoy, write_decoy
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
@@ -389,6 +389,7 @@ class CudaBackend:
                     describe=describe,
                     fixed=weights_at_risk(program),
                 )
+                check_decoy(captured, memory, describe)
         finally:
             for twin in twins:
                 twin.resident.close()

@@ -2,8 +2,8 @@
 
 One thread for all captures: torch keeps cuDNN's plans by thread (`thread_local` caches in
 ATen/native/cudnn/Conv_v8.cpp and MHA.cpp), so that each new one would build all of them again, and
-cuBLAS's handles belong to a thread as well. Nobody else uses it, so that it has no modes of a
-caller's.
+cuBLAS's handles belong to a thread as well. Nobody else uses it, and what a model leaves set on it
+(autocast, a default device) is put back after each capture.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from offload.backends.cuda.graph import call, driver_bindings
-from offload.errors import CaptureError
+from offload.errors import CaptureError, ExecutionError
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def run_on_capture_thread(work: Callable[[], T]) -> T:
 
     Raises:
         CaptureError: the caller is on this thread, as a model that loads another when it is called.
-        RuntimeError: the interpreter is ending.
+        ExecutionError: the interpreter is ending.
     """
     if getattr(_thread.inside, "active", False):
         raise CaptureError(
@@ -54,11 +54,26 @@ def run_on_capture_thread(work: Callable[[], T]) -> T:
     def inside() -> T:
         _thread.inside.active = True
         try:
-            return work()
+            with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+                return work()
         finally:
+            if torch.get_default_device().type != "cpu":
+                torch.set_default_device(None)
             _thread.inside.active = False
 
-    return _thread.executor.submit(inside).result()
+    try:
+        future = _thread.executor.submit(inside)
+    except RuntimeError as error:
+        raise ExecutionError(f"the interpreter is ending, so nothing is loaded: {error}") from None
+    try:
+        return future.result()
+    except BaseException:
+        # An interrupt comes to the caller alone: the capture holds the state of generators.
+        if not future.cancel():
+            concurrent.futures.wait([future])
+        raise
+    finally:
+        del future
 
 
 @functools.cache

@@ -44,9 +44,16 @@ def host_words(capture: GraphCapture) -> frozenset[int]:
 
 
 def _writable_ranges() -> list[tuple[int, int]]:
-    """(begin, end) of each mapping that this process may read and write, in order."""
-    ranges = []
-    for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines():
+    """(begin, end) of each mapping that this process may read and write, in order.
+
+    None where the system does not tell, as in a container without /proc: such words are refused.
+    """
+    ranges: list[tuple[int, int]] = []
+    try:
+        lines = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ranges
+    for line in lines:
         place, rights, _, _, _, *path = line.split(maxsplit=5)
         if rights.startswith("rw") and not (path and path[0].startswith("/dev/")):
             begin, end = place.split("-")

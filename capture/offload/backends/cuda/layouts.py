@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections.abc import Callable
 
 from offload import _native
 from offload.backends.cuda.capture import Capturer, device_of
 from offload.backends.cuda.host_memory import host_words
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.resident_graph import CapturedProgram
+from offload.backends.relocation import advice
 from offload.backends.relocation.captures import GraphCapture
-from offload.backends.relocation.words import WORD_BYTES, Discovery
+from offload.backends.relocation.words import WORD_BYTES, Discovery, Noise, NoiseKind
+from offload.errors import CaptureError
 from offload.program import Program
 
 # What stands around the address that the proof gives to words which no kernel should read.
 _DECOY_BYTES = 4096
-_DECOY_WORD = struct.pack("<Q", 3)
+_DECOY = struct.pack("<Q", 3) * (2 * _DECOY_BYTES // WORD_BYTES)
 
 
 def capture_in_layouts(
@@ -65,8 +68,28 @@ def write_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
     Raises:
         ExecutionError: the driver failed.
     """
-    begin = captured.decoy_address - _DECOY_BYTES
-    memory.write(begin, _DECOY_WORD * (2 * _DECOY_BYTES // WORD_BYTES))
+    memory.write(captured.decoy_address - _DECOY_BYTES, _DECOY)
+
+
+def check_decoy(
+    captured: CapturedProgram, memory: DeviceMemory, describe: Callable[[Noise], str]
+) -> None:
+    """Refuse kernels that have written to the decoy, after the proof.
+
+    Results do not show it: such a kernel would write to memory that it was not given.
+
+    Raises:
+        CaptureError: the decoy is changed; the message names the words that had its address.
+        ExecutionError: the driver failed.
+    """
+    if memory.read(captured.decoy_address - _DECOY_BYTES, len(_DECOY)) == _DECOY:
+        return
+    kinds = (NoiseKind.HOST, NoiseKind.CELL)
+    words = [describe(one) for one in captured.discovery.noise if one.kind in kinds]
+    raise CaptureError(
+        f"a kernel writes through a word that was taken for what nobody initialised: one of "
+        f"{', '.join(words)}; {advice.INITIALISE}"
+    )
 
 
 def _as_data(capture: GraphCapture) -> GraphCapture:
