@@ -24,6 +24,7 @@ import torch
 
 import offload
 from measurements import Case, figure_of, ratio_of
+from models import sines
 from turns import user_calls
 
 LAUNCHES = (1, 10)
@@ -39,15 +40,6 @@ def simulator() -> Iterator[simulators.Simulator]:
     """The simulated driver."""
     pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
     yield from simulators.for_a_test()
-
-
-def sines(n_launches: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    def run(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(n_launches):
-            x = x.sin()
-        return x
-
-    return run
 
 
 def bare_launch(simulator: simulators.Simulator, n_launches: int) -> Callable[[], Any]:

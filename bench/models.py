@@ -60,6 +60,17 @@ def gpt_stack(width: int = 64, tokens: int = 16) -> tuple[nn.Module, Tensors]:
     return blocks, (torch.randn(1, tokens, width),)
 
 
+def sines(n_launches: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A chain of so many launches, each of which reads what the one before it made."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(n_launches):
+            x = x.sin()
+        return x
+
+    return run
+
+
 def wide_inputs() -> Tensors:
     """The inputs of wide_gpt_stack."""
     generator = torch.Generator().manual_seed(1)

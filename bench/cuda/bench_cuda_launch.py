@@ -17,6 +17,7 @@ import torch
 import offload
 from device_turns import host_turns
 from measurements import Case, counted_figure, figure_of, ratio_of
+from models import sines
 from turns import user_calls
 
 LAUNCHES = (10, 100, 1000)
@@ -24,15 +25,6 @@ READERS = (2, 20, 200, 1000)
 ELEMENTS = {"4 KiB": 1 << 10, "64 MiB": 1 << 24}
 ALLOWED_NS = 1500
 STAY, MOVE, BARE = "replay, all stay", "replay, all move", "bare launch"
-
-
-def sines(n_launches: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    def run(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(n_launches):
-            x = x.sin()
-        return x
-
-    return run
 
 
 def sums(n_readers: int) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -35,7 +35,9 @@ PyObject* raise_current() {
 template <typename Function>
 PyObject* guarded(PyObject* self, Function function) {
   try {
-    if (of(self)->replay == nullptr) throw ExecutionError("the executable was not loaded");
+    if (of(self)->replay == nullptr) {
+      throw ExecutionError("the executable was not loaded: make it with captured.load()");
+    }
     return function(*of(self)->replay).release().ptr();
   } catch (py::error_already_set& error) {
     error.restore();

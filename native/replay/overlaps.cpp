@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "offload/errors.hpp"
-#include "replay/prefetch.hpp"
 
 namespace offload {
 
@@ -60,10 +59,6 @@ void check_input_overlaps(const CallSpec& spec, const Call& call) {
 // weight whose rows are gathered the latter is nowhere.
 template <typename Check>
 void for_each_range(const CallSpec& spec, Check check) {
-  for (const WeightPlace& place : spec.weight_places) prefetch(place.tensor);
-  for (const WeightPlace& place : spec.weight_places) {
-    prefetch(place.tensor->unsafe_storage().unsafeGetStorageImpl());
-  }
   for (const WeightPlace& place : spec.weight_places) {
     const std::uint64_t begin = place.address();
     if (begin != 0) check(Range{begin, begin + place.size_bytes}, spec.weights[place.weight]);

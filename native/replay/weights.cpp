@@ -1,7 +1,6 @@
 #include "replay/weights.hpp"
 
 #include "offload/errors.hpp"
-#include "replay/prefetch.hpp"
 
 namespace offload {
 namespace {
@@ -17,6 +16,14 @@ bool is_laid_out_as_recorded(const WeightSpec& weight, std::size_t index) {
          holder.strides() == c10::IntArrayRef(layout.strides) &&
          holder.storage_offset() == weight.offsets[index] &&
          holder.storage().nbytes() >= weight.size_bytes;
+}
+
+// Asks for an object's cache lines.
+template <typename Object>
+void prefetch(const Object* object) {
+  constexpr std::size_t kLineBytes = 64;
+  const char* const begin = reinterpret_cast<const char*>(object);
+  for (std::size_t at = 0; at < sizeof(Object); at += kLineBytes) __builtin_prefetch(begin + at);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ def run_on_capture_thread(work: Callable[[], T]) -> T:
 
     Raises:
         CaptureError: the caller is on this thread, as a model that loads another when it is called.
-        ExecutionError: the interpreter is ending.
+        ExecutionError: the interpreter is ending, or no thread can be started.
     """
     if getattr(_thread.inside, "active", False):
         raise CaptureError(
@@ -64,7 +64,7 @@ def run_on_capture_thread(work: Callable[[], T]) -> T:
     try:
         future = _thread.executor.submit(inside)
     except RuntimeError as error:
-        raise ExecutionError(f"the interpreter is ending, so nothing is loaded: {error}") from None
+        raise ExecutionError(f"nothing can be captured any more: {error}") from None
     try:
         return future.result()
     except BaseException:
