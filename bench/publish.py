@@ -90,32 +90,34 @@ def _absences(claim: Claim) -> Iterator[str]:
 
 
 def claims_table(report: Report, folder: str, stem: str) -> str:
-    """Claims: the promised ratio that came out worst, and whether all promises are kept."""
-    lines = ["| claim | worst promised ratio | met |", "|---|---|---|"]
+    """Claims: the ratio that came out worst, and whether all promises are kept."""
+    lines = ["| claim | worst ratio | met |", "|---|---|---|"]
     for claim in report.claims:
-        worst = worst_promise(claim)
-        found = "–"
+        worst = worst_ratio(claim)
+        found = verdict = "–"
         if worst is not None:
             case, name, ratio = worst
             counted = ratio.low == ratio.high
             figure = _number(ratio.value) if counted else _cell(ratio)
-            found = f"{figure}, promised {ratio.at_least:g}: {case.title}; {name}"
+            is_promised = ratio.at_least is not None
+            promise = f"promised {ratio.at_least:g}" if is_promised else "nothing promised here"
+            verdict = _VERDICTS[claim.met] if is_promised else "–"
+            found = f"{figure}, {promise}: {case.title}; {name}"
         link = f"[plot]({folder}/{stem}_{claim.name}.svg)"
-        lines.append(f"| {claim.text} {link} | {found} | {_VERDICTS[claim.met]} |")
+        lines.append(f"| {claim.text} {link} | {found} | {verdict} |")
     return "\n".join(lines)
 
 
-def worst_promise(claim: Claim) -> tuple[Case, str, Ratio] | None:
-    """Of the promised ratios the one that is nearest to its promise, or farthest below."""
-    promised = [
-        (ratio.value / ratio.at_least, case, name, ratio)
+def worst_ratio(claim: Claim) -> tuple[Case, str, Ratio] | None:
+    """The promised ratio nearest to its promise, or farthest below; without promises the least."""
+    ratios = [
+        (ratio.at_least is None, ratio.value / (ratio.at_least or 1), case, name, ratio)
         for case in claim.cases
         for name, ratio in case.ratios.items()
-        if ratio.at_least is not None
     ]
-    if not promised:
+    if not ratios:
         return None
-    _, case, name, ratio = min(promised, key=lambda one: one[0])
+    *_, case, name, ratio = min(ratios, key=lambda one: one[:2])
     return case, name, ratio
 
 

@@ -102,10 +102,11 @@ def test_promises_are_judged(published):
         "Headers": "**no**",
         "Arenas": "yes",
         "Perhaps": "not decided",
-        "No promise": "not decided",
+        "No promise": "–",
     }
     assert "0.60 (0.50–0.70), promised 0.8: chain; short" in page
     assert "0.99, promised 0.98: A; bound" in page
+    assert "2.0 (1.9–2.1), nothing promised here: C; eager" in page
 
 
 def test_the_rest_of_the_page_stays_and_writing_again_changes_nothing(published):
