@@ -180,13 +180,13 @@ def test_a_word_of_another_generator_left_over_just_before_a_state_is_noise():
 )
 def test_what_does_not_follow_as_in_a_state_tells_nothing(rest):
     words = [(0, 0, OFFSET), (0, 8, SEED), (0, 16, OFFSET)]
-    with pytest.raises(CaptureError, match="kernel0: .* side by side"):
+    with pytest.raises(CaptureError, match=r"kernel0: .* side by side"):
         cells(words, rest=[rest])
 
 
 def test_whole_states_that_contradict_each_other_are_refused():
     words = [(0, 0, SEED), (0, 8, OFFSET), (1, 0, OFFSET), (1, 8, SEED)]
-    with pytest.raises(CaptureError, match="kernel1: .* side by side"):
+    with pytest.raises(CaptureError, match=r"kernel1: .* side by side"):
         cells(words, rest=[rest_of_state(0, 16), rest_of_state(1, 16)])
     others = [*words[:2], (1, 0, OTHER_SEED), (1, 8, OTHER_OFFSET)]
     with pytest.raises(CaptureError, match=r"kernel1: .* draw from one generator"):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from offload import _native
 from offload.backends.cuda.capture import Capturer, device_of
-from offload.backends.cuda.host_memory import host_words
+from offload.backends.cuda.host_memory import with_host_words
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.resident_graph import CapturedProgram
 from offload.backends.relocation import advice
@@ -49,7 +49,7 @@ def capture_in_layouts(
     def taken(pool: _native.DiscoveryPool) -> GraphCapture:
         capture = capturer.capture(program, pool)
         with DeviceMemory(device):  # so that the driver can be asked
-            return dataclasses.replace(capture, host_words=host_words(capture))
+            return with_host_words(capture)
 
     pool = _native.DiscoveryPool(device, seed)
     again = _as_data(taken(pool))

@@ -119,9 +119,7 @@ def _state(
     return state
 
 
-def _is_philox_state(
-    capture: GraphCapture, found: Mapping[NodeWord, int], word: NodeWord
-) -> bool:
+def _is_philox_state(capture: GraphCapture, found: Mapping[NodeWord, int], word: NodeWord) -> bool:
     """Whether a pair is followed by the rest of torch's PhiloxCudaState.
 
     That is the offset within the graph, in 64 bits, a multiple of 4, and a byte that says that the
