@@ -27,9 +27,11 @@ def capture_in_layouts(
 ) -> tuple[CapturedProgram, GraphCapture, GraphCapture, GraphCapture]:
     """Capture twice in one layout, and once in each of two others.
 
-    The first of the two is let go before the same addresses are given out again; the second is the
-    template, and lives on while the others are made, so that no address of its can recur. Its pool
-    has the decoy of the proof too.
+    The first of the two is let go before the same addresses are given out again. A capture in
+    another layout is made in between and lives on while the second is made, so that the heap gives
+    that other memory than the first: what is left of addresses of the host differs between the
+    two, as all that nobody initialised should. The second is the template, and lives on while the
+    last is made, so that no address of its can recur. Its pool has the decoy of the proof too.
 
     Args:
         program: to be captured.
@@ -52,14 +54,18 @@ def capture_in_layouts(
             return with_host_words(capture)
 
     pool = _native.DiscoveryPool(device, seed)
+    between = _native.DiscoveryPool(device, seed + 1)
     again = _as_data(taken(pool))
+    alive = taken(between)
     pool.rewind()
     template = taken(pool)
-    others = [_as_data(taken(_native.DiscoveryPool(device, seed + number))) for number in (1, 2)]
+    other = _as_data(alive)
+    del alive, between  # in this order: its tensors lie in the pool
+    last = _as_data(taken(_native.DiscoveryPool(device, seed + 2)))
     decoy_address = pool.allocate(2 * _DECOY_BYTES) + _DECOY_BYTES
     nothing = Discovery((), (), (), ())
     captured = CapturedProgram(device, template, pool, nothing, [], decoy_address)
-    return captured, again, others[0], others[1]
+    return captured, again, other, last
 
 
 def write_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
