@@ -65,7 +65,8 @@ class Capturing:
     """What a step uses while it is captured.
 
     Attributes:
-        number: which capture this is, from 0: noise and other mischief depend on it.
+        number: which capture this is in the order in which discovery compares them: 0 and 1 are
+            in one layout, 2 and 3 in others, and so on. Noise and other mischief depend on it.
         stream: the one that is captured.
         at: the address of each Value.
     """
@@ -109,6 +110,11 @@ class StepCapturer:
     owned: Sequence[OwnedRange] = ()
     n_captures: int = 0
 
+    @property
+    def number(self) -> int:
+        """Of the next capture: see `Capturing`. One in another layout stands between the two."""
+        return self.n_captures // 4 * 4 + (0, 2, 1, 3)[self.n_captures % 4]
+
     def capture(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
         values = [
             Allocation(pool.allocate(value.size_bytes), value.size_bytes, value.index)
@@ -116,7 +122,7 @@ class StepCapturer:
         ]
         stream = call("cuStreamCreate", 1)
         at = [one.address for one in values]
-        capturing = Capturing(self.n_captures, stream, at, pool)
+        capturing = Capturing(self.number, stream, at, pool)
         self.n_captures += 1
         call("cuStreamBeginCapture", stream, _thread_local_mode())
         made_by: dict[int, int] = {}

@@ -232,10 +232,8 @@ def test_an_address_of_an_earlier_capture_is_refused(pointers):
     cache: list[int] = []
 
     def step(at):
-        if at.number == 1:  # the template: as if a plan were made then, and kept
-            cache.append(at.at[0])
-        kept = cache[0] if cache else at.at[0]
-        at.launch(pointers, words(at.at[1]), words(kept), words(1))
+        cache.append(at.at[0])  # as if a plan were made in the first capture, and kept
+        at.launch(pointers, words(at.at[1]), words(cache[0]), words(1))
 
     with pytest.raises(CaptureError, match=r"parameter 1 is always .* keeps that address"):
         prepared([step, step])

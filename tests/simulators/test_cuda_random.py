@@ -300,6 +300,35 @@ def test_beside_random_kernels_a_single_word_gets_the_executables_own_cell(devic
         assert torch.equal(second, numbers(3, offset))
 
 
+@pytest.mark.parametrize("before", [(1,), (0,), (0, 1), (1, 0, 1)])
+def test_cells_left_over_just_before_the_state_refuse_no_model_that_draws(device, before):
+    """In the same structure, as PhiloxCudaState is a member of the arguments of attention."""
+    program = make_program([(Role.INPUT, N), (Role.OUTPUT, N)], [("0", "1")])
+    (drawing,) = program.launches
+    program = dataclasses.replace(program, launches=(dataclasses.replace(drawing, random=True),))
+    generator = PhiloxGenerator(seed=3, offset=8)
+    capturer = RandomCapturer((), generator=generator)
+    n_left = len(before)
+
+    def attend(block: bytes) -> None:
+        result, *_, seed, offset, drawn, captured = struct.unpack(f"<{n_left + 4}QB7x", block)
+        assert captured == 1
+        for index, number in enumerate(numbers(read_number(seed), read_number(offset) + drawn)):
+            floats(result, N)[index] = number
+
+    kernel = device._simulator.kernel("attention_kernel", [8, 8 * n_left + 32], attend)
+
+    def step(at):
+        left = words(*(capturer.cells[one] for one in before))
+        state = words(*capturer.cells, INCREMENT, 1)
+        at.launch(kernel, words(at.at[1]), left + state)
+
+    capturer.steps = [step]
+    run = load_with(device, program, capturer)
+    for offset in (8, 8 + INCREMENT):
+        assert torch.equal(run(torch.zeros(N))[0], numbers(3, offset + INCREMENT))
+
+
 def test_seed_and_offset_by_themselves_in_what_draws_are_refused(device):
     program = make_program([(Role.INPUT, N), (Role.OUTPUT, N)], [("0", "1")])
     (drawing,) = program.launches
@@ -318,9 +347,10 @@ def test_a_cells_address_in_one_layout_and_the_hosts_in_others_is_noise(device):
     program = make_program([(Role.INPUT, N), (Role.OUTPUT, N)], [("0", "1")])
     capturer = RandomCapturer(())
     own = call("cuMemAlloc", 512)
+    order: list[int] = []
 
     def word_of(_) -> int:
-        number = capturer.n_captures - 1
+        number = order[-1]
         return int(own) if number < 2 else address + 64 * number
 
     tail = Tail(device, word_of)
@@ -328,8 +358,9 @@ def test_a_cells_address_in_one_layout_and_the_hosts_in_others_is_noise(device):
     original = RandomCapturer.capture
 
     def capture(self, program, pool):
+        order.append(self.number)
         found = original(self, program, pool)
-        owned = [OwnedRange(int(own), 8, RANDOM_OWNER)] if self.n_captures <= 2 else found.owned
+        owned = [OwnedRange(int(own), 8, RANDOM_OWNER)] if order[-1] < 2 else found.owned
         return dataclasses.replace(found, owned=owned)
 
     device._monkeypatch.setattr(RandomCapturer, "capture", capture)

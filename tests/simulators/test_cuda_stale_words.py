@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import pathlib
 import struct
+import weakref
 
 import pytest
 import torch
@@ -192,3 +193,28 @@ def test_a_driver_that_cannot_be_asked_is_no_answer(device):
     device.simulator.fail("cuPointerGetAttribute", 201)
     with pytest.raises(ExecutionError, match="cuPointerGetAttribute: CUDA_ERROR_INVALID_CONTEXT"):
         noise_of(step)
+
+
+@pytest.mark.parametrize("half", ["lower", "whole"])
+def test_an_address_of_the_heap_differs_in_one_layout(device, half):
+    """A capture in another layout lives on between the two, and has the blocks of the first."""
+    kernel = scaling(device)
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+
+    class Heap(StepCapturer):
+        def capture(self, program, pool):
+            self.block = library.malloc(1000)
+            found = super().capture(program, pool)
+            free = weakref.finalize(found.keep, library.free, self.block)
+            free.atexit = False
+            return found
+
+    def step(at):
+        stale = capturer.block if half == "whole" else capturer.block % (1 << 32) + (7 << 32)
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), words(stale))
+
+    capturer = Heap([step])
+    (noise,) = CudaBackend(capturer).prepare(make_program(*PROGRAM)).state.discovery.noise
+    assert (noise.offset_bytes, noise.kind) == (16, NoiseKind.DIFFERS)

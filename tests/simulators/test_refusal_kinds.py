@@ -83,7 +83,7 @@ def use_a_cache(world: World) -> None:
 
     def step(at: Any) -> None:
         kept.append(at.at[0])
-        at.launch(world.kernel, words(at.at[1]), words(kept[min(1, len(kept) - 1)]), words(1))
+        at.launch(world.kernel, words(at.at[1]), words(kept[0]), words(1))
 
     world.captured(step)
 
@@ -168,7 +168,7 @@ def test_every_kind_is_known_here():
 
 def hold_an_address_in_odd_bytes(world: World) -> None:
     def step(at: Any) -> None:
-        at.launch(world.odd, bytes(4) + words(at.at[0]) + bytes(4))
+        at.launch(world.odd, bytes(3) + words(at.at[0]) + bytes(5))
 
     world.captured(step)
 

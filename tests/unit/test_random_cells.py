@@ -49,19 +49,26 @@ def program_of(*random: bool) -> Program:
     return Program("cuda", (), launches, (), (), structure, structure)
 
 
-def capture_of(state: RandomState | None, launches=(0, 0, 0)) -> GraphCapture:
-    nodes = [GraphNode(1, NodeKind.KERNEL, f"kernel{node}", (), (bytes(64),)) for node in range(2)]
+def capture_of(state: RandomState | None, launches=(0, 0, 0), rest=()) -> GraphCapture:
+    """Nodes that hold zeros, but for (node, offset, bytes)."""
+    contents = [bytearray(64), bytearray(64)]
+    for node, offset, content in rest:
+        contents[node][offset : offset + len(content)] = content
+    nodes = [
+        GraphNode(1, NodeKind.KERNEL, f"kernel{node}", (), (bytes(content),))
+        for node, content in enumerate(contents)
+    ]
     nodes.append(GraphNode(1, NodeKind.MEMCPY, "copy2", (), (bytes(16), bytes(64))))
     return GraphCapture(1, nodes, [], launches, [], [], None, state)
 
 
-def cells(words, random=(True,), state=STATE, owner=RANDOM_OWNER, launches=(0, 0, 0)):
+def cells(words, random=(True,), state=STATE, owner=RANDOM_OWNER, launches=(0, 0, 0), rest=()):
     """The cells of words by (node, offset, address), and the places of those that are noise."""
     constants = tuple(
         OwnedConstant(node, 0, offset, address, owner) for node, offset, address in words
     )
     found = Discovery((), (), constants, ())
-    program, capture = program_of(*random), capture_of(state, launches)
+    program, capture = program_of(*random), capture_of(state, launches, rest)
     cells, noise = random_cells(program, capture, found, decoy_address=DECOY)
     assert all(one.again == DECOY.to_bytes(8, "little") for one in noise)
     assert all(one.kind is NoiseKind.CELL for one in noise)
@@ -131,6 +138,59 @@ def test_a_single_word_of_a_generator_that_nothing_draws_from_is_noise():
 def test_words_that_are_no_pairs_are_refused(words):
     with pytest.raises(CaptureError, match=r"kernel\d: .* side by side"):
         cells(words)
+
+
+def rest_of_state(node: int, offset: int, drawn: int = 8) -> tuple[int, int, bytes]:
+    """What follows seed and offset in a PhiloxCudaState: offset_intragraph_ and captured_."""
+    return node, offset, drawn.to_bytes(8, "little") + b"\1"
+
+
+@pytest.mark.parametrize(
+    ("words", "at", "seeds", "offsets"),
+    [
+        ([(0, 0, OFFSET), (0, 8, SEED), (0, 16, OFFSET)], 24, [8], [0, 16]),
+        ([(0, 0, SEED), (0, 8, OFFSET), (0, 16, SEED), (0, 24, OFFSET)], 32, [0, 16], [8, 24]),
+        ([(0, 0, OFFSET), (0, 8, SEED), (0, 24, SEED), (0, 32, OFFSET)], 40, [8, 24], [0, 32]),
+        ([(0, 0, SEED), (0, 8, OFFSET), (0, 48, OFFSET), (0, 56, SEED)], 16, [0, 56], [8, 48]),
+    ],
+)
+def test_what_is_left_over_beside_a_state_does_not_say_which_is_the_seed(words, at, seeds, offsets):
+    """A stale offset just before a pair, say: what follows a pair tells which one is meant."""
+    ((found_seeds, found_offsets),), noise = cells(words, rest=[rest_of_state(0, at)])
+    assert [offset for _, _, offset in found_seeds] == seeds
+    assert [offset for _, _, offset in found_offsets] == offsets
+    assert noise == []
+
+
+def test_a_word_of_another_generator_left_over_just_before_a_state_is_noise():
+    words = [(0, 0, OTHER_OFFSET), (0, 8, SEED), (0, 16, OFFSET)]
+    found, noise = cells(words, rest=[rest_of_state(0, 24)])
+    assert found == [([(0, 0, 8)], [(0, 0, 16)])]
+    assert noise == [(0, 0)]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        (0, 24, bytes(8) + b"\0"),  # not captured
+        (0, 24, (7).to_bytes(8, "little") + b"\1"),  # draws are multiples of 4
+        (0, 24, (1 << 40).to_bytes(8, "little") + b"\1"),  # an address
+        (0, 56, bytes(8)),  # nothing follows
+    ],
+)
+def test_what_does_not_follow_as_in_a_state_tells_nothing(rest):
+    words = [(0, 0, OFFSET), (0, 8, SEED), (0, 16, OFFSET)]
+    with pytest.raises(CaptureError, match=r"kernel0: .* side by side"):
+        cells(words, rest=[rest])
+
+
+def test_whole_states_that_contradict_each_other_are_refused():
+    words = [(0, 0, SEED), (0, 8, OFFSET), (1, 0, OFFSET), (1, 8, SEED)]
+    with pytest.raises(CaptureError, match=r"kernel1: .* side by side"):
+        cells(words, rest=[rest_of_state(0, 16), rest_of_state(1, 16)])
+    others = [*words[:2], (1, 0, OTHER_SEED), (1, 8, OTHER_OFFSET)]
+    with pytest.raises(CaptureError, match=r"kernel1: .* draw from one generator"):
+        cells(others, rest=[rest_of_state(0, 16), rest_of_state(1, 16)])
 
 
 @pytest.mark.parametrize("random", [(True,), (False, True)])

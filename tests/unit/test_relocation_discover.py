@@ -223,21 +223,95 @@ def test_a_difference_of_addresses_is_refused():
         discover(of_one_kernel(lambda at: pack(at[1] - at[0])), 2)
 
 
-@pytest.mark.parametrize("lead", [4, 12, 3])
+@pytest.mark.parametrize("lead", [3, 6, 9])
 def test_an_unaligned_address_is_refused_by_name(lead):
-    aligned = "expected addresses at multiples of 8; give a kernel of your own each address as a"
+    aligned = "expected addresses at multiples of 4; give a kernel of your own each address as a"
     with pytest.raises(
         CaptureError, match=f"an address at byte {lead} of its arguments: {aligned}"
     ):
         discover(of_one_kernel(lambda at: bytes(lead) + pack(at[0]) + bytes(9)), 2)
 
 
-def test_an_unaligned_address_beside_noise_is_not_taken_for_noise():
-    def arguments(at: Layout) -> bytes:
-        return struct.pack("<I", at.number + 1) + pack(at[0]) + bytes(4)
+@pytest.mark.parametrize("lead", [4, 12])
+def test_an_address_in_the_middle_of_a_word_is_followed(lead):
+    """As in a packed structure, or in what nobody initialised of one of four-byte numbers."""
+    found = discover(of_one_kernel(lambda at: bytes(lead) + pack(at[0] + 8) + bytes(9)), 2)
+    assert found.words == (Word(0, 0, lead, 0, 8),)
+    assert found.noise == ()
 
-    with pytest.raises(CaptureError, match="an address at byte 4"):
+
+def test_addresses_in_the_middle_of_words_follow_each_other_and_end_the_arguments():
+    found = discover(of_one_kernel(lambda at: b"\1\0\0\0" + pack(at[0], at[1], at[2] + 4)), 2)
+    assert found.words == (Word(0, 0, 4, 0, 0), Word(0, 0, 12, 1, 0), Word(0, 0, 20, 2, 4))
+
+
+def test_beside_an_address_in_the_middle_of_a_word_noise_is_noise():
+    def arguments(at: Layout) -> bytes:
+        return struct.pack("<I", at.number + 1) + pack(at[0]) + struct.pack("<I", 9 - at.number)
+
+    found = discover(of_one_kernel(arguments), 2)
+    assert found.words == (Word(0, 0, 4, 0, 0),)
+    assert found.noise == (
+        Noise(0, 0, 0, b"\1\0\0\0", b"\2\0\0\0"),
+        Noise(0, 0, 12, b"\x09\0\0\0", b"\x08\0\0\0"),
+    )
+
+
+def test_a_number_beside_an_address_in_the_middle_of_a_word_is_refused():
+    def arguments(at: Layout) -> bytes:
+        return struct.pack("<I", (at[1] - at[0]) // 512) + pack(at[0]) + bytes(4)
+
+    with pytest.raises(CaptureError, match=r"parameter 0 .* differs between captures"):
         discover(of_one_kernel(arguments), 2)
+
+
+def test_host_tables_may_hold_addresses_in_the_middle_of_words():
+    captures = [
+        capture(memcpy(pack(0, one[2]), struct.pack("<I", 7) + pack(one[1]) + bytes(4)), layout=one)
+        for one in LAYOUTS
+    ]
+    assert discover(captures, 2).words == (Word(0, 0, 8, 2, 0), Word(0, 1, 4, 1, 0))
+
+
+@pytest.mark.parametrize("offset", [-3 * MIB, 5 * MIB, -(1 << 36), 1 << 33])
+def test_an_address_far_outside_of_an_allocation_is_followed(offset):
+    """Where an index of 0 would lie; in no two layouts anything else is as far away."""
+    found = discover(of_one_kernel(lambda at: pack(at[0] + offset, at[1])), 2)
+    assert found.words == (Word(0, 0, 0, 0, offset), Word(0, 0, 8, 1, 0))
+
+
+@pytest.mark.parametrize("tag", [1 << 57, 1 << 63, 0xFF << 56])
+def test_an_address_with_a_tag_above_it_is_refused(tag):
+    """What would be to be added to another address is not known."""
+    with pytest.raises(CaptureError, match=r"parameter 0 .* differs between captures"):
+        discover(of_one_kernel(lambda at: pack(at[0] | tag)), 2)
+
+
+def test_an_address_that_is_far_from_several_allocations_alike_is_refused():
+    captures = [
+        capture(
+            kernel(pack(one[0] + 64 * MIB)),
+            layout=one,
+            allocations=[Allocation(one[0], 512, 0), Allocation(one[0] + 4 * MIB, 512, 1)],
+        )
+        for one in LAYOUTS
+    ]
+    with pytest.raises(CaptureError, match=r"parameter 0 .* differs between captures"):
+        discover(captures, 2)
+
+
+@pytest.mark.parametrize("what", ["lower", "shifted", "difference", "wide difference", "hashed"])
+def test_what_is_made_of_addresses_is_refused(what):
+    """A lower half alone too: whose upper half belongs to it is not known."""
+    make = {
+        "lower": lambda at: struct.pack("<II", at[0] & 0xFFFFFFFF, 5),
+        "shifted": lambda at: pack(at[0] >> 4),
+        "difference": lambda at: struct.pack("<ii", (at[1] - at[0]) // 4, 5),
+        "wide difference": lambda at: pack(at[0] - at[1]),
+        "hashed": lambda at: struct.pack("<II", 5, at[0] * 0x9E3779B1 % (1 << 32)),
+    }[what]
+    with pytest.raises(CaptureError, match=r"parameter 1 .* differs between captures"):
+        discover(of_one_kernel(lambda at: pack(at[2]) + make(at)), 2)
 
 
 def test_half_an_address_at_the_end_is_refused():

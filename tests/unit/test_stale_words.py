@@ -41,22 +41,19 @@ def test_an_address_of_the_host_that_differs_with_the_layout_is_noise(hosts):
 
 
 def test_it_may_begin_in_the_middle_of_a_word_and_end_the_arguments():
-    """As behind a structure of numbers of four bytes, whose halves belong to different words."""
+    """As behind a structure of numbers of four bytes: all eight bytes are the decoy's."""
     found = found_in(
         captures_of(lambda at: struct.pack("<IQI", 5, FAR[at.number], 6) + pack(at[0]), FAR)
     )
-    decoy, host = pack(DECOY), pack(FAR[0])
-    assert found.noise == (
-        Noise(0, 0, 0, b"\5\0\0\0" + host[:4], b"\5\0\0\0" + decoy[:4], kind=NoiseKind.HOST),
-        Noise(0, 0, 8, host[4:] + b"\6\0\0\0", decoy[4:] + b"\6\0\0\0", kind=NoiseKind.HOST),
-    )
-    found = found_in(captures_of(lambda at: pack(at[0]) + b"\5\0\0\0" + pack(STALE[at.number])))
-    assert [(one.offset_bytes, len(one.again)) for one in found.noise] == [(8, 8)]
-    found = found_in(captures_of(lambda at: b"\5\0\0\0" + pack(FAR[at.number]), FAR))
-    assert [(one.offset_bytes, one.again) for one in found.noise] == [
-        (0, b"\5\0\0\0" + decoy[:4]),
-        (8, decoy[4:]),
-    ]
+    assert found.words == (Word(0, 0, 16, 0, 0),)
+    assert found.noise == (Noise(0, 0, 4, pack(FAR[0]), pack(DECOY), kind=NoiseKind.HOST),)
+    for hosts in (STALE, FAR):
+        found = found_in(
+            captures_of(
+                lambda at, hosts=hosts: pack(at[0]) + b"\5\0\0\0" + pack(hosts[at.number]), hosts
+            )
+        )
+        assert found.noise == (Noise(0, 0, 12, pack(hosts[0]), pack(DECOY), kind=NoiseKind.HOST),)
 
 
 def test_half_of_it_may_be_noise_of_one_layout():
@@ -73,8 +70,10 @@ def test_beside_it_constants_stay_and_noise_of_one_layout_is_noise(beside):
             lambda at: pack(at[0]) + struct.pack("<IQI", beside[at.number], FAR[at.number], 0), FAR
         )
     )
-    assert [one.offset_bytes for one in found.noise] == [8, 16]
-    assert found.noise[0].again[:4] == struct.pack("<I", beside[1])
+    stale = Noise(0, 0, 12, pack(FAR[0]), pack(DECOY), kind=NoiseKind.HOST)
+    number = [struct.pack("<I", one) for one in beside]
+    noise = [] if beside[0] == beside[1] else [Noise(0, 0, 8, *number[:2])]
+    assert list(found.noise) == [stale, *noise]
 
 
 def test_a_number_beside_it_that_differs_with_the_layout_is_refused():
@@ -84,6 +83,122 @@ def test_a_number_beside_it_that_differs_with_the_layout_is_refused():
 
     with pytest.raises(CaptureError, match=r"parameter 1 .* is no address of an allocation"):
         found_in(captures_of(arguments, FAR))
+
+
+def test_of_one_whose_upper_half_is_constant_both_halves_become_the_decoys():
+    """Half a decoy with half an address of the host would lead anywhere."""
+    assert len({one >> 32 for one in STALE}) == 1
+    found = found_in(captures_of(lambda at: struct.pack("<IQI", 5, STALE[at.number], 6)))
+    assert found.noise == (Noise(0, 0, 4, pack(STALE[0]), pack(DECOY), kind=NoiseKind.HOST),)
+
+
+# ---- half an address, and less -------------------------------------------------------------------
+
+
+def upper(address: int) -> int:
+    return address >> 32
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("beside", [(7, 7, 7, 7), (1, 2, 3, 4)])
+def test_the_upper_half_of_an_address_beside_a_number_is_noise(beside, at_end):
+    """As where a structure's last number of four bytes is written over an address of a tensor."""
+
+    def arguments(at: Layout) -> bytes:
+        halves = [beside[at.number], upper(at[1])]
+        return pack(at[0]) + struct.pack("<II", *(halves if at_end else halves[::-1]))
+
+    (one,) = found_in(captures_of(arguments)).noise
+    number = [struct.pack("<I", number) for number in beside]
+    halves = [
+        struct.pack("<I", upper(LAYOUTS[0][1])),
+        struct.pack("<I", upper(DECOY)),
+    ]
+    order = slice(None, None, 1 if at_end else -1)
+    assert one.kind is NoiseKind.UPPER_HALF
+    assert one.first == b"".join([number[0], halves[0]][order])
+    assert one.again == b"".join([number[1], halves[1]][order])
+
+
+def test_an_upper_half_that_is_the_decoys_is_changed_all_the_same():
+    captures = captures_of(lambda at: struct.pack("<II", 7, upper(at[1])))
+    decoy = (upper(LAYOUTS[0][1]) << 32) + 0x1000
+    (one,) = discover(captures, 2, (), lambda value: False, decoy_address=decoy).noise
+    assert one.again == struct.pack("<II", 7, upper(LAYOUTS[2][1]))
+
+
+def test_upper_halves_of_the_hosts_addresses_are_told_by_each_capture():
+    """The heap and an anonymous mapping may be far apart."""
+    halves = (0x5555, 0x5555, 0x7E12, 0x7E13)
+    captures = captures_of(lambda at: pack(at[0]) + struct.pack("<II", 7, halves[at.number]))
+    with pytest.raises(CaptureError, match=r"parameter 1 .* is no address of an allocation"):
+        found_in(captures)
+    told = [
+        dataclasses.replace(one, host_upper_halves=frozenset({half}))
+        for one, half in zip(captures, halves, strict=True)
+    ]
+    (one,) = found_in(told).noise
+    assert (one.offset_bytes, one.kind) == (8, NoiseKind.UPPER_HALF)
+    told[3] = captures[3]
+    with pytest.raises(CaptureError, match=r"parameter 1 .* is no address of an allocation"):
+        found_in(told)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_upper_half_beside_a_lower_one_elsewhere_is_refused_for_that(order):
+    """An address in two pieces: each is a number of four bytes beside another one."""
+
+    def arguments(at: Layout) -> bytes:
+        pieces = [at[0] & 0xFFFFFFFF, at[0] >> 32]
+        return b"".join(struct.pack("<II", 7, pieces[one]) for one in order)
+
+    with pytest.raises(CaptureError, match=r"parameter \d .* is no address of an allocation"):
+        found_in(captures_of(arguments))
+
+
+def of_parameters(*sizes: int):
+    """A kernel whose parameters have these sizes, each aligned to its own."""
+
+    def make(content: bytes) -> GraphNode:
+        places, at = [], 0
+        for size in sizes:
+            at = -(-at // size) * size
+            places.append((at, size))
+            at += size
+        assert at == len(content)
+        return GraphNode(1, NodeKind.KERNEL, "loop_kernel", (), (content,), tuple(places))
+
+    return make
+
+
+def test_a_byte_that_follows_the_layout_is_noise():
+    """As function objects without members, which are passed as a byte that nobody writes."""
+    stale = (0x4A, 0x4A, 0x5A, 0x6A)
+    found = found_in(
+        captures_of(
+            lambda at: struct.pack("<IB3xQ", 128, stale[at.number], at[0]),
+            make=of_parameters(4, 1, 8),
+        )
+    )
+    assert found.words == (Word(0, 0, 8, 0, 0),)
+    (one,) = found.noise
+    assert (one.offset_bytes, one.kind) == (0, NoiseKind.SMALL)
+    assert (one.first, one.again) == (
+        struct.pack("<IB3x", 128, 0x4A),
+        struct.pack("<IB3x", 128, 0x5A),
+    )
+
+
+def test_bytes_of_a_larger_parameter_that_follow_the_layout_are_refused():
+    """They may be part of a number that says where something lies."""
+    stale = (0x4A, 0x4A, 0x5A, 0x6A)
+    with pytest.raises(CaptureError, match=r"parameter 0 .* is no address of an allocation"):
+        found_in(
+            captures_of(
+                lambda at: struct.pack("<IB3xQ", 128, stale[at.number], at[0]),
+                make=of_parameters(8, 8),
+            )
+        )
 
 
 @pytest.mark.parametrize("number", range(4))

@@ -19,7 +19,8 @@ enum class Trigger : std::uint8_t {
 // How much an execution has to patch.
 enum class Policy : std::uint8_t { kNone, kIo, kAll };
 
-// Where the resident object holds an address: word = base[slot] + offset_bytes.
+// Where the resident object holds an address: word = base[slot] + offset_bytes, modulo 2^64, since
+// it may lie before its slot.
 struct Relocation {
   std::uint32_t word;
   std::uint32_t slot;

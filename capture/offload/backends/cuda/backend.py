@@ -25,7 +25,12 @@ from offload.backends.cuda.graph import (
     driver_bindings,
     is_known_address,
 )
-from offload.backends.cuda.layouts import capture_in_layouts, check_decoy, write_decoy
+from offload.backends.cuda.layouts import (
+    capture_in_layouts,
+    check_decoy,
+    clear_decoy,
+    write_decoy,
+)
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
@@ -379,7 +384,7 @@ class CudaBackend:
             with self.proof_memory(captured.device) as memory:
                 noise = captured.discovery.noise
                 loaded, unshared = twins
-                write_decoy(captured, memory)
+                clear_decoy(captured, memory)
                 prove(
                     program,
                     loaded,
@@ -388,6 +393,7 @@ class CudaBackend:
                     noise=noise,
                     describe=describe,
                     fixed=weights_at_risk(program),
+                    before_moved=functools.partial(write_decoy, captured, memory),
                 )
                 check_decoy(captured, memory, describe)
         finally:

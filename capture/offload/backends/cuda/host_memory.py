@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import struct
 from pathlib import Path
 
 from offload.backends.cuda.graph import is_known_address
 from offload.backends.relocation.captures import GraphCapture, NodeKind
-from offload.backends.relocation.words import WORD_BYTES
+from offload.backends.relocation.words import HALF_BYTES, WORD_BYTES
 
 # Above every number that may stand in arguments for another reason, a distance of two addresses
 # say; Linux gives heap, mappings and stacks of 64-bit programs higher addresses, but for the heap
@@ -16,22 +17,23 @@ from offload.backends.relocation.words import WORD_BYTES
 _LEAST_ADDRESS = 1 << 40
 
 
-def host_words(capture: GraphCapture) -> frozenset[int]:
-    """What `GraphCapture.host_words` says; to be asked while the capture's memory is there.
+def with_host_words(capture: GraphCapture) -> GraphCapture:
+    """The capture, saying what is the host's: `GraphCapture.host_words` and `host_upper_halves`.
 
-    Such an address lies in a mapping that this process may read and write, its heap, a stack or an
-    anonymous one, but in no file of /dev, and the driver does not know it. So it is no memory of a
-    device, nor memory of the host that was made known to the driver (pinned, registered, managed).
+    To be asked while the capture's memory is there. Such an address lies in a mapping that this
+    process may read and write, its heap, a stack or an anonymous one, but in no file of /dev, and
+    the driver does not know it. So it is no memory of a device, nor memory of the host that was
+    made known to the driver (pinned, registered, managed).
 
     Raises:
         ExecutionError: the driver failed.
     """
     contents = {node.parts[0] for node in capture.nodes if node.kind is NodeKind.KERNEL}
-    ranges = _writable_ranges()
+    ranges = [one for one in _writable_ranges() if one[1] > _LEAST_ADDRESS]
     starts = [start for start, _ in ranges]
     values: set[int] = set()
     for content in contents:
-        for lead in (0, WORD_BYTES // 2):
+        for lead in (0, HALF_BYTES):
             n_words = max(0, len(content) - lead) // WORD_BYTES
             values.update(struct.unpack_from(f"<{n_words}Q", content, lead))
     found = set()
@@ -40,7 +42,12 @@ def host_words(capture: GraphCapture) -> frozenset[int]:
         is_there = value >= _LEAST_ADDRESS and place >= 0 and value < ranges[place][1]
         if is_there and not is_known_address(value):
             found.add(value)
-    return frozenset(found)
+    upper_halves = {
+        half for begin, end in ranges for half in range(begin >> 32, ((end - 1) >> 32) + 1)
+    }
+    return dataclasses.replace(
+        capture, host_words=frozenset(found), host_upper_halves=frozenset(upper_halves)
+    )
 
 
 def _writable_ranges() -> list[tuple[int, int]]:

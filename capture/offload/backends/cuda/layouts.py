@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from offload import _native
 from offload.backends.cuda.capture import Capturer, device_of
-from offload.backends.cuda.host_memory import host_words
+from offload.backends.cuda.host_memory import with_host_words
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.resident_graph import CapturedProgram
 from offload.backends.relocation import advice
@@ -17,9 +17,7 @@ from offload.backends.relocation.words import WORD_BYTES, Discovery, Noise, Nois
 from offload.errors import CaptureError
 from offload.program import Program
 
-# What stands around the address that the proof gives to words which no kernel should read.
-_DECOY_BYTES = 4096
-_DECOY = struct.pack("<Q", 3) * (2 * _DECOY_BYTES // WORD_BYTES)
+_DECOY_WORD = struct.pack("<Q", 3)  # as a number small, as an address nothing, as an index valid
 
 
 def capture_in_layouts(
@@ -27,9 +25,11 @@ def capture_in_layouts(
 ) -> tuple[CapturedProgram, GraphCapture, GraphCapture, GraphCapture]:
     """Capture twice in one layout, and once in each of two others.
 
-    The first of the two is let go before the same addresses are given out again; the second is the
-    template, and lives on while the others are made, so that no address of its can recur. Its pool
-    has the decoy of the proof too.
+    The first of the two is let go before the same addresses are given out again. A capture in
+    another layout is made in between and lives on while the second is made, so that the heap gives
+    that other memory than the first: what is left of addresses of the host differs between the
+    two, as all that nobody initialised should. The second is the template, and lives on while the
+    last is made, so that no address of its can recur. Its pool has the decoy of the proof too.
 
     Args:
         program: to be captured.
@@ -49,26 +49,44 @@ def capture_in_layouts(
     def taken(pool: _native.DiscoveryPool) -> GraphCapture:
         capture = capturer.capture(program, pool)
         with DeviceMemory(device):  # so that the driver can be asked
-            return dataclasses.replace(capture, host_words=host_words(capture))
+            return with_host_words(capture)
 
     pool = _native.DiscoveryPool(device, seed)
+    between = _native.DiscoveryPool(device, seed + 1)
     again = _as_data(taken(pool))
+    alive = taken(between)
     pool.rewind()
     template = taken(pool)
-    others = [_as_data(taken(_native.DiscoveryPool(device, seed + number))) for number in (1, 2)]
-    decoy_address = pool.allocate(2 * _DECOY_BYTES) + _DECOY_BYTES
+    other = _as_data(alive)
+    del alive, between  # in this order: its tensors lie in the pool
+    last = _as_data(taken(_native.DiscoveryPool(device, seed + 2)))
+    chunk_bytes = _native.cuda_granularity_bytes(device)
+    decoy_address = pool.allocate(2 * chunk_bytes) + chunk_bytes
     nothing = Discovery((), (), (), ())
     captured = CapturedProgram(device, template, pool, nothing, [], decoy_address)
-    return captured, again, others[0], others[1]
+    return captured, again, other, last
 
 
-def write_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
-    """Fill the decoy, before the proof executes anything; no capture is disturbed until then.
+def clear_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
+    """Fill with zeros what lies at all addresses that the template was captured with.
+
+    The pool shows one chunk of memory there, which the decoy fills. No capture is disturbed until
+    the proof, and no execution should read or write there.
 
     Raises:
         ExecutionError: the driver failed.
     """
-    memory.write(captured.decoy_address - _DECOY_BYTES, _DECOY)
+    memory.fill(*_chunk(captured))
+
+
+def write_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
+    """Fill it with the decoy's numbers, before the proof executes what should not read them.
+
+    Raises:
+        ExecutionError: the driver failed.
+    """
+    address, n_bytes = _chunk(captured)
+    memory.write(address, _decoy(n_bytes))
 
 
 def check_decoy(
@@ -82,14 +100,30 @@ def check_decoy(
         CaptureError: the decoy is changed; the message names the words that had its address.
         ExecutionError: the driver failed.
     """
-    if memory.read(captured.decoy_address - _DECOY_BYTES, len(_DECOY)) == _DECOY:
+    address, n_bytes = _chunk(captured)
+    if memory.read(address, n_bytes) == _decoy(n_bytes):
         return
     kinds = (NoiseKind.HOST, NoiseKind.CELL)
     words = [describe(one) for one in captured.discovery.noise if one.kind in kinds]
+    if not words:
+        raise CaptureError(
+            "a kernel writes to memory that it was captured with, and none of its words holds an "
+            f"address of that (a texture or a variable of its module may); {advice.FIND_THE_LAUNCH}"
+        )
     raise CaptureError(
         f"a kernel writes through a word that was taken for what nobody initialised: one of "
         f"{', '.join(words)}; {advice.INITIALISE}"
     )
+
+
+def _chunk(captured: CapturedProgram) -> tuple[int, int]:
+    """(address, bytes) at which all of the pool's chunk is shown once."""
+    chunk_bytes = _native.cuda_granularity_bytes(captured.device)
+    return captured.decoy_address - chunk_bytes, chunk_bytes
+
+
+def _decoy(n_bytes: int) -> bytes:
+    return _DECOY_WORD * (n_bytes // WORD_BYTES)
 
 
 def _as_data(capture: GraphCapture) -> GraphCapture:

@@ -15,6 +15,7 @@ NodeWord = tuple[int, int, int]
 Cell = tuple[list[NodeWord], list[NodeWord]]
 """The words that hold the address of a seed, and those that hold that of an offset."""
 
+_MOST_DRAWN = 1 << 40  # by one execution of a graph, which moves a generator on by less
 
 _DRAW_BEFORE = (
     "draw outside of the captured model and pass the numbers as an input, or leave the operator out"
@@ -76,9 +77,9 @@ def random_cells(
 def _pairs(found: Mapping[NodeWord, int]) -> dict[NodeWord, tuple[int, int]]:
     """By the first of two words that stand side by side and differ what they hold."""
     return {
-        word: (address, found[_after(word)])
+        word: (address, found[_beside(word, 1)])
         for word, address in sorted(found.items())
-        if found.get(_after(word), address) != address
+        if found.get(_beside(word, 1), address) != address
     }
 
 
@@ -90,27 +91,47 @@ def _state(
 ) -> tuple[int, int]:
     """The addresses of seed and offset, by the kernels of launches that draw.
 
-    Where no launch is known to draw, as in an opaque one, all kernels are asked.
+    Where no launch is known to draw, as in an opaque one, all kernels are asked. Pairs that are
+    part of a PhiloxCudaState say which is which; what shares a word with one of them is left over.
+    Where there is none, every pair says it.
 
     Raises:
         CaptureError: no word has another one beside it, or pairs name several states.
     """
     drawing = {launch.index for launch in program.launches if launch.random}
     draws = {word for word in found if not drawing or capture.launches[word[0]] in drawing}
-    first = next((word for word in pairs if word in draws), None)
-    if first is None:
+    whole = {word for word in pairs if _is_philox_state(capture, found, word)}
+    left_over = {place for word in whole for place in (_beside(word, -1), _beside(word, 1))}
+    says = [word for word in pairs if word in draws & whole]
+    says = says or [word for word in pairs if word in draws]
+    if not says:
         raise _unpaired(capture, min(draws or found))
-    state = pairs[first]
+    state = pairs[says[0]]
     for word, other in pairs.items():
-        if set(other) != set(state):
+        if set(other) != set(state) and word not in left_over:
             raise CaptureError(
                 f"{_name(capture, word)}: it finds the state of a random generator elsewhere than "
                 "the kernels before it; draw from one generator, torch's default one or one that "
                 "is passed"
             )
-        if other != state and word in draws:  # which is the seed?
+        if other != state and word in says:  # which is the seed?
             raise _unpaired(capture, word)
     return state
+
+
+def _is_philox_state(capture: GraphCapture, found: Mapping[NodeWord, int], word: NodeWord) -> bool:
+    """Whether a pair is followed by the rest of torch's PhiloxCudaState.
+
+    That is the offset within the graph, in 64 bits, a multiple of 4, and a byte that says that the
+    graph was captured (PhiloxCudaStateRaw.cuh of torch 2.11; CUDAGeneratorState::increase).
+    """
+    node, part, offset_bytes = word
+    begin = offset_bytes + 2 * WORD_BYTES
+    rest = capture.nodes[node].parts[part][begin : begin + WORD_BYTES + 1]
+    if len(rest) <= WORD_BYTES or (node, part, begin) in found:
+        return False
+    drawn = int.from_bytes(rest[:WORD_BYTES], "little")
+    return drawn < _MOST_DRAWN and drawn % 4 == 0 and rest[WORD_BYTES] == 1
 
 
 def _unpaired(capture: GraphCapture, word: NodeWord) -> CaptureError:
@@ -140,9 +161,9 @@ def _noise(capture: GraphCapture, found: Mapping[NodeWord, int], decoy_address: 
     ]
 
 
-def _after(word: NodeWord) -> NodeWord:
+def _beside(word: NodeWord, n_words: int) -> NodeWord:
     node, part, offset_bytes = word
-    return node, part, offset_bytes + WORD_BYTES
+    return node, part, offset_bytes + n_words * WORD_BYTES
 
 
 def _name(capture: GraphCapture, word: NodeWord) -> str:

@@ -75,7 +75,10 @@ def make_resident(
         arena_bytes=arena_bytes,
         node_handles=[node.handle for node in capture.nodes],
         words=[(word.node, word.part, word.offset_bytes) for word in discovery.words],
-        relocations=relocations_of(discovery, plan),
+        relocations=[  # of addresses before their slot too
+            (word, slot, offset_bytes % 2**64)
+            for word, slot, offset_bytes in relocations_of(discovery, plan)
+        ],
         launches=list(capture.launches),
         n_launches=len(program.launches),
         host_tables={

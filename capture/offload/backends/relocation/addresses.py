@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from offload.backends.relocation.captures import GraphCapture, OwnedRange
 
+_FAR_BYTES = 1 << 36
+"""How far outside of an allocation an address is looked for: as large as what a device may hold."""
+
 
 class Layout:
     """Which allocations an address may belong to, in one capture."""
@@ -31,6 +34,48 @@ class Layout:
             for start, size_bytes, index in self._order[max(0, place - 1) : place + 1]
             if -self._guard_bytes <= address - start < size_bytes + self._beyond_bytes
         ]
+
+
+class Meanings:
+    """What a word means that all captures have: the same allocation and offset in each layout."""
+
+    def __init__(self, captures: Sequence[GraphCapture], guard_bytes: int) -> None:
+        """Of one capture in each of three layouts."""
+        self.layouts = [Layout(capture, guard_bytes) for capture in captures]
+        allocations = [capture.allocations for capture in captures]
+        self._addresses = [  # of captures that have other allocations nobody asks
+            tuple(one.address for one in row) for row in zip(*allocations, strict=False)
+        ]
+        self._by_moves: dict[tuple[int, int], list[int]] = {}
+        for index, (first, second, third) in enumerate(self._addresses if guard_bytes else ()):
+            if captures[0].allocations[index].size_bytes:
+                self._by_moves.setdefault((second - first, third - first), []).append(index)
+
+    def of(self, first: int, second: int, third: int) -> list[tuple[int, int]]:
+        """Each (allocation, offset) that explains a word in every layout."""
+        near = [
+            (index, offset)
+            for index, offset in self.layouts[0].candidates(first)
+            if self._addresses[index][1:] == (second - offset, third - offset)
+        ]
+        return near or self._far(first, second, third)
+
+    def _far(self, first: int, second: int, third: int) -> list[tuple[int, int]]:
+        """The same far outside of an allocation, if it is one alone.
+
+        As of a kernel that is given where an index of 0 would lie. Where allocations have gaps of
+        their own in each layout, none but its own is as far away in all three; of side by side
+        ones many are.
+        """
+        found = [
+            (index, first - self._addresses[index][0])
+            for index in self._by_moves.get((second - first, third - first), ())
+        ]
+        return found if len(found) == 1 and abs(found[0][1]) <= _FAR_BYTES else []
+
+    def is_of_pool(self, address: int) -> bool:
+        """Whether it belongs to an allocation of some layout."""
+        return any(layout.candidates(address) for layout in self.layouts)
 
 
 class Owned:

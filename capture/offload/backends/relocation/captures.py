@@ -93,6 +93,7 @@ class GraphCapture:
             (PhiloxCudaState in torch's PhiloxCudaStateRaw.cuh).
         host_words: what eight bytes of its kernels' arguments hold, at multiples of four, where
             that was an address of the host's memory which the driver did not know.
+        host_upper_halves: the upper four bytes of addresses of the host's memory.
     """
 
     graph: int
@@ -104,6 +105,7 @@ class GraphCapture:
     keep: Any
     random: RandomState | None = None
     host_words: Set[int] = frozenset()
+    host_upper_halves: Set[int] = frozenset()
 
 
 def node_text(capture: GraphCapture, launch_names: Sequence[str], node: int) -> str:

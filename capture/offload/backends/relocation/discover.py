@@ -6,20 +6,21 @@ that a copy reads. Pure data: nothing here needs a device.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from offload.backends.relocation import advice
-from offload.backends.relocation.addresses import Layout, Owned
+from offload.backends.relocation.addresses import Meanings, Owned
 from offload.backends.relocation.captures import (
     GraphCapture,
     NodeKind,
     node_text,
     place_text,
 )
-from offload.backends.relocation.stale_words import StaleHostWords, differs_beside, masked
+from offload.backends.relocation.constants import Constants
+from offload.backends.relocation.stale_words import StaleWords, differs_beside, masked
 from offload.backends.relocation.words import (
+    HALF_BYTES,
     WORD_BYTES,
     CapturesDiffer,
     Discovery,
@@ -31,14 +32,10 @@ from offload.backends.relocation.words import (
     Word,
     differing,
 )
-from offload.errors import CaptureError
 
 GUARD_BYTES = 1 << 20
 """An allocation owns the addresses so far around it: the discovery pool leaves at least so many
 bytes free on both sides."""
-
-# What may be a device's address at all; beyond are numbers, floats and pairs of them.
-_LEAST_ADDRESS, _MOST_ADDRESS = 1 << 16, 1 << 57
 
 
 def discover(
@@ -83,7 +80,7 @@ def discover(
     search = _Search(captures, launch_names, guard_bytes, leaves_unexplained, decoy_address)
     search.check_alike()
     search.read_parts()
-    constants = search.owned_constants(is_known_address, numbers_look_alike, describe_address)
+    constants = search.constants.owned(is_known_address, numbers_look_alike, describe_address)
     values, scratch_bytes = _number_scratch(captures[0], search.found, n_values)
     return Discovery(
         tuple(
@@ -131,15 +128,11 @@ class _Search:
         self._names = launch_names
         self._nodes = captures[0].nodes
         first, _, second, third = captures
-        self._layouts = [Layout(capture, guard_bytes) for capture in (first, second, third)]
-        self._addresses = [
-            [one.address for one in capture.allocations] for capture in (second, third)
-        ]
+        self._meanings = Meanings((first, second, third), guard_bytes)
+        self._halves_tell = guard_bytes > 0
         self._owned = [Owned(capture.owned) for capture in captures]
-        self._host = StaleHostWords(captures, self._layouts, self._owned, decoy_address)
-        self._equal: list[tuple[int, int, bytes]] = []  # parts in which nothing differs
-        self._single: list[tuple[int, int, int, int]] = []  # constant words of the other parts
-        self._kept: list[OwnedConstant] = []  # that differ, each capture having its own
+        self._stale = StaleWords(captures, self._meanings, self._owned, decoy_address)
+        self.constants = Constants(captures[0], launch_names, self._meanings, self._owned[0])
         self.found: list[_Found] = []
         self.noise: list[Noise] = []
         self.unexplained: list[Unexplained] = []
@@ -192,82 +185,117 @@ class _Search:
             for part, content in enumerate(one.parts):
                 contents = [capture.nodes[node].parts[part] for capture in self._captures]
                 if all(other == content for other in contents):
-                    self._equal.append((node, part, content))
+                    self.constants.equal.append((node, part, content))
                 else:
                     self._read_part(node, part, contents)
 
     def _read_part(self, node: int, part: int, contents: list[bytes]) -> None:
-        columns = zip(*map(_words_of, contents), strict=True)
-        for index, words in enumerate(columns):
-            offset = index * WORD_BYTES
+        between = self._read_between(node, part, contents)
+        n_bytes = len(contents[0])
+        for begin in range(0, n_bytes, WORD_BYTES):
+            middle, end = begin + HALF_BYTES, min(n_bytes, begin + WORD_BYTES)
+            is_cut = begin in between or middle in between
+            if is_cut:
+                begin, end = (  # noqa: PLW2901  (what is left of the word)
+                    middle if begin in between else begin,
+                    middle if middle in between else end,
+                )
+            words = [content[begin:end] for content in contents]
             if words.count(words[0]) < len(words):
-                self._read_differing(node, part, offset, contents)
-            elif _LEAST_ADDRESS <= words[0] < _MOST_ADDRESS:
-                self._single.append((node, part, offset, words[0]))
-        rest = len(contents[0]) // WORD_BYTES * WORD_BYTES
-        if any(content[rest:] != contents[0][rest:] for content in contents):
-            self._read_differing(node, part, rest, contents)
+                self._read_differing(node, part, begin, end, contents)
+            elif len(words[0]) == WORD_BYTES:
+                self.constants.single.append((node, part, begin, _number(words[0])))
 
-    def _read_differing(self, node: int, part: int, offset: int, contents: list[bytes]) -> None:
+    def _read_between(self, node: int, part: int, contents: list[bytes]) -> set[int]:
+        """Name addresses that begin in the middle of a word; which halves of words they take.
+
+        As in structures of numbers of four bytes, which are aligned to that.
+        """
+        is_kernel = self._nodes[node].kind is NodeKind.KERNEL
+        taken: set[int] = set()
+        if not self._halves_tell or not (is_kernel or part):
+            return taken
+        for start in range(HALF_BYTES, len(contents[0]) - WORD_BYTES + 1, WORD_BYTES):
+            words = [content[start : start + WORD_BYTES] for content in contents]
+            if words.count(words[0]) == len(words) or self._is_claimed(start, contents):
+                continue
+            meanings = self._meanings_at(start, contents) if words[0] == words[1] else []
+            if meanings:
+                self.found.append((node, part, start, *self._nearest(node, start, meanings)))
+            elif is_kernel and not part and self._stale.is_host_address(contents, start):
+                self.noise.append(
+                    Noise(node, part, start, words[0], self._stale.decoy, NoiseKind.HOST)
+                )
+            else:
+                continue
+            taken.update((start, start + HALF_BYTES))
+        return taken
+
+    def _is_claimed(self, start: int, contents: list[bytes]) -> bool:
+        """Whether a word that these eight bytes are half of is an address as a whole."""
+        for offset in (start - HALF_BYTES, start + HALF_BYTES):
+            words = [content[offset : offset + WORD_BYTES] for content in contents]
+            if len(words[0]) == WORD_BYTES and words.count(words[0]) < len(words):
+                if self._meanings_at(offset, contents) or self._owner_of(words):
+                    return True
+                if self._stale.is_host_address(contents, offset):
+                    return True
+        return False
+
+    def _read_differing(
+        self, node: int, part: int, begin: int, end: int, contents: list[bytes]
+    ) -> None:
         try:
             # Whatever the second capture in the first layout has there: noise can be relocated too.
-            meanings = self._meanings_at(offset, contents)
+            is_whole = end - begin == WORD_BYTES
+            meanings = self._meanings_at(begin, contents) if is_whole else []
             if meanings:
-                self.found.append((node, part, offset, *self._nearest(node, offset, meanings)))
+                self.found.append((node, part, begin, *self._nearest(node, begin, meanings)))
             else:
-                self._read_other(node, part, offset, contents)
+                self._read_other(node, part, begin, end, contents)
         except Unfollowed as error:
             if not self._leaves_unexplained:
                 raise
-            self.unexplained.append(Unexplained(node, part, offset, error.what))
+            self.unexplained.append(Unexplained(node, part, begin, error.what))
 
     def _meanings_at(self, offset: int, contents: list[bytes]) -> list[tuple[int, int]]:
-        first, _, second, third = (one[offset : offset + WORD_BYTES] for one in contents)
-        is_whole = len(first) == WORD_BYTES
-        return self._meanings(*map(_number, (first, second, third))) if is_whole else []
+        """What a word means, whatever the second capture in the first layout has there."""
+        first, _, second, third = (_number(one[offset : offset + WORD_BYTES]) for one in contents)
+        return self._meanings.of(first, second, third)
 
-    def _read_other(self, node: int, part: int, offset: int, contents: list[bytes]) -> None:
+    def _read_other(
+        self, node: int, part: int, begin: int, end: int, contents: list[bytes]
+    ) -> None:
         """Name a word that differs and is no address in the pool, or what is left of one."""
-        words = [content[offset : offset + WORD_BYTES] for content in contents]
+        words = [content[begin:end] for content in contents]
         first, again = words[:2]
         owner = self._owner_of(words) if len(first) == WORD_BYTES else ""
         if owner:
-            self._kept.append(OwnedConstant(node, part, offset, _number(first), owner))
+            self.constants.kept.append(OwnedConstant(node, part, begin, _number(first), owner))
             return
         mask = differing(first, again)
         if len({masked(word, mask) for word in words}) > 1:
-            self._refuse_unaligned(node, offset, contents)
-        if first == again or (differs_beside(mask, words) and not self._is_stale(words)):
-            replaced = self._without_host_addresses(node, part, offset, contents)
+            self._refuse_unaligned(node, begin, contents)
+        if first == again or (differs_beside(words) and not self._is_stale(words)):
+            is_kernel = self._nodes[node].kind is NodeKind.KERNEL and not part
+            parameters = self._nodes[node].parameters
+            replaced = (  # of copies and memsets every byte is used
+                self._stale.replaced(contents, begin, end, parameters)
+                if is_kernel and self._halves_tell
+                else None
+            )
             if replaced is None:
                 what = "is no address of an allocation in all of them"
-                self._refuse(node, part, offset, what, words)
-            self.noise.append(Noise(node, part, offset, first, replaced, NoiseKind.HOST))
+                self._refuse(node, part, begin, what, words)
+            self.noise.append(Noise(node, part, begin, first, *replaced))
             return
         if self._nodes[node].kind is not NodeKind.KERNEL and not part:
-            self._refuse(node, part, offset, "is an operand, which is always used", words)
-        self.noise.append(Noise(node, part, offset, first, again))
-
-    def _without_host_addresses(
-        self, node: int, part: int, offset: int, contents: list[bytes]
-    ) -> bytes | None:
-        """A word with the decoy for what is left of addresses of the host; None: it is no noise."""
-        if self._nodes[node].kind is not NodeKind.KERNEL or part:
-            return None  # of copies and memsets every byte is used
-        return self._host.replaced(contents, offset)
+            self._refuse(node, part, begin, "is an operand, which is always used", words)
+        self.noise.append(Noise(node, part, begin, first, again))
 
     def _is_stale(self, words: Sequence[bytes]) -> bool:
         """Whether a word holds some address of the first layout in both captures of it."""
-        return all(self._layouts[0].candidates(_number(word)) for word in words[:2])
-
-    def _meanings(self, first: int, second: int, third: int) -> list[tuple[int, int]]:
-        """Each (allocation, offset) that explains a word in every layout."""
-        return [
-            (index, offset)
-            for index, offset in self._layouts[0].candidates(first)
-            if self._addresses[0][index] + offset == second
-            and self._addresses[1][index] + offset == third
-        ]
+        return all(self._meanings.layouts[0].candidates(_number(word)) for word in words[:2])
 
     def _nearest(self, node: int, offset: int, meanings: list[tuple[int, int]]) -> tuple[int, int]:
         """The allocation that an address is nearest to."""
@@ -295,73 +323,20 @@ class _Search:
 
     def _refuse_unaligned(self, node: int, offset: int, contents: list[bytes]) -> None:
         """Refuse a differing word that is part of an address which is not aligned."""
-        first, again, second, third = contents
+        first, again, *_ = contents
         for start in range(max(0, offset - WORD_BYTES + 1), offset + WORD_BYTES):
             end = start + WORD_BYTES
-            words = [content[start:end] for content in (first, second, third)]
-            is_noisy = again[start:end] != words[0]
-            if start == offset or end > len(first) or is_noisy or len(set(words)) == 1:
+            words = [content[start:end] for content in contents]
+            is_told = start % HALF_BYTES == 0 and self._halves_tell
+            is_noisy = again[start:end] != first[start:end]
+            if start == offset or is_told or end > len(first) or is_noisy or len(set(words)) == 1:
                 continue
-            if self._meanings(*map(_number, words)):
+            if self._meanings_at(start, contents):
                 raise Unfollowed(
                     f"{self.where(node)}: {self._parameter(node, offset)} holds an address at byte "
-                    f"{start} of its arguments: expected addresses at multiples of {WORD_BYTES}",
+                    f"{start} of its arguments: expected addresses at multiples of {HALF_BYTES}",
                     advice.PASS_ALONE,
                 )
-
-    # ---- constants -----------------------------------------------------------------------------
-
-    def owned_constants(
-        self,
-        is_known_address: Callable[[int], bool] | None,
-        numbers_look_alike: bool,
-        describe_address: Callable[[int], str],
-    ) -> Iterator[OwnedConstant]:
-        """Constant words with an address that somebody keeps.
-
-        Raises:
-            CaptureError: a constant is an address that nobody keeps.
-        """
-        yield from self._kept
-
-        def is_suspect(value: int) -> bool:
-            if not numbers_look_alike and self._is_of_pool(value):
-                return True
-            return is_known_address is not None and is_known_address(value)
-
-        judged: dict[int, str | None] = {}
-        for value in self._distinct_constants():
-            owners = self._owned[0].candidates(value)
-            if owners:
-                judged[value] = owners[0][0]
-            elif is_suspect(value):
-                judged[value] = None
-        if not judged:
-            return
-        for node, part, offset, value in self._places(judged):
-            owner_name = judged[value]
-            if owner_name is None:
-                self._refuse_constant(node, part, offset, value, describe_address(value))
-            else:
-                yield OwnedConstant(node, part, offset, value, owner_name)
-
-    def _is_of_pool(self, value: int) -> bool:
-        return any(layout.candidates(value) for layout in self._layouts)
-
-    def _distinct_constants(self) -> list[int]:
-        values = {value for _, _, _, value in self._single}
-        for content in {content for _, _, content in self._equal}:
-            values.update(_words_of(content))
-        return [value for value in values if _LEAST_ADDRESS <= value < _MOST_ADDRESS]
-
-    def _places(self, values: dict[int, str | None]) -> Iterator[tuple[int, int, int, int]]:
-        yield from (one for one in self._single if one[3] in values)
-        for node, part, content in self._equal:
-            words = _words_of(content)
-            if not values.keys().isdisjoint(words):
-                for index, value in enumerate(words):
-                    if value in values:
-                        yield node, part, index * WORD_BYTES, value
 
     # ---- messages ------------------------------------------------------------------------------
 
@@ -379,28 +354,6 @@ class _Search:
             advice.LEAVE_OUT,
         )
 
-    def _refuse_constant(
-        self, node: int, part: int, offset: int, value: int, described: str
-    ) -> NoReturn:
-        place = self._parameter(node, offset, part)
-        if self._is_of_pool(value):
-            what_to_do = advice.ALLOCATE_EACH_TIME
-            why = (
-                "memory of one capture, which is gone after it: something keeps that address "
-                "between calls (a cache, or a plan of a library)"
-            )
-        else:
-            what_to_do = advice.HOLD_IT
-            why = (
-                "memory that neither the Program nor a known library owns, so nobody says how long "
-                "it lives, or who writes it meanwhile (a library's handle or plan, say)"
-            )
-        raise CaptureError(
-            f"{self.where(node)}: {place} is always {described}, an address of {why}: "
-            "expected memory of inputs, results or weights, or what the launch itself allocates; "
-            f"{what_to_do}"
-        )
-
 
 def _kinds(capture: GraphCapture) -> list[tuple[int | None, int]]:
     return [(one.value, one.size_bytes) for one in capture.allocations]
@@ -413,8 +366,3 @@ def _allocated(capture: GraphCapture) -> str:
 
 def _number(word: bytes) -> int:
     return int.from_bytes(word, "little")
-
-
-def _words_of(content: bytes) -> tuple[int, ...]:
-    n_words = len(content) // WORD_BYTES
-    return struct.unpack_from(f"<{n_words}Q", content)

@@ -21,10 +21,15 @@ another layout leads nowhere any more. Noise that is known
 otherwise is set to the address of a decoy: memory of the device which holds the same small number
 everywhere. A kernel that reads it, or through it, finds something else, and no fault.
 
+A kernel may find an address elsewhere than in words: in a texture, or a variable of its module.
+Where the memory of the capture is none that executes here, all three would find the same there. So
+it is filled with zeros for the first two and with the decoy's number for the third, and must hold
+that afterwards.
+
 What is not shown: that the graph computes what the model does (its results are compared with eager
 where models are tested); and addresses of weights that no launch writes, which stay where they are
 in all three steps, since copies could take as much memory as the model. They have been moved once
-already, from the addresses that they were captured at, where nothing is mapped any more.
+already, from the addresses that they were captured at, which the third step gives other content.
 Weights in files are read where the resident itself brings them, as a model of torch_npu does. Else
 they are not: in all three steps some share one block of made-up content (`WeightStandIns`), since a
 model may be larger than the device, and the copies that bring streamed weights are no part of what
@@ -99,6 +104,7 @@ def prove(
     describe: Callable[[Noise], str] = repr,
     fixed: Sequence[Value] = (),
     streamed: Mapping[int, int] = _NONE_STREAMED,
+    before_moved: Callable[[], None] = lambda: None,
 ) -> None:
     """Execute three times, as the module says.
 
@@ -111,6 +117,8 @@ def prove(
         describe: the kernel and parameter of noise, for messages.
         fixed: weights that executions may write where they are.
         streamed: by Value the address of weights that the resident itself brings.
+        before_moved: is called before the third execution, to change the memory in which the graph
+            was captured, if that is still there and none of the three should read it.
 
     Raises:
         CaptureError: results or written state differ, or old memory was written; noise that is
@@ -136,6 +144,7 @@ def prove(
     new = ProofBases(program, dataclasses.replace(loaded, home={}), memory, first, weights)
     new.take_feature_map(old)
     _set_noise(loaded, noise, changed=noise)
+    before_moved()
     new.execute(loaded)
     found, after = new.outcome(), old.content()
     if found != expected and after == before:

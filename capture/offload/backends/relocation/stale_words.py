@@ -1,78 +1,53 @@
 """What is left of addresses in bytes that nobody initialised.
 
 An argument's tail holds what lay on the host's stack before: often the address of an object of the
-host, of which one capture has another than the next, or the same, as the heap has it.
+host, of which one capture has another than the next, or the same, as the heap has it; or that of
+an allocation, which is the same in one layout. What is written over it may leave half of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.backends.relocation.addresses import Layout, Owned
+from offload.backends.relocation.addresses import Meanings, Owned
 from offload.backends.relocation.captures import RANDOM_OWNER, GraphCapture
-from offload.backends.relocation.words import WORD_BYTES, differing
+from offload.backends.relocation.words import HALF_BYTES, WORD_BYTES, NoiseKind, differing
 
-_HALF_BYTES = WORD_BYTES // 2
+_HALF_BITS = 8 * HALF_BYTES
 
 
-class StaleHostWords:
-    """Tells addresses of the host's memory, which kernels are not given to read."""
+class StaleWords:
+    """Tells what kernels do not read, though it follows the layout."""
 
     def __init__(
         self,
         captures: Sequence[GraphCapture],
-        layouts: Sequence[Layout],
+        meanings: Meanings,
         owned: Sequence[Owned],
         decoy_address: int,
     ) -> None:
-        """Tell them by what each capture says of its own (`GraphCapture.host_words`).
+        """Tell it by what each capture says of the host's memory.
 
         Args:
             captures: that are compared.
-            layouts: of their allocations, to any of which no such address may belong.
+            meanings: of their allocations, to none of which an address of the host may belong.
             owned: what somebody keeps in each, likewise.
-            decoy_address: what `replaced` puts in their place.
+            decoy_address: what the proof puts in their place.
         """
         self._captures = captures
-        self._layouts = layouts
+        self._meanings = meanings
         self._owned = owned
-        self._decoy = decoy_address.to_bytes(WORD_BYTES, "little")
+        self.decoy = decoy_address.to_bytes(WORD_BYTES, "little")
+        self._upper_halves = [_upper_halves(capture) for capture in captures]
 
-    def replaced(self, contents: Sequence[bytes], offset: int) -> bytes | None:
-        """A word of the first capture with the decoy instead of what such addresses explain.
-
-        An address may begin in the middle of a word, since structures of numbers of four bytes are
-        aligned to four; its other half is then the word's beside it.
+    def is_host_address(self, contents: Sequence[bytes], start: int) -> bool:
+        """Whether all captures have an address of the host there, or some a random cell's.
 
         Args:
-            contents: the part that holds the word, by capture.
-            offset: of the word in it, in bytes. The last word of a part may be shorter.
-
-        Returns:
-            None if something differs that neither these addresses nor noise beside them explain.
+            contents: the part that holds it, by capture.
+            start: where it begins, in bytes: at any multiple of four, since structures of numbers
+                of four bytes are aligned to that.
         """
-        words = [content[offset : offset + WORD_BYTES] for content in contents]
-        outcome, host_mask = bytearray(words[0]), bytearray(len(words[0]))
-        for start in (offset - _HALF_BYTES, offset + _HALF_BYTES, offset):
-            if self._is_host_address(contents, start):
-                begin = max(start, offset)
-                end = min(start + WORD_BYTES, offset + len(words[0]))
-                here = slice(begin - offset, end - offset)
-                outcome[here] = self._decoy[begin - start : end - start]
-                host_mask[here] = b"\xff" * (end - begin)
-        if not any(host_mask):
-            return None
-        rest = [masked(word, bytes(host_mask)) for word in words]
-        noise_mask = differing(rest[0], rest[1])
-        if differs_beside(noise_mask, rest):
-            return None
-        for index, differs in enumerate(noise_mask):
-            if differs:
-                outcome[index] = words[1][index]
-        return bytes(outcome)
-
-    def _is_host_address(self, contents: Sequence[bytes], start: int) -> bool:
-        """Whether all captures have an address of the host there, or some a random cell's."""
         if start < 0 or start + WORD_BYTES > len(contents[0]):
             return False
         values = [
@@ -82,10 +57,50 @@ class StaleHostWords:
             self._is_cell(value, capture)
             or (
                 value in capture.host_words
-                and not any(layout.candidates(value) for layout in self._layouts)
+                and not self._meanings.is_of_pool(value)
                 and not any(owned.candidates(value) for owned in self._owned)
             )
             for value, capture in zip(values, self._captures, strict=True)
+        )
+
+    def replaced(
+        self, contents: Sequence[bytes], begin: int, end: int, parameters: Sequence[tuple[int, int]]
+    ) -> tuple[bytes, NoiseKind] | None:
+        """What the proof gives a word, or half of one, that follows the layout and is noise.
+
+        Args:
+            contents: the part that holds it, by capture.
+            begin: where it stands in them, in bytes.
+            end: one past it. The last word of a part may be shorter.
+            parameters: (offset, size) in bytes of each argument in the part.
+
+        Returns:
+            None if something differs that is not known to be noise.
+        """
+        if end - begin == WORD_BYTES and self.is_host_address(contents, begin):
+            return self.decoy, NoiseKind.HOST
+        outcome, kind = b"", NoiseKind.DIFFERS
+        for at in range(begin, end, HALF_BYTES):
+            halves = [content[at : min(end, at + HALF_BYTES)] for content in contents]
+            if follows_layout(halves):
+                other = next(half for half in halves if half != halves[0])
+                if self._are_upper_halves(halves):
+                    kind = NoiseKind.UPPER_HALF
+                    upper = self.decoy[HALF_BYTES:]
+                    outcome += other if upper == halves[0] else upper
+                elif _is_small(at, halves, parameters):
+                    kind = NoiseKind.SMALL
+                    outcome += other
+                else:
+                    return None
+            else:
+                outcome += halves[1]
+        return outcome, kind
+
+    def _are_upper_halves(self, halves: Sequence[bytes]) -> bool:
+        return len(halves[0]) == HALF_BYTES and all(
+            int.from_bytes(half, "little") in known
+            for half, known in zip(halves, self._upper_halves, strict=True)
         )
 
     def _is_cell(self, value: int, capture: GraphCapture) -> bool:
@@ -101,17 +116,48 @@ def masked(word: bytes, mask: bytes) -> bytes:
     return bytes(one & ~other & 0xFF for one, other in zip(word, mask, strict=True))
 
 
-def differs_beside(mask: bytes, words: Sequence[bytes]) -> bool:
-    """Whether half a word that has no noise differs: four bytes are a number of their own.
+def follows_layout(halves: Sequence[bytes]) -> bool:
+    """Whether half a word differs, but not in one layout: four bytes are a number of their own.
 
-    It may be what is left of a stale address too, but nothing shows it: only what differs in one
-    layout is known to follow nothing. Nor can the proof try it. It would have to set the bytes to
-    what another layout has there, and a kernel that reads a distance between two addresses would
-    follow it to where nothing lies. Bytes that are alike by chance beside noise in one half are
-    let pass, as no distance between allocations fits into less than four bytes.
+    It may be what is left of a stale address too, but not each such half shows it. Nor can the
+    proof try any. It would have to set the bytes to what another layout has there, and a kernel
+    that reads a distance between two addresses would follow it to where nothing lies. Bytes that
+    are alike by chance beside noise in one half are let pass, as no distance between allocations
+    fits into less than four bytes.
     """
-    for begin in range(0, len(mask), WORD_BYTES // 2):
-        half = slice(begin, begin + WORD_BYTES // 2)
-        if not any(mask[half]) and len({word[half] for word in words}) > 1:
-            return True
-    return False
+    return halves[0] == halves[1] and len(set(halves)) > 1
+
+
+def differs_beside(words: Sequence[bytes]) -> bool:
+    """Whether half a word follows the layout."""
+    return any(
+        follows_layout([word[begin : begin + HALF_BYTES] for word in words])
+        for begin in range(0, len(words[0]), HALF_BYTES)
+    )
+
+
+def _is_small(at: int, halves: Sequence[bytes], parameters: Sequence[tuple[int, int]]) -> bool:
+    """Whether what differs are parameters of less than four bytes: of one, most of all.
+
+    As a function object without members: it is passed as one byte, which nobody writes.
+    """
+    small = {
+        place
+        for begin, size_bytes in parameters
+        if size_bytes < HALF_BYTES
+        for place in range(begin, begin + size_bytes)
+    }
+    mask = bytes(len(halves[0]))
+    for half in halves[1:]:
+        mask = bytes(
+            one | other for one, other in zip(mask, differing(halves[0], half), strict=True)
+        )
+    return all(at + index in small for index, differs in enumerate(mask) if differs)
+
+
+def _upper_halves(capture: GraphCapture) -> frozenset[int]:
+    found = set(capture.host_upper_halves)
+    for one in capture.allocations:
+        begin, end = one.address >> _HALF_BITS, (one.address + one.size_bytes) >> _HALF_BITS
+        found.update(range(begin, end + 1))
+    return frozenset(found - {0})

@@ -8,6 +8,7 @@ import enum
 from offload.errors import CaptureError
 
 WORD_BYTES = 8
+HALF_BYTES = WORD_BYTES // 2
 
 
 class Unfollowed(CaptureError):
@@ -61,6 +62,8 @@ class NoiseKind(enum.StrEnum):
 
     DIFFERS = "differs between two captures in one layout"
     HOST = "holds an address of the host's memory in every capture, which kernels cannot read"
+    UPPER_HALF = "holds the upper half of an address, beside no lower one"
+    SMALL = "differs between layouts, and is too small to say where anything lies"
     CELL = "holds an address of a random generator's state, from which nothing is drawn"
 
 
@@ -69,7 +72,7 @@ class Noise:
     """Bytes that nobody initialised.
 
     Attributes:
-        node, part, offset_bytes: where the word (or what is left of one) stands.
+        node, part, offset_bytes: where the word (or half of one) stands.
         first: what the capture holds there that is executed.
         again: what the proof sets instead: what the other capture in its layout holds, and for
             noise of another kind the address of a decoy.

@@ -1,0 +1,123 @@
+"""Words that are the same in all captures: plain numbers, or addresses that somebody keeps."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+from offload.backends.relocation import advice
+from offload.backends.relocation.addresses import Meanings, Owned
+from offload.backends.relocation.captures import GraphCapture, node_text, place_text
+from offload.backends.relocation.words import WORD_BYTES, OwnedConstant
+from offload.errors import CaptureError
+
+# What may be a device's address at all; beyond are numbers, floats and pairs of them.
+_LEAST_ADDRESS, _MOST_ADDRESS = 1 << 16, 1 << 57
+
+
+class Constants:
+    """Gathers them, and tells whose they are.
+
+    Attributes:
+        equal: (node, part, content) of parts in which nothing differs.
+        single: (node, part, offset in bytes, value) of constant words of the other parts.
+        kept: that differ, each capture having its own.
+    """
+
+    def __init__(
+        self,
+        capture: GraphCapture,
+        launch_names: Sequence[str],
+        meanings: Meanings,
+        owned: Owned,
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            capture: the first, whose owners are asked.
+            launch_names: for messages, each launch's operator and source.
+            meanings: of words, by the layouts.
+            owned: what somebody keeps in that capture.
+        """
+        self.equal: list[tuple[int, int, bytes]] = []
+        self.single: list[tuple[int, int, int, int]] = []
+        self.kept: list[OwnedConstant] = []
+        self._capture = capture
+        self._names = launch_names
+        self._meanings = meanings
+        self._owned = owned
+
+    def owned(
+        self,
+        is_known_address: Callable[[int], bool] | None,
+        numbers_look_alike: bool,
+        describe_address: Callable[[int], str],
+    ) -> Iterator[OwnedConstant]:
+        """Constant words with an address that somebody keeps; arguments as of `discover`.
+
+        Raises:
+            CaptureError: a constant is an address that nobody keeps.
+        """
+        yield from self.kept
+
+        def is_suspect(value: int) -> bool:
+            if not numbers_look_alike and self._meanings.is_of_pool(value):
+                return True
+            return is_known_address is not None and is_known_address(value)
+
+        judged: dict[int, str | None] = {}
+        for value in self._distinct():
+            owners = self._owned.candidates(value)
+            if owners:
+                judged[value] = owners[0][0]
+            elif is_suspect(value):
+                judged[value] = None
+        if not judged:
+            return
+        for node, part, offset, value in self._places(judged):
+            owner_name = judged[value]
+            if owner_name is None:
+                self._refuse(node, part, offset, value, describe_address(value))
+            else:
+                yield OwnedConstant(node, part, offset, value, owner_name)
+
+    def _distinct(self) -> list[int]:
+        values = {value for _, _, _, value in self.single}
+        for content in {content for _, _, content in self.equal}:
+            values.update(_words_of(content))
+        return [value for value in values if _LEAST_ADDRESS <= value < _MOST_ADDRESS]
+
+    def _places(self, values: dict[int, str | None]) -> Iterator[tuple[int, int, int, int]]:
+        yield from (one for one in self.single if one[3] in values)
+        for node, part, content in self.equal:
+            words = _words_of(content)
+            if not values.keys().isdisjoint(words):
+                for index, value in enumerate(words):
+                    if value in values:
+                        yield node, part, index * WORD_BYTES, value
+
+    def _refuse(self, node: int, part: int, offset: int, value: int, described: str) -> NoReturn:
+        place = place_text(self._capture, node, part, offset)
+        if self._meanings.is_of_pool(value):
+            what_to_do = advice.ALLOCATE_EACH_TIME
+            why = (
+                "memory of one capture, which is gone after it: something keeps that address "
+                "between calls (a cache, or a plan of a library)"
+            )
+        else:
+            what_to_do = advice.HOLD_IT
+            why = (
+                "memory that neither the Program nor a known library owns, so nobody says how long "
+                "it lives, or who writes it meanwhile (a library's handle or plan, say)"
+            )
+        raise CaptureError(
+            f"{node_text(self._capture, self._names, node)}: {place} is always {described}, an "
+            f"address of {why}: expected memory of inputs, results or weights, or what the launch "
+            f"itself allocates; {what_to_do}"
+        )
+
+
+def _words_of(content: bytes) -> tuple[int, ...]:
+    n_words = len(content) // WORD_BYTES
+    return struct.unpack_from(f"<{n_words}Q", content)
