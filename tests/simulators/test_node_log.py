@@ -108,6 +108,53 @@ def test_a_node_that_is_refused_names_operator_and_line(stream, kernel):
             log.note(launch_of(4))
 
 
+def launch_with(kernel: int, stream, attributes) -> None:
+    """The kernel with two numbers, and these attributes of its launch."""
+    config = driver_bindings().CUlaunchConfig()
+    config.gridDimX = config.gridDimY = config.gridDimZ = 1
+    config.blockDimX = config.blockDimY = config.blockDimZ = 1
+    config.hStream, config.attrs, config.numAttrs = stream, attributes, len(attributes)
+    numbers = driver_client.arguments((16, ctypes.c_uint64), (32, ctypes.c_uint64))
+    call("cuLaunchKernelEx", config, kernel, numbers, 0)
+
+
+def test_nodes_tell_the_attributes_of_their_launch(simulator, stream, kernel):
+    """All of them at each node: launches of one kernel may have others."""
+    driver = driver_bindings()
+    cooperative, priority = driver.CUlaunchAttribute(), driver.CUlaunchAttribute()
+    cooperative.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    cooperative.value.cooperative = 1
+    priority.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PRIORITY
+    priority.value.priority = -3
+    log = NodeLog(int(stream))
+    with driver_client.capture(stream) as graphs:
+        for index, attributes in enumerate(([], [cooperative], [priority], [], [priority])):
+            launch_with(kernel, stream, attributes)
+            log.note(launch_of(index))
+    simulator.forget_calls()
+    nodes, _ = read_graph(int(graphs[0]), log.known)
+    assert simulator.calls("cuGraphKernelNodeGetAttribute") == 0
+    plain, with_cooperative, with_priority, again, priority_again = (
+        node.signature for node in nodes
+    )
+    assert (plain, with_priority) == (again, priority_again)
+    assert len({plain, with_cooperative, with_priority}) == 3
+    assert (1).to_bytes(4, "little") in with_cooperative[2]
+    assert (-3).to_bytes(4, "little", signed=True) in with_priority[2]
+
+
+def test_an_attribute_that_the_driver_does_not_know_is_none(simulator, stream, kernel):
+    log = NodeLog(int(stream))
+    with driver_client.capture(stream):
+        run(kernel, stream)
+        simulator.fail("cuGraphKernelNodeGetAttribute", driver_client.INVALID_VALUE, nth=11)
+        log.note(launch_of(0))
+    (node,) = log.known.values()
+    *known, last = node.signature[2]
+    assert last is None
+    assert None not in known
+
+
 def test_a_launch_that_ended_the_capture_is_named(stream, kernel):
     log = NodeLog(int(stream))
     with driver_client.capture(stream):
