@@ -31,9 +31,7 @@ def halves(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 Contenders = dict[str, Callable[[], Any]]
 
 
-def contenders_of(
-    kilobytes: int, names: tuple[str, ...]
-) -> tuple[Contenders, dict[str, str]]:
+def contenders_of(kilobytes: int, names: tuple[str, ...]) -> tuple[Contenders, dict[str, str]]:
     """Ours and the peers, at other addresses at each call; and the peers that are absent, why."""
     x, y = torch.randn(2, kilobytes * 250, device="cuda")
     with offload.capture(halves) as captured:

@@ -26,7 +26,7 @@ from streaming_peers import PEERS, prepare
 
 MIB = 2**20
 BUDGETS_PERCENT = (50, 25, 75)
-PEERS_PERCENT = 50  # of the budgets that at which others are run too, as what most of them do has none
+PEERS_PERCENT = 50  # the budget at which others run too: most of them have none
 N_TOKENS = {"bound by the link": 256, "bound by computing": 8192}
 ROUNDS, CALLS = 12, 4
 MEMORY_ROUNDS = 3
