@@ -6,8 +6,7 @@ that a copy reads. Pure data: nothing here needs a device.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from offload.backends.relocation import advice
@@ -18,6 +17,7 @@ from offload.backends.relocation.captures import (
     node_text,
     place_text,
 )
+from offload.backends.relocation.constant_words import ConstantWords
 from offload.backends.relocation.stale_words import StaleHostWords, differs_beside, masked
 from offload.backends.relocation.words import (
     WORD_BYTES,
@@ -30,15 +30,12 @@ from offload.backends.relocation.words import (
     Unfollowed,
     Word,
     differing,
+    words_of,
 )
-from offload.errors import CaptureError
 
 GUARD_BYTES = 1 << 20
 """An allocation owns the addresses so far around it: the discovery pool leaves at least so many
 bytes free on both sides."""
-
-# What may be a device's address at all; beyond are numbers, floats and pairs of them.
-_LEAST_ADDRESS, _MOST_ADDRESS = 1 << 16, 1 << 57
 
 
 def discover(
@@ -83,7 +80,7 @@ def discover(
     search = _Search(captures, launch_names, guard_bytes, leaves_unexplained, decoy_address)
     search.check_alike()
     search.read_parts()
-    constants = search.owned_constants(is_known_address, numbers_look_alike, describe_address)
+    constants = search.constants.owned(is_known_address, numbers_look_alike, describe_address)
     values, scratch_bytes = _number_scratch(captures[0], search.found, n_values)
     return Discovery(
         tuple(
@@ -91,7 +88,7 @@ def discover(
             for node, part, offset, allocation, address_offset in search.found
         ),
         tuple(search.noise),
-        tuple(constants),
+        (*search.kept, *constants),
         scratch_bytes,
         tuple(search.unexplained),
     )
@@ -137,9 +134,8 @@ class _Search:
         ]
         self._owned = [Owned(capture.owned) for capture in captures]
         self._host = StaleHostWords(captures, self._layouts, self._owned, decoy_address)
-        self._equal: list[tuple[int, int, bytes]] = []  # parts in which nothing differs
-        self._single: list[tuple[int, int, int, int]] = []  # constant words of the other parts
-        self._kept: list[OwnedConstant] = []  # that differ, each capture having its own
+        self.constants = ConstantWords(captures[0], self._layouts, self._owned[0], launch_names)
+        self.kept: list[OwnedConstant] = []  # that differ, each capture having its own
         self.found: list[_Found] = []
         self.noise: list[Noise] = []
         self.unexplained: list[Unexplained] = []
@@ -192,18 +188,18 @@ class _Search:
             for part, content in enumerate(one.parts):
                 contents = [capture.nodes[node].parts[part] for capture in self._captures]
                 if all(other == content for other in contents):
-                    self._equal.append((node, part, content))
+                    self.constants.add_part(node, part, content)
                 else:
                     self._read_part(node, part, contents)
 
     def _read_part(self, node: int, part: int, contents: list[bytes]) -> None:
-        columns = zip(*map(_words_of, contents), strict=True)
+        columns = zip(*map(words_of, contents), strict=True)
         for index, words in enumerate(columns):
             offset = index * WORD_BYTES
             if words.count(words[0]) < len(words):
                 self._read_differing(node, part, offset, contents)
-            elif _LEAST_ADDRESS <= words[0] < _MOST_ADDRESS:
-                self._single.append((node, part, offset, words[0]))
+            else:
+                self.constants.add_word(node, part, offset, words[0])
         rest = len(contents[0]) // WORD_BYTES * WORD_BYTES
         if any(content[rest:] != contents[0][rest:] for content in contents):
             self._read_differing(node, part, rest, contents)
@@ -232,7 +228,7 @@ class _Search:
         first, again = words[:2]
         owner = self._owner_of(words) if len(first) == WORD_BYTES else ""
         if owner:
-            self._kept.append(OwnedConstant(node, part, offset, _number(first), owner))
+            self.kept.append(OwnedConstant(node, part, offset, _number(first), owner))
             return
         mask = differing(first, again)
         if len({masked(word, mask) for word in words}) > 1:
@@ -309,60 +305,6 @@ class _Search:
                     advice.PASS_ALONE,
                 )
 
-    # ---- constants -----------------------------------------------------------------------------
-
-    def owned_constants(
-        self,
-        is_known_address: Callable[[int], bool] | None,
-        numbers_look_alike: bool,
-        describe_address: Callable[[int], str],
-    ) -> Iterator[OwnedConstant]:
-        """Constant words with an address that somebody keeps.
-
-        Raises:
-            CaptureError: a constant is an address that nobody keeps.
-        """
-        yield from self._kept
-
-        def is_suspect(value: int) -> bool:
-            if not numbers_look_alike and self._is_of_pool(value):
-                return True
-            return is_known_address is not None and is_known_address(value)
-
-        judged: dict[int, str | None] = {}
-        for value in self._distinct_constants():
-            owners = self._owned[0].candidates(value)
-            if owners:
-                judged[value] = owners[0][0]
-            elif is_suspect(value):
-                judged[value] = None
-        if not judged:
-            return
-        for node, part, offset, value in self._places(judged):
-            owner_name = judged[value]
-            if owner_name is None:
-                self._refuse_constant(node, part, offset, value, describe_address(value))
-            else:
-                yield OwnedConstant(node, part, offset, value, owner_name)
-
-    def _is_of_pool(self, value: int) -> bool:
-        return any(layout.candidates(value) for layout in self._layouts)
-
-    def _distinct_constants(self) -> list[int]:
-        values = {value for _, _, _, value in self._single}
-        for content in {content for _, _, content in self._equal}:
-            values.update(_words_of(content))
-        return [value for value in values if _LEAST_ADDRESS <= value < _MOST_ADDRESS]
-
-    def _places(self, values: dict[int, str | None]) -> Iterator[tuple[int, int, int, int]]:
-        yield from (one for one in self._single if one[3] in values)
-        for node, part, content in self._equal:
-            words = _words_of(content)
-            if not values.keys().isdisjoint(words):
-                for index, value in enumerate(words):
-                    if value in values:
-                        yield node, part, index * WORD_BYTES, value
-
     # ---- messages ------------------------------------------------------------------------------
 
     def _parameter(self, node: int, offset: int, part: int = 0) -> str:
@@ -379,28 +321,6 @@ class _Search:
             advice.LEAVE_OUT,
         )
 
-    def _refuse_constant(
-        self, node: int, part: int, offset: int, value: int, described: str
-    ) -> NoReturn:
-        place = self._parameter(node, offset, part)
-        if self._is_of_pool(value):
-            what_to_do = advice.ALLOCATE_EACH_TIME
-            why = (
-                "memory of one capture, which is gone after it: something keeps that address "
-                "between calls (a cache, or a plan of a library)"
-            )
-        else:
-            what_to_do = advice.HOLD_IT
-            why = (
-                "memory that neither the Program nor a known library owns, so nobody says how long "
-                "it lives, or who writes it meanwhile (a library's handle or plan, say)"
-            )
-        raise CaptureError(
-            f"{self.where(node)}: {place} is always {described}, an address of {why}: "
-            "expected memory of inputs, results or weights, or what the launch itself allocates; "
-            f"{what_to_do}"
-        )
-
 
 def _kinds(capture: GraphCapture) -> list[tuple[int | None, int]]:
     return [(one.value, one.size_bytes) for one in capture.allocations]
@@ -413,8 +333,3 @@ def _allocated(capture: GraphCapture) -> str:
 
 def _number(word: bytes) -> int:
     return int.from_bytes(word, "little")
-
-
-def _words_of(content: bytes) -> tuple[int, ...]:
-    n_words = len(content) // WORD_BYTES
-    return struct.unpack_from(f"<{n_words}Q", content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import struct
 
 from offload.errors import CaptureError
 
@@ -49,6 +50,11 @@ class Word:
     offset_bytes: int
     value: int
     value_offset_bytes: int
+
+
+def words_of(content: bytes) -> tuple[int, ...]:
+    """The whole words of a part, as numbers; what is left at its end is none."""
+    return struct.unpack_from(f"<{len(content) // WORD_BYTES}Q", content)
 
 
 def differing(one: bytes, other: bytes) -> bytes:
