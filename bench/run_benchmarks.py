@@ -4,12 +4,14 @@
 
 Each file has a process of its own: a fault of a device lasts as long as its process. The report
 holds what was measured until then after each file, and of every file that is not whole the reason.
+What a file had measured before its process was ended, by whatever, is in it (`kept_benchmarks`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -31,7 +33,9 @@ def run_file(file: str, part: Path, limit_s: float) -> str:
     """Measure one file into a report of its own; why it is not whole (empty: it is)."""
     command = [sys.executable, "-m", "pytest", file, "-q", "-W", "default"]
     command += ["--benchmark-enable", "--benchmark-only", f"--benchmark-json={part}"]
-    process = process_groups.begin(command)
+    command += ["-p", "kept_benchmarks"]
+    search = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = process_groups.begin(command, env=os.environ | {"PYTHONPATH": ":".join(search)})
     try:
         status = process.wait(limit_s)
     except subprocess.TimeoutExpired:

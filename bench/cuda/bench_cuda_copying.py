@@ -20,6 +20,7 @@ from measurements import Case, figure_of, ratio_of
 KILOBYTES = (1, 64, 1_000, 16_000, 256_000)
 OURS = "offload"
 PROMISED = ("CUDAGraph with copies", "make_graphed_callables")
+COMPILED = KILOBYTES[0], KILOBYTES[-1]  # the sizes at which all peers are run: compiling takes long
 
 
 def halves(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -30,9 +31,7 @@ def halves(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 Contenders = dict[str, Callable[[], Any]]
 
 
-def contenders_of(
-    kilobytes: int, names: tuple[str, ...] = tuple(PEERS)
-) -> tuple[Contenders, dict[str, str]]:
+def contenders_of(kilobytes: int, names: tuple[str, ...]) -> tuple[Contenders, dict[str, str]]:
     """Ours and the peers, at other addresses at each call; and the peers that are absent, why."""
     x, y = torch.randn(2, kilobytes * 250, device="cuda")
     with offload.capture(halves) as captured:
@@ -88,7 +87,8 @@ def test_saved(benchmark: Any, record: Callable[[Case], None]) -> None:
 
 @pytest.mark.parametrize("kilobytes", KILOBYTES)
 def test_copying(benchmark: Any, record: Callable[[Case], None], kilobytes: int) -> None:
-    contenders, absent = contenders_of(kilobytes)
+    names = tuple(PEERS) if kilobytes in COMPILED else ("eager", *PROMISED)
+    contenders, absent = contenders_of(kilobytes, names)
     ours, peers = contenders[OURS], [name for name in contenders if name != OURS]
     times = device_turns(contenders, calls=4 if kilobytes > 10_000 else 20)
     record(

@@ -17,7 +17,7 @@ TURN_NS = 200_000_000
 
 # All benchmarks of a GPU share a few minutes. What takes longer than this has fewer rounds, but no
 # fewer than an interval of the median needs (`measurements.median_interval`), with some to spare.
-TURNS_NS = 8_000_000_000
+TURNS_NS = 5_000_000_000
 LEAST_ROUNDS = 12
 
 

@@ -17,7 +17,7 @@ from cuda.bindings import driver
 from small_graphs import current_context
 
 from offload.backends.cuda.graph import call
-from offload.backends.cuda.torch_capture import _NodeLog
+from offload.backends.cuda.node_log import NodeLog
 
 WHOSE = "^model.py:4: aten::add.Tensor: "
 ADVICE = ".*leave that call out of the captured model$"
@@ -54,7 +54,7 @@ def kernel(device) -> int:
 def refusal_of(issue) -> str:
     """What is said of a launch that issues something on a stream which is being captured."""
     stream = driver_client.stream()
-    log = _NodeLog(SimpleNamespace(cuda_stream=int(stream)))
+    log = NodeLog(int(stream))
     launch = SimpleNamespace(index=4, source="model.py:4", operator="aten::add.Tensor")
     with driver_client.capture(stream):
         issue(stream)

@@ -131,6 +131,21 @@ def test_where_the_system_tells_no_mappings_such_words_are_refused(device, monke
         noise_of(step)
 
 
+@pytest.mark.parametrize("n_launches", [2, 20])
+def test_the_driver_is_not_asked_about_addresses_of_the_pool(device, n_launches):
+    """Which most words are."""
+    kernel = scaling(device)
+
+    def step(at):
+        for _ in range(n_launches):
+            at.launch(kernel, words(at.at[0]), words(at.scratch(4 * N)), words(0))
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), words(0))
+
+    device.simulator.forget_calls()
+    assert noise_of(step) == []
+    assert device.simulator.calls("cuPointerGetAttribute") == 0
+
+
 @pytest.mark.parametrize("function", ["cuMemAlloc", "cuMemHostAlloc"])
 def test_memory_that_the_driver_knows_is_never_noise(device, function):
     """A device's, and pinned memory of the host."""

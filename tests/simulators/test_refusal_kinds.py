@@ -21,7 +21,7 @@ from meta_recording import record, take_meta_for_an_accelerator
 from refusal_kinds import KINDS, NEVER_REFUSED, skip_reason
 from small_graphs import StepCapturer, current_context, make_program, words
 
-from offload.backends.cuda import CudaBackend, torch_capture, torch_pool
+from offload.backends.cuda import CudaBackend, node_log, torch_capture, torch_pool
 from offload.backends.cuda.graph import call, driver_bindings
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.relocation import proof
@@ -95,7 +95,7 @@ def use_memory_of_nobody(world: World) -> None:
 
 def end_the_capture(world: World) -> None:
     stream = call("cuStreamCreate", 1)
-    log = torch_capture._NodeLog(types.SimpleNamespace(cuda_stream=int(stream)))
+    log = node_log.NodeLog(int(stream))
     log.note(types.SimpleNamespace(source="model.py:1", operator="aten::add.Tensor", index=0))
 
 

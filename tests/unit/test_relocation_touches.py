@@ -68,6 +68,23 @@ def test_a_node_that_no_launch_made_touches_what_its_words_name():
     assert graph.touches == ((1,), (0, 1), (), (), (2,))
 
 
+def test_nodes_of_several_launches_and_of_none_are_told_in_order():
+    program = make_program(((0,), (1,)), ((1,), (2,)))
+    graph = node_graph(program, chain_of([1, -1, 0, 1, 0]), [Word(1, 0, 0, 1, 0)])
+    assert graph.touches == ((2, 4), (0, 1, 2, 3, 4), (0, 3), ())
+
+
+def test_values_that_one_launch_touches_share_its_nodes():
+    """An opaque launch makes all nodes, and touches most Values: no list of them for each."""
+    program = with_scratch(make_program(((0, 1), (2,))), [512] * 3)
+    words = [Word(node, 0, 0, 4 + node % 3, 0) for node in range(10)]
+    graph = node_graph(program, chain_of([0] * 10), words)
+    assert graph.touches[0] == tuple(range(10))
+    assert {id(graph.touches[value]) for value in (0, 1, 2, 4, 5, 6)} == {id(graph.touches[0])}
+    lifetimes = graph_lifetimes(program, graph)
+    assert lifetimes[:3] == (Lifetime(0, 10),) * 3
+
+
 def test_scratch_is_placed_among_activations_by_its_own_lifetime():
     program = with_scratch(make_program(((0,), (1,)), ((1,), (2,)), ((2,), (3,))), [1024])
     assert [(v.role, v.size_bytes) for v in program.values[4:]] == [(Role.SCRATCH, 1024)]

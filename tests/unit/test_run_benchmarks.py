@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import time
+import types
 
+import pytest
 import torch
 
 import device_turns
@@ -48,6 +50,48 @@ def test_each_file_is_measured_whatever_the_others_do(tmp_path, monkeypatch):
         "test_fails.py": "some benchmark failed",
     }
     assert found["machine_info"]
+
+
+@pytest.mark.parametrize("end", ["by itself", "at its limit", "without listening"])
+def test_what_was_measured_before_a_process_ended_is_kept(tmp_path, monkeypatch, end):
+    marker = tmp_path / "hangs"
+    deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    last = f"    open({str(marker)!r}, 'w').close()\n    while True: time.sleep(0.01)\n"
+    source = {
+        "by itself": "    os._exit(9)\n",
+        "at its limit": last,
+        "without listening": f"    {deaf}\n{last}",
+    }[end]
+    file = tmp_path / "test_two.py"
+    hangs = f"\n\ndef test_hangs(benchmark):\n    benchmark(int)\n{source}"
+    file.write_text("import os, signal, time\n" + GOOD.format(name="one") + hangs)
+
+    def begin(command, **options):
+        process = process_groups.begin(command, **options)
+
+        def wait_for_marker(limit_s):
+            """The limit comes when the test hangs, however slow this machine is."""
+            while not marker.exists() and process.poll() is None:
+                time.sleep(0.05)
+            process.wait = subprocess.Popen.wait.__get__(process)
+            return process.wait(0.2)
+
+        process.wait = wait_for_marker
+        return process
+
+    waiting = types.SimpleNamespace(begin=begin, end=process_groups.end)
+    monkeypatch.setattr(run_benchmarks, "process_groups", waiting)
+    monkeypatch.setattr(
+        run_benchmarks, "_ENDING_SECONDS", 1.0 if end == "without listening" else 60.0
+    )
+    monkeypatch.chdir(tmp_path)
+    found = run_benchmarks.run(tmp_path / "report.json", 300, [str(file)])
+    names = [one["name"] for one in found["benchmarks"]]
+    assert names[0] == "test_one"
+    assert found["machine_info"]
+    why = "exit status 9" if end == "by itself" else "ended after 300 s"
+    assert found["not_whole"] == {"test_two.py": why}
+    assert json.loads((tmp_path / "report.json").read_text()) == found
 
 
 def test_a_file_leaves_time_to_those_after_it(tmp_path, monkeypatch):

@@ -20,13 +20,16 @@ def graph_lifetimes(program: Program, graph: NodeGraph) -> tuple[Lifetime, ...]:
     """
     segments = node_segments(graph)
     n_segments = max(segments, default=-1) + 1
+    touched: dict[int, Lifetime] = {}  # by the identity of the nodes, which many Values may share
     lifetimes = []
     for value, nodes in zip(program.values, graph.touches, strict=True):
         if value.role not in PLACED_ROLES:
             lifetimes.append(Lifetime(0, n_segments))
         elif nodes:
-            touched = [segments[node] for node in nodes]
-            lifetimes.append(Lifetime(min(touched), max(touched) + 1))
+            if id(nodes) not in touched:
+                its_segments = [segments[node] for node in nodes]
+                touched[id(nodes)] = Lifetime(min(its_segments), max(its_segments) + 1)
+            lifetimes.append(touched[id(nodes)])
         else:
             lifetimes.append(Lifetime(0, 0))
     return tuple(lifetimes)

@@ -30,6 +30,8 @@ Result get_proc_address(const char* symbol, void** function, int version, unsign
 Result get_proc_address_v2(const char* symbol, void** function, int version,
                            unsigned long long flags, int* status);
 Result context_get_device(Device* device);
+Result graph_node_get_dependencies(GraphNode node, GraphNode* dependencies, EdgeData* data,
+                                   std::size_t* n_dependencies);
 Result graph_get_edges_v1(Graph graph, GraphNode* from, GraphNode* to, std::size_t* n_edges);
 Result stream_get_capture_info_v3(Stream stream, CaptureStatus* status, std::uint64_t* id,
                                   Graph* graph, const GraphNode** dependencies,

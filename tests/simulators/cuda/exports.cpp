@@ -24,6 +24,7 @@ const Symbol kSymbols[] = {
     {"cuGetProcAddress", 12000, reinterpret_cast<void*>(&get_proc_address_v2)},
     {"cuCtxGetDevice", 2000, reinterpret_cast<void*>(&context_get_device)},
     {"cuGraphGetEdges", 10000, reinterpret_cast<void*>(&graph_get_edges_v1)},
+    {"cuGraphNodeGetDependencies", 12030, reinterpret_cast<void*>(&graph_node_get_dependencies)},
     {"cuStreamGetCaptureInfo", 12030, reinterpret_cast<void*>(&stream_get_capture_info_v3)},
 };
 #undef SIMULATED_SYMBOL

@@ -96,6 +96,23 @@ Result graph_get_edges(Graph graph, GraphNode* from, GraphNode* to, EdgeData* da
   });
 }
 
+Result graph_node_get_dependencies(GraphNode node, GraphNode* dependencies, EdgeData* data,
+                                   std::size_t* n_dependencies) {
+  return call("cuGraphNodeGetDependencies", Needs::kDriver, [&](simulator::Device& device) {
+    require_given(n_dependencies);
+    simulator::require(data == nullptr || dependencies != nullptr, Status::kInvalidValue);
+    const auto found = get(device, node);
+    const std::size_t count = found->dependencies.size();
+    const std::size_t room = dependencies == nullptr ? 0 : *n_dependencies;
+    for (std::size_t index = 0; index < room; ++index) {
+      const bool exists = index < count;
+      dependencies[index] = exists ? as_handle<GraphNode>(found->dependencies[index]) : nullptr;
+      if (data != nullptr) data[index] = EdgeData{};
+    }
+    *n_dependencies = dependencies == nullptr ? count : std::min(room, count);
+  });
+}
+
 Result graph_get_edges_v1(Graph graph, GraphNode* from, GraphNode* to, std::size_t* n_edges) {
   return graph_get_edges(graph, from, to, nullptr, n_edges);
 }

@@ -33,6 +33,7 @@ _REFUSED = {
 _OUTSIDE = "leave that call out of the captured model"
 
 _EDGES_WITH_DATA = 12030  # the CUDA version whose cuGraphGetEdges gives the data of edges
+_ATTRIBUTES = 11000  # the CUDA version that has cuGraphKernelNodeGetAttribute
 
 # CUmemorytype in cuda.h.
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4
@@ -40,6 +41,7 @@ _HOST, _DEVICE, _UNIFIED = 1, 2, 4
 # Launch attributes by CUlaunchAttributeID, with the bytes of their value.
 _ACCESS_POLICY_WINDOW = 1
 _ATTRIBUTE_BYTES = {2: 4, 3: 4, 4: 12, 5: 4, 6: 4, 8: 4, 9: 2, 10: 4, 11: 12, 14: 4}
+_AttributeValue = ctypes.c_char * 64  # CUlaunchAttributeValue
 
 # CU_POINTER_ATTRIBUTE_MEMORY_TYPE, _DEVICE_ORDINAL, _RANGE_START_ADDR and _RANGE_SIZE.
 _MEMORY_TYPE_ATTRIBUTE, _ORDINAL, _RANGE_START, _RANGE_BYTES = 2, 9, 11, 12
@@ -168,6 +170,16 @@ class _EdgeData(ctypes.Structure):
     )
 
 
+def _by_address(name: str, version: int, *kinds: Any) -> Any:
+    """A function of the driver as of a CUDA version, by its address, with these ctypes.
+
+    Raises:
+        ExecutionError: the driver has none.
+    """
+    address, _ = call("cuGetProcAddress", name.encode(), version, 0)
+    return ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(int(address))
+
+
 def _read_edges(graph: int) -> list[tuple[int, int, tuple[int, int, int]]]:
     """The edges as (node before, node after, (port there, port here, type)).
 
@@ -177,8 +189,7 @@ def _read_edges(graph: int) -> list[tuple[int, int, tuple[int, int, int]]]:
     Raises:
         ExecutionError: the driver failed.
     """
-    address, _ = call("cuGetProcAddress", b"cuGraphGetEdges", _EDGES_WITH_DATA, 0)
-    get_edges = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)(int(address))
+    get_edges = _by_address("cuGraphGetEdges", _EDGES_WITH_DATA, *[ctypes.c_void_p] * 5)
 
     def ask(*places: Any) -> int:
         count = ctypes.c_size_t(len(places[0]) if places else 0)
@@ -206,6 +217,10 @@ class NodeReader:
     def __init__(self) -> None:
         self._driver = driver_bindings()
         self._kernels: dict[tuple[int, int], tuple[str, tuple[tuple[int, int], ...]]] = {}
+        # Not by the bindings' own function: what it makes of each value takes most of the time in
+        # which a graph is read.
+        kinds = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
+        self._get_attribute = _by_address("cuGraphKernelNodeGetAttribute", _ATTRIBUTES, *kinds)
 
     def read(self, handle: int) -> GraphNode:
         """Read a node; bytes of the host are copied.
@@ -260,7 +275,7 @@ class NodeReader:
                 f"kernel {name!r} has {size_bytes} bytes of arguments, of which {len(content)} "
                 f"can be read: launch it with all of them, or {_OUTSIDE}"
             )
-        signature = (key, shape, self._attributes(node, name))
+        signature = (key, shape, self._attributes(handle, name))
         return GraphNode(handle, NodeKind.KERNEL, name, signature, (content,), parameters)
 
     def _describe_kernel(
@@ -282,7 +297,7 @@ class NodeReader:
             raise ExecutionError(f"asking for a kernel's parameters: {code.name}")
         return call(get_name, what).decode(), tuple(parameters)
 
-    def _attributes(self, node: Any, name: str) -> tuple[bytes | None, ...]:
+    def _attributes(self, node: int, name: str) -> tuple[bytes | None, ...]:
         """The launch attributes; None for those that this driver does not know."""
         window = self._attribute(node, _ACCESS_POLICY_WINDOW, 16)
         if window is not None and any(window[8:]):
@@ -294,14 +309,10 @@ class NodeReader:
             self._attribute(node, number, size) for number, size in _ATTRIBUTE_BYTES.items()
         )
 
-    def _attribute(self, node: Any, number: int, size_bytes: int) -> bytes | None:
-        try:
-            attribute = self._driver.CUkernelNodeAttrID(number)
-        except ValueError:
-            return None
-        code, value = self._driver.cuGraphKernelNodeGetAttribute(node, attribute)
-        # The bindings give one buffer for every attribute: copy it before the next one.
-        return None if int(code) else ctypes.string_at(value.getPtr(), size_bytes)
+    def _attribute(self, node: int, number: int, size_bytes: int) -> bytes | None:
+        value = _AttributeValue()
+        failed = self._get_attribute(node, number, value)
+        return None if failed else value.raw[:size_bytes]
 
     # ---- copies --------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 
 from offload.backends.cuda.graph import is_known_address
+from offload.backends.relocation.addresses import Layout
 from offload.backends.relocation.captures import GraphCapture, NodeKind
 from offload.backends.relocation.words import HALF_BYTES, WORD_BYTES
 
@@ -15,6 +16,7 @@ from offload.backends.relocation.words import HALF_BYTES, WORD_BYTES
 # say; Linux gives heap, mappings and stacks of 64-bit programs higher addresses, but for the heap
 # of one that is not position-independent.
 _LEAST_ADDRESS = 1 << 40
+_MOST_ADDRESS = 1 << 56  # of a program, where pages have five levels
 
 
 def with_host_words(capture: GraphCapture) -> GraphCapture:
@@ -29,18 +31,24 @@ def with_host_words(capture: GraphCapture) -> GraphCapture:
         ExecutionError: the driver failed.
     """
     contents = {node.parts[0] for node in capture.nodes if node.kind is NodeKind.KERNEL}
-    ranges = [one for one in _writable_ranges() if one[1] > _LEAST_ADDRESS]
-    starts = [start for start, _ in ranges]
     values: set[int] = set()
     for content in contents:
         for lead in (0, HALF_BYTES):
             n_words = max(0, len(content) - lead) // WORD_BYTES
             values.update(struct.unpack_from(f"<{n_words}Q", content, lead))
+    layout = Layout(capture, guard_bytes=0)
+    # Most words are addresses in the pool, or no address at all: nobody need be asked about them.
+    left = [
+        one
+        for one in values
+        if _LEAST_ADDRESS <= one < _MOST_ADDRESS and not layout.candidates(one)
+    ]
+    ranges = [one for one in _writable_ranges() if one[1] > _LEAST_ADDRESS]
+    starts = [start for start, _ in ranges]
     found = set()
-    for value in values:
+    for value in left:
         place = bisect.bisect_right(starts, value) - 1
-        is_there = value >= _LEAST_ADDRESS and place >= 0 and value < ranges[place][1]
-        if is_there and not is_known_address(value):
+        if place >= 0 and value < ranges[place][1] and not is_known_address(value):
             found.add(value)
     upper_halves = {
         half for begin, end in ranges for half in range(begin >> 32, ((end - 1) >> 32) + 1)

@@ -24,13 +24,13 @@ import torch
 from offload import _native
 from offload.backends.cuda.capture import device_of, refuse_capturing
 from offload.backends.cuda.capture_thread import capture_stream, run_on_capture_thread
-from offload.backends.cuda.graph import NodeReader, call, driver_bindings, read_graph
+from offload.backends.cuda.graph import read_graph
+from offload.backends.cuda.node_log import NodeLog
 from offload.backends.cuda.torch_pool import PoolMemory
 from offload.backends.random_draws import RandomState, generators_of, own_random_states
 from offload.backends.relocation.captures import (
     RANDOM_OWNER,
     GraphCapture,
-    GraphNode,
     OwnedRange,
 )
 from offload.backends.relocation.fixed_weights import weight_ranges
@@ -164,7 +164,7 @@ class _OneCapture:
         self._pool = pool
         self._device = device
         self._copied = copied
-        self._nodes = _NodeLog(stream)
+        self._nodes = NodeLog(stream.cuda_stream)
         self._memory = PoolMemory(pool, device)
         self._cells = MemoryPool(torch.device("cuda", device))
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -299,50 +299,6 @@ class _OneCapture:
             ),
             key=lambda one: one.address,
         )
-
-
-class _NodeLog:
-    """Which launch made which node of the graph that is being captured on a stream.
-
-    A node is read when it appears: what it copies from the host may be overwritten later.
-
-    Attributes:
-        launches: by node handle the launch.
-        known: by node handle the node.
-    """
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.launches: dict[int, int] = {}
-        self.known: dict[int, GraphNode] = {}
-        self._stream = driver_bindings().CUstream(init_value=stream.cuda_stream)
-        self._reader = NodeReader()
-
-    def note(self, launch: Launch) -> None:
-        """Read the nodes that the latest launch has made.
-
-        Raises:
-            CaptureError: one is of a kind that cannot be relocated, or the capture has failed.
-        """
-        try:
-            _, _, graph, *_ = call("cuStreamGetCaptureInfo", self._stream)
-            _, count = call("cuGraphGetNodes", graph, 0)
-            if count == len(self.known):
-                return
-            found, count = call("cuGraphGetNodes", graph, count)
-        except ExecutionError as error:
-            raise CaptureError(
-                f"{launch.source}: {launch.operator} ended the capture, and has to be left out of "
-                f"the captured model: {error}"
-            ) from error
-        for node in found[:count]:
-            handle = int(node)
-            if handle in self.known:
-                continue
-            try:
-                self.known[handle] = self._reader.read(handle)
-            except CaptureError as error:
-                raise CaptureError(f"{launch.source}: {launch.operator}: {error}") from error
-            self.launches[handle] = launch.index
 
 
 # ---- small things --------------------------------------------------------------------------------

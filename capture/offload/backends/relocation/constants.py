@@ -19,10 +19,7 @@ _LEAST_ADDRESS, _MOST_ADDRESS = 1 << 16, 1 << 57
 class Constants:
     """Gathers them, and tells whose they are.
 
-    Attributes:
-        equal: (node, part, content) of parts in which nothing differs.
-        single: (node, part, offset in bytes, value) of constant words of the other parts.
-        kept: that differ, each capture having its own.
+    Owner: one discovery, which adds the words of every part.
     """
 
     def __init__(
@@ -40,13 +37,25 @@ class Constants:
             meanings: of words, by the layouts.
             owned: what somebody keeps in that capture.
         """
-        self.equal: list[tuple[int, int, bytes]] = []
-        self.single: list[tuple[int, int, int, int]] = []
-        self.kept: list[OwnedConstant] = []
+        self._parts: list[tuple[int, int, bytes]] = []
+        self._words: list[tuple[int, int, int, int]] = []
+        self._kept: list[OwnedConstant] = []
         self._capture = capture
         self._names = launch_names
         self._meanings = meanings
         self._owned = owned
+
+    def add_part(self, node: int, part: int, content: bytes) -> None:
+        """Add all words of a part in which nothing differs."""
+        self._parts.append((node, part, content))
+
+    def add_word(self, node: int, part: int, offset: int, value: int) -> None:
+        """Add a word of another part, at an offset in bytes."""
+        self._words.append((node, part, offset, value))
+
+    def keep(self, word: OwnedConstant) -> None:
+        """Add a word that differs, each capture having its own, and whose owner is known."""
+        self._kept.append(word)
 
     def owned(
         self,
@@ -59,7 +68,7 @@ class Constants:
         Raises:
             CaptureError: a constant is an address that nobody keeps.
         """
-        yield from self.kept
+        yield from self._kept
 
         def is_suspect(value: int) -> bool:
             if not numbers_look_alike and self._meanings.is_of_pool(value):
@@ -83,14 +92,14 @@ class Constants:
                 yield OwnedConstant(node, part, offset, value, owner_name)
 
     def _distinct(self) -> list[int]:
-        values = {value for _, _, _, value in self.single}
-        for content in {content for _, _, content in self.equal}:
+        values = {value for _, _, _, value in self._words}
+        for content in {content for _, _, content in self._parts}:
             values.update(_words_of(content))
         return [value for value in values if _LEAST_ADDRESS <= value < _MOST_ADDRESS]
 
     def _places(self, values: dict[int, str | None]) -> Iterator[tuple[int, int, int, int]]:
-        yield from (one for one in self.single if one[3] in values)
-        for node, part, content in self.equal:
+        yield from (one for one in self._words if one[3] in values)
+        for node, part, content in self._parts:
             words = _words_of(content)
             if not values.keys().isdisjoint(words):
                 for index, value in enumerate(words):

@@ -185,7 +185,7 @@ class _Search:
             for part, content in enumerate(one.parts):
                 contents = [capture.nodes[node].parts[part] for capture in self._captures]
                 if all(other == content for other in contents):
-                    self.constants.equal.append((node, part, content))
+                    self.constants.add_part(node, part, content)
                 else:
                     self._read_part(node, part, contents)
 
@@ -204,7 +204,7 @@ class _Search:
             if words.count(words[0]) < len(words):
                 self._read_differing(node, part, begin, end, contents)
             elif len(words[0]) == WORD_BYTES:
-                self.constants.single.append((node, part, begin, _number(words[0])))
+                self.constants.add_word(node, part, begin, _number(words[0]))
 
     def _read_between(self, node: int, part: int, contents: list[bytes]) -> set[int]:
         """Name addresses that begin in the middle of a word; which halves of words they take.
@@ -271,7 +271,7 @@ class _Search:
         first, again = words[:2]
         owner = self._owner_of(words) if len(first) == WORD_BYTES else ""
         if owner:
-            self.constants.kept.append(OwnedConstant(node, part, begin, _number(first), owner))
+            self.constants.keep(OwnedConstant(node, part, begin, _number(first), owner))
             return
         mask = differing(first, again)
         if len({masked(word, mask) for word in words}) > 1:

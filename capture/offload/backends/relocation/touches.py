@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from offload.backends.relocation.captures import GraphCapture
@@ -30,18 +31,28 @@ def node_graph(program: Program, capture: GraphCapture, words: Sequence[Word]) -
     """
     nodes_of: dict[int, list[int]] = {}
     for node, made_by in enumerate(capture.launches):
-        nodes_of.setdefault(made_by, []).append(node)
-    touches: list[set[int]] = [set() for _ in program.values]
+        # Nodes that no launch made stand alone, under numbers that no launch has.
+        nodes_of.setdefault(made_by if made_by >= 0 else -1 - node, []).append(node)
+    touched_by: list[set[int]] = [set() for _ in program.values]
     for launch in program.launches:
-        for index in {*launch.reads, *launch.writes}:
-            touches[index].update(nodes_of.get(launch.index, ()))
-    for node, value in {(word.node, word.value) for word in words}:
-        made_by = capture.launches[node]
-        touches[value].update((node,) if made_by < 0 else nodes_of[made_by])
+        if launch.index in nodes_of:
+            for index in {*launch.reads, *launch.writes}:
+                touched_by[index].add(launch.index)
+    for word in words:
+        made_by = capture.launches[word.node]
+        touched_by[word.value].add(made_by if made_by >= 0 else -1 - word.node)
+    # Values that one launch alone touches share its nodes: an opaque one has all nodes there are.
+    shared = {made_by: tuple(nodes) for made_by, nodes in nodes_of.items()}
+
+    def nodes_touching(launches: set[int]) -> tuple[int, ...]:
+        if len(launches) == 1:
+            return shared[min(launches)]
+        return tuple(sorted(itertools.chain.from_iterable(nodes_of[one] for one in launches)))
+
     return NodeGraph(
         len(capture.nodes),
         tuple(capture.edges),
-        tuple(tuple(sorted(nodes)) for nodes in touches),
+        tuple(map(nodes_touching, touched_by)),
         frozenset(
             (before, after) for after, node in enumerate(capture.nodes) for before in node.overlaps
         ),

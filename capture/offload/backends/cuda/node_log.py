@@ -1,0 +1,93 @@
+"""Which launch made which node of a graph, told while the graph is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from offload.backends.cuda.graph import NodeReader, call, driver_bindings
+from offload.backends.relocation.captures import GraphNode
+from offload.errors import CaptureError, ExecutionError
+from offload.program import Launch
+
+_USUAL_DEPENDENCIES = 4  # of one node: room for so many is offered first
+
+
+class NodeLog:
+    """The nodes of the graph that is being captured on a stream, read as they appear.
+
+    What a node copies from the host may be overwritten later, so it is read at once. A launch's
+    nodes are looked for behind the stream's current dependencies, so that a capture asks about each
+    node once; all nodes of the graph are read again only where a launch has left some on a stream
+    that the captured one has not joined yet.
+
+    Owner: one capture. Thread: the capture's.
+
+    Attributes:
+        launches: by node handle the launch.
+        known: by node handle the node.
+    """
+
+    def __init__(self, stream: int) -> None:
+        """Of a stream, by the driver's handle, whose capture has made no node yet."""
+        self.launches: dict[int, int] = {}
+        self.known: dict[int, GraphNode] = {}
+        self._stream = driver_bindings().CUstream(init_value=stream)
+        self._reader = NodeReader()
+
+    def note(self, launch: Launch) -> None:
+        """Read the nodes that the latest launch has made.
+
+        Raises:
+            CaptureError: one is of a kind that cannot be relocated, or the capture has failed.
+        """
+        try:
+            _, _, graph, dependencies, *_ = call("cuStreamGetCaptureInfo", self._stream)
+            _, count = call("cuGraphGetNodes", graph, 0)
+            made = self._made(graph, dependencies, count)
+        except ExecutionError as error:
+            raise CaptureError(
+                f"{launch.source}: {launch.operator} ended the capture, and has to be left out of "
+                f"the captured model: {error}"
+            ) from error
+        for handle in made:
+            try:
+                self.known[handle] = self._reader.read(handle)
+            except CaptureError as error:
+                raise CaptureError(f"{launch.source}: {launch.operator}: {error}") from error
+            self.launches[handle] = launch.index
+
+    def _made(self, graph: Any, dependencies: Iterable[Any], count: int) -> list[int]:
+        """The nodes of a graph of `count` that are not known."""
+        n_made = count - len(self.known)
+        made = self._behind(dependencies, n_made)
+        if len(made) == n_made:
+            return made
+        found, count = call("cuGraphGetNodes", graph, count)
+        return [handle for handle in map(int, found[:count]) if handle not in self.known]
+
+    def _behind(self, dependencies: Iterable[Any], n_made: int) -> list[int]:
+        """Nodes that are not known, from these ones on against the edges: `n_made` at most.
+
+        Those before a known node were known with it.
+        """
+        found: dict[int, None] = {}
+        waiting = list(dependencies)
+        while waiting and len(found) < n_made:
+            node = waiting.pop()
+            if int(node) in self.known or int(node) in found:
+                continue
+            found[int(node)] = None
+            if len(found) < n_made:
+                waiting += _dependencies(node)
+        return list(reversed(found))
+
+
+def _dependencies(node: Any) -> list[Any]:
+    """The nodes that a node waits for."""
+    room = _USUAL_DEPENDENCIES
+    while True:
+        found, *_, count = call("cuGraphNodeGetDependencies", node, room)
+        if count < room:
+            return list(found[:count])
+        room *= 2
