@@ -74,7 +74,7 @@ def test_nothing_moved_sets_nothing(device):
 
 
 def test_a_call_asks_the_driver_for_a_launch_and_nothing_else(device):
-    """Nothing moved, and nothing is drawn: no event, no wait, no memory, no state of a generator."""
+    """Nothing moved, and nothing is drawn: no event, no wait, no memory, no generator."""
     run = device.load(*chain(device))
     x, y = on_device(torch.randn(N)), on_device(torch.zeros(N))
     run(x, out=(y,))

@@ -147,7 +147,7 @@ def test_each_execution_draws_on_from_where_the_generator_is(device):
 
 
 def test_a_call_that_draws_writes_a_seed_and_an_offset(device, simulator):
-    """Instead of the prologue of torch's replay; a program that draws nothing does not even that."""
+    """Instead of the prologue of torch's replay; what draws nothing does not even that."""
     drawing = device.load(PhiloxGenerator(seed=3))
     plain = load_plain(device, Tail(device, lambda capturer: capturer.cells[0]))
     for run, n_written in ((drawing, 2), (plain, 0)):
