@@ -135,13 +135,20 @@ def test_random_launches_draw_what_eager_draws():
 def test_a_caller_who_is_capturing_is_refused():
     with offload.capture(chain) as captured:
         captured(ones(64))
-    x, graph = ones(64), torch.cuda.CUDAGraph()
+    run = captured.load()
+    x, y, graph = ones(64), empty(64), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         x.add_(1)
         with pytest.raises(offload.CaptureError, match="being captured"):
             captured.load()
+        with pytest.raises(offload.CaptureError, match="being captured"):
+            offload.capture(chain, x)
+        with pytest.raises(offload.ExecutionError, match="being captured"):
+            run(x, out=y)
     graph.replay()
     assert bool((x == 2).all())
+    run(x, out=y)
+    torch.testing.assert_close(y, chain(x))
 
 
 @torch.library.custom_op("offload_tests::synchronised", mutates_args=())

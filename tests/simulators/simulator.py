@@ -11,6 +11,7 @@ import fcntl
 import functools
 import gc
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -204,6 +205,12 @@ class Simulator(DeviceControls):
         self._kept.append(callback)
         address = ctypes.cast(sizes, ctypes.c_void_p)
         return self.library.sim_kernel(name.encode(), len(sizes), address, callback, None)
+
+    def all_calls(self) -> dict[str, int]:
+        """By name how often each of the driver's functions that offload uses was called so far."""
+        declarations = (ROOT / "native" / "cuda" / "driver_abi.hpp").read_text()
+        names = re.findall(r'X\(\w+,\s*"(cu\w+)"', declarations)
+        return {name: count for name in names if (count := self.calls(name))}
 
     def library_kernel(self, function: int) -> int:
         """The same kernel's handle as a CUkernel."""

@@ -73,6 +73,23 @@ def test_nothing_moved_sets_nothing(device):
     assert run.last_execution.words_patched == 0
 
 
+def test_a_call_asks_the_driver_for_a_launch_and_nothing_else(device):
+    """Nothing moved, and nothing is drawn: no event, no wait, no memory, no generator."""
+    run = device.load(*chain(device))
+    x, y = on_device(torch.randn(N)), on_device(torch.zeros(N))
+    run(x, out=(y,))
+    device.simulator.forget_calls()
+    run(x, out=(y,))
+    run(x, out=(y,))
+    assert device.simulator.all_calls() == {
+        "cuCtxGetCurrent": 4,
+        "cuStreamIsCapturing": 2,
+        "cuGraphLaunch": 2,
+    }
+    run._loaded.resident.finish()
+    assert torch.equal(y, (x * 2 + x) * 3)
+
+
 def test_activations_and_scratch_share_the_feature_map(device):
     run = device.load(*chain(device))
     assert [value.role for value in run.program.values] == [IN, ACT, ACT, OUT, Role.SCRATCH]

@@ -146,6 +146,19 @@ def test_each_execution_draws_on_from_where_the_generator_is(device):
     assert generator.get_offset() == INCREMENT
 
 
+def test_a_call_that_draws_writes_a_seed_and_an_offset(device, simulator):
+    """Instead of the prologue of torch's replay; what draws nothing does not even that."""
+    drawing = device.load(PhiloxGenerator(seed=3))
+    plain = load_plain(device, Tail(device, lambda capturer: capturer.cells[0]))
+    for run, n_written in ((drawing, 2), (plain, 0)):
+        simulator.forget_calls()
+        for _ in range(3):
+            run(torch.zeros(N))
+        assert simulator.calls("cuStreamWriteValue64") == 3 * n_written
+        assert simulator.calls("cuGraphLaunch") == 3
+    assert plain._loaded.draw is None
+
+
 def test_launches_draw_one_after_the_other(device):
     first, second = device.load(PhiloxGenerator(seed=2), n_launches=2)(torch.zeros(N))
     assert torch.equal(first, numbers(2, 0))

@@ -80,3 +80,29 @@ def test_the_current_device_of_an_accelerator_is_its_modules(monkeypatch):
         recording_device.current(torch.device("cpu")),
     ):
         assert indices == [1]
+
+
+@pytest.mark.parametrize("is_capturing", [False, True])
+def test_a_caller_who_captures_a_graph_is_refused_before_inputs_are_read(monkeypatch, is_capturing):
+    """What is read on the host would end that capture."""
+
+    class Read(Exception):
+        pass
+
+    def samples(*_: object) -> None:
+        raise Read
+
+    device = torch.device("cuda", 0)
+    module = types.SimpleNamespace(is_current_stream_capturing=lambda: is_capturing)
+    recorder = sys.modules["offload.record.recorder"]
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    monkeypatch.setattr(recorder, "input_samples", samples)
+    monkeypatch.setattr(recorder, "recording_device", lambda *_: device)
+    monkeypatch.setattr(recorder, "may_be_host_constant", lambda _: True)  # on the CPU, as here
+    expected = (
+        pytest.raises(CaptureError, match="being captured on the current stream: record the call")
+        if is_capturing
+        else pytest.raises(Read)
+    )
+    with expected:
+        offload.capture(torch.sin, torch.ones(3))

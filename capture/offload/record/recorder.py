@@ -38,7 +38,12 @@ from offload.record.modes import (
 from offload.record.operators import check_plain, is_tensor, user_location
 from offload.record.recorded_call import RecordedCall, Surroundings
 from offload.record.recording import Recording, opaque_form
-from offload.record.recording_device import Allocations, default_generator, recording_device
+from offload.record.recording_device import (
+    Allocations,
+    default_generator,
+    recording_device,
+    refuse_capturing,
+)
 from offload.record.storages import StorageTable, TrackedStorage, alias
 from offload.record.whole_program import SeenCall
 from offload.structure import OpaqueStructure, constants, flatten, unflatten
@@ -94,7 +99,7 @@ class Recorder:
             The arguments to call with: aliases of the tensors, nested alike.
 
         Raises:
-            CaptureError: an argument cannot be recorded.
+            CaptureError: an argument cannot be recorded, or the caller is capturing a graph.
         """
         self._arguments = CallArguments(args, kwargs)
         self._choose_device()
@@ -131,6 +136,7 @@ class Recorder:
     def _choose_device(self) -> None:
         given = self._arguments
         device = recording_device(given.tensors, self.table.state.tensors())
+        refuse_capturing(device)
         for tensor, name in zip(given.tensors, given.names, strict=True):
             if tensor.device != device and not may_be_host_constant(tensor):
                 others = (

@@ -44,6 +44,25 @@ def recording_device(inputs: Sequence[torch.Tensor], held: Iterable[torch.Tensor
     return find_device(inputs)
 
 
+def refuse_capturing(device: torch.device) -> None:
+    """Refuse a caller who is capturing a graph, before anything of the call runs.
+
+    A recording reads its inputs on the host, which would end that capture, and a call that is only
+    captured computes nothing that could be recorded.
+
+    Raises:
+        CaptureError: a graph is being captured on the current stream of an accelerator.
+    """
+    if device.type == "cpu":
+        return
+    is_capturing = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
+    if is_capturing is not None and is_capturing():
+        raise CaptureError(
+            "a graph is being captured on the current stream: record the call before the capture "
+            "begins"
+        )
+
+
 def default_generator(device: torch.device) -> torch.Generator:
     """The generator that operators on a device draw from where none is given."""
     if device.type == "cpu":

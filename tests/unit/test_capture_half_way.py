@@ -1,0 +1,75 @@
+"""What a capture with torch puts back when it fails half-way; no GPU is asked."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+
+import offload
+from offload.backends.cuda import torch_capture
+
+
+@pytest.mark.parametrize("failing", ["begin", "launch"])
+def test_a_capture_that_fails_half_way_is_ended_before_anything_goes(monkeypatch, failing):
+    """A stream that stays in capture mode would end what the user does there next."""
+    log: list[str] = []
+
+    class Entered:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __enter__(self) -> None:
+            log.append(f"{self._name} begins")
+
+        def __exit__(self, *_: object) -> None:
+            log.append(f"{self._name} ends")
+
+    def step(name: str) -> None:
+        log.append(name)
+        if name == failing:
+            raise offload.CaptureError(name)
+
+    monkeypatch.setattr(torch_capture, "region", lambda: Entered("region"))
+    monkeypatch.setattr(torch_capture, "_workspaces_cleared", lambda: Entered("workspaces"))
+    monkeypatch.setattr(torch_capture, "EagerRun", lambda *_, **__: types.SimpleNamespace(bases={}))
+
+    class HalfWay(torch_capture._OneCapture):
+        """Of its own class, which remembers in which order attributes were given."""
+
+        def __init__(self) -> None:
+            self._program = types.SimpleNamespace(launches=["first"])
+            self._memory = types.SimpleNamespace(current=lambda: Entered("pool"))
+            self._kept = types.SimpleNamespace(bases={})
+            self._stand_ins = dict
+            self._begin = lambda: step("begin")
+            self._launch = lambda run, launch: step("launch")
+            self._abandon = lambda: log.append("abandoned")
+
+    with pytest.raises(offload.CaptureError, match=failing):
+        HalfWay()._captured()
+    made = ["begin"] if failing == "begin" else ["begin", "launch"]
+    entered = ["region", "pool", "workspaces"]
+    assert log == [
+        *(f"{name} begins" for name in entered),
+        *made,
+        "abandoned",
+        *(f"{name} ends" for name in reversed(entered)),
+    ]
+
+
+def test_workspaces_are_made_anew_in_a_capture_and_not_kept_after_it(monkeypatch):
+    """A graph may hold no workspace that anybody else has, whatever fails meanwhile."""
+    log: list[str] = []
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: log.append("cleared"), raising=False
+    )
+
+    def capture() -> None:
+        log.append("captured")
+        raise RuntimeError("an operator")
+
+    with pytest.raises(RuntimeError, match="an operator"), torch_capture._workspaces_cleared():
+        capture()
+    assert log == ["cleared", "captured", "cleared"]
