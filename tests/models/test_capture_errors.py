@@ -202,8 +202,15 @@ def test_an_error_of_an_operator_that_is_run_again_is_itself(monkeypatch, kind):
     assert "capture_errors::second_time" in error.__notes__[1]
 
 
-def test_memory_that_runs_out_when_it_is_run_again(monkeypatch):
-    cause = torch.OutOfMemoryError("no memory for 2 GiB")
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (torch.OutOfMemoryError("no memory for 2 GiB"), offload.OutOfMemory),
+        (torch.AcceleratorError("fault at 2 GiB"), offload.ExecutionError),
+        (RuntimeError("not of 2 GiB"), offload.CaptureError),
+    ],
+)
+def test_a_device_that_fails_when_it_is_run_again(monkeypatch, cause, kind):
     check = capture_block.recorded_program
 
     def run_again(*given):
@@ -216,7 +223,7 @@ def test_memory_that_runs_out_when_it_is_run_again(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(capture_block, "recorded_program", run_again)
         error = record(torch.ops.capture_errors.second_time, "handle", swallowed=False)
-    assert type(error) is offload.OutOfMemory
+    assert type(error) is kind
     assert error.__cause__ is cause
     assert "2 GiB" in str(error)
 

@@ -10,7 +10,7 @@ import torch
 
 from offload.constants import same_constant
 from offload.eager_run import EagerRun, bytes_of
-from offload.errors import CaptureError, OffloadError, OutOfMemory
+from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
 from offload.program import Launch, Program, Role, Value
 from offload.record.operators import as_integers
 from offload.record.recording import Recording
@@ -37,6 +37,7 @@ def verify(recording: Recording, program: Program) -> None:
         CaptureError: one depends on memory that no launch wrote; the call seeds a generator; or a
             launch failed.
         OutOfMemory: the device has no memory to run it once more.
+        ExecutionError: the device failed.
     """
     with (
         current(recording.device),
@@ -179,6 +180,11 @@ class _Run:
                 raise OutOfMemory(
                     f"{launch.source}: {launch.operator} found no memory when the recorded program "
                     f"was run again on the same inputs, which takes as much as the call: {error}"
+                ) from error
+            except torch.AcceleratorError as error:
+                raise ExecutionError(
+                    f"{launch.source}: the device failed at {launch.operator}, or before, when the "
+                    f"recorded program was run again on the same inputs: {error}"
                 ) from error
             except Exception as error:
                 raise CaptureError(
