@@ -33,7 +33,7 @@ import process_memory
 import streaming_process
 from measurements import Case, Figure, counted_figure, figure_of, ratio_of
 from offload import _native
-from offload.api import Captured
+from offload.captured import Captured
 from offload.files import find_stored_tensors
 from offload.program import StoredTensor
 from offload.replay import Executable

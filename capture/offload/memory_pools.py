@@ -121,22 +121,31 @@ def region() -> Iterator[None]:
 
 
 def _end_pools() -> None:
-    """Let closed pools go, if no region is under way; with the lock held."""
-    while _ending and not _regions:
-        pool, device = _ending.pop()
-        if _refuses(device):
-            _ending.append((pool, device))
+    """Let closed pools go, if no region is under way; with the lock held.
+
+    Those of a device that refuses stay, and keep no other device's. The collector may come here
+    again at any line, so that what was found may have gone meanwhile.
+    """
+    refusing: set[torch.device] = set()
+    while not _regions:
+        found = next((one for one in _ending if one[1] not in refusing), None)
+        if found is None:
             return
+        if _refuses(found[1]):
+            refusing.add(found[1])
+        elif found in _ending:
+            _ending.remove(found)
 
 
 def _refuses(device: torch.device) -> bool:
-    """Whether memory cannot be freed now: in a capture, after a fault, in the child of a fork."""
+    """Whether its memory cannot be freed now: in a capture, after a fault, in a fork's child."""
     module: Any = torch.get_device_module(device)
-    with contextlib.suppress(RuntimeError):
-        if module.is_current_stream_capturing():
-            return True
     try:
-        module.current_stream(device).query()
+        with module.device(device):  # whose stream torch asks whether it is captured
+            with contextlib.suppress(RuntimeError):  # of a runtime that has no captures
+                if module.is_current_stream_capturing():
+                    return True
+            module.current_stream(device).query()
     except RuntimeError:
         return True
     return False

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import offload
-from offload.api import Captured
 from offload.backends import StreamingBackend
+from offload.captured import Captured
 from offload.place import place
 from offload.streamed_load import StreamedLoad
 from offload.timeline import Scheduling

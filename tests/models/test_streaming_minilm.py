@@ -14,7 +14,7 @@ from stored import save_weights
 from torch import nn
 
 import offload
-from offload.api import Captured
+from offload.captured import Captured
 from offload.demo import load_encoder
 from offload.demo.search import DemoUnavailable
 

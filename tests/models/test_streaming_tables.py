@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn import functional
 
 import offload
-from offload.api import Captured
 from offload.backends import Capabilities, cpu
 from offload.backends.cpu import CpuBackend
+from offload.captured import Captured
 from offload.program import StoredTensor
 from offload.timeline import SpanKind
 

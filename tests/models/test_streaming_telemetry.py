@@ -10,7 +10,7 @@ from budgets import Deep, floor_of
 from stored import save_weights, without_memory
 
 import offload
-from offload.api import Captured
+from offload.captured import Captured
 from offload.costs import STAGES, Coefficient, CostModel, HeaderModel, HeaderShape
 from offload.report import report_on, report_table
 from offload.timeline import SpanKind

@@ -93,12 +93,45 @@ def test_regions_of_other_threads_count(allocator):
 
 
 def test_a_capture_of_the_callers_own_on_this_stream_is_waited_for(allocator):
-    allocator.capturing = True
+    allocator.capturing = {GPU}
     MemoryPool(GPU).close()
     assert allocator.ended == []
-    allocator.capturing = False
+    allocator.capturing.clear()
     with region():
         assert allocator.ended == [0]
+
+
+@pytest.mark.parametrize("current", [0, 1])
+@pytest.mark.parametrize("captures", [0, 1])
+@pytest.mark.parametrize("of", [0, 1])
+def test_a_pool_asks_the_stream_of_its_own_device(allocator, current, captures, of):
+    """Whichever is torch's current one; that stays as it was."""
+    first, second = (torch.device("cuda", index) for index in (0, 1))
+    devices = first, second
+    allocator.current, allocator.capturing = devices[current], {devices[captures]}
+    MemoryPool(devices[of]).close()
+    assert allocator.ended == ([] if captures == of else [0])
+    assert allocator.current == devices[current]
+    allocator.capturing.clear()
+    with region():
+        assert allocator.ended == [0]
+
+
+def test_a_pool_that_has_to_stay_keeps_none_of_another_device(allocator):
+    other = torch.device("cuda", 1)
+    allocator.capturing = {other}
+    waiting = MemoryPool(other)
+    waiting.close()
+    assert allocator.ended == []
+    MemoryPool(GPU).close()
+    assert allocator.ended == [0]
+    allocator.capturing = {GPU}
+    MemoryPool(GPU).close()
+    with region():  # and the other way round, however they lie in the queue
+        assert allocator.ended == [0, 0]
+    allocator.capturing.clear()
+    with region():
+        assert allocator.ended == [0, 0, 0]
 
 
 def test_a_pool_on_a_device_that_has_failed_stays(allocator):

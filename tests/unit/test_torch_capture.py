@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import offload
+from offload.backends.ascend import torch_capture as npu_capture
 from offload.backends.cuda import torch_capture, torch_pool
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.torch_pool import PoolMemory
@@ -344,11 +345,17 @@ def test_an_operator_that_a_capture_forbids_is_named():
     assert raised.value.__cause__ is forbidden
 
 
-def test_a_refusal_of_a_launch_stays_as_it_is():
-    refusal = offload.CaptureError("came out otherwise")
-    with pytest.raises(offload.CaptureError) as raised:
-        capture_under_way()._launch(run_that_raises(refusal), named_launch())
+@pytest.mark.parametrize("kind", [offload.CaptureError, offload.BindingError, offload.OutOfMemory])
+@pytest.mark.parametrize("of", ["cuda", "npu"])
+def test_an_error_of_offload_in_a_launch_stays_as_it_is(kind, of):
+    refusal = kind("came out otherwise")
+    one = capture_under_way()
+    if of == "npu":
+        one = npu_capture._OneCapture.__new__(npu_capture._OneCapture)
+    with pytest.raises(kind) as raised:
+        one._launch(run_that_raises(refusal), named_launch())
     assert raised.value is refusal
+    assert refusal.__notes__ == ["model.py:4: aten::add.Tensor, in the capture"]
 
 
 @pytest.mark.parametrize(

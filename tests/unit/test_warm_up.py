@@ -9,6 +9,7 @@ import torch
 from torch_pools import FakeAllocator, take_for_devices
 
 import offload
+from offload.backends import torch_warm_up
 from offload.backends.torch_warm_up import warm_up
 
 CPU = torch.device("cpu")
@@ -48,6 +49,43 @@ def test_a_launch_that_fails_is_named(program, device):
     ) as raised:
         warm_up(program, CPU, given)
     assert isinstance(raised.value.__cause__, (IndexError, RuntimeError))
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "match"),
+    [
+        (
+            torch.OutOfMemoryError("too large\nadvice"),
+            offload.OutOfMemory,
+            "memory .*: too large$",
+        ),
+        (torch.AcceleratorError("a fault"), offload.ExecutionError, "device failed .*new process"),
+    ],
+)
+def test_a_launch_at_which_the_device_fails_is_no_refusal(
+    program, device, monkeypatch, cause, kind, match
+):
+    def fail(*_):
+        raise cause
+
+    monkeypatch.setattr(torch_warm_up.EagerRun, "call", fail)
+    with pytest.raises(kind, match=r"^/.*test_warm_up.py:\d+.*" + match) as raised:
+        warm_up(program, CPU, None)
+    assert type(raised.value) is kind
+    assert raised.value.__cause__ is cause
+
+
+def test_an_error_of_offload_in_a_launch_stays_as_it_is(program, device, monkeypatch):
+    error = offload.BindingError("of another executable")
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(torch_warm_up.EagerRun, "call", fail)
+    with pytest.raises(offload.BindingError) as raised:
+        warm_up(program, CPU, None)
+    assert raised.value is error
+    assert "aten::index_select, in the warm-up" in error.__notes__[0]
 
 
 def test_inputs_that_were_recorded_are_what_runs(device):

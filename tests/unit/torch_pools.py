@@ -26,7 +26,8 @@ class FakeAllocator:
         ended: by pool, in the order in which they went, how many regions were under way: torch
             ends the process if there was one.
         fault: what the device answers to everything, once it has failed.
-        capturing: whether the current stream is.
+        capturing: the devices whose current streams are.
+        current: torch's device.
     """
 
     def __init__(self) -> None:
@@ -34,14 +35,16 @@ class FakeAllocator:
         self.ended: list[int] = []
         self.n_made = 0
         self.fault: str | None = None
-        self.capturing = False
+        self.capturing: set[torch.device] = set()
+        self.current = torch.device("cuda", 0)
         self._destructor = _DESTRUCTOR(lambda _: self.ended.append(len(self.under_way)))
         _destructors.append(self._destructor)
         self.module = types.SimpleNamespace(
             MemPool=self._pool,
             use_mem_pool=self.use,
-            is_current_stream_capturing=lambda: self.capturing,
-            current_stream=lambda _: types.SimpleNamespace(query=self._ask, synchronize=self._ask),
+            is_current_stream_capturing=lambda: self.current in self.capturing,
+            current_stream=self._stream,
+            device=self.device,
         )
 
     def _pool(self, *_: object, **__: object) -> Any:
@@ -75,6 +78,23 @@ class FakeAllocator:
             yield
         finally:
             self.under_way.pop()
+
+    @contextlib.contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        """Make it torch's."""
+        before, self.current = self.current, device
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def _stream(self, device: torch.device) -> Any:
+        def query() -> None:
+            self._ask()
+            if device in self.capturing:  # which invalidates the capture
+                raise AssertionError("a stream that is being captured was asked")
+
+        return types.SimpleNamespace(query=query, synchronize=self._ask)
 
     def _ask(self) -> None:
         if self.fault is not None:

@@ -11,7 +11,7 @@ import torch
 
 from offload.backends.opaque_weights import weights_at_risk
 from offload.eager_run import EagerRun, bytes_of, host_storage
-from offload.errors import CaptureError, ExecutionError, OutOfMemory
+from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
 from offload.made_up_inputs import (
     index_weights,
     input_tensors,
@@ -24,6 +24,9 @@ from offload.program import Launch, Program, Role
 
 Bases = dict[int, tuple[torch.UntypedStorage, int]]
 """By Value its storage, and the byte at which it begins there."""
+
+
+_AFTER_A_FAULT = "a device that has faulted can be used again in a new process"
 
 
 def warm_up(
@@ -55,6 +58,7 @@ def warm_up(
         OutOfMemory: the device has no memory for it.
         ExecutionError: the device failed.
         FileError: a weight of integers cannot be read.
+        OffloadError: another one that the callable of an opaque launch raises, with a note of it.
     """
     torch_device: Any = torch.get_device_module(device)
     closing = contextlib.closing(MemoryPool(device))
@@ -71,18 +75,11 @@ def warm_up(
             try:
                 with _weights_kept(program):
                     run.keep(launch, run.call(launch)())
-            except torch.OutOfMemoryError as error:
-                raise OutOfMemory(
-                    f"{launch.source}: {launch.operator} found no memory in the warm-up: "
-                    f"{first_line(error)}"
-                ) from error
-            except CaptureError:
+            except OffloadError as error:
+                error.add_note(f"{launch.source}: {launch.operator}, in the warm-up")
                 raise
             except Exception as error:  # of an opaque launch any that the user's code raises
-                raise CaptureError(
-                    f"{launch.source}: {launch.operator} failed in the warm-up, which runs on "
-                    f"{_inputs_text(program, inputs)}, as the model must: {first_line(error)}"
-                ) from error
+                raise _failure(error, launch, _inputs_text(program, inputs)) from error
             launched(launch)
             for value in last_uses.get(launch.index, ()):
                 run.bases.pop(value, None)
@@ -91,10 +88,25 @@ def warm_up(
         except RuntimeError as error:
             raise ExecutionError(
                 f"the device failed in the warm-up, which runs on {_inputs_text(program, inputs)}: "
-                f"{first_line(error)}; a device that has faulted can be used again in a new process"
+                f"{first_line(error)}; {_AFTER_A_FAULT}"
             ) from error
         run.bases.clear()
         free_workspaces()
+
+
+def _failure(error: Exception, launch: Launch, inputs: str) -> OffloadError:
+    """What a launch raised in the warm-up, as an error of offload; `inputs` says on which."""
+    what, why = f"{launch.source}: {launch.operator}", first_line(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return OutOfMemory(f"{what} found no memory in the warm-up: {why}")
+    if isinstance(error, torch.AcceleratorError):  # maybe of a launch before it
+        return ExecutionError(
+            f"{what}: the device failed in the warm-up, there or before, which runs on {inputs}: "
+            f"{why}; {_AFTER_A_FAULT}"
+        )
+    return CaptureError(
+        f"{what} failed in the warm-up, which runs on {inputs}, as the model must: {why}"
+    )
 
 
 def _inputs_text(program: Program, given: Sequence[torch.Tensor] | None) -> str:

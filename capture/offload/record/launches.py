@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.eager_run import flat
-from offload.errors import CaptureError
+from offload.errors import CaptureError, OffloadError
 from offload.program import Argument, Launch, Role, Symbol, TensorView
 from offload.record.device_formats import refuse_write_in_own_format
 from offload.record.fake_launches import FakeLaunches
@@ -71,20 +71,20 @@ class LaunchRecorder:
         self.guards = HostReadGuards(allowed=guards_reads)
         self.generators = UsedGenerators()
         self.allocations = Allocations(torch.device("cpu"))
-        self.refusal: CaptureError | None = None
+        self.refusal: OffloadError | None = None
         self.running = ""
         self.allows_unseen = False
         self.unseen = ""
         self._fakes = None if fakes is None else FakeLaunches(fakes, table, self)
         self._unused = UnusedResults()
 
-    def take_refusal(self) -> CaptureError | None:
+    def take_refusal(self) -> OffloadError | None:
         """What was refused first, which is not kept: its traceback leads here, as a cycle."""
         refusal, self.refusal = self.refusal, None
         return refusal
 
     def raise_refusal(self) -> None:
-        """Raise what was refused first, if anything was, as a CaptureError."""
+        """Raise what was refused first, if anything was."""
         refusal = self.take_refusal()
         try:
             if refusal is not None:

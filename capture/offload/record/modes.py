@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from offload import _native
-from offload.errors import CaptureError
+from offload.errors import CaptureError, OffloadError
 from offload.record import host_reads
 from offload.record.operators import user_location
 
@@ -27,7 +27,7 @@ class Watcher(Protocol):
         running: the torch function that is being called; empty outside.
     """
 
-    refusal: CaptureError | None
+    refusal: OffloadError | None
     running: str
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -44,7 +44,7 @@ class Watcher(Protocol):
 def _refusals_kept(watcher: Watcher) -> Iterator[None]:
     try:
         yield
-    except CaptureError as error:
+    except OffloadError as error:
         watcher.refusal = watcher.refusal or error
         raise
 

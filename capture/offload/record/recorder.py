@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from offload.errors import CaptureError
+from offload.errors import CaptureError, OffloadError
 from offload.program import OpaqueCall, Overlap, Program, Result, Role
 from offload.record.call_arguments import CallArguments
 from offload.record.callables import (
@@ -209,7 +209,7 @@ class Recorder:
         enter(FunctionMode(self._log))
         enter(dispatch_mode(self._log))
 
-    def abandon(self) -> CaptureError | None:
+    def abandon(self) -> OffloadError | None:
         """Stop without a Program: the call raised.
 
         Returns:
@@ -227,6 +227,7 @@ class Recorder:
 
         Raises:
             CaptureError: the result, or a change that the call made, cannot be replayed.
+            OffloadError: what was refused first, if the call swallowed it.
         """
         try:
             self._context.close()

@@ -10,7 +10,7 @@ import torch
 
 from offload.constants import same_constant
 from offload.eager_run import EagerRun, bytes_of
-from offload.errors import CaptureError
+from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
 from offload.program import Launch, Program, Role, Value
 from offload.record.operators import as_integers
 from offload.record.recording import Recording
@@ -34,7 +34,10 @@ def verify(recording: Recording, program: Program) -> None:
     Raises:
         OutcomeDiffers: a result or a changed input, buffer or parameter differs from the recorded
             call.
-        CaptureError: one depends on memory that no launch wrote; or the call seeds a generator.
+        CaptureError: one depends on memory that no launch wrote; the call seeds a generator; or a
+            launch failed.
+        OutOfMemory: the device has no memory to run it once more.
+        ExecutionError: the device failed.
     """
     with (
         current(recording.device),
@@ -170,8 +173,19 @@ class _Run:
         for launch in self._program.launches:
             try:
                 self._run(launch)
-            except CaptureError:
+            except OffloadError as error:
+                error.add_note(f"{launch.source}: {launch.operator}, run again on the same inputs")
                 raise
+            except torch.OutOfMemoryError as error:
+                raise OutOfMemory(
+                    f"{launch.source}: {launch.operator} found no memory when the recorded program "
+                    f"was run again on the same inputs, which takes as much as the call: {error}"
+                ) from error
+            except torch.AcceleratorError as error:
+                raise ExecutionError(
+                    f"{launch.source}: the device failed at {launch.operator}, or before, when the "
+                    f"recorded program was run again on the same inputs: {error}"
+                ) from error
             except Exception as error:
                 raise CaptureError(
                     f"{launch.source}: {launch.operator} failed when the recorded program was run "

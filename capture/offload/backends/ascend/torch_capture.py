@@ -355,7 +355,8 @@ class _OneCapture:
         try:
             outcome = run.call(launch)()
             self._stream.npu_stream  # noqa: B018 - until it is launched, so that errors are its own
-        except CaptureError:
+        except OffloadError as error:
+            error.add_note(f"{launch.source}: {launch.operator}, in the capture")
             raise
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(

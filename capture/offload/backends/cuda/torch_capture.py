@@ -36,7 +36,7 @@ from offload.backends.relocation.captures import (
 from offload.backends.relocation.fixed_weights import weight_ranges
 from offload.backends.torch_warm_up import Bases, collector_off, copied, first_line, warm_up
 from offload.eager_run import EagerRun, host_storage
-from offload.errors import CaptureError, ExecutionError
+from offload.errors import CaptureError, ExecutionError, OffloadError
 from offload.memory_pools import MemoryPool, region
 from offload.program import Launch, Program, Role
 
@@ -241,7 +241,8 @@ class _OneCapture:
     def _launch(self, run: EagerRun, launch: Launch) -> None:
         try:
             outcome = run.call(launch)()
-        except CaptureError:
+        except OffloadError as error:
+            error.add_note(f"{launch.source}: {launch.operator}, in the capture")
             raise
         except Exception as error:  # of an opaque launch any that the user's code raises
             # Without memory torch tries to free some, and fails at that in a capture.
