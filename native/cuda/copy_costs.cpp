@@ -102,7 +102,8 @@ void sample_copies(const Driver& driver, Stream stream, CopySamples& samples) {
 CopySamples sample_copy_costs(const Driver& driver, Context context, GraphNode kernel,
                               std::size_t offset_bytes) {
   Held<Stream> stream(driver.stream_destroy);
-  driver.check(driver.stream_create(stream.fill(), kStreamNonBlocking), "making a stream to measure");
+  driver.check(driver.stream_create(stream.fill(), kStreamNonBlocking),
+               "making a stream to measure");
   CopySamples samples;
   sample_nodes(driver, context, kernel, offset_bytes, stream.get(), samples);
   sample_copies(driver, stream.get(), samples);

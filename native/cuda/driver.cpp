@@ -12,7 +12,6 @@ namespace {
 constexpr const char* kLibrary = "libcuda.so.1";
 constexpr int kOldestVersion = 12040;  // cuFuncGetParamInfo
 
-
 // cuGetProcAddress_v2.
 using GetFunction = Result (*)(const char* symbol, void** function, int version,
                                std::uint64_t flags, int* status);

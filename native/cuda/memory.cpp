@@ -84,7 +84,8 @@ RegisteredMemory::RegisteredMemory(const Driver& driver, std::size_t n_bytes)
   data_ = map_pages(n_bytes);
   if (data_ == nullptr)
     throw ExecutionError("there are no " + wanted + ": " + std::strerror(errno));
-  const Result result = driver_.memory_host_register(data_, whole_pages(n_bytes), kHostMemoryForAll);
+  const Result result =
+      driver_.memory_host_register(data_, whole_pages(n_bytes), kHostMemoryForAll);
   if (result == kSuccess) return;
   munmap(data_, whole_pages(n_bytes));
   throw ExecutionError("registering " + wanted +

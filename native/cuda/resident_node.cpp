@@ -13,8 +13,8 @@ namespace {
 
 // The attributes that a kernel needs to run as captured. What relates it to other work
 // (programmatic launch, priority) is left out where it runs by itself.
-constexpr std::array<int, 3> kLaunchAttributes = {
-    kAttributeCooperative, kAttributeClusterDimension, kAttributeClusterScheduling};
+constexpr std::array<int, 3> kLaunchAttributes = {kAttributeCooperative, kAttributeClusterDimension,
+                                                  kAttributeClusterScheduling};
 
 bool is_zero(const unsigned char* bytes, std::size_t n_bytes) {
   for (std::size_t index = 0; index < n_bytes; ++index) {

@@ -1,6 +1,6 @@
 // Compiled, never run: our declarations of the driver against the toolkit's. `abi_functions.inc` is
-// written by the test: a line ABI_FUNCTION(name here, type in cudaTypedefs.h) for each function, and
-// ABI_ATTRIBUTE(number, bytes) for each launch attribute that captures are compared by.
+// written by the test: a line ABI_FUNCTION(name here, type in cudaTypedefs.h) for each function,
+// and ABI_ATTRIBUTE(number, bytes) for each launch attribute that captures are compared by.
 #include <cuda.h>
 #include <cudaTypedefs.h>
 

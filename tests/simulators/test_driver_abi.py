@@ -87,13 +87,13 @@ def test_the_check_finds_another_size_of_an_attribute(tmp_path, attribute):
 def test_what_graphs_are_asked_for_has_the_numbers_of_the_bindings():
     driver = pytest.importorskip("cuda.bindings.driver")
     assert {
+        name: int(getattr(driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}"))
+        for name in ("MEMORY_TYPE", "DEVICE_ORDINAL", "RANGE_START_ADDR", "RANGE_SIZE")
+    } == {
         "MEMORY_TYPE": graph._MEMORY_TYPE_ATTRIBUTE,
         "DEVICE_ORDINAL": graph._ORDINAL,
         "RANGE_START_ADDR": graph._RANGE_START,
         "RANGE_SIZE": graph._RANGE_BYTES,
-    } == {
-        name: int(getattr(driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}"))
-        for name in ("MEMORY_TYPE", "DEVICE_ORDINAL", "RANGE_START_ADDR", "RANGE_SIZE")
     }
     kinds = driver.CUmemorytype
     assert (graph._HOST, graph._DEVICE, graph._UNIFIED) == (
