@@ -17,8 +17,6 @@ constexpr std::size_t kNodes = 16;
 constexpr std::size_t kCopies = 16;
 constexpr std::size_t kRounds = 9;  // and one before them that is not counted
 constexpr std::array<std::size_t, 4> kSizesBytes = {4 << 10, 64 << 10, 1 << 20, 4 << 20};
-constexpr unsigned int kOrdinaryStream = 1;  // CU_STREAM_NON_BLOCKING
-constexpr unsigned int kTimedEvent = 0;
 constexpr double kNsInMs = 1e6;
 
 double per(std::uint64_t begin_ns, std::uint64_t end_ns, std::size_t count) {
@@ -72,8 +70,8 @@ void sample_copies(const Driver& driver, Stream stream, CopySamples& samples) {
   constexpr std::size_t kHalfBytes = kSizesBytes.back();
   driver.check_memory(driver.memory_allocate(memory.fill(), 2 * kHalfBytes), 2 * kHalfBytes,
                       "allocating memory to measure copies");
-  driver.check(driver.event_create(begin.fill(), kTimedEvent), "making an event");
-  driver.check(driver.event_create(end.fill(), kTimedEvent), "making an event");
+  driver.check(driver.event_create(begin.fill(), kEventWithTimes), "making an event");
+  driver.check(driver.event_create(end.fill(), kEventWithTimes), "making an event");
   for (const std::size_t size_bytes : kSizesBytes) {
     for (std::size_t round = 0; round <= kRounds; ++round) {
       Result result = kSuccess;
@@ -104,7 +102,8 @@ void sample_copies(const Driver& driver, Stream stream, CopySamples& samples) {
 CopySamples sample_copy_costs(const Driver& driver, Context context, GraphNode kernel,
                               std::size_t offset_bytes) {
   Held<Stream> stream(driver.stream_destroy);
-  driver.check(driver.stream_create(stream.fill(), kOrdinaryStream), "making a stream to measure");
+  driver.check(driver.stream_create(stream.fill(), kStreamNonBlocking),
+               "making a stream to measure");
   CopySamples samples;
   sample_nodes(driver, context, kernel, offset_bytes, stream.get(), samples);
   sample_copies(driver, stream.get(), samples);

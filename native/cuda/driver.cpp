@@ -12,9 +12,6 @@ namespace {
 constexpr const char* kLibrary = "libcuda.so.1";
 constexpr int kOldestVersion = 12040;  // cuFuncGetParamInfo
 
-constexpr unsigned int kEventWithoutTimes = 2;          // CU_EVENT_DISABLE_TIMING
-constexpr int kVirtualMemoryManagementSupported = 102;  // CUdevice_attribute
-
 // cuGetProcAddress_v2.
 using GetFunction = Result (*)(const char* symbol, void** function, int version,
                                std::uint64_t flags, int* status);
@@ -136,8 +133,7 @@ void refuse_capturing(const Driver& driver, Stream stream, const char* which) {
 }
 
 OwnStream::OwnStream(const Driver& driver) : driver_(driver) {
-  constexpr unsigned int kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
-  driver_.check(driver_.stream_create(&stream_, kNonBlocking), "making a stream");
+  driver_.check(driver_.stream_create(&stream_, kStreamNonBlocking), "making a stream");
 }
 
 OwnStream::~OwnStream() { driver_.stream_destroy(stream_); }

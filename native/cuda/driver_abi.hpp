@@ -89,8 +89,21 @@ enum GraphNodeType : int {
   kNodeConditional = 13,
 };
 
-// CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY, as torch instantiates.
-inline constexpr unsigned long long kUseNodePriority = 8;
+// Flags, attributes and options that are passed as plain numbers.
+inline constexpr unsigned long long kUseNodePriority = 8;  // for graphs, as torch instantiates them
+inline constexpr unsigned int kStreamNonBlocking = 1;
+inline constexpr unsigned int kEventWithTimes = 0;
+inline constexpr unsigned int kEventWithoutTimes = 2;
+inline constexpr unsigned int kHostMemoryForAll = 1;  // contexts
+inline constexpr int kVirtualMemoryManagementSupported = 102;
+inline constexpr int kMemoryTypeOfPointer = 2;
+inline constexpr int kPinnedOnDevice = 1;
+inline constexpr int kLocatedOnDevice = 1;
+inline constexpr int kReadAndWrite = 3;
+inline constexpr int kGranularityMinimum = 0;
+inline constexpr int kAttributeCooperative = 2;
+inline constexpr int kAttributeClusterDimension = 4;
+inline constexpr int kAttributeClusterScheduling = 5;
 
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };

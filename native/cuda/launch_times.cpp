@@ -9,7 +9,6 @@
 namespace offload::cuda {
 namespace {
 
-constexpr unsigned int kTimedEvent = 0;
 constexpr double kNsInMs = 1e6;
 
 // A graph while events are put between its launches.
@@ -53,7 +52,7 @@ class Timed {
  private:
   void add_event(const std::vector<GraphNode>& after) {
     Held<Event>& event = events_.emplace_back(driver_.event_destroy);
-    driver_.check(driver_.event_create(event.fill(), kTimedEvent), "making an event");
+    driver_.check(driver_.event_create(event.fill(), kEventWithTimes), "making an event");
     driver_.check(driver_.graph_add_event_record_node(&last_, graph_.get(), after.data(),
                                                       after.size(), event.get()),
                   "adding an event to a graph to time");

@@ -11,7 +11,6 @@ namespace {
 
 constexpr std::array<std::size_t, 4> kSizesBytes = {64 << 10, 1 << 20, 8 << 20, 32 << 20};
 constexpr std::size_t kRounds = 9;  // and one before them that is not counted
-constexpr unsigned int kTimedEvent = 0;
 constexpr double kNsInMs = 1e6;
 
 }  // namespace
@@ -30,8 +29,8 @@ std::vector<std::pair<std::size_t, double>> sample_link(int device) {
   const OwnStream stream(driver);
   Held<Event> begin(driver.event_destroy);
   Held<Event> end(driver.event_destroy);
-  driver.check(driver.event_create(begin.fill(), kTimedEvent), "making an event");
-  driver.check(driver.event_create(end.fill(), kTimedEvent), "making an event");
+  driver.check(driver.event_create(begin.fill(), kEventWithTimes), "making an event");
+  driver.check(driver.event_create(end.fill(), kEventWithTimes), "making an event");
   std::vector<std::pair<std::size_t, double>> samples;
   for (const std::size_t size_bytes : kSizesBytes) {
     for (std::size_t round = 0; round <= kRounds; ++round) {

@@ -12,12 +12,6 @@
 namespace offload::cuda {
 namespace {
 
-constexpr int kPinnedOnDevice = 1;    // CU_MEM_ALLOCATION_TYPE_PINNED
-constexpr int kLocatedOnDevice = 1;   // CU_MEM_LOCATION_TYPE_DEVICE
-constexpr int kReadAndWrite = 3;      // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-constexpr int kMinimum = 0;           // CU_MEM_ALLOC_GRANULARITY_MINIMUM
-constexpr unsigned int kForAll = 1U;  // CU_MEMHOSTALLOC_PORTABLE
-
 AllocationProperties properties_of(Device device) {
   AllocationProperties properties = {};
   properties.type = kPinnedOnDevice;
@@ -30,7 +24,7 @@ AllocationProperties properties_of(Device device) {
 std::size_t granularity_bytes(const Driver& driver, Device device) {
   const AllocationProperties properties = properties_of(device);
   std::size_t n_bytes = 0;
-  driver.check(driver.memory_get_granularity(&n_bytes, &properties, kMinimum),
+  driver.check(driver.memory_get_granularity(&n_bytes, &properties, kGranularityMinimum),
                "asking for the granularity of memory");
   return n_bytes;
 }
@@ -73,7 +67,7 @@ void AddressRange::allow_access(DevicePointer at, std::size_t n_bytes, Device de
 
 PinnedMemory::PinnedMemory(const Driver& driver, std::size_t n_bytes) : driver_(driver) {
   if (n_bytes == 0) return;
-  const Result result = driver_.memory_host_allocate(&address_, n_bytes, kForAll);
+  const Result result = driver_.memory_host_allocate(&address_, n_bytes, kHostMemoryForAll);
   if (result == kSuccess) return;
   throw ExecutionError("allocating pinned host memory, " + std::to_string(n_bytes) +
                        " bytes: " + driver_.describe(result));
@@ -90,7 +84,8 @@ RegisteredMemory::RegisteredMemory(const Driver& driver, std::size_t n_bytes)
   data_ = map_pages(n_bytes);
   if (data_ == nullptr)
     throw ExecutionError("there are no " + wanted + ": " + std::strerror(errno));
-  const Result result = driver_.memory_host_register(data_, whole_pages(n_bytes), kForAll);
+  const Result result =
+      driver_.memory_host_register(data_, whole_pages(n_bytes), kHostMemoryForAll);
   if (result == kSuccess) return;
   munmap(data_, whole_pages(n_bytes));
   throw ExecutionError("registering " + wanted +

@@ -11,12 +11,10 @@
 namespace offload::cuda {
 namespace {
 
-constexpr int kMemoryTypeOfPointer = 2;  // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-
-// CUlaunchAttributeID, of those that a kernel needs to run as captured: cooperative, cluster
-// dimension, cluster scheduling. What relates it to other work (programmatic launch, priority) is
-// left out where it runs by itself.
-constexpr std::array<int, 3> kLaunchAttributes = {2, 4, 5};
+// The attributes that a kernel needs to run as captured. What relates it to other work
+// (programmatic launch, priority) is left out where it runs by itself.
+constexpr std::array<int, 3> kLaunchAttributes = {kAttributeCooperative, kAttributeClusterDimension,
+                                                  kAttributeClusterScheduling};
 
 bool is_zero(const unsigned char* bytes, std::size_t n_bytes) {
   for (std::size_t index = 0; index < n_bytes; ++index) {

@@ -12,7 +12,6 @@
 namespace offload::cuda {
 namespace {
 
-constexpr unsigned int kTimedEvent = 0;
 constexpr double kNsInMs = 1e6;
 
 std::uint64_t whole_ns(double ns) { return static_cast<std::uint64_t>(std::llround(ns)); }
@@ -59,7 +58,7 @@ TimedGraph::TimedGraph(const Driver& driver, const TimedTemplate& from,
 
 Event TimedGraph::new_event() {
   Held<Event>& event = events_.emplace_back(driver_.event_destroy);
-  driver_.check(driver_.event_create(event.fill(), kTimedEvent), "making an event");
+  driver_.check(driver_.event_create(event.fill(), kEventWithTimes), "making an event");
   return event.get();
 }
 

@@ -1,5 +1,6 @@
 // Compiled, never run: our declarations of the driver against the toolkit's. `abi_functions.inc` is
-// written by the test, one line for each function: ABI_FUNCTION(name here, type in cudaTypedefs.h).
+// written by the test: a line ABI_FUNCTION(name here, type in cudaTypedefs.h) for each function,
+// and ABI_ATTRIBUTE(number, bytes) for each launch attribute that captures are compared by.
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
@@ -161,6 +162,60 @@ SAME_VALUE(kCaptureRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
 SAME_VALUE(kCaptureNone, CU_STREAM_CAPTURE_STATUS_NONE);
 SAME_VALUE(kCaptureActive, CU_STREAM_CAPTURE_STATUS_ACTIVE);
 SAME_VALUE(kCaptureInvalidated, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+SAME_VALUE(kUseNodePriority, CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY);
+SAME_VALUE(kStreamNonBlocking, CU_STREAM_NON_BLOCKING);
+SAME_VALUE(kEventWithTimes, CU_EVENT_DEFAULT);
+SAME_VALUE(kEventWithoutTimes, CU_EVENT_DISABLE_TIMING);
+SAME_VALUE(kHostMemoryForAll, CU_MEMHOSTALLOC_PORTABLE);
+SAME_VALUE(kHostMemoryForAll, CU_MEMHOSTREGISTER_PORTABLE);
+SAME_VALUE(kVirtualMemoryManagementSupported,
+           CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+SAME_VALUE(kMemoryTypeOfPointer, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+SAME_VALUE(kPinnedOnDevice, CU_MEM_ALLOCATION_TYPE_PINNED);
+SAME_VALUE(kLocatedOnDevice, CU_MEM_LOCATION_TYPE_DEVICE);
+SAME_VALUE(kReadAndWrite, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+SAME_VALUE(kGranularityMinimum, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+SAME_VALUE(kAttributeCooperative, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+SAME_VALUE(kAttributeClusterDimension, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+SAME_VALUE(kAttributeClusterScheduling, CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE);
+
+static_assert(sizeof(ours::LaunchAttribute::value) == sizeof(CUlaunchAttributeValue));
+
+// The bytes of a launch attribute's value; 0 for one of which graphs are not asked.
+constexpr std::size_t attribute_bytes(int id) {
+  using Value = CUlaunchAttributeValue;
+  switch (id) {
+    case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+      return sizeof(Value::cooperative);
+    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+      return sizeof(Value::syncPolicy);
+    case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+      return sizeof(Value::clusterDim);
+    case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+      return sizeof(Value::clusterSchedulingPolicyPreference);
+    case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+      return sizeof(Value::programmaticStreamSerializationAllowed);
+    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+      return sizeof(Value::priority);
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+      return sizeof(Value::memSyncDomainMap);
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+      return sizeof(Value::memSyncDomain);
+    case CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
+      return sizeof(Value::preferredClusterDim);
+    case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+      return sizeof(Value::sharedMemCarveout);
+#if CUDA_VERSION >= 13000
+    case CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING:
+      return sizeof(Value::nvlinkUtilCentricScheduling);
+#else
+    case 16:
+      return 4;
+#endif
+    default:
+      return 0;
+  }
+}
 
 // Opaque handles have other names here: a parameter matches one that is passed in the same way.
 template <class Ours, class Theirs>
@@ -187,4 +242,5 @@ OFFLOAD_CUDA_FUNCTIONS(DECLARE_TYPE)
 
 #define ABI_FUNCTION(name, theirs) \
   static_assert(called_alike<offload::cuda::Type_##name, theirs>, #theirs);
+#define ABI_ATTRIBUTE(id, n_bytes) static_assert(attribute_bytes(id) == (n_bytes));
 #include "abi_functions.inc"

@@ -11,7 +11,7 @@ using namespace offload::cuda;
 
 extern "C" int cuGetProcAddress_v2(const char*, void**, int, unsigned long long, int*);
 extern "C" std::uint64_t sim_kernel(const char*, std::size_t, const std::size_t*,
-                                    int (*)(const void*, void*), void*);
+                                    const std::size_t*, int (*)(const void*, void*), void*);
 extern "C" std::size_t sim_physical_bytes();
 extern "C" int sim_reset();
 
@@ -51,7 +51,7 @@ int add(const void* arguments, void*) {
 
 Function addition_kernel() {
   const std::size_t sizes[] = {8, 4};
-  return reinterpret_cast<Function>(sim_kernel("add", 2, sizes, add, nullptr));
+  return reinterpret_cast<Function>(sim_kernel("add", 2, sizes, nullptr, add, nullptr));
 }
 
 void launch(const Functions& cuda, Function kernel, Stream stream, Addition addition) {

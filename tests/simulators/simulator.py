@@ -55,7 +55,10 @@ _CONTROLS: dict[str, tuple[type | None, list[type]]] = {
     "sim_reset": (_int, []),
 }
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
-    "sim_kernel": (_address, [_text, _bytes, ctypes.c_void_p, KERNEL_FUNCTION, ctypes.c_void_p]),
+    "sim_kernel": (
+        _address,
+        [_text, _bytes, ctypes.c_void_p, ctypes.c_void_p, KERNEL_FUNCTION, ctypes.c_void_p],
+    ),
     "sim_library_kernel": (_address, [_address]),
     "sim_hide": (None, [_text]),
     "sim_set_strict_kinds": (None, [_int]),
@@ -179,19 +182,28 @@ class Simulator(DeviceControls):
         super().__init__(library, _SIGNATURES)
 
     def kernel(
-        self, name: str, sizes_bytes: Sequence[int], function: Callable[[bytes], object]
+        self,
+        name: str,
+        sizes_bytes: Sequence[int],
+        function: Callable[[bytes], object],
+        offsets_bytes: Sequence[int] | None = None,
     ) -> int:
         """A kernel's handle as a CUfunction, valid until the next reset.
 
         `function` is called with the packed argument block when the kernel runs, on the thread that
-        waits. Each parameter is aligned to the largest power of two, at most 8, that divides
-        its size. If the function raises, the error is kept in `errors` and the device fails.
+        waits. Each parameter lies where `offsets_bytes` says, in rising order; without, it is
+        aligned to the largest power of two, at most 8, that divides its size. If the function
+        raises, the error is kept in `errors` and the device fails.
         """
         sizes = (ctypes.c_size_t * len(sizes_bytes))(*sizes_bytes)
         packed_bytes = 0
         for size in sizes_bytes:
             alignment = min(8, size & -size) or 1
             packed_bytes = -(-packed_bytes // alignment) * alignment + size
+        places = None
+        if offsets_bytes is not None:
+            places = (ctypes.c_size_t * len(sizes))(*offsets_bytes)
+            packed_bytes = offsets_bytes[-1] + sizes_bytes[-1]
 
         def run(arguments: int, _user: object) -> int:
             try:
@@ -204,7 +216,7 @@ class Simulator(DeviceControls):
         callback = KERNEL_FUNCTION(run)
         self._kept.append(callback)
         address = ctypes.cast(sizes, ctypes.c_void_p)
-        return self.library.sim_kernel(name.encode(), len(sizes), address, callback, None)
+        return self.library.sim_kernel(name.encode(), len(sizes), address, places, callback, None)
 
     def all_calls(self) -> dict[str, int]:
         """By name how often each of the driver's functions that offload uses was called so far."""

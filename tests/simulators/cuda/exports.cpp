@@ -1,5 +1,6 @@
 // What the library exports: the functions by which clients find all others, and those by which a
 // test controls the device.
+#include <algorithm>
 #include <cstring>
 
 #include "driver.hpp"
@@ -77,9 +78,10 @@ SIMULATOR_EXPORT int cuGetProcAddress(const char* symbol, void** function, int v
 
 // A kernel by its handle as a CUfunction; 0 without a name or function. `function` runs on the
 // thread that waits for the work; if it gives anything but 0 the device has failed. Parameters lie
-// in its argument block as simulator::lay_out says.
+// in its argument block as simulator::lay_out says, or at the offsets that are given.
 SIMULATOR_EXPORT std::uint64_t sim_kernel(const char* name, std::size_t n_parameters,
                                           const std::size_t* sizes_bytes,
+                                          const std::size_t* offsets_bytes,
                                           simulator::KernelFunction function, void* user) {
   if (name == nullptr || function == nullptr) return 0;
   const std::lock_guard lock(driver().device.mutex);
@@ -88,6 +90,11 @@ SIMULATOR_EXPORT std::uint64_t sim_kernel(const char* name, std::size_t n_parame
   kernel->function = function;
   kernel->user = user;
   simulator::lay_out(*kernel, sizes_bytes, n_parameters);
+  for (std::size_t index = 0; offsets_bytes != nullptr && index < n_parameters; ++index) {
+    kernel->parameters[index].offset_bytes = offsets_bytes[index];
+    kernel->packed_bytes =
+        std::max(kernel->packed_bytes, offsets_bytes[index] + sizes_bytes[index]);
+  }
   driver().device.add_kernel(kernel);
   return kernel->handle;
 }

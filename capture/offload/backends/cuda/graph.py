@@ -40,7 +40,7 @@ _HOST, _DEVICE, _UNIFIED = 1, 2, 4
 
 # Launch attributes by CUlaunchAttributeID, with the bytes of their value.
 _ACCESS_POLICY_WINDOW = 1
-_ATTRIBUTE_BYTES = {2: 4, 3: 4, 4: 12, 5: 4, 6: 4, 8: 4, 9: 2, 10: 4, 11: 12, 14: 4}
+_ATTRIBUTE_BYTES = {2: 4, 3: 4, 4: 12, 5: 4, 6: 4, 8: 4, 9: 2, 10: 4, 11: 12, 14: 4, 16: 4}
 _AttributeValue = ctypes.c_char * 64  # CUlaunchAttributeValue
 
 # CU_POINTER_ATTRIBUTE_MEMORY_TYPE, _DEVICE_ORDINAL, _RANGE_START_ADDR and _RANGE_SIZE.
