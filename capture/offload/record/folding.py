@@ -3,13 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 
 import torch
 
 from offload.program import Launch, Role, Value
+from offload.record.operators import Operator
 from offload.record.storages import StorageTable, TrackedStorage
 from offload.torch_names import find_dtype
+
+# What is made from constants alone is kept with the weights up to this size; above it, computing it
+# again takes less memory.
+FOLDED_BYTES = 1024 * 1024
+
+
+def note_constants(
+    operator: Operator,
+    given: Sequence[TrackedStorage],
+    writes: Sequence[TrackedStorage],
+    made: Sequence[TrackedStorage],
+    *,
+    has_content: bool,
+) -> None:
+    """Mark what depends on constants alone, and of that what nobody has written since.
+
+    Args:
+        operator: that was launched.
+        given: the storages of its arguments.
+        writes: those of them that it wrote.
+        made: the storages that it made.
+        has_content: whether what it made holds anything where it is not on the host.
+    """
+    pure = operator.is_aten and not operator.random and not operator.reserves
+    known = pure and all(one.known for one in given)
+    folds = known and not writes and all(one.constant for one in given)
+    for tracked in writes:
+        tracked.constant = False
+        tracked.known = tracked.known and known
+    for tracked in made:
+        tracked.known = known
+        is_there = has_content or tracked.value.on_host
+        is_small = tracked.value.size_bytes <= FOLDED_BYTES
+        tracked.constant = folds and is_there and is_small
 
 
 def folded_values(table: StorageTable, returned: Set[int]) -> Set[int]:

@@ -18,6 +18,7 @@ from offload.record.device_formats import refuse_write_in_own_format
 from offload.record.fake_launches import FakeLaunches
 from offload.record.fake_results import device_rule
 from offload.record.fake_weights import FakeWeights
+from offload.record.folding import note_constants
 from offload.record.guards import HostReadGuards
 from offload.record.host_constants import check_made, refuse_write
 from offload.record.operators import (
@@ -36,10 +37,6 @@ from offload.record.recording_device import Allocations
 from offload.record.storages import StorageTable, TrackedStorage
 from offload.record.unused_results import UnusedResults
 from offload.record.used_generators import UsedGenerators
-
-# What is made from constants alone is kept with the weights up to this size; above it, computing it
-# again takes less memory.
-FOLDED_BYTES = 1024 * 1024
 
 # A tensor that an operator is given, its storage, and whether the operator declares to write it.
 Touched = tuple[torch.Tensor, TrackedStorage, bool]
@@ -245,7 +242,8 @@ class LaunchRecorder:
         writes = self._observed_writes(operator, touched)
         outcomes = flat(outcome) if operator.returns else []
         made, results = self._track_results(operator, outcomes)
-        self._note_constants(operator, touched, writes, made)
+        given = [tracked for _, tracked, _ in touched]
+        note_constants(operator, given, writes, made, has_content=self._fakes is None)
         check_made(operator, made, self.table.device)
         returns_tensor = any(isinstance(one, torch.Tensor) for one in outcomes)
         reads_host = operator.reads_host and not returns_tensor
@@ -286,26 +284,6 @@ class LaunchRecorder:
         index, source = len(self.launches), user_location()
         observed = (results, reads, writes, random, guard, guards_shape)
         self.launches.append(Launch(index, operator, arguments, *observed, source))
-
-    def _note_constants(
-        self,
-        operator: Operator,
-        touched: list[Touched],
-        writes: list[TrackedStorage],
-        made: list[TrackedStorage],
-    ) -> None:
-        """Mark what depends on constants alone, and of that what nobody has written since."""
-        pure = operator.is_aten and not operator.random and not operator.reserves
-        known = pure and all(one.known for _, one, _ in touched)
-        folds = known and not writes and all(one.constant for _, one, _ in touched)
-        for tracked in writes:
-            tracked.constant = False
-            tracked.known = tracked.known and known
-        for tracked in made:
-            tracked.known = known
-            has_content = self._fakes is None or tracked.value.on_host
-            is_small = tracked.value.size_bytes <= FOLDED_BYTES
-            tracked.constant = folds and has_content and is_small
 
     def _follow_metadata(self, operator: Operator, touched: list[Touched]) -> None:
         """After resize_, set_, transpose_ and the like: the tensor may lie elsewhere now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from offload.errors import CaptureError, OffloadError
 from offload.program import OpaqueCall, Overlap, Program, Result, Role
 from offload.record.call_arguments import CallArguments
+from offload.record.call_state import reachable_state, unseen_changes
 from offload.record.callables import (
     Parameters,
     compiled_parts,
@@ -44,7 +45,7 @@ from offload.record.recording_device import (
     recording_device,
     refuse_capturing,
 )
-from offload.record.storages import StorageTable, TrackedStorage, alias
+from offload.record.storages import StorageTable, alias
 from offload.record.whole_program import SeenCall
 from offload.structure import OpaqueStructure, constants, flatten, unflatten
 
@@ -302,7 +303,7 @@ class Recorder:
         self.table.state.check_python()
         check_undrawn(self._host_state, self._compiled, self.table.device)
         overlaps, overlapping = self._overlapping()
-        changed = list(self._unseen_changes(overlapping))
+        changed = list(unseen_changes(self.table, overlapping))
         for tracked in changed:
             if not self._compiled:
                 self._log.note_unseen(changed_unseen_error(tracked.value.name))
@@ -313,28 +314,6 @@ class Recorder:
         overlaps = written_overlaps(self.table, self._arguments.tensors, self._inputs)
         leaves = {leaf for one in overlaps for leaf in (one.first, one.second)}
         return overlaps, {self.table.of(self._inputs[leaf]).storage._cdata for leaf in leaves}
-
-    def _unseen_changes(self, overlapping: Set[int]) -> Iterator[TrackedStorage]:
-        """Storages of inputs and weights that changed and that no launch wrote.
-
-        Args:
-            overlapping: storages of inputs that a launch wrote through another input.
-        """
-        state = self.table.state
-        tracked_here = list(self.table)
-        for tracked in tracked_here:
-            content = tracked.value.host_content
-            if content is not None and bytes(tracked.own_content().tolist()) != content:
-                raise changed_unseen_error(tracked.value.name)
-        for tensor in state.changed({one.storage._cdata for one in tracked_here if one.written}):
-            if tensor.device != self.table.device:
-                raise changed_unseen_error(state.name(tensor.untyped_storage()._cdata))
-            yield self.table.find(tensor) or self.table.add_weight(tensor)
-        for tracked in tracked_here:
-            if tracked.watch is None or tracked.written or tracked.storage._cdata in overlapping:
-                continue
-            if not state.knows(tracked.storage._cdata) and tracked.watch.differs():
-                yield tracked
 
     def _result(self, tensor: torch.Tensor) -> Result:
         check_plain(tensor, "a result")
@@ -379,7 +358,7 @@ class Recorder:
         overlaps = recording.program.overlaps
         observed = seen.program(overlaps, folds=False)
         try:
-            state = self._reachable_state()
+            state = reachable_state(self.table, is_compiled=bool(self._compiled))
         except CaptureError as error:
             if self._log.unseen:
                 raise
@@ -405,20 +384,3 @@ class Recorder:
         )
         found = dataclasses.replace(recording, observed=observed, opaque=opaque)
         return found.as_opaque(self._log.unseen) if self._log.unseen else found
-
-    def _reachable_state(self) -> list[TrackedStorage]:
-        """Inputs, and every weight on the device that the callable holds or was seen to use.
-
-        Host constants that it holds are tracked as well, and so guarded; of compiled code, whose
-        reads nobody sees, every tensor on the CPU.
-        """
-        for tensor in self.table.state.tensors():
-            if not tensor.untyped_storage().nbytes() or self.table.find(tensor) is not None:
-                continue
-            is_here = tensor.device == self.table.device
-            is_read_unseen = self._compiled and not is_here and tensor.device.type == "cpu"
-            if is_here or is_read_unseen or may_be_host_constant(tensor):
-                check_plain(tensor, self.table.state.name(tensor.untyped_storage()._cdata))
-                add = self.table.add_read_unseen if is_read_unseen else self.table.add_weight
-                add(tensor)
-        return [one for one in self.table if one.is_state and not one.constant]

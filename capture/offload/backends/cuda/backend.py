@@ -25,12 +25,7 @@ from offload.backends.cuda.graph import (
     driver_bindings,
     is_known_address,
 )
-from offload.backends.cuda.layouts import (
-    capture_in_layouts,
-    check_decoy,
-    clear_decoy,
-    write_decoy,
-)
+from offload.backends.cuda.layouts import capture_in_layouts
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
@@ -40,8 +35,8 @@ from offload.backends.cuda.resident_graph import (
 )
 from offload.backends.cuda.streaming import free_bytes, link_meter, make_stream
 from offload.backends.cuda.torch_capture import TorchCapturer
+from offload.backends.cuda.twins import prove_twins, time_twin
 from offload.backends.device_streaming import refuse_unstored
-from offload.backends.opaque_weights import weights_at_risk
 from offload.backends.random_draws import drawing
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.backends.relocation import advice
@@ -49,15 +44,11 @@ from offload.backends.relocation.captures import (
     RANDOM_OWNER,
     GraphCapture,
     NodeKind,
-    node_text,
-    place_text,
 )
 from offload.backends.relocation.discover import discover
 from offload.backends.relocation.fixed_weights import WEIGHT_OWNER
-from offload.backends.relocation.proof import apart, prove, timed_rounds
-from offload.backends.relocation.proof_bases import Placed
-from offload.backends.relocation.touches import node_graph, relocations_of, with_scratch
-from offload.backends.relocation.words import CapturesDiffer, Discovery, Noise
+from offload.backends.relocation.touches import node_graph, with_scratch
+from offload.backends.relocation.words import CapturesDiffer, Discovery
 from offload.backends.streamed_copies import StreamedGraph, streamed_graph
 from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
@@ -70,7 +61,6 @@ ALIGNMENT_BYTES = 256
 chosen for less aligned memory runs on more aligned memory, never the other way round."""
 
 _MAXIMUM_TRIES = 3
-_N_TIMED = 3  # executions by which launches are timed: the least times count
 _LEAST_DRIVER = 12040  # cuFuncGetParamInfo
 
 _copy_costs: dict[int, CopyCosts] = {}
@@ -307,27 +297,15 @@ class CudaBackend:
         return MemoryUnit(_native.cuda_granularity_bytes(device_of(program)))
 
     def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
-        """By a twin whose launches follow one another with events between, executed three times.
+        """By a twin whose launches follow one another with events between, executed a few times.
 
         Raises:
             OutOfMemory: the device has no memory for it.
             ExecutionError: the device failed.
         """
         captured: CapturedProgram = prepared.state
-        program = prepared.program
-        arena = _native.CudaArena(captured.device)
-        twin = make_resident(captured, program, plan, arena, 0)
-        try:
-            placed = Placed(plan, twin, relocations_of(captured.discovery, plan))
-            with self.proof_memory(captured.device) as memory:
-                rounds = timed_rounds(program, placed, memory, twin.time_launches, _N_TIMED)
-        finally:
-            twin.close()
-        return TimedLaunches(
-            tuple(min(times) for times in zip(*rounds, strict=True)),
-            f"the least of {_N_TIMED} rounds, by events in a graph of launches one behind the "
-            "other, which count too",
-        )
+        memory = self.proof_memory(captured.device)
+        return time_twin(captured, prepared.program, plan, memory)
 
     def free_bytes(self, program: Program) -> int:
         """Of the Program's GPU, what torch's allocator only keeps for later included."""
@@ -352,10 +330,7 @@ class CudaBackend:
         return DeviceMemory(index)
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
-        """Execute the graph in three placements, old memory holding other data: see `proof`.
-
-        What executes are twins of the loaded resident: copies and memsets of an instantiated graph
-        are bound to the allocations that they were first given, and those of the proof are freed.
+        """Execute twins of the graph in three placements, old memory holding other data.
 
         Raises:
             CaptureError: results or written state differ, old memory was written, or a kernel
@@ -363,42 +338,9 @@ class CudaBackend:
             ExecutionError: the device failed, or has no memory for the proof.
         """
         captured: CapturedProgram = prepared.state
-        program = prepared.program
-        names = _launch_names(program)
-
-        def describe(noise: Noise) -> str:
-            place = place_text(captured.capture, noise.node, noise.part, noise.offset_bytes)
-            return f"{node_text(captured.capture, names, noise.node)}: {place}"
-
-        def draw(resident: _native.CudaResident, state: int) -> None:
-            resident.set_random([state, 0] * len(captured.random_cells))
-
-        arena = _native.CudaArena(captured.device)
-        twins = []
-        try:
-            for its_plan in (plan, apart(program, plan)):
-                resident = make_resident(captured, program, its_plan, arena, 0)
-                relocations = relocations_of(captured.discovery, its_plan)
-                its_draw = functools.partial(draw, resident)
-                twins.append(Placed(its_plan, resident, relocations, draw=its_draw))
-            with self.proof_memory(captured.device) as memory:
-                noise = captured.discovery.noise
-                loaded, unshared = twins
-                clear_decoy(captured, memory)
-                prove(
-                    program,
-                    loaded,
-                    unshared,
-                    memory,
-                    noise=noise,
-                    describe=describe,
-                    fixed=weights_at_risk(program),
-                    before_moved=functools.partial(write_decoy, captured, memory),
-                )
-                check_decoy(captured, memory, describe)
-        finally:
-            for twin in twins:
-                twin.resident.close()
+        names = _launch_names(prepared.program)
+        memory = self.proof_memory(captured.device)
+        prove_twins(captured, prepared.program, plan, names, memory)
 
 
 def _launch_names(program: Program) -> list[str]:

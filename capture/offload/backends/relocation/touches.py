@@ -29,30 +29,32 @@ def node_graph(program: Program, capture: GraphCapture, words: Sequence[Word]) -
     one of its nodes names, may be touched by each of them, since an address can reach a kernel
     through memory that an earlier one of the same launch has filled.
     """
-    nodes_of: dict[int, list[int]] = {}
-    for node, made_by in enumerate(capture.launches):
-        # Nodes that no launch made stand alone, under numbers that no launch has.
-        nodes_of.setdefault(made_by if made_by >= 0 else -1 - node, []).append(node)
-    touched_by: list[set[int]] = [set() for _ in program.values]
+    # Nodes that no launch made stand alone, under numbers that no launch has.
+    makers = [
+        made_by if made_by >= 0 else -1 - node for node, made_by in enumerate(capture.launches)
+    ]
+    lists: dict[int, list[int]] = {}
+    for node, maker in enumerate(makers):
+        lists.setdefault(maker, []).append(node)
+    nodes_of = {maker: tuple(nodes) for maker, nodes in lists.items()}
+    makers_of: list[set[int]] = [set() for _ in program.values]
     for launch in program.launches:
         if launch.index in nodes_of:
             for index in {*launch.reads, *launch.writes}:
-                touched_by[index].add(launch.index)
+                makers_of[index].add(launch.index)
     for word in words:
-        made_by = capture.launches[word.node]
-        touched_by[word.value].add(made_by if made_by >= 0 else -1 - word.node)
-    # Values that one launch alone touches share its nodes: an opaque one has all nodes there are.
-    shared = {made_by: tuple(nodes) for made_by, nodes in nodes_of.items()}
+        makers_of[word.value].add(makers[word.node])
 
-    def nodes_touching(launches: set[int]) -> tuple[int, ...]:
-        if len(launches) == 1:
-            return shared[min(launches)]
-        return tuple(sorted(itertools.chain.from_iterable(nodes_of[one] for one in launches)))
+    def nodes_of_all(makers: set[int]) -> tuple[int, ...]:
+        if len(makers) == 1:
+            # Shared by all Values of this launch: an opaque one has all nodes that there are.
+            return nodes_of[next(iter(makers))]
+        return tuple(sorted(itertools.chain.from_iterable(nodes_of[one] for one in makers)))
 
     return NodeGraph(
         len(capture.nodes),
         tuple(capture.edges),
-        tuple(map(nodes_touching, touched_by)),
+        tuple(map(nodes_of_all, makers_of)),
         frozenset(
             (before, after) for after, node in enumerate(capture.nodes) for before in node.overlaps
         ),
