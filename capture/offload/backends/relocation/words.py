@@ -37,12 +37,13 @@ class CapturesDiffer(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Word:
-    """A word that holds an address: that of a Value, plus an offset.
+    """A word that holds an address: that of a Value, plus an offset; or the lower half of it.
 
     Attributes:
         node, part, offset_bytes: where it stands in the graph.
         value: index of the Value; those beyond the Program's own are scratch.
         value_offset_bytes: may lie outside the Value: some kernels are given such addresses.
+        size_bytes: HALF_BYTES of the lower half.
     """
 
     node: int
@@ -50,6 +51,7 @@ class Word:
     offset_bytes: int
     value: int
     value_offset_bytes: int
+    size_bytes: int = WORD_BYTES
 
 
 def differing(one: bytes, other: bytes) -> bytes:
