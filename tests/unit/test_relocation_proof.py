@@ -249,7 +249,7 @@ def test_writing_to_an_old_address_is_found_where_the_result_is_right():
 
 
 def test_where_results_are_constant_a_write_to_an_old_activation_is_found():
-    """No result depends on anything that is patched; the old memory holds other data all the same."""
+    """Nothing that is patched shows in a result; the old memory holds other data all the same."""
 
     class Constant(MixingResident):
         def execute(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from offload.backends.relocation import advice
 from offload.backends.relocation.addresses import Meanings, Owned
 from offload.backends.relocation.captures import GraphCapture, node_text, place_text
-from offload.backends.relocation.words import WORD_BYTES, OwnedConstant
+from offload.backends.relocation.words import WORD_BYTES, OwnedConstant, words_of
 from offload.errors import CaptureError
 
 # What may be a device's address at all; beyond are numbers, floats and pairs of them.
@@ -21,7 +20,6 @@ class Constants:
 
     Attributes:
         equal: (node, part, content) of parts in which nothing differs.
-        single: (node, part, offset in bytes, value) of constant words of the other parts.
         kept: that differ, each capture having its own.
     """
 
@@ -41,12 +39,17 @@ class Constants:
             owned: what somebody keeps in that capture.
         """
         self.equal: list[tuple[int, int, bytes]] = []
-        self.single: list[tuple[int, int, int, int]] = []
         self.kept: list[OwnedConstant] = []
+        self._single: list[tuple[int, int, int, int]] = []
         self._capture = capture
         self._names = launch_names
         self._meanings = meanings
         self._owned = owned
+
+    def add(self, node: int, part: int, offset: int, value: int) -> None:
+        """A word of a part in which others differ."""
+        if _LEAST_ADDRESS <= value < _MOST_ADDRESS:
+            self._single.append((node, part, offset, value))
 
     def owned(
         self,
@@ -83,15 +86,15 @@ class Constants:
                 yield OwnedConstant(node, part, offset, value, owner_name)
 
     def _distinct(self) -> list[int]:
-        values = {value for _, _, _, value in self.single}
+        values = {value for _, _, _, value in self._single}
         for content in {content for _, _, content in self.equal}:
-            values.update(_words_of(content))
+            values.update(words_of(content))
         return [value for value in values if _LEAST_ADDRESS <= value < _MOST_ADDRESS]
 
     def _places(self, values: dict[int, str | None]) -> Iterator[tuple[int, int, int, int]]:
-        yield from (one for one in self.single if one[3] in values)
+        yield from (one for one in self._single if one[3] in values)
         for node, part, content in self.equal:
-            words = _words_of(content)
+            words = words_of(content)
             if not values.keys().isdisjoint(words):
                 for index, value in enumerate(words):
                     if value in values:
@@ -116,8 +119,3 @@ class Constants:
             f"address of {why}: expected memory of inputs, results or weights, or what the launch "
             f"itself allocates; {what_to_do}"
         )
-
-
-def _words_of(content: bytes) -> tuple[int, ...]:
-    n_words = len(content) // WORD_BYTES
-    return struct.unpack_from(f"<{n_words}Q", content)

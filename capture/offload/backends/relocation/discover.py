@@ -36,6 +36,7 @@ from offload.backends.relocation.words import (
     Unfollowed,
     Word,
     differing,
+    words_of,
 )
 
 GUARD_BYTES = 1 << 20
@@ -160,36 +161,43 @@ class _Search:
                     self._read_part(node, part, contents)
 
     def _read_part(self, node: int, part: int, contents: list[bytes]) -> None:
-        n_found, n_noise = len(self.found), len(self.noise)
-        between = self._read_between(node, part, contents)
-        n_bytes = len(contents[0])
-        for begin in range(0, n_bytes, WORD_BYTES):
-            middle, end = begin + HALF_BYTES, min(n_bytes, begin + WORD_BYTES)
-            is_cut = begin in between or middle in between
-            if is_cut:
-                begin, end = (  # noqa: PLW2901  (what is left of the word)
-                    middle if begin in between else begin,
-                    middle if middle in between else end,
-                )
-            words = [content[begin:end] for content in contents]
-            if words.count(words[0]) < len(words):
+        n_found, n_noise, n_bytes = len(self.found), len(self.noise), len(contents[0])
+        columns = list(zip(*map(words_of, contents), strict=True))
+        is_constant = [words.count(words[0]) == len(words) for words in columns]
+        differ = [index * WORD_BYTES for index, same in enumerate(is_constant) if not same]
+        rest = len(columns) * WORD_BYTES
+        if any(content[rest:] != contents[0][rest:] for content in contents):
+            differ.append(rest)
+        between = self._read_between(node, part, contents, differ)
+        for index, words in enumerate(columns):
+            begin = index * WORD_BYTES
+            if is_constant[index] and between.isdisjoint((begin, begin + HALF_BYTES)):
+                self.constants.add(node, part, begin, words[0])
+        for offset in differ:
+            middle, end = offset + HALF_BYTES, min(n_bytes, offset + WORD_BYTES)
+            begin = middle if offset in between else offset
+            end = middle if middle in between else end  # what is left of the word
+            if any(content[begin:end] != contents[0][begin:end] for content in contents):
                 self._read_differing(node, part, begin, end, contents)
-            elif len(words[0]) == WORD_BYTES:
-                self.constants.single.append((node, part, begin, _number(words[0])))
         self._refuse_pieces(node, self.found[n_found:], self.noise[n_noise:])
 
-    def _read_between(self, node: int, part: int, contents: list[bytes]) -> set[int]:
+    def _read_between(
+        self, node: int, part: int, contents: list[bytes], differ: Sequence[int]
+    ) -> set[int]:
         """Name addresses that begin in the middle of a word; which halves of words they take.
 
-        As in structures of numbers of four bytes, which are aligned to that.
+        As in structures of numbers of four bytes, which are aligned to that. One of the two words
+        at least differs.
         """
         is_kernel = self._nodes[node].kind is NodeKind.KERNEL
         taken: set[int] = set()
         if not self._halves_tell or not (is_kernel or part):
             return taken
-        for start in range(HALF_BYTES, len(contents[0]) - WORD_BYTES + 1, WORD_BYTES):
+        starts = {at + lead for at in differ for lead in (-HALF_BYTES, HALF_BYTES)}
+        for start in sorted(starts):
             words = [content[start : start + WORD_BYTES] for content in contents]
-            if words.count(words[0]) == len(words) or self._is_claimed(start, contents):
+            is_whole = start > 0 and len(words[0]) == WORD_BYTES
+            if not is_whole or len(set(words)) == 1 or self._is_claimed(start, contents):
                 continue
             meanings = self._meanings_at(start, contents) if words[0] == words[1] else []
             if meanings:
@@ -202,23 +210,24 @@ class _Search:
                 continue
             taken.update((start, start + HALF_BYTES))
         if is_kernel and not part:
-            taken |= self._read_lower_halves(node, contents, taken)
+            taken |= self._read_lower_halves(node, contents, differ, taken)
         return taken
 
-    def _read_lower_halves(self, node: int, contents: list[bytes], taken: set[int]) -> set[int]:
+    def _read_lower_halves(
+        self, node: int, contents: list[bytes], differ: Sequence[int], taken: set[int]
+    ) -> set[int]:
         """Name lower halves of addresses that stand alone, or what is left of stale ones.
 
         They are followed in either case, as nobody else reads them. What was written over the
         lowest byte stays, since addresses move by multiples of 256 bytes.
         """
         found: set[int] = set()
-        for begin in range(0, len(contents[0]) - HALF_BYTES + 1, HALF_BYTES):
+        for begin in (at + lead for at in differ for lead in (0, HALF_BYTES)):
             halves = [content[begin : begin + HALF_BYTES] for content in contents]
-            if begin in taken or not follows_layout(halves):
+            if begin in taken or len(halves[0]) < HALF_BYTES or not follows_layout(halves):
                 continue
             meanings = self._meanings.of_lower_half(*(_number(halves[one]) for one in (0, 2, 3)))
-            word = begin - begin % WORD_BYTES
-            if meanings and not self._is_address(word, contents):
+            if meanings and not self._is_address(begin - begin % WORD_BYTES, contents):
                 self._note(node, 0, begin, meanings, HALF_BYTES)
                 found.add(begin)
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import struct
 
 from offload.errors import CaptureError
 
@@ -57,6 +58,12 @@ class Word:
 def differing(one: bytes, other: bytes) -> bytes:
     """0xff for each byte that differs, 0 for the others."""
     return bytes(0xFF * (first != second) for first, second in zip(one, other, strict=True))
+
+
+def words_of(content: bytes) -> tuple[int, ...]:
+    """The whole words of a part."""
+    n_words = len(content) // WORD_BYTES
+    return struct.unpack_from(f"<{n_words}Q", content)
 
 
 class NoiseKind(enum.StrEnum):
