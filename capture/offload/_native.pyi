@@ -377,6 +377,7 @@ class CudaResident(Resident):
         weights: CudaWeightStream | None = ...,
         copies: Sequence[tuple[int, Sequence[int], Sequence[int], bool]] = ...,
         ready_after: Sequence[int] = ...,
+        half_words: Sequence[int] = ...,
         keep: Any = ...,
     ) -> None: ...
     def load(self) -> None: ...

@@ -99,7 +99,8 @@ std::shared_ptr<CudaResident> make_resident(
     const std::map<std::size_t, py::bytes>& host_tables,
     const std::vector<std::pair<std::vector<WordTuple>, std::vector<WordTuple>>>& random_cells,
     std::shared_ptr<cuda::CudaWeightStream> weights, const std::vector<CopyTuple>& copies,
-    std::vector<std::uint32_t> ready_after, py::object keep) {
+    std::vector<std::uint32_t> ready_after, const std::vector<std::size_t>& half_words,
+    py::object keep) {
   cuda::CudaProgram program;
   program.device = device;
   program.graph = to_handle<cuda::Graph>(graph);
@@ -109,6 +110,9 @@ std::shared_ptr<CudaResident> make_resident(
     program.nodes.push_back(to_handle<cuda::GraphNode>(node));
   }
   program.words = to_words(words);
+  for (const std::size_t word : half_words) {
+    program.words.at(word).n_bytes = cuda::kHalfWordBytes;
+  }
   for (const auto& [seed_words, offset_words] : random_cells) {
     program.random_cells.push_back({to_words(seed_words), to_words(offset_words)});
   }
@@ -147,7 +151,8 @@ void register_resident(py::module_& module) {
            py::arg("relocations"), py::arg("launches"), py::arg("n_launches"),
            py::arg("host_tables") = py::dict(), py::arg("random_cells") = py::list(),
            py::arg("weights") = py::none(), py::arg("copies") = py::list(),
-           py::arg("ready_after") = py::list(), py::arg("keep") = py::none())
+           py::arg("ready_after") = py::list(), py::arg("half_words") = py::list(),
+           py::arg("keep") = py::none())
       .def("load", &CudaResident::load, Unlocked())
       .def("patch", &patch_words<CudaResident>, py::arg("words"))
       .def("set_stream", &CudaResident::set_stream, py::arg("stream"), Unlocked())

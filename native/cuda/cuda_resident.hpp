@@ -19,11 +19,13 @@
 
 namespace offload::cuda {
 
-// Where a word lies: see ResidentNode for the parts.
+// Where a word lies: see ResidentNode for the parts. One of kHalfWordBytes holds the lower half of
+// an address alone.
 struct NodeWord {
   std::uint32_t node = 0;
   std::uint32_t part = 0;
   std::size_t offset_bytes = 0;
+  std::size_t n_bytes = kWordBytes;
 };
 
 // The words through which random kernels find the state of one generator.
@@ -121,6 +123,7 @@ class CudaResident final : public StreamResident<CudaStreams> {
  private:
   struct Word {
     unsigned char* bytes;  // in the node's image or table
+    std::size_t n_bytes;   // that it has of an address, from the lowest on
     std::uint32_t node;
     bool in_table;
     bool was_patched;

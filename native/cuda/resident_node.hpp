@@ -12,6 +12,7 @@
 namespace offload::cuda {
 
 inline constexpr std::size_t kWordBytes = 8;
+inline constexpr std::size_t kHalfWordBytes = kWordBytes / 2;
 
 // A node with the image of its parameters, of which every address word can be written.
 //

@@ -96,6 +96,27 @@ def test_the_proof_finds_a_kernel_that_reads_it(device, how):
         device.load(make_program(*PROGRAM), [step])
 
 
+def test_one_in_the_middle_of_a_word_becomes_the_decoy_as_a_whole(device):
+    """Though its upper half is the same in all captures: half a decoy would lead anywhere."""
+    blocks = HostBlocks()
+    assert len({blocks.address(number) >> 32 for number in range(4)}) == 1
+
+    def scale(arguments: bytes) -> None:
+        source, target, _, stale = struct.unpack("<2QIQ4x", arguments)
+        for index in range(N):
+            floats(target, N)[index] = floats(source, N)[index] * floats(stale, 1)[0]
+
+    kernel = device.simulator.kernel("padded_kernel", [8, 8, 16], scale)
+
+    def step(at):
+        stale = struct.pack("<IQI", 5, blocks.address(at.number), 6)
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), stale)
+
+    where = r"'padded_kernel' \(node 0\) of sim::step0 at model.py:1: parameter 2 holds an address"
+    with pytest.raises(CaptureError, match=f"{where} of the host's memory .* depend on it"):
+        device.load(make_program(*PROGRAM), [step])
+
+
 def test_a_kernel_that_writes_through_it_is_refused(device):
     """No result shows it: its memory is none of the program's."""
     blocks = HostBlocks()

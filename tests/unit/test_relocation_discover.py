@@ -300,11 +300,9 @@ def test_an_address_that_is_far_from_several_allocations_alike_is_refused():
         discover(captures, 2)
 
 
-@pytest.mark.parametrize("what", ["lower", "shifted", "difference", "wide difference", "hashed"])
+@pytest.mark.parametrize("what", ["shifted", "difference", "wide difference", "hashed"])
 def test_what_is_made_of_addresses_is_refused(what):
-    """A lower half alone too: whose upper half belongs to it is not known."""
     make = {
-        "lower": lambda at: struct.pack("<II", at[0] & 0xFFFFFFFF, 5),
         "shifted": lambda at: pack(at[0] >> 4),
         "difference": lambda at: struct.pack("<ii", (at[1] - at[0]) // 4, 5),
         "wide difference": lambda at: pack(at[0] - at[1]),
@@ -314,9 +312,55 @@ def test_what_is_made_of_addresses_is_refused(what):
         discover(of_one_kernel(lambda at: pack(at[2]) + make(at)), 2)
 
 
-def test_half_an_address_at_the_end_is_refused():
-    with pytest.raises(CaptureError, match=r"parameter 1 .* differs"):
-        discover(of_one_kernel(lambda at: pack(at[0]) + pack(at[1])[:4]), 2)
+@pytest.mark.parametrize("offset", [0, 1, 4000, -64, 0xFF])
+@pytest.mark.parametrize("lead", [0, 4])
+def test_the_lower_half_of_an_address_is_followed_alone(lead, offset):
+    """As where kernels know the upper one by another address; or what padding has of a stale one,
+    of which a number that is written over the lowest byte is part of the offset."""
+
+    def arguments(at: Layout) -> bytes:
+        half = struct.pack("<I", at[1] + offset & 0xFFFFFFFF)
+        return pack(at[0]) + struct.pack("<I", 5) * (lead // 4) + half + struct.pack("<I", 5)
+
+    found = discover(of_one_kernel(arguments), 2)
+    assert found.words == (Word(0, 0, 0, 0, 0), Word(0, 0, 8 + lead, 1, offset, 4))
+    assert found.noise == ()
+
+
+def test_half_an_address_may_end_the_arguments():
+    found = discover(of_one_kernel(lambda at: pack(at[0]) + pack(at[1])[:4]), 2)
+    assert found.words == (Word(0, 0, 0, 0, 0), Word(0, 0, 8, 1, 0, 4))
+
+
+def test_beside_half_an_address_noise_is_noise():
+    def arguments(at: Layout) -> bytes:
+        return struct.pack("<II", at[1] & 0xFFFFFFFF, at.number + 1)
+
+    found = discover(of_one_kernel(arguments), 2)
+    assert found.words == (Word(0, 0, 0, 1, 0, 4),)
+    assert found.noise == (Noise(0, 0, 4, b"\1\0\0\0", b"\2\0\0\0"),)
+
+
+def test_half_an_address_whose_upper_half_is_the_same_everywhere_is_refused():
+    """A kernel may have the other half as a constant, and would need another one elsewhere."""
+
+    def near(layout: Layout) -> dict[str, object]:
+        base = 0x7F00_0000_0000 + layout[0] % (64 * MIB)
+        sizes = enumerate(SIZES[:2])
+        return {
+            "allocations": [Allocation(base + 16 * MIB * one, size, one) for one, size in sizes]
+        }
+
+    captures = [
+        capture(
+            kernel(struct.pack("<II", layout[0] % (64 * MIB), 5)),
+            layout=layout,
+            **near(layout),
+        )
+        for layout in LAYOUTS
+    ]
+    with pytest.raises(CaptureError, match=r"parameter 0 .* differs"):
+        discover(captures, 2)
 
 
 def test_an_address_between_two_allocations_that_are_equally_far_is_refused():

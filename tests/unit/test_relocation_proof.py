@@ -248,6 +248,45 @@ def test_writing_to_an_old_address_is_found_where_the_result_is_right():
         run_proof(make_program(ROLES), MixingResident(also, frozen=[7]), words=words)
 
 
+def test_where_results_are_constant_a_write_to_an_old_activation_is_found():
+    """Nothing that is patched shows in a result; the old memory holds other data all the same."""
+
+    class Constant(MixingResident):
+        def execute(self) -> None:
+            super().execute()
+            ctypes.memset(self.words[6], 0, N_BYTES)
+
+    program = make_program(ROLES)
+    plan = place_values(program, MACHINE, lifetimes=LIFETIMES)
+
+    def run(frozen: Sequence[int]) -> None:
+        loaded = placed(program, plan, Constant(NODES, frozen))
+        unshared = apart(program, plan)
+        prove(program, loaded, placed(program, unshared, Constant(NODES)), HostMemory())
+
+    run([])
+    for word in (1, 3):
+        with pytest.raises(CaptureError, match="still writes to its old addresses, in feature map"):
+            run([word])
+
+
+def test_the_memory_of_the_capture_is_changed_before_every_slot_has_moved():
+    """So that what no word holds shows: once, when two executions have been made."""
+    resident, at = MixingResident(NODES), []
+    program = make_program(ROLES)
+    plan = place_values(program, MACHINE, lifetimes=LIFETIMES)
+    unshared = MixingResident(NODES)
+    prove(
+        program,
+        placed(program, plan, resident),
+        placed(program, apart(program, plan), unshared),
+        HostMemory(),
+        before_moved=lambda: at.append((unshared.n_executions, resident.n_executions)),
+    )
+    assert at == [(1, 1)]
+    assert resident.n_executions == 2
+
+
 @pytest.mark.parametrize("weight_is_written", [False, True])
 def test_a_graph_that_computes_other_bits_each_time_is_told_from_one_that_cannot_move(
     weight_is_written,

@@ -9,7 +9,7 @@ from offload import _native
 from offload.backends.cuda.random_cells import Cell
 from offload.backends.relocation.captures import GraphCapture, NodeKind
 from offload.backends.relocation.touches import relocations_of
-from offload.backends.relocation.words import Discovery
+from offload.backends.relocation.words import WORD_BYTES, Discovery
 from offload.backends.streamed_copies import StreamedGraph
 from offload.plan import Plan
 from offload.program import Program
@@ -90,5 +90,8 @@ def make_resident(
             (copy.transfer, copy.after, copy.before, copy.for_next_pass) for copy in streamed.copies
         ],
         ready_after=streamed.ready_after,
+        half_words=[
+            index for index, word in enumerate(discovery.words) if word.size_bytes < WORD_BYTES
+        ],
         keep=keep,
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from offload.backends.relocation.captures import GraphCapture, OwnedRange
 
+_LOWER_HALF = 0xFFFF_FFFF
 _FAR_BYTES = 1 << 36
 """How far outside of an allocation an address is looked for: as large as what a device may hold."""
 
@@ -42,14 +43,18 @@ class Meanings:
     def __init__(self, captures: Sequence[GraphCapture], guard_bytes: int) -> None:
         """Of one capture in each of three layouts."""
         self.layouts = [Layout(capture, guard_bytes) for capture in captures]
-        allocations = [capture.allocations for capture in captures]
-        self._addresses = [  # of captures that have other allocations nobody asks
-            tuple(one.address for one in row) for row in zip(*allocations, strict=False)
-        ]
+        allocations = [[one.address for one in capture.allocations] for capture in captures]
+        self._addresses = list(zip(*allocations, strict=True))
         self._by_moves: dict[tuple[int, int], list[int]] = {}
+        self._by_lower_moves: dict[tuple[int, int], list[int]] = {}
+        self._ends = [one.size_bytes + guard_bytes for one in captures[0].allocations]
+        self._guard_bytes = guard_bytes
         for index, (first, second, third) in enumerate(self._addresses if guard_bytes else ()):
             if captures[0].allocations[index].size_bytes:
-                self._by_moves.setdefault((second - first, third - first), []).append(index)
+                moves = second - first, third - first
+                lower = moves[0] & _LOWER_HALF, moves[1] & _LOWER_HALF
+                self._by_moves.setdefault(moves, []).append(index)
+                self._by_lower_moves.setdefault(lower, []).append(index)
 
     def of(self, first: int, second: int, third: int) -> list[tuple[int, int]]:
         """Each (allocation, offset) that explains a word in every layout."""
@@ -72,6 +77,22 @@ class Meanings:
             for index in self._by_moves.get((second - first, third - first), ())
         ]
         return found if len(found) == 1 and abs(found[0][1]) <= _FAR_BYTES else []
+
+    def of_lower_half(self, first: int, second: int, third: int) -> list[tuple[int, int]]:
+        """Each (allocation, offset) of whose address four bytes are the lower half in every layout.
+
+        The upper half must differ: if it is not in the arguments, no kernel has the whole address.
+        """
+        found = []
+        moves = (second - first) & _LOWER_HALF, (third - first) & _LOWER_HALF
+        for index in self._by_lower_moves.get(moves, ()):
+            offset = (first - self._addresses[index][0]) & _LOWER_HALF
+            if offset > self._ends[index]:
+                offset -= _LOWER_HALF + 1
+            uppers = {(address + offset) >> 32 for address in self._addresses[index]}
+            if offset >= -self._guard_bytes and len(uppers) > 1:
+                found.append((index, offset))
+        return found if len(found) == 1 else []
 
     def is_of_pool(self, address: int) -> bool:
         """Whether it belongs to an allocation of some layout."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from offload.backends.relocation import advice
 from offload.backends.relocation.addresses import Meanings, Owned
 from offload.backends.relocation.captures import GraphCapture, node_text, place_text
-from offload.backends.relocation.words import WORD_BYTES, OwnedConstant
+from offload.backends.relocation.words import WORD_BYTES, OwnedConstant, words_of
 from offload.errors import CaptureError
 
 # What may be a device's address at all; beyond are numbers, floats and pairs of them.
@@ -51,7 +50,8 @@ class Constants:
 
     def add_word(self, node: int, part: int, offset: int, value: int) -> None:
         """Add a word of another part, at an offset in bytes."""
-        self._words.append((node, part, offset, value))
+        if _LEAST_ADDRESS <= value < _MOST_ADDRESS:
+            self._words.append((node, part, offset, value))
 
     def keep(self, word: OwnedConstant) -> None:
         """Add a word that differs, each capture having its own, and whose owner is known."""
@@ -94,13 +94,13 @@ class Constants:
     def _distinct(self) -> list[int]:
         values = {value for _, _, _, value in self._words}
         for content in {content for _, _, content in self._parts}:
-            values.update(_words_of(content))
+            values.update(words_of(content))
         return [value for value in values if _LEAST_ADDRESS <= value < _MOST_ADDRESS]
 
     def _places(self, values: dict[int, str | None]) -> Iterator[tuple[int, int, int, int]]:
         yield from (one for one in self._words if one[3] in values)
         for node, part, content in self._parts:
-            words = _words_of(content)
+            words = words_of(content)
             if not values.keys().isdisjoint(words):
                 for index, value in enumerate(words):
                     if value in values:
@@ -125,8 +125,3 @@ class Constants:
             f"address of {why}: expected memory of inputs, results or weights, or what the launch "
             f"itself allocates; {what_to_do}"
         )
-
-
-def _words_of(content: bytes) -> tuple[int, ...]:
-    n_words = len(content) // WORD_BYTES
-    return struct.unpack_from(f"<{n_words}Q", content)

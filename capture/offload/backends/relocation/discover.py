@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from offload.backends.relocation import advice
 from offload.backends.relocation.addresses import Meanings, Owned
+from offload.backends.relocation.alike import check_alike
 from offload.backends.relocation.captures import (
     GraphCapture,
     NodeKind,
@@ -18,11 +19,15 @@ from offload.backends.relocation.captures import (
     place_text,
 )
 from offload.backends.relocation.constants import Constants
-from offload.backends.relocation.stale_words import StaleWords, differs_beside, masked
+from offload.backends.relocation.stale_words import (
+    StaleWords,
+    differs_beside,
+    follows_layout,
+    masked,
+)
 from offload.backends.relocation.words import (
     HALF_BYTES,
     WORD_BYTES,
-    CapturesDiffer,
     Discovery,
     Noise,
     NoiseKind,
@@ -31,6 +36,7 @@ from offload.backends.relocation.words import (
     Unfollowed,
     Word,
     differing,
+    words_of,
 )
 
 GUARD_BYTES = 1 << 20
@@ -77,15 +83,15 @@ def discover(
         CaptureError: a word differs and is no address of an allocation, or is an address that has
             no owner; the message names kernel, parameter and values.
     """
+    check_alike(captures, launch_names)
     search = _Search(captures, launch_names, guard_bytes, leaves_unexplained, decoy_address)
-    search.check_alike()
     search.read_parts()
     constants = search.constants.owned(is_known_address, numbers_look_alike, describe_address)
     values, scratch_bytes = _number_scratch(captures[0], search.found, n_values)
     return Discovery(
         tuple(
-            Word(node, part, offset, values[allocation], address_offset)
-            for node, part, offset, allocation, address_offset in search.found
+            Word(node, part, offset, values[allocation], address_offset, size_bytes)
+            for node, part, offset, allocation, address_offset, size_bytes in sorted(search.found)
         ),
         tuple(search.noise),
         tuple(constants),
@@ -94,7 +100,8 @@ def discover(
     )
 
 
-_Found = tuple[int, int, int, int, int]
+_Found = tuple[int, int, int, int, int, int]
+"""A Word, with the allocation instead of the Value."""
 
 
 def _number_scratch(
@@ -103,7 +110,7 @@ def _number_scratch(
     """The Value of each allocation that a word names, and the sizes of those that are scratch."""
     values: dict[int, int] = {}
     scratch_bytes: list[int] = []
-    for index in sorted({allocation for _, _, _, allocation, _ in found}):
+    for index in sorted({allocation for _, _, _, allocation, _, _ in found}):
         allocation = capture.allocations[index]
         if allocation.value is not None:
             values[index] = allocation.value
@@ -142,42 +149,6 @@ class _Search:
         """The node for messages: kind, name, and the launch that made it."""
         return node_text(self._captures[0], self._names, node)
 
-    # ---- the same graph in other layouts -------------------------------------------------------
-
-    def check_alike(self) -> None:
-        first, again = self._captures[:2]
-        for other in self._captures[1:]:
-            self._check_nodes(first, other)
-            if list(first.edges) != list(other.edges):
-                raise CapturesDiffer(
-                    "the graph",
-                    f"its {len(first.edges)} edges lead elsewhere than the {len(other.edges)} of "
-                    "another capture",
-                )
-            if _kinds(first) != _kinds(other):
-                raise CapturesDiffer(
-                    "the graph",
-                    f"it allocates {_allocated(first)} in one capture, and {_allocated(other)} in "
-                    "another",
-                )
-        if [one.address for one in first.allocations] != [one.address for one in again.allocations]:
-            raise CapturesDiffer("the graph", "two captures in one layout have other addresses")
-
-    def _check_nodes(self, first: GraphCapture, other: GraphCapture) -> None:
-        for node, (one, two) in enumerate(zip(first.nodes, other.nodes, strict=False)):
-            same = (one.kind, one.signature) == (two.kind, two.signature)
-            if not same or list(map(len, one.parts)) != list(map(len, two.parts)):
-                raise CapturesDiffer(
-                    self.where(node),
-                    f"another capture has {two.kind} {two.name!r} there, or launches it otherwise",
-                )
-            if first.launches[node] != other.launches[node]:
-                raise CapturesDiffer(self.where(node), "another launch made it in another capture")
-        if len(first.nodes) != len(other.nodes):
-            raise CapturesDiffer(
-                "the graph", f"{len(first.nodes)} nodes, and {len(other.nodes)} in another capture"
-            )
-
     # ---- parts and words -----------------------------------------------------------------------
 
     def read_parts(self) -> None:
@@ -190,38 +161,47 @@ class _Search:
                     self._read_part(node, part, contents)
 
     def _read_part(self, node: int, part: int, contents: list[bytes]) -> None:
-        between = self._read_between(node, part, contents)
-        n_bytes = len(contents[0])
-        for begin in range(0, n_bytes, WORD_BYTES):
-            middle, end = begin + HALF_BYTES, min(n_bytes, begin + WORD_BYTES)
-            is_cut = begin in between or middle in between
-            if is_cut:
-                begin, end = (  # noqa: PLW2901  (what is left of the word)
-                    middle if begin in between else begin,
-                    middle if middle in between else end,
-                )
-            words = [content[begin:end] for content in contents]
-            if words.count(words[0]) < len(words):
+        n_found, n_noise, n_bytes = len(self.found), len(self.noise), len(contents[0])
+        columns = list(zip(*map(words_of, contents), strict=True))
+        is_constant = [words.count(words[0]) == len(words) for words in columns]
+        differ = [index * WORD_BYTES for index, same in enumerate(is_constant) if not same]
+        rest = len(columns) * WORD_BYTES
+        if any(content[rest:] != contents[0][rest:] for content in contents):
+            differ.append(rest)
+        between = self._read_between(node, part, contents, differ)
+        for index, words in enumerate(columns):
+            begin = index * WORD_BYTES
+            if is_constant[index] and between.isdisjoint((begin, begin + HALF_BYTES)):
+                self.constants.add_word(node, part, begin, words[0])
+        for offset in differ:
+            middle, end = offset + HALF_BYTES, min(n_bytes, offset + WORD_BYTES)
+            begin = middle if offset in between else offset
+            end = middle if middle in between else end  # what is left of the word
+            if any(content[begin:end] != contents[0][begin:end] for content in contents):
                 self._read_differing(node, part, begin, end, contents)
-            elif len(words[0]) == WORD_BYTES:
-                self.constants.add_word(node, part, begin, _number(words[0]))
+        self._refuse_pieces(node, self.found[n_found:], self.noise[n_noise:])
 
-    def _read_between(self, node: int, part: int, contents: list[bytes]) -> set[int]:
+    def _read_between(
+        self, node: int, part: int, contents: list[bytes], differ: Sequence[int]
+    ) -> set[int]:
         """Name addresses that begin in the middle of a word; which halves of words they take.
 
-        As in structures of numbers of four bytes, which are aligned to that.
+        As in structures of numbers of four bytes, which are aligned to that. One of the two words
+        at least differs.
         """
         is_kernel = self._nodes[node].kind is NodeKind.KERNEL
         taken: set[int] = set()
         if not self._halves_tell or not (is_kernel or part):
             return taken
-        for start in range(HALF_BYTES, len(contents[0]) - WORD_BYTES + 1, WORD_BYTES):
+        starts = {at + lead for at in differ for lead in (-HALF_BYTES, HALF_BYTES)}
+        for start in sorted(starts):
             words = [content[start : start + WORD_BYTES] for content in contents]
-            if words.count(words[0]) == len(words) or self._is_claimed(start, contents):
+            is_whole = start > 0 and len(words[0]) == WORD_BYTES
+            if not is_whole or len(set(words)) == 1 or self._is_claimed(start, contents):
                 continue
             meanings = self._meanings_at(start, contents) if words[0] == words[1] else []
             if meanings:
-                self.found.append((node, part, start, *self._nearest(node, start, meanings)))
+                self._note(node, part, start, meanings)
             elif is_kernel and not part and self._stale.is_host_address(contents, start):
                 self.noise.append(
                     Noise(node, part, start, words[0], self._stale.decoy, NoiseKind.HOST)
@@ -229,18 +209,57 @@ class _Search:
             else:
                 continue
             taken.update((start, start + HALF_BYTES))
+        if is_kernel and not part:
+            taken |= self._read_lower_halves(node, contents, differ, taken)
         return taken
+
+    def _read_lower_halves(
+        self, node: int, contents: list[bytes], differ: Sequence[int], taken: set[int]
+    ) -> set[int]:
+        """Name lower halves of addresses that stand alone, or what is left of stale ones.
+
+        They are followed in either case, as nobody else reads them. What was written over the
+        lowest byte stays, since addresses move by multiples of 256 bytes.
+        """
+        found: set[int] = set()
+        for begin in (at + lead for at in differ for lead in (0, HALF_BYTES)):
+            halves = [content[begin : begin + HALF_BYTES] for content in contents]
+            if begin in taken or len(halves[0]) < HALF_BYTES or not follows_layout(halves):
+                continue
+            meanings = self._meanings.of_lower_half(*(_number(halves[one]) for one in (0, 2, 3)))
+            if meanings and not self._is_address(begin - begin % WORD_BYTES, contents):
+                self._note(node, 0, begin, meanings, HALF_BYTES)
+                found.add(begin)
+        return found
+
+    def _note(
+        self,
+        node: int,
+        part: int,
+        offset: int,
+        meanings: list[tuple[int, int]],
+        size_bytes: int = WORD_BYTES,
+    ) -> None:
+        nearest = self._nearest(node, offset, meanings)
+        self.found.append((node, part, offset, *nearest, size_bytes))
 
     def _is_claimed(self, start: int, contents: list[bytes]) -> bool:
         """Whether a word that these eight bytes are half of is an address as a whole."""
-        for offset in (start - HALF_BYTES, start + HALF_BYTES):
-            words = [content[offset : offset + WORD_BYTES] for content in contents]
-            if len(words[0]) == WORD_BYTES and words.count(words[0]) < len(words):
-                if self._meanings_at(offset, contents) or self._owner_of(words):
-                    return True
-                if self._stale.is_host_address(contents, offset):
-                    return True
-        return False
+        return any(
+            self._is_address(offset, contents)
+            for offset in (start - HALF_BYTES, start + HALF_BYTES)
+        )
+
+    def _is_address(self, offset: int, contents: list[bytes]) -> bool:
+        """Whether a whole word that differs is one, of the pool, an owner's or the host's."""
+        words = [content[offset : offset + WORD_BYTES] for content in contents]
+        if len(words[0]) < WORD_BYTES or words.count(words[0]) == len(words):
+            return False
+        return bool(
+            self._meanings_at(offset, contents)
+            or self._owner_of(words)
+            or self._stale.is_host_address(contents, offset)
+        )
 
     def _read_differing(
         self, node: int, part: int, begin: int, end: int, contents: list[bytes]
@@ -250,7 +269,7 @@ class _Search:
             is_whole = end - begin == WORD_BYTES
             meanings = self._meanings_at(begin, contents) if is_whole else []
             if meanings:
-                self.found.append((node, part, begin, *self._nearest(node, begin, meanings)))
+                self._note(node, part, begin, meanings)
             else:
                 self._read_other(node, part, begin, end, contents)
         except Unfollowed as error:
@@ -321,6 +340,19 @@ class _Search:
         common = [one for one in first if all(one in other for other in others)]
         return common[0][0] if common else ""
 
+    def _refuse_pieces(self, node: int, found: Sequence[_Found], noise: Sequence[Noise]) -> None:
+        """Refuse arguments that may hold an address in two pieces: who follows one follows both."""
+        lower = [offset for _, _, offset, _, _, size_bytes in found if size_bytes == HALF_BYTES]
+        upper = [one.offset_bytes for one in noise if one.kind is NoiseKind.UPPER_HALF]
+        if lower and upper:
+            places = [self._parameter(node, offset) for offset in (lower[0], upper[0])]
+            raise Unfollowed(
+                f"{self.where(node)}: {places[0]} holds the lower half of an address at byte "
+                f"{lower[0]} of its arguments, and {places[1]} the upper half of one (in the word "
+                f"at byte {upper[0]}): expected both together",
+                advice.PASS_ALONE,
+            )
+
     def _refuse_unaligned(self, node: int, offset: int, contents: list[bytes]) -> None:
         """Refuse a differing word that is part of an address which is not aligned."""
         first, again, *_ = contents
@@ -353,15 +385,6 @@ class _Search:
             "offset in each layout, or padding, which differs within one",
             advice.LEAVE_OUT,
         )
-
-
-def _kinds(capture: GraphCapture) -> list[tuple[int | None, int]]:
-    return [(one.value, one.size_bytes) for one in capture.allocations]
-
-
-def _allocated(capture: GraphCapture) -> str:
-    total_bytes = sum(one.size_bytes for one in capture.allocations)
-    return f"{len(capture.allocations)} blocks of {total_bytes} bytes"
 
 
 def _number(word: bytes) -> int:

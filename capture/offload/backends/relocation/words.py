@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import struct
 
 from offload.errors import CaptureError
 
@@ -37,12 +38,13 @@ class CapturesDiffer(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Word:
-    """A word that holds an address: that of a Value, plus an offset.
+    """A word that holds an address: that of a Value, plus an offset; or the lower half of it.
 
     Attributes:
         node, part, offset_bytes: where it stands in the graph.
         value: index of the Value; those beyond the Program's own are scratch.
         value_offset_bytes: may lie outside the Value: some kernels are given such addresses.
+        size_bytes: HALF_BYTES of the lower half.
     """
 
     node: int
@@ -50,11 +52,18 @@ class Word:
     offset_bytes: int
     value: int
     value_offset_bytes: int
+    size_bytes: int = WORD_BYTES
 
 
 def differing(one: bytes, other: bytes) -> bytes:
     """0xff for each byte that differs, 0 for the others."""
     return bytes(0xFF * (first != second) for first, second in zip(one, other, strict=True))
+
+
+def words_of(content: bytes) -> tuple[int, ...]:
+    """The whole words of a part."""
+    n_words = len(content) // WORD_BYTES
+    return struct.unpack_from(f"<{n_words}Q", content)
 
 
 class NoiseKind(enum.StrEnum):
