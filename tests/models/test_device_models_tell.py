@@ -35,7 +35,11 @@ def hooks(model: nn.Module, hook: Callable[[str, Any], Any]) -> Iterator[None]:
 
 def results_of_parts(model: nn.Module, batch: Batch) -> tuple[Any, dict[str, Any]]:
     seen: dict[str, Any] = {}
-    with hooks(model, lambda name, result: seen.__setitem__(name, result)):
+
+    def note(name: str, result: Any) -> None:
+        seen[name] = result
+
+    with hooks(model, note):
         return model(**batch), seen
 
 
