@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-pytest.register_assert_rewrite("on_device")
+pytest.register_assert_rewrite("on_device", "device_models")
 
 
 def _missing() -> str:

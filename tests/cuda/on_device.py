@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from device_models import Batch, assert_close, tensors_in
 
 import offload
 
 N_REPLAYS = 3
 
 # On the GPU, without a default device: that is a mode of torch's, and a model's call has none.
-empty, full, ones, randint, randn, zeros = (
+empty, full, ones, randn, zeros = (
     functools.partial(function, device="cuda")
-    for function in (torch.empty, torch.full, torch.ones, torch.randint, torch.randn, torch.zeros)
+    for function in (torch.empty, torch.full, torch.ones, torch.randn, torch.zeros)
 )
-
-# Algorithms of cuBLAS and cuDNN are chosen by alignment and workspace too, so that eager and a
-# replay differ in the last bits; a stale or mixed-up address gives other values altogether.
-TOLERANCES = {torch.float32: (1e-3, 1e-4), torch.bfloat16: (5e-2, 5e-2)}
-
-Batch = Mapping[str, torch.Tensor]
-
-
-def tensors_in(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def assert_close(got: Any, expected: Any) -> None:
-    own, theirs = tensors_in(got), tensors_in(expected)
-    assert own
-    assert len(own) == len(theirs)
-    for one, other in zip(own, theirs, strict=True):
-        rtol, atol = TOLERANCES.get(other.dtype, (0.0, 0.0))
-        torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
 
 
 def poison(tensor: torch.Tensor) -> None:

@@ -2,114 +2,33 @@
 
 from __future__ import annotations
 
+import device_models
 import pytest
 import torch
-from on_device import assert_close, randint, randn, replay_at_new_addresses
+from device_models import MODELS, Named, assert_close, cases, lively
+from on_device import replay_at_new_addresses
 from torch import nn
 
 import offload
 
-N_ROWS, N_TOKENS, VOCABULARY = 2, 48, 512
+
+def normal(*shape):
+    return on_gpu(device_models.normal(*shape), torch.float32)
 
 
-def normal(*shape, dtype=torch.float32):
-    def make(turn):
-        generator = torch.Generator("cuda").manual_seed(turn)
-        return {"x": randn(*shape, generator=generator).to(dtype)}
-
-    return make
-
-
-def tokens(turn):
-    generator = torch.Generator("cuda").manual_seed(turn)
-    return {"input_ids": randint(2, VOCABULARY, (N_ROWS, N_TOKENS), generator=generator)}
+def on_gpu(make, dtype):
+    """The batches of a turn at new addresses of the GPU."""
+    return lambda turn: {
+        name: one.cuda() for name, one in device_models.cast(make(turn), dtype).items()
+    }
 
 
-class Named(nn.Module):
-    """A model whose input is called x."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x):
-        return self.model(x)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("width", [64, 256, 1024])
-def test_mlp(width, dtype):
-    layers = [part for _ in range(6) for part in (nn.Linear(width, width), nn.GELU())]
-    model = Named(nn.Sequential(*layers)).cuda().to(dtype).eval()
-    run = replay_at_new_addresses(model, normal(16, width, dtype=dtype))
-    assert len(run.program.launches) == 12
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_transformer_encoder(dtype):
-    layer = nn.TransformerEncoderLayer(128, 8, 256, dropout=0.0, batch_first=True)
-    model = (
-        Named(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)).cuda().to(dtype).eval()
-    )
-    replay_at_new_addresses(model, normal(2, 32, 128, dtype=dtype))
-
-
-def test_transformer_decoder():
-    layer = nn.TransformerDecoderLayer(128, 8, 256, dropout=0.0, batch_first=True)
-    model = nn.TransformerDecoder(layer, 2).cuda().eval()
-
-    def make(turn):
-        return {"tgt": normal(2, 16, 128)(turn)["x"], "memory": normal(2, 32, 128)(turn)["x"]}
-
-    replay_at_new_addresses(model, make)
-
-
-@pytest.mark.parametrize("name", ["resnet50", "vit_tiny_patch16_224"])
-def test_timm(name):
-    timm = pytest.importorskip("timm", reason="models of timm")
-    model = Named(timm.create_model(name, pretrained=False)).cuda().eval()
-    replay_at_new_addresses(model, normal(2, 3, 224, 224))
-
-
-SIZES = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
-FAMILIES = {
-    "bert": (
-        "BertModel",
-        {**SIZES, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "intermediate_size": 256},
-    ),
-    "gpt2": (
-        "GPT2LMHeadModel",
-        {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 128, "n_layer": 2, "n_head": 4,
-         "use_cache": False},
-    ),
-    "llama": (
-        "LlamaForCausalLM",
-        {**SIZES, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "intermediate_size": 256, "use_cache": False},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_transformers(family, dtype):
-    transformers = pytest.importorskip("transformers", reason="models of transformers")
-    cls, options = FAMILIES[family]
-    model_class = getattr(transformers, cls)
-    model = model_class(model_class.config_class(**options)).cuda().to(dtype).eval()
-    replay_at_new_addresses(model, tokens)
-
-
-def test_convolutions_in_channels_last():
-    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AvgPool2d(2)]
-    model = Named(nn.Sequential(*layers, nn.Conv2d(16, 8, 1))).cuda().eval()
-
-    def make(turn):
-        x = normal(2, 3, 32, 32)(turn)["x"]
-        return {"x": x.contiguous(memory_format=torch.channels_last)}
-
-    replay_at_new_addresses(model, make)
+@pytest.mark.parametrize(("name", "dtype"), cases(), ids=str)
+def test_model(name, dtype):
+    model = MODELS[name]
+    pytest.importorskip(model.needs, reason=f"models of {model.needs}")
+    run = replay_at_new_addresses(lively(model.build()).to(dtype).cuda(), on_gpu(model.make, dtype))
+    assert model.n_launches in (None, len(run.program.launches))
 
 
 def replay_opaque(function, make):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import dataclasses
 import gc
@@ -37,7 +38,8 @@ from loading import (
 )
 from small_graphs import StepCapturer, floats, make_program, words
 
-from offload.backends.cuda import OwnedRange
+from offload import _native
+from offload.backends.cuda import OwnedRange, backend
 from offload.backends.cuda.graph import call
 
 
@@ -156,15 +158,40 @@ def test_without_verifying_nothing_is_executed(device):
 
 
 def test_loading_twice_shares_the_arena(device):
-    one = device.load(*chain(device))
+    one = device.load(*chain(device), verify=False)
     physical = device.simulator.physical_bytes
-    other = device.load(*chain(device))
+    other = device.load(*chain(device), verify=False)
     assert other._loaded.resident.arena_address != one._loaded.resident.arena_address
-    # A discovery keeps one chunk of its own for as long as its graph.
-    assert device.simulator.physical_bytes - physical <= 2 << 20
-    x = on_device(torch.randn(N))
-    for run in (one, other, one):
-        assert torch.equal(result(run, x), (x * 2 + x) * 3)
+    gc.collect()
+    assert device.simulator.physical_bytes == physical
+    x, y = on_device(torch.randn(N)), on_device(torch.zeros(N))
+    for run in (one, other):
+        run(x, out=(y,))
+    before = [run._loaded.resident.n_set_params for run in (one, other)]
+    for run in (one, other, one, other):  # each at its own addresses: nothing is re-set in between
+        y.zero_()
+        run(x, out=(y,))
+        run._loaded.resident.finish()
+        assert torch.equal(y, (x * 2 + x) * 3)
+        assert run.last_execution.words_patched == 0
+    assert [run._loaded.resident.n_set_params for run in (one, other)] == before
+
+
+def test_threads_that_load_at_once_share_the_arena(device, monkeypatch):
+    """Making an arena asks the driver, and another thread may come meanwhile."""
+    made: list[_native.CudaArena] = []
+    make = _native.CudaArena
+
+    def slow(index: int) -> _native.CudaArena:
+        time.sleep(0.05)
+        made.append(make(index))
+        return made[-1]
+
+    monkeypatch.setattr(backend._native, "CudaArena", slow)
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        arenas = list(threads.map(lambda _: backend._arena(0), range(4)))
+    assert len(made) == 1
+    assert all(arena is made[0] for arena in arenas)
 
 
 def test_closing_gives_back_the_memory_that_no_other_needs(device):

@@ -1,7 +1,8 @@
-"""What a capture with torch puts back when it fails half-way; no GPU is asked."""
+"""One capture with torch: what it reads, and puts back when it fails half-way; no GPU is asked."""
 
 from __future__ import annotations
 
+import contextlib
 import types
 
 import pytest
@@ -73,3 +74,38 @@ def test_workspaces_are_made_anew_in_a_capture_and_not_kept_after_it(monkeypatch
     with pytest.raises(RuntimeError, match="an operator"), torch_capture._workspaces_cleared():
         capture()
     assert log == ["cleared", "captured", "cleared"]
+
+
+def test_nodes_are_those_that_were_read_as_they_appeared(monkeypatch):
+    """What a copy reads from the host may be something else when the capture has ended."""
+    known = types.SimpleNamespace(handle=5)
+    asked: list[tuple[int, object]] = []
+
+    def read_graph(handle: int, read_before: object) -> tuple[list[object], list[object]]:
+        asked.append((handle, read_before))
+        return [known, types.SimpleNamespace(handle=6)], [(0, 1)]
+
+    class Whole(torch_capture._OneCapture):
+        def __init__(self) -> None:
+            self._program = types.SimpleNamespace(launches=[], values=[])
+            self._memory = types.SimpleNamespace(
+                current=contextlib.nullcontext, allocations=lambda *_: ([], set())
+            )
+            self._kept = types.SimpleNamespace(bases={})
+            self._graph = types.SimpleNamespace(raw_cuda_graph=lambda: 77)
+            self._nodes = types.SimpleNamespace(known={5: known}, launches={5: 3})
+            self._stand_ins = dict
+            self._begin = self._end = lambda: None
+            self._random_cells = list
+
+    for name in ("region", "_workspaces_cleared"):
+        monkeypatch.setattr(torch_capture, name, contextlib.nullcontext)
+    nothing = types.SimpleNamespace(bases={})
+    monkeypatch.setattr(torch_capture, "EagerRun", lambda *_, **__: nothing)
+    monkeypatch.setattr(torch_capture, "weight_ranges", lambda _: [])
+    monkeypatch.setattr(torch_capture, "read_graph", read_graph)
+    found, recycled = Whole()._captured()
+    assert asked == [(77, {5: known})]
+    assert found.nodes[0] is known
+    assert found.launches == [3, -1]  # the second was made by no launch
+    assert not recycled

@@ -228,17 +228,21 @@ def nothing(*_: object):
 class FakeStream:
     device_index = 0
 
-    def wait_event(self, event: object) -> None:
-        pass
+    def __init__(self, waits: list[object] | None = None) -> None:
+        self._waits = [] if waits is None else waits
 
-    def record_event(self) -> None:
-        pass
+    def wait_event(self, event: object) -> None:
+        self._waits.append(event)
+
+    def record_event(self) -> str:
+        return "what the caller has enqueued"
 
 
 def test_captures_on_several_threads_take_turns(monkeypatch):
     """The pool that serves torch, its record of requests and its generators are the process's."""
     n_inside, most = 0, 0
     on_threads: set[int] = set()
+    waits: list[object] = []
 
     @contextlib.contextmanager
     def states(*_: object):
@@ -260,7 +264,7 @@ def test_captures_on_several_threads_take_turns(monkeypatch):
     monkeypatch.setattr(torch_capture, "generators_of", lambda *_: [])
     monkeypatch.setattr(torch_capture, "own_random_states", states)
     monkeypatch.setattr(torch_capture, "device_of", lambda _: 0)
-    monkeypatch.setattr(torch_capture, "capture_stream", lambda _: FakeStream())
+    monkeypatch.setattr(torch_capture, "capture_stream", lambda _: FakeStream(waits))
     monkeypatch.setattr(torch_capture, "_warm_up_drawing", lambda *_: None)
     monkeypatch.setattr(TorchCapturer, "_until_unshared", lambda *_: "captured")
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
@@ -268,6 +272,7 @@ def test_captures_on_several_threads_take_turns(monkeypatch):
     assert found == ["captured"] * 4
     assert most == 1
     assert len(on_threads) == 1  # which keeps cuDNN's plans
+    assert waits == ["what the caller has enqueued"] * 4
 
 
 class FakeGenerator:

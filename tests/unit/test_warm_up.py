@@ -40,6 +40,33 @@ def test_each_launch_runs_once_and_workspaces_go_last(program, device):
     assert seen == [0, 1, "workspaces"]
 
 
+def test_inputs_buffers_and_weights_stay_as_they_were(device):
+    """All of them are written by the model itself."""
+
+    class Writing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(3)
+            self.scale = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            with torch.no_grad():
+                x.mul_(2)
+                self.scale.add_(1)
+                return self.norm(x) * self.scale
+
+    model = Writing().train()
+    program = offload.capture(model, torch.randn(4, 3)).program
+    state = {name: one.clone() for name, one in model.state_dict().items()}
+    x = torch.randn(4, 3)
+    before = x.clone()
+    for given in ([x], None):
+        warm_up(program, CPU, given)
+    assert torch.equal(x, before)
+    for name, one in model.state_dict().items():
+        assert torch.equal(one, state[name]), name
+
+
 def test_a_launch_that_fails_is_named(program, device):
     given = [torch.randn(4, 3), torch.tensor([3, 9])]
     with pytest.raises(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -66,6 +67,7 @@ _LEAST_DRIVER = 12040  # cuFuncGetParamInfo
 _copy_costs: dict[int, CopyCosts] = {}
 
 _arenas: weakref.WeakValueDictionary[int, _native.CudaArena] = weakref.WeakValueDictionary()
+_making_arena = threading.Lock()
 
 
 class CudaBackend:
@@ -362,7 +364,8 @@ def _points_outside(discovery: Discovery) -> bool:
 
 def _arena(device: int) -> _native.CudaArena:
     """The arena that all executables on a device share."""
-    arena = _arenas.get(device)
-    if arena is None:
-        arena = _arenas[device] = _native.CudaArena(device)
-    return arena
+    with _making_arena:
+        arena = _arenas.get(device)
+        if arena is None:
+            arena = _arenas[device] = _native.CudaArena(device)
+        return arena
