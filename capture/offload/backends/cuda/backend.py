@@ -30,6 +30,7 @@ from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
     CapturedProgram,
+    launch_names,
     make_resident,
     set_nodes,
 )
@@ -179,7 +180,7 @@ class CudaBackend:
         for overlap in program.overlaps:
             refuse_unaligned(program, overlap, self.alignment_bytes)
         capturer = self._capturer or TorchCapturer()
-        names = _launch_names(program)
+        names = launch_names(program)
         differ = ""  # what it says; the error itself would keep its frame, and so the captures
         for attempt in range(_MAXIMUM_TRIES):
             captured, again, *others = capture_in_layouts(program, capturer, 3 * attempt)
@@ -359,7 +360,7 @@ class CudaBackend:
         """
         captured: CapturedProgram = prepared.state
         program = prepared.program
-        names = _launch_names(program)
+        names = launch_names(program)
 
         def describe(noise: Noise) -> str:
             place = place_text(captured.capture, noise.node, noise.part, noise.offset_bytes)
@@ -393,10 +394,6 @@ class CudaBackend:
         finally:
             for twin in twins:
                 twin.resident.close()
-
-
-def _launch_names(program: Program) -> list[str]:
-    return [f"{launch.operator} at {launch.source}" for launch in program.launches]
 
 
 def _node_names(capture: GraphCapture) -> Counter[str]:
