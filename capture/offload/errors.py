@@ -14,7 +14,7 @@ class BindingError(OffloadError, ValueError):
 
 
 class CopyError(OffloadError, TypeError):
-    """What lies on a device, or belongs to it, is not copied or pickled; the message says what is."""
+    """What lies on a device, or belongs to it, is not copied or pickled; the message says why."""
 
 
 class PlanError(OffloadError):
