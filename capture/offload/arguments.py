@@ -46,17 +46,25 @@ def tensors_of_call(
 
     Raises:
         BindingError: an argument is missing, was not there when the call was recorded, or is
-            nested otherwise than it was.
+            nested otherwise than it was; or a tensor is of a subclass, which is not recorded.
     """
     args, kwargs = _as_recorded(program, args, kwargs)
     positional, keyword = program.arguments_structure.children
     try:
-        return [
+        tensors = [
             *match(positional, args, _is_tensor, "args"),
             *match(keyword, kwargs, _is_tensor, "kwargs"),
         ]
     except StructureMismatch as error:
         raise BindingError(f"{error}; {_AGAIN}") from None
+    for view, tensor in zip(program.inputs, tensors, strict=True):
+        if not _is_plain(tensor):
+            raise BindingError(
+                f"{program.values[view.value].name}: expected a plain torch.Tensor, got a "
+                f"{type(tensor).__qualname__}, whose own behaviour no launch has: pass it "
+                ".as_subclass(torch.Tensor)"
+            )
+    return tensors
 
 
 def _as_recorded(
@@ -109,6 +117,10 @@ def _variadic(program: Program, keywords: Mapping[str, Any]) -> list[str]:
     """The keywords that are no parameter's name, in order."""
     names = {*program.parameter_names, *program.keyword_only_names}
     return [name for name in keywords if name not in names]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor or isinstance(tensor, torch.nn.Parameter)
 
 
 def _is_tensor(thing: Any) -> bool:

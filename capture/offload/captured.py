@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from offload.backends import Backend
-from offload.errors import CaptureError
+from offload.errors import CaptureError, CopyError
 from offload.explain import explain
 from offload.files import open_program, save_program
 from offload.load import load_program
@@ -39,6 +39,13 @@ class Captured:
         self._recorded_result: tuple[Any] | None = None
         self._default: Executable | None = None
         self._load_lock = threading.Lock()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise CopyError(
+            "a captured program holds the model's own weights, and what is loaded of it, and "
+            "cannot be copied or pickled: load it once more; for another process, save it and open "
+            "it there (captured.save, offload.open)"
+        )
 
     @property
     def program(self) -> Program:

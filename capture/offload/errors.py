@@ -13,6 +13,10 @@ class BindingError(OffloadError, ValueError):
     """An argument of an execution does not fit; raised before anything has run."""
 
 
+class CopyError(OffloadError, TypeError):
+    """What lies on a device, or belongs to it, is not copied or pickled; the message says why."""
+
+
 class PlanError(OffloadError):
     """A plan cannot be made; the message says what is needed and what sets it."""
 

@@ -79,7 +79,7 @@ py::dict Arguments::keyword() const {
 
 bool PythonReplay::Place::take(PyObject* given, Tensors& tensors) const {
   if (is_tensor) {
-    if (!THPVariable_Check(given)) return false;
+    if (!THPVariable_CheckExact(given)) return false;  // of a subclass Python says more
     tensors.push_back(THPVariable_Unpack(given));
     return true;
   }
@@ -142,7 +142,7 @@ std::shared_ptr<Call> PythonReplay::bound(const Arguments& arguments) const {
         "a captured program was executed inside a call that is being recorded, where its "
         "launches cannot be seen: call the model itself there");
   }
-  if (replay_->closed()) throw ExecutionError("the executable is closed");
+  if (replay_->closed()) throw ExecutionError("the executable is closed: load the program again");
   if (replay_->streamed()) {
     bind_on_stream(*call);
   } else {

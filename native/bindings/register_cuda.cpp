@@ -100,6 +100,7 @@ std::shared_ptr<CudaResident> make_resident(
     const std::vector<std::pair<std::vector<WordTuple>, std::vector<WordTuple>>>& random_cells,
     std::shared_ptr<cuda::CudaWeightStream> weights, const std::vector<CopyTuple>& copies,
     std::vector<std::uint32_t> ready_after, const std::vector<std::size_t>& half_words,
+    std::vector<std::string> launch_names,
     py::object keep) {
   cuda::CudaProgram program;
   program.device = device;
@@ -121,6 +122,7 @@ std::shared_ptr<CudaResident> make_resident(
   }
   program.launches = std::move(launches);
   program.n_launches = n_launches;
+  program.launch_names = std::move(launch_names);
   for (const auto& [node, bytes] : host_tables) {
     const auto text = static_cast<std::string_view>(bytes);
     program.host_tables.emplace(node, std::vector<unsigned char>(text.begin(), text.end()));
@@ -152,6 +154,7 @@ void register_resident(py::module_& module) {
            py::arg("host_tables") = py::dict(), py::arg("random_cells") = py::list(),
            py::arg("weights") = py::none(), py::arg("copies") = py::list(),
            py::arg("ready_after") = py::list(), py::arg("half_words") = py::list(),
+           py::arg("launch_names") = py::list(),
            py::arg("keep") = py::none())
       .def("load", &CudaResident::load, Unlocked())
       .def("patch", &patch_words<CudaResident>, py::arg("words"))
@@ -183,6 +186,9 @@ void register_cuda(py::module_& module) {
              "The CUDA version of the driver, as 1000 * major + 10 * minor.");
   module.def("cuda_device_count", &device_count, "How many CUDA devices there are.");
   module.def("cuda_devices", &devices, "The name and memory in bytes of each CUDA device.");
+  module.def(
+      "cuda_is_fault", [](int code) { return cuda::is_fault(static_cast<cuda::Result>(code)); },
+      py::arg("code"), "Whether a context does nothing any more after this code of the driver.");
   register_pool(module);
   py::class_<CudaArena, std::shared_ptr<CudaArena>>(module, "CudaArena")
       .def(py::init<int>(), py::arg("device"))

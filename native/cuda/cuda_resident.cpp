@@ -17,14 +17,21 @@ constexpr std::size_t kRandomCellBytes = 16;
 
 }  // namespace
 
-std::string CudaResident::node_name(std::size_t node) { return "node " + std::to_string(node); }
+std::string CudaResident::node_name(std::size_t node) const {
+  std::string name = "node " + std::to_string(node);
+  const std::int64_t launch = node < node_launches_.size() ? node_launches_[node] : -1;
+  if (launch < 0 || static_cast<std::size_t>(launch) >= launch_names_.size()) return name;
+  return name + " of " + launch_names_[static_cast<std::size_t>(launch)];
+}
 
 CudaResident::CudaResident(CudaProgram program)
     : StreamResident(CudaStreams(program.arena)),
       arena_(std::move(program.arena)),
       driver_(arena_->driver()),
       context_(arena_->context()),
-      relocations_(std::move(program.relocations)) {
+      relocations_(std::move(program.relocations)),
+      node_launches_(program.launches),
+      launch_names_(std::move(program.launch_names)) {
   if (program.device != context_.device()) {
     throw std::invalid_argument("the arena lies on cuda:" + std::to_string(context_.device()) +
                                 ", the program on cuda:" + std::to_string(program.device));

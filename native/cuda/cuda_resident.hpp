@@ -45,6 +45,7 @@ struct CudaProgram {
   std::vector<Relocation> relocations;  // one for each word
   std::vector<std::int64_t> launches;   // of the Program, by node; -1: none
   std::size_t n_launches = 0;
+  std::vector<std::string> launch_names;                          // for messages; may be fewer
   std::map<std::size_t, std::vector<unsigned char>> host_tables;  // by node
   std::vector<RandomCell> random_cells;
   std::shared_ptr<CudaWeightStream> weights;  // null: all lie where the caller keeps them
@@ -137,7 +138,7 @@ class CudaResident final : public StreamResident<CudaStreams> {
     bool may_change = false;           // was ever marked
   };
 
-  static std::string node_name(std::size_t node);
+  std::string node_name(std::size_t node) const;
   void release() noexcept override;
   void abandon() noexcept override;
   void distrust();
@@ -167,6 +168,8 @@ class CudaResident final : public StreamResident<CudaStreams> {
   const Driver& driver_;
   const PrimaryContext& context_;  // the arena's
   std::vector<Relocation> relocations_;
+  std::vector<std::int64_t> node_launches_;
+  std::vector<std::string> launch_names_;
   std::shared_ptr<ArenaMapping> mapping_;
   Graph clone_ = nullptr;
   GraphExec exec_ = nullptr;

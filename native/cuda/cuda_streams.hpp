@@ -64,10 +64,7 @@ class CudaStreams {
   }
   void check(Code code, const char* what) const { driver().check(code, what); }
 
-  // Whether it is one of the codes after which a context does nothing any more: those whose texts
-  // in cuda.h of CUDA 13.0 ask to end the process or the context, one that is gone, a driver that
-  // shuts down, and uncorrectable errors of memory and links.
-  static bool is_fault(Code code);
+  static bool is_fault(Code code) { return cuda::is_fault(code); }
 
   // In the child of a fork the driver refuses what it is asked by itself.
   bool is_lost() const { return false; }

@@ -90,9 +90,36 @@ std::string Driver::describe(Result result) const {
   return std::string(name) + " (" + text + ")";
 }
 
+bool is_fault(Result code) {
+  switch (code) {
+    case kDeinitialized:
+    case kUncorrectableEcc:
+    case kUncorrectableLink:
+    case kContained:
+    case kIllegalAddress:
+    case kLaunchTimeout:
+    case kContextIsDestroyed:
+    case kAssertFailed:
+    case kHardwareStackError:
+    case kIllegalInstruction:
+    case kMisalignedAddress:
+    case kInvalidAddressSpace:
+    case kInvalidProgramCounter:
+    case kLaunchFailed:
+    case kTensorMemoryLeak:
+    case kMpsClientTerminated:
+    case kExternalDevice:
+      return true;
+    default:
+      return false;
+  }
+}
+
 void Driver::fail(Result result, const std::string& what) const {
   if (result == kOutOfMemory) throw OutOfMemory(what + ": " + describe(result));
-  throw ExecutionError(what + ": " + describe(result));
+  throw ExecutionError(
+      what + ": " + describe(result) +
+      (is_fault(result) ? "; a device that has faulted can be used again in a new process" : ""));
 }
 
 void Driver::fail_memory(Result result, std::size_t n_bytes, const char* what) const {

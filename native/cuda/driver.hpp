@@ -7,6 +7,11 @@
 
 namespace offload::cuda {
 
+// Whether it is one of the codes after which a context does nothing any more: those whose texts in
+// cuda.h of CUDA 13.0 ask to end the process or the context, one that is gone, a driver that shuts
+// down, and uncorrectable errors of memory and links.
+bool is_fault(Result code);
+
 // The function table of libcuda.so.1.
 //
 // Owner: the process; never closed, since objects of static life may still use it. Thread: any.
@@ -19,7 +24,7 @@ class Driver {
   // missing, or why the driver does not start.
   static const Driver& get();
 
-  // Throws with the code's name and text, and what was attempted.
+  // Throws with the code's name and text, what was attempted, and after a fault what can be done.
   void check(Result result, const char* what) const {
     if (result != kSuccess) fail(result, what);
   }

@@ -75,7 +75,7 @@ class StreamResident : public Resident {
   virtual void abandon() noexcept = 0;
 
   void refuse_closed() const {
-    if (is_closed_) throw ExecutionError("the program was closed");
+    if (is_closed_) throw ExecutionError("the program was closed: load it again");
   }
 
   // Called before something is enqueued on the stream that set_stream chose.

@@ -114,7 +114,7 @@ std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
 }
 
 void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on) {
-  if (closed_) throw ExecutionError("the executable is closed");
+  if (closed_) throw ExecutionError("the executable is closed: load the program again");
   try {
     lane_.submit(std::move(task), std::move(ticket), hands_on);
   } catch (const std::logic_error&) {
@@ -217,7 +217,7 @@ void Replay::bind(const Call& call) {
 
 void Replay::refuse_run() const {
   if (running_) throw ExecutionError(kCalledItself);
-  if (released_) throw ExecutionError("the executable is closed");
+  if (released_) throw ExecutionError("the executable is closed: load the program again");
 }
 
 void Replay::run(Call& call, bool queued) {

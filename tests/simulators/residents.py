@@ -44,6 +44,7 @@ class Chain:
         *,
         as_library_kernel: bool = False,
         one_launch: bool = False,
+        launch_names: Sequence[str] = (),
         keep: object = None,
     ):
         simulator = cuda.simulator
@@ -71,6 +72,7 @@ class Chain:
             relocations=self.relocations,
             launches=[0] * n_kernels if one_launch else list(range(n_kernels)),
             n_launches=1 if one_launch else n_kernels,
+            launch_names=launch_names,
             keep=keep,
         )
         cuda.destroy(graph)

@@ -67,7 +67,10 @@ def test_the_context_of_the_thread_stays(wrapped):
 
 def test_a_driver_that_gives_none_is_told_and_asked_again(wrapped, simulator):
     simulator.fail("cuStreamCreate", 999)
-    with pytest.raises(ExecutionError, match="cuStreamCreate: CUDA_ERROR_UNKNOWN"):
+    with pytest.raises(
+        ExecutionError,
+        match=r"^making the stream of captures: cuStreamCreate: CUDA_ERROR_UNKNOWN \(.+\)$",
+    ):
         streams(1)
     assert wrapped == []
     assert len(streams(1)) == 1

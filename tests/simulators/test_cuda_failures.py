@@ -52,6 +52,29 @@ def test_a_node_that_could_not_be_set_is_set_by_the_next_execution(cuda, arena):
     assert read(moved + 2 * SIZE_BYTES, COUNT) == plus(3)
 
 
+@pytest.mark.parametrize(
+    ("function", "what"), [("cuGraphExecKernelNodeSetParams", "re-setting"),
+                           ("cuGraphKernelNodeSetParams", "setting")],
+)  # fmt: skip
+def test_a_node_that_fails_is_named_by_its_launch(cuda, arena, function, what):
+    names = ["aten::add.Tensor at model.py:3", "aten::add.Tensor at model.py:4"]
+    chain = Chain(cuda, arena, n_kernels=3, launch_names=names)
+    chain.bind_first(cuda.allocate(NUMBERS), cuda.allocate([0] * COUNT))
+    if what == "re-setting":
+        run(chain.resident)
+        chain.bind(feature_map=cuda.allocate([0] * 3 * COUNT))
+    cuda.simulator.fail(function, 1, nth=2)
+    with pytest.raises(
+        ExecutionError,
+        match=rf"^{what} node 1 of aten::add.Tensor at model.py:4.*, a kernel add_one: "
+        r"CUDA_ERROR_INVALID_VALUE \(invalid argument\)$",
+    ):
+        chain.resident.execute()
+    cuda.simulator.fail(function, 1, nth=2 if what == "re-setting" else 3)
+    with pytest.raises(ExecutionError, match=rf"^{what} node 2(, a kernel| of the template)"):
+        chain.resident.execute()  # of which no name was given
+
+
 def test_a_node_that_could_not_be_set_is_set_even_where_it_was_before(cuda, arena):
     chain = Chain(cuda, arena)
     x, y = cuda.allocate(NUMBERS), cuda.allocate([0] * COUNT)
@@ -178,7 +201,11 @@ def failing_program(cuda: Cuda, arena: _native.CudaArena) -> _native.CudaResiden
 def test_a_device_fault_surfaces_at_the_wait(cuda, arena):
     resident = failing_program(cuda, arena)
     resident.execute()
-    with pytest.raises(ExecutionError, match="CUDA_ERROR_LAUNCH_FAILED"):
+    with pytest.raises(
+        ExecutionError,
+        match=r"^executing the program: CUDA_ERROR_LAUNCH_FAILED \(.*\); a device that has "
+        "faulted can be used again in a new process$",
+    ):
         resident.finish()
     with pytest.raises(ExecutionError, match="CUDA_ERROR_LAUNCH_FAILED"):
         resident.execute()

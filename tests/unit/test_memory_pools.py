@@ -15,7 +15,7 @@ from torch_pools import take_for_devices
 
 import offload
 from offload import memory_pools
-from offload.backends.ascend import torch_capture as npu_capture
+from offload.backends.ascend.one_capture import OneCapture
 from offload.backends.cuda import torch_capture
 from offload.memory_pools import MemoryPool, region
 from offload.record import recorder as recording
@@ -312,7 +312,7 @@ def test_no_pool_goes_while_a_model_is_captured_by_torch_npu(allocator):
         assert allocator.ended == []
         raise RuntimeError("enough")
 
-    one = npu_capture._OneCapture.__new__(npu_capture._OneCapture)
+    one = OneCapture.__new__(OneCapture)
     one._graph, one._capture = None, fail
     one._model = types.SimpleNamespace(close=lambda: None)
     with pytest.raises(RuntimeError, match="enough"):

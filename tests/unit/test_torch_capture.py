@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import offload
-from offload.backends.ascend import torch_capture as npu_capture
+from offload.backends.ascend.one_capture import OneCapture
 from offload.backends.cuda import torch_capture, torch_pool
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.torch_pool import PoolMemory
@@ -356,7 +356,7 @@ def test_an_error_of_offload_in_a_launch_stays_as_it_is(kind, of):
     refusal = kind("came out otherwise")
     one = capture_under_way()
     if of == "npu":
-        one = npu_capture._OneCapture.__new__(npu_capture._OneCapture)
+        one = OneCapture.__new__(OneCapture)
     with pytest.raises(kind) as raised:
         one._launch(run_that_raises(refusal), named_launch())
     assert raised.value is refusal

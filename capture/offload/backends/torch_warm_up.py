@@ -26,7 +26,7 @@ Bases = dict[int, tuple[torch.UntypedStorage, int]]
 """By Value its storage, and the byte at which it begins there."""
 
 
-_AFTER_A_FAULT = "a device that has faulted can be used again in a new process"
+AFTER_A_FAULT = "a device that has faulted can be used again in a new process"
 
 
 def warm_up(
@@ -88,7 +88,7 @@ def warm_up(
         except RuntimeError as error:
             raise ExecutionError(
                 f"the device failed in the warm-up, which runs on {_inputs_text(program, inputs)}: "
-                f"{first_line(error)}; {_AFTER_A_FAULT}"
+                f"{first_line(error)}; {AFTER_A_FAULT}"
             ) from error
         run.bases.clear()
         free_workspaces()
@@ -102,7 +102,7 @@ def _failure(error: Exception, launch: Launch, inputs: str) -> OffloadError:
     if isinstance(error, torch.AcceleratorError):  # maybe of a launch before it
         return ExecutionError(
             f"{what}: the device failed in the warm-up, there or before, which runs on {inputs}: "
-            f"{why}; {_AFTER_A_FAULT}"
+            f"{why}; {AFTER_A_FAULT}"
         )
     return CaptureError(
         f"{what} failed in the warm-up, which runs on {inputs}, as the model must: {why}"

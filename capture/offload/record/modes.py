@@ -10,13 +10,27 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from offload import _native
 from offload.errors import CaptureError, OffloadError
 from offload.record import host_reads
 from offload.record.operators import user_location
+
+
+def refuse_fake_mode() -> None:
+    """Refuse a caller's FakeTensorMode, under which nothing is computed or can be compared.
+
+    Raises:
+        CaptureError: one is active on this thread.
+    """
+    if any(isinstance(one, FakeTensorMode) for one in _get_current_dispatch_mode_stack()):
+        raise CaptureError(
+            "a FakeTensorMode is active, under which nothing can be recorded: capture outside of "
+            "it; with weights= in files nothing is computed or held in memory"
+        )
 
 
 class Watcher(Protocol):
@@ -101,6 +115,9 @@ def dispatch_mode(watcher: Watcher) -> DispatchMode:
     return _UncompiledDispatchMode(watcher) if is_loaded else DispatchMode(watcher)
 
 
+_DIFFERENTIATING = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+
+
 class FunctionMode(TorchFunctionMode):
     """Sees what never reaches the dispatcher: reads by `tolist`, `numpy` and their like."""
 
@@ -117,6 +134,12 @@ class FunctionMode(TorchFunctionMode):
         else:
             name = getattr(func, "__name__", "")
         with _refusals_kept(self._watcher):
+            if func in _DIFFERENTIATING and not torch.is_grad_enabled():
+                raise CaptureError(
+                    f"{user_location()}: {name} differentiates what was computed without "
+                    "gradients, since a call is recorded so: compute it under "
+                    "torch.enable_grad() in the forward; steps that train are for eager"
+                )
             if name in host_reads.REFUSED:
                 refusal = CaptureError(f"{user_location()}: {name}: {host_reads.REFUSED[name]}")
                 if name not in host_reads.ADDRESSES:

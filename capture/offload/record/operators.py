@@ -249,9 +249,12 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
             f"recorded; use padded ones ({NO_NESTED_ENCODER})"
         )
     if not isinstance(tensor, torch.nn.Parameter):
+        kind = "quantized tensor" if tensor.is_quantized else type(tensor).__qualname__
+        is_class = type(tensor) is not torch.Tensor and tensor.layout is torch.strided
+        advice = "; pass it .as_subclass(torch.Tensor)" if is_class else ""
         raise CaptureError(
-            f"{user_location()}: {where} uses a {type(tensor).__qualname__} of layout "
-            f"{tensor.layout}: only plain strided tensors can be recorded"
+            f"{user_location()}: {where} uses a {kind} of layout {tensor.layout}: only plain "
+            f"strided tensors can be recorded{advice}"
         )
 
 

@@ -225,8 +225,14 @@ def _parts_called(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
         yield f"{path or 'partial'}.keywords", thing.keywords
 
 
-def _is_foreign(module_name: str) -> bool:
-    return module_name.partition(".")[0] in _FOREIGN
+def _is_foreign(module: object) -> bool:
+    """By the `__module__` of a class or function: None where code was executed without one.
+
+    Classes that Cython makes of functions have a descriptor there: nothing of Python's.
+    """
+    if module is None:
+        return False
+    return not isinstance(module, str) or module.partition(".")[0] in _FOREIGN
 
 
 def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:

@@ -37,6 +37,7 @@ from offload.record.modes import (
     seeding_refused,
 )
 from offload.record.operators import check_plain, is_tensor, user_location
+from offload.record.python_random import PythonRandom
 from offload.record.recorded_call import RecordedCall, Surroundings
 from offload.record.recording import Recording, opaque_form
 from offload.record.recording_device import (
@@ -90,6 +91,7 @@ class Recorder:
         self._arguments = CallArguments((), {})
         self._call: tuple[Any, Any] = ((), {})
         self._host_state: torch.Tensor | None = None
+        self._python_random = PythonRandom()
 
     # ---- the call ----------------------------------------------------------------------------
 
@@ -301,6 +303,8 @@ class Recorder:
                 no opaque launches; on others they are marked as written.
         """
         self.table.state.check_python()
+        if not self._compiled:  # whose compiler may draw
+            self._python_random.check()
         check_undrawn(self._host_state, self._compiled, self.table.device)
         overlaps, overlapping = self._overlapping()
         changed = list(unseen_changes(self.table, overlapping))

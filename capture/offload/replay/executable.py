@@ -7,14 +7,14 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from offload import _native
 from offload.backends import Backend, LaunchReport, Loaded, Prepared
 from offload.costs import CostModel, HeaderShape, signature_of
-from offload.errors import BindingError
+from offload.errors import BindingError, CopyError
 from offload.passes import SlotChoice, choose_copied_slots
 from offload.plan import Plan, SlotKind
 from offload.program import Role
@@ -36,6 +36,12 @@ class Ticket:
 
     def __init__(self, native: _native.Ticket) -> None:
         self._native = native
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise CopyError(
+            "a ticket belongs to an execution of this process, and cannot be copied or pickled: "
+            "take its result()"
+        )
 
     def done(self) -> bool:
         """Whether the execution has ended, well or not."""
@@ -131,6 +137,13 @@ class Executable(_native.CallableReplay):
             check_feature_map=functools.partial(_check_feature_map, backend, self._loaded),
         )
         self._bind(self._native)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise CopyError(
+            "an executable lies in its device's memory, and cannot be copied or pickled: load the "
+            "captured program once more; for another process, save it (captured.save) and open it "
+            "there"
+        )
 
     def _choose_copies(self) -> tuple[SlotChoice, ...]:
         """Inputs and outputs to copy; none where no graph has nodes that would be re-set."""

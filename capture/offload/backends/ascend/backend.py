@@ -15,9 +15,9 @@ from typing import Any, Literal
 import torch
 
 from offload import _native
+from offload.backends.ascend.kernel_table import make_resident, table_words
 from offload.backends.ascend.kernels import (
     Capturer,
-    GatherKernel,
     KernelCapture,
     refuse_own_formats,
     refuse_random,
@@ -25,7 +25,6 @@ from offload.backends.ascend.kernels import (
 from offload.backends.ascend.launch_times import N_ROUNDS, timed_launches
 from offload.backends.ascend.offline import open_offline
 from offload.backends.ascend.refresh import (
-    Gather,
     Refresh,
     choose_gather,
     notes_of_refresh,
@@ -47,14 +46,13 @@ from offload.backends.base import (
     Loaded,
     Prepared,
     TimedLaunches,
-    slot_triggers,
 )
 from offload.backends.device_streaming import refuse_unstored
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.backends.relocation import proof
 from offload.backends.relocation.proof_bases import Placed
 from offload.backends.torch_warm_up import failure_of_torch
-from offload.errors import BackendUnavailable, CaptureError
+from offload.errors import BackendUnavailable
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, check_plan
 from offload.program import Program
@@ -225,7 +223,7 @@ class AscendBackend:
         assert self._capturer is not None  # machine has seen to it
         gather = choose_gather(self._refresh, self._capturer, device)
         streamed = self._streamed(captured, program, plan, device)
-        resident = _resident(
+        resident = make_resident(
             captured,
             program,
             plan,
@@ -329,7 +327,7 @@ class AscendBackend:
         program = prepared.program
         device = self.device_of(program)
         timer = _native.AscendLaunchTimer(device)
-        twin = _resident(
+        twin = make_resident(
             captured,
             program,
             plan,
@@ -341,7 +339,7 @@ class AscendBackend:
             streamed=StreamedWeights(),
         )
         try:
-            _, relocations = _words(captured, program, plan)
+            _, relocations = table_words(captured, program, plan)
             placed = Placed(plan, twin, relocations)
             memory = self.proof_memory(device)
             return timed_launches(
@@ -373,59 +371,3 @@ class AscendBackend:
         """The runtime's handle of the caller's current stream, once torch's queue is empty."""
         npu: Any = getattr(torch, "npu")  # noqa: B009 - torch_npu adds it
         return int(npu.current_stream(index).npu_stream)
-
-
-def _resident(
-    captured: KernelCapture,
-    program: Program,
-    plan: Plan,
-    *,
-    device: int,
-    arena_bytes: int,
-    form: str | None,
-    gather: Gather | None,
-    copies_on_device: bool,
-    streamed: StreamedWeights,
-) -> _native.AscendResident:
-    words, relocations = _words(captured, program, plan)
-    return _native.AscendResident(
-        device=device,
-        arena_bytes=arena_bytes,
-        kernels=[
-            (one.function, one.n_blocks, one.launch, one.arguments) for one in captured.kernels
-        ],
-        words=words,
-        relocations=relocations,
-        triggers=slot_triggers(plan),
-        n_launches=len(program.launches),
-        form=form,
-        copies_on_device=copies_on_device,
-        gather=(gather.function, gather.n_blocks) if isinstance(gather, GatherKernel) else gather,
-        steps=streamed.steps_of_model(),
-        for_next_pass=streamed.for_next_pass,
-        keep=(captured.keep, gather),
-    )
-
-
-def _words(
-    captured: KernelCapture, program: Program, plan: Plan
-) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
-    """(block, offset in bytes) of each word that is an address; its (word, slot, offset).
-
-    Raises:
-        CaptureError: a kernel takes the address of a Value that has no place.
-    """
-    words: list[tuple[int, int]] = []
-    relocations: list[tuple[int, int, int]] = []
-    for block, kernel in enumerate(captured.kernels):
-        for address in kernel.addresses:
-            place = plan.places[address.value]
-            if place is None:
-                raise CaptureError(
-                    f"a kernel of {program.launches[kernel.launch].operator} takes the address of "
-                    f"{program.values[address.value].name}, which has no place"
-                )
-            offset_bytes = place.offset_bytes + address.value_offset_bytes
-            relocations.append((len(words), place.slot, offset_bytes))
-            words.append((block, address.offset_bytes))
-    return words, relocations

@@ -31,6 +31,7 @@ from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
     CapturedProgram,
+    launch_names,
     make_resident,
     set_nodes,
 )
@@ -176,7 +177,7 @@ class CudaBackend:
         for overlap in program.overlaps:
             refuse_unaligned(program, overlap, self.alignment_bytes)
         capturer = self._capturer or TorchCapturer()
-        names = _launch_names(program)
+        names = launch_names(program)
         differ = ""  # what it says; the error itself would keep its frame, and so the captures
         for attempt in range(_MAXIMUM_TRIES):
             captured, again, *others = capture_in_layouts(program, capturer, 3 * attempt)
@@ -340,13 +341,9 @@ class CudaBackend:
             ExecutionError: the device failed, or has no memory for the proof.
         """
         captured: CapturedProgram = prepared.state
-        names = _launch_names(prepared.program)
+        names = launch_names(prepared.program)
         memory = self.proof_memory(captured.device)
         prove_twins(captured, prepared.program, plan, names, memory)
-
-
-def _launch_names(program: Program) -> list[str]:
-    return [f"{launch.operator} at {launch.source}" for launch in program.launches]
 
 
 def _node_names(capture: GraphCapture) -> Counter[str]:

@@ -9,10 +9,11 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from offload.backends.cuda.driver_errors import driver_error
 from offload.backends.relocation.captures import Edge, GraphNode, NodeKind
-from offload.errors import BackendUnavailable, CaptureError, ExecutionError, OutOfMemory
+from offload.errors import BackendUnavailable, CaptureError
 
-_INVALID_VALUE, _OUT_OF_MEMORY = 1, 2  # of CUresult
+_INVALID_VALUE = 1  # of CUresult
 
 # By number, after CUgraphNodeType in cuda.h.
 _KINDS = {0: NodeKind.KERNEL, 1: NodeKind.MEMCPY, 2: NodeKind.MEMSET, 5: NodeKind.EMPTY}
@@ -74,12 +75,13 @@ def call(name: str, *arguments: Any) -> Any:
 
     Raises:
         OutOfMemory: the device has none left.
-        ExecutionError: the driver returned another error; the message has its code's name.
+        ExecutionError: the driver returned another error; the message says what was being done, and
+            what the driver says.
     """
-    code, *results = getattr(driver_bindings(), name)(*arguments)
+    driver = driver_bindings()
+    code, *results = getattr(driver, name)(*arguments)
     if int(code):
-        kind = OutOfMemory if int(code) == _OUT_OF_MEMORY else ExecutionError
-        raise kind(f"{name}: {getattr(code, 'name', code)}")
+        raise driver_error(driver, name, code)
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -114,7 +116,7 @@ def _memory_type(address: int) -> int | None:
     attribute = driver.CUpointer_attribute(_MEMORY_TYPE_ATTRIBUTE)
     code, kind = driver.cuPointerGetAttribute(attribute, address)
     if int(code) not in (0, _INVALID_VALUE):
-        raise ExecutionError(f"cuPointerGetAttribute: {getattr(code, 'name', code)}")
+        raise driver_error(driver, "cuPointerGetAttribute", code)
     return None if int(code) else int(kind)
 
 
@@ -195,8 +197,8 @@ def _read_edges(graph: int) -> list[tuple[int, int, tuple[int, int, int]]]:
         count = ctypes.c_size_t(len(places[0]) if places else 0)
         wanted: list[int | None] = [ctypes.addressof(one) for one in places] or [None] * 3
         if code := get_edges(graph, *wanted, ctypes.addressof(count)):
-            name = driver_bindings().CUresult(code).name
-            raise ExecutionError(f"cuGraphGetEdges: {name}")
+            driver = driver_bindings()
+            raise driver_error(driver, "cuGraphGetEdges", driver.CUresult(code))
         return count.value
 
     n_edges = ask()
@@ -283,18 +285,18 @@ class NodeReader:
     ) -> tuple[str, tuple[tuple[int, int], ...]]:
         if function:
             what = self._driver.CUfunction(init_value=function)
-            get_name, get_parameter = "cuFuncGetName", self._driver.cuFuncGetParamInfo
+            get_name, get_parameter = "cuFuncGetName", "cuFuncGetParamInfo"
         else:
             what = self._driver.CUkernel(init_value=kernel)
-            get_name, get_parameter = "cuKernelGetName", self._driver.cuKernelGetParamInfo
+            get_name, get_parameter = "cuKernelGetName", "cuKernelGetParamInfo"
         parameters: list[tuple[int, int]] = []
         while True:  # there is no count before CUDA 13.2: the first index too many is an error
-            code, begin, size = get_parameter(what, len(parameters))
+            code, begin, size = getattr(self._driver, get_parameter)(what, len(parameters))
             if int(code):
                 break
             parameters.append((int(begin), int(size)))
-        if int(code) != int(self._driver.CUresult.CUDA_ERROR_INVALID_VALUE):
-            raise ExecutionError(f"asking for a kernel's parameters: {code.name}")
+        if int(code) != _INVALID_VALUE:
+            raise driver_error(self._driver, get_parameter, code)
         return call(get_name, what).decode(), tuple(parameters)
 
     def _attributes(self, node: int, name: str) -> tuple[bytes | None, ...]:

@@ -41,6 +41,11 @@ def set_nodes(captured: CapturedProgram, plan: Plan) -> dict[int, set[int]]:
     return nodes
 
 
+def launch_names(program: Program) -> list[str]:
+    """What launches are called in messages: the operator, and the user's line."""
+    return [f"{launch.operator} at {launch.source}" for launch in program.launches]
+
+
 def make_resident(
     captured: CapturedProgram,
     program: Program,
@@ -56,7 +61,7 @@ def make_resident(
 
     Args:
         captured: what discovery found of `program`, which `plan` places.
-        program: its launches are counted.
+        program: its launches are counted, and named in messages.
         plan: where each Value lies.
         arena: what the feature map lies in.
         arena_bytes: of the feature map; 0: the caller gives one at each execution.
@@ -93,5 +98,6 @@ def make_resident(
         half_words=[
             index for index, word in enumerate(discovery.words) if word.size_bytes < WORD_BYTES
         ],
+        launch_names=launch_names(program),
         keep=keep,
     )

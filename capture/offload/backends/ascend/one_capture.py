@@ -1,0 +1,238 @@
+"""One capture of a Program by torch_npu: a model on memory of pools of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from offload import _native
+from offload.backends.ascend.captured_model import CapturedModel, Moving
+from offload.backends.ascend.failed_captures import (
+    abandon,
+    check_streams,
+    refused_advice,
+    unjoined_advice,
+)
+from offload.backends.ascend.random_cells import CellFinder
+from offload.backends.ascend.streaming import StreamedWeights
+from offload.backends.torch_warm_up import (
+    Bases,
+    collector_off,
+    failure_of_torch,
+    first_line,
+    last_uses_of,
+)
+from offload.eager_run import EagerRun, host_storage
+from offload.errors import (
+    BackendUnavailable,
+    CaptureError,
+    ExecutionError,
+    OffloadError,
+    OutOfMemory,
+)
+from offload.memory_pools import MemoryPool, region, segments_of
+from offload.program import Launch, Program, Role
+
+
+class OneCapture:
+    """One capture of a Program on the current stream.
+
+    Attributes:
+        log: what is seen meanwhile; nothing of tasks and places once it says why that is untold.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        device: int,
+        stream: Any,
+        form: str | None,
+        moving: Sequence[Moving],
+        *,
+        cells: CellFinder,
+        streamed: StreamedWeights,
+    ) -> None:
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        self._program = program
+        self._device = torch.device("npu", device)
+        self._stream = stream
+        self._handle: int = stream.npu_stream
+        self._streamed = streamed.storages
+        self._pool = MemoryPool(self._device)
+        self._pool_of_inputs = MemoryPool(self._device)
+        self._n_reserved_bytes = 0
+        self._graph = npu.NPUGraph()
+        self._cells = cells
+        self._tensors: list[Any] = []
+        self._copies = _native.AscendMovingCopies(
+            device=device,
+            tensors=[(one.size_bytes, one.copied_in, one.copied_out) for one in moving],
+            form=form,
+        )
+        pools = [self._pool, self._pool_of_inputs]
+        self._model = CapturedModel(
+            self._graph,
+            pools,
+            self._tensors,
+            moving,
+            self._copies,
+            steps=streamed.steps_of_model(),
+        )
+        self.log = self._model.log
+
+    def run(self) -> CapturedModel:
+        """Capture; what failed leaves nothing behind."""
+        try:
+            with region(), collector_off():
+                self._capture()
+            self._cells.check_captured(self._program.launches)
+        except BaseException:
+            del self._graph
+            self._model.close()
+            raise
+        self._model.take_cells(self._cells, self._device)
+        return self._model
+
+    def _capture(self) -> None:
+        run = EagerRun(self._program, self._bases(), fill=None)
+        self._tensors.append(run.bases)
+        last_uses = last_uses_of(self._program)
+        try:
+            self._begin()
+            self._model.handle = _native.ascend_capturing_model(self._handle)
+            self._copies.capture_in(self._handle)
+            for launch in self._program.launches:
+                self._before(launch)
+                with self._cells.launching(launch):
+                    self._launch(run, launch)
+                self._note(run, launch)
+                for value in last_uses.get(launch.index, ()):
+                    run.bases.pop(value, None)  # its memory is for later launches
+            self._set_places(run)
+            self._copies.capture_out(self._handle)
+            if self._model.steps is not None:
+                self._model.steps.end(self._handle)
+            self._end()
+        except BaseException:
+            abandon(self._graph, self._pool, self._handle, self._device.index)
+            raise
+
+    def _bases(self) -> Bases:
+        """Weights where they are or are brought, host constants, memory of the pool for inputs."""
+        bases: Bases = {}
+        with self._pool_of_inputs.use():
+            for value in self._program.values:
+                if value.host_content is not None:
+                    bases[value.index] = (host_storage(value.host_content), 0)
+                elif value.index in self._streamed:
+                    bases[value.index] = (self._streamed[value.index], 0)
+                elif value.role is Role.WEIGHT:
+                    holder = self._program.weights[value.index][0]
+                    bases[value.index] = (holder.untyped_storage(), 0)
+                elif value.role is Role.INPUT:
+                    memory = self._memory(value.size_bytes)
+                    bases[value.index] = (memory, 0)
+                    if value.size_bytes:
+                        self.log.places[value.index] = memory.data_ptr()
+        return bases
+
+    def _memory(self, size_bytes: int) -> torch.UntypedStorage:
+        try:
+            place = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        except RuntimeError as error:
+            raise failure_of_torch(
+                error, f"no memory for the {size_bytes} bytes of an input in a capture"
+            ) from error
+        return place.untyped_storage()
+
+    def _begin(self) -> None:
+        try:
+            self._graph.capture_begin(pool=self._pool.id, capture_error_mode="thread_local")
+        except RuntimeError as error:
+            check_streams(error, "a capture cannot begin")
+            why = first_line(error) + refused_advice(error)
+            raise ExecutionError(f"a capture cannot begin: {why}") from error
+
+    def _before(self, launch: Launch) -> None:
+        """Tell the streams what comes before a launch; from here on tasks are the launch's."""
+        if self._model.steps is not None:
+            self._model.steps.before(launch.index, self._handle)
+        elif self.log.begins:  # nothing has come since the last moment
+            self.log.begins[-1] = launch.index
+            return
+        self._note_tasks(launch.index)
+
+    def _launch(self, run: EagerRun, launch: Launch) -> None:
+        try:
+            outcome = run.call(launch)()
+            self._stream.npu_stream  # noqa: B018 - until it is launched, so that errors are its own
+        except OffloadError as error:
+            error.add_note(f"{launch.source}: {launch.operator}, in the capture")
+            raise
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"{launch.source}: {launch.operator} found no memory in the capture: "
+                f"{first_line(error)}"
+            ) from error
+        except Exception as error:
+            if isinstance(error, RuntimeError):
+                check_streams(error, f"{launch.source}: {launch.operator} cannot be captured")
+            raise CaptureError(
+                f"{launch.source}: {launch.operator} cannot be captured by torch_npu: "
+                f"{first_line(error)}"
+            ) from error
+        run.keep(launch, outcome)
+
+    def _note(self, run: EagerRun, launch: Launch) -> None:
+        """What a launch has added: tasks, Values, pieces of the pool."""
+        self._note_tasks(None)
+        if self.log.why_untold:
+            return
+        for view in (*launch.views(), *launch.made()):
+            value = self._program.values[view.value]
+            if value.role in (Role.ACTIVATION, Role.OUTPUT):
+                storage, begin_bytes = run.bases[value.index]
+                self.log.places[value.index] = storage.data_ptr() + begin_bytes
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        n_reserved_bytes = npu.memory_reserved(self._device)
+        if n_reserved_bytes != self._n_reserved_bytes:  # asking for the pieces takes longer
+            self._n_reserved_bytes = n_reserved_bytes
+            self.log.pool += [one for one in self._pieces() if one not in self.log.pool]
+
+    def _pieces(self) -> list[tuple[int, int]]:
+        """(address, bytes) of what launches have taken from the device, cells left out.
+
+        In an order that does not depend on addresses, where one launch takes several at once.
+        """
+        segments = [*segments_of(self._pool, self._device), *self._cells.segments_of_launches()]
+        segments.sort(key=lambda one: (one["total_size"], one["stream"]))
+        return [(one["address"], one["total_size"]) for one in segments]
+
+    def _note_tasks(self, begins: int | None) -> None:
+        """A refused question leaves the capture as it is; nothing is asked any more then."""
+        if self.log.why_untold:
+            return
+        try:
+            counts = _native.ascend_count_tasks(self._device.index, self._model.handle)
+        except (BackendUnavailable, ExecutionError) as error:
+            self.log.why_untold = str(error)
+        else:
+            self.log.n_tasks.append(counts)
+            self.log.begins.append(begins)
+
+    def _set_places(self, run: EagerRun) -> None:
+        for index, one in enumerate(self._model.moving):
+            storage, begin_bytes = run.bases[one.value]
+            self._copies.set_place(index, storage.data_ptr() + begin_bytes)
+
+    def _end(self) -> None:
+        try:
+            self._graph.capture_end()
+        except RuntimeError as error:
+            check_streams(error, "the capture of the program's launches failed")
+            raise CaptureError(
+                f"the capture of the program's launches failed: {first_line(error)}"
+                + unjoined_advice(error, self._program.launches, self.log.n_tasks, self.log.begins)
+            ) from error

@@ -1,0 +1,65 @@
+"""What an error of the CUDA driver says: what was being done, which call, the driver's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offload import _native
+from offload.backends.torch_warm_up import AFTER_A_FAULT
+from offload.errors import ExecutionError, OutOfMemory
+
+_OUT_OF_MEMORY = 2  # of CUresult
+
+# By the driver's call.
+_DOING = {
+    "cuCtxGetCurrent": "asking for the current context",
+    "cuCtxSetCurrent": "making the device's context current",
+    "cuDeviceGet": "finding the device",
+    "cuDevicePrimaryCtxRetain": "retaining the device's primary context",
+    "cuFuncGetName": "reading a kernel's name",
+    "cuFuncGetParamInfo": "reading a kernel's parameters",
+    "cuGetProcAddress": "looking up a function of the driver",
+    "cuGraphGetEdges": "reading the edges of the captured graph",
+    "cuGraphGetNodes": "reading the nodes of the captured graph",
+    "cuGraphKernelNodeGetParams": "reading a kernel of the captured graph",
+    "cuGraphMemcpyNodeGetParams": "reading a copy of the captured graph",
+    "cuGraphMemsetNodeGetParams": "reading a memset of the captured graph",
+    "cuGraphNodeGetType": "reading a node of the captured graph",
+    "cuKernelGetName": "reading a kernel's name",
+    "cuKernelGetParamInfo": "reading a kernel's parameters",
+    "cuMemAlloc": "allocating memory of the device",
+    "cuMemFree": "freeing memory of the device",
+    "cuMemGetInfo": "asking how much memory is free",
+    "cuMemcpyDtoDAsync": "copying on the device",
+    "cuMemcpyDtoH": "copying from the device",
+    "cuMemcpyHtoD": "copying to the device",
+    "cuMemsetD8Async": "clearing memory of the device",
+    "cuPointerGetAttribute": "asking whose memory an address is of",
+    "cuStreamCreate": "making the stream of captures",
+    "cuStreamGetCaptureInfo": "asking for the graph that is being captured",
+    "cuStreamSynchronize": "waiting for the device",
+}
+
+
+def driver_error(driver: Any, name: str, code: Any) -> ExecutionError:
+    """The error to raise where a call of the driver returned another code than 0.
+
+    Args:
+        driver: NVIDIA's bindings.
+        name: of the function.
+        code: what it returned, a CUresult.
+
+    Returns:
+        An OutOfMemory where the device has none left.
+    """
+    kind = OutOfMemory if int(code) == _OUT_OF_MEMORY else ExecutionError
+    doing = f"{_DOING[name]}: " if name in _DOING else ""
+    advice = f"; {AFTER_A_FAULT}" if _native.cuda_is_fault(int(code)) else ""
+    return kind(f"{doing}{name}: {_described(driver, code)}{advice}")
+
+
+def _described(driver: Any, code: Any) -> str:
+    """The name and the text of a code, as the driver tells them."""
+    name = getattr(code, "name", f"CUDA error {int(code)}")
+    failed, text = driver.cuGetErrorString(code)
+    return name if int(failed) or not text else f"{name} ({text.decode()})"

@@ -1,0 +1,217 @@
+"""What a user may try that no execution can do: each is a typed error that says what to do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from checks import assert_same, binding_refused, calls_of, capture, normal, refusal
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import offload
+
+
+class Scaled(torch.Tensor):
+    """A subclass of a user's, which doubles sums."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result * 2 if func is torch.sum else result
+
+
+class Marked(nn.Parameter):
+    pass
+
+
+# ---- tensors of other classes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_subclass_is_refused_as_it_is_when_recorded(nested):
+    def function(x):
+        return torch.sum(x["x"] if nested else x)
+
+    def given(x):
+        return {"x": x} if nested else x
+
+    run = capture(function, given(normal(3))).load()
+    x = normal(3)
+    own = x.as_subclass(Scaled)
+    assert torch.sum(own) == 2 * torch.sum(x)
+    for call in calls_of(run):
+        with binding_refused(run, [x], "a Scaled", "as_subclass(torch.Tensor)", "args[0]"):
+            call(given(own))
+    assert_same(run(given(own.as_subclass(torch.Tensor))), torch.sum(x))
+    message = refusal(function, given(own))
+    assert "a Scaled" in message
+    assert "as_subclass(torch.Tensor)" in message
+
+
+@pytest.mark.parametrize("kind", [nn.Parameter, Marked, nn.Buffer])
+def test_parameters_and_buffers_are_plain(kind):
+    x = normal(3)
+    run = capture(torch.sin, kind(normal(3))).load()
+    with torch.no_grad():
+        for call in calls_of(run):
+            assert torch.equal(call(kind(x)), x.sin())
+
+
+def test_a_fake_tensor_is_refused():
+    run = capture(torch.sin, normal(3)).load()
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(normal(3))
+    with binding_refused(run, [], "FakeTensor"):
+        run(fake)
+
+
+def test_a_quantized_tensor_is_named_as_one():
+    with pytest.warns(UserWarning, match="quantized"):
+        x = torch.quantize_per_tensor(normal(3), 0.1, 0, torch.qint8)
+    assert "a quantized tensor" in refusal(torch.dequantize, x)
+
+
+# ---- what a recording cannot hold --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_recording_under_a_fake_mode(allowed):
+    with FakeTensorMode(allow_non_fake_inputs=allowed):
+        assert "a FakeTensorMode is active" in refusal(torch.sin, normal(3))
+    assert torch.equal(capture(torch.sin, x := normal(3))(x), x.sin())
+
+
+def by_grad(x):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad((x**3).sum(), x)[0]
+
+
+def by_backward(x):
+    x = x.detach().requires_grad_()
+    torch.autograd.backward((x**3).sum())
+    return x.grad
+
+
+def by_method(x):
+    x = x.detach().requires_grad_()
+    (x**3).sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("function", [by_grad, by_backward, by_method])
+def test_gradients_of_what_was_computed_without(function):
+    """Torch would say that a tensor does not require grad, which the user's does in eager."""
+    x = normal(4)
+    assert_same(function(x), 3 * x**2)
+    message = refusal(function, x)
+    assert "test_user_mistakes.py:" in message
+    assert "torch.enable_grad()" in message
+
+
+@pytest.mark.parametrize("function", [by_grad, torch.func.grad(lambda x: (x**3).sum())])
+def test_gradients_inside_of_the_forward_are_recorded(function):
+    def forward(x):
+        with torch.enable_grad():
+            return function(x)
+
+    captured, x = capture(forward, normal(4)), normal(4)
+    assert_same(captured(x), 3 * x**2, tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("draw", "who"),
+    [
+        (random.random, "Python's random"),
+        (lambda: random.seed(3) or 1.0, "Python's random"),
+        (np.random.rand, "NumPy's random"),
+        (lambda: np.random.normal() + random.random(), "Python's random and NumPy's random"),
+    ],
+)
+@pytest.mark.parametrize("through", ["model", "handle"])
+def test_numbers_that_are_drawn_outside_of_torch(draw, who, through):
+    """An execution would have the ones of the recording."""
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return x * draw()
+
+    model = Model()
+    message = f"draws from {who}, or seeds it"
+    with pytest.raises(offload.CaptureError, match=message), offload.capture(model) as captured:
+        (model if through == "model" else captured)(normal(2))
+
+
+def test_functions_without_a_module_of_their_own():
+    """Cython's have a descriptor for it, and what is executed without one has None."""
+    names: dict[str, object] = {"square": np.square, "draw": np.random.rand}
+    exec("def double(x):\n    return x * 2 if square(2.0) == 4.0 else draw()", names)
+    x = normal(2)
+    assert torch.equal(capture(names["double"], x)(x), x * 2)
+
+
+def test_numbers_drawn_before_the_call_are_as_good_as_any():
+    with offload.capture(torch.sin) as captured:
+        random.random()
+        np.random.rand()
+        captured(normal(2))
+        random.random()
+        np.random.rand()
+    assert captured.program.launches
+
+
+# ---- copies ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_is_loaded_is_not_copied(copied):
+    captured, x = capture(torch.sin, normal(3)), normal(3)
+    run = captured.load()
+    ticket = run.submit(x)
+    for one, advice in ((captured, r"offload\.open"), (run, "save"), (ticket, r"result\(\)")):
+        with pytest.raises(offload.CopyError, match=advice) as caught:
+            copied(one)
+        assert isinstance(caught.value, TypeError)  # as what copies others expects
+    assert torch.equal(run(x), x.sin())
+    assert torch.equal(ticket.result(), x.sin())
+
+
+def test_a_model_that_holds_an_executable_says_why_it_is_not_copied():
+    model = nn.Linear(2, 2)
+    model.run = capture(torch.sin, normal(3)).load()
+    with pytest.raises(offload.CopyError, match="an executable lies in its device's memory"):
+        copy.deepcopy(model)
+
+
+# ---- closed, and on other threads --------------------------------------------------------------
+
+
+def test_a_closed_executable_says_what_to_do():
+    run = capture(torch.sin, normal(3)).load()
+    run.close()
+    run.close()
+    for call in calls_of(run):
+        with pytest.raises(offload.ExecutionError, match="is closed: load the program again"):
+            call(normal(3))
+
+
+def test_several_threads_at_once():
+    captured = capture(lambda x: (x * 2).sin(), normal(1000))
+    inputs = [normal(1000) for _ in range(16)]
+    results: list[torch.Tensor | None] = [None] * len(inputs)
+
+    def execute(index):
+        results[index] = captured(inputs[index])
+
+    threads = [threading.Thread(target=execute, args=(index,)) for index in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for x, result in zip(inputs, results, strict=True):
+        assert torch.equal(result, (x * 2).sin())
