@@ -1,4 +1,4 @@
-"""Asks a CUDA device what the design of relocation counts on: probes P0 to P13.
+"""Asks a CUDA device what the design of relocation counts on: probes P0 to P14.
 
 Each probe runs in a process of its own, and all are told in one JSON file: question, expected
 answer, figures and outcome (`as expected`, `otherwise`, `failed: ...`). Needs a CUDA build of torch
@@ -142,6 +142,15 @@ PROBES = (
         "nothing: the warm-up runs every launch before",
         "probes_driver:first_launch",
         ("kernel", "cublas", "cudnn"),
+    ),
+    Probe(
+        "P14",
+        "Is the first word of a TMA descriptor its address, and all that depends on it? Does a "
+        "graph take another one there?",
+        "both, and every word of kernels that take descriptors is named",
+        "set whole descriptors, as cuTensorMapReplaceAddress makes them",
+        "probes_descriptors:descriptors",
+        ("encoding", "graph", "product", "attention", "convolution"),
     ),
 )
 
