@@ -123,9 +123,10 @@ PROBES = (
     ),
     Probe(
         "P11",
-        "What do address areas of 64 GiB cost, and each address at which one chunk is shown?",
-        "all are there, and 100 us or less for a chunk, mapped and unmapped",
-        "larger chunks, or smaller areas",
+        "What do address areas of 64 GiB cost, and each address at which one chunk is shown? Do "
+        "areas lie where they are asked for?",
+        "all are there and lie there, and 100 us or less for a chunk, mapped and unmapped",
+        "larger chunks, or smaller areas; numbers side by side may look like addresses",
         "probes_driver:aliased_addresses",
     ),
     Probe(
