@@ -89,6 +89,7 @@ def _patched_graph() -> None:
 
     tensors = [torch.randn(64, 64, device="cuda").bfloat16() for _ in range(4)]
     pairs = [tensors[:2], tensors[2:]]  # source and result
+    torch.cuda.synchronize()
     with capture_state() as stream:
         copy_by_descriptors(*pairs[0])
         stream.synchronize()
