@@ -14,8 +14,8 @@ namespace offload::cuda {
 namespace {
 
 // Where ranges are asked for: 2 TiB of addresses whose upper four bytes, 0x2d50 to 0x2f4f, are a
-// number that sizes, strides and shifts seldom are. By itself the driver begins at 0x302000000,
-// where two small numbers side by side look like an address.
+// number that sizes, strides and shifts seldom are. By itself a driver begins at 0x302000000, as
+// published dumps show, where two small numbers side by side look like an address.
 constexpr DevicePointer kFirstPlace = 0x2d50'0000'0000;
 constexpr DevicePointer kPlaceBytes = DevicePointer{2} << 40;
 constexpr int kAttempts = 4;
