@@ -1,4 +1,4 @@
-"""Asks a CUDA device what the design of relocation counts on: probes P0 to P13.
+"""Asks a CUDA device what the design of relocation counts on: probes P0 to P14.
 
 Each probe runs in a process of its own, and all are told in one JSON file: question, expected
 answer, figures and outcome (`as expected`, `otherwise`, `failed: ...`). Needs a CUDA build of torch
@@ -123,9 +123,10 @@ PROBES = (
     ),
     Probe(
         "P11",
-        "What do address areas of 64 GiB cost, and each address at which one chunk is shown?",
-        "all are there, and 100 us or less for a chunk, mapped and unmapped",
-        "larger chunks, or smaller areas",
+        "What do address areas of 64 GiB cost, and each address at which one chunk is shown? Do "
+        "areas lie where they are asked for?",
+        "all are there and lie there, and 100 us or less for a chunk, mapped and unmapped",
+        "larger chunks, or smaller areas; numbers side by side may look like addresses",
         "probes_driver:aliased_addresses",
     ),
     Probe(
@@ -142,6 +143,15 @@ PROBES = (
         "nothing: the warm-up runs every launch before",
         "probes_driver:first_launch",
         ("kernel", "cublas", "cudnn"),
+    ),
+    Probe(
+        "P14",
+        "Is the first word of a TMA descriptor its address, and all that depends on it? Does a "
+        "graph take another one there?",
+        "both, and every word of kernels that take descriptors is named",
+        "set whole descriptors, as cuTensorMapReplaceAddress makes them",
+        "probes_descriptors:descriptors",
+        ("encoding", "graph", "product", "attention", "convolution"),
     ),
 )
 

@@ -24,7 +24,7 @@ Tensors = Sequence[torch.Tensor]
 
 _WARM_UPS = 2
 
-_LEAST_HOST = 1 << 40  # of the host's addresses, as discovery has it
+_LEAST_HOST = 1 << 41  # of the host's addresses, as discovery has it
 
 
 class Holding(TorchDispatchMode):

@@ -58,6 +58,8 @@ def _compile(
     # compiles need not have it.
     command = [find_nvcc(), "-O2", "-std=c++17", f"-arch={architecture}", "-rdc=true", "-shared"]
     command += ["-Xcompiler", "-fPIC", "-o", str(library)]
+    # Where NVIDIA's packages for pip have the libraries, for which nvcc looks in lib64.
+    command.append(f"-L{Path(command[0]).resolve().parents[1] / 'lib'}")
     command += [str(FOLDER / source) for source in sources] + libraries
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False

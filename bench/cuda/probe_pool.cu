@@ -50,6 +50,17 @@ bool let_access(CUdeviceptr address, std::size_t n_bytes, int device) {
   return ok(cuMemSetAccess(address, n_bytes, &access, 1));
 }
 
+// Addresses where offload asks for its own (native/cuda/memory.cpp), so that pairs of small numbers
+// are none of them; where the driver does not follow, those that it gives.
+CUresult reserve(CUdeviceptr* address, std::size_t n_bytes) {
+  static CUdeviceptr next = 0x2d50'0000'0000;
+  if (cuMemAddressReserve(address, n_bytes, kChunkBytes, next, 0) == CUDA_SUCCESS) {
+    next += n_bytes;
+    return CUDA_SUCCESS;
+  }
+  return cuMemAddressReserve(address, n_bytes, kChunkBytes, 0, 0);
+}
+
 // A guarded address over the one shared chunk, at a distance from the chunk's begin that is drawn.
 CUdeviceptr guarded(std::size_t n_bytes, int device) {
   const std::size_t skew = std::size_t{512} * (draw() % (kChunkBytes / 512));
@@ -58,8 +69,7 @@ CUdeviceptr guarded(std::size_t n_bytes, int device) {
   const CUmemAllocationProp wanted = properties(device);
   if (shared_chunk == 0 && !ok(cuMemCreate(&shared_chunk, kChunkBytes, &wanted, 0))) return 0;
   CUdeviceptr base = 0;
-  if (!ok(cuMemAddressReserve(&base, (n_chunks + n_spare) * kChunkBytes, kChunkBytes, 0, 0)))
-    return 0;
+  if (!ok(reserve(&base, (n_chunks + n_spare) * kChunkBytes))) return 0;
   const CUdeviceptr mapped = base + kChunkBytes;
   for (std::size_t chunk = 0; chunk < n_chunks; ++chunk)
     if (!ok(cuMemMap(mapped + chunk * kChunkBytes, kChunkBytes, 0, shared_chunk, 0))) return 0;
@@ -101,7 +111,7 @@ int probe_window_begin(std::size_t n_bytes, int device, int share) {
   n_bytes = (n_bytes + kChunkBytes - 1) / kChunkBytes * kChunkBytes;
   const CUmemAllocationProp wanted = properties(device);
   if (!share && !ok(cuMemCreate(&window_memory, n_bytes, &wanted, 0))) return last_error;
-  if (!ok(cuMemAddressReserve(&window_begin, n_bytes, kChunkBytes, 0, 0))) return last_error;
+  if (!ok(reserve(&window_begin, n_bytes))) return last_error;
   if (!ok(cuMemMap(window_begin, n_bytes, 0, window_memory, 0))) return last_error;
   if (!let_access(window_begin, n_bytes, device)) return last_error;
   window_next = window_begin;

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -11,6 +12,20 @@
 
 namespace offload::cuda {
 namespace {
+
+// Where ranges are asked for: 2 TiB of addresses whose upper four bytes, 0x2d50 to 0x2f4f, are a
+// number that sizes, strides and shifts seldom are. By itself a driver begins at 0x302000000, as
+// published dumps show, where two small numbers side by side look like an address.
+constexpr DevicePointer kFirstPlace = 0x2d50'0000'0000;
+constexpr DevicePointer kPlaceBytes = DevicePointer{2} << 40;
+constexpr int kAttempts = 4;
+
+// The next address to ask for, in turn, so that what was freed is not asked for at once.
+DevicePointer next_place(std::size_t n_bytes) {
+  static std::atomic<DevicePointer> used{0};
+  const DevicePointer begin = used.fetch_add(n_bytes) % kPlaceBytes;
+  return kFirstPlace + (begin + n_bytes > kPlaceBytes ? 0 : begin);
+}
 
 AllocationProperties properties_of(Device device) {
   AllocationProperties properties = {};
@@ -42,6 +57,15 @@ PhysicalMemory::~PhysicalMemory() {
 
 AddressRange::AddressRange(const Driver& driver, std::size_t n_bytes)
     : driver_(driver), n_bytes_(n_bytes) {
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const DevicePointer wanted = next_place(n_bytes);
+    // A hint: a driver may answer with other addresses, and some refuse one that they cannot
+    // follow.
+    if (driver_.address_reserve(&address_, n_bytes, 0, wanted, 0) != kSuccess) break;
+    if (address_ == wanted) return;
+    driver_.address_free(address_, n_bytes);
+  }
+  address_ = 0;
   driver_.check_memory(driver_.address_reserve(&address_, n_bytes, 0, 0, 0), n_bytes,
                        "reserving device addresses");
 }

@@ -42,7 +42,7 @@ class PhysicalMemory {
 };
 
 // A reserved range of addresses, and what is mapped in it. Nothing may use it any more when it is
-// destroyed.
+// destroyed. It lies where few numbers look like an address, as far as the driver lets it.
 //
 // Owner: moves. Thread: callers serialise. Errors: all but the destructor throw ExecutionError.
 class AddressRange {

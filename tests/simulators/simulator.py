@@ -224,6 +224,12 @@ class Simulator(DeviceControls):
         names = re.findall(r'X\(\w+,\s*"(cu\w+)"', declarations)
         return {name: count for name in names if (count := self.calls(name))}
 
+    def fail_memory(self, function: str, code: int, nth: int = 1) -> None:
+        """`fail`; where addresses are reserved, the call without a hint that follows fails too."""
+        self.fail(function, code, nth)
+        if function == "cuMemAddressReserve":
+            self.fail(function, code, nth + 1)
+
     def library_kernel(self, function: int) -> int:
         """The same kernel's handle as a CUkernel."""
         return self.library.sim_library_kernel(function)

@@ -299,7 +299,7 @@ def test_a_construction_that_fails_leaves_nothing(cuda, arena, function):
     pool_calls = {"cuMemCreate", "cuMemAddressReserve"}
     n_pool_calls = {"cuMemMap": 4, "cuMemSetAccess": 4}
     skipped = n_pool_calls.get(function, 1 if function in pool_calls else 0)
-    cuda.simulator.fail(function, 2, nth=skipped + 1)
+    cuda.simulator.fail_memory(function, 2, nth=skipped + 1)
     with pytest.raises(ExecutionError, match="CUDA_ERROR_OUT_OF_MEMORY"):
         Gather(cuda, arena, given=True)
     assert cuda.simulator.live("graph") == captured + 1  # the test's own

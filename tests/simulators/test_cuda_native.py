@@ -255,8 +255,45 @@ def test_a_mapping_that_fails_leaves_nothing(cuda):
     with pytest.raises(ExecutionError, match=r"allocating device memory, 10485760 bytes.*OUT_OF"):
         arena.map(12 * MEGABYTE)
     for function in ("cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"):
-        cuda.simulator.fail(function, 2)
+        cuda.simulator.fail_memory(function, 2)
         with pytest.raises(ExecutionError, match="CUDA_ERROR_OUT_OF_MEMORY"):
             arena.map(4 * MEGABYTE)
     assert (cuda.simulator.physical_bytes, cuda.simulator.live("reservation")) == before
     assert arena.size_bytes == kept.size_bytes
+
+
+# ---- where ranges lie ----------------------------------------------------------------------------
+
+FIRST_PLACE, END_OF_PLACES = 0x2D50 << 32, 0x2F50 << 32
+
+
+def is_in_place(address):
+    return FIRST_PLACE <= address < END_OF_PLACES
+
+
+def test_ranges_lie_where_pairs_of_small_numbers_are_no_addresses(cuda):
+    pools = [_native.DiscoveryPool(0, seed) for seed in range(3)]
+    given = [pool.allocate(4096) for pool in pools] + [_native.CudaArena(0).map(4 << 20).address]
+    assert all(map(is_in_place, given))
+
+
+@pytest.mark.parametrize("code", [1, 2, 801])
+def test_a_hint_that_a_driver_refuses_is_done_without(cuda, code):
+    cuda.simulator.fail("cuMemAddressReserve", code)
+    pool = _native.DiscoveryPool(0, 1)
+    address = pool.allocate(4096)
+    assert not is_in_place(address)
+    assert cuda.simulator.is_accessible(address, 4096)
+
+
+def test_a_place_that_is_taken_is_given_up_for_the_next(cuda):
+    """As after 2 TiB of ranges, of which some are still there."""
+    pools = [_native.DiscoveryPool(0, 1)]
+    first = pools[0].allocate(4096)
+    for _ in range(36):  # of 64 GiB each
+        pools[1:] = [_native.DiscoveryPool(0, 1)]
+        address = pools[1].allocate(4096)
+        assert is_in_place(address)
+        assert address != first
+    pools.clear()
+    assert cuda.simulator.live("reservation") == 0

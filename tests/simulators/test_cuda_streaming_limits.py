@@ -71,7 +71,7 @@ def test_device_memory_that_ran_out_is_told_from_other_failures(backend, simulat
             real = type(backend).instantiate
 
             def instantiate(self, prepared, plan, real=real, function=function, code=code):
-                simulator.fail(function, code)
+                simulator.fail_memory(function, code)
                 return real(self, prepared, plan)
 
             with pytest.MonkeyPatch.context() as patch:

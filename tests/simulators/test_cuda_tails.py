@@ -333,9 +333,10 @@ def test_a_failure_of_any_call_leaves_nothing(function, backend, simulator, deep
         assert held(simulator) == before
         for nth in range(1, n_calls + 1):
             for code in (UNKNOWN, OUT_OF_MEMORY):
-                simulator.fail(function, code, nth)
+                simulator.fail_memory(function, code, nth)
                 with pytest.raises(offload.ExecutionError) as raised:
                     backend.instantiate(prepared, plan)
+                simulator.forget_calls()
                 assert (raised.type is offload.OutOfMemory) == (code == OUT_OF_MEMORY)
                 del raised
                 assert held(simulator, before) == before

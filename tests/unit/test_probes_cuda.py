@@ -21,8 +21,8 @@ from probing import NotAnswered, Probe, ProbeFailed, conclude, read_told, tell
 PROBE = Probe("P1", "question?", "this", "that", "module:function", ("one", "two"))
 
 
-def test_there_are_fourteen_probes_with_functions():
-    assert [probe.name for probe in PROBES] == [f"P{number}" for number in range(14)]
+def test_there_are_fifteen_probes_with_functions():
+    assert [probe.name for probe in PROBES] == [f"P{number}" for number in range(15)]
     for probe in PROBES:
         module, _, function = probe.function.partition(":")
         source = (probes_cuda.FOLDER / f"{module}.py").read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def test_help_says_what_it_needs():
 def test_only_names_probes_in_order():
     assert [probe.name for probe in chosen(PROBES, "p3, P1")] == ["P1", "P3"]
     assert chosen(PROBES, None) == PROBES
-    result = CliRunner().invoke(main, ["--only", "P14"])
+    result = CliRunner().invoke(main, ["--only", "P15"])
     assert result.exit_code == 2
     assert "expected some of P0, P1" in result.output
 

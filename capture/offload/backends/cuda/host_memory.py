@@ -15,7 +15,7 @@ from offload.backends.relocation.words import HALF_BYTES, WORD_BYTES
 # Above every number that may stand in arguments for another reason, a distance of two addresses
 # say; Linux gives heap, mappings and stacks of 64-bit programs higher addresses, but for the heap
 # of one that is not position-independent.
-_LEAST_ADDRESS = 1 << 40
+_LEAST_ADDRESS = 1 << 41
 _MOST_ADDRESS = 1 << 56  # of a program, where pages have five levels
 
 
