@@ -100,8 +100,7 @@ std::shared_ptr<CudaResident> make_resident(
     const std::vector<std::pair<std::vector<WordTuple>, std::vector<WordTuple>>>& random_cells,
     std::shared_ptr<cuda::CudaWeightStream> weights, const std::vector<CopyTuple>& copies,
     std::vector<std::uint32_t> ready_after, const std::vector<std::size_t>& half_words,
-    std::vector<std::string> launch_names,
-    py::object keep) {
+    std::vector<std::string> launch_names, py::object keep) {
   cuda::CudaProgram program;
   program.device = device;
   program.graph = to_handle<cuda::Graph>(graph);
@@ -154,8 +153,7 @@ void register_resident(py::module_& module) {
            py::arg("host_tables") = py::dict(), py::arg("random_cells") = py::list(),
            py::arg("weights") = py::none(), py::arg("copies") = py::list(),
            py::arg("ready_after") = py::list(), py::arg("half_words") = py::list(),
-           py::arg("launch_names") = py::list(),
-           py::arg("keep") = py::none())
+           py::arg("launch_names") = py::list(), py::arg("keep") = py::none())
       .def("load", &CudaResident::load, Unlocked())
       .def("patch", &patch_words<CudaResident>, py::arg("words"))
       .def("set_stream", &CudaResident::set_stream, py::arg("stream"), Unlocked())
