@@ -196,18 +196,18 @@ class _Search:
         starts = {at + lead for at in differ for lead in (-HALF_BYTES, HALF_BYTES)}
         for start in sorted(starts):
             words = [content[start : start + WORD_BYTES] for content in contents]
-            is_whole = start > 0 and len(words[0]) == WORD_BYTES
-            if not is_whole or len(set(words)) == 1 or self._is_claimed(start, contents):
+            if start < 0 or len(words[0]) < WORD_BYTES or words.count(words[0]) == len(words):
                 continue
             meanings = self._meanings_at(start, contents) if words[0] == words[1] else []
+            is_host = is_kernel and not part and self._stale.is_host_address(contents, start)
+            if not (meanings or is_host) or self._is_claimed(start, contents):
+                continue
             if meanings:
                 self._note(node, part, start, meanings)
-            elif is_kernel and not part and self._stale.is_host_address(contents, start):
+            else:
                 self.noise.append(
                     Noise(node, part, start, words[0], self._stale.decoy, NoiseKind.HOST)
                 )
-            else:
-                continue
             taken.update((start, start + HALF_BYTES))
         if is_kernel and not part:
             taken |= self._read_lower_halves(node, contents, differ, taken)
