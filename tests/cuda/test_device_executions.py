@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from on_device import empty, full, ones, poison, randn, zeros
@@ -193,3 +195,22 @@ def test_loading_gives_its_memory_back():
         captured.load().close()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= before + (8 << 20)
+
+
+def test_memory_that_runs_out_while_loading_leaves_no_trace():
+    x = randn(1 << 24)
+    with offload.capture(chain) as captured:
+        captured(x)
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    whole_bytes = torch.cuda.get_device_properties(x.device).total_memory
+    least_bytes = torch.cuda.memory_reserved() + (32 << 20)  # the warm-up's input has 64 MiB
+    torch.cuda.set_per_process_memory_fraction(least_bytes / whole_bytes)
+    try:
+        with pytest.raises(offload.errors.OutOfMemory):
+            captured.load()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.cuda.memory_allocated() == before
+    torch.testing.assert_close(captured.load()(x), chain(x))
