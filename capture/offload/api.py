@@ -72,6 +72,8 @@ def capture(
     Raises:
         CaptureError: the call cannot be recorded; a capture inside a captured call; or, at the
             block's end, that it made no call or two.
+        ExecutionError: the device failed while the recording was checked; as an OutOfMemory, it had
+            no memory for that.
         FileError: the files of `weights` cannot be read, lack one of the model's tensors, or do not
             fit it.
     """

@@ -147,6 +147,16 @@ def test_numbers_that_are_drawn_outside_of_torch(draw, who, through):
         (model if through == "model" else captured)(normal(2))
 
 
+def test_another_bit_generator_of_numpys():
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        assert torch.equal(capture(torch.sin, x := normal(2))(x), x.sin())
+        assert "NumPy's random" in refusal(lambda x: x * np.random.rand(), normal(2))
+    finally:
+        np.random.set_bit_generator(before)
+
+
 def test_functions_without_a_module_of_their_own():
     """Cython's have a descriptor for it, and what is executed without one has None."""
     names: dict[str, object] = {"square": np.square, "draw": np.random.rand}

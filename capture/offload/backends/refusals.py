@@ -45,7 +45,8 @@ def refuse_unaligned(program: Program, overlap: Overlap, alignment_bytes: int) -
         raise CaptureError(
             f"{first} and {second} share memory, {abs(overlap.distance_bytes)} bytes apart, and "
             "one of them is written: neither can be copied elsewhere, and kernels are chosen for "
-            f"addresses that are multiples of {alignment_bytes} bytes"
+            f"addresses that are multiples of {alignment_bytes} bytes: capture with inputs "
+            "that lie a multiple of that apart, or share no memory"
         )
 
 

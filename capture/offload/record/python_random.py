@@ -36,8 +36,12 @@ def _states() -> dict[str, Any]:
     states: dict[str, Any] = {"Python's random": random.getstate()}
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
-        state = numpy.get_state(legacy=False)
-        key, position = state["state"]["key"], state["state"]["pos"]
-        gauss = state["has_gauss"], state["gauss"]
-        states["NumPy's random"] = (key.tobytes(), position, *gauss)
+        states["NumPy's random"] = _frozen(numpy.get_state(legacy=False))
     return states
+
+
+def _frozen(state: Any) -> Any:
+    """A state of any bit generator of NumPy's, whose arrays are bytes, to be compared."""
+    if isinstance(state, dict):
+        return {key: _frozen(part) for key, part in state.items()}
+    return state.tobytes() if hasattr(state, "tobytes") else state

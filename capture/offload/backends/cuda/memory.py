@@ -71,23 +71,39 @@ class DeviceMemory:
         return address
 
     def free(self, address: int) -> None:
-        """Give one block back."""
+        """Give one block back.
+
+        Raises:
+            ExecutionError: the driver failed.
+        """
         self._blocks.remove(address)
         call("cuMemFree", address)
 
     def fill(self, address: int, size_bytes: int) -> None:
-        """Write zeros, and wait for them."""
+        """Write zeros, and wait for them.
+
+        Raises:
+            ExecutionError: the driver failed, or the device with what it did before.
+        """
         if size_bytes:
             call("cuMemsetD8Async", address, 0, size_bytes, 0)
             call("cuStreamSynchronize", 0)
 
     def write(self, address: int, content: bytes) -> None:
-        """Copy from the host."""
+        """Copy from the host.
+
+        Raises:
+            ExecutionError: the driver failed.
+        """
         if content:
             call("cuMemcpyHtoD", address, content, len(content))
 
     def read(self, address: int, size_bytes: int) -> bytes:
-        """Copy to the host."""
+        """Copy to the host.
+
+        Raises:
+            ExecutionError: the driver failed, or the device with what it did before.
+        """
         if not size_bytes:
             return b""
         content = ctypes.create_string_buffer(size_bytes)
@@ -95,7 +111,11 @@ class DeviceMemory:
         return content.raw
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
-        """Copy on the device, and wait for it."""
+        """Copy on the device, and wait for it.
+
+        Raises:
+            ExecutionError: the driver failed, or the device with what it did before.
+        """
         if size_bytes:
             call("cuMemcpyDtoDAsync", destination, source, size_bytes, 0)
             call("cuStreamSynchronize", 0)

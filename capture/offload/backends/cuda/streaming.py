@@ -48,7 +48,11 @@ def make_stream(
 
 
 def free_bytes(device: int) -> int:
-    """Memory that weights could take, what torch's allocator only keeps for later included."""
+    """Memory that weights could take, what torch's allocator only keeps for later included.
+
+    Raises:
+        ExecutionError: the driver failed.
+    """
     with DeviceMemory(device):  # for its context
         free, _ = call("cuMemGetInfo")
     if not torch.cuda.is_available():
