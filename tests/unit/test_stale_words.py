@@ -190,14 +190,15 @@ def test_a_byte_that_follows_the_layout_is_noise():
     )
 
 
-def test_bytes_of_a_larger_parameter_that_follow_the_layout_are_refused():
+@pytest.mark.parametrize("sizes", [(8, 8), (4, 2, 2, 8), (4, 4, 8)])
+def test_bytes_of_a_larger_parameter_that_follow_the_layout_are_refused(sizes):
     """They may be part of a number that says where something lies."""
     stale = (0x4A, 0x4A, 0x5A, 0x6A)
-    with pytest.raises(CaptureError, match=r"parameter 0 .* is no address of an allocation"):
+    with pytest.raises(CaptureError, match=r"parameter \d .* is no address of an allocation"):
         found_in(
             captures_of(
                 lambda at: struct.pack("<IB3xQ", 128, stale[at.number], at[0]),
-                make=of_parameters(8, 8),
+                make=of_parameters(*sizes),
             )
         )
 

@@ -137,16 +137,11 @@ def differs_beside(words: Sequence[bytes]) -> bool:
 
 
 def _is_small(at: int, halves: Sequence[bytes], parameters: Sequence[tuple[int, int]]) -> bool:
-    """Whether what differs are parameters of less than four bytes: of one, most of all.
+    """Whether what differs are parameters of a single byte.
 
-    As a function object without members: it is passed as one byte, which nobody writes.
+    As function objects without members, which are passed so, and which nobody writes.
     """
-    small = {
-        place
-        for begin, size_bytes in parameters
-        if size_bytes < HALF_BYTES
-        for place in range(begin, begin + size_bytes)
-    }
+    small = {begin for begin, size_bytes in parameters if size_bytes == 1}
     mask = bytes(len(halves[0]))
     for half in halves[1:]:
         mask = bytes(

@@ -72,7 +72,7 @@ class NoiseKind(enum.StrEnum):
     DIFFERS = "differs between two captures in one layout"
     HOST = "holds an address of the host's memory in every capture, which kernels cannot read"
     UPPER_HALF = "holds the upper half of an address, beside no lower one"
-    SMALL = "differs between layouts, and is too small to say where anything lies"
+    SMALL = "differs between layouts, in a single byte, too small to say where anything lies"
     CELL = "holds an address of a random generator's state, from which nothing is drawn"
 
 
