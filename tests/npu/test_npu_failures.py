@@ -134,3 +134,36 @@ def test_what_torch_npu_does_not_survive_by_itself(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.splitlines()[-3:] == ["raised", ends, "False"], done.stderr
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_a_load_that_fails_in_a_capture_block_is_itself(
+    runtime: AscendSimulator, swallowed: bool
+) -> None:
+    """What was recorded stays recorded, and can be loaded once the runtime answers again."""
+    x = torch.ones(64).npu()
+    blocks = []
+
+    def fails(captured: offload.Captured) -> None:
+        runtime.fail("aclrtGetDeviceCount", 507000, 1)
+        captured.load()
+
+    def block() -> None:
+        with offload.capture(lambda x: (x * 2).relu()) as captured:
+            blocks.append(captured)
+            captured(x)
+            runtime.forget_calls()
+            if swallowed:
+                with pytest.raises(offload.OffloadError, match="507000"):
+                    fails(captured)
+            else:
+                fails(captured)
+
+    if swallowed:
+        block()
+    else:
+        with pytest.raises(offload.OffloadError, match="507000"):
+            block()
+    runtime.forget_calls()
+    with blocks[0].load() as run:
+        check_same(run(x), torch.full((64,), 2.0))
