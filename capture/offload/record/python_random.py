@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+import warnings
 from typing import Any
-
-from offload.errors import CaptureError
 
 
 class PythonRandom:
@@ -15,20 +14,20 @@ class PythonRandom:
     def __init__(self) -> None:
         self._before = _states()
 
-    def check(self) -> None:
-        """Make sure that nothing has been drawn from them, and nobody has seeded them.
+    def warn_of_draws(self) -> None:
+        """Warn (UserWarning) where something has drawn from them, or seeded them.
 
-        Raises:
-            CaptureError: naming whose state is another one.
+        It is no error, since nobody sees what becomes of the numbers: speech models of
+        transformers draw one for each layer, which counts in training alone.
         """
         now = _states()
         drawn = [name for name, state in self._before.items() if state != now[name]]
         if drawn:
-            raise CaptureError(
-                f"the call draws from {' and '.join(drawn)}, or seeds it, and executions would "
-                "have the same numbers each time: draw from torch's generators, or pass the "
-                "numbers as tensors (where another thread draws meanwhile, capture before it "
-                "begins)"
+            warnings.warn(
+                f"the call draws from {' and '.join(drawn)}, or seeds it: if results depend on the "
+                "numbers, executions have those of the recording each time; draw from torch's "
+                "generators instead, or pass the numbers as tensors",
+                stacklevel=2,
             )
 
 

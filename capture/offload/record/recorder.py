@@ -304,7 +304,7 @@ class Recorder:
         """
         self.table.state.check_python()
         if not self._compiled:  # whose compiler may draw
-            self._python_random.check()
+            self._python_random.warn_of_draws()
         check_undrawn(self._host_state, self._compiled, self.table.device)
         overlaps, overlapping = self._overlapping()
         changed = list(unseen_changes(self.table, overlapping))

@@ -53,7 +53,7 @@ def refuse_capturing(device: torch.device) -> None:
     Raises:
         CaptureError: a graph is being captured on the current stream of an accelerator.
     """
-    if device.type == "cpu":
+    if device.type in ("cpu", "meta"):
         return
     is_capturing = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
     if is_capturing is not None and is_capturing():

@@ -24,6 +24,8 @@ _DOING = {
     "cuGraphKernelNodeGetParams": "reading a kernel of the captured graph",
     "cuGraphMemcpyNodeGetParams": "reading a copy of the captured graph",
     "cuGraphMemsetNodeGetParams": "reading a memset of the captured graph",
+    "cuGraphKernelNodeGetAttribute": "reading how a kernel of the captured graph is launched",
+    "cuGraphNodeGetDependencies": "reading what a node of the captured graph waits for",
     "cuGraphNodeGetType": "reading a node of the captured graph",
     "cuKernelGetName": "reading a kernel's name",
     "cuKernelGetParamInfo": "reading a kernel's parameters",
