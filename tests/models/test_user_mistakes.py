@@ -124,6 +124,59 @@ def test_gradients_inside_of_the_forward_are_recorded(function):
     assert_same(captured(x), 3 * x**2, tolerance=1e-6)
 
 
+def outside_by_grad(x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = (x**3).sum()
+    return torch.autograd.grad(outputs=y, inputs=x)[0]
+
+
+def outside_by_backward(x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        ys = [(x**2 * part).sum() for part in x.detach()]
+    torch.autograd.backward(ys)
+    return x.grad
+
+
+def outside_by_method(x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = (x**3).sum()
+    y.backward()
+    return x.grad
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        outside_by_grad,
+        outside_by_backward,
+        outside_by_method,
+        lambda x: torch.func.vjp(torch.sin, x)[1](x)[0],
+        torch.func.jacrev(torch.sin),
+    ],
+)
+def test_gradients_are_recorded_wherever_they_are_asked_for(function):
+    """What was computed with gradients has them, also where the mode is off again."""
+    captured, x = capture(function, normal(4)), normal(4)
+    assert_same(captured(x), function(x), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_one_tensor_without_gradients_is_enough(by_name):
+    def function(x):
+        with torch.enable_grad():
+            has = (x.detach().requires_grad_() ** 2).sum()
+        tensors = [has, x.sum()]
+        if by_name:
+            torch.autograd.backward(tensors=tensors)
+        else:
+            torch.autograd.backward(tensors)
+
+    assert "torch.enable_grad()" in refusal(function, normal(4))
+
+
 @pytest.mark.parametrize(
     ("draw", "who"),
     [
