@@ -6,6 +6,7 @@ import copy
 import pickle
 import random
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -199,6 +200,31 @@ def test_numbers_that_are_drawn_outside_of_torch(draw, who, through):
     with pytest.warns(UserWarning, match=message), offload.capture(model) as captured:
         recorded = (model if through == "model" else captured)(x := normal(2))
     assert torch.equal(captured(x), recorded)
+
+
+@pytest.mark.parametrize("through", ["model", "handle", "function"])
+def test_each_call_that_draws_is_told_of_at_its_own_line(through):
+    """Python shows a warning once for each line: one of offload's would hide the second model's."""
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return x * random.random()
+
+    def record(model):
+        if through == "function":
+            offload.capture(model, normal(2))
+            return
+        with offload.capture(model) as captured:
+            (model if through == "model" else captured)(normal(2))
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            record(Model())
+        if through == "function":
+            offload.capture(Model(), normal(2))
+    assert {one.filename for one in seen} == {__file__}
+    assert len(seen) == (2 if through == "function" else 1)
 
 
 def test_another_bit_generator_of_numpys():
