@@ -64,6 +64,37 @@ def test_parameters_and_buffers_are_plain(kind):
             assert torch.equal(call(kind(x)), x.sin())
 
 
+def test_a_subclass_that_is_a_parameter_is_none_of_torchs_own():
+    """isinstance says that it is one."""
+    x = normal(3)
+    own = nn.Parameter(x.as_subclass(Scaled))
+    assert isinstance(own, nn.Parameter)
+    run = capture(torch.sum, x).load()
+    for call in calls_of(run):
+        with binding_refused(run, [x], "a Scaled", "as_subclass(torch.Tensor)"):
+            call(own)
+    assert "a Scaled" in refusal(torch.sum, own)
+
+
+def test_a_sparse_parameter_is_refused():
+    weight = nn.Parameter(torch.eye(3).to_sparse())
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x):
+            return torch.sparse.mm(self.weight, x)
+
+    assert "layout torch.sparse_coo" in refusal(Model(), normal(3, 3))
+
+
+def test_zeros_without_memory_are_named():
+    message = refusal(lambda x: x + torch._efficientzerotensor(3), normal(3))
+    assert "a tensor of zeros without memory" in message
+
+
 def test_a_fake_tensor_is_refused():
     run = capture(torch.sin, normal(3)).load()
     with FakeTensorMode() as mode:
