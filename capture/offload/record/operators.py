@@ -240,6 +240,7 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
         and not tensor.is_quantized
         and not tensor.is_nested
         and not tensor._is_zerotensor()
+        and not torch.nn.parameter.is_lazy(tensor)
     )
     if plain:
         return
