@@ -1,7 +1,8 @@
 """Claim: a replay at new addresses is never slower than copying inputs into static buffers.
 
 Inputs of 1 KB to 256 MB, at other addresses at each call, until the device is done; and the time
-that is saved grows with the bytes. What fuses operators as well is shown without a promise.
+that is saved grows with the bytes. What fuses operators as well is shown without a promise, at the
+least and the most bytes.
 """
 
 from __future__ import annotations

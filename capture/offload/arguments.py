@@ -10,6 +10,7 @@ import torch
 from offload.constants import is_immutable
 from offload.errors import BindingError
 from offload.program import Program
+from offload.record import is_plain_class
 from offload.structure import StructureMismatch, match
 
 _AGAIN = "a program is recorded for one structure of arguments, capture again for another"
@@ -58,7 +59,7 @@ def tensors_of_call(
     except StructureMismatch as error:
         raise BindingError(f"{error}; {_AGAIN}") from None
     for view, tensor in zip(program.inputs, tensors, strict=True):
-        if not _is_plain(tensor):
+        if not is_plain_class(tensor):
             raise BindingError(
                 f"{program.values[view.value].name}: expected a plain torch.Tensor, got a "
                 f"{type(tensor).__qualname__}, whose own behaviour no launch has: pass it "
@@ -117,10 +118,6 @@ def _variadic(program: Program, keywords: Mapping[str, Any]) -> list[str]:
     """The keywords that are no parameter's name, in order."""
     names = {*program.parameter_names, *program.keyword_only_names}
     return [name for name in keywords if name not in names]
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) is torch.Tensor or isinstance(tensor, torch.nn.Parameter)
 
 
 def _is_tensor(thing: Any) -> bool:

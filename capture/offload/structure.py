@@ -71,40 +71,54 @@ def flatten(
             other tensors (a set, an iterator, an object with slots, a class whose constructor
             takes something else than the items).
     """
-    tensors: list[Any] = []
-    positions: dict[int, int] = {}
-    open_containers: set[int] = set()
+    found = _Flattening(is_tensor, share_same)
+    structure = found.visit(tree)
+    return found.tensors, structure
 
-    def visit(node: Any) -> Structure:
-        if is_tensor(node):
-            if not share_same or id(node) not in positions:
-                positions[id(node)] = len(tensors)
-                tensors.append(node)
-            return Structure("tensor", leaf=positions[id(node)])
+
+class _Flattening:
+    """The tensors that were met so far, and where.
+
+    A local function that calls itself is a cycle, and would keep them until the garbage collector
+    comes.
+    """
+
+    def __init__(self, is_tensor: Callable[[Any], bool], share_same: bool) -> None:
+        self.tensors: list[Any] = []
+        self._is_tensor = is_tensor
+        self._share_same = share_same
+        self._positions: dict[int, int] = {}
+        self._open_containers: set[int] = set()
+
+    def visit(self, node: Any) -> Structure:
+        """What a node is, and all below it."""
+        if self._is_tensor(node):
+            if not self._share_same or id(node) not in self._positions:
+                self._positions[id(node)] = len(self.tensors)
+                self.tensors.append(node)
+            return Structure("tensor", leaf=self._positions[id(node)])
         if isinstance(node, PLAIN_TYPES):
             return Structure("constant", constant=node)
-        parts = _parts(node, is_tensor)
+        parts = _parts(node, self._is_tensor)
         if parts is None:
-            if _hides_tensor(node, is_tensor):
+            if _hides_tensor(node, self._is_tensor):
                 raise OpaqueStructure(
                     f"a {type(node).__qualname__} holds a tensor; use lists, tuples, dicts, "
                     "dataclasses or objects with attributes"
                 )
             return Structure("constant", constant=node)
-        if any(is_tensor(key) or _hides_tensor(key, is_tensor) for key in parts[1]):
+        if any(self._is_tensor(key) or _hides_tensor(key, self._is_tensor) for key in parts[1]):
             raise OpaqueStructure("a tensor is the key of a mapping; use it as a value")
-        if id(node) in open_containers:
+        if id(node) in self._open_containers:
             raise OpaqueStructure(f"{type(node).__qualname__} contains itself")
-        open_containers.add(id(node))
+        self._open_containers.add(id(node))
         kind, keys, items = parts
-        children = tuple(visit(item) for item in items)
-        open_containers.discard(id(node))
+        children = tuple(self.visit(item) for item in items)
+        self._open_containers.discard(id(node))
         cls = type(node)
         structure = Structure(kind, children, keys, type_name=_name_of(cls), container=cls)
-        _check_rebuilds(structure, node, items, is_tensor)
+        _check_rebuilds(structure, node, items, self._is_tensor)
         return structure
-
-    return tensors, visit(tree)
 
 
 def _name_of(cls: type) -> str:

@@ -395,6 +395,29 @@ def test_the_block_keeps_no_error(through, swallowed, wrapped):
         gc.enable()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_call_is_given_goes_without_the_collector(fails):
+    """On a device it may be most of the memory."""
+
+    def function(x):
+        if fails:
+            raise OwnError
+        return {"y": (x["x"] + 1)}
+
+    gc.collect()
+    gc.disable()
+    try:
+        x = normal(2)
+        given = weakref.ref(x)
+        with contextlib.suppress(OwnError):
+            returned = weakref.ref(offload.capture(function, {"x": x}).recorded_result["y"])
+            assert returned() is None
+        del x
+        assert given() is None
+    finally:
+        gc.enable()
+
+
 def test_loading_inside_of_the_block():
     """What a load raises there is itself, too, and what was recorded stays recorded."""
     model = nn.Linear(2, 2)

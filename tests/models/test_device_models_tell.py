@@ -15,8 +15,6 @@ import torch
 from device_models import MODELS, Batch, assert_close, cases, cast, lively, tensors_in
 from torch import nn
 
-SMALL_IMAGE = (2, 3, 64, 64)  # on a processor; the models are those that the device has
-
 
 @contextmanager
 def hooks(model: nn.Module, hook: Callable[[str, Any], Any]) -> Iterator[None]:
@@ -55,6 +53,7 @@ def is_blind(model: nn.Module, batch: Batch, expected: Any, part: str, stale: An
 
 
 def batches(name: str, dtype: torch.dtype) -> list[Batch]:
+    """Of small images where the model takes any, since a processor is slow."""
     made = [cast(MODELS[name].make(turn), dtype) for turn in (1, 2)]
     if made[0].get("x", torch.empty(0)).shape[1:] == (3, 224, 224) and name != "vit":
         made = [{"x": one["x"][:, :, :64, :64].contiguous()} for one in made]

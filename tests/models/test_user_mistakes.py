@@ -6,6 +6,7 @@ import copy
 import pickle
 import random
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -61,6 +62,37 @@ def test_parameters_and_buffers_are_plain(kind):
     with torch.no_grad():
         for call in calls_of(run):
             assert torch.equal(call(kind(x)), x.sin())
+
+
+def test_a_subclass_that_is_a_parameter_is_none_of_torchs_own():
+    """isinstance says that it is one."""
+    x = normal(3)
+    own = nn.Parameter(x.as_subclass(Scaled))
+    assert isinstance(own, nn.Parameter)
+    run = capture(torch.sum, x).load()
+    for call in calls_of(run):
+        with binding_refused(run, [x], "a Scaled", "as_subclass(torch.Tensor)"):
+            call(own)
+    assert "a Scaled" in refusal(torch.sum, own)
+
+
+def test_a_sparse_parameter_is_refused():
+    weight = nn.Parameter(torch.eye(3).to_sparse())
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x):
+            return torch.sparse.mm(self.weight, x)
+
+    assert "layout torch.sparse_coo" in refusal(Model(), normal(3, 3))
+
+
+def test_zeros_without_memory_are_named():
+    message = refusal(lambda x: x + torch._efficientzerotensor(3), normal(3))
+    assert "a tensor of zeros without memory" in message
 
 
 def test_a_fake_tensor_is_refused():
@@ -124,6 +156,59 @@ def test_gradients_inside_of_the_forward_are_recorded(function):
     assert_same(captured(x), 3 * x**2, tolerance=1e-6)
 
 
+def outside_by_grad(x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = (x**3).sum()
+    return torch.autograd.grad(outputs=y, inputs=x)[0]
+
+
+def outside_by_backward(x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        ys = [(x**2 * part).sum() for part in x.detach()]
+    torch.autograd.backward(ys)
+    return x.grad
+
+
+def outside_by_method(x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = (x**3).sum()
+    y.backward()
+    return x.grad
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        outside_by_grad,
+        outside_by_backward,
+        outside_by_method,
+        lambda x: torch.func.vjp(torch.sin, x)[1](x)[0],
+        torch.func.jacrev(torch.sin),
+    ],
+)
+def test_gradients_are_recorded_wherever_they_are_asked_for(function):
+    """What was computed with gradients has them, also where the mode is off again."""
+    captured, x = capture(function, normal(4)), normal(4)
+    assert_same(captured(x), function(x), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_one_tensor_without_gradients_is_enough(by_name):
+    def function(x):
+        with torch.enable_grad():
+            has = (x.detach().requires_grad_() ** 2).sum()
+        tensors = [has, x.sum()]
+        if by_name:
+            torch.autograd.backward(tensors=tensors)
+        else:
+            torch.autograd.backward(tensors)
+
+    assert "torch.enable_grad()" in refusal(function, normal(4))
+
+
 @pytest.mark.parametrize(
     ("draw", "who"),
     [
@@ -146,6 +231,31 @@ def test_numbers_that_are_drawn_outside_of_torch(draw, who, through):
     with pytest.warns(UserWarning, match=message), offload.capture(model) as captured:
         recorded = (model if through == "model" else captured)(x := normal(2))
     assert torch.equal(captured(x), recorded)
+
+
+@pytest.mark.parametrize("through", ["model", "handle", "function"])
+def test_each_call_that_draws_is_told_of_at_its_own_line(through):
+    """Python shows a warning once for each line: one of offload's would hide the second model's."""
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return x * random.random()
+
+    def record(model):
+        if through == "function":
+            offload.capture(model, normal(2))
+            return
+        with offload.capture(model) as captured:
+            (model if through == "model" else captured)(normal(2))
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            record(Model())
+        if through == "function":
+            offload.capture(Model(), normal(2))
+    assert {one.filename for one in seen} == {__file__}
+    assert len(seen) == (2 if through == "function" else 1)
 
 
 def test_another_bit_generator_of_numpys():

@@ -92,8 +92,11 @@ def test_a_caller_who_captures_a_graph_is_refused_before_inputs_are_read(monkeyp
     def samples(*_: object) -> None:
         raise Read
 
-    device = torch.device("cuda", 0)
-    module = types.SimpleNamespace(is_current_stream_capturing=lambda: is_capturing)
+    device = torch.device("cuda", 1)
+    module = types.SimpleNamespace(
+        is_current_stream_capturing=lambda: is_capturing,
+        device=lambda _: contextlib.nullcontext(),
+    )
     recorder = sys.modules["offload.record.recorder"]
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     monkeypatch.setattr(recorder, "input_samples", samples)
@@ -106,3 +109,34 @@ def test_a_caller_who_captures_a_graph_is_refused_before_inputs_are_read(monkeyp
     )
     with expected:
         offload.capture(torch.sin, torch.ones(3))
+
+
+@pytest.mark.parametrize("captures", [0, 1])
+def test_the_stream_of_the_recordings_own_device_is_asked(monkeypatch, captures):
+    """Whichever is torch's current one."""
+    entered = [0]
+
+    @contextlib.contextmanager
+    def device(index: int):
+        entered.append(index)
+        yield
+        entered.pop()
+
+    module = types.SimpleNamespace(
+        device=device, is_current_stream_capturing=lambda: entered[-1] == captures
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    expected = pytest.raises(CaptureError) if captures else contextlib.nullcontext()
+    with expected:
+        recording_device.refuse_capturing(torch.device("cuda", 1))
+
+
+def test_a_runtime_without_captures_captures_nothing(monkeypatch):
+    def fail() -> bool:
+        raise RuntimeError("aclmdlRICaptureGetInfo was not found")
+
+    module = types.SimpleNamespace(
+        device=lambda _: contextlib.nullcontext(), is_current_stream_capturing=fail
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    recording_device.refuse_capturing(torch.device("cuda", 0))

@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_leaves
 
 from offload import _native
 from offload.errors import CaptureError, OffloadError
@@ -118,6 +119,24 @@ def dispatch_mode(watcher: Watcher) -> DispatchMode:
 _DIFFERENTIATING = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 
 
+def _refuse_without_history(name: str, first: Any = (), *_: Any, **options: Any) -> None:
+    """Say better than torch why there are no gradients of what was computed without them.
+
+    Raises:
+        CaptureError: one of the tensors to differentiate, given first or by its name, has none.
+    """
+    tensors = tree_leaves((first, options.get("outputs"), options.get("tensors")))
+    if torch.is_grad_enabled() or all(
+        one.requires_grad for one in tensors if isinstance(one, torch.Tensor)
+    ):
+        return
+    raise CaptureError(
+        f"{user_location()}: {name} differentiates what was computed without gradients, since a "
+        "call is recorded so: compute it under torch.enable_grad() in the forward; steps that "
+        "train are for eager"
+    )
+
+
 class FunctionMode(TorchFunctionMode):
     """Sees what never reaches the dispatcher: reads by `tolist`, `numpy` and their like."""
 
@@ -134,12 +153,8 @@ class FunctionMode(TorchFunctionMode):
         else:
             name = getattr(func, "__name__", "")
         with _refusals_kept(self._watcher):
-            if func in _DIFFERENTIATING and not torch.is_grad_enabled():
-                raise CaptureError(
-                    f"{user_location()}: {name} differentiates what was computed without "
-                    "gradients, since a call is recorded so: compute it under "
-                    "torch.enable_grad() in the forward; steps that train are for eager"
-                )
+            if func in _DIFFERENTIATING:
+                _refuse_without_history(name, *args, **kwargs)
             if name in host_reads.REFUSED:
                 refusal = CaptureError(f"{user_location()}: {name}: {host_reads.REFUSED[name]}")
                 if name not in host_reads.ADDRESSES:

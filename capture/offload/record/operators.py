@@ -222,6 +222,11 @@ def _tagged_dynamic(func: Any) -> bool:
     return any(torch.Tag.dynamic_output_shape in one.tags for one in variants)
 
 
+def is_plain_class(tensor: torch.Tensor) -> bool:
+    """Whether it is torch's own Tensor or Parameter: by class, as any tensor may be a Parameter."""
+    return type(tensor) is torch.Tensor or issubclass(type(tensor), torch.nn.Parameter)
+
+
 def check_plain(tensor: torch.Tensor, where: str) -> None:
     """Refuse tensors that are not a strided view of plain memory.
 
@@ -230,11 +235,12 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
             zero-tensor layout.
     """
     plain = (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+        (type(tensor) is FakeTensor or is_plain_class(tensor))
         and tensor.layout is torch.strided
         and not tensor.is_quantized
         and not tensor.is_nested
         and not tensor._is_zerotensor()
+        and not torch.nn.parameter.is_lazy(tensor)
     )
     if plain:
         return
@@ -248,14 +254,15 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
             f"{user_location()}: {where} uses a nested tensor: only plain strided tensors can be "
             f"recorded; use padded ones ({NO_NESTED_ENCODER})"
         )
-    if not isinstance(tensor, torch.nn.Parameter):
-        kind = "quantized tensor" if tensor.is_quantized else type(tensor).__qualname__
-        is_class = type(tensor) is not torch.Tensor and tensor.layout is torch.strided
-        advice = "; pass it .as_subclass(torch.Tensor)" if is_class else ""
-        raise CaptureError(
-            f"{user_location()}: {where} uses a {kind} of layout {tensor.layout}: only plain "
-            f"strided tensors can be recorded{advice}"
-        )
+    kind = "quantized tensor" if tensor.is_quantized else type(tensor).__qualname__
+    if kind == "Tensor" and tensor._is_zerotensor():
+        kind = "tensor of zeros without memory"
+    is_class = not is_plain_class(tensor) and tensor.layout is torch.strided
+    advice = "; pass it .as_subclass(torch.Tensor)" if is_class else ""
+    raise CaptureError(
+        f"{user_location()}: {where} uses a {kind} of layout {tensor.layout}: only plain strided "
+        f"tensors can be recorded{advice}"
+    )
 
 
 def shape_depends_on_data(operator: Operator, arguments: list[Any]) -> bool:

@@ -51,12 +51,19 @@ def refuse_capturing(device: torch.device) -> None:
     captured computes nothing that could be recorded.
 
     Raises:
-        CaptureError: a graph is being captured on the current stream of an accelerator.
+        CaptureError: a graph is being captured on the device's current stream.
     """
     if device.type in ("cpu", "meta"):
         return
     is_capturing = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
-    if is_capturing is not None and is_capturing():
+    if is_capturing is None:
+        return
+    with current(device):  # whose stream torch asks
+        try:
+            refused = is_capturing()
+        except RuntimeError:  # of a runtime that has no captures
+            return
+    if refused:
         raise CaptureError(
             "a graph is being captured on the current stream: record the call before the capture "
             "begins"
