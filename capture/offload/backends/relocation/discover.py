@@ -21,9 +21,9 @@ from offload.backends.relocation.captures import (
 from offload.backends.relocation.constants import Constants
 from offload.backends.relocation.stale_words import (
     StaleWords,
+    bytes_follow_layout,
     differs_beside,
     follows_layout,
-    masked,
 )
 from offload.backends.relocation.words import (
     HALF_BYTES,
@@ -35,7 +35,6 @@ from offload.backends.relocation.words import (
     Unexplained,
     Unfollowed,
     Word,
-    differing,
     words_of,
 )
 
@@ -177,7 +176,8 @@ class _Search:
             middle, end = offset + HALF_BYTES, min(n_bytes, offset + WORD_BYTES)
             begin = middle if offset in between else offset
             end = middle if middle in between else end  # what is left of the word
-            if any(content[begin:end] != contents[0][begin:end] for content in contents):
+            words = [content[begin:end] for content in contents]
+            if words.count(words[0]) < len(words):
                 self._read_differing(node, part, begin, end, contents)
         self._refuse_pieces(node, self.found[n_found:], self.noise[n_noise:])
 
@@ -292,8 +292,7 @@ class _Search:
         if owner:
             self.constants.keep(OwnedConstant(node, part, begin, _number(first), owner))
             return
-        mask = differing(first, again)
-        if len({masked(word, mask) for word in words}) > 1:
+        if bytes_follow_layout(words):
             self._refuse_unaligned(node, begin, contents)
         if first == again or (differs_beside(words) and not self._is_stale(words)):
             is_kernel = self._nodes[node].kind is NodeKind.KERNEL and not part
@@ -334,10 +333,12 @@ class _Search:
 
     def _owner_of(self, words: Sequence[bytes]) -> str:
         """Who owns what a word points to, if in each capture it is the same place of the same."""
-        first, *others = (
-            owned.candidates(_number(word)) for owned, word in zip(self._owned, words, strict=True)
-        )
-        common = [one for one in first if all(one in other for other in others)]
+        common = self._owned[0].candidates(_number(words[0]))
+        for owned, word in zip(self._owned[1:], words[1:], strict=True):
+            if not common:  # as of most words
+                return ""
+            others = owned.candidates(_number(word))
+            common = [one for one in common if one in others]
         return common[0][0] if common else ""
 
     def _refuse_pieces(self, node: int, found: Sequence[_Found], noise: Sequence[Noise]) -> None:
