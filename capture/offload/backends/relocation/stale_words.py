@@ -92,7 +92,8 @@ class StaleWords:
                     upper = self.decoy[HALF_BYTES:]
                     outcome += other if upper == halves[0] else upper
                 elif _is_small(at, halves, parameters):
-                    kind = NoiseKind.SMALL
+                    if kind is NoiseKind.DIFFERS:
+                        kind = NoiseKind.SMALL
                     outcome += other
                 else:
                     return None
