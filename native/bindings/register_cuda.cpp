@@ -111,7 +111,7 @@ std::shared_ptr<CudaResident> make_resident(
   }
   program.words = to_words(words);
   for (const std::size_t word : half_words) {
-    program.words.at(word).n_bytes = cuda::kHalfWordBytes;
+    program.words.at(word).is_half = true;
   }
   for (const auto& [seed_words, offset_words] : random_cells) {
     program.random_cells.push_back({to_words(seed_words), to_words(offset_words)});

@@ -110,7 +110,7 @@ void CudaResident::make_words(const CudaProgram& program) {
   for (std::size_t index = 0; index < program.words.size(); ++index) {
     const NodeWord& word = program.words[index];
     unsigned char* const bytes =
-        nodes_[word.node].parameters->bytes_at(word.part, word.offset_bytes, word.n_bytes);
+        nodes_[word.node].parameters->bytes_at(word.part, word.offset_bytes, word.n_bytes());
     if (bytes == nullptr || n_relocations[index] != 1) {
       throw std::invalid_argument("word " + std::to_string(index) + " (" + node_name(word.node) +
                                   ", part " + std::to_string(word.part) + ", byte " +
@@ -123,7 +123,7 @@ void CudaResident::make_words(const CudaProgram& program) {
                          " in several rows: the driver gives other addresses to copies of one row "
                          "only, so it cannot be relocated; copy contiguous memory");
     }
-    words_.push_back({bytes, word.n_bytes, word.node, word.part == 1, false, false});
+    words_.push_back({bytes, word.node, word.is_half, word.part == 1, false, false});
     has_words[word.node] = true;
   }
   n_never_patched_ = words_.size();
@@ -198,7 +198,7 @@ CopySamples CudaResident::sample_copy_costs() const {
   const ContextScope scope(driver_, context_);
   const RelaxedCapture relaxed(driver_);
   for (const Word& word : words_) {
-    if (word.n_bytes < kWordBytes) continue;
+    if (word.is_half) continue;
     const ResidentNode& node = *nodes_[word.node].parameters;
     const std::optional<std::size_t> offset_bytes = node.argument_offset(word.bytes);
     if (!offset_bytes) continue;
@@ -233,7 +233,11 @@ void CudaResident::patch(const std::vector<Patch>& patches) noexcept {
   if (clone_ == nullptr) return;
   for (const Patch& patch : patches) {
     Word& word = words_[patch.word];
-    std::memcpy(word.bytes, &patch.address, word.n_bytes);
+    if (word.is_half) [[unlikely]] {
+      std::memcpy(word.bytes, &patch.address, kHalfWordBytes);
+    } else {
+      std::memcpy(word.bytes, &patch.address, kWordBytes);  // one store: of a known size
+    }
     if (!word.was_patched) --n_never_patched_;
     word.was_patched = true;
     if (word.in_table) {

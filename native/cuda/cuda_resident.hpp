@@ -19,13 +19,15 @@
 
 namespace offload::cuda {
 
-// Where a word lies: see ResidentNode for the parts. One of kHalfWordBytes holds the lower half of
-// an address alone.
+// Where a word lies: see ResidentNode for the parts. Half a word holds the lower half of an address
+// alone.
 struct NodeWord {
   std::uint32_t node = 0;
   std::uint32_t part = 0;
   std::size_t offset_bytes = 0;
-  std::size_t n_bytes = kWordBytes;
+  bool is_half = false;
+
+  std::size_t n_bytes() const { return is_half ? kHalfWordBytes : kWordBytes; }
 };
 
 // The words through which random kernels find the state of one generator.
@@ -124,8 +126,8 @@ class CudaResident final : public StreamResident<CudaStreams> {
  private:
   struct Word {
     unsigned char* bytes;  // in the node's image or table
-    std::size_t n_bytes;   // that it has of an address, from the lowest on
     std::uint32_t node;
+    bool is_half;  // the lower one of an address
     bool in_table;
     bool was_patched;
     bool is_outside;  // points outside the own arena

@@ -172,6 +172,17 @@ def of_parameters(*sizes: int):
     return make
 
 
+def test_a_byte_beside_an_upper_half_does_not_hide_it():
+    """A kernel with the lower half elsewhere could make an address of the two: refused."""
+
+    def arguments(at: Layout) -> bytes:
+        halves = [struct.pack("<I", one) for one in (at[0] >> 32, 5, at[0] & 0xFFFF_FFFF)]
+        return halves[0] + bytes([10 + at.number // 2, 0, 0, 0]) + halves[1] + halves[2]
+
+    with pytest.raises(CaptureError, match=r"the lower half of an address .* the upper half"):
+        found_in(captures_of(arguments, make=of_parameters(4, 1, 4, 4)))
+
+
 def test_a_byte_that_follows_the_layout_is_noise():
     """As function objects without members, which are passed as a byte that nobody writes."""
     stale = (0x4A, 0x4A, 0x5A, 0x6A)

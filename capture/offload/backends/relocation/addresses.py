@@ -49,6 +49,9 @@ class Meanings:
         self._by_lower_moves: dict[tuple[int, int], list[int]] = {}
         self._ends = [one.size_bytes + guard_bytes for one in captures[0].allocations]
         self._guard_bytes = guard_bytes
+        every = [one for capture in captures for one in capture.allocations]
+        self._least = min((one.address for one in every), default=0) - guard_bytes
+        self._most = max((one.address + one.size_bytes for one in every), default=0) + guard_bytes
         for index, (first, second, third) in enumerate(self._addresses if guard_bytes else ()):
             if captures[0].allocations[index].size_bytes:
                 moves = second - first, third - first
@@ -96,6 +99,8 @@ class Meanings:
 
     def is_of_pool(self, address: int) -> bool:
         """Whether it belongs to an allocation of some layout."""
+        if not self._least <= address <= self._most:
+            return False
         return any(layout.candidates(address) for layout in self.layouts)
 
 

@@ -21,9 +21,9 @@ from offload.backends.relocation.captures import (
 from offload.backends.relocation.constants import Constants
 from offload.backends.relocation.stale_words import (
     StaleWords,
+    bytes_follow_layout,
     differs_beside,
     follows_layout,
-    masked,
 )
 from offload.backends.relocation.words import (
     HALF_BYTES,
@@ -35,7 +35,6 @@ from offload.backends.relocation.words import (
     Unexplained,
     Unfollowed,
     Word,
-    differing,
     words_of,
 )
 
@@ -164,11 +163,16 @@ class _Search:
         n_found, n_noise, n_bytes = len(self.found), len(self.noise), len(contents[0])
         columns = list(zip(*map(words_of, contents), strict=True))
         is_constant = [words.count(words[0]) == len(words) for words in columns]
-        differ = [index * WORD_BYTES for index, same in enumerate(is_constant) if not same]
+        addresses = self._read_whole(node, part, columns, is_constant)
+        differ = [
+            index * WORD_BYTES
+            for index, same in enumerate(is_constant)
+            if not same and index * WORD_BYTES not in addresses
+        ]
         rest = len(columns) * WORD_BYTES
         if any(content[rest:] != contents[0][rest:] for content in contents):
             differ.append(rest)
-        between = self._read_between(node, part, contents, differ)
+        between = self._read_between(node, part, contents, differ, addresses)
         for index, words in enumerate(columns):
             begin = index * WORD_BYTES
             if is_constant[index] and between.isdisjoint((begin, begin + HALF_BYTES)):
@@ -177,17 +181,43 @@ class _Search:
             middle, end = offset + HALF_BYTES, min(n_bytes, offset + WORD_BYTES)
             begin = middle if offset in between else offset
             end = middle if middle in between else end  # what is left of the word
-            if any(content[begin:end] != contents[0][begin:end] for content in contents):
+            words = [content[begin:end] for content in contents]
+            if words.count(words[0]) < len(words):
                 self._read_differing(node, part, begin, end, contents)
         self._refuse_pieces(node, self.found[n_found:], self.noise[n_noise:])
 
+    def _read_whole(
+        self,
+        node: int,
+        part: int,
+        columns: Sequence[tuple[int, ...]],
+        is_constant: Sequence[bool],
+    ) -> set[int]:
+        """Name whole words that are addresses of the pool; where they are."""
+        addresses: set[int] = set()
+        for index, (first, _, second, third) in enumerate(columns):
+            # Whatever the second capture in the first layout has there: noise can be relocated too.
+            meanings = [] if is_constant[index] else self._meanings.of(first, second, third)
+            if meanings:
+                addresses.add(index * WORD_BYTES)
+                try:
+                    self._note(node, part, index * WORD_BYTES, meanings)
+                except Unfollowed as error:
+                    self._leave(node, part, index * WORD_BYTES, error)
+        return addresses
+
     def _read_between(
-        self, node: int, part: int, contents: list[bytes], differ: Sequence[int]
+        self,
+        node: int,
+        part: int,
+        contents: list[bytes],
+        differ: Sequence[int],
+        addresses: set[int],
     ) -> set[int]:
         """Name addresses that begin in the middle of a word; which halves of words they take.
 
         As in structures of numbers of four bytes, which are aligned to that. One of the two words
-        at least differs.
+        at least differs, and neither is in `addresses` as a whole.
         """
         is_kernel = self._nodes[node].kind is NodeKind.KERNEL
         taken: set[int] = set()
@@ -197,6 +227,8 @@ class _Search:
         for start in sorted(starts):
             words = [content[start : start + WORD_BYTES] for content in contents]
             if start < 0 or len(words[0]) < WORD_BYTES or words.count(words[0]) == len(words):
+                continue
+            if not addresses.isdisjoint((start - HALF_BYTES, start + HALF_BYTES)):
                 continue
             meanings = self._meanings_at(start, contents) if words[0] == words[1] else []
             is_host = is_kernel and not part and self._stale.is_host_address(contents, start)
@@ -227,7 +259,7 @@ class _Search:
             if begin in taken or len(halves[0]) < HALF_BYTES or not follows_layout(halves):
                 continue
             meanings = self._meanings.of_lower_half(*(_number(halves[one]) for one in (0, 2, 3)))
-            if meanings and not self._is_address(begin - begin % WORD_BYTES, contents):
+            if meanings and not self._is_kept(begin - begin % WORD_BYTES, contents):
                 self._note(node, 0, begin, meanings, HALF_BYTES)
                 found.add(begin)
         return found
@@ -244,38 +276,31 @@ class _Search:
         self.found.append((node, part, offset, *nearest, size_bytes))
 
     def _is_claimed(self, start: int, contents: list[bytes]) -> bool:
-        """Whether a word that these eight bytes are half of is an address as a whole."""
+        """Whether a word that these eight bytes are half of is an owner's or the host's address."""
         return any(
-            self._is_address(offset, contents)
-            for offset in (start - HALF_BYTES, start + HALF_BYTES)
+            self._is_kept(offset, contents) for offset in (start - HALF_BYTES, start + HALF_BYTES)
         )
 
-    def _is_address(self, offset: int, contents: list[bytes]) -> bool:
-        """Whether a whole word that differs is one, of the pool, an owner's or the host's."""
+    def _is_kept(self, offset: int, contents: list[bytes]) -> bool:
+        """Whether a whole word that differs is an address of an owner's or the host's memory."""
         words = [content[offset : offset + WORD_BYTES] for content in contents]
         if len(words[0]) < WORD_BYTES or words.count(words[0]) == len(words):
             return False
-        return bool(
-            self._meanings_at(offset, contents)
-            or self._owner_of(words)
-            or self._stale.is_host_address(contents, offset)
-        )
+        return bool(self._owner_of(words) or self._stale.is_host_address(contents, offset))
 
     def _read_differing(
         self, node: int, part: int, begin: int, end: int, contents: list[bytes]
     ) -> None:
         try:
-            # Whatever the second capture in the first layout has there: noise can be relocated too.
-            is_whole = end - begin == WORD_BYTES
-            meanings = self._meanings_at(begin, contents) if is_whole else []
-            if meanings:
-                self._note(node, part, begin, meanings)
-            else:
-                self._read_other(node, part, begin, end, contents)
+            self._read_other(node, part, begin, end, contents)
         except Unfollowed as error:
-            if not self._leaves_unexplained:
-                raise
-            self.unexplained.append(Unexplained(node, part, begin, error.what))
+            self._leave(node, part, begin, error)
+
+    def _leave(self, node: int, part: int, offset: int, error: Unfollowed) -> None:
+        """Leave a word unexplained, if that is wanted."""
+        if not self._leaves_unexplained:
+            raise error
+        self.unexplained.append(Unexplained(node, part, offset, error.what))
 
     def _meanings_at(self, offset: int, contents: list[bytes]) -> list[tuple[int, int]]:
         """What a word means, whatever the second capture in the first layout has there."""
@@ -292,8 +317,7 @@ class _Search:
         if owner:
             self.constants.keep(OwnedConstant(node, part, begin, _number(first), owner))
             return
-        mask = differing(first, again)
-        if len({masked(word, mask) for word in words}) > 1:
+        if bytes_follow_layout(words):
             self._refuse_unaligned(node, begin, contents)
         if first == again or (differs_beside(words) and not self._is_stale(words)):
             is_kernel = self._nodes[node].kind is NodeKind.KERNEL and not part
@@ -334,10 +358,12 @@ class _Search:
 
     def _owner_of(self, words: Sequence[bytes]) -> str:
         """Who owns what a word points to, if in each capture it is the same place of the same."""
-        first, *others = (
-            owned.candidates(_number(word)) for owned, word in zip(self._owned, words, strict=True)
-        )
-        common = [one for one in first if all(one in other for other in others)]
+        common = self._owned[0].candidates(_number(words[0]))
+        for owned, word in zip(self._owned[1:], words[1:], strict=True):
+            if not common:  # as of most words
+                return ""
+            others = owned.candidates(_number(word))
+            common = [one for one in common if one in others]
         return common[0][0] if common else ""
 
     def _refuse_pieces(self, node: int, found: Sequence[_Found], noise: Sequence[Noise]) -> None:

@@ -38,6 +38,12 @@ class StaleWords:
         self._meanings = meanings
         self._owned = owned
         self.decoy = decoy_address.to_bytes(WORD_BYTES, "little")
+        # Where a generator's state lies, which one capture's stack may hold as well. What all
+        # captures have so is no noise, but of an owner: it is told before.
+        self._cells = [
+            {one.address for one in capture.owned if one.owner == RANDOM_OWNER}
+            for capture in captures
+        ]
         self._upper_halves = [_upper_halves(capture) for capture in captures]
 
     def is_host_address(self, contents: Sequence[bytes], start: int) -> bool:
@@ -50,18 +56,15 @@ class StaleWords:
         """
         if start < 0 or start + WORD_BYTES > len(contents[0]):
             return False
-        values = [
-            int.from_bytes(content[start : start + WORD_BYTES], "little") for content in contents
-        ]
-        return all(
-            self._is_cell(value, capture)
-            or (
-                value in capture.host_words
-                and not self._meanings.is_of_pool(value)
-                and not any(owned.candidates(value) for owned in self._owned)
-            )
-            for value, capture in zip(values, self._captures, strict=True)
-        )
+        for content, capture, cells in zip(contents, self._captures, self._cells, strict=True):
+            value = int.from_bytes(content[start : start + WORD_BYTES], "little")
+            if value not in cells and (
+                value not in capture.host_words
+                or self._meanings.is_of_pool(value)
+                or any(owned.candidates(value) for owned in self._owned)
+            ):
+                return False
+        return True
 
     def replaced(
         self, contents: Sequence[bytes], begin: int, end: int, parameters: Sequence[tuple[int, int]]
@@ -89,7 +92,8 @@ class StaleWords:
                     upper = self.decoy[HALF_BYTES:]
                     outcome += other if upper == halves[0] else upper
                 elif _is_small(at, halves, parameters):
-                    kind = NoiseKind.SMALL
+                    if kind is NoiseKind.DIFFERS:
+                        kind = NoiseKind.SMALL
                     outcome += other
                 else:
                     return None
@@ -103,17 +107,16 @@ class StaleWords:
             for half, known in zip(halves, self._upper_halves, strict=True)
         )
 
-    def _is_cell(self, value: int, capture: GraphCapture) -> bool:
-        """Whether it is where a generator's state lies, which one capture's stack may hold as well.
 
-        What all captures have so is no noise, but of an owner: it does not get here.
-        """
-        return any(one.owner == RANDOM_OWNER and one.address == value for one in capture.owned)
-
-
-def masked(word: bytes, mask: bytes) -> bytes:
-    """The bytes that the mask does not cover; 0 for the others."""
-    return bytes(one & ~other & 0xFF for one, other in zip(word, mask, strict=True))
+def bytes_follow_layout(words: Sequence[bytes]) -> bool:
+    """Whether some byte differs, but not in one layout."""
+    first, again, *others = words
+    return any(
+        first[index] != other[index]
+        for index, one in enumerate(again)
+        if one == first[index]
+        for other in others
+    )
 
 
 def follows_layout(halves: Sequence[bytes]) -> bool:
