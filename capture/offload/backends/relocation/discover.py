@@ -181,8 +181,8 @@ class _Search:
             middle, end = offset + HALF_BYTES, min(n_bytes, offset + WORD_BYTES)
             begin = middle if offset in between else offset
             end = middle if middle in between else end  # what is left of the word
-            words = [content[begin:end] for content in contents]
-            if words.count(words[0]) < len(words):
+            left = {content[begin:end] for content in contents}
+            if len(left) > 1:
                 self._read_differing(node, part, begin, end, contents)
         self._refuse_pieces(node, self.found[n_found:], self.noise[n_noise:])
 
