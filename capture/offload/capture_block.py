@@ -15,10 +15,13 @@ import torch
 from offload.captured import Captured
 from offload.errors import CaptureError, OffloadError
 from offload.files import find_stored_tensors, has_same_content
-from offload.program import StoredTensor
+from offload.program import Program, StoredTensor
 from offload.record import (
     FakeWeights,
+    PlainCall,
     Recorder,
+    Recording,
+    called_again,
     device_of_call,
     is_called_again,
     parameters_of,
@@ -39,6 +42,32 @@ def _refuse_nested() -> None:
         raise CaptureError(
             "a call is being recorded already: capture inside a captured call is not possible"
         )
+
+
+class _Turn:
+    """One call of a process is recorded at a time, and calls on other threads wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._begin_in_child)
+
+    def _begin_in_child(self) -> None:
+        """Other threads, one of which may have been recording, are none of a forked process."""
+        if not getattr(_recording, "active", False):
+            self._lock = threading.Lock()
+
+    def take(self) -> None:
+        """Wait for the recordings of other threads; Ctrl-C ends the wait."""
+        self._lock.acquire()
+        _recording.active = True
+
+    def give_back(self) -> None:
+        """Let the next thread record."""
+        _recording.active = False
+        self._lock.release()
+
+
+_turn = _Turn()
 
 
 def _raise_as_it_was(error: BaseException) -> NoReturn:
@@ -63,6 +92,7 @@ class _OneRecording:
         failure: why the call was not recorded, if it was made and was not. Its traceback leads
             here, so that the block forgets it at its end.
         wrapper: what the model's code raised instead of it, if that is another error.
+        called_elsewhere: another thread has called the model meanwhile, unrecorded.
     """
 
     def __init__(
@@ -74,10 +104,12 @@ class _OneRecording:
         self.captured = Captured()
         self.failure: BaseException | None = None
         self.wrapper: BaseException | None = None
+        self.called_elsewhere = False
         self._function = function
         self._host_reads = host_reads
         self._stored = stored
         self._fakes_given = contextlib.ExitStack()
+        self._called: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     def record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make and record a call through the handle.
@@ -128,8 +160,10 @@ class _OneRecording:
             if self.captured._program is not None:
                 return
             if failure is None:
+                elsewhere = "; another thread has called it, which is not recorded"
                 raise CaptureError(
-                    f"nothing was called in the with-block: call {how} there exactly once"
+                    f"nothing was called in the with-block: call {how} there exactly once, on the "
+                    f"block's own thread{elsewhere * self.called_elsewhere}"
                 )
             if isinstance(failure, OffloadError):
                 _raise_as_it_was(failure)
@@ -152,36 +186,72 @@ class _OneRecording:
             CaptureError: a call is being recorded, or was recorded, already; or this one cannot be.
         """
         _refuse_nested()
-        if self.captured._program is not None:
-            raise CaptureError(
-                "the model was called twice in the with-block: one capture records one call; "
-                "leave the block after the first, and call the captured model instead"
-            )
         refuse_hidden_reads(self._function)
         refuse_fake_mode()
-        fakes = None
-        if self._stored is not None:
+        _turn.take()
+        try:
+            if self.captured._program is not None:
+                raise CaptureError(
+                    "the model was called twice in the with-block: one capture records one call; "
+                    "leave the block after the first, and call the captured model instead"
+                )
+            self._called = (args, kwargs)
+            if self._stored is None:
+                return self._recorder()
             fakes = FakeWeights(self._stored, device_of_call(args, kwargs), has_same_content)
             self._fakes_given.enter_context(fakes.given(self._function))
-        try:
-            recorder = Recorder(
-                host_reads=self._host_reads,
-                function=self._function,
-                parameters=parameters_of(self._function),
-                runs_opaque=runs_opaque,
-                fakes=fakes,
-            )
+            return self._recorder(fakes=fakes, read_untold=self._read_on_trial(fakes))
         except BaseException:
-            self._fakes_given.close()
+            self._leave()
             raise
-        _recording.active = True
-        return recorder
+
+    def _read_on_trial(self, fakes: FakeWeights) -> str:
+        """What the call would read on the host, and may not if it is told to avoid it.
+
+        Under fake tensors there is nothing to read, and an error that a forward raises ends the
+        call. Nothing is computed, so the call is tried beforehand.
+        """
+        recorder = self._recorder(fakes=fakes)
+        try:
+            args, kwargs = _begin(recorder, self._function, *self._called)
+            with called_again():
+                self._function(*args, **kwargs)
+        except Exception:
+            return recorder.read_untold
+        finally:
+            recorder.abandon()
+        return ""
+
+    def _recorder(
+        self,
+        *,
+        fakes: FakeWeights | None = None,
+        plain: PlainCall | None = None,
+        read_untold: str = "",
+    ) -> Recorder:
+        return Recorder(
+            host_reads=self._host_reads,
+            function=self._function,
+            parameters=parameters_of(self._function),
+            runs_opaque=runs_opaque,
+            fakes=fakes,
+            plain=plain,
+            read_untold=read_untold,
+        )
+
+    def _leave(self) -> None:
+        try:
+            self._fakes_given.close()
+        finally:
+            self._called = ((), {})
+            _turn.give_back()
 
     def abandon(self, recorder: Recorder, error: BaseException) -> BaseException:
         """Give up: the call raised an error. Gives what to raise: what was refused, if it was."""
-        self._fakes_given.close()
-        _recording.active = False
-        refusal = recorder.abandon()
+        try:
+            refusal = recorder.abandon()
+        finally:
+            self._leave()
         if refusal is None or refusal is error or not isinstance(error, Exception):
             return error
         refusal.add_note(f"the call went on to raise {type(error).__qualname__}: {error}")
@@ -201,12 +271,48 @@ class _OneRecording:
             ExecutionError: the device failed while that was checked.
         """
         try:
-            with self._fakes_given:
+            if recorder.has_deferred:
+                handed_out, plain = recorder.finish_plain(result)
+                del recorder, result
+                self.captured._program = self._told(plain)
+            else:
                 handed_out, recording = recorder.finish(result)
-            self.captured._program = recorded_program(recorder, recording)
+                self._fakes_given.close()
+                self.captured._program = recorded_program(recorder, recording)
         finally:
-            _recording.active = False
+            self._leave()
         return handed_out
+
+    def _told(self, plain: PlainCall) -> Program:
+        """The Program of the same call, told that it is being compiled; it leaves what that left.
+
+        Raises:
+            CaptureError: it does something else, or reads on the host as well.
+        """
+        plain.put_back(before=True)
+        try:
+            recorder, recording = self._recorded_told(plain)
+            return recorded_program(recorder, recording)
+        finally:
+            plain.put_back(before=False)
+
+    def _recorded_told(self, plain: PlainCall) -> tuple[Recorder, Recording]:
+        recorder = self._recorder(plain=plain)
+        try:
+            args, kwargs = _begin(recorder, self._function, *self._called)
+            with called_again():
+                result = self._function(*args, **kwargs)
+        except Exception as error:
+            refusal = recorder.abandon() or error
+            plain.refusal.add_note(
+                "told that it is being compiled (torch.compiler.is_compiling), the model raises "
+                f"{type(refusal).__qualname__}: {refusal}"
+            )
+            raise plain.refusal from error
+        except BaseException:
+            recorder.abandon()
+            raise
+        return recorder, recorder.finish(result)[1]
 
 
 def _begin(
@@ -333,10 +439,14 @@ class _Watch:
         self._recorder: Recorder | None = None
         self._depth = 0
         self._handled: BaseException | None = None
+        self._thread = threading.get_ident()
 
     def before(self, module: Any, args: Any, kwargs: Any) -> Any:
-        """Start recording, unless this call is inside a recorded one."""
+        """Start recording, unless this call is inside a recorded one, or another thread's."""
         if is_called_again():
+            return None
+        if threading.get_ident() != self._thread:
+            self._recording.called_elsewhere = True
             return None
         if self._recorder is not None:
             self._depth += 1
@@ -356,7 +466,7 @@ class _Watch:
 
     def after(self, module: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """End the recording; torch calls this hook when the forward raised as well."""
-        if self._recorder is None or is_called_again():
+        if threading.get_ident() != self._thread or self._recorder is None or is_called_again():
             return None
         if self._depth:
             self._depth -= 1

@@ -3,9 +3,11 @@
 #include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <pthread.h>
 
 #include <mutex>
 #include <stdexcept>
+#include <thread>
 #include <unordered_set>
 
 namespace offload {
@@ -57,6 +59,7 @@ class ObservingAllocator final : public c10::Allocator {
     seen_.clear();
     bytes_ = 0;
     active_ = true;
+    thread_ = std::this_thread::get_id();
     if (c10::GetCPUAllocator() != this) real_ = c10::GetCPUAllocator();
     c10::SetCPUAllocator(this);
   }
@@ -66,6 +69,18 @@ class ObservingAllocator final : public c10::Allocator {
     const std::lock_guard lock(mutex_);
     c10::SetCPUAllocator(real_);
     active_ = false;
+  }
+
+  // A fork finds no other thread inside. A recording of another thread than the forking one has
+  // no end in the child.
+  void before_fork() { mutex_.lock(); }
+  void after_fork() { mutex_.unlock(); }
+  void after_fork_in_child() {
+    if (active_ && thread_ != std::this_thread::get_id()) {
+      c10::SetCPUAllocator(real_);
+      active_ = false;
+    }
+    mutex_.unlock();
   }
 
   bool contains(std::uint64_t address) const {
@@ -81,13 +96,19 @@ class ObservingAllocator final : public c10::Allocator {
  private:
   c10::Allocator* real_ = nullptr;
   bool active_ = false;
+  std::thread::id thread_;  // which started
   mutable std::mutex mutex_;
   std::unordered_set<std::uint64_t> seen_;
   std::uint64_t bytes_ = 0;
 };
 
 ObservingAllocator& observing_allocator() {
-  static auto* const instance = new ObservingAllocator;  // tensors may outlive static destruction
+  static auto* const instance = [] {
+    pthread_atfork([] { observing_allocator().before_fork(); },
+                   [] { observing_allocator().after_fork(); },
+                   [] { observing_allocator().after_fork_in_child(); });
+    return new ObservingAllocator;  // tensors may outlive static destruction
+  }();
   return *instance;
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -13,8 +12,6 @@ from checks import Weights, assert_same, capture, normal, refusal
 from torch import nn
 
 import offload
-from offload import _native
-from offload.record import recorder
 
 HERE = "test_capture_block.py:"
 
@@ -49,25 +46,6 @@ def test_capture_inside_a_captured_call():
         return x
 
     assert "inside" in refusal(function, normal(2))
-
-
-def test_another_thread_may_not_record_at_once(monkeypatch):
-    """It is refused before it replaces anything of torch's that all threads share.
-
-    Else it would put back, when it ends, what the first recording had set: the compiling flag.
-    """
-    replaced: list[bool] = []
-
-    def observed(avoid):
-        replaced.append(avoid)
-        return contextlib.nullcontext()
-
-    monkeypatch.setattr(recorder, "reads_avoided", observed)
-    with _native.AllocationObserver():  # as a recording in another thread holds it
-        assert "another thread" in refusal(torch.sin, normal(2))
-    assert not replaced
-    capture(torch.sin, normal(2))
-    assert replaced == [True]
 
 
 def test_executing_another_program_inside_a_captured_call():

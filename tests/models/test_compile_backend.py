@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import queue
 import subprocess
 import sys
 import threading
@@ -296,20 +295,3 @@ def test_first_calls_from_several_threads(graphs):
         assert torch.equal(results[turn], (x + 1).exp())
     assert sum(n_captures(graphs)) + n_executions(graphs) == 12
     assert not torch.compiler.is_compiling()
-
-
-def test_nobody_compiles_while_a_call_is_recorded():
-    """torch's compiler would put the flag that the recording sets back after its end."""
-    compiler_lock = torch._dynamo.convert_frame.compile_lock
-    taken: queue.SimpleQueue[bool] = queue.SimpleQueue()
-
-    def function(x):
-        thread = threading.Thread(target=lambda: taken.put(compiler_lock.acquire(blocking=False)))
-        thread.start()
-        thread.join()
-        return x * 2
-
-    offload.capture(function, normal(2))
-    assert taken.get() is False
-    assert compiler_lock.acquire(blocking=False)
-    compiler_lock.release()

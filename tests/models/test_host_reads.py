@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import Call, assert_same, capture, check, normal, normals, refusal
+from checks import Call, assert_same, check, normal, normals, refusal
 from torch import nn
 
 import offload
@@ -374,17 +374,6 @@ def test_packed_kernels(kind):
         return call(data, sizes, hidden, weights, True, 1, 0.0, False, False)[0]
 
     assert "host" in refusal(function, normal(4, 3), torch.tensor([2, 1, 1]))
-
-
-def test_compiling_flag_is_set_while_recording():
-    def function(x):
-        return x * 1, torch.compiler.is_compiling()
-
-    assert capture(function, normal(2))(normal(2))[1]
-    with torch.no_grad(), offload.capture(function, host_reads="guard") as captured:
-        captured(normal(2))
-    assert not captured(normal(2))[1]
-    assert not torch.compiler.is_compiling()
 
 
 def test_unknown_host_reads_option():

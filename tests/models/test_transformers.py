@@ -249,3 +249,50 @@ def test_wav2vec2(transformers):
         return {"input_values": torch.empty(2, 800).normal_(generator=generator)}
 
     replay_without_model(model, make)
+
+
+MASKED = {
+    "longt5": ("LongT5Model", {"d_kv": 8}),
+    "switch transformers": ("SwitchTransformersModel", {"d_kv": 8, "num_experts": 4}),
+}
+
+
+@pytest.mark.parametrize("family", MASKED)
+def test_masked_encoders_and_decoders_of_long_texts(transformers, family):
+    """Their eager forward reads the mask on the host, and asks whether it is being compiled."""
+    name, options = MASKED[family]
+    sizes = {"d_model": 32, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+    model = build(transformers, name, vocab_size=64, **sizes, **options).eval()
+    given = tokens(0)["input_ids"]
+    batch = {"input_ids": given, "decoder_input_ids": given, "use_cache": False}
+    batch["attention_mask"] = torch.ones_like(given)
+    with torch.no_grad():
+        expected = model(**batch).last_hidden_state
+        with offload.capture(model) as captured:
+            recorded = model(**batch).last_hidden_state
+        assert torch.equal(recorded, expected)
+        assert_close(captured(**batch).last_hidden_state, expected)
+    assert any("told that it is being compiled" in read for read in captured.program.host_reads)
+
+
+def test_a_model_that_gives_another_result_when_it_is_compiled(transformers):
+    """PaliGemma's mask is another one then: with a mask of ones it differs from eager."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    text = {**sizes, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 8}
+    vision = {**sizes, "num_attention_heads": 4, "image_size": 28, "patch_size": 14}
+    model = build(
+        transformers,
+        "PaliGemmaModel",
+        text_config={**text, "model_type": "gemma", "vocab_size": 64},
+        vision_config={**vision, "model_type": "siglip_vision_model", "projection_dim": 32},
+        projection_dim=32,
+        image_token_index=63,
+    ).eval()
+    ids = tokens(0)["input_ids"].clamp(max=60)
+    mask = torch.ones_like(ids)
+    with torch.no_grad(), pytest.raises(offload.CaptureError, match="another result 0"):
+        offload.capture(model, input_ids=ids, attention_mask=mask, use_cache=False)
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=False).last_hidden_state
+        captured = offload.capture(model, input_ids=ids, use_cache=False)
+        assert_close(captured(input_ids=ids, use_cache=False).last_hidden_state, expected)

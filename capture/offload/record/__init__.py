@@ -4,7 +4,8 @@ from offload.record.callables import Parameters, parameters_of, refuse_hidden_re
 from offload.record.fake_weights import FakeWeights, device_of_call
 from offload.record.modes import refuse_fake_mode
 from offload.record.operators import is_plain_class, is_user_file, located_at
-from offload.record.recorded_call import is_called_again
+from offload.record.plain_call import PlainCall
+from offload.record.recorded_call import called_again, is_called_again
 from offload.record.recorder import Recorder
 from offload.record.recording import Recording
 from offload.record.recording_device import default_generator
@@ -14,8 +15,10 @@ __all__ = [
     "FakeWeights",
     "OutcomeDiffers",
     "Parameters",
+    "PlainCall",
     "Recorder",
     "Recording",
+    "called_again",
     "default_generator",
     "device_of_call",
     "is_called_again",

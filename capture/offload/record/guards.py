@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from offload.errors import CaptureError
@@ -15,12 +16,23 @@ class HostReadGuards:
 
     Attributes:
         notes: on reads that became guards.
+        deferred: the first read that was let pass, as the error that refuses it. The call goes on
+            as if nobody watched, and what is recorded of it is of no use.
+        refused_at: the first read that was refused or let pass, and the user's line.
     """
 
-    def __init__(self, *, allowed: bool) -> None:
-        """Begin without any; if they are not allowed each is refused."""
+    def __init__(self, *, allowed: bool, may_defer: Callable[[], bool] = lambda: False) -> None:
+        """Begin without any.
+
+        Args:
+            allowed: reads become guards; otherwise each is refused.
+            may_defer: whether a refused read is let pass.
+        """
         self.notes: list[str] = []
+        self.deferred: CaptureError | None = None
+        self.refused_at = ""
         self._allowed = allowed
+        self._may_defer = may_defer
         self._changed_state_at = ""
 
     def note_change(self) -> None:
@@ -39,17 +51,34 @@ class HostReadGuards:
         """
         place = user_location()
         if not self._allowed:
-            raise CaptureError(
-                f"{place}: {what}: {reason}, which a replay cannot repeat. Compute it with "
-                'tensors, pass it as an argument, or capture with host_reads="guard" to have each '
-                "execution check that it is as recorded"
+            self.refuse(
+                what,
+                CaptureError(
+                    f"{place}: {what}: {reason}, which a replay cannot repeat. Compute it with "
+                    "tensors, pass it as an argument, or capture with "
+                    'host_reads="guard" to have each execution check that it is as recorded'
+                ),
             )
-        if self._changed_state_at:
+        elif self._changed_state_at:
             raise CaptureError(
                 f"{place}: {what} is guarded, but the call has already changed state at "
                 f"{self._changed_state_at}, so a failing guard would come too late: read before "
                 "the first change of an input, buffer, parameter or random generator"
             )
+
+    def refuse(self, what: str, refusal: CaptureError) -> None:
+        """Refuse a read, or let it pass.
+
+        Raises:
+            CaptureError: the refusal.
+        """
+        self.refused_at = self.refused_at or f"{what} at {user_location()}"
+        if self.deferred is None and not self._may_defer():
+            try:
+                raise refusal
+            finally:
+                del refusal  # whose traceback has this frame
+        self.deferred = self.deferred or refusal
 
     def note_read(self, name: str, outcomes: list[Any]) -> None:
         """Note an operator that reads tensors and returns one number.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -61,11 +61,16 @@ class LaunchRecorder:
     """
 
     def __init__(
-        self, table: StorageTable, *, guards_reads: bool, fakes: FakeWeights | None = None
+        self,
+        table: StorageTable,
+        *,
+        guards_reads: bool,
+        may_defer: Callable[[], bool] = lambda: False,
+        fakes: FakeWeights | None = None,
     ) -> None:
         self.table = table
         self.launches: list[Launch] = []
-        self.guards = HostReadGuards(allowed=guards_reads)
+        self.guards = HostReadGuards(allowed=guards_reads, may_defer=may_defer)
         self.generators = UsedGenerators()
         self.allocations = Allocations(torch.device("cpu"))
         self.refusal: OffloadError | None = None
@@ -98,11 +103,23 @@ class LaunchRecorder:
             args, kwargs, context = self._fakes.launch(operator, args, kwargs)
             call = device_rule(func, self.table.device)
         arguments = operator.in_order(args, kwargs)
-        touched = self._before_launch(operator, arguments)
+        touched: list[Touched] = []
+        with self._let_pass_once_deferred():
+            touched = self._before_launch(operator, arguments)
         with context:
             outcome = call(*args, **kwargs)
-        self._after_launch(operator, arguments, touched, outcome)
+        with self._let_pass_once_deferred():
+            self._after_launch(operator, arguments, touched, outcome)
         return outcome
+
+    @contextlib.contextmanager
+    def _let_pass_once_deferred(self) -> Iterator[None]:
+        """Refuse nothing of a call that is not recorded any more."""
+        try:
+            yield
+        except OffloadError:
+            if self.guards.deferred is None:
+                raise
 
     def _before_launch(self, operator: Operator, arguments: list[Any]) -> list[Touched]:
         """Find the storages that the operator is given; keep what it is going to write."""
@@ -198,9 +215,17 @@ class LaunchRecorder:
         Raises:
             CaptureError: as `note_unseen`.
         """
-        self.note_unseen(refusal)
-        with _disable_current_modes():
+        with self._let_pass_once_deferred(), _disable_current_modes():
+            self.note_unseen(refusal)
             self.track(tensor, "what its address is given to").keep_before()
+
+    def refuse_read(self, what: str, refusal: CaptureError) -> None:
+        """Refuse a read that cannot become a guard, or let it pass.
+
+        Raises:
+            CaptureError: the refusal.
+        """
+        self.guards.refuse(what, refusal)
 
     def _track_literal(self, tensor: torch.Tensor) -> TrackedStorage:
         """A tensor that the forward made from Python numbers: a fresh copy at each execution.
@@ -354,18 +379,21 @@ class LaunchRecorder:
         Raises:
             CaptureError: reads are to be avoided, or state has changed already.
         """
-        with _disable_current_modes():
-            tracked = self.track(tensor, what)
-            if tracked.known:
-                return
-            self.guards.require(what, "it reads a tensor's values on the host")
-            self.guards.note(what)
-            bits = as_integers(tensor)
-            expected = self.table.add_weight(bits.clone())
-            views = (
-                self.table.view(bits, tracked),
-                self.table.view(expected.holders[0], expected),
-            )
+        with self._let_pass_once_deferred(), _disable_current_modes():
+            self._guard_content(tensor, what)
+
+    def _guard_content(self, tensor: torch.Tensor, what: str) -> None:
+        tracked = self.track(tensor, what)
+        if tracked.known:
+            return
+        self.guards.require(what, "it reads a tensor's values on the host")
+        self.guards.note(what)
+        bits = as_integers(tensor)
+        expected = self.table.add_weight(bits.clone())
+        views = (
+            self.table.view(bits, tracked),
+            self.table.view(expected.holders[0], expected),
+        )
         if what in ("torch.numpy", "torch.__array__"):
             tracked.exposed_at = user_location()
         self._append(

@@ -51,6 +51,9 @@ class Watcher(Protocol):
     def guard_content(self, tensor: torch.Tensor, what: str) -> None:
         """Record a read of a tensor's values on the host, or refuse it."""
 
+    def refuse_read(self, what: str, refusal: CaptureError) -> None:
+        """Refuse to go on recording after a read on the host that cannot become a guard."""
+
     def hand_out(self, tensor: torch.Tensor, refusal: CaptureError) -> None:
         """Note that a tensor's memory is given to code that cannot be followed, or refuse it."""
 
@@ -137,6 +140,11 @@ def _refuse_without_history(name: str, first: Any = (), *_: Any, **options: Any)
     )
 
 
+def _refusal(name: str) -> CaptureError:
+    """A new error each time, which no frame holds: its traceback would form a reference cycle."""
+    return CaptureError(f"{user_location()}: {name}: {host_reads.REFUSED[name]}")
+
+
 class FunctionMode(TorchFunctionMode):
     """Sees what never reaches the dispatcher: reads by `tolist`, `numpy` and their like."""
 
@@ -156,10 +164,10 @@ class FunctionMode(TorchFunctionMode):
             if func in _DIFFERENTIATING:
                 _refuse_without_history(name, *args, **kwargs)
             if name in host_reads.REFUSED:
-                refusal = CaptureError(f"{user_location()}: {name}: {host_reads.REFUSED[name]}")
-                if name not in host_reads.ADDRESSES:
-                    raise refusal
-                self._watcher.hand_out(args[0], refusal)
+                if name in host_reads.ADDRESSES:
+                    self._watcher.hand_out(args[0], _refusal(name))
+                else:
+                    self._watcher.refuse_read(f"torch.{name}", _refusal(name))
             for tensor in host_reads.tensors_read(name, args, kwargs):
                 self._watcher.guard_content(tensor, f"torch.{name}")
         outside, self._watcher.running = self._watcher.running, name
@@ -168,69 +176,6 @@ class FunctionMode(TorchFunctionMode):
         finally:
             self._watcher.running = outside
         return host_reads.without_write_access(name, outcome)
-
-
-@contextlib.contextmanager
-def reads_avoided(avoid: bool) -> Iterator[None]:
-    """Tell model code that it is being compiled, so that it keeps its values on the device.
-
-    torch's compiler sets the same flag, for all threads, and puts back what it found, so none may
-    compile meanwhile.
-    """
-    with _no_compilation():
-        before = torch.compiler._is_compiling_flag
-        torch.compiler._is_compiling_flag = avoid or before
-        try:
-            yield
-        finally:
-            torch.compiler._is_compiling_flag = before
-
-
-def _no_compilation() -> contextlib.AbstractContextManager[Any]:
-    """Keep other threads from compiling; nothing to do before torch's compiler is loaded."""
-    module: Any = sys.modules.get("torch._dynamo.convert_frame")
-    return contextlib.nullcontext() if module is None else module.compile_lock
-
-
-@contextlib.contextmanager
-def eager_paths_taken() -> Iterator[None]:
-    """Let torch's own layers choose the path that they take when nobody watches.
-
-    nn.TransformerEncoder, its layers and nn.MultiheadAttention leave their fast path, which gives
-    other values at padded places, where a function mode is active or the compiling flag is set.
-    They look both up at each call; torch's functions, by which the function mode is told, do not.
-    """
-    has_torch_function, is_compiling = (
-        torch.overrides.has_torch_function,
-        torch.compiler.is_compiling,
-    )
-    thread = threading.get_ident()
-
-    def has_other_torch_function(args: Iterable[Any]) -> bool:
-        if threading.get_ident() != thread:
-            return bool(has_torch_function(args))
-        modes = torch.overrides._get_current_function_mode_stack()
-        is_own = all(isinstance(mode, FunctionMode) for mode in modes)
-        return not is_own or any(map(_has_own_torch_function, args))
-
-    def is_compiling_elsewhere() -> bool:
-        caller = sys._getframe(1).f_globals.get("__name__")
-        return caller != torch.nn.modules.transformer.__name__ and is_compiling()
-
-    torch.overrides.has_torch_function = has_other_torch_function
-    torch.compiler.is_compiling = is_compiling_elsewhere
-    try:
-        yield
-    finally:
-        torch.overrides.has_torch_function = has_torch_function
-        torch.compiler.is_compiling = is_compiling
-
-
-def _has_own_torch_function(thing: Any) -> bool:
-    none = torch._C._disabled_torch_function_impl
-    return type(thing) is not torch.Tensor and (
-        getattr(type(thing), "__torch_function__", none) is not none
-    )
 
 
 class _UnseededGenerator:

@@ -12,9 +12,9 @@ import torch
 
 from offload.constants import same_constant
 from offload.errors import CaptureError
-from offload.record.modes import eager_paths_taken, reads_avoided
 from offload.record.operators import is_tensor
 from offload.record.python_state import PythonState
+from offload.record.thread_lookups import CompilingAnswers, eager_paths_taken
 from offload.structure import (
     OpaqueStructure,
     Structure,
@@ -63,7 +63,7 @@ class Surroundings:
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
             if self.avoids_reads:
-                enter(reads_avoided(True))
+                enter(CompilingAnswers(told=True).given())
                 enter(eager_paths_taken())
             if self.default_device is not None:
                 enter(self.default_device)
@@ -83,7 +83,8 @@ def is_called_again() -> bool:
 
 
 @contextlib.contextmanager
-def _called_again() -> Iterator[None]:
+def called_again() -> Iterator[None]:
+    """Make a recorded call again on this thread."""
     before = is_called_again()
     _calls.again = True
     try:
@@ -135,7 +136,7 @@ class RecordedCall:
                     "change it back, or capture again"
                 )
         args, kwargs = unflatten(self.arguments, list(tensors))
-        with _called_again(), self.surroundings.restored():
+        with called_again(), self.surroundings.restored():
             outcome = self.function(*args, **kwargs)
         try:
             found, structure = flatten(outcome, is_tensor, share_same=True)

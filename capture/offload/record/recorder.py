@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -30,13 +30,12 @@ from offload.record.modes import (
     FunctionMode,
     autocast_cache_off,
     dispatch_mode,
-    eager_paths_taken,
     executions_refused,
-    reads_avoided,
     seeding_noticed,
     seeding_refused,
 )
 from offload.record.operators import check_plain, is_tensor, user_location
+from offload.record.plain_call import PlainCall, plain_call
 from offload.record.python_random import PythonRandom
 from offload.record.recorded_call import RecordedCall, Surroundings
 from offload.record.recording import Recording, opaque_form
@@ -47,8 +46,9 @@ from offload.record.recording_device import (
     refuse_capturing,
 )
 from offload.record.storages import StorageTable, alias
+from offload.record.thread_lookups import CompilingAnswers, eager_paths_taken
 from offload.record.whole_program import SeenCall
-from offload.structure import OpaqueStructure, constants, flatten, unflatten
+from offload.structure import OpaqueStructure, Structure, constants, flatten, unflatten
 
 
 class Recorder:
@@ -66,6 +66,8 @@ class Recorder:
         parameters: Parameters,
         runs_opaque: Callable[[str], bool] = lambda _: False,
         fakes: FakeWeights | None = None,
+        plain: PlainCall | None = None,
+        read_untold: str = "",
     ) -> None:
         """Look at what is going to be called.
 
@@ -75,12 +77,24 @@ class Recorder:
             parameters: its parameters' names.
             runs_opaque: whether a device of this type can run the call as one opaque launch.
             fakes: record under fake tensors; nothing is executed, and the result has no content.
+            plain: the call has been made like any other, and read a tensor on the host. Now it is
+                told that it is being compiled, and must do the same.
+            read_untold: the same under fake tensors, where nothing can be read or compared.
         """
         with torch.no_grad():
             self.table = StorageTable(ModelState(function))
         self._avoids_reads = host_reads == "avoid"
         self._fakes = fakes
-        self._log = LaunchRecorder(self.table, guards_reads=not self._avoids_reads, fakes=fakes)
+        self._read_untold = read_untold if plain is None else plain.read
+        self._answers = CompilingAnswers(told=bool(self._read_untold))
+        self._plain = plain
+        may_defer = self._avoids_reads and fakes is None
+        self._log = LaunchRecorder(
+            self.table,
+            guards_reads=not self._avoids_reads,
+            may_defer=self._answers.may_matter if may_defer else lambda: False,
+            fakes=fakes,
+        )
         self._function = function
         self._parameters = parameters
         self._runs_opaque = runs_opaque
@@ -178,7 +192,7 @@ class Recorder:
                 self._host_state = torch.default_generator.get_state()
             self._log.unseen = f"{', '.join(self._compiled)} is compiled by torch.compile"
         self._surroundings = Surroundings.of_caller(
-            device, avoids_reads=self._avoids_reads and not self._compiled
+            device, avoids_reads=self._answers.told and not self._compiled
         )
 
     def _keep_state(self) -> None:
@@ -190,14 +204,9 @@ class Recorder:
 
     def _enter(self) -> None:
         enter = self._context.enter_context
-        try:
-            enter(self._log.allocations)  # first: the rest replaces what all threads share
-        except RuntimeError:
-            raise CaptureError(
-                "another thread is recording a call: one call of a process is recorded at a time"
-            ) from None
+        enter(self._log.allocations)
         if not self._compiled:
-            enter(reads_avoided(self._avoids_reads))
+            enter(self._answers.given())
         enter(torch.no_grad())
         enter(autocast_cache_off())
         enter(executions_refused())
@@ -239,6 +248,54 @@ class Recorder:
         finally:
             self._log.allocations.close()
 
+    @property
+    def has_deferred(self) -> bool:
+        """Whether the call has read on the host what it may not read if it is told to avoid it."""
+        return self._log.guards.deferred is not None
+
+    @property
+    def read_untold(self) -> str:
+        """The first read that was refused, if the call may avoid it when it is told to."""
+        return self._log.guards.refused_at if self._answers.may_matter() else ""
+
+    def finish_plain(self, result: Any) -> tuple[Any, PlainCall]:
+        """End a call that is to be recorded again, as it read a tensor on the host.
+
+        Returns:
+            The result to hand to the caller, and what the call gave and left.
+
+        Raises:
+            CaptureError: the result, or a change that the call made, cannot be replayed.
+        """
+        refusal = self._log.guards.deferred
+        assert refusal is not None
+        try:
+            self._context.close()
+            self._log.raise_refusal()
+            with torch.no_grad():
+                tensors, structure = self._taken_apart(result)
+                self.table.state.check_python()
+                for tracked in unseen_changes(self.table, frozenset()):
+                    tracked.written = True
+                called = plain_call(
+                    refusal,
+                    self._log.guards.refused_at,
+                    results=tensors,
+                    structure=structure,
+                    table=self.table,
+                    generators=self._log.generators,
+                )
+                return self._handed_out(result, tensors, structure), called
+        finally:
+            self._log.allocations.close()
+
+    def _taken_apart(self, result: Any) -> tuple[list[torch.Tensor], Structure]:
+        self._arguments.check_unchanged(self._call, self._inputs, self.table)
+        try:
+            return flatten(result, is_tensor, share_same=True)
+        except OpaqueStructure as error:
+            raise CaptureError(f"the result cannot be taken apart: {error}") from error
+
     def _end(self) -> None:
         try:
             self._context.close()
@@ -247,13 +304,10 @@ class Recorder:
 
     def _finished(self, result: Any) -> tuple[Any, Recording]:
         with torch.no_grad():
-            self._arguments.check_unchanged(self._call, self._inputs, self.table)
-            try:
-                tensors, structure = flatten(result, is_tensor, share_same=True)
-            except OpaqueStructure as error:
-                raise CaptureError(f"the result cannot be taken apart: {error}") from error
+            tensors, structure = self._taken_apart(result)
             results = tuple(self._result(tensor) for tensor in tensors)
             overlaps, overlapping = self._check_state()
+            self._compare_with_plain(result, tensors)
             seen = SeenCall(
                 self.table,
                 self._log,
@@ -269,20 +323,47 @@ class Recorder:
             recording = self._recording(program, tuple(tensors), overlapping)
             if self._log.allows_unseen:
                 recording = self._with_opaque_form(recording, seen)
-            handed_out = [
-                self._handed_out(one, tensor, program)
-                for one, tensor in zip(results, tensors, strict=True)
-            ]
-        same = all(one is other for one, other in zip(handed_out, tensors, strict=True))
-        return (result if same else unflatten(structure, handed_out)), recording
+            return self._handed_out(result, tensors, structure), recording
 
-    def _handed_out(self, result: Result, tensor: torch.Tensor, program: Program) -> torch.Tensor:
-        """The caller's own tensor, or one on its memory that knows nothing of its twin."""
-        if result.input_leaf >= 0:
-            given: torch.Tensor = self._arguments.tensors[result.input_leaf]
+    def _compare_with_plain(self, result: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """Hold a call that was told that it is being compiled against the same one untold.
+
+        Raises:
+            CaptureError: they differ.
+        """
+        if not self._read_untold:
+            return
+        outcome = "whether it gives what it gives otherwise is not known: nothing was computed"
+        if self._plain is not None:
+            written = [one for one in self.table if one.is_state and one.written]
+            how = self._plain.compare(result, tensors, written)
+            outcome = f"it gives {how} as when it is not"
+        self._log.guards.notes.append(
+            f"avoided: {self._read_untold}: the model was told that it is being compiled "
+            f"(torch.compiler.is_compiling), and {outcome}"
+        )
+
+    def _handed_out(
+        self, result: Any, tensors: Sequence[torch.Tensor], structure: Structure
+    ) -> Any:
+        """A result around the caller's own tensors, or some that know nothing of their twins."""
+        handed_out = [self._own(tensor) for tensor in tensors]
+        same = all(one is other for one, other in zip(handed_out, tensors, strict=True))
+        return result if same else unflatten(structure, handed_out)
+
+    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
+        leaf = self._input_leaf(tensor)
+        if leaf >= 0:
+            given: torch.Tensor = self._arguments.tensors[leaf]
             return given
-        is_view = program.values[result.view.value].role is Role.INPUT
+        tracked = self.table.find(tensor)
+        is_view = tracked is not None and tracked.value.role is Role.INPUT
         return tensor.detach() if is_view else tensor
+
+    def _input_leaf(self, tensor: torch.Tensor) -> int:
+        """The position among the inputs of a tensor that is one of them; -1 of another."""
+        leaves = (leaf for leaf, given in enumerate(self._inputs) if tensor is given)
+        return next(leaves, -1)
 
     def check_unchanged(self) -> None:
         """Make sure that calls made since the recorded one have left Python's state alone.
@@ -324,8 +405,7 @@ class Recorder:
         refuse_own_format(tensor, "a result")
         tracked = self._log.track(tensor, "the result")
         check_result(tracked, self.table.device)
-        leaves = (leaf for leaf, given in enumerate(self._inputs) if tensor is given)
-        return Result(self.table.view(tensor, tracked), next(leaves, -1))
+        return Result(self.table.view(tensor, tracked), self._input_leaf(tensor))
 
     def _recording(
         self, program: Program, results: tuple[torch.Tensor, ...], overlapping: Set[int]

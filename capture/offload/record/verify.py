@@ -12,9 +12,9 @@ from offload.constants import same_constant
 from offload.eager_run import EagerRun, bytes_of
 from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
 from offload.program import Launch, Program, Role, Value
-from offload.record.operators import as_integers
 from offload.record.recording import Recording
 from offload.record.recording_device import current
+from offload.record.same_outcome import as_dtype, is_close
 from offload.torch_names import find_dtype
 
 # Two fills that agree in no byte: what depends on memory that nobody wrote comes out differently.
@@ -229,37 +229,17 @@ def _compare_with_model(recording: Recording, outcome: _Outcome) -> None:
     )
     pairs = zip(outcome.results, recording.results, strict=True)
     for position, (replayed, returned) in enumerate(pairs):
-        if not _close(replayed, returned):
+        if not is_close(replayed, returned):
             raise OutcomeDiffers(
                 f"result {position} differs when the recorded program is run again on the same "
                 f"inputs, or reads memory that nobody wrote: {hint}"
             )
     for identity, (value, content) in outcome.state.items():
         dtype = find_dtype(value.dtype)
-        if not _close(_as_dtype(content, dtype), _as_dtype(recording.after[identity], dtype)):
+        if not is_close(as_dtype(content, dtype), as_dtype(recording.after[identity], dtype)):
             raise OutcomeDiffers(
                 f"{value.name} is left with another content at a second run: {hint}"
             )
-
-
-def _as_dtype(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    whole = content.numel() // dtype.itemsize * dtype.itemsize
-    return content[:whole].clone().view(dtype)  # a copy is aligned, a slice may not be
-
-
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    one, other = (tensor.detach().resolve_conj().resolve_neg() for tensor in (one, other))
-    if torch.equal(as_integers(one), as_integers(other)):
-        return True
-    if one.dtype.is_floating_point and one.element_size() == 1:  # float8 has no tolerance
-        return False
-    try:
-        torch.testing.assert_close(one, other, equal_nan=True)
-    except AssertionError:
-        return False
-    return True
 
 
 def _compare_fills(first: _Outcome, second: _Outcome) -> None:
@@ -272,7 +252,7 @@ def _compare_fills(first: _Outcome, second: _Outcome) -> None:
         for identity, (value, content) in first.state.items()
     ]
     for name, one, other in pairs:
-        if not _close(one, other):
+        if not is_close(one, other):
             raise CaptureError(
                 f"{name} depends on memory that nobody wrote (torch.empty read before it is "
                 "filled): fill it first, with torch.zeros for example"

@@ -1,0 +1,134 @@
+"""A call that was made like any other, as it read a tensor on the host, and is recorded again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from offload.eager_run import bytes_of
+from offload.errors import CaptureError
+from offload.program import Role
+from offload.record.operators import is_tensor
+from offload.record.same_outcome import as_dtype, is_close, same_bits
+from offload.record.storages import StorageTable, TrackedStorage
+from offload.structure import Structure, StructureMismatch, match
+from offload.torch_names import find_dtype
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WrittenState:
+    """The bytes of an input or a weight that a call wrote, before and after it."""
+
+    tracked: TrackedStorage
+    before: torch.Tensor
+    after: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlainCall:
+    """What a call gave and left that was not told that it is being compiled.
+
+    Attributes:
+        refusal: of its first read on the host.
+        read: which read that was, and where.
+        results: the tensors that it returned.
+        structure: their nesting.
+        state: what it wrote, by what tells inputs and weights apart.
+        generators: each generator, its state before and after.
+    """
+
+    refusal: CaptureError
+    read: str
+    results: Sequence[torch.Tensor]
+    structure: Structure
+    state: Mapping[tuple[str, int], WrittenState]
+    generators: Sequence[tuple[torch.Generator, torch.Tensor, torch.Tensor]]
+
+    def put_back(self, *, before: bool) -> None:
+        """Let inputs, weights and generators hold what they held before the call, or after it."""
+        with torch.no_grad():
+            for one in self.state.values():
+                bytes_of(one.tracked.storage).copy_(one.before if before else one.after)
+        for generator, state_before, state_after in self.generators:
+            generator.set_state(state_before if before else state_after)
+
+    def compare(
+        self, result: object, tensors: Sequence[torch.Tensor], written: Iterable[TrackedStorage]
+    ) -> str:
+        """Compare with the same call, told that it is being compiled.
+
+        Args:
+            result: what that returned.
+            tensors: those in it.
+            written: the inputs and weights that it wrote.
+
+        Returns:
+            How they agree, in words.
+
+        Raises:
+            CaptureError: they differ.
+        """
+        try:
+            match(self.structure, result, is_tensor, "the result")
+        except StructureMismatch as error:
+            raise self._differs(f"another result: {error}") from error
+        pairs = [
+            (f"result {position}", plain, told)
+            for position, (plain, told) in enumerate(zip(self.results, tensors, strict=True))
+        ]
+        found = {_key(one): one for one in written}
+        if others := sorted(name for name, _ in found.keys() ^ self.state.keys()):
+            raise self._differs(f"other changes: {', '.join(others)}")
+        for key, one in self.state.items():
+            dtype = find_dtype(one.tracked.value.dtype)
+            contents = (as_dtype(one.after, dtype), as_dtype(found[key].content(), dtype))
+            pairs.append((one.tracked.value.name, *contents))
+        if all(same_bits(plain, told) for _, plain, told in pairs):
+            return "the same bits"
+        for name, plain, told in pairs:
+            if not is_close(plain, told):
+                raise self._differs(f"another {name}{_distance(plain, told)}")
+        return "values that agree within the tolerance of torch.testing.assert_close"
+
+    def _differs(self, what: str) -> CaptureError:
+        return CaptureError(
+            f"{self.refusal}. The model avoids this read where it is told that it is being "
+            f"compiled (torch.compiler.is_compiling), but gives {what} then"
+        )
+
+
+def plain_call(
+    refusal: CaptureError,
+    read: str,
+    *,
+    results: Sequence[torch.Tensor],
+    structure: Structure,
+    table: StorageTable,
+    generators: Iterable[tuple[torch.Generator, torch.Tensor]],
+) -> PlainCall:
+    """What a call gave and left, at its end.
+
+    Raises:
+        CaptureError: it has written state of which nobody kept what it was.
+    """
+    state = {
+        _key(one): WrittenState(one, one.kept(), one.content().clone())
+        for one in table
+        if one.is_state and one.written
+    }
+    moved = [(one, before, one.get_state()) for one, before in generators]
+    return PlainCall(refusal, read, results, structure, state, moved)
+
+
+def _key(tracked: TrackedStorage) -> tuple[str, int]:
+    """Inputs have storages of their own in each recording; of weights some have one name."""
+    is_weight = tracked.value.role is Role.WEIGHT
+    return tracked.value.name, tracked.storage._cdata if is_weight else 0
+
+
+def _distance(plain: torch.Tensor, told: torch.Tensor) -> str:
+    if plain.shape != told.shape or not plain.is_floating_point():
+        return ""
+    return f", which differs by up to {(plain - told).abs().max().item():.3g}"

@@ -1,0 +1,280 @@
+"""A recording sees what eager sees, and other threads see nothing of it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from checks import assert_same, normal
+from torch import nn
+
+import offload
+
+
+def on_another_thread(function):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def found():
+    """What a thread finds where torch's state is looked up."""
+    return (
+        torch.compiler.is_compiling,
+        torch.overrides.has_torch_function,
+        torch.compiler.is_compiling(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack(),
+    )
+
+
+class Asks(nn.Module):
+    """Reads a tensor on the host unless it is told that it is being compiled."""
+
+    def __init__(self, told=lambda x: x * 2):
+        super().__init__()
+        self.told = (told,)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x, into=None):
+        self.count += 1
+        if into is not None:
+            into += x
+        if torch.compiler.is_compiling():
+            return self.told[0](x)
+        return x * 2 if (x == x).all() else x
+
+
+# ---- what the model is told ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host_reads", ["avoid", "guard"])
+def test_a_recording_is_not_told_that_it_is_compiled(host_reads, monkeypatch):
+    def function(x):
+        return x * 1, torch.compiler.is_compiling()
+
+    with offload.capture(function, host_reads=host_reads) as captured:
+        assert not captured(normal(2))[1]
+    # As another thread finds it that compiles at the same time.
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    assert not offload.capture(function, normal(2)).recorded_result[1]
+
+
+@pytest.mark.parametrize("in_block", [False, True])
+def test_a_read_that_the_told_model_avoids(in_block):
+    model, x, into = Asks(), normal(3), torch.zeros(3)
+    if in_block:
+        with offload.capture(model) as captured:
+            y = model(x, into)
+    else:
+        captured = offload.capture(model, x, into)
+        y = captured.recorded_result
+    assert torch.equal(y, x * 2)
+    assert model.count.item() == 1
+    assert torch.equal(into, x)
+    (note,) = captured.program.host_reads
+    assert "told that it is being compiled" in note
+    assert "same bits" in note
+    assert "test_recording_thread.py:" in note
+    other = normal(3)
+    assert torch.equal(captured(other, into), other * 2)
+    assert model.count.item() == 2
+    assert note in captured.explain()
+
+
+def test_a_told_model_that_is_close():
+    captured = offload.capture(Asks(lambda x: x * 2 * (1 + 1e-7)), torch.ones(3))
+    assert "tolerance" in captured.program.host_reads[0]
+
+
+def test_results_of_a_told_model_are_the_plain_calls():
+    """The caller gets what eager gives, also where kernels differ."""
+    x = torch.ones(3)
+    captured = offload.capture(Asks(lambda x: x * 2 + 1e-6), x)
+    assert torch.equal(captured.recorded_result, x * 2)
+
+
+@pytest.mark.parametrize("through", ["model", "handle"])
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (lambda x: x * 3, "another result 0, which differs by up to 1"),
+        (lambda x: (x * 2, x), "another result"),
+        (lambda x: x.double() * 2, "another result 0"),
+    ],
+)
+def test_a_told_model_that_gives_something_else(told, said, through):
+    model, x, into = Asks(told), torch.ones(3), torch.zeros(3)
+    with (
+        pytest.raises(offload.CaptureError, match=said) as raised,
+        offload.capture(model) as handle,
+    ):
+        (model if through == "model" else handle)(x, into)
+    assert "test_recording_thread.py:" in str(raised.value)
+    assert model.count.item() == 1  # what one eager call leaves
+    assert torch.equal(into, x)
+
+
+def test_a_told_model_that_changes_something_else():
+    class Counts(Asks):
+        def forward(self, x, into=None):
+            if torch.compiler.is_compiling():
+                self.count += 1
+            return super().forward(x)
+
+    model = Counts()
+    with pytest.raises(offload.CaptureError, match="count"):
+        offload.capture(model, torch.ones(2))
+    assert model.count.item() == 1
+
+
+def test_a_told_model_that_raises_or_reads():
+    def fail(x):
+        raise ValueError("not like this")
+
+    with pytest.raises(offload.CaptureError, match="reads a tensor's value") as raised:
+        offload.capture(Asks(fail), torch.ones(2))
+    assert "ValueError: not like this" in raised.value.__notes__[0]
+    with pytest.raises(offload.CaptureError, match="reads a tensor's value") as raised:
+        offload.capture(Asks(lambda x: x * x.sum().item()), torch.ones(2))
+    assert "CaptureError" in raised.value.__notes__[0]
+
+
+def test_a_read_is_refused_at_once_where_nobody_asks():
+    calls = []
+
+    def function(x):
+        calls.append(None)
+        total = x.sum().item()
+        calls.append(None)
+        return x * total
+
+    with pytest.raises(offload.CaptureError, match="reads a tensor's value"):
+        offload.capture(function, normal(2))
+    assert len(calls) == 1
+
+
+def test_random_numbers_of_a_told_model():
+    def function(x):
+        noise = torch.rand(3)
+        if not torch.compiler.is_compiling() and x.sum() > 1e9:
+            return x
+        return x + noise
+
+    torch.manual_seed(4)
+    captured = offload.capture(function, torch.zeros(3))
+    after = torch.rand(3)
+    torch.manual_seed(4)
+    assert torch.equal(captured.recorded_result, torch.rand(3))
+    assert torch.equal(after, torch.rand(3))
+
+
+# ---- other threads -------------------------------------------------------------------------------
+
+
+def test_other_threads_find_torchs_own():
+    before, seen = found(), queue.SimpleQueue()
+
+    def function(x):
+        seen.put(on_another_thread(found))
+        if not torch.compiler.is_compiling() and x.sum() > 1e9:
+            return x
+        return nn.functional.relu(x)
+
+    captured = offload.capture(function, normal(2))
+    assert captured.program.host_reads  # so it was told
+    assert [seen.get(), seen.get()] == [before, before]
+    assert seen.empty()
+    assert found() == before
+
+
+def test_the_same_model_in_another_thread_is_eager():
+    inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    elsewhere = queue.SimpleQueue()
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            if threading.current_thread() is threading.main_thread():
+                other = torch.ones(2, 4)
+                elsewhere.put(on_another_thread(lambda: model(other)))
+            return self.inner(x)
+
+    model, x = Outer(), normal(2, 4)
+    with torch.no_grad():
+        with offload.capture(model) as captured:
+            y = model(x)
+        assert_same(y, inner(x))
+        assert_same(captured(x), inner(x))
+        assert len(captured.program.launches) == 2
+        there = elsewhere.get()
+        assert there.requires_grad  # which a recording switches off, on its own thread
+        assert_same(there.detach(), inner(torch.ones(2, 4)))
+
+
+def test_a_call_on_another_thread_is_not_the_blocks():
+    model, x = nn.Linear(2, 2), normal(1, 2)
+    with (
+        pytest.raises(offload.CaptureError, match="another thread has called it"),
+        offload.capture(model),
+    ):
+        assert_same(on_another_thread(lambda: model(x)), model.forward(x))
+    assert_same(offload.capture(model, x).recorded_result, model.forward(x).detach())
+
+
+def test_captures_of_several_threads_wait():
+    recording, at_once = queue.SimpleQueue(), queue.SimpleQueue()
+    start = threading.Barrier(6)
+
+    def function(x):
+        recording.put(None)
+        at_once.put(recording.qsize())
+        y = x.sin() * 2
+        threading.Event().wait(0.005)
+        recording.get()
+        return y
+
+    def work(_):
+        start.wait()
+        results = []
+        for _ in range(10):
+            x = normal(4)
+            results.append((x, offload.capture(function, x)(x)))
+        return results
+
+    with ThreadPoolExecutor(6) as pool:
+        for results in pool.map(work, range(6)):
+            for x, y in results:
+                assert torch.equal(y, x.sin() * 2)
+    assert [at_once.get() for _ in range(at_once.qsize())] == [1] * 60
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_captures_while_another_thread_recorded():
+    go_on, under_way = threading.Event(), threading.Event()
+
+    def slow(x):
+        under_way.set()
+        assert go_on.wait(60)
+        return x * 2
+
+    x = normal(2)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(offload.capture, slow, x)
+        assert under_way.wait(60)
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                status = int(not torch.equal(offload.capture(torch.sin, x)(x), x.sin()))
+            finally:
+                os._exit(status)
+        go_on.set()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert torch.equal(other.result().recorded_result, x * 2)
