@@ -100,7 +100,7 @@ def test_servers(run_page, capsys):
     assert "index 9 is out of bounds" in printed
     assert names["answer"].shape == (1, 8)
     assert len(names["answers"]) == 200
-    assert names["worker"].exitcode == 0
+    assert names["child"].exitcode == 0
     assert names["service"](names["example"]).equal(names["expected"])
     assert names["run"].closed
 
