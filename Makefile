@@ -57,7 +57,7 @@ $(VENV)/bench: $(VENV)/installed
 	$(PIP) -c $(CONSTRAINTS) --no-build-isolation -e '.[bench]'
 	touch $@
 
-bench: $(VENV)/bench ## measure against the peers on this machine; writes docs/measurements and the README's tables
+bench: $(VENV)/bench ## measure against the peers on this machine; writes docs/measurements and the tables made of them
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest bench --benchmark-enable --benchmark-only \
 		--benchmark-json=docs/measurements/cpu.json
 	$(BIN)/python bench/publish.py docs/measurements/cpu.json

@@ -1,7 +1,7 @@
-"""Makes the plots of a report, and the README's tables from it.
+"""Makes the plots of a report, the README's table, and the tables of the measurements page.
 
-The tables are written between two marker lines, and the plots beside the report, named after it and
-the claim. The same report gives the same files.
+Tables are written between two marker lines of each page, and plots beside the report, named after
+it and the claim. The same report gives the same files.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from measurements import Case, Claim, Ratio, Report, ReportError, read_report
+from measurements import Case, Claim, Figure, Ratio, Report, ReportError, read_report
 from plots import plot_claim
 
 BEGIN = "<!-- measurements: begin, written by bench/publish.py -->"
 END = "<!-- measurements: end -->"
 ROOT = Path(__file__).parents[1]
 MAIN_CLAIM = "replay"
+OURS = "offload"
+BASELINE = "eager"
+_MICROSECONDS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 _VERDICTS = {True: "yes", False: "**no**", None: "not decided"}
 
 
@@ -53,11 +56,44 @@ def machine_line(machine: dict[str, Any]) -> str:
     )
 
 
-def peers_table(claim: Claim) -> str:
-    """Models by peers: how many times as fast a replay is."""
+def times_table(claim: Claim) -> str:
+    """Models by contenders: the median time of a call in microseconds, and the gain over eager."""
+    peers = [peer for peer in _common_peers(claim) if peer != BASELINE]
+    lines = [
+        f"| model | {BASELINE} | **{OURS}** | gain | " + " | ".join(peers) + " |",
+        "|---" + "|---:" * (len(peers) + 3) + "|",
+    ]
+    for case in claim.cases:
+        gain = case.ratios.get(BASELINE)
+        cells = [
+            case.title,
+            _microseconds(case.figures.get(BASELINE)),
+            f"**{_microseconds(case.figures.get(OURS))}**",
+            "–" if gain is None else f"{_number(gain.value)} ×",
+            *(_microseconds(case.figures.get(peer)) for peer in peers),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _common_peers(claim: Claim) -> list[str]:
+    """The peers of every case, present or absent, in the order of the report."""
     tried = [{**case.ratios, **case.absent} for case in claim.cases]
     peers = dict.fromkeys(peer for one in tried for peer in one)
-    shown = [peer for peer in peers if all(peer in one for one in tried)]
+    return [peer for peer in peers if all(peer in one for one in tried)]
+
+
+def _microseconds(figure: Figure | None) -> str:
+    """Three digits of a time; a dash where nothing was measured."""
+    if figure is None:
+        return "–"
+    in_microseconds = figure.value * _MICROSECONDS[figure.unit]
+    return f"{in_microseconds:,.0f}" if in_microseconds >= 100 else f"{in_microseconds:#.3g}"
+
+
+def peers_table(claim: Claim) -> str:
+    """Models by peers: how many times as fast a replay is."""
+    shown = _common_peers(claim)
     lines = ["| model | " + " | ".join(shown) + " |", "|---" * (len(shown) + 1) + "|"]
     for case in claim.cases:
         cells = [_cell(case.ratios.get(peer)) for peer in shown]
@@ -121,17 +157,43 @@ def worst_ratio(claim: Claim) -> tuple[Case, str, Ratio] | None:
     return case, name, ratio
 
 
-def readme_text(report: Report, folder: str, stem: str) -> str:
-    """All that stands between the markers."""
-    main_claim = next((one for one in report.claims if one.name == MAIN_CLAIM), None)
-    parts = [
-        f"{machine_line(dict(report.machine))} How many times as fast as each peer a replay is, "
-        f"with the 99 % interval ([all figures]({folder}/{stem}.json)):"
-    ]
-    if main_claim is not None:
-        parts.append(peers_table(main_claim))
-    parts += ["What is claimed, one benchmark file each:", claims_table(report, folder, stem)]
+def readme_text(report: Report) -> str:
+    """The README's text between the markers: the machine, and the time of a call."""
+    parts = [machine_line(dict(report.machine))]
+    if (main_claim := _main_claim(report)) is not None:
+        parts = [
+            "Microseconds for one call, from tensors to tensors; the median. "
+            f"{parts[0]} *Gain*: {BASELINE} divided by {OURS}, round by round.",
+            times_table(main_claim),
+        ]
     return "\n\n".join(parts)
+
+
+def page_text(report: Report, folder: str, stem: str) -> str:
+    """The measurements page's text between the markers: peers with intervals, and all claims.
+
+    Args:
+        report: what was measured.
+        folder: the report's, as seen from the page.
+        stem: of the report's file and of its plots.
+    """
+    parts = [
+        f"{machine_line(dict(report.machine))} [All figures]({folder}/{stem}.json).",
+        "## Claims",
+        claims_table(report, folder, stem),
+    ]
+    if (main_claim := _main_claim(report)) is not None:
+        parts += [
+            "## Peers",
+            "How many times as fast as each peer a replay is, with the 99 % interval; below 1 the "
+            "peer is faster.",
+            peers_table(main_claim),
+        ]
+    return "\n\n".join(parts)
+
+
+def _main_claim(report: Report) -> Claim | None:
+    return next((one for one in report.claims if one.name == MAIN_CLAIM), None)
 
 
 def print_report(console: Console, report: Report) -> None:
@@ -169,16 +231,23 @@ def _rows(case: Case) -> Iterator[tuple[str, ...]]:
     "--readme",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=ROOT / "README.md",
-    help="The page with the markers.",
+    help="The page for the table of times, with the markers.",
 )
-def main(report_file: Path, readme: Path) -> None:
-    """Plots beside the report, tables into the README, all ratios on the terminal."""
+@click.option(
+    "--page",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=ROOT / "docs" / "measurements.md",
+    help="The page for claims and peers, with the markers.",
+)
+def main(report_file: Path, readme: Path, page: Path) -> None:
+    """Plots beside the report, tables into both pages, all ratios on the terminal."""
     try:
         report = read_report(report_file)
-        folder = report_file.resolve().parent.relative_to(readme.resolve().parent).as_posix()
-        page = insert(
-            readme.read_text(encoding="utf-8"), readme_text(report, folder, report_file.stem)
-        )
+        folder = report_file.resolve().parent.relative_to(page.resolve().parent).as_posix()
+        texts = {readme: readme_text(report), page: page_text(report, folder, report_file.stem)}
+        pages = {
+            path: insert(path.read_text(encoding="utf-8"), text) for path, text in texts.items()
+        }
     except (ReportError, MarkersMissing) as error:
         raise click.ClickException(str(error)) from error
     console = Console()
@@ -187,8 +256,9 @@ def main(report_file: Path, readme: Path) -> None:
         path = report_file.with_name(f"{report_file.stem}_{claim.name}.svg")
         plot_claim(claim, path)
         console.print(f"wrote {path.name}")
-    readme.write_text(page, encoding="utf-8")
-    console.print(f"wrote {readme.name}")
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
+        console.print(f"wrote {path.name}")
 
 
 if __name__ == "__main__":

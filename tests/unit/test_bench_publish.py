@@ -1,8 +1,10 @@
-"""bench/publish.py puts what a report holds, and nothing else, into the README and the plots."""
+"""bench/publish.py puts what a report holds, and nothing else, into its two pages and the plots."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -24,7 +26,12 @@ def curve(*values):
     return measurements.Curve("launches", tuple(4.0**n for n in range(len(values))), figures)
 
 
+def time(value, unit="ns"):
+    return measurements.figure_of([value] * 5, unit)
+
+
 LOOP = {"C++ loop": ratio(0.9)}
+TIMES = {"offload": time(38_326), "eager": time(207_211), "OpenVINO": time(27.8855, "us")}
 CLAIMS = {
     "replay": (
         "Replays are quick.",
@@ -32,9 +39,13 @@ CLAIMS = {
             reports.case(
                 "small",
                 ratios={"eager": ratio(6.5, 1), "OpenVINO": ratio(0.5), **LOOP},
+                figures={**TIMES, "C++ loop": time(1)},
             ),
             reports.case(
-                "large", ratios={"eager": ratio(1.5, 1)}, absent={"OpenVINO": "ImportError: none"}
+                "large",
+                ratios={"eager": ratio(1.5, 1)},
+                figures={"offload": time(7.6, "ms"), "eager": time(11_400_000)},
+                absent={"OpenVINO": "ImportError: none"},
             ),
         ],
     ),
@@ -51,17 +62,27 @@ CLAIMS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """A report and the two pages that show it."""
+
+    report: Path
+    readme: Path
+    page: Path
+
+    def run(self):
+        options = ["--readme", str(self.readme), "--page", str(self.page)]
+        return CliRunner(env={"COLUMNS": "200"}).invoke(publish.main, [str(self.report), *options])
+
+
 def write_files(folder):
-    (folder / "docs").mkdir()
-    readme = folder / "README.md"
-    readme.write_text(PAGE)
-    return reports.write_report(folder / "docs" / "cpu.json", CLAIMS), readme
-
-
-def run(report, readme):
-    return CliRunner(env={"COLUMNS": "200"}).invoke(
-        publish.main, [str(report), "--readme", str(readme)]
-    )
+    docs = folder / "docs"
+    (docs / "figures").mkdir(parents=True)
+    files = Files(docs / "figures" / "cpu.json", folder / "README.md", docs / "measurements.md")
+    files.readme.write_text(PAGE)
+    files.page.write_text(PAGE)
+    reports.write_report(files.report, CLAIMS)
+    return files
 
 
 @pytest.fixture
@@ -71,15 +92,25 @@ def files(tmp_path):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """The report and the page, once published; tests only read them."""
-    report, readme = write_files(tmp_path_factory.mktemp("published"))
-    outcome = run(report, readme)
+    """The report and the pages, once published; tests only read them."""
+    files = write_files(tmp_path_factory.mktemp("published"))
+    outcome = files.run()
     assert outcome.exit_code == 0, outcome.output
-    return report, readme
+    return files
+
+
+def test_the_readme_has_one_table_of_times(published):
+    readme = published.readme.read_text()
+    assert "| model | eager | **offload** | gain | OpenVINO |" in readme
+    assert "| small | 207 | **38.3** | 6.5 × | 27.9 |" in readme
+    assert "| large | 11,400 | **7,600** | 1.5 × | – |" in readme
+    assert len(re.findall(r"^\|---", readme, re.MULTILINE)) == 1
+    assert "Test Processor" in readme
+    assert "promised" not in readme
 
 
 def test_tables_hold_the_ratios(published):
-    page = published[1].read_text()
+    page = published.page.read_text()
     assert "| model | eager | OpenVINO |" in page
     assert "| small | 6.5 (6.4–6.6) | 0.50 (0.40–0.60) |" in page
     assert "| large | 1.5 (1.4–1.6) | – |" in page
@@ -90,7 +121,7 @@ def test_tables_hold_the_ratios(published):
 
 
 def test_promises_are_judged(published):
-    page = published[1].read_text()
+    page = published.page.read_text()
     verdicts = {
         claim: line.rsplit("|", 2)[1].strip()
         for claim in ("Replays", "Headers", "Arenas", "Perhaps", "No promise")
@@ -109,24 +140,25 @@ def test_promises_are_judged(published):
     assert "2.0 (1.9–2.1), nothing promised here: C; eager" in page
 
 
-def test_the_rest_of_the_page_stays_and_writing_again_changes_nothing(published):
-    page = published[1].read_text()
-    assert page.startswith("# title\n\nbefore\n\n")
-    assert page.endswith("\n\nafter\n")
-    assert "\nold\n" not in page
-    pictures = {path: path.read_bytes() for path in published[0].parent.glob("*.svg")}
-    run(*published)
-    assert published[1].read_text() == page
-    assert pictures == {path: path.read_bytes() for path in published[0].parent.glob("*.svg")}
+def test_the_rest_of_a_page_stays_and_writing_again_changes_nothing(published):
+    for path in (published.readme, published.page):
+        text = path.read_text()
+        assert text.startswith("# title\n\nbefore\n\n")
+        assert text.endswith("\n\nafter\n")
+        assert "\nold\n" not in text
+    written = [*published.report.parent.glob("*.svg"), published.readme, published.page]
+    before = {path: path.read_bytes() for path in written}
+    published.run()
+    assert {path: path.read_bytes() for path in written} == before
 
 
 def test_each_claim_has_a_plot_with_its_words(published):
-    page = published[1].read_text()
+    page = published.page.read_text()
     for name, (text, cases) in CLAIMS.items():
-        path = published[0].with_name(f"cpu_{name}.svg")
+        path = published.report.with_name(f"cpu_{name}.svg")
         words = "".join(ElementTree.parse(path).getroot().itertext())
         assert text in words
-        assert f"](docs/{path.name})" in page
+        assert f"](figures/{path.name})" in page
         for case in cases:
             labels = case.curves if any(one.curves for one in cases) else case.ratios
             assert all(label in words for label in labels)
@@ -134,16 +166,18 @@ def test_each_claim_has_a_plot_with_its_words(published):
 
 def test_ratios_stand_in_the_plot(published):
     words = "".join(
-        ElementTree.parse(published[0].with_name("cpu_replay.svg")).getroot().itertext()
+        ElementTree.parse(published.report.with_name("cpu_replay.svg")).getroot().itertext()
     )
     assert {"6.5", "0.5", "1.5"} <= set(re.findall(r"[\d.]+", words))
 
 
 def test_no_links_lead_nowhere(published):
-    for link in re.findall(r"\]\(([^)]+)\)", published[1].read_text()):
-        assert (published[1].parent / link).exists()
+    for path in (published.readme, published.page):
+        for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
+            assert (path.parent / link).exists()
 
 
+@pytest.mark.parametrize("which", ["readme", "page"])
 @pytest.mark.parametrize(
     "page",
     [
@@ -155,19 +189,25 @@ def test_no_links_lead_nowhere(published):
         PAGE + PAGE,
     ],
 )
-def test_a_page_without_its_markers_is_left_alone(files, page):
-    files[1].write_text(page)
-    outcome = run(*files)
+def test_a_page_without_its_markers_is_left_alone(files, which, page):
+    getattr(files, which).write_text(page)
+    outcome = files.run()
     assert outcome.exit_code == 1
     assert "expected once each" in outcome.output
-    assert files[1].read_text() == page
-    assert not list(files[0].parent.glob("*.svg"))
+    for name in ("readme", "page"):
+        assert getattr(files, name).read_text() == (page if name == which else PAGE)
+    assert not list(files.report.parent.glob("*.svg"))
 
 
-def test_the_projects_readme_has_its_markers_and_the_report_its_plots():
-    page = (publish.ROOT / "README.md").read_text()
-    report = publish.ROOT / "docs" / "measurements" / "cpu.json"
-    text = publish.readme_text(measurements.read_report(report), "docs/measurements", "cpu")
-    assert publish.insert(page, text) == page, "run: python bench/publish.py"
-    for link in re.findall(r"\]\((docs/measurements/[^)]+)\)", text):
-        assert (publish.ROOT / link).is_file()
+def test_the_projects_pages_have_their_markers_and_the_report_its_plots():
+    docs = publish.ROOT / "docs"
+    report = measurements.read_report(docs / "measurements" / "cpu.json")
+    claims = publish.page_text(report, "measurements", "cpu")
+    for path, text in (
+        (publish.ROOT / "README.md", publish.readme_text(report)),
+        (docs / "measurements.md", claims),
+    ):
+        page = path.read_text()
+        assert publish.insert(page, text) == page, "run: python bench/publish.py"
+    for link in re.findall(r"\]\((measurements/[^)]+)\)", claims):
+        assert (docs / link).is_file()

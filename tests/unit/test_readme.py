@@ -1,32 +1,73 @@
-"""The README's examples run as they stand."""
+"""The examples of the README and of the pages run as they stand, and their links lead somewhere."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
+import pytest
 import safetensors.torch
 import torch
 from torch.nn.functional import linear
 
 import offload
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+PAGES = (README, *sorted(DOCS.glob("*.md")))
+
+# By which test each page's examples run.
+TESTED = {
+    "README.md": "test_five_minutes",
+    "llm_decoding.md": "tests/unit/test_llm_decoding.py",
+    "saving.md": "test_saving",
+    "servers.md": "test_servers",
+    "streaming.md": "test_streaming",
+    "timelines.md": "test_timelines",
+    "varying_lengths.md": "test_varying_lengths",
+}
 
 
-def run_example(title: str) -> dict[str, object]:
-    """Run the example of a section; its names."""
-    section = README.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    names: dict[str, object] = {}
-    exec(compile(block, str(README), "exec"), names)
-    return names
+def blocks_of(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-def test_where_the_time_goes(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def run_page(tmp_path, monkeypatch):
+    """Runs a page's examples, one after the other in a folder of their own; gives their names."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    names = run_example("Where the time goes")
+
+    def run(page: Path) -> dict[str, object]:
+        names: dict[str, object] = {"__name__": page.stem}
+        for block in blocks_of(page):
+            exec(compile(block, str(page), "exec"), names)
+        return names
+
+    return run
+
+
+def test_five_minutes(run_page, capsys):
+    names = run_page(README)
+    printed = capsys.readouterr().out
+    assert "aten::addmm" in printed
+    assert "words patched" in printed
+    captured, again, x = names["captured"], names["again"], names["x"]
+    assert isinstance(captured, offload.Captured)
+    assert isinstance(again, offload.Captured)
+    expected = captured(x)
+    assert names["y"].equal(expected)
+    assert names["out"].equal(expected)
+    assert again(x).equal(expected)
+    assert names["y_eager"].equal(expected)
+    assert names["block"](x).equal(expected)
+    assert names["y_compiled"].equal(expected)
+
+
+def test_timelines(run_page, tmp_path, capsys):
+    names = run_page(DOCS / "timelines.md")
     assert "predicted" in capsys.readouterr().out
     assert [one.scheduling for one in names["both"].executions] == ["host", "offload"]
     for name in ("timeline.json", "timeline.svg", "timeline.html"):
@@ -34,24 +75,8 @@ def test_where_the_time_goes(tmp_path, monkeypatch, capsys):
     assert list((tmp_path / "offload").glob("costs-cpu-*.json"))
 
 
-def test_five_minutes(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names = run_example("Five minutes")
-    printed = capsys.readouterr().out
-    assert "aten::addmm" in printed
-    assert "words patched" in printed
-    again, x = names["again"], names["x"]
-    assert isinstance(again, offload.Captured)
-    captured = names["captured"]
-    assert isinstance(captured, offload.Captured)
-    assert again(x).equal(captured(x))
-    assert captured.recorded_result.equal(names["y"])
-    assert captured(x).equal(names["y4"])
-
-
-def test_a_model_larger_than_its_budget(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names = run_example("A model larger than its budget")
+def test_streaming(run_page, tmp_path, capsys):
+    names = run_page(DOCS / "streaming.md")
     printed = capsys.readouterr().out
     assert "least budget" in printed
     assert "of weights streamed at" in printed
@@ -64,3 +89,104 @@ def test_a_model_larger_than_its_budget(tmp_path, monkeypatch, capsys):
     torch.testing.assert_close(y, expected)
     run.streaming.replace({f"15.{name}": weights[f"15.{name}"] * 0 for name in ("weight", "bias")})
     assert run(x).count_nonzero() == 0
+
+
+# The page forks a process, in which torch's and the pool's threads have been started.
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_servers(run_page, capsys):
+    names = run_page(DOCS / "servers.md")
+    printed = capsys.readouterr().out
+    assert "expected Float[1, 64], got Float[3, 64]" in printed
+    assert "index 9 is out of bounds" in printed
+    assert names["answer"].shape == (1, 8)
+    assert len(names["answers"]) == 200
+    assert names["child"].exitcode == 0
+    assert names["service"](names["example"]).equal(names["expected"])
+    assert names["run"].closed
+
+
+def test_a_pool_that_is_full_refuses(run_page):
+    names = run_page(DOCS / "servers.md")
+    pool = names["Pool"](names["captured"], (names["example"],), n_workers=1, n_waiting=2)
+    held = pool._idle.get()  # no worker goes on
+    admitted = [pool.submit(names["example"]) for _ in range(3)]
+    with pytest.raises(names["Overloaded"]):
+        pool.submit(names["example"])
+    pool._idle.put(held)
+    assert all(one.result().equal(names["expected"]) for one in admitted)
+    assert pool.submit(names["example"]).result().equal(names["expected"])
+    pool.close()
+    assert held.closed
+
+
+def test_varying_lengths(run_page, capsys):
+    names = run_page(DOCS / "varying_lengths.md")
+    buckets = names["buckets"]
+    lengths = [int(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    assert lengths == buckets.lengths == [16, 32, 64]
+    # One execution warmed it up; requests of 1 and 16 tokens, and one in another arena.
+    assert [run.last_execution.n_executions for run in buckets.runs] == [4, 2, 2]
+    with pytest.raises(ValueError, match="65 tokens are more than 64"):
+        buckets(torch.zeros(1, 65, dtype=torch.long))
+
+
+def test_saving(run_page, tmp_path, capsys):
+    names = run_page(DOCS / "saving.md")
+    assert "a generator of its own" in capsys.readouterr().out
+    assert not (tmp_path / "noisy.offload").exists()
+    assert (tmp_path / "model.offload").exists()
+    with pytest.raises(offload.CaptureError):
+        _ = names["opened"].recorded_result
+    with pytest.raises(offload.CopyError):
+        names["captured"].__reduce_ex__(2)
+
+
+def test_every_example_runs_in_a_test():
+    assert {page.name for page in PAGES if blocks_of(page)} == TESTED.keys()
+    assert all(name in globals() or (ROOT / name).exists() for name in TESTED.values())
+
+
+def test_the_readme_is_short_and_in_order():
+    text = README.read_text()
+    assert len(text.splitlines()) <= 200
+    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert titles == [
+        "Two commands",
+        "The whole in a picture",
+        "Five minutes",
+        "How fast",
+        "Limits",
+        "Where to read on",
+    ]
+    table = re.findall(r"^\|.*×.*\|$", text, re.MULTILINE)
+    assert table, "the table of measurements is published"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    links = [one for one in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in one]
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), link
+
+
+def test_every_page_is_in_the_index():
+    index = (DOCS / "index.md").read_text()
+    for page in DOCS.glob("*.md"):
+        assert page.name == "index.md" or f"]({page.name}" in index, page.name
+
+
+def test_make_has_the_targets_that_pages_name():
+    named = {one for page in PAGES for one in re.findall(r"`make ([a-z-]+)`", page.read_text())}
+    listed = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert named <= {line.split()[0] for line in listed.stdout.splitlines()}
