@@ -37,7 +37,12 @@ HOST_READS = ("avoid", "guard")
 _recording = threading.local()
 
 
-def _refuse_nested() -> None:
+def refuse_nested() -> None:
+    """Refuse a capture inside of a call that this thread records.
+
+    Raises:
+        CaptureError: this thread is recording.
+    """
     if getattr(_recording, "active", False):
         raise CaptureError(
             "a call is being recorded already: capture inside a captured call is not possible"
@@ -185,7 +190,7 @@ class _OneRecording:
         Raises:
             CaptureError: a call is being recorded, or was recorded, already; or this one cannot be.
         """
-        _refuse_nested()
+        refuse_nested()
         refuse_hidden_reads(self._function)
         refuse_fake_mode()
         _turn.take()
@@ -390,7 +395,7 @@ def _stored_tensors(
         raise CaptureError(f"host_reads: expected one of {HOST_READS}, got {host_reads!r}")
     if not callable(model):
         raise CaptureError(f"expected a module or a function, got a {type(model).__qualname__}")
-    _refuse_nested()
+    refuse_nested()
     if weights is not None and host_reads != "avoid":
         raise CaptureError(
             f"host_reads={host_reads!r}: nothing is computed while a model with weights= is "

@@ -9,14 +9,17 @@ from __future__ import annotations
 import dataclasses
 import re
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.utils import counters
 
 from offload.api import capture
+from offload.capture_block import refuse_nested
 from offload.captured import Captured
 from offload.errors import CaptureError
 from offload.record import is_user_file, located_at
@@ -24,8 +27,12 @@ from offload.record import is_user_file, located_at
 # Captures that one compiled graph may make; each holds an arena and its own constants.
 CAPTURE_LIMIT = 16
 
-# One call of a process is recorded at a time; other threads' first calls wait for it.
+# What a graph does when it is called with more combinations of sizes than it may capture.
+BEYOND_LIMIT = ("eager", "raise")
+
+# Of threads that call a graph with one new size at once, one records it.
 _one_recording = threading.RLock()
+_counting = threading.Lock()
 
 
 def backend(
@@ -37,21 +44,25 @@ def backend(
 ) -> Callable[..., Any]:
     """Capture a traced graph at its first call, and execute the capture afterwards.
 
-    A graph of dynamic sizes is captured once for each combination of sizes that it is called with.
+    A graph of dynamic sizes is captured once for each combination of sizes that it is called with,
+    up to a limit. Calls with other sizes then run the graph eagerly, with one warning per graph;
+    `torch._dynamo.utils.counters["offload"]` counts them as `calls_beyond_limit`, beside the
+    `captures` of all graphs.
     Nothing is recorded or refused before that call: torch would wrap an error raised here, or,
     with `suppress_errors`, run the model without offload.
 
     Args:
         graph_module: what torch traced, or any GraphModule of torch operators.
         example_inputs: inputs like those of the call; tensors may be fake and sizes symbolic.
-        options: `capture_limit`, the number of combinations of sizes, by default CAPTURE_LIMIT; and
+        options: `capture_limit`, the number of combinations of sizes, by default CAPTURE_LIMIT;
+            `beyond_limit`, what calls with further ones do: "eager" (the default) or "raise"; and
             `host_reads`, as for `offload.capture`.
         mode: refused, for offload has none.
 
     Returns:
         What to call in the graph's place. It raises CaptureError if the call cannot be recorded,
-        gradients are needed, or the limit is reached; BindingError and ExecutionError like an
-        Executable.
+        gradients are needed, or with `beyond_limit="raise"` the limit is reached; BindingError and
+        ExecutionError like an Executable.
     """
     return CompiledGraph(graph_module, example_inputs, options or {}, mode)
 
@@ -59,7 +70,9 @@ def backend(
 class CompiledGraph:
     """A traced graph and its captures, one for each combination of sizes and numbers.
 
-    Calls from several threads are safe and run one at a time, like those of an Executable.
+    Thread: any may call. Calls that execute the same capture run one at a time, like those of an
+    Executable; those of others run beside them, and beside a recording. Recordings wait for one
+    another.
     """
 
     def __init__(
@@ -71,6 +84,8 @@ class CompiledGraph:
     ) -> None:
         self._refusal = _refused_settings(options, mode)
         self._capture_limit = options.get("capture_limit", CAPTURE_LIMIT)
+        self._raises_beyond_limit = options.get("beyond_limit") == "raise"
+        self._is_warned = False
         self._host_reads = options.get("host_reads", "avoid")
         self._numbers = _take_numbers(graph_module)
         self._graph = _LocatedGraph(graph_module)
@@ -85,11 +100,11 @@ class CompiledGraph:
         self._captures: dict[tuple[Any, ...], Captured] = {}
 
     def __call__(self, *args: Any) -> Any:
-        """Execute the capture for these sizes, or record it.
+        """Execute the capture for these sizes, or record it; beyond the limit run eagerly.
 
         Raises:
             CaptureError: gradients are needed; the call cannot be recorded; or the graph has been
-                captured for as many sizes as the limit says.
+                captured for as many sizes as the limit says, and is to raise then.
             BindingError: an argument does not fit the recorded call.
             ExecutionError: a launch failed.
         """
@@ -127,22 +142,54 @@ class CompiledGraph:
             )
 
     def _record(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+        if self._refusal is not None:
+            raise CaptureError(self._refusal)
+        if len(self._captures) >= self._capture_limit:  # for good, so no recording is waited for
+            return self._call_beyond_limit(key, args)
+        refuse_nested()  # rather than wait for a thread that waits for this one's recording
         with _one_recording:
-            if (captured := self._captures.get(key)) is not None:  # by another thread meanwhile
-                return captured(*args)
-            if self._refusal is not None:
-                raise CaptureError(self._refusal)
-            if len(self._captures) >= self._capture_limit:
-                raise CaptureError(
-                    f"this compiled graph was captured for {len(self._captures)} combinations of "
-                    f"sizes and numbers, its limit, and is called with another: {key}. Pad the "
-                    "inputs to fewer sizes, pass numbers as tensors, or compile with "
-                    f'options={{"capture_limit": {2 * self._capture_limit}}}'
-                )
-            with capture(self._graph, host_reads=self._host_reads) as captured:
-                result = captured(*args)
-            self._captures[key] = captured
-            return result
+            captured = self._captures.get(key)
+            if captured is None and len(self._captures) < self._capture_limit:
+                with capture(self._graph, host_reads=self._host_reads) as captured:
+                    result = captured(*args)
+                self._captures[key] = captured
+                _count("captures")
+                return result
+        if captured is None:  # other threads have reached the limit meanwhile
+            return self._call_beyond_limit(key, args)
+        return captured(*args)  # another thread has recorded it meanwhile
+
+    def _call_beyond_limit(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+        if (captured := self._captures.get(key)) is not None:  # the last one, recorded meanwhile
+            return captured(*args)
+        reached = (
+            f"this compiled graph was captured for {len(self._captures)} combinations of sizes and "
+            f"numbers, its limit, and is called with another: {key}"
+        )
+        advice = (
+            "Pad the inputs to fewer sizes, pass numbers as tensors, or compile with "
+            f'options={{"capture_limit": {2 * self._capture_limit}}}'
+        )
+        if self._raises_beyond_limit:
+            raise CaptureError(f"{reached}. {advice}")
+        _count("calls_beyond_limit")
+        with _counting:
+            warns, self._is_warned = not self._is_warned, True
+        if warns:
+            warnings.warn(
+                f"{reached}. Calls with further sizes run eagerly from now on, as "
+                'torch._dynamo.utils.counters["offload"]["calls_beyond_limit"] counts. '
+                f'{advice}; with "beyond_limit": "raise" such a call raises CaptureError',
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return self._graph.graph_module(*args)
+
+
+def _count(what: str) -> None:
+    """Count an event where torch's other backends count theirs."""
+    with _counting:
+        counters["offload"][what] += 1
 
 
 # ---- what can be told from the graph ------------------------------------------------------------
@@ -154,8 +201,11 @@ def _refused_settings(options: Mapping[str, Any], mode: str | None) -> str | Non
         return (
             f"torch.compile's mode {mode!r} is not one of offload's, which has none: leave it out"
         )
-    if unknown := sorted(set(options) - {"capture_limit", "host_reads"}):
-        return f"expected no options but capture_limit and host_reads, got {unknown}"
+    if unknown := sorted(set(options) - {"beyond_limit", "capture_limit", "host_reads"}):
+        return f"expected no options but beyond_limit, capture_limit and host_reads, got {unknown}"
+    beyond = options.get("beyond_limit", "eager")
+    if beyond not in BEYOND_LIMIT:
+        return f"beyond_limit: expected one of {', '.join(BEYOND_LIMIT)}, got {beyond!r}"
     limit = options.get("capture_limit", CAPTURE_LIMIT)
     if not isinstance(limit, int) or limit < 1:
         return f"capture_limit: expected a number of captures, 1 or more, got {limit!r}"

@@ -6,6 +6,10 @@
 #include <exception>
 #include <utility>
 
+#ifdef __GLIBCXX__
+#include <cxxabi.h>
+#endif
+
 #include "offload/errors.hpp"
 #include "python_replay.hpp"
 
@@ -42,6 +46,10 @@ PyObject* guarded(PyObject* self, Function function) {
   } catch (py::error_already_set& error) {
     error.restore();
     return nullptr;
+#ifdef __GLIBCXX__
+  } catch (abi::__forced_unwind&) {  // the interpreter ends the thread
+    throw;
+#endif
   } catch (...) {
     return raise_current();
   }

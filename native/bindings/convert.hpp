@@ -10,6 +10,8 @@
 #include <optional>
 #include <vector>
 
+#include "gil.hpp"
+
 namespace offload {
 
 // The tensor in a Python object. Throws pybind11::type_error if it is none.
@@ -38,7 +40,7 @@ c10::IValue to_ivalue(pybind11::handle object, const c10::TypePtr& type, std::op
 template <typename Owner>
 void delete_without_gil(Owner* owner) {
   if (PyGILState_Check() != 0) {
-    const pybind11::gil_scoped_release release;
+    const GilReleased release;
     delete owner;
   } else {
     delete owner;

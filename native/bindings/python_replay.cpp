@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "convert.hpp"
+#include "gil.hpp"
 #include "offload/errors.hpp"
 
 namespace py = pybind11;
@@ -120,7 +121,7 @@ PythonReplay::Place PythonReplay::to_place(py::handle place) {
 py::object PythonReplay::execute(const Arguments& arguments) const {
   const auto call = bound(arguments);
   {
-    const py::gil_scoped_release release;
+    const GilReleased release;
     replay_->execute(call);
   }
   return result(*call);
@@ -257,7 +258,7 @@ void PythonReplay::bind_on_stream(Call& call) const {
 
 void PythonTicket::wait() const {
   const std::shared_ptr<Ticket> ticket = ticket_;
-  const py::gil_scoped_release release;
+  const GilReleased release;
   ticket->wait();
 }
 

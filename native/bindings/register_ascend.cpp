@@ -9,6 +9,7 @@
 #include "ascend/kernel_binary.hpp"
 #include "ascend/offline_model.hpp"
 #include "convert.hpp"
+#include "gil.hpp"
 #include "method_of.hpp"
 #include "registers.hpp"
 #include "resident_seam.hpp"
@@ -131,11 +132,11 @@ py::list described(const std::vector<acl::OfflineTensor>& tensors) {
 }
 
 void register_offline(py::module_& module) {
-  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  using Unlocked = py::call_guard<GilReleased>;
   py::class_<OfflineResident, Resident, std::shared_ptr<OfflineResident>>(module,
                                                                           "AscendOfflineModel")
       .def(py::init([](int index, const std::string& path, bool copies_on_device) {
-             const py::gil_scoped_release release;
+             const GilReleased release;
              return std::shared_ptr<OfflineResident>(
                  new OfflineResident(index, path, copies_on_device),
                  delete_without_gil<OfflineResident>);
@@ -156,7 +157,7 @@ void register_offline(py::module_& module) {
 }
 
 void register_resident(py::module_& module) {
-  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  using Unlocked = py::call_guard<GilReleased>;
   py::class_<AscendResident, Resident, std::shared_ptr<AscendResident>>(module, "AscendResident")
       .def(py::init(&make_resident), py::kw_only(), py::arg("device"), py::arg("arena_bytes"),
            py::arg("kernels"), py::arg("words"), py::arg("relocations"), py::arg("triggers"),

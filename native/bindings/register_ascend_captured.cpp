@@ -5,6 +5,7 @@
 
 #include "ascend/captured_resident.hpp"
 #include "ascend/model_tasks.hpp"
+#include "gil.hpp"
 #include "method_of.hpp"
 #include "registers.hpp"
 #include "resident_seam.hpp"
@@ -36,7 +37,7 @@ std::optional<CopyForm> to_form(const std::optional<std::string>& name) {
 std::shared_ptr<MovingCopies> make_copies(
     int device_index, const std::vector<std::tuple<std::size_t, bool, bool>>& tensors,
     const std::optional<std::string>& form) {
-  const py::gil_scoped_release release;
+  const GilReleased release;
   const Runtime& runtime = Runtime::get();
   const acl::Device device(runtime, device_index);
   std::vector<acl::MovingTensor> moving;
@@ -55,12 +56,12 @@ std::shared_ptr<MovingCopies> make_copies(
 std::function<void()> release_by(py::object function) {
   const std::shared_ptr<PyObject> held(function.release().ptr(), [](PyObject* object) {
     if (Py_IsInitialized() == 0) return;
-    const py::gil_scoped_acquire gil;
+    const GilHeld gil;
     Py_DECREF(object);
   });
   return [held] {
     if (Py_IsInitialized() == 0) return;
-    const py::gil_scoped_acquire gil;
+    const GilHeld gil;
     try {
       py::reinterpret_borrow<py::object>(held.get())();
     } catch (py::error_already_set& error) {
@@ -72,7 +73,7 @@ std::function<void()> release_by(py::object function) {
 // A copy on, to or from the device, which is waited for.
 void copy_memory(int index, void* to, const void* from, std::size_t n_bytes, acl::MemcpyKind kind) {
   if (n_bytes == 0) return;
-  const py::gil_scoped_release release;
+  const GilReleased release;
   const Runtime& runtime = Runtime::get();
   const acl::Device device(runtime, index);
   const acl::ContextScope scope(runtime, device);
@@ -83,7 +84,7 @@ void copy_memory(int index, void* to, const void* from, std::size_t n_bytes, acl
 // With its device's context current.
 template <typename Ask>
 auto ask_model(int device_index, std::uint64_t model, const Ask& ask) {
-  const py::gil_scoped_release release;
+  const GilReleased release;
   const Runtime& runtime = Runtime::get();
   const acl::Device device(runtime, device_index);
   const acl::ContextScope scope(runtime, device);
@@ -172,7 +173,7 @@ py::dict copy_counts(const CapturedResident& resident) {
 }  // namespace
 
 void register_ascend_captured(py::module_& module) {
-  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  using Unlocked = py::call_guard<GilReleased>;
   module.def(
       "ascend_capturing_model",
       [](std::uint64_t stream) {

@@ -2,6 +2,7 @@
 #include "ascend/link_samples.hpp"
 #include "ascend/streamed_steps.hpp"
 #include "convert.hpp"
+#include "gil.hpp"
 #include "registers.hpp"
 #include "resident_seam.hpp"
 #include "weight_arguments.hpp"
@@ -25,7 +26,7 @@ std::shared_ptr<AscendWeightStream> make_stream(int device, std::size_t memory_b
   auto [plan, sources] =
       stream_arguments(memory_bytes, granule_bytes, weights, transfers, n_launches);
   std::function<void()> gives_back = release_by(std::move(release));
-  const py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   return {new AscendWeightStream(device, std::move(plan), std::move(sources), memory,
                                  std::move(gives_back), shares_store),
           delete_without_gil<AscendWeightStream>};
@@ -68,7 +69,7 @@ void register_steps(py::module_& module) {
 }
 
 void register_timer(py::module_& module) {
-  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  using Unlocked = py::call_guard<GilReleased>;
   const auto around = [](void (acl::LaunchTimer::*mark)(acl::Stream)) {
     return [mark](acl::LaunchTimer& timer, std::uint64_t stream) {
       (timer.*mark)(to_handle<acl::Stream>(stream));
@@ -79,7 +80,7 @@ void register_timer(py::module_& module) {
       .def_readonly("host_was_ahead", &acl::LaunchTime::host_was_ahead);
   py::class_<acl::LaunchTimer, std::shared_ptr<acl::LaunchTimer>>(module, "AscendLaunchTimer")
       .def(py::init([](int device) {
-             const py::gil_scoped_release unlocked;
+             const GilReleased unlocked;
              return std::shared_ptr<acl::LaunchTimer>(new acl::LaunchTimer(device),
                                                       delete_without_gil<acl::LaunchTimer>);
            }),
@@ -105,7 +106,7 @@ void register_ascend_weights(py::module_& module) {
   register_timer(module);
   define_held_bytes<AscendWeightStream>(module, "ascend_held_bytes");
   module.def("ascend_link_samples", &acl::sample_link, py::arg("device"),
-             py::call_guard<py::gil_scoped_release>(),
+             py::call_guard<GilReleased>(),
              "Times in ns of copies from pinned memory of the host, by their bytes.");
 }
 

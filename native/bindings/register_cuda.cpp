@@ -7,6 +7,7 @@
 #include "cuda/arena.hpp"
 #include "cuda/cuda_resident.hpp"
 #include "cuda/discovery_pool.hpp"
+#include "gil.hpp"
 #include "method_of.hpp"
 #include "registers.hpp"
 #include "resident_seam.hpp"
@@ -137,7 +138,7 @@ std::shared_ptr<CudaResident> make_resident(
 py::tuple copy_samples(const CudaResident& resident) {
   cuda::CopySamples samples;
   {
-    const py::gil_scoped_release release;
+    const GilReleased release;
     samples = resident.sample_copy_costs();
   }
   return py::make_tuple(samples.set_node_ns, samples.submit_ns, samples.device_ns);
@@ -145,7 +146,7 @@ py::tuple copy_samples(const CudaResident& resident) {
 
 // The methods of the seam are bound for tests and for proofs; executions go through a Replay.
 void register_resident(py::module_& module) {
-  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  using Unlocked = py::call_guard<GilReleased>;
   py::class_<CudaResident, Resident, std::shared_ptr<CudaResident>>(module, "CudaResident")
       .def(py::init(&make_resident), py::kw_only(), py::arg("device"), py::arg("graph"),
            py::arg("arena"), py::arg("arena_bytes"), py::arg("node_handles"), py::arg("words"),

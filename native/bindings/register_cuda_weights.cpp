@@ -3,6 +3,7 @@
 #include "convert.hpp"
 #include "cuda/cuda_weight_stream.hpp"
 #include "cuda/link_samples.hpp"
+#include "gil.hpp"
 #include "registers.hpp"
 #include "weight_arguments.hpp"
 
@@ -20,7 +21,7 @@ std::shared_ptr<CudaWeightStream> make_stream(int device, std::size_t memory_byt
                                               std::size_t n_launches, bool shares_store) {
   auto [plan, sources] =
       stream_arguments(memory_bytes, granule_bytes, weights, transfers, n_launches);
-  const py::gil_scoped_release release;
+  const GilReleased release;
   return {new CudaWeightStream(device, std::move(plan), std::move(sources), shares_store),
           delete_without_gil<CudaWeightStream>};
 }
@@ -54,11 +55,10 @@ void register_cuda_weights(py::module_& module) {
            py::arg("n_launches"), py::arg("shares_store") = true)
       .def("tensor", &tensor_of, py::arg("index"), py::arg("device"));
   module.def("cuda_granularity_bytes", &granularity_bytes, py::arg("device"),
-             py::call_guard<py::gil_scoped_release>(),
-             "The unit in which memory of the device is mapped.");
+             py::call_guard<GilReleased>(), "The unit in which memory of the device is mapped.");
   define_held_bytes<CudaWeightStream>(module, "cuda_held_bytes");
   module.def("cuda_link_samples", &cuda::sample_link, py::arg("device"),
-             py::call_guard<py::gil_scoped_release>(),
+             py::call_guard<GilReleased>(),
              "Times in ns of copies from pinned memory of the host, by their bytes.");
 }
 

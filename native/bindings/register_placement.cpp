@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "gil.hpp"
 #include "offload/errors.hpp"
 #include "offload/placement.hpp"
 #include "registers.hpp"
@@ -49,7 +50,7 @@ PlacementFields place(const py::buffer& first, const py::buffer& last, const py:
                       std::int64_t alignment_bytes, std::optional<std::int64_t> capacity_bytes,
                       std::int64_t search_steps) {
   const std::vector<Interval> intervals = to_intervals(first, last, size_bytes);
-  const py::gil_scoped_release release;
+  const GilReleased release;
   Placement placement = place_intervals(intervals, {alignment_bytes, capacity_bytes, search_steps});
   return {std::move(placement.offsets_bytes), placement.arena_bytes, placement.lower_bound_bytes,
           std::move(placement.method), placement.search_steps};
@@ -59,14 +60,14 @@ void check(const py::buffer& first, const py::buffer& last, const py::buffer& si
            const py::buffer& offsets_bytes) {
   const std::vector<Interval> intervals = to_intervals(first, last, size_bytes);
   const std::vector<std::int64_t> offsets = to_integers(offsets_bytes, "offsets_bytes");
-  const py::gil_scoped_release release;
+  const GilReleased release;
   check_placement(intervals, offsets);
 }
 
 std::int64_t lower_bound(const py::buffer& first, const py::buffer& last,
                          const py::buffer& size_bytes, std::int64_t alignment_bytes) {
   const std::vector<Interval> intervals = to_intervals(first, last, size_bytes);
-  const py::gil_scoped_release release;
+  const GilReleased release;
   return lower_bound_bytes(intervals, alignment_bytes);
 }
 

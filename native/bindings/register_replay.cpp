@@ -4,6 +4,7 @@
 
 #include "callable_replay.hpp"
 #include "convert.hpp"
+#include "gil.hpp"
 #include "python_replay.hpp"
 #include "registers.hpp"
 
@@ -51,15 +52,15 @@ void register_replay(py::module_& module) {
            py::arg("drains_queue") = false)
       .def(
           "wait_for_submitted", [](PythonReplay& self) { self.replay().wait_for_submitted(); },
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<GilReleased>())
       .def(
           "rebind_weights", [](PythonReplay& self) { self.replay().rebind_weights(); },
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<GilReleased>())
       .def(
           "close",
           [](PythonReplay& self) {
             {
-              const py::gil_scoped_release release;
+              const GilReleased release;
               self.replay().close();
             }
             self.replay().release_buffers();  // calls are bound under the GIL, and before the close
@@ -74,7 +75,7 @@ void register_replay(py::module_& module) {
       .def("start_trace", [](PythonReplay& self) { self.replay().start_trace(); })
       .def(
           "stop_trace", [](PythonReplay& self) { return self.replay().stop_trace(); },
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<GilReleased>())
       .def_property_readonly("trace_clock_reads",
                              [](PythonReplay& self) { return self.replay().trace_clock_reads(); });
   module.attr("CallableReplay") = make_callable_replay();
@@ -86,10 +87,11 @@ void register_replay(py::module_& module) {
         return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
       },
       [](void* state) {
-        if (state != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+        if (state == nullptr) return;
+        take_gil([state] { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); });
       });
   module.def(
-      "close_all_lanes", [] { Lane::close_all(); }, py::call_guard<py::gil_scoped_release>(),
+      "close_all_lanes", [] { Lane::close_all(); }, py::call_guard<GilReleased>(),
       "End every worker thread; called once, when the interpreter exits.");
 }
 

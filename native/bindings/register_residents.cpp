@@ -5,6 +5,7 @@
 #include "convert.hpp"
 #include "cpu/allocations.hpp"
 #include "cpu/cpu_resident.hpp"
+#include "gil.hpp"
 #include "null/null_resident.hpp"
 #include "registers.hpp"
 
@@ -108,7 +109,7 @@ void register_residents(py::module_& module) {
   py::class_<CpuResident, Resident, std::shared_ptr<CpuResident>>(module, "CpuResident")
       .def(py::init([](std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors,
                        std::shared_ptr<WeightStream> stream) {
-             const py::gil_scoped_release release;
+             const GilReleased release;
              return std::make_shared<CpuResident>(std::move(slots), tensors, std::move(stream));
            }),
            py::arg("slots"), py::arg("tensors"), py::arg("stream") = nullptr)

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "gil.hpp"
 #include "offload/streaming.hpp"
 #include "registers.hpp"
 
@@ -22,7 +23,7 @@ using LayoutFields =
                std::vector<std::int64_t>, std::int64_t, double>;
 
 PassFields simulate(std::vector<double> launch_ns, const std::vector<TransferFields>& fields) {
-  const py::gil_scoped_release release;
+  const GilReleased release;
   std::vector<StreamingTransfer> transfers;
   transfers.reserve(fields.size());
   for (const auto& [duration_ns, first_launch, after_step] : fields) {
@@ -38,7 +39,7 @@ std::tuple<std::optional<LayoutFields>, std::int64_t> search(
     double bytes_per_second, double overhead_ns, std::int64_t budget_bytes,
     std::int64_t floor_bytes, double floor_period_ns, std::int64_t alignment_bytes,
     std::int64_t granule_bytes, bool tails) {
-  const py::gil_scoped_release release;
+  const GilReleased release;
   std::vector<StreamingWeight> weights;
   weights.reserve(fields.size());
   for (const auto& [size_bytes, first_launch, last_launch, stays] : fields) {

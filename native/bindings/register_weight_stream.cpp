@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "convert.hpp"
+#include "gil.hpp"
 #include "offload/errors.hpp"
 #include "registers.hpp"
 #include "replay/tensor_source.hpp"
@@ -98,7 +99,7 @@ std::shared_ptr<WeightStream> make_stream(std::size_t memory_bytes, std::size_t 
                                           std::size_t n_launches, bool poison) {
   auto [plan, sources] =
       stream_arguments(memory_bytes, granule_bytes, weights, transfers, n_launches);
-  const py::gil_scoped_release release;
+  const GilReleased release;
   return {new WeightStream(std::move(plan), std::move(sources), poison),
           delete_without_gil<WeightStream>};
 }
@@ -136,14 +137,14 @@ void register_weight_stream(py::module_& module) {
       .def_property_readonly(
           "store_bytes",
           [](const DeviceWeightStream& stream) {
-            const py::gil_scoped_release release;
+            const GilReleased release;
             return stream.store_bytes();
           },
           "Bytes of the host store that are used.")
       .def_property_readonly(
           "shared_store_bytes",
           [](const DeviceWeightStream& stream) {
-            const py::gil_scoped_release release;
+            const GilReleased release;
             return stream.shared_store_bytes();
           },
           "Those that other executables use too.");

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "gil.hpp"
 #include "offload/resident.hpp"
 
 namespace offload {
@@ -34,12 +35,12 @@ class DeleteResident {
     if (PyGILState_Check() == 0) {
       is_unused = end(resident);
     } else {
-      const pybind11::gil_scoped_release release;
+      const GilReleased release;
       is_unused = end(resident);
     }
     if (!is_unused) return;
     if (Py_IsInitialized() == 0) return;
-    const pybind11::gil_scoped_acquire gil;
+    const GilHeld gil;
     Py_DECREF(keep_);
   }
 
@@ -57,12 +58,12 @@ class DeleteResident {
 inline std::function<void()> release_by(pybind11::object function) {
   const std::shared_ptr<PyObject> held(function.release().ptr(), [](PyObject* object) {
     if (Py_IsInitialized() == 0) return;
-    const pybind11::gil_scoped_acquire gil;
+    const GilHeld gil;
     Py_DECREF(object);
   });
   return [held] {
     if (Py_IsInitialized() == 0) return;
-    const pybind11::gil_scoped_acquire gil;
+    const GilHeld gil;
     try {
       pybind11::reinterpret_borrow<pybind11::object>(held.get())();
     } catch (pybind11::error_already_set& error) {

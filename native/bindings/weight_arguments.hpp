@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "gil.hpp"
 #include "streaming/host_store.hpp"
 #include "streaming/stream_plan.hpp"
 #include "streaming/weight_source.hpp"
@@ -60,8 +61,7 @@ void define_held_bytes(pybind11::module_& module, const char* name) {
       [](int device, const std::vector<StoredRange>& ranges) {
         return held_bytes(Stream::store_device(device), ranges);
       },
-      pybind11::arg("device"), pybind11::arg("ranges"),
-      pybind11::call_guard<pybind11::gil_scoped_release>(),
+      pybind11::arg("device"), pybind11::arg("ranges"), pybind11::call_guard<GilReleased>(),
       "How many bytes of these ranges the host store of a device has.");
 }
 
@@ -72,12 +72,12 @@ const char* mode_name(ReadMode mode);
 template <typename Stream, typename Class>
 void define_weight_stream(Class& definition) {
   namespace py = pybind11;
-  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  using Unlocked = py::call_guard<GilReleased>;
   definition
       .def(
           "load",
           [](Stream& stream, const std::function<void(std::uint64_t)>& progress) {
-            const py::gil_scoped_release release;
+            const GilReleased release;
             stream.load(progress);
           },
           py::arg("progress") = nullptr)
@@ -90,7 +90,7 @@ void define_weight_stream(Class& definition) {
                 (*weights)[index] = index;
               }
             }
-            const py::gil_scoped_release release;
+            const GilReleased release;
             stream.refresh(*weights);
           },
           py::arg("weights") = py::none())
@@ -103,7 +103,7 @@ void define_weight_stream(Class& definition) {
               check_weight(stream.plan(), weight);
               made[weight] = make_source(stream.plan().weights[weight], source, files);
             }
-            const py::gil_scoped_release release;
+            const GilReleased release;
             stream.replace(std::move(made));
           },
           py::arg("sources"))
@@ -111,7 +111,7 @@ void define_weight_stream(Class& definition) {
       .def("give_back", &Stream::give_back, Unlocked())
       .def_property_readonly("read_modes",
                              [](const Stream& stream) {
-                               const py::gil_scoped_release release;
+                               const GilReleased release;
                                std::vector<std::string> names;
                                for (std::size_t weight = 0; weight < stream.plan().weights.size();
                                     ++weight) {

@@ -80,6 +80,7 @@ struct Registry {
   std::mutex mutex;
   std::vector<LaneState*> states;
   std::vector<ThreadOwner*> owners;
+  bool ended = false;  // the interpreter is exiting: no thread starts any more
 };
 
 Registry& registry() {
@@ -176,6 +177,7 @@ void run(const std::shared_ptr<LaneState>& state) {
 Lane::Lane() : state_(std::make_shared<LaneState>()) {
   watch_forks();
   const std::lock_guard lock(registry().mutex);
+  state_->closed = registry().ended;
   registry().states.push_back(state_.get());
 }
 
@@ -232,6 +234,7 @@ void Lane::close_all() noexcept {
   std::vector<std::thread> workers;
   {
     const std::lock_guard lock(registry().mutex);
+    registry().ended = true;
     for (LaneState* state : registry().states) {
       const std::lock_guard state_lock(state->mutex);
       state->closed = true;
@@ -248,6 +251,7 @@ void register_thread_owner(ThreadOwner& owner) {
   watch_forks();
   const std::lock_guard lock(registry().mutex);
   registry().owners.push_back(&owner);
+  if (registry().ended) owner.end();
 }
 
 void unregister_thread_owner(ThreadOwner& owner) noexcept {

@@ -124,6 +124,64 @@ void many_threads_submit() {
   CHECK_THAT(n_done == 2000);
 }
 
+// Whoever submits beside a close is told that the lane is closed, or has a ticket that ends.
+void threads_submit_beside_a_close() {
+  for (int time = 0; time < 50; ++time) {
+    Lane lane;
+    std::atomic<int> n_done = 0;
+    std::atomic<int> n_ended = 0;
+    std::atomic<int> n_taken = 0;
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 3; ++thread) {
+      threads.emplace_back([&] {
+        try {
+          while (true) {
+            const auto ticket = std::make_shared<Ticket>();
+            lane.submit([&n_done] { ++n_done; }, ticket);
+            ++n_taken;
+            ticket->wait();
+            if (ticket->done()) ++n_ended;
+          }
+        } catch (const std::logic_error&) {
+        }
+      });
+    }
+    for (int closer = 0; closer < 2; ++closer) threads.emplace_back([&lane] { lane.close(); });
+    for (std::thread& thread : threads) thread.join();
+    CHECK_THAT(n_done == n_taken && n_ended == n_taken);
+    CHECK_THAT(lane.idle());
+  }
+}
+
+// As an executable does it: on the caller's thread under the execution mutex while the lane is
+// idle, queued otherwise; several wait for the same ticket.
+void calls_and_submissions_take_turns() {
+  Lane lane;
+  int n_done = 0;  // needs no lock
+  const auto execute = [&] {
+    const std::lock_guard lock(lane.execution_mutex());
+    ++n_done;
+  };
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int time = 0; time < 300; ++time) {
+        if (thread % 2 == 0 && lane.idle()) {
+          execute();
+          continue;
+        }
+        const auto ticket = std::make_shared<Ticket>();
+        lane.submit(execute, ticket);
+        std::thread other([&ticket] { ticket->wait(); });
+        ticket->wait();
+        other.join();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_THAT(n_done == 4 * 300);
+}
+
 void tasks_without_tickets() {
   Lane lane;
   std::vector<int> order;
@@ -202,6 +260,23 @@ void fork_keeps_lanes_usable() {
 }
 #endif
 
+// A thread may go on while the interpreter exits, and nobody would join the worker of a lane that
+// it makes.
+void lanes_made_after_the_end_start_no_thread() {
+  Lane before;
+  Lane::close_all();
+  Lane after;
+  for (Lane* lane : {&before, &after}) {
+    bool threw = false;
+    try {
+      lane->submit([] {}, std::make_shared<Ticket>());
+    } catch (const std::logic_error&) {
+      threw = true;
+    }
+    CHECK_THAT(threw);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -210,6 +285,8 @@ int main() {
   a_ticket_may_be_handed_on();
   close_finishes_what_is_queued();
   many_threads_submit();
+  threads_submit_beside_a_close();
+  calls_and_submissions_take_turns();
   tasks_without_tickets();
   a_lane_knows_its_own_thread();
   worker_drops_the_last_reference();
@@ -217,5 +294,6 @@ int main() {
 #if !defined(__SANITIZE_THREAD__)
   fork_keeps_lanes_usable();
 #endif
+  lanes_made_after_the_end_start_no_thread();  // for the rest of the process
   return offload::test::result();
 }

@@ -257,6 +257,43 @@ void many_threads_use_one_stream() {
   CHECK_THAT(fixture.stream->generation() > 1);
 }
 
+// Passes, while others replace and refresh until the stream is closed beside them.
+void threads_replace_beside_passes() {
+  Fixture fixture(ring_plan(4, 2));
+  fixture.delay(20);
+  fixture.stream->load(nullptr);
+  std::vector<std::thread> threads;
+  std::atomic<int> n_told = 0;
+  const auto until_closed = [&](const std::function<void()>& change) {
+    threads.emplace_back([&n_told, change] {
+      try {
+        while (true) {
+          change();
+          pause_for(1);
+        }
+      } catch (const offload::ExecutionError& error) {
+        if (has(error.what(), "closed")) ++n_told;
+      }
+    });
+  };
+  for (std::size_t weight : {std::size_t{0}, std::size_t{3}}) {
+    until_closed([&fixture, weight] {
+      fixture.stream->replace({{weight, fixture.sources[weight]}});
+      (void)fixture.stream->mode(weight);
+      (void)(fixture.stream->generation() + fixture.stream->busy_ns());
+    });
+  }
+  until_closed([&fixture] { fixture.stream->refresh({1, 2}); });
+  for (int pass = 0; pass < 200; ++pass) fixture.run(/*traced=*/pass % 3 == 0);
+  std::thread closer([&fixture] { fixture.stream->close(); });
+  fixture.stream->close();
+  closer.join();
+  for (std::thread& thread : threads) thread.join();
+  CHECK_THAT(n_told == 3);
+  CHECK_THAT(fixture.stream->generation() > 1);
+  CHECK_THAT(has(fixture.error_of_run(), "closed"));
+}
+
 #if !defined(__SANITIZE_THREAD__)  // the thread sanitizer does not follow threads made after a fork
 int status_of(pid_t child) {
   int status = 1;
@@ -317,6 +354,14 @@ void interpreter_exit_ends_busy_workers() {
   fixture.stream->load(nullptr);
   offload::Lane::close_all();
   CHECK_THAT(has(fixture.error_of_run(), "closed"));
+  Fixture later(ring_plan(2, 1));  // made by a thread that goes on: it starts no worker
+  bool threw = false;
+  try {
+    later.stream->load(nullptr);
+  } catch (const offload::ExecutionError& error) {
+    threw = has(error.what(), "closed");
+  }
+  CHECK_THAT(threw);
 }
 
 }  // namespace
@@ -337,6 +382,7 @@ int main() {
   busy_streams_close();
   waiting_launches_end_with_close();
   many_threads_use_one_stream();
+  threads_replace_beside_passes();
 #if !defined(__SANITIZE_THREAD__)
   forks_find_a_stream_at_rest(ring_plan(3, 2));
   forks_find_a_stream_at_rest(aliasing_plan());

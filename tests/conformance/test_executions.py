@@ -350,6 +350,30 @@ def test_interpreter_exit_from_a_thread_that_never_ends(backend):
     assert done.returncode == 0, done.stderr
 
 
+def test_interpreter_exit_from_threads_in_calls(backend):
+    """Each asks for the GIL when its call has ended, which nobody gives it any more.
+
+    They make no tensors: to drop one in such a thread ends the process, by torch itself.
+    """
+    done = run_script(
+        preamble_on(backend)
+        + textwrap.dedent(
+            """
+            begun, out = [threading.Event() for _ in range(3)], torch.empty_like(x)
+            def forever(one):
+                while True:
+                    run(x, out=out)
+                    one.set()
+            for one in begun:
+                threading.Thread(target=forever, args=(one,), daemon=True).start()
+            for one in begun:
+                one.wait()
+            """
+        )
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_fork_with_work_in_flight(backend):
     done = run_script(
         preamble_on(backend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
-import threading
+import warnings
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from checks import Call as Arguments
 from checks import Weights, normal
 from compiling import assert_as_eager, compiled, n_captures, n_executions
 from torch import nn
+from torch._dynamo.utils import counters
 
 import offload
 from offload.torch_compile import CAPTURE_LIMIT, backend
@@ -251,47 +252,52 @@ def test_not_a_number(graphs):
     assert max(n_captures(graphs)) == 1
 
 
-def test_limit_of_captures(graphs):
-    run = compiled(lambda x: x + 1, dynamic=True)
+def test_beyond_the_limit_calls_run_eagerly_with_one_warning(graphs):
+    run = compiled(lambda x: (x + 1, x.shape[0]), dynamic=True)
+    before = counters["offload"]["calls_beyond_limit"]
     with torch.no_grad():
         for size in range(2, 2 + CAPTURE_LIMIT):
             run(normal(size))
-        with pytest.raises(offload.CaptureError, match=r"16 combinations.*\(40,\).*: 32"):
+        with pytest.warns(RuntimeWarning, match=r"16 combinations.*\(40,\).*: 32.*raise"):
             run(normal(40))
+        for size in (41, 40):  # without another warning, which would be an error here
+            x = normal(size)
+            result, length = run(x)
+            assert torch.equal(result, x + 1)
+            assert length == size
         x = normal(2)
-        assert torch.equal(run(x), x + 1)
+        assert torch.equal(run(x)[0], x + 1)
     assert n_captures(graphs) == [CAPTURE_LIMIT]
+    assert n_executions(graphs) == 1
+    assert counters["offload"]["calls_beyond_limit"] == before + 3
 
 
-def test_limit_by_option(graphs):
-    run = compiled(lambda x: x + 1, dynamic=True, options={"capture_limit": 1})
+def test_each_graph_warns_of_its_own_limit():
+    for function in (torch.sin, torch.cos):
+        run = compiled(lambda x, of=function: of(x), dynamic=True, options={"capture_limit": 1})
+        with torch.no_grad():
+            run(normal(2))
+            with pytest.warns(RuntimeWarning, match="captured for 1 combination"):
+                run(normal(3))
+
+
+def test_beyond_the_limit_numbers_come_as_they_were_given():
+    run = compiled(lambda x, by: x * by, dynamic=True, options={"capture_limit": 1})
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for by in (0.5, 0.25, 0.125, 3.5):
+            x = normal(3)
+            assert torch.equal(run(x, by), x * by)
+
+
+def test_beyond_the_limit_calls_raise_if_asked_to(graphs):
+    options = {"capture_limit": 1, "beyond_limit": "raise"}
+    run = compiled(lambda x: x + 1, dynamic=True, options=options)
     with torch.no_grad():
         run(normal(2))
-        with pytest.raises(offload.CaptureError, match="captured for 1 combination"):
-            run(normal(3))
-
-
-# ---- threads ------------------------------------------------------------------------------------
-
-
-def test_first_calls_from_several_threads(graphs):
-    run = compiled(lambda x: (x + 1).exp())
-    inputs = [normal(3) for _ in range(4)]
-    results: dict[int, torch.Tensor] = {}
-    begin = threading.Barrier(4)
-
-    def call(turn: int) -> None:
-        begin.wait()
-        with torch.no_grad():
-            for _ in range(3):
-                results[turn] = run(inputs[turn])
-
-    threads = [threading.Thread(target=call, args=(turn,)) for turn in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    for turn, x in enumerate(inputs):
-        assert torch.equal(results[turn], (x + 1).exp())
-    assert sum(n_captures(graphs)) + n_executions(graphs) == 12
-    assert not torch.compiler.is_compiling()
+        for _ in range(2):
+            with pytest.raises(offload.CaptureError, match=r"captured for 1 combination.*\(3,\)"):
+                run(normal(3))
+        x = normal(2)
+        assert torch.equal(run(x), x + 1)
+    assert n_captures(graphs) == [1]

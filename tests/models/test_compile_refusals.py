@@ -161,6 +161,7 @@ def test_errors_of_operators_are_their_own():
         ({"options": {"host_reads": "allow"}}, "'avoid', 'guard'"),
         ({"options": {"capture_limit": 0}}, "1 or more"),
         ({"options": {"capture_limit": "9"}}, "'9'"),
+        ({"options": {"beyond_limit": "warn"}}, "eager, raise, got 'warn'"),
     ],
 )
 def test_unknown_settings_are_refused(settings, part):

@@ -78,8 +78,8 @@ class Lane {
   // (Python's GIL): `release` before it, `acquire` after it with what `release` returned.
   static void set_fork_hooks(void* (*release)(), void (*acquire)(void*)) noexcept;
 
-  // Closes every lane of the process and ends the threads of every ThreadOwner: called once, before
-  // the interpreter goes away.
+  // Closes every lane of the process and ends the threads of every ThreadOwner, also of those that
+  // are made afterwards: called once, before the interpreter goes away.
   static void close_all() noexcept;
 
  private:

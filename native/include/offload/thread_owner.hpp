@@ -27,7 +27,8 @@ class ThreadOwner {
   ~ThreadOwner() = default;
 };
 
-// Both wait while another thread forks. The caller must not hold the GIL.
+// Both wait while another thread forks. The caller must not hold the GIL. An owner that registers
+// when the interpreter exits is told to end at once.
 void register_thread_owner(ThreadOwner& owner);
 void unregister_thread_owner(ThreadOwner& owner) noexcept;
 
