@@ -158,5 +158,5 @@ def test_seeding_is_refused(backend):
 
     model = torch.compile(draw, backend=compiler)
     draw(rows())
-    with pytest.raises(offload.CaptureError, match="seeds a random generator"):
+    with pytest.raises(offload.CaptureError, match="seeds or restores a random generator"):
         offload.capture(model, rows())

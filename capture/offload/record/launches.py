@@ -33,6 +33,7 @@ from offload.record.operators import (
     user_location,
     written_arguments,
 )
+from offload.record.random_outcomes import RandomOutcome
 from offload.record.recording_device import Allocations
 from offload.record.storages import StorageTable, TrackedStorage
 from offload.record.unused_results import UnusedResults
@@ -50,6 +51,7 @@ class LaunchRecorder:
     Attributes:
         table: the storages met so far.
         launches: the launches so far.
+        outcomes: of the random ones, in order; none where nothing is computed.
         guards: what is guarded, or may not be.
         generators: those that random operators drew from, with their state before the call.
         refusal: the first thing that was refused; the call may have swallowed the error.
@@ -65,6 +67,7 @@ class LaunchRecorder:
     ) -> None:
         self.table = table
         self.launches: list[Launch] = []
+        self.outcomes: list[RandomOutcome] = []
         self.guards = HostReadGuards(allowed=guards_reads)
         self.generators = UsedGenerators()
         self.allocations = Allocations(torch.device("cpu"))
@@ -74,6 +77,10 @@ class LaunchRecorder:
         self.unseen = ""
         self._fakes = None if fakes is None else FakeLaunches(fakes, table, self)
         self._unused = UnusedResults()
+
+    def note_refusal(self, refusal: OffloadError) -> None:
+        """Keep what is refused, if it is the first."""
+        self.refusal = self.refusal or refusal
 
     def take_refusal(self) -> OffloadError | None:
         """What was refused first, which is not kept: its traceback leads here, as a cycle."""
@@ -99,9 +106,14 @@ class LaunchRecorder:
             call = device_rule(func, self.table.device)
         arguments = operator.in_order(args, kwargs)
         touched = self._before_launch(operator, arguments)
+        may_draw = self._fakes is None and (operator.random or not operator.is_aten)
+        if may_draw:
+            self.generators.check_unseeded()
         with context:
             outcome = call(*args, **kwargs)
-        self._after_launch(operator, arguments, touched, outcome)
+        # Of others' operators not all say that they draw.
+        drew = may_draw and self.generators.note_drawn() and not operator.is_aten
+        self._after_launch(operator, arguments, touched, outcome, drew=drew)
         return outcome
 
     def _before_launch(self, operator: Operator, arguments: list[Any]) -> list[Touched]:
@@ -235,6 +247,8 @@ class LaunchRecorder:
         arguments: list[Any],
         touched: list[Touched],
         outcome: Any,
+        *,
+        drew: bool,
     ) -> None:
         if operator.moves_metadata:
             self._follow_metadata(operator, touched)
@@ -258,13 +272,17 @@ class LaunchRecorder:
         is_random = operator.draws(arguments)
         if is_random or any(one.is_state for one in writes):
             self.guards.note_change()
+        if (is_random or drew) and self._fakes is None:
+            of_new = zip(results, outcomes, strict=bool(results))
+            new = [tensor for view, tensor in of_new if view is not None]
+            self.outcomes.append(RandomOutcome.observed(new, touched, writes))
         self._append(
             operator.name,
             tuple(self._argument(argument) for argument in arguments),
             results=tuple(results),
             reads=_indices(tracked for _, tracked, _ in touched),
             writes=_indices((*writes, *made)),
-            random=is_random,
+            random=is_random or drew,
             guard=outcomes[0] if reads_host else None,
             guards_shape=shape_depends_on_data(operator, arguments),
         )

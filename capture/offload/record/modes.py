@@ -7,6 +7,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -269,26 +270,50 @@ def seeding_refused(watcher: Watcher) -> Iterator[None]:
         functions.default_generator = generator
 
 
-@contextlib.contextmanager
-def seeding_noticed(generators: Iterable[torch.Generator], watcher: Watcher) -> Iterator[None]:
-    """Refuse what sets the state of these generators, where no operator draws from them.
+_SETTERS = ("manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_state")
 
-    Each is moved on by a draw for that time, so that a seed which sets it as it was is seen too.
+
+@contextlib.contextmanager
+def seeding_noticed(note: Callable[[CaptureError], object]) -> Iterator[None]:
+    """Notice what sets the state of any generator on this thread, also to what it was.
+
+    By its profiler, which is told of every function that is called: that is for calls in which
+    nobody sees the draws. Where the caller has a profiler of his own, nothing is noticed. What
+    torch's compiler sets while it compiles, it puts back.
+
+    Args:
+        note: is given the refusal.
     """
-    before = [(one, one.get_state()) for one in generators]
-    for generator, _ in before:
-        torch.rand(1, generator=generator, device=generator.device)
-    moved = [one.get_state() for one, _ in before]
+    if sys.getprofile() is not None:
+        yield
+        return
+
+    def look(frame: FrameType, event: str, called: Any) -> None:
+        if event != "c_call" or not isinstance(
+            getattr(called, "__self__", None), torch._C.Generator
+        ):
+            return
+        if called.__name__ in _SETTERS and not _is_compiling(frame):
+            note(
+                CaptureError(
+                    f"{user_location()}: the call seeds or restores a random generator, which a "
+                    "replay would not do again: do it before the call"
+                )
+            )
+
+    sys.setprofile(look)
     try:
         yield
     finally:
-        for (generator, state), expected in zip(before, moved, strict=True):
-            if not torch.equal(generator.get_state(), expected):
-                watcher.refusal = watcher.refusal or CaptureError(
-                    "the call seeds or restores a torch.Generator, which a replay would not do "
-                    "again: do it before the call"
-                )
-            generator.set_state(state)
+        sys.setprofile(None)
+
+
+def _is_compiling(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch._dynamo.convert_frame":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextlib.contextmanager

@@ -201,12 +201,10 @@ class Recorder:
         enter(torch.no_grad())
         enter(autocast_cache_off())
         enter(executions_refused())
-        if self._compiled:  # of which the modes would leave nothing; and to compile sets generators
+        if self._compiled or self._fakes is not None:
+            enter(seeding_noticed(self._log.note_refusal))
+        if self._compiled:  # of which the modes would leave nothing
             return
-        if self._fakes is not None:
-            default = default_generator(self.table.device)
-            known = (one for one, _ in self._log.generators)
-            enter(seeding_noticed([one for one in known if one is not default], self._log))
         enter(seeding_refused(self._log))
         enter(eager_paths_taken())
         enter(FunctionMode(self._log))
@@ -235,6 +233,8 @@ class Recorder:
         try:
             self._context.close()
             self._log.raise_refusal()  # if the forward swallowed it and took another path
+            if not self._compiled:  # whose compiler sets generators
+                self._log.generators.check_unseeded()
             return self._finished(result)
         finally:
             self._log.allocations.close()
@@ -344,8 +344,10 @@ class Recorder:
             after={one.storage._cdata: one.own_content().clone() for one in written},
             results=results,
             input_tensors=tuple(self._inputs),
-            generator_states=tuple(
-                (generator, before, generator.get_state())
+            generator_states=tuple(state for _, state in self._log.generators),
+            outcomes=tuple(self._log.outcomes),
+            has_drawn=any(
+                not torch.equal(generator.get_state(), before)
                 for generator, before in self._log.generators
             ),
             has_unwritten=any(one.unwritten_at_birth for one in self.table),
@@ -381,9 +383,7 @@ class Recorder:
             OpaqueCall(call, self._log.unseen),
             reads={one.value.index for one in state},
             writes={one.value.index for one in state if one.written},
-            is_random=any(
-                not torch.equal(before, after) for _, before, after in recording.generator_states
-            ),
+            is_random=recording.has_drawn,
             source=user_location(),
         )
         found = dataclasses.replace(recording, observed=observed, opaque=opaque)
