@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -127,6 +129,28 @@ def test_captures_beside_a_thread_that_draws(function: Callable[..., Any]) -> No
     with _drawing_elsewhere() as drawn:
         _capture_many(function, x)
     _assert_drawn_forward(drawn)
+
+
+def test_captures_beside_a_thread_that_seeds() -> None:
+    """Whose generator is torch's own, also by the name that torch's functions look up."""
+    real, found, ended = torch.default_generator, set(), threading.Event()
+
+    def seed() -> None:
+        for number in itertools.cycle(range(5)):
+            torch.manual_seed(number)
+            found.add(torch.random.default_generator is real)
+            torch.rand(1, generator=torch.random.default_generator)
+            if ended.is_set():
+                return
+
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        seeding = threads.submit(seed)
+        try:
+            _capture_many(_dropout(), torch.randn(4, 8))
+        finally:
+            ended.set()
+        seeding.result()
+    assert found == {True}
 
 
 def test_captures_beside_a_thread_that_draws_from_the_same_generator() -> None:

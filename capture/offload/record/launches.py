@@ -19,7 +19,7 @@ from offload.record.fake_launches import FakeLaunches
 from offload.record.fake_results import device_rule
 from offload.record.fake_weights import FakeWeights
 from offload.record.folding import note_constants
-from offload.record.guards import HostReadGuards
+from offload.record.guards import HostReadGuards, refuse_write_beside_numpy
 from offload.record.host_constants import check_made, refuse_write
 from offload.record.operators import (
     Operator,
@@ -113,7 +113,7 @@ class LaunchRecorder:
             outcome = call(*args, **kwargs)
         # Of others' operators not all say that they draw.
         drew = may_draw and self.generators.note_drawn() and not operator.is_aten
-        self._after_launch(operator, arguments, touched, outcome, drew=drew)
+        self._after_launch(operator, arguments, touched, outcome, drew)
         return outcome
 
     def _before_launch(self, operator: Operator, arguments: list[Any]) -> list[Touched]:
@@ -141,17 +141,7 @@ class LaunchRecorder:
         refuse_write(name, tracked, self.table.device)
         if tracked.is_state:
             refuse_write_in_own_format(name, tracked.value)
-        if tracked.exposed_at:
-            raise CaptureError(
-                f"{user_location()}: {name} writes {tracked.value.name}, which NumPy can see since "
-                f"{tracked.exposed_at}: what is read there later cannot be guarded. Copy the "
-                "tensor before .numpy()"
-            )
-        if tracked.foreign:
-            raise CaptureError(
-                f"{user_location()}: {name} writes a tensor that the call made over NumPy's "
-                "memory, which a replay would not make again: write a .clone() of it"
-            )
+        refuse_write_beside_numpy(name, tracked)
         tracked.keep_before()
 
     def track(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
@@ -247,7 +237,6 @@ class LaunchRecorder:
         arguments: list[Any],
         touched: list[Touched],
         outcome: Any,
-        *,
         drew: bool,
     ) -> None:
         if operator.moves_metadata:

@@ -7,7 +7,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +20,7 @@ from offload import _native
 from offload.errors import CaptureError, OffloadError
 from offload.record import host_reads
 from offload.record.operators import user_location
+from offload.record.used_generators import UsedGenerators
 
 
 def refuse_fake_mode() -> None:
@@ -234,16 +235,31 @@ def _has_own_torch_function(thing: Any) -> bool:
     )
 
 
+_SETTERS = ("manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_state")
+
+
+class _RandomModule(ModuleType):
+    """torch.random during a recording: whoever asks it for the generator gets the generator."""
+
+    @property
+    def default_generator(self) -> torch.Generator:
+        """The one that operators draw from."""
+        return torch.default_generator
+
+
 class _UnseededGenerator:
     """Stands for torch's default generator where torch's seeding functions look it up."""
 
-    def __init__(self, generator: torch.Generator, watcher: Watcher) -> None:
+    def __init__(self, generator: torch.Generator, watcher: Watcher, used: UsedGenerators) -> None:
         self._generator = generator
         self._watcher = watcher
+        self._used = used
         self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("manual_seed", "seed", "set_state") and threading.get_ident() == self._thread:
+        if name in _SETTERS and threading.get_ident() != self._thread:
+            self._used.default_set_elsewhere = True
+        elif name in _SETTERS:
             with _refusals_kept(self._watcher):
                 raise CaptureError(
                     f"{user_location()}: the call seeds or restores torch's random generator "
@@ -255,22 +271,23 @@ class _UnseededGenerator:
 
 
 @contextlib.contextmanager
-def seeding_refused(watcher: Watcher) -> Iterator[None]:
+def seeding_refused(watcher: Watcher, used: UsedGenerators) -> Iterator[None]:
     """Refuse what sets the state of the default generator, on this thread.
 
     By comparing states before and after it would go unseen where the seed happens to be the one
-    that was set before the call.
+    that was set before the call. Only torch's own functions, which read the module's variables,
+    meet the stand-in; for other threads it is the generator, and so is the module's attribute.
     """
-    functions: Any = torch.random
-    generator = functions.default_generator
-    functions.default_generator = _UnseededGenerator(generator, watcher)
+    functions = torch.random
+    kind, variables = type(functions), vars(functions)
+    generator = variables["default_generator"]
+    variables["default_generator"] = _UnseededGenerator(generator, watcher, used)
+    functions.__class__ = _RandomModule
     try:
         yield
     finally:
-        functions.default_generator = generator
-
-
-_SETTERS = ("manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_state")
+        functions.__class__ = kind
+        variables["default_generator"] = generator
 
 
 @contextlib.contextmanager

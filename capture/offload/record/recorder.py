@@ -205,7 +205,7 @@ class Recorder:
             enter(seeding_noticed(self._log.note_refusal))
         if self._compiled:  # of which the modes would leave nothing
             return
-        enter(seeding_refused(self._log))
+        enter(seeding_refused(self._log, self._log.generators))
         enter(eager_paths_taken())
         enter(FunctionMode(self._log))
         enter(dispatch_mode(self._log))

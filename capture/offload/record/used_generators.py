@@ -26,9 +26,13 @@ class UsedGenerators:
 
     Owner: one LaunchRecorder. Other threads may draw from them meanwhile. Iterating gives each with
     the state that it had at first sight.
+
+    Attributes:
+        default_set_elsewhere: another thread has seeded or restored the first one.
     """
 
     def __init__(self) -> None:
+        self.default_set_elsewhere = False
         self._noted: list[tuple[torch.Generator, torch.Tensor]] = []
         self._last: list[torch.Tensor] = []
 
@@ -70,7 +74,8 @@ class UsedGenerators:
         Raises:
             CaptureError: one was seeded, or restored to where it has been.
         """
-        for (generator, _), last in zip(self._noted, self._last, strict=True):
+        states = list(zip(self._noted, self._last, strict=True))
+        for (generator, _), last in states[self.default_set_elsewhere :]:
             if is_set(last, generator.get_state()):
                 raise CaptureError(
                     f"{user_location()}: a random generator was left in a state to which no draw "
