@@ -17,8 +17,10 @@ _LEFT = slice(8, 12)
 _BLOCK = slice(24, 24 + 624 * 8)
 _BLOCK_NUMBERS = 624
 
-_MOST_BLOCKS = 4096
-"""How far is looked: 2.5 million numbers, in some 20 ms. Others may draw more between launches."""
+# How far is looked: first near by, then 2.5 million numbers, in some 10 ms. Other threads may draw
+# more between two launches.
+_SEARCHED_BLOCKS = (16, 4096)
+_COMPARED = 8
 
 
 class UsedGenerators:
@@ -118,15 +120,22 @@ def is_set(before: torch.Tensor, now: torch.Tensor) -> bool:
 
 
 def _leads_to(state: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether drawing takes a generator on the CPU from one state to another's block."""
-    generator = torch.Generator()
-    generator.set_state(state)
-    numbers = torch.empty(_BLOCK_NUMBERS, dtype=torch.int32)
-    for _ in range(_MOST_BLOCKS):
-        numbers.random_(generator=generator)
-        if torch.equal(generator.get_state()[_BLOCK], other[_BLOCK]):
+    """Whether drawing takes a generator on the CPU from one state to the block of another."""
+    wanted = _after_block(other, _COMPARED)
+    for n_blocks in _SEARCHED_BLOCKS:
+        numbers = _after_block(state, n_blocks * _BLOCK_NUMBERS)
+        begins = numbers.view(n_blocks, _BLOCK_NUMBERS)[:, :_COMPARED]
+        if bool((begins == wanted).all(1).any()):
             return True
     return False
+
+
+def _after_block(state: torch.Tensor, count: int) -> torch.Tensor:
+    """The numbers that a generator on the CPU draws once those of its block are used up."""
+    generator = torch.Generator()
+    generator.set_state(state)
+    n_left = _number(state, _LEFT) - 1
+    return torch.empty(n_left + count, dtype=torch.int32).random_(generator=generator)[n_left:]
 
 
 def _number(state: torch.Tensor, where: slice) -> int:
