@@ -67,7 +67,7 @@ def _assert_drawn_forward(drawn: list[torch.Tensor]) -> None:
     once[:-1] &= values[:-1] != values[1:]
     positions = order[places][once[places]]
     n_back = int((positions.diff() <= 0).sum())
-    assert n_back == 0, f"{n_back} of {numbers.numel()} numbers were drawn again"
+    assert n_back == 0, f"the stream went back {n_back} times in {numbers.numel()} numbers"
 
 
 def _capture_many(function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -74,7 +73,9 @@ class RandomOutcome:
             run.tensor(whole).copy_(content)
 
 
-def by_launch(launches: Iterable[Launch], outcomes: Sequence[Any]) -> dict[int, Any]:
+def by_launch(
+    launches: Iterable[Launch], outcomes: Sequence[RandomOutcome]
+) -> dict[int, RandomOutcome]:
     """The outcomes of random launches, which no pass drops or puts in another order, by index."""
     random = [launch.index for launch in launches if launch.random]
     return dict(zip(random, outcomes, strict=True))
