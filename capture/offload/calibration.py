@@ -189,7 +189,7 @@ def _displacements(device: str) -> dict[str, float]:
 
 def _probe_program(probe: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Captured:
     """A program that runs what many models do, and between it the probe."""
-    weights, square = torch.rand(_PROBE_LAUNCHES, 2, _COLUMNS), torch.eye(_COLUMNS)
+    weights, square = _numbers(_PROBE_LAUNCHES, 2, _COLUMNS), torch.eye(_COLUMNS)
 
     def function(rows: torch.Tensor) -> torch.Tensor:
         for scale, shift in weights.unbind():
@@ -197,11 +197,16 @@ def _probe_program(probe: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) 
             rows = normal + probe(normal, square)
         return rows
 
-    return _captured(function, torch.rand(_ROWS, _COLUMNS))
+    return _captured(function, _numbers(_ROWS, _COLUMNS))
+
+
+def _numbers(*shape: int) -> torch.Tensor:
+    """Numbers between 0 and 1, drawn from no generator that others draw from."""
+    return torch.rand(shape, generator=torch.Generator())
 
 
 def _m_l_t_ns(run: Executable, n_executions: int) -> float:
-    sets = [([torch.rand(_ROWS, _COLUMNS)], None) for _ in range(2)]
+    sets = [([_numbers(_ROWS, _COLUMNS)], None) for _ in range(2)]
     return statistics.median(one.m_l_t_ns for one in observe(run, sets, n_executions))
 
 

@@ -27,6 +27,7 @@ from offload.errors import (
 )
 from offload.files import check_stored_tensors
 from offload.made_up_inputs import input_tensors, made_up_inputs
+from offload.own_generators import DrawingAlone, drawing_alone
 from offload.place import place
 from offload.plan import Plan
 from offload.program import Program
@@ -110,18 +111,24 @@ class StreamedLoad:
         Raises:
             PlanError: the budget is below the floor.
         """
+        return self._loaded(self._timed_plan(budget_bytes), verify=self._verify)
+
+    def _timed_plan(self, budget_bytes: int) -> Streaming:
+        """As `plan`, by times that were measured where they can be."""
         streaming = self.plan(budget_bytes)
-        if not streaming.is_resident and not self._is_timed:
-            self._time_launches(streaming)
-            streaming = self.plan(budget_bytes)
-        return self._loaded(streaming, verify=self._verify)
+        if streaming.is_resident or self._is_timed:
+            return streaming
+        self._time_launches(streaming)
+        return self.plan(budget_bytes)
 
     def _time_launches(self, streaming: Streaming) -> None:
         """By the device, or by an executable whose memory has gone when this returns."""
         if isinstance(self._backend, TimingBackend):
             self._take_times_of(self._backend)
+        elif self._alone.refusal:
+            self._estimated = f"launches were not timed: {self._alone.refusal}"
         else:
-            with self._loaded(streaming, verify=False) as run:
+            with self._loaded(streaming, verify=False, alone=True) as run:
                 self._take_times(run)
         self._is_timed = True
 
@@ -176,11 +183,11 @@ class StreamedLoad:
         Raises:
             OutOfMemory: they find none.
         """
-        run = self.within(budget_bytes)
-        assert run.streaming is not None
-        if not run.streaming.plan.is_resident or self._backend.capabilities.queues_work:
-            return run
-        with run:
+        streaming = self._timed_plan(budget_bytes)
+        is_shown = not streaming.is_resident or self._backend.capabilities.queues_work
+        if is_shown or self._alone.refusal:
+            return self._loaded(streaming, verify=self._verify)
+        with self._loaded(streaming, verify=self._verify, alone=True) as run:
             try:
                 _execute_made_up(run, 1)
             except OutOfMemory:
@@ -243,8 +250,15 @@ class StreamedLoad:
             shares_store=self._share_store,
         )
 
-    def _loaded(self, streaming: Streaming, *, verify: bool) -> Executable:
+    @functools.cached_property
+    def _alone(self) -> DrawingAlone:
+        return drawing_alone(self._prepared.program)
+
+    def _loaded(self, streaming: Streaming, *, verify: bool, alone: bool = False) -> Executable:
+        """Load by a plan; `alone` for executions that nobody asked for, which must move nothing."""
         prepared, plan = self._prepared, self._plan
+        if alone:
+            prepared = dataclasses.replace(prepared, program=self._alone.program)
         stored = prepared.program.stored.values()
         check_stored_tensors(stored)
         if isinstance(self._backend, PlacedWeightsBackend):
@@ -292,7 +306,9 @@ def _timed_ns(run: Executable) -> tuple[float, ...]:
 
 
 def _execute_made_up(run: Executable, n_executions: int) -> None:
-    """Execute on made-up inputs; weights that are written and generators are put back.
+    """Execute on made-up inputs; weights that are written are put back.
+
+    The executable draws from generators of its own.
 
     Raises:
         BindingError: a guard refuses the inputs.
@@ -301,14 +317,14 @@ def _execute_made_up(run: Executable, n_executions: int) -> None:
     program = run.program
     tensors = input_tensors(program, made_up_inputs(program, 0))
     args, kwargs = unflatten(program.arguments_structure, tensors)
-    with _state_kept(program):
+    with _weights_kept(program):
         for _ in range(n_executions):
             run(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def _state_kept(program: Program) -> Iterator[None]:
-    """Put back generators, and weights in memory that the Program writes."""
+def _weights_kept(program: Program) -> Iterator[None]:
+    """Put back weights in memory that the Program writes."""
     written = {index for launch in program.launches for index in launch.writes}
     storages = [
         tensors[0].untyped_storage()
@@ -316,11 +332,8 @@ def _state_kept(program: Program) -> Iterator[None]:
         if index in written
     ]
     contents = [bytes_of(storage).clone() for storage in storages]
-    states = [(one, one.get_state()) for one in program.generators]
     try:
         yield
     finally:
         for storage, content in zip(storages, contents, strict=True):
             bytes_of(storage).copy_(content)
-        for generator, state in states:
-            generator.set_state(state)

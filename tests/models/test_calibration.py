@@ -38,7 +38,9 @@ def test_kept_while_it_holds_and_fitted_anew_when_it_drifted(
     tmp_path, monkeypatch, few_executions, fits
 ):
     monkeypatch.setattr(calibration, "DRIFT", float("inf"))
+    generator = torch.get_rng_state()
     first = offload.calibrate(folder=tmp_path)
+    assert torch.equal(torch.get_rng_state(), generator)
     assert len(fits) == 1
     known = dataclasses.replace(first, launch_ns={"aten::sin(float32[4])": 5.0})
     save_cost_model(known, calibration.cost_key("cpu"), tmp_path)

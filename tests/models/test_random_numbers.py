@@ -190,6 +190,58 @@ def test_seeding_is_refused_where_it_stands(function):
         assert torch.equal(torch.get_rng_state(), before)
 
 
+def set_forward_by_hand(x, generator):
+    generator.set_state(torch.Generator().manual_seed(8).get_state())
+    return draws_from(x, generator)
+
+
+def set_back_by_hand(x, generator):
+    before = generator.get_state()
+    drawn = draws_from(x, generator)
+    generator.set_state(before)
+    return drawn + torch.rand(2)
+
+
+def set_back_after_much(x, generator):
+    before = generator.get_state()
+    drawn = x + torch.rand(5000, generator=generator)[:2]
+    generator.set_state(before)
+    return drawn
+
+
+@pytest.mark.parametrize("function", [set_forward_by_hand, set_back_by_hand, set_back_after_much])
+@pytest.mark.parametrize("n_drawn", [0, 5, 623, 1000])
+def test_own_generators_that_are_restored_are_refused(function, n_drawn):
+    generator = torch.Generator().manual_seed(4)
+    torch.rand(n_drawn, generator=generator)
+    assert "seeds or restores" in refusal(function, normal(2), generator)
+
+
+def test_an_operator_that_does_not_say_that_it_draws():
+    library = torch.library.Library("draws_unsaid", "FRAGMENT")
+    library.define("noise(Tensor x) -> Tensor")
+    library.define("noise_(Tensor(a!) x) -> ()")
+    library.impl("noise", lambda x: x + torch.rand_like(x), "CPU")
+
+    def noise_(x):
+        x.uniform_()
+
+    library.impl("noise_", noise_, "CPU")
+    operators = torch.ops.draws_unsaid
+
+    def function(x):
+        made = operators.noise(x) * 2
+        operators.noise_(made[:4])
+        return made
+
+    check(function, *normals(2, 16))
+
+
+def test_memory_that_nobody_wrote_is_found_before_a_random_launch():
+    """Also where the launch's own numbers are alike."""
+    assert "nobody wrote" in refusal(lambda x: x + torch.normal(torch.empty(8), 1.0), normal(8))
+
+
 def test_other_threads_may_seed():
     def function(x):
         thread = threading.Thread(target=torch.manual_seed, args=(7,))

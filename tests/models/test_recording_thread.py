@@ -157,18 +157,50 @@ def test_a_read_is_refused_at_once_where_nobody_asks():
     assert len(calls) == 1
 
 
+def asks_and_draws(x):
+    """Draws in place, into a result, as a function, and for a batch of its own."""
+    noise = torch.rand(3) + torch.empty(3).uniform_(1, 2)
+    noise = nn.functional.dropout(noise, 0.5) + torch.bernoulli(torch.full((3,), 0.5))
+    noise += torch.multinomial(torch.ones(8), 3) + torch.randperm(3)
+    noise += torch.normal(0.0, 1.0, (3,), out=torch.empty(3))
+    if not torch.compiler.is_compiling() and x.sum() > 1e9:
+        return x
+    return x + noise
+
+
 def test_random_numbers_of_a_told_model():
+    torch.manual_seed(4)
+    captured = offload.capture(asks_and_draws, torch.zeros(3))
+    replayed, after = captured(torch.ones(3)), torch.rand(3)
+    assert captured.program.host_reads
+    torch.manual_seed(4)
+    assert torch.equal(captured.recorded_result, asks_and_draws(torch.zeros(3)))
+    assert torch.equal(replayed, asks_and_draws(torch.ones(3)))
+    assert torch.equal(after, torch.rand(3))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        lambda x: x * 2 + 0 * torch.rand(2),
+        lambda x: x * 2 + 0 * torch.randn(3),
+        lambda x: x * 2 + 0 * (torch.rand(3) + torch.rand(3)),
+        lambda x: x * 2,
+    ],
+)
+def test_a_told_model_that_draws_other_numbers(told):
     def function(x):
-        noise = torch.rand(3)
-        if not torch.compiler.is_compiling() and x.sum() > 1e9:
-            return x
-        return x + noise
+        if torch.compiler.is_compiling():
+            return told(x)
+        x = x * 2 + 0 * torch.rand(3)
+        return x if (x == x).all() else -x
 
     torch.manual_seed(4)
-    captured = offload.capture(function, torch.zeros(3))
+    with pytest.raises(offload.CaptureError, match="reads a tensor's value"):
+        offload.capture(function, torch.ones(3))
     after = torch.rand(3)
     torch.manual_seed(4)
-    assert torch.equal(captured.recorded_result, torch.rand(3))
+    torch.rand(3)
     assert torch.equal(after, torch.rand(3))
 
 

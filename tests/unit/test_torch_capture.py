@@ -295,20 +295,33 @@ class FakeGenerator:
 
 
 @pytest.mark.parametrize("second_fails", [False, True])
-def test_generators_get_their_states_back(monkeypatch, second_fails):
+def test_generators_get_their_states_back_and_nobody_draws_from_them(monkeypatch, second_fails):
     class Own:
+        """Of seed and offset, as Philox."""
+
         def __init__(self, device: object) -> None:
-            pass
+            self.seed_now, self.offset = 0, 0
 
-        def set_state(self, state: object) -> None:
-            pass
+        def set_state(self, state: tuple[int, int]) -> None:
+            self.seed_now, self.offset = state
 
-    generators = [FakeGenerator("first"), FakeGenerator("second", second_fails)]
+        def get_offset(self) -> int:
+            return self.offset
+
+        def set_offset(self, offset: int) -> None:
+            self.offset = offset
+
+        def seed(self) -> None:
+            self.seed_now, self.offset = self.seed_now + 1_000, 0
+
+    states = [(3, 8), (5, 12)]
+    generators = [FakeGenerator(states[0]), FakeGenerator(states[1], second_fails)]
     monkeypatch.setattr(torch, "Generator", Own)
     expected = pytest.raises(RuntimeError, match="memory") if second_fails else nothing()
     with expected, own_random_states(generators, torch.device("cuda", 0)):
-        assert all(isinstance(one.state, Own) for one in generators)
-    assert [one.state for one in generators] == ["first", "second"]
+        others_draw_from = [(one.state.seed_now, one.state.offset) for one in generators]
+        assert others_draw_from == [(1_003, 8), (1_005, 12)]  # another seed: nothing comes twice
+    assert [one.state for one in generators] == states
 
 
 def test_first_line_of_an_error():

@@ -78,8 +78,8 @@ def own_random_states(
 
     A capture registers its graph with a generator's state, which then holds the cells that its
     random kernels read: of a state of its own nobody else's graphs are disturbed. Executions on
-    other threads draw from the generators' own states meanwhile. What torch itself draws there
-    comes from the captures' states, and is drawn again.
+    other threads draw from the generators' own states meanwhile. What torch itself draws on other
+    threads comes from the captures' states: from other seeds, so that no number is drawn again.
     """
     with _draws:
         saved = [one.graphsafe_get_state() for one in generators]
@@ -90,6 +90,9 @@ def own_random_states(
         for generator in generators:
             own = torch.Generator(device=device)
             own.set_state(generator.get_state())
+            offset = own.get_offset()
+            own.seed()
+            own.set_offset(offset)
             with _draws:
                 generator.graphsafe_set_state(own)
             del own  # from here on only the generator has the state, and whoever captures it

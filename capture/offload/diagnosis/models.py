@@ -30,6 +30,7 @@ from offload.diagnosis.stopwatch import (
     time_in_turns,
 )
 from offload.errors import CaptureError, DiagnosisError, OffloadError
+from offload.own_generators import drawing_alone
 from offload.replay import Executable
 from offload.structure import OpaqueStructure, flatten
 
@@ -69,8 +70,10 @@ def diagnose(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Diagnosi
     """Tell whether a model is host-bound or device-bound, and what capture would gain.
 
     Calls the model, captures it, and times both in turns, some hundred calls of each, without a
-    profiler. Its buffers, the input tensors and torch's generator are put back as they were;
-    parameters that the forward writes, and Python state, are not. Times hold for the inputs, the
+    profiler. Its buffers and the input tensors are put back as they were; parameters that the
+    forward writes, and Python state, are not. What the model draws at random it draws from torch's
+    generators, which are not put back, since other threads may draw from them; replays and single
+    operators draw from generators of their own where they take one. Times hold for the inputs, the
     gradient mode and the number of threads that are given: infer under `torch.no_grad()`.
 
     Args:
@@ -108,13 +111,14 @@ def diagnose_call(
     call = functools.partial(model, *args, **kwargs)
     with _state_kept(model, tensors) as put_back:
         captured = _capture(model, args, kwargs)
+        generator = torch.get_rng_state()
         with contextlib.ExitStack() as stack:
             run = _load(captured, stack) if isinstance(captured, Captured) else captured
             replay = run if isinstance(run, NotApplied) else functools.partial(run, *args, **kwargs)
             contenders = Contenders(call, replay, _synchronize(device))
             measured = measure(contenders, clock, effort)
             put_back()
-            operators, notes = None, _notes(model)
+            operators, notes = None, (*_notes(model), *_note_of_draws(generator))
             if isinstance(run, Executable):
                 operators, more = _operators(run, args, kwargs, tensors, clock)
                 notes += more
@@ -154,7 +158,7 @@ def diagnose_saved(
     """
     clock, effort = clock or SteadyClock(), effort or Effort()
     reason = "the file holds the recorded program, and not the model to call eagerly"
-    with captured.load() as run:
+    with _drawing_alone(captured).load() as run:
         tensors = _tensors_of(args, kwargs)
         with _state_kept(None, tensors) as put_back:
             replay = time_in_turns({"replay": lambda: run(*args, **kwargs)}, clock, effort)
@@ -248,9 +252,15 @@ def _capture(
 
 def _load(captured: Captured, stack: contextlib.ExitStack) -> Executable | NotApplied:
     try:
-        return stack.enter_context(captured.load())
+        return stack.enter_context(_drawing_alone(captured).load())
     except OffloadError as error:
         return NotApplied("replay", f"the captured program cannot be loaded: {error}")
+
+
+def _drawing_alone(captured: Captured) -> Captured:
+    """The same Program on generators of its own, where all its random launches take one."""
+    alone = drawing_alone(captured.program)
+    return captured if alone.refusal else Captured(alone.program)
 
 
 def _operators(
@@ -281,6 +291,16 @@ def _notes(model: Callable[..., Any]) -> tuple[str, ...]:
             "torch.no_grad()",
         )
     return ()
+
+
+def _note_of_draws(before: torch.Tensor) -> tuple[str, ...]:
+    """What is to be said of torch's generator on the CPU, whose state was this."""
+    if torch.equal(before, torch.get_rng_state()):
+        return ()
+    return (
+        "torch's random generator has moved on: the model drew from it in each eager call (or "
+        "another thread has), and it is not put back, since other threads may draw from it",
+    )
 
 
 def _is_tensor(thing: Any) -> bool:
@@ -330,17 +350,15 @@ def _synchronize(device: torch.device) -> Callable[[], object] | None:
 def _state_kept(
     model: Callable[..., Any] | None, tensors: list[torch.Tensor]
 ) -> Iterator[Callable[[], None]]:
-    """Put buffers, inputs and torch's generator back at the end; yields what puts them back."""
+    """Put buffers and inputs back at the end; yields what puts them back."""
     buffers = list(model.buffers()) if _is_module(model) else []
     kept = [(one, one.detach().clone()) for one in (*buffers, *tensors)]
-    generator = torch.get_rng_state()
 
     def put_back() -> None:
         with torch.no_grad():
             for tensor, content in kept:
                 if not torch.equal(tensor, content):
                     tensor.copy_(content)
-        torch.set_rng_state(generator)
 
     try:
         yield put_back

@@ -14,6 +14,7 @@ import torch
 from offload.costs import signature_of
 from offload.diagnosis.stopwatch import Clock, Effort, time_in_turns
 from offload.eager_run import EagerRun
+from offload.own_generators import drawing_alone
 from offload.program import Launch, Program
 from offload.timeline import ExecutionTimeline, SpanKind
 from offload.torch_names import split_operator
@@ -83,7 +84,8 @@ def operator_costs(
 ) -> OperatorCosts:
     """Time one eager call of each distinct signature, on the tensors that it has in this Program.
 
-    The Program is run once, launch by launch, on copies of the inputs and weights that it writes.
+    The Program is run once, launch by launch, on copies of the inputs and weights that it writes,
+    and draws from generators of its own. Launches that cannot are left out, and make zeros.
 
     Args:
         program: recorded on the CPU.
@@ -95,20 +97,25 @@ def operator_costs(
         CaptureError: a launch's results have another shape than the recorded ones.
         RuntimeError: of torch; a launch failed.
     """
-    run = EagerRun(program, _private_copies(program, inputs), fill=0)
+    alone = drawing_alone(program)
+    run = EagerRun(alone.program, _private_copies(program, inputs), fill=0)
     launches: dict[str, list[Launch]] = {}
     timed: dict[str, tuple[str, float]] = {}
     untimed: list[str] = []
     deadline_ns = clock.now_ns() + _BUDGET_NS
-    with _generators_kept(program), torch.no_grad(), torch._C._DisableAutocast():
-        for launch in program.launches:
-            signature = signature_of(launch)
+    with torch.no_grad(), torch._C._DisableAutocast():
+        for recorded, launch in zip(program.launches, alone.program.launches, strict=True):
+            signature = signature_of(recorded)
+            if launch in alone.others:
+                launches.setdefault(signature, [])
+                untimed.append(f"{signature}: {alone.refusal}")
+                continue
             if signature not in launches:
                 if clock.now_ns() < deadline_ns:
                     timed[signature] = _time_launch(run, launch, clock)
                 else:
                     untimed.append(f"{signature}: the time for measuring operators was used up")
-            launches.setdefault(signature, []).append(launch)
+            launches.setdefault(signature, []).append(recorded)
             outcome = run.call(launch)()
             if launch.guard is None:
                 run.keep(launch, outcome)
@@ -147,17 +154,6 @@ def _private_copies(
         )
         bases[index] = (copied.get(storage._cdata, storage), offset_bytes)
     return bases
-
-
-@contextlib.contextmanager
-def _generators_kept(program: Program) -> Iterator[None]:
-    generators = (torch.default_generator, *program.generators)
-    states = [generator.get_state() for generator in generators]
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
 
 
 def _time_launch(run: EagerRun, launch: Launch, clock: Clock) -> tuple[str, float]:

@@ -1,12 +1,34 @@
-"""Guards: host reads whose values each execution must find again."""
+"""Guards: host reads whose values each execution must find again, and what they rule out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offload.errors import CaptureError
 from offload.record.operators import NO_NESTED_ENCODER, user_location
+
+if TYPE_CHECKING:
+    from offload.record.storages import TrackedStorage
+
+
+def refuse_write_beside_numpy(operator: str, tracked: TrackedStorage) -> None:
+    """Refuse a launch that writes memory which NumPy has seen or made.
+
+    Raises:
+        CaptureError: `tracked` is of such memory.
+    """
+    if tracked.exposed_at:
+        raise CaptureError(
+            f"{user_location()}: {operator} writes {tracked.value.name}, which NumPy can see since "
+            f"{tracked.exposed_at}: what is read there later cannot be guarded. Copy the tensor "
+            "before .numpy()"
+        )
+    if tracked.foreign:
+        raise CaptureError(
+            f"{user_location()}: {operator} writes a tensor that the call made over NumPy's "
+            "memory, which a replay would not make again: write a .clone() of it"
+        )
 
 
 class HostReadGuards:

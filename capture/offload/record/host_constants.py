@@ -143,6 +143,7 @@ def check_undrawn(
     if before is not None and not torch.equal(before, torch.default_generator.get_state()):
         raise CaptureError(
             f"{', '.join(compiled)} is compiled, and draws random numbers on the CPU or seeds its "
-            f"generator, and the recording is on {device}, whose launches would hold the numbers "
-            f'that were drawn once: draw them there, with device="{device}"'
+            f"generator, or another thread does meanwhile, and the recording is on {device}, whose "
+            "launches would hold the numbers that were drawn once: draw them there, with "
+            f'device="{device}"'
         )

@@ -15,11 +15,12 @@ from offload.eager_run import flat
 from offload.errors import CaptureError, OffloadError
 from offload.program import Argument, Launch, Role, Symbol, TensorView
 from offload.record.device_formats import refuse_write_in_own_format
+from offload.record.drawn_before import DrawnBefore
 from offload.record.fake_launches import FakeLaunches
 from offload.record.fake_results import device_rule
 from offload.record.fake_weights import FakeWeights
 from offload.record.folding import note_constants
-from offload.record.guards import HostReadGuards
+from offload.record.guards import HostReadGuards, refuse_write_beside_numpy
 from offload.record.host_constants import check_made, refuse_write
 from offload.record.operators import (
     Operator,
@@ -33,6 +34,7 @@ from offload.record.operators import (
     user_location,
     written_arguments,
 )
+from offload.record.random_outcomes import RandomOutcome
 from offload.record.recording_device import Allocations
 from offload.record.storages import StorageTable, TrackedStorage
 from offload.record.unused_results import UnusedResults
@@ -50,6 +52,7 @@ class LaunchRecorder:
     Attributes:
         table: the storages met so far.
         launches: the launches so far.
+        outcomes: of the random ones, in order; none where nothing is computed.
         guards: what is guarded, or may not be.
         generators: those that random operators drew from, with their state before the call.
         refusal: the first thing that was refused; the call may have swallowed the error.
@@ -67,9 +70,11 @@ class LaunchRecorder:
         guards_reads: bool,
         may_defer: Callable[[], bool] = lambda: False,
         fakes: FakeWeights | None = None,
+        drawn: DrawnBefore | None = None,
     ) -> None:
         self.table = table
         self.launches: list[Launch] = []
+        self.outcomes: list[RandomOutcome] = []
         self.guards = HostReadGuards(allowed=guards_reads, may_defer=may_defer)
         self.generators = UsedGenerators()
         self.allocations = Allocations(torch.device("cpu"))
@@ -78,7 +83,12 @@ class LaunchRecorder:
         self.allows_unseen = False
         self.unseen = ""
         self._fakes = None if fakes is None else FakeLaunches(fakes, table, self)
+        self._drawn = drawn
         self._unused = UnusedResults()
+
+    def note_refusal(self, refusal: OffloadError) -> None:
+        """Keep what is refused, if it is the first."""
+        self.refusal = self.refusal or refusal
 
     def take_refusal(self) -> OffloadError | None:
         """What was refused first, which is not kept: its traceback leads here, as a cycle."""
@@ -106,10 +116,19 @@ class LaunchRecorder:
         touched: list[Touched] = []
         with self._let_pass_once_deferred():
             touched = self._before_launch(operator, arguments)
+        if self._drawn is not None and self._drawn.is_next(operator, arguments):
+            outcome = self._drawn.give(func, [self._argument(one) for one in arguments], touched)
+            self._after_launch(operator, arguments, touched, outcome, drew=True)
+            return outcome
+        may_draw = self._fakes is None and (operator.random or not operator.is_aten)
+        if may_draw:
+            self.generators.check_unseeded()
         with context:
             outcome = call(*args, **kwargs)
+        # Of others' operators not all say that they draw.
+        drew = may_draw and self.generators.note_drawn() and not operator.is_aten
         with self._let_pass_once_deferred():
-            self._after_launch(operator, arguments, touched, outcome)
+            self._after_launch(operator, arguments, touched, outcome, drew)
         return outcome
 
     @contextlib.contextmanager
@@ -146,17 +165,7 @@ class LaunchRecorder:
         refuse_write(name, tracked, self.table.device)
         if tracked.is_state:
             refuse_write_in_own_format(name, tracked.value)
-        if tracked.exposed_at:
-            raise CaptureError(
-                f"{user_location()}: {name} writes {tracked.value.name}, which NumPy can see since "
-                f"{tracked.exposed_at}: what is read there later cannot be guarded. Copy the "
-                "tensor before .numpy()"
-            )
-        if tracked.foreign:
-            raise CaptureError(
-                f"{user_location()}: {name} writes a tensor that the call made over NumPy's "
-                "memory, which a replay would not make again: write a .clone() of it"
-            )
+        refuse_write_beside_numpy(name, tracked)
         tracked.keep_before()
 
     def track(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
@@ -260,6 +269,7 @@ class LaunchRecorder:
         arguments: list[Any],
         touched: list[Touched],
         outcome: Any,
+        drew: bool,
     ) -> None:
         if operator.moves_metadata:
             self._follow_metadata(operator, touched)
@@ -283,13 +293,17 @@ class LaunchRecorder:
         is_random = operator.draws(arguments)
         if is_random or any(one.is_state for one in writes):
             self.guards.note_change()
+        if (is_random or drew) and self._fakes is None:
+            of_new = zip(results, outcomes, strict=bool(results))
+            new = [tensor for view, tensor in of_new if view is not None]
+            self.outcomes.append(RandomOutcome.observed(new, touched, writes))
         self._append(
             operator.name,
             tuple(self._argument(argument) for argument in arguments),
             results=tuple(results),
             reads=_indices(tracked for _, tracked, _ in touched),
             writes=_indices((*writes, *made)),
-            random=is_random,
+            random=is_random or drew,
             guard=outcomes[0] if reads_host else None,
             guards_shape=shape_depends_on_data(operator, arguments),
         )

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType, ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from offload import _native
 from offload.errors import CaptureError, OffloadError
 from offload.record import host_reads
 from offload.record.operators import user_location
+from offload.record.used_generators import UsedGenerators
 
 
 def refuse_fake_mode() -> None:
@@ -178,16 +180,31 @@ class FunctionMode(TorchFunctionMode):
         return host_reads.without_write_access(name, outcome)
 
 
+_SETTERS = ("manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_state")
+
+
+class _RandomModule(ModuleType):
+    """torch.random during a recording: whoever asks it for the generator gets the generator."""
+
+    @property
+    def default_generator(self) -> torch.Generator:
+        """The one that operators draw from."""
+        return torch.default_generator
+
+
 class _UnseededGenerator:
     """Stands for torch's default generator where torch's seeding functions look it up."""
 
-    def __init__(self, generator: torch.Generator, watcher: Watcher) -> None:
+    def __init__(self, generator: torch.Generator, watcher: Watcher, used: UsedGenerators) -> None:
         self._generator = generator
         self._watcher = watcher
+        self._used = used
         self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("manual_seed", "seed", "set_state") and threading.get_ident() == self._thread:
+        if name in _SETTERS and threading.get_ident() != self._thread:
+            self._used.default_set_elsewhere = True
+        elif name in _SETTERS:
             with _refusals_kept(self._watcher):
                 raise CaptureError(
                     f"{user_location()}: the call seeds or restores torch's random generator "
@@ -199,41 +216,66 @@ class _UnseededGenerator:
 
 
 @contextlib.contextmanager
-def seeding_refused(watcher: Watcher) -> Iterator[None]:
+def seeding_refused(watcher: Watcher, used: UsedGenerators) -> Iterator[None]:
     """Refuse what sets the state of the default generator, on this thread.
 
     By comparing states before and after it would go unseen where the seed happens to be the one
-    that was set before the call.
+    that was set before the call. Only torch's own functions, which read the module's variables,
+    meet the stand-in; for other threads it is the generator, and so is the module's attribute.
     """
-    functions: Any = torch.random
-    generator = functions.default_generator
-    functions.default_generator = _UnseededGenerator(generator, watcher)
+    functions = torch.random
+    kind, variables = type(functions), vars(functions)
+    generator = variables["default_generator"]
+    variables["default_generator"] = _UnseededGenerator(generator, watcher, used)
+    functions.__class__ = _RandomModule
     try:
         yield
     finally:
-        functions.default_generator = generator
+        functions.__class__ = kind
+        variables["default_generator"] = generator
 
 
 @contextlib.contextmanager
-def seeding_noticed(generators: Iterable[torch.Generator], watcher: Watcher) -> Iterator[None]:
-    """Refuse what sets the state of these generators, where no operator draws from them.
+def seeding_noticed(note: Callable[[CaptureError], object]) -> Iterator[None]:
+    """Notice what sets the state of any generator on this thread, also to what it was.
 
-    Each is moved on by a draw for that time, so that a seed which sets it as it was is seen too.
+    By its profiler, which is told of every function that is called: that is for calls in which
+    nobody sees the draws. Where the caller has a profiler of his own, nothing is noticed. What
+    torch's compiler sets while it compiles, it puts back.
+
+    Args:
+        note: is given the refusal.
     """
-    before = [(one, one.get_state()) for one in generators]
-    for generator, _ in before:
-        torch.rand(1, generator=generator, device=generator.device)
-    moved = [one.get_state() for one, _ in before]
+    if sys.getprofile() is not None:
+        yield
+        return
+
+    def look(frame: FrameType, event: str, called: Any) -> None:
+        if event != "c_call" or not isinstance(
+            getattr(called, "__self__", None), torch._C.Generator
+        ):
+            return
+        if called.__name__ in _SETTERS and not _is_compiling(frame):
+            note(
+                CaptureError(
+                    f"{user_location()}: the call seeds or restores a random generator, which a "
+                    "replay would not do again: do it before the call"
+                )
+            )
+
+    sys.setprofile(look)
     try:
         yield
     finally:
-        for (generator, state), expected in zip(before, moved, strict=True):
-            if not torch.equal(generator.get_state(), expected):
-                watcher.refusal = watcher.refusal or CaptureError(
-                    "the call seeds or restores a torch.Generator, which a replay would not do "
-                    "again: do it before the call"
-                )
-            generator.set_state(state)
+        sys.setprofile(None)
+
+
+def _is_compiling(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch._dynamo.convert_frame":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import torch
 from offload.eager_run import bytes_of
 from offload.errors import CaptureError
 from offload.program import Role
+from offload.record.drawn_before import DrawnBefore
 from offload.record.operators import is_tensor
 from offload.record.same_outcome import as_dtype, is_close, same_bits
 from offload.record.storages import StorageTable, TrackedStorage
@@ -36,7 +37,7 @@ class PlainCall:
         results: the tensors that it returned.
         structure: their nesting.
         state: what it wrote, by what tells inputs and weights apart.
-        generators: each generator, its state before and after.
+        drawn: what its random launches gave.
     """
 
     refusal: CaptureError
@@ -44,15 +45,13 @@ class PlainCall:
     results: Sequence[torch.Tensor]
     structure: Structure
     state: Mapping[tuple[str, int], WrittenState]
-    generators: Sequence[tuple[torch.Generator, torch.Tensor, torch.Tensor]]
+    drawn: DrawnBefore
 
     def put_back(self, *, before: bool) -> None:
-        """Let inputs, weights and generators hold what they held before the call, or after it."""
+        """Let inputs and weights hold what they held before the call, or after it."""
         with torch.no_grad():
             for one in self.state.values():
                 bytes_of(one.tracked.storage).copy_(one.before if before else one.after)
-        for generator, state_before, state_after in self.generators:
-            generator.set_state(state_before if before else state_after)
 
     def compare(
         self, result: object, tensors: Sequence[torch.Tensor], written: Iterable[TrackedStorage]
@@ -74,6 +73,8 @@ class PlainCall:
             match(self.structure, result, is_tensor, "the result")
         except StructureMismatch as error:
             raise self._differs(f"another result: {error}") from error
+        if self.drawn.n_left:
+            raise self._differs("other random numbers")
         pairs = [
             (f"result {position}", plain, told)
             for position, (plain, told) in enumerate(zip(self.results, tensors, strict=True))
@@ -106,7 +107,7 @@ def plain_call(
     results: Sequence[torch.Tensor],
     structure: Structure,
     table: StorageTable,
-    generators: Iterable[tuple[torch.Generator, torch.Tensor]],
+    drawn: DrawnBefore,
 ) -> PlainCall:
     """What a call gave and left, at its end.
 
@@ -118,8 +119,7 @@ def plain_call(
         for one in table
         if one.is_state and one.written
     }
-    moved = [(one, before, one.get_state()) for one, before in generators]
-    return PlainCall(refusal, read, results, structure, state, moved)
+    return PlainCall(refusal, read, results, structure, state, drawn)
 
 
 def _key(tracked: TrackedStorage) -> tuple[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from offload.record.callables import (
     refuse_nested_captures,
 )
 from offload.record.device_formats import refuse_own_format
+from offload.record.drawn_before import DrawnBefore
 from offload.record.fake_weights import FakeWeights
 from offload.record.host_constants import check_result, check_undrawn, may_be_host_constant
 from offload.record.input_overlaps import common_memory, written_overlaps
@@ -94,6 +95,7 @@ class Recorder:
             guards_reads=not self._avoids_reads,
             may_defer=self._answers.may_matter if may_defer else lambda: False,
             fakes=fakes,
+            drawn=None if plain is None else plain.drawn,
         )
         self._function = function
         self._parameters = parameters
@@ -210,13 +212,11 @@ class Recorder:
         enter(torch.no_grad())
         enter(autocast_cache_off())
         enter(executions_refused())
-        if self._compiled:  # of which the modes would leave nothing; and to compile sets generators
+        if self._compiled or self._fakes is not None:
+            enter(seeding_noticed(self._log.note_refusal))
+        if self._compiled:  # of which the modes would leave nothing
             return
-        if self._fakes is not None:
-            default = default_generator(self.table.device)
-            known = (one for one, _ in self._log.generators)
-            enter(seeding_noticed([one for one in known if one is not default], self._log))
-        enter(seeding_refused(self._log))
+        enter(seeding_refused(self._log, self._log.generators))
         enter(eager_paths_taken())
         enter(FunctionMode(self._log))
         enter(dispatch_mode(self._log))
@@ -241,10 +241,18 @@ class Recorder:
             CaptureError: the result, or a change that the call made, cannot be replayed.
             OffloadError: what was refused first, if the call swallowed it.
         """
+        with self._watched_no_more():
+            return self._finished(result)
+
+    @contextlib.contextmanager
+    def _watched_no_more(self) -> Iterator[None]:
         try:
             self._context.close()
             self._log.raise_refusal()  # if the forward swallowed it and took another path
-            return self._finished(result)
+            if not self._compiled:  # whose compiler sets generators
+                self._log.generators.check_unseeded()
+            with torch.no_grad():
+                yield
         finally:
             self._log.allocations.close()
 
@@ -269,25 +277,20 @@ class Recorder:
         """
         refusal = self._log.guards.deferred
         assert refusal is not None
-        try:
-            self._context.close()
-            self._log.raise_refusal()
-            with torch.no_grad():
-                tensors, structure = self._taken_apart(result)
-                self.table.state.check_python()
-                for tracked in unseen_changes(self.table, frozenset()):
-                    tracked.written = True
-                called = plain_call(
-                    refusal,
-                    self._log.guards.refused_at,
-                    results=tensors,
-                    structure=structure,
-                    table=self.table,
-                    generators=self._log.generators,
-                )
-                return self._handed_out(result, tensors, structure), called
-        finally:
-            self._log.allocations.close()
+        with self._watched_no_more():
+            tensors, structure = self._taken_apart(result)
+            self.table.state.check_python()
+            for tracked in unseen_changes(self.table, frozenset()):
+                tracked.written = True
+            called = plain_call(
+                refusal,
+                self._log.guards.refused_at,
+                results=tensors,
+                structure=structure,
+                table=self.table,
+                drawn=DrawnBefore(self._log.launches, self._log.outcomes),
+            )
+            return self._handed_out(result, tensors, structure), called
 
     def _taken_apart(self, result: Any) -> tuple[list[torch.Tensor], Structure]:
         self._arguments.check_unchanged(self._call, self._inputs, self.table)
@@ -303,27 +306,26 @@ class Recorder:
             self._log.allocations.close()
 
     def _finished(self, result: Any) -> tuple[Any, Recording]:
-        with torch.no_grad():
-            tensors, structure = self._taken_apart(result)
-            results = tuple(self._result(tensor) for tensor in tensors)
-            overlaps, overlapping = self._check_state()
-            self._compare_with_plain(result, tensors)
-            seen = SeenCall(
-                self.table,
-                self._log,
-                self._arguments,
-                self._inputs,
-                self._samples,
-                self._parameters,
-                self._fakes,
-                results,
-                structure,
-            )
-            program = seen.program(overlaps)
-            recording = self._recording(program, tuple(tensors), overlapping)
-            if self._log.allows_unseen:
-                recording = self._with_opaque_form(recording, seen)
-            return self._handed_out(result, tensors, structure), recording
+        tensors, structure = self._taken_apart(result)
+        results = tuple(self._result(tensor) for tensor in tensors)
+        overlaps, overlapping = self._check_state()
+        self._compare_with_plain(result, tensors)
+        seen = SeenCall(
+            self.table,
+            self._log,
+            self._arguments,
+            self._inputs,
+            self._samples,
+            self._parameters,
+            self._fakes,
+            results,
+            structure,
+        )
+        program = seen.program(overlaps)
+        recording = self._recording(program, tuple(tensors), overlapping)
+        if self._log.allows_unseen:
+            recording = self._with_opaque_form(recording, seen)
+        return self._handed_out(result, tensors, structure), recording
 
     def _compare_with_plain(self, result: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Hold a call that was told that it is being compiled against the same one untold.
@@ -424,8 +426,10 @@ class Recorder:
             after={one.storage._cdata: one.own_content().clone() for one in written},
             results=results,
             input_tensors=tuple(self._inputs),
-            generator_states=tuple(
-                (generator, before, generator.get_state())
+            generator_states=tuple(state for _, state in self._log.generators),
+            outcomes=tuple(self._log.outcomes),
+            has_drawn=any(
+                not torch.equal(generator.get_state(), before)
                 for generator, before in self._log.generators
             ),
             has_unwritten=any(one.unwritten_at_birth for one in self.table),
@@ -461,9 +465,7 @@ class Recorder:
             OpaqueCall(call, self._log.unseen),
             reads={one.value.index for one in state},
             writes={one.value.index for one in state if one.written},
-            is_random=any(
-                not torch.equal(before, after) for _, before, after in recording.generator_states
-            ),
+            is_random=recording.has_drawn,
             source=user_location(),
         )
         found = dataclasses.replace(recording, observed=observed, opaque=opaque)

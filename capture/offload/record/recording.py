@@ -8,6 +8,7 @@ from collections.abc import Mapping, Set
 import torch
 
 from offload.program import OPAQUE_OPERATOR, Launch, OpaqueCall, Program, Role
+from offload.record.random_outcomes import RandomOutcome
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,7 +22,9 @@ class Recording:
             call.
         after: for the same storages the bytes of their Value after it.
         results: the tensors that the model returned.
-        generator_states: each generator (the default one first), its state before and after.
+        generator_states: for each of the program's generators its state before the call.
+        outcomes: what the program's random launches gave, in their order.
+        has_drawn: the state of a generator has moved, by the call or by another thread.
         has_unwritten: some Value began without content, so reads of it must be ruled out.
         observed: every launch as it was made, constants included, to compare with what the
             callable does; None where nobody asks.
@@ -37,7 +40,9 @@ class Recording:
     after: Mapping[int, torch.Tensor]
     results: tuple[torch.Tensor, ...]
     input_tensors: tuple[torch.Tensor, ...]
-    generator_states: tuple[tuple[torch.Generator, torch.Tensor, torch.Tensor], ...]
+    generator_states: tuple[torch.Tensor, ...]
+    outcomes: tuple[RandomOutcome, ...]
+    has_drawn: bool
     has_unwritten: bool
     observed: Program | None = None
     opaque: Program | None = None

@@ -1,4 +1,4 @@
-"""The generators that launches of a recorded call draw from."""
+"""The generators that launches of a recorded call draw from, and whether the call sets them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,34 @@ import torch
 from offload.errors import CaptureError
 from offload.record.operators import user_location
 
+_SEED_BYTES = 8
+
+# Of the Mersenne twister of torch's CPU generators, whose state is torch's
+# CPUGeneratorImplStateLegacy: the seed, how many numbers are left of a block, and the block.
+_LEFT = slice(8, 12)
+_BLOCK = slice(24, 24 + 624 * 8)
+_BLOCK_NUMBERS = 624
+
+# How far is looked: first near by, then 2.5 million numbers, in some 10 ms. Other threads may draw
+# more between two launches.
+_SEARCHED_BLOCKS = (16, 4096)
+_COMPARED = 8
+
 
 class UsedGenerators:
     """Generators that were known before the call, in the order in which they were noted.
 
-    Owner: one LaunchRecorder. Iterating gives each with the state that it had at first sight.
+    Owner: one LaunchRecorder. Other threads may draw from them meanwhile. Iterating gives each with
+    the state that it had at first sight.
+
+    Attributes:
+        default_set_elsewhere: another thread has seeded or restored the first one.
     """
 
     def __init__(self) -> None:
+        self.default_set_elsewhere = False
         self._noted: list[tuple[torch.Generator, torch.Tensor]] = []
+        self._last: list[torch.Tensor] = []
 
     def __iter__(self) -> Iterator[tuple[torch.Generator, torch.Tensor]]:
         return iter(self._noted)
@@ -44,8 +63,83 @@ class UsedGenerators:
         for position, (known, _) in enumerate(self._noted):
             if _identity(known) == _identity(generator):
                 return position
-        self._noted.append((generator, generator.get_state()))
+        state = generator.get_state()
+        self._noted.append((generator, state))
+        self._last.append(state)
         return len(self._noted) - 1
+
+    def check_unseeded(self) -> None:
+        """Refuse a call that has set the state of a generator since the last launch that drew.
+
+        That other threads have drawn from it meanwhile is nothing to refuse.
+
+        Raises:
+            CaptureError: one was seeded, or restored to where it has been.
+        """
+        states = list(zip(self._noted, self._last, strict=True))
+        for (generator, _), last in states[self.default_set_elsewhere :]:
+            if is_set(last, generator.get_state()):
+                raise CaptureError(
+                    f"{user_location()}: a random generator was left in a state to which no draw "
+                    "leads: the call seeds or restores it in Python (torch.manual_seed, "
+                    "torch.random.fork_rng, Generator.set_state), which a replay would not do "
+                    "again, or another thread does meanwhile; do it before the call, or pass a "
+                    "torch.Generator of the call's own"
+                )
+
+    def note_drawn(self) -> bool:
+        """Take the states as a launch has left them; whether any has moved since the last one."""
+        states = [generator.get_state() for generator, _ in self._noted]
+        moved = any(
+            not torch.equal(one, other) for one, other in zip(self._last, states, strict=True)
+        )
+        self._last = states
+        return moved
+
+
+def is_set(before: torch.Tensor, now: torch.Tensor) -> bool:
+    """Whether a generator was seeded or restored between two states, rather than drawn from.
+
+    Restored to what it was long before, or with more drawn meanwhile than is looked for, counts as
+    drawn.
+
+    Args:
+        before: the state as `torch.Generator.get_state` gives it, on the CPU or of an accelerator.
+        now: a later one of the same generator.
+    """
+    if torch.equal(before, now):
+        return False
+    if not torch.equal(before[:_SEED_BYTES], now[:_SEED_BYTES]):
+        return True
+    if before.numel() < _BLOCK.stop:  # of Philox: the seed, and how much was drawn
+        return _number(now, slice(_SEED_BYTES, 16)) < _number(before, slice(_SEED_BYTES, 16))
+    is_same_block = torch.equal(before[_BLOCK], now[_BLOCK])
+    if is_same_block:
+        return _number(now, _LEFT) > _number(before, _LEFT)
+    return not _leads_to(before, now) and _leads_to(now, before)
+
+
+def _leads_to(state: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether drawing takes a generator on the CPU from one state to the block of another."""
+    wanted = _after_block(other, _COMPARED)
+    for n_blocks in _SEARCHED_BLOCKS:
+        numbers = _after_block(state, n_blocks * _BLOCK_NUMBERS)
+        begins = numbers.view(n_blocks, _BLOCK_NUMBERS)[:, :_COMPARED]
+        if bool((begins == wanted).all(1).any()):
+            return True
+    return False
+
+
+def _after_block(state: torch.Tensor, count: int) -> torch.Tensor:
+    """The numbers that a generator on the CPU draws once those of its block are used up."""
+    generator = torch.Generator()
+    generator.set_state(state)
+    n_left = _number(state, _LEFT) - 1
+    return torch.empty(n_left + count, dtype=torch.int32).random_(generator=generator)[n_left:]
+
+
+def _number(state: torch.Tensor, where: slice) -> int:
+    return int.from_bytes(bytes(state[where].tolist()), "little")
 
 
 def _identity(generator: torch.Generator) -> int:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
 from offload.constants import same_constant
 from offload.eager_run import EagerRun, bytes_of
 from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
+from offload.own_generators import drawing_alone
 from offload.program import Launch, Program, Role, Value
+from offload.record.modes import seeding_noticed
+from offload.record.random_outcomes import RandomOutcome, by_launch
 from offload.record.recording import Recording
 from offload.record.recording_device import current
 from offload.record.same_outcome import as_dtype, is_close
@@ -28,74 +31,54 @@ class OutcomeDiffers(CaptureError):
 def verify(recording: Recording, program: Program) -> None:
     """Run `program` on the recorded call's inputs and compare with what the model returned.
 
-    Inputs, weights and generators are left as they are: what the program writes is a copy, and
-    the weights that an opaque one writes in place are put back.
+    Inputs and weights are left as they are: what the program writes is a copy, and the weights
+    that an opaque one writes in place are put back. No generator is moved: random launches give
+    what they gave in the call, or draw from generators of the check's own. An opaque program that
+    draws is not run: it would draw from those that other threads use.
 
     Raises:
         OutcomeDiffers: a result or a changed input, buffer or parameter differs from the recorded
             call.
-        CaptureError: one depends on memory that no launch wrote; the call seeds a generator; or a
-            launch failed.
+        CaptureError: one depends on memory that no launch wrote; an opaque call seeds a generator;
+            or a launch failed.
         OutOfMemory: the device has no memory to run it once more.
         ExecutionError: the device failed.
     """
+    opaque = program.opaque is not None
+    if opaque and any(launch.random for launch in program.launches):
+        return
+    refused: list[CaptureError] = []
     with (
         current(recording.device),
-        _generators_restored(recording),
         torch.no_grad(),
         # The callable of an opaque program brings the autocast state of its recording.
-        nullcontext() if program.opaque is not None else torch._C._DisableAutocast(),
+        seeding_noticed(refused.append) if opaque else torch._C._DisableAutocast(),
     ):
-        first = _Run(recording, program, _FILLS[0]).outcome()
-        for generator, _, after in recording.generator_states:
-            if not torch.equal(generator.get_state(), after):
-                raise CaptureError(
-                    "the call left a random generator in another state than its launches do: it "
-                    "seeds or restores it in Python (torch.manual_seed, torch.random.fork_rng), "
-                    "which a replay would not do again; pass a torch.Generator instead"
-                )
+        outcomes = {} if opaque else by_launch(program.launches, recording.outcomes)
+        first = _Run(recording, program, _FILLS[0], outcomes).outcome()
+        if refused:
+            raise refused[0]
         _compare_with_model(recording, first)
         if recording.has_unwritten:
-            _restore_generators(recording)
-            second = _Run(recording, program, _FILLS[1]).outcome()
-            _compare_fills(first, second)
-        if program.opaque is not None:
-            _check_unseeded(recording, program)
+            _compare_fills(*_filled(recording, program, outcomes, first))
 
 
-def _check_unseeded(recording: Recording, program: Program) -> None:
-    """Run an opaque program from other seeds: it must not set them itself.
+def _filled(
+    recording: Recording, program: Program, outcomes: dict[int, RandomOutcome], first: _Outcome
+) -> tuple[_Outcome, _Outcome]:
+    """What runs over two fills give, in which random launches read what they read at executions.
 
-    That the states agree after a run from the recorded ones says nothing of a callable that seeds.
-
-    Raises:
-        CaptureError: it does.
+    The first run is one of them if it has drawn nothing; otherwise two more, in which each launch
+    that takes a generator draws, from the numbers of the recorded call.
     """
-    generators = [generator for generator, _, _ in recording.generator_states]
-    seeds = [(generator.initial_seed() + 1) % 2**63 for generator in generators]
-    for generator, seed in zip(generators, seeds, strict=True):
-        generator.manual_seed(seed)
-    _Run(recording, program, _FILLS[0]).outcome()
-    if [generator.initial_seed() for generator in generators] != seeds:
-        raise CaptureError(
-            "the call seeds a random generator, or restores one, which a replay would not do "
-            "again: do it before the call"
-        )
-
-
-def _restore_generators(recording: Recording) -> None:
-    for generator, before, _ in recording.generator_states:
-        generator.set_state(before)
-
-
-@contextmanager
-def _generators_restored(recording: Recording) -> Iterator[None]:
-    _restore_generators(recording)
-    try:
-        yield
-    finally:
-        for generator, _, after in recording.generator_states:
-            generator.set_state(after)
+    if not outcomes:
+        return first, _Run(recording, program, _FILLS[1], outcomes).outcome()
+    runs = []
+    for fill in _FILLS:
+        alone = drawing_alone(program, recording.generator_states)
+        given = {launch.index: outcomes[launch.index] for launch in alone.others}
+        runs.append(_Run(recording, alone.program, fill, given).outcome())
+    return runs[0], runs[1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,8 +92,15 @@ class _Outcome:
 class _Run:
     """One execution of a Program by plain torch calls, on private copies of what it writes."""
 
-    def __init__(self, recording: Recording, program: Program, fill: int) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        program: Program,
+        fill: int,
+        outcomes: Mapping[int, RandomOutcome],
+    ) -> None:
         self._program = program
+        self._outcomes = outcomes
         self._recording = recording
         self._bases: dict[int, tuple[torch.UntypedStorage, int]] = {}
         self._identities: dict[int, int] = {}
@@ -123,6 +113,7 @@ class _Run:
                 storage = _copy(before)
             self._bases[index] = (storage, 0)
         self._eager = EagerRun(program, self._bases, fill)
+        self._sizes_bytes = [value.size_bytes for value in program.values]
 
     def _place_inputs(self, recording: Recording) -> None:
         for view, tensor in zip(self._program.inputs, recording.input_tensors, strict=True):
@@ -208,6 +199,10 @@ class _Run:
         return content if self._program.opaque is None else content.clone()
 
     def _run(self, launch: Launch) -> None:
+        known = self._outcomes.get(launch.index)
+        if known is not None:
+            known.put(launch, self._eager, self._sizes_bytes)
+            return
         outcome = self._eager.call(launch)()
         if launch.guard is None:
             self._eager.keep(launch, outcome)

@@ -1,0 +1,99 @@
+"""Random launches of a call that is made once more: they give what they gave the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from offload.constants import same_constant
+from offload.errors import CaptureError
+from offload.program import Argument, Launch, TensorView
+from offload.record.operators import Operator, user_location
+from offload.record.random_outcomes import RandomOutcome, by_launch
+from offload.record.storages import TrackedStorage
+from offload.torch_names import find_dtype
+
+
+class DrawnBefore:
+    """What the random launches of a call gave, in their order.
+
+    Owner: the recording of the same call made again, which draws nothing.
+    """
+
+    def __init__(self, launches: Iterable[Launch], outcomes: Sequence[RandomOutcome]) -> None:
+        launches = tuple(launches)
+        known = by_launch(launches, outcomes)
+        self._left = [(one, known[one.index]) for one in launches if one.random]
+
+    @property
+    def n_left(self) -> int:
+        """How many launches have not been made again."""
+        return len(self._left)
+
+    def is_next(self, operator: Operator, arguments: list[Any]) -> bool:
+        """Whether a launch is the next random one.
+
+        Raises:
+            CaptureError: it draws, and the next one is another.
+        """
+        if self._left and self._left[0][0].operator == operator.name:
+            return operator.draws(arguments) or not operator.is_aten
+        if operator.draws(arguments):
+            raise CaptureError(
+                f"{user_location()}: {operator.name} draws random numbers that it does not draw "
+                "when the model is not told that it is being compiled"
+            )
+        return False
+
+    def give(
+        self,
+        func: Any,
+        given: Sequence[Argument],
+        touched: Sequence[tuple[torch.Tensor, TrackedStorage, bool]],
+    ) -> Any:
+        """Write and return what the next launch wrote and returned.
+
+        Args:
+            func: its operator.
+            given: its arguments, as a Launch has them.
+            touched: each tensor that it is given, its storage, and whether it declares to write it.
+
+        Raises:
+            CaptureError: it is given other shapes or numbers.
+        """
+        launch, outcome = self._left.pop(0)
+        tensors = [tensor for tensor, _, _ in touched]
+        if not _are_alike(launch.arguments, tuple(given)):
+            raise CaptureError(
+                f"{user_location()}: {launch.operator} draws other random numbers than when the "
+                "model is not told that it is being compiled"
+            )
+        for position, content in outcome.written:
+            tensors[position].copy_(content)
+        for position, content in outcome.written_whole:
+            touched[position][1].own_content().copy_(content)
+        made = iter(outcome.made)
+        written = iter(tensors[position] for position, _ in outcome.written)
+        results = [
+            next(written) if view is None else _on(next(made).clone(), view)
+            for view in launch.results
+        ]
+        if len(func._schema.returns) == 1:
+            return results[0]
+        return tuple(results) or None
+
+
+def _are_alike(one: Argument, other: Argument) -> bool:
+    """Whether two recordings give a launch the same argument, wherever tensors lie."""
+    if isinstance(one, TensorView) and isinstance(other, TensorView):
+        return (one.shape, one.strides, one.dtype) == (other.shape, other.strides, other.dtype)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_are_alike, one, other))
+    return type(one) is type(other) and same_constant(one, other)
+
+
+def _on(storage: torch.UntypedStorage, view: TensorView) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=find_dtype(view.dtype), device=storage.device)
+    return tensor.set_(storage, 0, view.shape, view.strides)
