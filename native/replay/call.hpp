@@ -137,6 +137,13 @@ struct Copy {
   at::Tensor to;
 };
 
+// Where a storage had its memory when a call was held.
+struct HeldPlace {
+  const c10::StorageImpl* storage = nullptr;  // null: no tensor was given
+  const void* data = nullptr;
+  std::size_t n_bytes = 0;
+};
+
 // The tensors of a call, which mostly are few: a call allocates as little as it can.
 using Tensors = c10::SmallVector<at::Tensor, 4>;
 
@@ -149,6 +156,9 @@ struct Call {
   Tensors given_results;                    // out=, by result; undefined where fresh, or none
   std::vector<std::size_t> copied_results;  // of those, the ones that need a copy
   at::Tensor feature_map;                   // undefined: the executable's own
+  Tensors callers_inputs;       // of a call that is held, whose `inputs` are tensors of its own
+  Tensors callers_results;      // likewise, of `given_results`
+  std::vector<HeldPlace> held;  // likewise: inputs, given results, feature map
   std::vector<Copy> copies_in;
   std::vector<Copy> copies_out;  // of outputs, before anything is made of them
   std::vector<Copy> copies_back;
@@ -191,6 +201,10 @@ void release_buffers(CallSpec& spec) noexcept;
 
 // Memory of a device. Throws OutOfMemory, naming what it is for, if there is not enough.
 c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string& what);
+
+// Refuses a tensor that is not a plain strided one, or whose memory was freed or shrunk:
+// BindingError with its name.
+void check_memory(const std::string& name, const at::Tensor& tensor);
 
 // Bytes of a tensor from its first element to one past its last.
 std::size_t span_bytes_of(const at::Tensor& tensor);

@@ -32,6 +32,10 @@ void TensorSource::look_up(WeightFiles& files, bool opens) {
                        std::to_string(storage.nbytes()) + ": it was freed or shrunk");
   }
   std::shared_ptr<const c10::Storage> present = std::make_shared<const c10::Storage>(storage);
+  StoragePins pins{StoragePin::of(storage)};
+  auto held = std::make_shared<const HeldStorages>(nullptr, std::move(pins));
+  files.keep(held_);
+  held_ = std::move(held);
   files.keep(storage_);
   storage_ = std::move(present);
   n_writes_ = n_writes();
