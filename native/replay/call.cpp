@@ -389,6 +389,13 @@ Tensors results_of(const CallSpec& spec, Call& call) {
   std::optional<KernelScope> scope;
   const auto make = [&](const c10::Storage& storage, std::int64_t offset_bytes,
                         const ResultSpec& result) {
+    if (result.source != ResultSource::kOutput &&
+        static_cast<std::size_t>(offset_bytes) + result.layout.span_bytes() > storage.nbytes()) {
+      refuse("the result is a view of " +
+             (result.source == ResultSource::kInput ? spec.inputs[result.index].name
+                                                    : spec.weights[result.index].name) +
+             ", whose memory was freed or shrunk since the execution; take the result before");
+    }
     if (!scope) scope.emplace();
     return tensor_on(storage, offset_bytes, result.layout, spec.device);
   };
@@ -399,19 +406,16 @@ Tensors results_of(const CallSpec& spec, Call& call) {
     const at::Tensor& given = call.given_results[index];
     if (result.source == ResultSource::kInput) {
       const at::Tensor& input = call.inputs[result.index];
-      const at::Tensor& callers_input =
-          call.held.empty() ? input : call.callers_inputs[result.index];
+      const at::Tensor& callers_input = call.callers ? call.callers->inputs[result.index] : input;
       const auto base = static_cast<std::int64_t>(input.storage_offset() *
                                                   static_cast<std::int64_t>(input.element_size()));
       results.push_back(result.is_argument
                             ? callers_input
                             : make(input.storage(), base + result.offset_bytes, result));
     } else if (result.source == ResultSource::kWeight) {
-      const WeightSpec& weight = spec.weights[result.index];
-      const at::Tensor& holder = weight.moved.defined() ? weight.moved : weight.holders.front();
-      results.push_back(make(holder.storage(), result.offset_bytes, result));
+      results.push_back(make(call.weights[index], result.offset_bytes, result));
     } else if (given.defined()) {
-      results.push_back(call.held.empty() ? given : call.callers_results[index]);
+      results.push_back(call.callers ? call.callers->given_results[index] : given);
     } else {
       results.push_back(make(call.outputs[result.index], result.offset_bytes, result));
     }

@@ -6,6 +6,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -129,6 +130,7 @@ struct CallSpec {
   // Made with the Replay.
   bool has_writes = false;  // to an input or a weight
   std::vector<WeightPlace> weight_places;
+  bool returns_weights = false;
 };
 
 // A copy that an execution makes because a tensor cannot be used where it lies.
@@ -147,6 +149,13 @@ struct HeldPlace {
 // The tensors of a call, which mostly are few: a call allocates as little as it can.
 using Tensors = c10::SmallVector<at::Tensor, 4>;
 
+// The caller's tensors of a call that goes on with tensors of its own.
+struct CallersTensors {
+  Tensors inputs;
+  Tensors given_results;
+  std::vector<HeldPlace> places;  // of inputs, given results, feature map
+};
+
 // One execution's tensors, from the check to the result. Keeps everything bound alive.
 struct Call {
   Tensors inputs;                             // as given
@@ -156,9 +165,8 @@ struct Call {
   Tensors given_results;                    // out=, by result; undefined where fresh, or none
   std::vector<std::size_t> copied_results;  // of those, the ones that need a copy
   at::Tensor feature_map;                   // undefined: the executable's own
-  Tensors callers_inputs;       // of a call that is held, whose `inputs` are tensors of its own
-  Tensors callers_results;      // likewise, of `given_results`
-  std::vector<HeldPlace> held;  // likewise: inputs, given results, feature map
+  std::unique_ptr<CallersTensors> callers;  // of a call that is held; null: it has the caller's own
+  std::vector<c10::Storage> weights;        // by result, of those that are a weight: where it lay
   std::vector<Copy> copies_in;
   std::vector<Copy> copies_out;  // of outputs, before anything is made of them
   std::vector<Copy> copies_back;
@@ -186,7 +194,8 @@ struct Call {
 // memory runs out; nothing has run.
 void bind_call(const CallSpec& spec, Call& call);
 
-// The result tensors of a finished call, given ones included.
+// The result tensors of a finished call, given ones included. Throws BindingError where one is a
+// view of memory that was freed since.
 Tensors results_of(const CallSpec& spec, Call& call);
 
 // Refuses tensors on another device of the same type: BindingError.

@@ -34,18 +34,19 @@ std::string name_of(const CallSpec& spec, std::size_t index) {
 }  // namespace
 
 std::shared_ptr<const HeldStorages> hold(Call& call, std::shared_ptr<const StoragePins> weights) {
-  call.callers_inputs = call.inputs;
-  call.callers_results = call.given_results;
-  const at::Tensor callers_map = call.feature_map;
+  call.callers = std::make_unique<CallersTensors>();
+  CallersTensors& callers = *call.callers;
+  callers.inputs = call.inputs;
+  callers.given_results = call.given_results;
   for (at::Tensor& input : call.inputs) input = twin_of(input);
   for (at::Tensor& given : call.given_results) given = twin_of(given);
   call.feature_map = twin_of(call.feature_map);
   const auto use_twin = [&](at::Tensor& used) {
     for (std::size_t index = 0; index < call.inputs.size(); ++index) {
-      if (used.is_same(call.callers_inputs[index])) return void(used = call.inputs[index]);
+      if (used.is_same(callers.inputs[index])) return void(used = call.inputs[index]);
     }
     for (std::size_t index = 0; index < call.given_results.size(); ++index) {
-      const at::Tensor& given = call.callers_results[index];
+      const at::Tensor& given = callers.given_results[index];
       if (given.defined() && used.is_same(given)) return void(used = call.given_results[index]);
     }
   };
@@ -58,17 +59,20 @@ std::shared_ptr<const HeldStorages> hold(Call& call, std::shared_ptr<const Stora
   }
   StoragePins own;
   for_each_held(call, [&](const at::Tensor& tensor) {
-    if (!tensor.defined()) return call.held.push_back({});
+    if (!tensor.defined()) return callers.places.push_back({});
     const c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-    call.held.push_back({storage, storage->data(), storage->nbytes()});
+    callers.places.push_back({storage, storage->data(), storage->nbytes()});
     own.push_back(StoragePin::of(tensor.storage()));
   });
-  return std::make_shared<const HeldStorages>(std::move(weights), std::move(own));
+  return std::make_shared<const HeldStorages>(Holder::kExecution, std::move(weights),
+                                              std::move(own));
 }
 
 void check_held(const CallSpec& spec, const Call& call) {
-  for (std::size_t index = 0; index < call.held.size(); ++index) {
-    const HeldPlace& place = call.held[index];
+  if (!call.callers) return;
+  const std::vector<HeldPlace>& places = call.callers->places;
+  for (std::size_t index = 0; index < places.size(); ++index) {
+    const HeldPlace& place = places[index];
     if (place.storage == nullptr ||
         (place.storage->data() == place.data && place.storage->nbytes() == place.n_bytes)) {
       continue;

@@ -4,7 +4,9 @@
 #include <c10/core/Storage.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace offload {
@@ -28,9 +30,14 @@ class StoragePin {
   explicit StoragePin(c10::Storage storage) : storage_(std::move(storage)) {}
 
   c10::Storage storage_;
-  std::size_t n_holders_ = 0;   // under the mutex of all pins
-  bool was_resizable_ = false;  // before the first holder
+  // Under the mutex of all pins.
+  std::size_t n_executions_ = 0;  // that hold it, and how many hold it for longer
+  std::size_t n_lasting_ = 0;
+  bool was_resizable_ = false;  // before the first
 };
+
+// Who holds storages: an execution ends in a fork's child, which has no thread for it.
+enum class Holder : std::uint8_t { kExecution, kLasting };
 
 using StoragePins = std::vector<std::shared_ptr<StoragePin>>;
 
@@ -42,12 +49,20 @@ using StoragePins = std::vector<std::shared_ptr<StoragePin>>;
 class HeldStorages {
  public:
   // `shared`: pins that many hold, made once; may be null.
-  HeldStorages(std::shared_ptr<const StoragePins> shared, StoragePins own);
+  HeldStorages(Holder holder, std::shared_ptr<const StoragePins> shared, StoragePins own);
   ~HeldStorages();
   HeldStorages(const HeldStorages&) = delete;
   HeldStorages& operator=(const HeldStorages&) = delete;
 
  private:
+  static void end_executions();  // in the child of a fork
+  static const int kForksWatched;
+
+  void hold(StoragePin& pin) const;
+  void let_go(StoragePin& pin) const;
+
+  Holder holder_;
+  std::uint64_t n_forks_ = 0;  // before it was made
   std::shared_ptr<const StoragePins> shared_;
   StoragePins own_;
 };

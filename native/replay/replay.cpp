@@ -73,6 +73,9 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
       lease_id_(resident_->lease_id()) {
   prepare_overlap_checks(spec_);
   make_buffers(spec_);
+  spec_.returns_weights =
+      std::any_of(spec_.results.begin(), spec_.results.end(),
+                  [](const ResultSpec& result) { return result.source == ResultSource::kWeight; });
   if (host_scheduled) host_scheduler_.emplace(*resident_);
   if (streamed) finisher_.emplace();
   rebind_weights();
@@ -345,6 +348,11 @@ void Replay::hand_out(Call& call, ExecutionTrace* trace) {
     call.outputs[index] =
         c10::Storage(c10::Storage::use_byte_size_t(), output.size_bytes,
                      resident_->take(output.slot), c10::GetAllocator(spec_.device.type()), true);
+  }
+  for (std::size_t index = 0; spec_.returns_weights && index < spec_.results.size(); ++index) {
+    const ResultSpec& result = spec_.results[index];
+    const bool is_weight = result.source == ResultSource::kWeight;
+    call.weights.push_back(is_weight ? spec_.weights[result.index].place() : c10::Storage());
   }
   for (const Copy& copy : call.copies_out) carry_out(copier(), copy, /*inbound=*/false, trace);
   for (const std::size_t index : call.copied_results) {

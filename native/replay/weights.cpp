@@ -14,7 +14,8 @@ constexpr const char* kLaidOutAnew =
 bool is_laid_out_as_recorded(const WeightSpec& weight, std::size_t index) {
   const at::Tensor& holder = weight.holders[index];
   const TensorLayout& layout = weight.layouts[index];
-  return holder.scalar_type() == layout.dtype && holder.sizes() == c10::IntArrayRef(layout.shape) &&
+  return !holder._is_zerotensor() && holder.scalar_type() == layout.dtype &&
+         holder.sizes() == c10::IntArrayRef(layout.shape) &&
          holder.strides() == c10::IntArrayRef(layout.strides) &&
          holder.storage_offset() == weight.offsets[index] && holder.is_conj() == layout.conjugate &&
          holder.is_neg() == layout.negative && holder.storage().nbytes() >= weight.size_bytes;

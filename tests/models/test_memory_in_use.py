@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -222,6 +224,102 @@ def test_memory_that_moved_while_it_was_queued_is_refused(gate: Gate) -> None:
     ahead.wait()
     with pytest.raises(offload.BindingError, match=r"out\[0\]: its memory was freed or moved"):
         ticket.result()
+
+
+class Returns(nn.Module):
+    """Views of its input and of its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.view(8, 8), self.weight[3:]
+
+
+def returning() -> tuple[Returns, offload.Executable, torch.Tensor, offload.Ticket]:
+    model, x = Returns().eval(), torch.randn(64)
+    with torch.no_grad():
+        run = offload.capture(model, torch.randn(64)).load()
+    ticket = run.submit(x)
+    ticket.wait()
+    return model, run, x, ticket
+
+
+def test_results_that_are_views_are_of_what_was_there_when_it_was_executed() -> None:
+    model, run, x, ticket = returning()
+    expected = model.weight.detach()[3:].clone(), x.view(8, 8).clone()
+    model.weight.data = torch.zeros(64)
+    run.rebind_weights()
+    model.weight.data = torch.zeros(1)
+    x.set_(torch.zeros(1))
+    of_input, of_weight = ticket.result()
+    assert torch.equal(of_weight, expected[0])
+    assert torch.equal(of_input, expected[1])
+
+
+@pytest.mark.parametrize("which", ["args[0]", "weight"])
+def test_results_that_are_views_of_freed_memory_are_refused(which: str) -> None:
+    model, _, x, ticket = returning()
+    without_memory(x if which == "args[0]" else model.weight, 16)
+    with pytest.raises(
+        offload.BindingError, match="freed or shrunk since the execution"
+    ) as refused:
+        ticket.result()
+    assert f"a view of {which}," in str(refused.value)
+
+
+def test_a_weight_of_zeros_that_are_never_read_is_refused() -> None:
+    model, x = nn.Linear(64, 64).eval(), torch.randn(2, 64)
+    with torch.no_grad():
+        captured = offload.capture(model, x)
+        run = captured.load()
+        model.weight.data = torch._efficientzerotensor((64, 64))
+        for load in (
+            run.rebind_weights,
+            captured.load,
+            lambda: captured.load(weights_budget="1MiB"),
+        ):
+            with pytest.raises(offload.BindingError, match="weight: "):
+                load()
+
+
+FORKING = """
+import os, torch, offload
+torch.set_num_threads(1)
+x = torch.randn(2, 64)
+with torch.no_grad():
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()).eval()
+    run = offload.capture(net, x).load()
+    out = torch.empty(2, 64)
+    for _ in range(30):
+        tickets = [run.submit(x, out=out) for _ in range(20)]
+        child = os.fork()
+        if child == 0:
+            for ticket in tickets:
+                try:
+                    ticket.wait()
+                except (RuntimeError, offload.ExecutionError):
+                    pass
+            del tickets, ticket
+            freed = [one.untyped_storage().resizable() for one in (x, out, net[0].weight)]
+            assert all(freed), freed
+            again = run.submit(x)
+            assert torch.allclose(again.result(), net(x))
+            assert x.untyped_storage().resizable()
+            os._exit(0)
+        for ticket in tickets:
+            ticket.wait()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+print("same")
+"""
+
+
+def test_a_child_process_holds_nothing_of_its_parents_tickets() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "same\n", done.stderr
 
 
 def two_sums(x: torch.Tensor) -> torch.Tensor:
