@@ -290,7 +290,7 @@ torch.set_num_threads(1)
 x = torch.randn(2, 64)
 with torch.no_grad():
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()).eval()
-    run = offload.capture(net, x).load()
+    run = offload.capture(net, torch.randn(2, 64)).load()
     out = torch.empty(2, 64)
     for _ in range(30):
         tickets = [run.submit(x, out=out) for _ in range(20)]
