@@ -68,6 +68,9 @@ class ResultSpec:
         covers_output: bool,
     ) -> None: ...
 
+def check_memory(name: str, tensor: torch.Tensor) -> None: ...
+def check_weight(weight: WeightSpec) -> None: ...
+
 class WeightSpec:
     def __init__(
         self,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 
 from offload.backends import Backend
-from offload.errors import CaptureError, CopyError
+from offload.errors import CaptureError, CopyError, FileError
 from offload.explain import explain
 from offload.files import open_program, save_program
 from offload.load import load_program
@@ -39,6 +40,7 @@ class Captured:
         self._recorded_result: tuple[Any] | None = None
         self._default: Executable | None = None
         self._load_lock = threading.Lock()
+        self._loads: weakref.WeakSet[Executable] = weakref.WeakSet()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise CopyError(
@@ -129,9 +131,12 @@ class Captured:
                 `2GiB`, or `auto` for what is free. What does not fit is brought from the files of
                 `capture(weights=)`, or on the CPU from the model's own tensors, while launches run.
                 None: weights are used where they are; those in files are all read. Under a budget
-                the model's own tensors are read again once they were written, as torch counts it;
-                after writing through `param.data`, through NumPy, or to tensors made in inference
-                mode, call `run.streaming.refresh()`.
+                the model's own tensors are read again once they were written, as torch counts it,
+                and after each step of a `torch.optim` optimizer; after writing through
+                `param.data`, NumPy or a storage, by a fused operator itself
+                (`torch._fused_adam_`), or to tensors made in inference mode, call
+                `run.streaming.refresh()`. Their storages cannot be resized until the executable is
+                closed.
             share_store: let what is streamed from files to a GPU or NPU lie once in the host's
                 memory for all executables on the device that need it. False: this one has memory
                 of its own, as it needs on an NPU for `run.streaming.replace` while others share.
@@ -152,7 +157,7 @@ class Captured:
             OutOfMemory: the device has no memory for what is loaded.
             ExecutionError: the device failed.
         """
-        return load_program(
+        run = load_program(
             self.program,
             device,
             scheduling=scheduling,
@@ -161,14 +166,32 @@ class Captured:
             share_store=share_store,
             progress=progress,
         )
+        self._loads.add(run)
+        return run
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the Program and its weights to one file; `offload.open` reads it without pickle.
 
+        Weights are written with the content that the model's tensors have now, which is what
+        `load()` would compute with: after training, `load_state_dict` or `param.data = other` the
+        new one.
+
         Raises:
             CaptureError: nothing has been recorded yet.
-            FileError: something in the program cannot be written, or the path cannot be written to.
+            FileError: something in the program cannot be written, such as weights in files
+                (`capture(weights=)`); a weight has another shape, dtype, strides or offset than
+                when it was recorded, or its memory was freed or shrunk; an executable loaded from
+                this and still open was given other weights by `streaming.replace`, which the
+                model's tensors do not hold; or the path cannot be written to.
         """
+        for run in list(self._loads):
+            if not run.closed and run.streaming is not None and run.streaming.replaced:
+                raise FileError(
+                    f"{os.fspath(path)}: {', '.join(sorted(run.streaming.replaced))}: replaced in "
+                    "an executable (run.streaming.replace), while the model's own tensors, which "
+                    "would be saved, hold other content: copy the new content into the model's "
+                    "tensors and close that executable, or close it to save the model's content"
+                )
         save_program(self.program, path)
 
     def explain(self) -> str:

@@ -4,6 +4,7 @@
 #include "registers.hpp"
 #include "replay/call.hpp"
 #include "replay/device_storages.hpp"
+#include "replay/weights.hpp"
 
 namespace py = pybind11;
 
@@ -66,6 +67,13 @@ void register_call(py::module_& module) {
       .def(py::init(&weight_spec), py::kw_only(), py::arg("name"), py::arg("slot"),
            py::arg("size_bytes"), py::arg("written"), py::arg("holders"), py::arg("layouts"),
            py::arg("offsets"), py::arg("moved") = py::none());
+  module.def(
+      "check_memory",
+      [](const std::string& name, py::handle tensor) { check_memory(name, to_tensor(tensor)); },
+      py::arg("name"), py::arg("tensor"),
+      "Refuse a tensor that is not plain, or whose memory was freed or shrunk: BindingError.");
+  module.def("check_weight", &check_laid_out_as_recorded, py::arg("weight"),
+             "Refuse a weight whose tensors are laid out otherwise than recorded: BindingError.");
   py::class_<HostConstantSpec>(module, "HostConstantSpec")
       .def(py::init(&host_constant_spec), py::kw_only(), py::arg("name"), py::arg("content"),
            py::arg("layout"), py::arg("input") = py::none(), py::arg("holder") = py::none());
@@ -89,7 +97,8 @@ void register_call(py::module_& module) {
                              feature_map_bytes,
                              alignment_bytes,
                              false,
-                             {}};
+                             {},
+                             false};
            }),
            py::kw_only(), py::arg("device"), py::arg("inputs"), py::arg("outputs"),
            py::arg("results"), py::arg("weights"), py::arg("overlaps"), py::arg("feature_map_slot"),

@@ -55,14 +55,27 @@ std::string text(const std::string& name) { return name; }
 std::string text(std::size_t given) { return given_name(given); }
 
 template <typename Name>
+void check_plain(const at::Tensor& tensor, const Name& name) {
+  if (is_plain(tensor)) return;
+  refuse(text(name) + ": expected a plain strided tensor, got a sparse, nested or zero tensor, a " +
+         "subclass, or one inside a functional transform");
+}
+
+template <typename Name>
+void check_has_memory(const at::Tensor& tensor, const Name& name) {
+  const std::size_t begin =
+      static_cast<std::size_t>(tensor.storage_offset()) * tensor.element_size();
+  if (tensor.numel() > 0 && begin + span_bytes_of(tensor) > tensor.storage().nbytes()) {
+    refuse(text(name) + ": the tensor's memory was freed or shrunk (its storage has " +
+           std::to_string(tensor.storage().nbytes()) + " bytes); give it memory again");
+  }
+}
+
+template <typename Name>
 void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const Name& name,
                   c10::Device device) {
   if (!tensor.defined()) refuse(text(name) + ": expected " + text(layout) + ", got no tensor");
-  if (!is_plain(tensor)) {
-    refuse(text(name) +
-           ": expected a plain strided tensor, got a sparse, nested or zero tensor, a " +
-           "subclass, or one inside a functional transform");
-  }
+  check_plain(tensor, name);
   if (tensor.device().type() != device.type()) {
     refuse(text(name) + ": expected a tensor on " + device.str() + ", got one on " +
            tensor.device().str() + "; move it with .to(\"" + device.str() + "\")");
@@ -71,12 +84,7 @@ void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const Na
     refuse(text(name) + ": expected " + text(layout) + ", got " + text(tensor) +
            "; a program is recorded for one shape and dtype, capture again for another");
   }
-  const std::size_t begin =
-      static_cast<std::size_t>(tensor.storage_offset()) * tensor.element_size();
-  if (tensor.numel() > 0 && begin + span_bytes_of(tensor) > tensor.storage().nbytes()) {
-    refuse(text(name) + ": the tensor's memory was freed or shrunk (its storage has " +
-           std::to_string(tensor.storage().nbytes()) + " bytes); give it memory again");
-  }
+  check_has_memory(tensor, name);
   if (lies_in_own_format(tensor)) {
     refuse(text(name) +
            ": expected plain memory, got a tensor in a format of the device's own; cast it " +
@@ -251,6 +259,8 @@ void bind_outputs(const CallSpec& spec, Call& call) {
 void check_feature_map(const CallSpec& spec, const Call& call) {
   const at::Tensor& map = call.feature_map;
   if (!map.defined()) return;
+  const std::string name = "feature_map";
+  check_plain(map, name);
   if (map.scalar_type() != c10::ScalarType::Byte || !map.is_contiguous() ||
       map.device().type() != spec.device.type()) {
     refuse("feature_map: expected a contiguous uint8 tensor on " + spec.device.str() + ", got " +
@@ -261,6 +271,7 @@ void check_feature_map(const CallSpec& spec, const Call& call) {
            " bytes, got " + std::to_string(map.nbytes()) +
            "; allocate run.feature_map_bytes of them");
   }
+  check_has_memory(map, name);
   if (!is_aligned(map, spec.alignment_bytes) && spec.feature_map_bytes > 0) {
     refuse("feature_map: expected an address aligned to " + std::to_string(spec.alignment_bytes) +
            " bytes; torch.empty gives one, a slice may not");
@@ -313,6 +324,11 @@ c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string
     throw OutOfMemory("out of memory: " + std::to_string(n_bytes) + " bytes for " + what +
                       " cannot be allocated on " + device.str());
   }
+}
+
+void check_memory(const std::string& name, const at::Tensor& tensor) {
+  check_plain(tensor, name);
+  check_has_memory(tensor, name);
 }
 
 std::size_t span_bytes_of(const at::Tensor& tensor) {
@@ -373,6 +389,13 @@ Tensors results_of(const CallSpec& spec, Call& call) {
   std::optional<KernelScope> scope;
   const auto make = [&](const c10::Storage& storage, std::int64_t offset_bytes,
                         const ResultSpec& result) {
+    if (result.source != ResultSource::kOutput &&
+        static_cast<std::size_t>(offset_bytes) + result.layout.span_bytes() > storage.nbytes()) {
+      refuse("the result is a view of " +
+             (result.source == ResultSource::kInput ? spec.inputs[result.index].name
+                                                    : spec.weights[result.index].name) +
+             ", whose memory was freed or shrunk since the execution; take the result before");
+    }
     if (!scope) scope.emplace();
     return tensor_on(storage, offset_bytes, result.layout, spec.device);
   };
@@ -383,16 +406,16 @@ Tensors results_of(const CallSpec& spec, Call& call) {
     const at::Tensor& given = call.given_results[index];
     if (result.source == ResultSource::kInput) {
       const at::Tensor& input = call.inputs[result.index];
+      const at::Tensor& callers_input = call.callers ? call.callers->inputs[result.index] : input;
       const auto base = static_cast<std::int64_t>(input.storage_offset() *
                                                   static_cast<std::int64_t>(input.element_size()));
-      results.push_back(
-          result.is_argument ? input : make(input.storage(), base + result.offset_bytes, result));
+      results.push_back(result.is_argument
+                            ? callers_input
+                            : make(input.storage(), base + result.offset_bytes, result));
     } else if (result.source == ResultSource::kWeight) {
-      const WeightSpec& weight = spec.weights[result.index];
-      const at::Tensor& holder = weight.moved.defined() ? weight.moved : weight.holders.front();
-      results.push_back(make(holder.storage(), result.offset_bytes, result));
+      results.push_back(make(call.weights[index], result.offset_bytes, result));
     } else if (given.defined()) {
-      results.push_back(given);
+      results.push_back(call.callers ? call.callers->given_results[index] : given);
     } else {
       results.push_back(make(call.outputs[result.index], result.offset_bytes, result));
     }

@@ -6,6 +6,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -129,6 +130,7 @@ struct CallSpec {
   // Made with the Replay.
   bool has_writes = false;  // to an input or a weight
   std::vector<WeightPlace> weight_places;
+  bool returns_weights = false;
 };
 
 // A copy that an execution makes because a tensor cannot be used where it lies.
@@ -137,8 +139,22 @@ struct Copy {
   at::Tensor to;
 };
 
+// Where a storage had its memory when a call was held.
+struct HeldPlace {
+  const c10::StorageImpl* storage = nullptr;  // null: no tensor was given
+  const void* data = nullptr;
+  std::size_t n_bytes = 0;
+};
+
 // The tensors of a call, which mostly are few: a call allocates as little as it can.
 using Tensors = c10::SmallVector<at::Tensor, 4>;
+
+// The caller's tensors of a call that goes on with tensors of its own.
+struct CallersTensors {
+  Tensors inputs;
+  Tensors given_results;
+  std::vector<HeldPlace> places;  // of inputs, given results, feature map
+};
 
 // One execution's tensors, from the check to the result. Keeps everything bound alive.
 struct Call {
@@ -149,6 +165,8 @@ struct Call {
   Tensors given_results;                    // out=, by result; undefined where fresh, or none
   std::vector<std::size_t> copied_results;  // of those, the ones that need a copy
   at::Tensor feature_map;                   // undefined: the executable's own
+  std::unique_ptr<CallersTensors> callers;  // of a call that is held; null: it has the caller's own
+  std::vector<c10::Storage> weights;        // by result, of those that are a weight: where it lay
   std::vector<Copy> copies_in;
   std::vector<Copy> copies_out;  // of outputs, before anything is made of them
   std::vector<Copy> copies_back;
@@ -176,7 +194,8 @@ struct Call {
 // memory runs out; nothing has run.
 void bind_call(const CallSpec& spec, Call& call);
 
-// The result tensors of a finished call, given ones included.
+// The result tensors of a finished call, given ones included. Throws BindingError where one is a
+// view of memory that was freed since.
 Tensors results_of(const CallSpec& spec, Call& call);
 
 // Refuses tensors on another device of the same type: BindingError.
@@ -191,6 +210,10 @@ void release_buffers(CallSpec& spec) noexcept;
 
 // Memory of a device. Throws OutOfMemory, naming what it is for, if there is not enough.
 c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string& what);
+
+// Refuses a tensor that is not a plain strided one, or whose memory was freed or shrunk:
+// BindingError with its name.
+void check_memory(const std::string& name, const at::Tensor& tensor);
 
 // Bytes of a tensor from its first element to one past its last.
 std::size_t span_bytes_of(const at::Tensor& tensor);

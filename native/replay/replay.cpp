@@ -73,6 +73,9 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
       lease_id_(resident_->lease_id()) {
   prepare_overlap_checks(spec_);
   make_buffers(spec_);
+  spec_.returns_weights =
+      std::any_of(spec_.results.begin(), spec_.results.end(),
+                  [](const ResultSpec& result) { return result.source == ResultSource::kWeight; });
   if (host_scheduled) host_scheduler_.emplace(*resident_);
   if (streamed) finisher_.emplace();
   rebind_weights();
@@ -91,8 +94,9 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
     run(*call, /*queued=*/false);
   } else {
     const auto ticket = std::make_shared<Ticket>();
-    enqueue([self = shared_from_this(), call] { self->run_queued(*call); }, ticket,
-            /*hands_on=*/false);
+    enqueue(
+        [self = shared_from_this(), call, held = hold_memory(*call)] { self->run_queued(*call); },
+        ticket, /*hands_on=*/false);
     ticket->wait();
   }
 }
@@ -100,15 +104,16 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
 std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
   refuse_inside_launch();
   auto ticket = std::make_shared<Ticket>();
+  auto held = hold_memory(*call);
   if (streamed_) {
     enqueue(
-        [self = shared_from_this(), call, ticket]() mutable {
-          run_submitted(std::move(self), std::move(call), std::move(ticket));
+        [self = shared_from_this(), call, held = std::move(held), ticket]() mutable {
+          run_submitted(std::move(self), std::move(call), std::move(held), std::move(ticket));
         },
         ticket, /*hands_on=*/true);
   } else {
-    enqueue([self = shared_from_this(), call] { self->run_queued(*call); }, ticket,
-            /*hands_on=*/false);
+    enqueue([self = shared_from_this(), call, held = std::move(held)] { self->run_queued(*call); },
+            ticket, /*hands_on=*/false);
   }
   return ticket;
 }
@@ -120,6 +125,15 @@ void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket,
   } catch (const std::logic_error&) {
     throw ExecutionError("the executable is closed, or the interpreter is exiting");
   }
+}
+
+std::shared_ptr<const HeldStorages> Replay::hold_memory(Call& call) const {
+  std::shared_ptr<const StoragePins> weights;
+  {
+    const std::lock_guard lock(weights_mutex_);
+    weights = weights_.pins();
+  }
+  return hold(call, std::move(weights));
 }
 
 // On the lane's thread, whose torch must be told on which stream its own work goes.
@@ -134,6 +148,7 @@ void Replay::run_queued(Call& call) {
 // Nothing of the execution is kept here then, so that it has gone when the ticket is done; closing,
 // which waits for this thread, keeps the replay.
 void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> call,
+                           std::shared_ptr<const HeldStorages> held,
                            std::shared_ptr<Ticket> ticket) {
   Replay& replay = *self;
   std::exception_ptr error;  // the first
@@ -150,7 +165,7 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
     if (!error) error = std::current_exception();
   }
   std::function<void()> end = [self = std::move(self), call = std::move(call),
-                               fence = std::move(fence), error] {
+                               held = std::move(held), fence = std::move(fence), error] {
     try {
       if (fence) fence->wait();
     } catch (const ExecutionError&) {
@@ -181,7 +196,7 @@ void Replay::wait_for_submitted() {
 }
 
 void Replay::rebind_weights() {
-  std::vector<c10::Storage> replaced;  // outlives the locks
+  Weights::Replaced replaced;  // outlives the locks
   const std::lock_guard lock(lane_.execution_mutex());
   const std::lock_guard weights_lock(weights_mutex_);
   replaced = weights_.rebind();
@@ -240,6 +255,7 @@ void Replay::run(Call& call, bool queued) {
   execution.begin_ns = waited || trace ? now_ns() : call.checked_ns;  // a trace is no header work
   if (trace && !waited) trace->clock_reads = 1;
   weights_.check();
+  check_held(spec_, call);
   std::optional<KernelScope> scope;
   if (!streamed_ || call.has_copies()) scope.emplace();  // else nothing of torch runs here
   if (streamed_) resident_->set_stream(call.stream);
@@ -332,6 +348,11 @@ void Replay::hand_out(Call& call, ExecutionTrace* trace) {
     call.outputs[index] =
         c10::Storage(c10::Storage::use_byte_size_t(), output.size_bytes,
                      resident_->take(output.slot), c10::GetAllocator(spec_.device.type()), true);
+  }
+  for (std::size_t index = 0; spec_.returns_weights && index < spec_.results.size(); ++index) {
+    const ResultSpec& result = spec_.results[index];
+    const bool is_weight = result.source == ResultSource::kWeight;
+    call.weights.push_back(is_weight ? spec_.weights[result.index].place() : c10::Storage());
   }
   for (const Copy& copy : call.copies_out) carry_out(copier(), copy, /*inbound=*/false, trace);
   for (const std::size_t index : call.copied_results) {

@@ -13,6 +13,7 @@
 #include "offload/resident.hpp"
 #include "replay/call.hpp"
 #include "replay/execution.hpp"
+#include "replay/held_call.hpp"
 #include "replay/host_scheduler.hpp"
 #include "replay/weights.hpp"
 
@@ -86,10 +87,12 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void run(Call& call, bool queued);
   void run_queued(Call& call);
   static void run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> call,
+                            std::shared_ptr<const HeldStorages> held,
                             std::shared_ptr<Ticket> ticket);
   void enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on);
   void refuse_inside_launch() const;
   void refuse_run() const;
+  std::shared_ptr<const HeldStorages> hold_memory(Call& call) const;
   void copy_inputs(const Call& call, LastExecution& execution, ExecutionTrace* trace);
   void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);
   void launch(LastExecution& execution, ExecutionTrace* trace);

@@ -31,7 +31,15 @@ void TensorSource::look_up(WeightFiles& files, bool opens) {
     throw BindingError("expected " + std::to_string(size_bytes_) + " bytes of memory, got " +
                        std::to_string(storage.nbytes()) + ": it was freed or shrunk");
   }
+  if (storage.data() == nullptr && size_bytes_ > 0) {
+    throw BindingError(
+        "expected memory, got a tensor without any, as of zeros that are never read");
+  }
   std::shared_ptr<const c10::Storage> present = std::make_shared<const c10::Storage>(storage);
+  StoragePins pins{StoragePin::of(storage)};
+  auto held = std::make_shared<const HeldStorages>(Holder::kLasting, nullptr, std::move(pins));
+  files.keep(held_);
+  held_ = std::move(held);
   files.keep(storage_);
   storage_ = std::move(present);
   n_writes_ = n_writes();

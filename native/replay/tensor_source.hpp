@@ -8,14 +8,16 @@
 #include <memory>
 #include <vector>
 
+#include "replay/held_storages.hpp"
 #include "streaming/weight_source.hpp"
 
 namespace offload {
 
 // Tensors of one storage, all of which is the weight. Tells when they were written, by the count
 // that torch keeps for autograd (`_version`, of tensors that share memory as views one for all),
-// and when they have another storage. Not counted is what is written through `param.data`, through
-// NumPy, or to tensors that were made in inference mode.
+// and when they have another storage. Torch refuses to resize the storage meanwhile. Not counted is
+// what is written through `param.data`, through NumPy, or to tensors that were made in inference
+// mode.
 //
 // Owner: the stream. Thread: as WeightSource. Errors: where the storage is shorter than the
 // weight BindingError, and of read FileError.
@@ -38,6 +40,7 @@ class TensorSource final : public WeightSource {
   std::vector<at::Tensor> tensors_;
   std::size_t size_bytes_;
   std::shared_ptr<const c10::Storage> storage_;  // theirs when they were looked up
+  std::shared_ptr<const HeldStorages> held_;     // its memory may be read at any time
   std::uint64_t n_writes_ = 0;                   // before they were read
 };
 

@@ -1,5 +1,7 @@
 #include "replay/weights.hpp"
 
+#include <utility>
+
 #include "offload/errors.hpp"
 
 namespace offload {
@@ -12,10 +14,11 @@ constexpr const char* kLaidOutAnew =
 bool is_laid_out_as_recorded(const WeightSpec& weight, std::size_t index) {
   const at::Tensor& holder = weight.holders[index];
   const TensorLayout& layout = weight.layouts[index];
-  return holder.scalar_type() == layout.dtype && holder.sizes() == c10::IntArrayRef(layout.shape) &&
+  return !holder._is_zerotensor() && holder.scalar_type() == layout.dtype &&
+         holder.sizes() == c10::IntArrayRef(layout.shape) &&
          holder.strides() == c10::IntArrayRef(layout.strides) &&
-         holder.storage_offset() == weight.offsets[index] &&
-         holder.storage().nbytes() >= weight.size_bytes;
+         holder.storage_offset() == weight.offsets[index] && holder.is_conj() == layout.conjugate &&
+         holder.is_neg() == layout.negative && holder.storage().nbytes() >= weight.size_bytes;
 }
 
 // Asks for an object's cache lines.
@@ -28,24 +31,30 @@ void prefetch(const Object* object) {
 
 }  // namespace
 
-std::vector<c10::Storage> Weights::rebind() {
-  for (const WeightSpec& weight : specs_) {
-    for (std::size_t index = 0; index < weight.holders.size(); ++index) {
-      if (!is_laid_out_as_recorded(weight, index)) throw BindingError(weight.name + kLaidOutAnew);
-      if (weight.holders[index].storage().unsafeGetStorageImpl() !=
-          weight.holders.front().storage().unsafeGetStorageImpl()) {
-        throw BindingError(weight.name +
-                           ": several tensors shared its storage when recorded and no longer do; "
-                           "tie them again, or capture again");
-      }
+void check_laid_out_as_recorded(const WeightSpec& weight) {
+  const c10::StorageImpl* const first = weight.holders.front().storage().unsafeGetStorageImpl();
+  for (std::size_t index = 0; index < weight.holders.size(); ++index) {
+    if (!is_laid_out_as_recorded(weight, index)) throw BindingError(weight.name + kLaidOutAnew);
+    if (weight.holders[index].storage().unsafeGetStorageImpl() != first) {
+      throw BindingError(weight.name +
+                         ": several tensors shared its storage when recorded and no longer do; "
+                         "tie them again, or capture again");
     }
   }
-  std::vector<c10::Storage> replaced;
-  replaced.reserve(specs_.size());
+}
+
+Weights::Replaced Weights::rebind() {
+  for (const WeightSpec& weight : specs_) check_laid_out_as_recorded(weight);
+  Replaced replaced;
+  replaced.storages.reserve(specs_.size());
+  StoragePins pins;
+  pins.reserve(specs_.size());
   for (WeightSpec& weight : specs_) {
-    replaced.push_back(std::move(weight.storage));
+    replaced.storages.push_back(std::move(weight.storage));
     weight.storage = weight.holders.front().storage();
+    pins.push_back(StoragePin::of(weight.storage));
   }
+  replaced.pins = std::exchange(pins_, std::make_shared<const StoragePins>(std::move(pins)));
   flatten();
   return replaced;
 }
@@ -59,8 +68,8 @@ void Weights::flatten() {
     places_.push_back({spec.slot, spec.place().unsafeGetStorageImpl()});
     for (const at::Tensor& holder : spec.holders) {
       holders_.push_back({holder.unsafeGetTensorImpl(), spec.storage.unsafeGetStorageImpl(),
-                          spec.size_bytes, holder.dtype(), weight,
-                          static_cast<std::size_t>(holder.dim()), numbers_.size()});
+                          spec.size_bytes, holder.dtype(), holder.is_conj(), holder.is_neg(),
+                          weight, static_cast<std::size_t>(holder.dim()), numbers_.size()});
       numbers_.insert(numbers_.end(), holder.sizes().begin(), holder.sizes().end());
       numbers_.insert(numbers_.end(), holder.strides().begin(), holder.strides().end());
       numbers_.push_back(holder.storage_offset());
@@ -74,7 +83,8 @@ bool Weights::is_as_bound(const Holder& holder) const {
   const c10::IntArrayRef strides(numbers + holder.n_dims, holder.n_dims);
   return holder.tensor->sizes() == shape && holder.tensor->strides() == strides &&
          holder.tensor->storage_offset() == numbers[2 * holder.n_dims] &&
-         holder.tensor->dtype() == holder.dtype;
+         holder.tensor->dtype() == holder.dtype && holder.tensor->is_conj() == holder.conjugate &&
+         holder.tensor->is_neg() == holder.negative;
 }
 
 void Weights::check() const {

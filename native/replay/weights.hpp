@@ -3,12 +3,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "offload/header.hpp"
 #include "replay/call.hpp"
+#include "replay/held_storages.hpp"
 
 namespace offload {
+
+// Refuses a weight whose tensors are laid out otherwise than recorded, or lie in several storages:
+// BindingError.
+void check_laid_out_as_recorded(const WeightSpec& weight);
 
 // Owner: one Replay. Thread: callers serialise. Errors: BindingError naming the weight.
 class Weights {
@@ -16,9 +22,17 @@ class Weights {
   // `specs` must outlive this, and not move.
   explicit Weights(std::vector<WeightSpec>& specs) : specs_(specs) {}
 
-  // Takes the storages that the weights' tensors have now. Returns those that it let go, to be
-  // dropped where no lock is held: memory of Python's is freed under the GIL.
-  [[nodiscard]] std::vector<c10::Storage> rebind();
+  // What is let go, to be dropped where no lock is held: memory of Python's is freed under the GIL.
+  struct Replaced {
+    std::vector<c10::Storage> storages;
+    std::shared_ptr<const StoragePins> pins;
+  };
+
+  // Takes the storages that the weights' tensors have now.
+  [[nodiscard]] Replaced rebind();
+
+  // Of those storages, for executions that hold them.
+  const std::shared_ptr<const StoragePins>& pins() const { return pins_; }
 
   // Refuses tensors that lie elsewhere, or are laid out anew, since they were bound. Done at each
   // execution, when their memory has left the caches: all of it is asked for at once.
@@ -43,6 +57,8 @@ class Weights {
     c10::StorageImpl* storage;
     std::size_t size_bytes;
     caffe2::TypeMeta dtype;
+    bool conjugate;
+    bool negative;
     std::size_t weight;
     std::size_t n_dims;
     std::size_t first_number;  // in numbers_: sizes, strides, offset
@@ -55,6 +71,7 @@ class Weights {
   std::vector<Holder> holders_;
   std::vector<Place> places_;
   std::vector<std::int64_t> numbers_;
+  std::shared_ptr<const StoragePins> pins_;
 };
 
 }  // namespace offload

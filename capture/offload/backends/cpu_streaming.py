@@ -208,8 +208,14 @@ def _read_ns(
     *,
     mapped: bool,
 ) -> int:
-    """What it takes to read the first bytes of a weight into memory that is there."""
+    """What it takes to read the first bytes of a weight into memory that is there.
+
+    Raises:
+        BindingError: the weight's memory was freed or shrunk.
+    """
     content = sources[value]
+    if not isinstance(content, StoredTensor):
+        _native.check_memory(program.values[value].name, content[0])
     pieces = [(0, size_bytes, 0, False)]
     if mapped and size_bytes > PAGE_BYTES:  # memory is only mapped for what is in several pieces
         rest_bytes = size_bytes - PAGE_BYTES

@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
+from offload import _native
+from offload.backends import native_layout
 from offload.device_formats import own_format
 from offload.eager_run import bytes_of, host_storage
-from offload.errors import FileError
+from offload.errors import BindingError, FileError
 from offload.files.archive import open_archive, write_archive
 from offload.files.check import check_program
 from offload.files.decode import decode_program
@@ -29,7 +31,7 @@ from offload.files.weight_files import (
     find_stored_tensors,
     has_same_content,
 )
-from offload.program import Program, TensorView, Value
+from offload.program import ITEM_BYTES, Program, TensorView, Value
 from offload.record import default_generator
 from offload.torch_names import find_dtype
 
@@ -51,9 +53,9 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     Raises:
         FileError: something in the program cannot be written (an object among the arguments, a
             generator of its own, an operator that is not torch's), it is one opaque launch, its
-            weights are in files of their own, a weight lies in a format of the device's own or was
-            given another storage, a host constant another value since the capture, or the path
-            cannot be written to.
+            weights are in files of their own, a weight lies in a format of the device's own, its
+            tensors were laid out anew or its memory freed or shrunk since the capture, a host
+            constant was given another value, or the path cannot be written to.
     """
     path = Path(path)
     for index, stored in program.stored.items():
@@ -80,7 +82,14 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
         data = encode_program(program, program.weight_views)
         text = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
         _read_program(text)  # what could not be opened again is not written
-        write_archive(path, text, storages)
+        write_archive(
+            path,
+            text,
+            {
+                index: bytes_of(storage)[: program.values[index].size_bytes]
+                for index, storage in storages.items()
+            },
+        )
     except Malformed as error:
         raise FileError(f"{path}: this program cannot be saved: {error}") from None
     except FileError as error:
@@ -160,8 +169,9 @@ def _common_storage(
     """The storage that all holders of a weight Value share.
 
     Raises:
-        FileError: they do not, or no longer: a parameter was given another storage; or it lies in
-            a format of the device's own, whose bytes would be taken for plain.
+        FileError: they do not, or no longer; one of them has another shape, dtype, strides or
+            offset than when it was recorded, or too little memory; or it lies in a format of the
+            device's own, whose bytes would be taken for plain.
     """
     value = program.values[index]
     device_format = own_format(tensors[0])
@@ -170,15 +180,22 @@ def _common_storage(
             f"{value.name} lies in the device's format {device_format}, which a file does not "
             "hold: cast it with torch_npu.npu_format_cast(tensor, 2) before the capture"
         )
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    same = len({storage._cdata for storage in storages}) == 1
-    if not same or storages[0].nbytes() != value.size_bytes:
-        raise FileError(
-            f"{value.name} was given another storage since the capture (`param.data = ...`), with "
-            f"{storages[0].nbytes()} bytes instead of {value.size_bytes}, or not in all tensors "
-            "that share it: capture the model again"
+    views = program.weight_views[index]
+    try:
+        _native.check_weight(
+            _native.WeightSpec(
+                name=value.name,
+                slot=0,
+                size_bytes=value.size_bytes,
+                written=False,
+                holders=list(tensors),
+                layouts=[native_layout(view) for view in views],
+                offsets=[view.offset_bytes // ITEM_BYTES[view.dtype] for view in views],
+            )
         )
-    return storages[0]
+    except BindingError as error:
+        raise FileError(str(error)) from None
+    return tensors[0].untyped_storage()
 
 
 def _is_host_constant(value: Value, storage: torch.UntypedStorage) -> bool:

@@ -36,15 +36,18 @@ _HEADER_SIZE_BYTES = 8
 _ENCRYPTED = 0x1
 
 
-def write_archive(
-    path: Path, program_text: bytes, weights: Mapping[int, torch.UntypedStorage]
-) -> None:
+def write_archive(path: Path, program_text: bytes, weights: Mapping[int, torch.Tensor]) -> None:
     """Write a file beside `path`, and rename it to `path` once it is whole.
+
+    Args:
+        path: of the file.
+        program_text: the content of `program.json`.
+        weights: for each weight Value its bytes, of dtype uint8.
 
     Raises:
         FileError: it cannot be written there.
     """
-    arrays = {str(index): bytes_of(storage).cpu() for index, storage in weights.items()}
+    arrays = {str(index): content.cpu() for index, content in weights.items()}
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
             weights_path, whole_path = Path(folder) / _WEIGHTS, Path(folder) / path.name

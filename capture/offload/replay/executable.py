@@ -19,6 +19,7 @@ from offload.passes import SlotChoice, choose_copied_slots
 from offload.plan import Plan, SlotKind
 from offload.program import Role
 from offload.replay.native_replay import moving_slots, native_replay
+from offload.replay.optimizer_steps import watched_steps
 from offload.replay.predicted_timeline import with_prediction
 from offload.replay.recorded_timeline import execution_timeline
 from offload.replay.reports import LastExecution, MemoryReport
@@ -124,6 +125,7 @@ class Executable(_native.CallableReplay):
         self.scheduling = scheduling
         self._backend = backend
         self._loaded = backend.instantiate(prepared, plan)
+        self._steps = watched_steps(program, self._loaded.stream)
         _read_weights(self._loaded, progress)
         if verify:
             backend.prove(prepared, plan)
@@ -157,8 +159,11 @@ class Executable(_native.CallableReplay):
     ) -> Ticket:
         """Queue an execution and return at once; arguments as in a call.
 
-        Inputs, buffers and the model's own tensors must not be written until the ticket is done;
-        they are kept alive. `streaming.replace` may be called before that.
+        Inputs, buffers and the model's own tensors must not be written until the ticket is done.
+        Until then they are kept alive, and torch refuses to resize their storages; what is done
+        to the tensor objects (`set_`, `.data =`) does not change what is read and written. Memory
+        that is moved (`share_memory_`) before the execution begins is a BindingError of the
+        ticket; it must not be moved later. `streaming.replace` may be called before that.
         Host constants are looked at here, and may change afterwards.
 
         Raises:

@@ -49,12 +49,18 @@ class WeightStreaming:
         self._program = program
         self._stream = stream
         self._check_stored = check_stored
+        self._replaced: set[str] = set()
         self._numbers = {value: number for number, value in enumerate(managed_weights(program))}
 
     @property
     def bytes_moved(self) -> int:
         """By transfers, and as rows, since the executable was loaded."""
         return self._stream.bytes_moved
+
+    @property
+    def replaced(self) -> frozenset[str]:
+        """The names of the weights that `replace` gave other content."""
+        return frozenset(self._replaced)
 
     @property
     def wait_ns(self) -> int | None:
@@ -111,9 +117,10 @@ class WeightStreaming:
                 (copied) or its place in a file.
 
         Raises:
-            BindingError: there is no such weight or several, the new content is no tensor, has no
-                content (on the meta device), another shape or dtype, or the weight is laid out as
-                no tensor of its shape; none has been replaced.
+            BindingError: there is no such weight or several, the new content is no plain tensor,
+                has no content (on the meta device), memory that was freed or shrunk, another shape
+                or dtype, or the weight is laid out as no tensor of its shape; none has been
+                replaced.
             FileError: a file cannot be read; none has been replaced.
             ExecutionError: on an NPU, another executable has the bytes of a streamed weight in the
                 same memory (`load(share_store=False)`); it is closed; or a launch of this
@@ -135,6 +142,7 @@ class WeightStreaming:
             raise BindingError(f"{', '.join(weights)}: several of these name one weight")
         self._wait_for_submitted()
         self._stream.replace(sources)
+        self._replaced.update(self._program.values[value].name for value in values.values())
 
     def _value_of(self, name: str) -> int:
         names: dict[str, set[int]] = {}
@@ -312,8 +320,8 @@ def _laid_out_like(
     """New content of a weight, a tensor's as a copy that lies in memory as the weight does.
 
     Raises:
-        BindingError: it is no tensor with content, has another shape or dtype, or the weight fills
-            no memory of its own.
+        BindingError: it is no plain tensor with content, its memory was freed or shrunk, it has
+            another shape or dtype, or the weight fills no memory of its own.
     """
     expected = program.values[value]
     if isinstance(content, StoredTensor):
@@ -328,6 +336,7 @@ def _laid_out_like(
             f"{content.layout}"
         )
     else:
+        _native.check_memory(name, content)
         dtype = dtype_name(content.dtype)
     same = tuple(content.shape) == expected.shape and dtype == expected.dtype
     n_bytes = math.prod(content.shape) * ITEM_BYTES.get(dtype, 0)

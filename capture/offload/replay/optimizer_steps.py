@@ -1,0 +1,99 @@
+"""Optimizer steps as writes to streamed weights: fused ones are not counted by torch."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from offload import _native
+from offload.backends import managed_weights
+from offload.errors import ExecutionError
+from offload.program import Program
+
+
+class OptimizerSteps:
+    """Has a stream read again what optimizers have stepped in its weights.
+
+    After each step of any `torch.optim.Optimizer` of the process the weights that lie in a storage
+    of its parameters are stale, whether or not torch has counted a write.
+
+    Owner: an Executable whose weights are streamed from the model's own tensors; dropped with it.
+    Thread: any.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[int, Sequence[torch.Tensor]],
+        stream: _native.WeightStream | _native.DeviceWeightStream,
+    ) -> None:
+        """Watch from now on.
+
+        Args:
+            weights: by the number that the stream has for a weight its tensors.
+            stream: reads them.
+        """
+        self._weights = weights
+        self._stream = stream
+        _watch(self)
+
+    def note(self, storages: set[int]) -> None:
+        """Have the weights in these storages (by `_cdata`) read again before the next execution."""
+        stale = [
+            number
+            for number, tensors in self._weights.items()
+            if any(one.untyped_storage()._cdata in storages for one in tensors)
+        ]
+        if stale:
+            with contextlib.suppress(ExecutionError):  # it is closed
+                self._stream.refresh(stale)
+
+
+def watched_steps(
+    program: Program, stream: _native.WeightStream | _native.DeviceWeightStream | None
+) -> OptimizerSteps | None:
+    """What watches the steps of a Program's weights; None unless they are the model's tensors."""
+    if stream is None or program.stored:
+        return None
+    return OptimizerSteps(
+        dict(enumerate(program.weights[one] for one in managed_weights(program))), stream
+    )
+
+
+_lock = threading.Lock()
+_watching: weakref.WeakSet[OptimizerSteps] = weakref.WeakSet()
+_hooks: list[object] = []
+
+
+def _watch(steps: OptimizerSteps) -> None:
+    """Add a watcher, the first one with the hook.
+
+    The hook stays: torch may be walking through the hooks when the last watcher is dropped.
+    """
+    with _lock:
+        _watching.add(steps)
+        if not _hooks:
+            _hooks.append(register_optimizer_step_post_hook(_after_step))
+
+
+def _after_step(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+    with _lock:
+        watching = list(_watching)
+    if not watching:
+        return
+    storages = set(_storages(optimizer.param_groups))
+    for steps in watching:
+        steps.note(storages)
+
+
+def _storages(groups: Sequence[Mapping[str, Any]]) -> Iterator[int]:
+    for group in groups:
+        for parameter in group["params"]:
+            # Wrapper subclasses have none; they are no weights of an executable.
+            with contextlib.suppress(NotImplementedError, RuntimeError):
+                yield parameter.untyped_storage()._cdata
