@@ -10,6 +10,7 @@ Or, for one call in a script: `captured = offload.capture(model, x)`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from offload import _installed_torch as _installed_torch  # first: it checks the version of torch
 from offload.api import capture
 from offload.captured import Captured
 from offload.captured import open_model as open
