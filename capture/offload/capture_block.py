@@ -22,8 +22,8 @@ from offload.record import (
     device_of_call,
     is_called_again,
     parameters_of,
-    refuse_fake_mode,
     refuse_hidden_reads,
+    refuse_transforms,
 )
 from offload.recorded_program import recorded_program, runs_opaque
 
@@ -158,7 +158,7 @@ class _OneRecording:
                 "leave the block after the first, and call the captured model instead"
             )
         refuse_hidden_reads(self._function)
-        refuse_fake_mode()
+        refuse_transforms()
         fakes = None
         if self._stored is not None:
             fakes = FakeWeights(self._stored, device_of_call(args, kwargs), has_same_content)

@@ -107,7 +107,7 @@ class CompiledGraph:
         # `param.data = ...` changes no guard of torch's. What is opaque keeps its addresses.
         if self._state and captured.program.opaque is None:
             captured.rebind_weights()
-        return captured(*args)
+        return _without_gradients(captured, args)
 
     def _refuse_gradients(self, args: tuple[Any, ...]) -> None:
         gradients = self._gradients[torch.is_grad_enabled()]
@@ -129,7 +129,7 @@ class CompiledGraph:
     def _record(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         with _one_recording:
             if (captured := self._captures.get(key)) is not None:  # by another thread meanwhile
-                return captured(*args)
+                return _without_gradients(captured, args)
             if self._refusal is not None:
                 raise CaptureError(self._refusal)
             if len(self._captures) >= self._capture_limit:
@@ -139,10 +139,18 @@ class CompiledGraph:
                     "inputs to fewer sizes, pass numbers as tensors, or compile with "
                     f'options={{"capture_limit": {2 * self._capture_limit}}}'
                 )
-            with capture(self._graph, host_reads=self._host_reads) as captured:
+            with capture(self._graph, host_reads=self._host_reads) as captured, torch.no_grad():
                 result = captured(*args)
             self._captures[key] = captured
             return result
+
+
+def _without_gradients(captured: Captured, args: tuple[Any, ...]) -> Any:
+    """Execute for a caller that may be in grad mode, but whose graph records no gradients."""
+    if not torch.is_grad_enabled():
+        return captured(*args)
+    with torch.no_grad():
+        return captured(*args)
 
 
 # ---- what can be told from the graph ------------------------------------------------------------

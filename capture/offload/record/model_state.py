@@ -138,6 +138,10 @@ class ModelState:
         """Every tensor that the callable can reach and whose memory can be watched."""
         return (held.tensor for _, held in self._held)
 
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same, each with the names of the attributes that hold it."""
+        return ((name, held.tensor) for name, held in self._held)
+
     def knows(self, identity: int) -> bool:
         """Whether a storage is the model's."""
         return identity in self._names

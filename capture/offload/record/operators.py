@@ -229,7 +229,7 @@ def is_plain_class(tensor: torch.Tensor) -> bool:
 
 def is_transformed(tensor: torch.Tensor) -> bool:
     """Whether it stands for another tensor inside of torch.func or torch.func.functionalize."""
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+    functorch: Any = torch._C._functorch
     return bool(
         functorch.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor)
     )
