@@ -25,8 +25,8 @@ from offload.record import (
     device_of_call,
     is_called_again,
     parameters_of,
-    refuse_fake_mode,
     refuse_hidden_reads,
+    refuse_transforms,
 )
 from offload.recorded_program import recorded_program, runs_opaque
 
@@ -192,7 +192,7 @@ class _OneRecording:
         """
         refuse_nested()
         refuse_hidden_reads(self._function)
-        refuse_fake_mode()
+        refuse_transforms()
         _turn.take()
         try:
             if self.captured._program is not None:

@@ -212,6 +212,21 @@ class OpaqueCall:
     reason: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Caller:
+    """How a program was called when it was recorded; an execution that differs is refused.
+
+    Attributes:
+        state: autocast and the default dtype, as the native side packs them.
+        root: gives the module that was called while it lives; None for a function.
+        training: whether the module was in training mode.
+    """
+
+    state: int
+    root: Callable[[], torch.nn.Module | None] | None
+    training: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """Launches over Values in recorded order, for the device type that they were recorded on.
@@ -242,6 +257,8 @@ class Program:
         input_samples: for each input what its first bytes were when it was recorded (empty where
             that is not known), for executions that nobody asks for; empty in a program from a
             file. It says nothing of what the Program does, and is not compared.
+        caller: how it was called; None in a program from a file, which computes what was recorded
+            wherever it is called.
     """
 
     device: str
@@ -264,6 +281,7 @@ class Program:
     opaque: OpaqueCall | None = None
     unchecked: str = ""
     input_samples: tuple[bytes, ...] = dataclasses.field(default=(), compare=False, repr=False)
+    caller: Caller | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def of_role(self, role: Role) -> tuple[Value, ...]:
         """The Values of one role, in order."""

@@ -122,7 +122,7 @@ class CompiledGraph:
         # `param.data = ...` changes no guard of torch's. What is opaque keeps its addresses.
         if self._state and captured.program.opaque is None:
             captured.rebind_weights()
-        return captured(*args)
+        return _without_gradients(captured, args)
 
     def _refuse_gradients(self, args: tuple[Any, ...]) -> None:
         gradients = self._gradients[torch.is_grad_enabled()]
@@ -150,18 +150,18 @@ class CompiledGraph:
         with _one_recording:
             captured = self._captures.get(key)
             if captured is None and len(self._captures) < self._capture_limit:
-                with capture(self._graph, host_reads=self._host_reads) as captured:
+                with capture(self._graph, host_reads=self._host_reads) as captured, torch.no_grad():
                     result = captured(*args)
                 self._captures[key] = captured
                 _count("captures")
                 return result
         if captured is None:  # other threads have reached the limit meanwhile
             return self._call_beyond_limit(key, args)
-        return captured(*args)  # another thread has recorded it meanwhile
+        return _without_gradients(captured, args)  # another thread has recorded it meanwhile
 
     def _call_beyond_limit(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         if (captured := self._captures.get(key)) is not None:  # the last one, recorded meanwhile
-            return captured(*args)
+            return _without_gradients(captured, args)
         reached = (
             f"this compiled graph was captured for {len(self._captures)} combinations of sizes and "
             f"numbers, its limit, and is called with another: {key}"
@@ -190,6 +190,14 @@ def _count(what: str) -> None:
     """Count an event where torch's other backends count theirs."""
     with _counting:
         counters["offload"][what] += 1
+
+
+def _without_gradients(captured: Captured, args: tuple[Any, ...]) -> Any:
+    """Execute for a caller that may be in grad mode, but whose graph records no gradients."""
+    if not torch.is_grad_enabled():
+        return captured(*args)
+    with torch.no_grad():
+        return captured(*args)
 
 
 # ---- what can be told from the graph ------------------------------------------------------------

@@ -1,6 +1,7 @@
 #include "python_replay.hpp"
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -10,6 +11,7 @@
 #include "convert.hpp"
 #include "gil.hpp"
 #include "offload/errors.hpp"
+#include "replay/caller_state.hpp"
 
 namespace py = pybind11;
 
@@ -21,6 +23,18 @@ thread_local bool is_recording = false;
 // Most names are interned.
 bool is_name(PyObject* one, PyObject* other) {
   return one == other || PyUnicode_Compare(one, other) == 0;
+}
+
+// What a weak reference refers to; none where it has gone.
+py::object referent(const py::object& reference) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* found = nullptr;
+  PyWeakref_GetRef(reference.ptr(), &found);
+  return py::reinterpret_steal<py::object>(found);
+#else
+  PyObject* const found = PyWeakref_GetObject(reference.ptr());
+  return found == Py_None ? py::object() : py::reinterpret_borrow<py::object>(found);
+#endif
 }
 
 }  // namespace
@@ -100,7 +114,10 @@ bool PythonReplay::Place::take(PyObject* given, Tensors& tensors) const {
 PythonReplay::PythonReplay(std::shared_ptr<Replay> replay, const py::object& positional,
                            const py::object& keyword, const std::string& result_form,
                            PythonSide python)
-    : replay_(std::move(replay)), plain_(!positional.is_none()), python_(std::move(python)) {
+    : replay_(std::move(replay)),
+      plain_(!positional.is_none()),
+      python_(std::move(python)),
+      warns_of_gradients_(!python_.warn_of_gradients.is_none()) {
   if (plain_) {
     for (const py::handle place : positional) positional_.push_back(to_place(place));
     for (const auto& item : keyword.cast<py::dict>()) {
@@ -132,16 +149,12 @@ std::shared_ptr<Call> PythonReplay::bound(const Arguments& arguments) const {
   const std::uint64_t begin_ns = now_ns();
   auto call = std::make_shared<Call>();
   call->call_ns = begin_ns;
+  check_caller();
   take_tensors(arguments, call->inputs);
   if (arguments.out() != nullptr) take_buffers(arguments.out(), call->given_results);
   if (arguments.feature_map() != nullptr) {
     python_.check_feature_map(py::handle(arguments.feature_map()));
     call->feature_map = to_tensor(arguments.feature_map());
-  }
-  if (is_recording) {
-    throw CaptureError(
-        "a captured program was executed inside a call that is being recorded, where its "
-        "launches cannot be seen: call the model itself there");
   }
   if (replay_->closed()) throw ExecutionError("the executable is closed: load the program again");
   if (replay_->streamed()) {
@@ -151,6 +164,53 @@ std::shared_ptr<Call> PythonReplay::bound(const Arguments& arguments) const {
   }
   call->checked_ns = now_ns();
   return call;
+}
+
+// Refuses a call around which torch is in another state than when the program was recorded.
+void PythonReplay::check_caller() const {
+  if (is_recording) {
+    throw CaptureError(
+        "a captured program was executed inside a call that is being recorded, where its "
+        "launches cannot be seen: call the model itself there");
+  }
+  if (may_be_transformed()) {
+    if (const std::string what = active_transform(); !what.empty()) {
+      throw BindingError("a captured program was called inside " + what +
+                         ", which would see its result as a constant: call the model itself there");
+    }
+  }
+  if (warns_of_gradients_ && c10::GradMode::is_enabled()) warn_of_gradients();
+  if (!python_.caller) return;
+  const RecordedCaller& recorded = *python_.caller;
+  const c10::DeviceType device = replay_->spec().device.type();
+  if (const std::uint64_t now = caller_state(device); now != recorded.state) {
+    throw BindingError(caller_state_change(recorded.state, now, device) +
+                       ": the model would compute other values; call the program as it was "
+                       "recorded, or capture it again as it is called");
+  }
+  if (recorded.root.is_none()) return;
+  static PyObject* const name = PyUnicode_InternFromString("training");
+  const py::object root = referent(recorded.root);
+  if (!root) return;
+  const auto training =
+      py::reinterpret_steal<py::object>(PyObject_GenericGetAttr(root.ptr(), name));
+  if (!training) return PyErr_Clear();
+  if ((PyObject_IsTrue(training.ptr()) == 1) == recorded.training) return;
+  throw BindingError(recorded.training
+                         ? "the model was in training mode when it was recorded, and is in "
+                           "evaluation mode now: call model.train(), or capture it again"
+                         : "the model was in evaluation mode when it was recorded, and is in "
+                           "training mode now: call model.eval(), or capture it again");
+}
+
+// At the first call in grad mode.
+void PythonReplay::warn_of_gradients() const {
+  warns_of_gradients_ = false;
+  for (const WeightSpec& weight : replay_->spec().weights) {
+    for (const at::Tensor& holder : weight.holders) {
+      if (holder.requires_grad()) return static_cast<void>(python_.warn_of_gradients());
+    }
+  }
 }
 
 py::object PythonReplay::result(Call& call) const {

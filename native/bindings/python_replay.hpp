@@ -4,9 +4,11 @@
 #include <c10/util/SmallVector.h>
 #include <pybind11/pybind11.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +55,13 @@ class Arguments {
   PyObject* feature_map_ = nullptr;
 };
 
+// Who called when the program was recorded, which later callers must be like.
+struct RecordedCaller {
+  std::uint64_t state = 0;  // of the program's device, as caller_state packs it
+  pybind11::object root;    // a weak reference to the module that was called; None for a function
+  bool training = false;    // the module's
+};
+
 // What Python code does for calls, where they are not of the frequent kind.
 struct PythonSide {
   pybind11::object match;          // (args, kwargs): the tensors
@@ -62,6 +71,8 @@ struct PythonSide {
   pybind11::object current_stream;  // (device): the handle; or None, where torch's is the driver's
   pybind11::object draw;            // None: no kernel reads the state of a generator
   bool drains_queue = false;        // current_stream waits until torch has delivered what it queues
+  std::optional<RecordedCaller> caller;  // none: calls are not compared with the recorded one
+  pybind11::object warn_of_gradients;    // called once, at a call that would record them; or None
 };
 
 // A replay with the Python side of its calls.
@@ -103,6 +114,8 @@ class PythonReplay {
   bool take_plain(const Arguments& arguments, Tensors& tensors) const;
   void take_buffers(PyObject* out, Tensors& buffers) const;
   bool take_plain(PyObject* out, Tensors& buffers) const;
+  void check_caller() const;
+  void warn_of_gradients() const;
   void note_stream(Call& call) const;
   void bind_on_stream(Call& call) const;
 
@@ -112,6 +125,7 @@ class PythonReplay {
   std::vector<std::pair<pybind11::object, Place>> keyword_;
   ResultForm form_;
   PythonSide python_;
+  mutable std::atomic<bool> warns_of_gradients_;
 };
 
 // A submitted execution, with what its result is made of.

@@ -7,28 +7,32 @@
 #include "gil.hpp"
 #include "python_replay.hpp"
 #include "registers.hpp"
+#include "replay/caller_state.hpp"
 
 namespace py = pybind11;
 
 namespace offload {
 namespace {
 
-std::unique_ptr<PythonReplay> make_replay(CallSpec spec, std::vector<Trigger> triggers,
-                                          std::shared_ptr<Resident> resident, bool host_scheduled,
-                                          bool streamed, const py::object& positional,
-                                          const py::object& keyword, py::object match,
-                                          const std::string& result_form, py::object build_result,
-                                          py::object match_buffers, py::object check_feature_map,
-                                          py::object current_stream, py::object draw,
-                                          bool drains_queue) {
+std::unique_ptr<PythonReplay> make_replay(
+    CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident,
+    bool host_scheduled, bool streamed, const py::object& positional, const py::object& keyword,
+    py::object match, const std::string& result_form, py::object build_result,
+    py::object match_buffers, py::object check_feature_map, py::object current_stream,
+    py::object draw, bool drains_queue, const py::object& caller, py::object warn_of_gradients) {
   std::shared_ptr<Replay> replay(new Replay(std::move(spec), std::move(triggers),
                                             std::move(resident), host_scheduled, streamed),
                                  delete_without_gil<Replay>);
+  std::optional<RecordedCaller> recorded;
+  if (!caller.is_none()) {
+    const auto [state, root, training] = caller.cast<std::tuple<std::uint64_t, py::object, bool>>();
+    recorded = RecordedCaller{state, root, training};
+  }
   return std::make_unique<PythonReplay>(
       std::move(replay), positional, keyword, result_form,
       PythonSide{std::move(match), std::move(build_result), std::move(match_buffers),
                  std::move(check_feature_map), std::move(current_stream), std::move(draw),
-                 drains_queue});
+                 drains_queue, std::move(recorded), std::move(warn_of_gradients)});
 }
 
 }  // namespace
@@ -49,7 +53,8 @@ void register_replay(py::module_& module) {
            py::arg("positional"), py::arg("keyword"), py::arg("match"), py::arg("result_form"),
            py::arg("build_result"), py::arg("match_buffers"), py::arg("check_feature_map"),
            py::arg("current_stream") = py::none(), py::arg("draw") = py::none(),
-           py::arg("drains_queue") = false)
+           py::arg("drains_queue") = false, py::arg("caller") = py::none(),
+           py::arg("warn_of_gradients") = py::none())
       .def(
           "wait_for_submitted", [](PythonReplay& self) { self.replay().wait_for_submitted(); },
           py::call_guard<GilReleased>())
@@ -81,6 +86,13 @@ void register_replay(py::module_& module) {
   module.attr("CallableReplay") = make_callable_replay();
   module.def("set_recording", &set_recording, py::arg("recording"),
              "Refuse executions on this thread while it records a call.");
+  module.def(
+      "caller_state",
+      [](const std::string& device) { return caller_state(c10::Device(device).type()); },
+      py::arg("device"),
+      "Autocast and the default dtype on this thread now, in one word that a Replay compares.");
+  module.def("active_transform", &active_transform,
+             "What transforms or traces the calls of this thread, for people; or empty.");
   // A launch may need the GIL to end, and fork waits for launches.
   Lane::set_fork_hooks(
       []() -> void* {

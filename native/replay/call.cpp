@@ -2,6 +2,7 @@
 
 #include <ATen/ops/copy.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <iterator>
@@ -40,14 +41,26 @@ std::size_t span(c10::IntArrayRef shape, c10::IntArrayRef strides, std::size_t i
   return static_cast<std::size_t>(last + 1) * item_bytes;
 }
 
+// Whether forward-mode differentiation has given the tensor a tangent.
+bool has_tangent(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->autograd_meta() != nullptr && tensor._fw_grad(0).defined();
+}
+
+// Whether a write would be seen by autograd: of a tensor that requires gradients, or of a view of
+// one. In grad mode, as without it a write is the caller's affair in eager too.
+bool is_in_graph(const at::Tensor& tensor) {
+  return c10::GradMode::is_enabled() &&
+         (tensor.requires_grad() || (tensor.is_view() && tensor._base().requires_grad()));
+}
+
 // Whether a tensor is a strided view of memory of its own, without behaviour of its own.
 bool is_plain(const at::Tensor& tensor) {
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
-  constexpr c10::DispatchKeySet wrapped({c10::DispatchKey::FuncTorchBatched,
-                                         c10::DispatchKey::FuncTorchGradWrapper,
-                                         c10::DispatchKey::NestedTensor});
+  constexpr c10::DispatchKeySet wrapped(
+      {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::Functionalize, c10::DispatchKey::NestedTensor});
   return tensor.layout() == c10::kStrided && !impl->is_python_dispatch() && impl->has_storage() &&
-         !tensor._is_zerotensor() && !impl->key_set().has_any(wrapped);
+         !tensor._is_zerotensor() && !impl->key_set().has_any(wrapped) && !has_tangent(tensor);
 }
 
 // Of an input, a name; of a buffer that is given, its place: named where it is refused.
@@ -58,7 +71,7 @@ template <typename Name>
 void check_plain(const at::Tensor& tensor, const Name& name) {
   if (is_plain(tensor)) return;
   refuse(text(name) + ": expected a plain strided tensor, got a sparse, nested or zero tensor, a " +
-         "subclass, or one inside a functional transform");
+         "subclass, or one inside a functional transform or with a tangent");
 }
 
 template <typename Name>
@@ -68,6 +81,9 @@ void check_has_memory(const at::Tensor& tensor, const Name& name) {
   if (tensor.numel() > 0 && begin + span_bytes_of(tensor) > tensor.storage().nbytes()) {
     refuse(text(name) + ": the tensor's memory was freed or shrunk (its storage has " +
            std::to_string(tensor.storage().nbytes()) + " bytes); give it memory again");
+  }
+  if (tensor.numel() > 0 && tensor.storage().data() == nullptr) {
+    refuse(text(name) + ": the tensor has no memory");
   }
 }
 
@@ -149,10 +165,25 @@ c10::Device device_of(const CallSpec& spec, const InputSpec& input) {
   return input.on_host ? c10::Device(c10::kCPU) : spec.device;
 }
 
-void bind_input(const CallSpec& spec, std::size_t index, Call& call) {
+// An execution records no gradients, where the model would.
+void check_gradients(const InputSpec& input, const at::Tensor& given) {
+  if (given.requires_grad()) {
+    refuse(input.name +
+           ": it requires gradients, and an execution records none; call under "
+           "torch.no_grad(), or pass its .detach()");
+  }
+  if (input.written && is_in_graph(given)) {
+    refuse(input.name +
+           ": it is written, and a view of a tensor that requires gradients; call under "
+           "torch.no_grad(), or pass its .detach()");
+  }
+}
+
+void bind_input(const CallSpec& spec, std::size_t index, bool in_grad_mode, Call& call) {
   const InputSpec& input = spec.inputs[index];
   const at::Tensor& given = call.inputs[index];
   check_tensor(given, input.layout, input.name, device_of(spec, input));
+  if (in_grad_mode) check_gradients(input, given);
   if (input.written && repeats_elements(given.sizes(), given.strides())) {
     refuse(input.name + ": it is written, but several of its elements share memory; pass a " +
            ".clone() of it");
@@ -186,7 +217,7 @@ void check_given(const CallSpec& spec, Call& call, std::size_t index) {
            " itself or a view of it, so it takes no buffer; pass None");
   }
   check_tensor(given, result.layout, index, spec.device);
-  if (given.requires_grad()) {
+  if (given.requires_grad() || is_in_graph(given)) {
     refuse(given_name(index) +
            ": an execution records no gradients, but the buffer requires them; pass a " +
            "buffer made by torch.empty, or its .detach()");
@@ -376,7 +407,10 @@ void bind_call(const CallSpec& spec, Call& call) {
   }
   call.bound_inputs.reserve(call.inputs.size());
   call.given_results.resize(spec.results.size());
-  for (std::size_t index = 0; index < spec.inputs.size(); ++index) bind_input(spec, index, call);
+  const bool in_grad_mode = c10::GradMode::is_enabled();
+  for (std::size_t index = 0; index < spec.inputs.size(); ++index) {
+    bind_input(spec, index, in_grad_mode, call);
+  }
   if (!spec.host_constants.empty()) check_host_constants(spec, call);
   check_written_overlaps(spec, call);
   bind_outputs(spec, call);

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,15 +56,28 @@ def deterministic() -> Iterator[None]:
 
 MODES: dict[str, Callable[[], Any]] = {
     "none": contextlib.nullcontext,
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "enable_grad": torch.enable_grad,
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
-    "double": lambda: default_dtype(torch.float64),
     "meta device": lambda: torch.device("meta"),
     "dispatch mode": Counting,
     "function mode": Doubling,
     "deterministic": deterministic,
+}
+
+
+# Eager would compute other values in these than outside of them.
+SURROUNDINGS = {
+    "autocast": (
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        "autocast on cpu: off when it was recorded, BFloat16 now",
+        "autocast on cpu: BFloat16 when it was recorded, off now",
+    ),
+    "double": (
+        lambda: default_dtype(torch.float64),
+        "the default dtype: Float when it was recorded, Double now",
+        "the default dtype: Double when it was recorded, Float now",
+    ),
 }
 
 
@@ -110,19 +125,70 @@ def test_replay_does_not_depend_on_modes(mode, load_under_mode):
         assert not any(one.is_inference() or one.requires_grad for one in tensors_in(list(got)))
 
 
-@pytest.mark.parametrize("mode", ["autocast", "enable_grad", "no_grad", "inference", "double"])
+@pytest.mark.parametrize("mode", SURROUNDINGS)
+def test_surroundings_that_decide_values_are_compared(mode):
+    surroundings, entered, left = SURROUNDINGS[mode]
+    model, x = nn.Linear(4, 4).eval(), normal(2, 4)
+    captured = capture(model, x)
+    run = captured.load()
+    with surroundings():
+        for call in (captured, run, run.submit):
+            with pytest.raises(offload.BindingError, match=entered):
+                call(x)
+        inside = capture(model, x)
+        expected = inside(x)
+    with pytest.raises(offload.BindingError, match=left):
+        inside(x)
+    assert_same(captured(x), model(x).detach())
+    with surroundings():
+        assert_same(inside(x), expected)
+
+
+def test_a_saved_program_computes_what_was_recorded(tmp_path):
+    model, x = nn.Linear(4, 4).eval(), normal(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        captured = capture(model, x)
+        expected = captured(x)
+    captured.save(tmp_path / "model.offload")
+    assert_same(offload.open(tmp_path / "model.offload")(x), expected)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("called", ["itself", "method", "partial"])
+def test_training_of_the_root_module_is_compared(recorded, called):
+    model, x = nn.Dropout(0.5).train(recorded), normal(8)
+    function = {
+        "itself": model,
+        "method": model.forward,
+        "partial": functools.partial(model.forward),
+    }[called]
+    captured = capture(function, x)
+    captured(x)
+    model.train(not recorded)
+    now = "evaluation" if recorded else "training"
+    with pytest.raises(offload.BindingError, match=f"is in {now} mode now"):
+        captured(x)
+    model.train(recorded)
+    captured(x)
+    del model, function
+    gc.collect()
+    captured(x)  # the module has gone, and nothing can have changed it
+
+
+@pytest.mark.parametrize("mode", ["enable_grad", "no_grad", "inference", *SURROUNDINGS])
 def test_recording_follows_the_callers_modes(mode):
     model = Modal()
     twin = copy.deepcopy(model)
-    with MODES[mode]():
+    surroundings = MODES[mode] if mode in MODES else SURROUNDINGS[mode][0]
+    with surroundings():
         with offload.capture(model) as captured:
             recorded = model(*modal_arguments(0))
         with torch.no_grad():
             assert_same(list(recorded), list(twin(*modal_arguments(0))), tolerance=1e-6)
             theirs = modal_arguments(1)
             expected = twin(*theirs)
-    own = modal_arguments(1)
-    assert_same(list(captured(*own)), list(expected), tolerance=1e-6)
+        own = modal_arguments(1)
+        assert_same(list(captured(*own)), list(expected), tolerance=1e-6)
     assert_same(list(own), list(theirs))
     assert_same(state_of(model), state_of(twin))
 

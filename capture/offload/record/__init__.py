@@ -2,13 +2,14 @@
 
 from offload.record.callables import Parameters, parameters_of, refuse_hidden_reads
 from offload.record.fake_weights import FakeWeights, device_of_call
-from offload.record.modes import refuse_fake_mode
 from offload.record.operators import is_plain_class, is_user_file, located_at
 from offload.record.plain_call import PlainCall
+from offload.record.python_random import level_of_user
 from offload.record.recorded_call import called_again, is_called_again
 from offload.record.recorder import Recorder
 from offload.record.recording import Recording
 from offload.record.recording_device import default_generator
+from offload.record.surroundings import refuse_transforms
 from offload.record.verify import OutcomeDiffers, verify
 
 __all__ = [
@@ -24,9 +25,10 @@ __all__ = [
     "is_called_again",
     "is_plain_class",
     "is_user_file",
+    "level_of_user",
     "located_at",
     "parameters_of",
-    "refuse_fake_mode",
     "refuse_hidden_reads",
+    "refuse_transforms",
     "verify",
 ]

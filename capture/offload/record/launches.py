@@ -150,7 +150,8 @@ class LaunchRecorder:
             if type(argument) is torch.Generator:
                 self.generators.check(argument, name)
             for tensor in tensors_in(argument):
-                check_plain(tensor, name)
+                held_as = self.table.state.unwatched_name(tensor)
+                check_plain(tensor, f"{name} on the model's {held_as!r}" if held_as else name)
                 tracked = self.track(tensor, name)
                 if is_write:
                     self._before_write(name, tracked)

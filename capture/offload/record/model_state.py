@@ -10,6 +10,7 @@ import torch
 
 from offload.eager_run import bytes_of
 from offload.errors import CaptureError
+from offload.record.operators import has_plain_memory
 from offload.record.python_state import PythonState
 
 # Storages up to this size are kept as they were before the call, so that a write that no schema
@@ -117,8 +118,10 @@ class ModelState:
         self._names: dict[int, str] = {}
         self._holders: dict[int, tuple[torch.Tensor, ...]] = {}
         self._watches: dict[int, StorageWatch] = {}
+        self._unwatched: dict[int, str] = {}  # by id; python_state keeps the tensors
         for path, tensor in self.python_state.tensors:
-            if not _has_plain_memory(tensor):
+            if not has_plain_memory(tensor):
+                self._unwatched.setdefault(id(tensor), path.removeprefix("self."))
                 continue
             name, held = path.removeprefix("self."), _held(tensor)
             self._held.append((name, held))
@@ -135,6 +138,10 @@ class ModelState:
         """Every tensor that the callable can reach and whose memory can be watched."""
         return (held.tensor for _, held in self._held)
 
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same, each with the names of the attributes that hold it."""
+        return ((name, held.tensor) for name, held in self._held)
+
     def knows(self, identity: int) -> bool:
         """Whether a storage is the model's."""
         return identity in self._names
@@ -142,6 +149,10 @@ class ModelState:
     def name(self, identity: int) -> str:
         """The name of the first attribute that holds a storage, or `constant`."""
         return self._names.get(identity, "constant")
+
+    def unwatched_name(self, tensor: torch.Tensor) -> str:
+        """The name of the first attribute that is this tensor without plain memory, or empty."""
+        return self._unwatched.get(id(tensor), "")
 
     def holders(self, identity: int) -> tuple[torch.Tensor, ...]:
         """The model's tensors on a storage."""
@@ -198,15 +209,4 @@ def changed_unseen_error(name: str) -> CaptureError:
         f"{name} was changed by work that the recorder cannot see (a custom kernel, NumPy, another "
         "thread, or an operator that does not declare it): express the change with torch operators "
         "on the calling thread"
-    )
-
-
-def _has_plain_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a strided view of memory that can be watched."""
-    return (
-        not torch.nn.parameter.is_lazy(tensor)
-        and not tensor.is_nested
-        and tensor.layout is torch.strided
-        and not tensor.is_meta
-        and torch._C._has_storage(tensor)
     )

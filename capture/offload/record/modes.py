@@ -11,9 +11,8 @@ from types import FrameType, ModuleType
 from typing import Any, Protocol
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from offload import _native
@@ -21,19 +20,6 @@ from offload.errors import CaptureError, OffloadError
 from offload.record import host_reads
 from offload.record.operators import user_location
 from offload.record.used_generators import UsedGenerators
-
-
-def refuse_fake_mode() -> None:
-    """Refuse a caller's FakeTensorMode, under which nothing is computed or can be compared.
-
-    Raises:
-        CaptureError: one is active on this thread.
-    """
-    if any(isinstance(one, FakeTensorMode) for one in _get_current_dispatch_mode_stack()):
-        raise CaptureError(
-            "a FakeTensorMode is active, under which nothing can be recorded: capture outside of "
-            "it; with weights= in files nothing is computed or held in memory"
-        )
 
 
 class Watcher(Protocol):

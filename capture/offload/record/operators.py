@@ -227,12 +227,45 @@ def is_plain_class(tensor: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor or issubclass(type(tensor), torch.nn.Parameter)
 
 
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether it stands for another tensor inside of torch.func or torch.func.functionalize."""
+    functorch: Any = torch._C._functorch
+    return bool(
+        functorch.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor)
+    )
+
+
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a strided view of memory that can be watched.
+
+    Wrapper subclasses have a storage of some size at address 0, in which nothing lies.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        if (
+            torch.nn.parameter.is_lazy(tensor)
+            or tensor.is_nested
+            or tensor.layout is not torch.strided
+            or tensor.is_meta
+            or tensor._is_zerotensor()
+            or is_transformed(tensor)
+            or not torch._C._has_storage(tensor)
+        ):
+            return False
+        if type(tensor) is FakeTensor:
+            return True
+        storage = tensor.untyped_storage()
+        try:
+            return storage.nbytes() == 0 or storage.data_ptr() != 0
+        except RuntimeError:  # torch knows that the storage of some subclasses has no address
+            return False
+
+
 def check_plain(tensor: torch.Tensor, where: str) -> None:
     """Refuse tensors that are not a strided view of plain memory.
 
     Raises:
-        CaptureError: a subclass with behaviour of its own, or a sparse, nested, quantised or
-            zero-tensor layout.
+        CaptureError: a subclass with its own behaviour, a sparse, nested, quantised or zero-tensor
+            layout, or a tensor of a functional transform.
     """
     plain = (
         (type(tensor) is FakeTensor or is_plain_class(tensor))
@@ -241,9 +274,15 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
         and not tensor.is_nested
         and not tensor._is_zerotensor()
         and not torch.nn.parameter.is_lazy(tensor)
+        and not is_transformed(tensor)
     )
     if plain:
         return
+    if is_transformed(tensor):
+        raise CaptureError(
+            f"{user_location()}: {where} uses a tensor of a transform (torch.func, functionalize): "
+            "capture outside of the transform, with plain tensors"
+        )
     if torch.nn.parameter.is_lazy(tensor):
         raise CaptureError(
             f"{user_location()}: {where} uses a parameter that has no shape yet: call the model "
@@ -257,8 +296,13 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
     kind = "quantized tensor" if tensor.is_quantized else type(tensor).__qualname__
     if kind == "Tensor" and tensor._is_zerotensor():
         kind = "tensor of zeros without memory"
-    is_class = not is_plain_class(tensor) and tensor.layout is torch.strided
-    advice = "; pass it .as_subclass(torch.Tensor)" if is_class else ""
+    advice = ""
+    if tensor.layout is not torch.strided:
+        advice = "; use its .to_dense()"
+    elif not has_plain_memory(tensor):
+        advice = "; use the plain tensors that it holds or stands for"
+    elif not is_plain_class(tensor):
+        advice = "; pass it .as_subclass(torch.Tensor)"
     raise CaptureError(
         f"{user_location()}: {where} uses a {kind} of layout {tensor.layout}: only plain strided "
         f"tensors can be recorded{advice}"

@@ -30,11 +30,11 @@ class PythonRandom:
                 f"the call draws from {' and '.join(drawn)}, or seeds it: if results depend on the "
                 "numbers, executions have those of the recording each time; draw from torch's "
                 "generators instead, or pass the numbers as tensors",
-                stacklevel=_level_of_user(),
+                stacklevel=level_of_user(),
             )
 
 
-def _level_of_user() -> int:
+def level_of_user() -> int:
     """The `stacklevel` of the user's line that makes the call, for the function that asks.
 
     By its line Python knows a warning that it has shown, which another call's is not.

@@ -47,6 +47,7 @@ from offload.record.recording_device import (
     refuse_capturing,
 )
 from offload.record.storages import StorageTable, alias
+from offload.record.surroundings import LeafGradients, caller_of, refuse_gradients
 from offload.record.thread_lookups import CompilingAnswers, eager_paths_taken
 from offload.record.whole_program import SeenCall
 from offload.structure import OpaqueStructure, Structure, constants, flatten, unflatten
@@ -122,6 +123,8 @@ class Recorder:
         """
         self._arguments = CallArguments(args, kwargs)
         self._choose_device()
+        refuse_gradients(self._arguments.tensors, self._arguments.names)
+        self._caller = caller_of(self._function, self.table.device)
         self._look_at_compiled()
         for tensor, name in zip(self._arguments.tensors, self._arguments.names, strict=True):
             refuse_own_format(tensor, name)
@@ -130,6 +133,8 @@ class Recorder:
             self._inputs = [self._twin(tensor) for tensor in self._arguments.tensors]
             for tensor, name in zip(self._inputs, self._arguments.names, strict=True):
                 self.table.add_input(tensor, name)
+        named = zip(self._arguments.names, self._inputs, strict=True)
+        self._gradients = LeafGradients([*self.table.state.named_tensors(), *named])
         for first, second, _ in common_memory(self.table, self._arguments.tensors, self._inputs):
             for leaf in (first, second):  # if one is written, both may change
                 self.table.of(self._inputs[leaf]).keep_before()
@@ -280,6 +285,7 @@ class Recorder:
         with self._watched_no_more():
             tensors, structure = self._taken_apart(result)
             self.table.state.check_python()
+            self._gradients.check()
             for tracked in unseen_changes(self.table, frozenset()):
                 tracked.written = True
             called = plain_call(
@@ -320,6 +326,7 @@ class Recorder:
             self._fakes,
             results,
             structure,
+            self._caller,
         )
         program = seen.program(overlaps)
         recording = self._recording(program, tuple(tensors), overlapping)
@@ -386,6 +393,7 @@ class Recorder:
                 no opaque launches; on others they are marked as written.
         """
         self.table.state.check_python()
+        self._gradients.check()
         if not self._compiled:  # whose compiler may draw
             self._python_random.warn_of_draws()
         check_undrawn(self._host_state, self._compiled, self.table.device)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from offload.program import Overlap, Program, Result, Role
+from offload.program import Caller, Overlap, Program, Result, Role
 from offload.record.call_arguments import CallArguments
 from offload.record.callables import Parameters
 from offload.record.fake_weights import FakeWeights
@@ -30,6 +30,7 @@ class SeenCall:
         parameters: the callable's parameters' names.
         fakes: those that it was recorded under; None: tensors with content.
         results, structure: what it returned.
+        caller: how it was called.
     """
 
     table: StorageTable
@@ -41,6 +42,7 @@ class SeenCall:
     fakes: FakeWeights | None
     results: tuple[Result, ...]
     structure: Structure
+    caller: Caller
 
     def program(self, overlaps: tuple[Overlap, ...], *, folds: bool = True) -> Program:
         """The Program of all launches; those that make constants are left out if it folds.
@@ -89,6 +91,7 @@ class SeenCall:
             versions={"torch": torch.__version__},
             device_index=table.device.index,
             input_samples=self.samples,
+            caller=self.caller,
         )
 
     def _original(self, tensor: torch.Tensor) -> torch.Tensor:

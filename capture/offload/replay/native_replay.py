@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Set
 
 import torch
@@ -14,6 +15,7 @@ from offload.backends import Loaded, native_layout, slot_triggers
 from offload.passes import MovingSlot
 from offload.plan import Plan
 from offload.program import ITEM_BYTES, Program, Role, Value, is_dense, span_bytes
+from offload.record import level_of_user
 from offload.replay.buffers import buffers_of
 from offload.structure import Structure, unflatten
 
@@ -50,6 +52,31 @@ def native_replay(
         current_stream=loaded.current_stream,
         draw=loaded.draw,
         drains_queue=loaded.drains_queue,
+        caller=_caller(program, loaded),
+        warn_of_gradients=_warn_of_gradients if _trained(program) else None,
+    )
+
+
+def _caller(
+    program: Program, loaded: Loaded
+) -> tuple[int, Callable[[], object] | None, bool] | None:
+    """The recorded caller; None where the device is of another type than the recording's."""
+    caller = program.caller
+    if caller is None or (loaded.device and loaded.device.type != program.device):
+        return None
+    return caller.state, caller.root, caller.training
+
+
+def _trained(program: Program) -> bool:
+    return program.caller is not None and program.caller.training
+
+
+def _warn_of_gradients() -> None:
+    warnings.warn(
+        "executions record no gradients, and the model's weights require them: the model was in "
+        "training mode when it was recorded. Train it in eager; to execute without this warning, "
+        "call under torch.no_grad(), or capture the model after .eval()",
+        stacklevel=level_of_user(),
     )
 
 

@@ -1,0 +1,112 @@
+"""What stands around a recorded call: gradients, transforms, and the state of torch."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+
+from offload import _native
+from offload.errors import CaptureError
+from offload.program import Caller
+
+
+def refuse_transforms() -> None:
+    """Refuse a caller that is traced or transformed, where there is nothing to compare with.
+
+    Raises:
+        CaptureError: this thread is inside of a torch.func transform, torch.jit.trace, make_fx,
+            torch.export, functionalization or a FakeTensorMode.
+    """
+    if what := _native.active_transform():
+        raise CaptureError(
+            f"{what} is active, under which nothing can be recorded: capture outside of it; with "
+            "weights= in files nothing is computed or held in memory"
+        )
+
+
+def refuse_gradients(tensors: Iterable[torch.Tensor], names: Iterable[str]) -> None:
+    """Refuse arguments of which eager would record gradients; a recording and executions do not.
+
+    Raises:
+        CaptureError: an argument requires gradients, in grad mode.
+    """
+    if not torch.is_grad_enabled():
+        return
+    for tensor, name in zip(tensors, names, strict=True):
+        if tensor.requires_grad:
+            raise CaptureError(
+                f"{name} requires gradients, and an execution records none: call under "
+                "torch.no_grad(), or pass its .detach()"
+            )
+
+
+def caller_of(function: Callable[..., Any], device: torch.device) -> Caller:
+    """How a function is about to be called on this thread."""
+    root = _root_module(function)
+    return Caller(
+        state=_native.caller_state(device.type),
+        root=None if root is None else weakref.ref(root),
+        training=root is not None and root.training,
+    )
+
+
+def _root_module(function: object) -> torch.nn.Module | None:
+    """The module that a call is of: itself, by a bound method, or by a partial of one.
+
+    Not a scripted one, whose `training` is no attribute of Python's.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, MethodType):
+        function = function.__self__
+    if isinstance(function, torch.nn.Module) and "training" in vars(function):
+        return function
+    return None
+
+
+class LeafGradients:
+    """The `.grad` of the leaves that a call can reach, as they were before it.
+
+    Owner: one Recorder.
+    """
+
+    def __init__(self, held: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Note them.
+
+        Args:
+            held: tensors by name; those that are no leaf have no gradients.
+        """
+        self._before = [(name, one, _version(one.grad)) for name, one in _leaves(held)]
+        self._grads = [one.grad for _, one, _ in self._before]
+
+    def check(self) -> None:
+        """Compare with now.
+
+        Raises:
+            CaptureError: a gradient was made, replaced or written, as `backward()` does.
+        """
+        for (name, leaf, version), grad in zip(self._before, self._grads, strict=True):
+            if leaf.grad is not grad or _version(grad) != version:
+                raise CaptureError(
+                    f"the call changed the gradient of {name} (backward() in it, or an assignment "
+                    "to .grad), which a replay would not do again: steps that train are for eager; "
+                    "to return gradients take them by torch.autograd.grad or torch.func.grad"
+                )
+
+
+def _leaves(held: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    seen: set[int] = set()
+    for name, tensor in held:
+        if tensor.is_leaf and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor
+
+
+def _version(grad: torch.Tensor | None) -> int:
+    """How often it was written; tensors made in inference mode do not count."""
+    return 0 if grad is None or grad.is_inference() else grad._version

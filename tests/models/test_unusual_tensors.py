@@ -1,0 +1,40 @@
+"""Tensors that are no view of plain memory: named in a typed refusal, and no end of the process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+KINDS = {
+    "TwoTensor": "a TwoTensor",
+    "DTensor": "a DTensor",
+    "MaskedTensor": "a MaskedTensor",
+    "functional": "a tensor of a transform",
+    "zeros": "a tensor of zeros without memory",
+    "sparse": "torch.sparse_coo",
+    "compressed": "torch.sparse_csr",
+    "quantized": "a quantized tensor",
+    "mkldnn": "torch._mkldnn",
+    "nested": "a nested tensor",
+    "jagged": "a nested tensor",
+    "meta": "is on meta",
+}
+PLACES = {"buffer": "'held'", "list": "'held[0]'", "closure": "'tensor'", "input": "args[0]"}
+# Of these the recorder meets another tensor object, or the memory alone.
+UNNAMED = ("functional", "quantized", "meta")
+
+
+def test_unusual_tensors_are_refused_by_name():
+    script = Path(__file__).with_name("unusual_tensors.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
+    found = json.loads(done.stdout)
+    for kind, words in KINDS.items():
+        assert found[f"{kind} unused"] == "captured"
+        for place, name in PLACES.items():
+            message = found[f"{kind} {place}"]
+            assert message.startswith("CaptureError: "), (kind, place, message)
+            assert words in message
+            assert name in message or (kind in UNNAMED and place != "input"), message
+    assert "'weight' uses a TwoTensor" in found["TwoTensor parameter"]
+    assert len(found) == len(KINDS) * 5 + 1
