@@ -19,7 +19,7 @@ from torch import fx
 from torch._dynamo.utils import counters
 
 from offload.api import capture
-from offload.capture_block import refuse_nested
+from offload.block_recording import refuse_nested
 from offload.captured import Captured
 from offload.errors import CaptureError
 from offload.record import is_user_file, located_at

@@ -13,7 +13,7 @@ from checks import assert_same, capture, normal
 from torch import nn
 
 import offload
-from offload import capture_block, errors
+from offload import block_recording, errors
 from offload.record import recorder
 from offload.record.launches import LaunchRecorder
 
@@ -55,7 +55,7 @@ def nothing_stays():
     assert not torch.compiler.is_compiling()
     assert torch.random.default_generator is generator
     assert torch.is_autocast_cache_enabled() == cache
-    assert not getattr(capture_block._recording, "active", False)
+    assert not getattr(block_recording._recording, "active", False)
     function, x = torch.sin, normal(2)
     assert torch.equal(capture(function, x)(x), x.sin())
 
@@ -161,7 +161,7 @@ def test_an_error_of_the_check_is_itself(monkeypatch, through, swallowed, kind):
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(capture_block, "recorded_program", fail)
+        patch.setattr(block_recording, "recorded_program", fail)
         assert record(Linear(id), through, swallowed=swallowed) is error
     assert is_whole(error)
 
@@ -182,7 +182,7 @@ def _second_time(x):
 def test_an_error_of_an_operator_that_is_run_again_is_itself(monkeypatch, kind):
     """And says of which line it is."""
     error = raised_with_cause(kind)
-    check = capture_block.recorded_program
+    check = block_recording.recorded_program
 
     def run_again(*given):
         second_time.append(error)
@@ -195,7 +195,7 @@ def test_an_error_of_an_operator_that_is_run_again_is_itself(monkeypatch, kind):
         return torch.ops.capture_errors.second_time(x)
 
     with monkeypatch.context() as patch:
-        patch.setattr(capture_block, "recorded_program", run_again)
+        patch.setattr(block_recording, "recorded_program", run_again)
         assert record(function, "handle", swallowed=False) is error
     assert is_whole(error)
     assert "test_capture_errors.py:" in error.__notes__[1]
@@ -211,7 +211,7 @@ def test_an_error_of_an_operator_that_is_run_again_is_itself(monkeypatch, kind):
     ],
 )
 def test_a_device_that_fails_when_it_is_run_again(monkeypatch, cause, kind):
-    check = capture_block.recorded_program
+    check = block_recording.recorded_program
 
     def run_again(*given):
         second_time.append(cause)
@@ -221,7 +221,7 @@ def test_a_device_that_fails_when_it_is_run_again(monkeypatch, cause, kind):
             second_time.clear()
 
     with monkeypatch.context() as patch:
-        patch.setattr(capture_block, "recorded_program", run_again)
+        patch.setattr(block_recording, "recorded_program", run_again)
         error = record(torch.ops.capture_errors.second_time, "handle", swallowed=False)
     assert type(error) is kind
     assert error.__cause__ is cause

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import os
 import queue
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +17,56 @@ from checks import assert_same, normal
 from torch import nn
 
 import offload
+
+CROWD = """
+import collections, copy, sys, threading, torch, offload
+from torch import nn
+
+torch.set_num_threads(1)
+sys.setswitchinterval(1e-4)
+layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+model = nn.Sequential(nn.Embedding(32, 16), encoder).eval()
+inputs = [torch.arange(2 * length).reshape(2, length) % 32 for length in range(2, 8)]
+with torch.no_grad():
+    expected = [model(one) for one in inputs]
+failures, all_captured = collections.Counter(), threading.Event()
+
+def guarded(what, call, index):
+    try:
+        with torch.no_grad():
+            assert torch.allclose(call(inputs[index]), expected[index], atol=1e-6), "another answer"
+    except Exception as error:
+        failures[f"{what}: {type(error).__name__}: {str(error)[:90]}"] += 1
+
+def repeat(what, call):
+    while not all_captured.is_set():
+        for index in range(len(inputs)):
+            guarded(what, call, index)
+
+def capture(x):
+    with offload.capture(model, x).load() as run:
+        return run(x)
+
+callers = [threading.Thread(target=repeat, args=("eager", model)) for _ in range(2)]
+callers.append(threading.Thread(target=repeat, args=("copy", lambda x: copy.deepcopy(model)(x))))
+capturers = [
+    threading.Thread(target=lambda: [guarded("capture", capture, i) for i in range(len(inputs))])
+    for _ in range(2)
+]
+for thread in callers + capturers:
+    thread.start()
+for thread in capturers:
+    thread.join()
+all_captured.set()
+for thread in callers:
+    thread.join()
+other = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+offload.capture(other, torch.ones(2, 4))
+assert not torch.compiler.is_compiling()
+assert not (model._forward_hooks or model._forward_pre_hooks)
+sys.exit(str(dict(failures)) if failures else 0)
+"""
 
 
 def on_another_thread(function):
@@ -248,6 +302,39 @@ def test_the_same_model_in_another_thread_is_eager():
         there = elsewhere.get()
         assert there.requires_grad  # which a recording switches off, on its own thread
         assert_same(there.detach(), inner(torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize("has_hooks", [False, True])
+def test_a_model_is_copied_while_it_is_captured(has_hooks):
+    """A copy has no part in the recording, and the model is left without its hooks."""
+    model, x = nn.Linear(2, 2), normal(1, 2)
+    called = queue.SimpleQueue()
+    if has_hooks:
+        model.register_forward_hook(lambda *_: called.put(None))
+    with offload.capture(model) as captured:
+        copied = copy.deepcopy(model)
+        pickled = io.BytesIO()
+        if not has_hooks:
+            torch.save(model, pickled)
+            pickled.seek(0)
+            assert_same(torch.load(pickled, weights_only=False)(x), model.forward(x))
+        assert_same(copied(x), model.forward(x))
+        handle = model.register_forward_hook(lambda *_: called.put(None))
+        model(x)
+    assert called.qsize() == 1 + 2 * has_hooks
+    handle.remove()
+    assert len(model._forward_hooks) == has_hooks
+    assert not {**model._forward_pre_hooks, **model._forward_pre_hooks_with_kwargs}
+    assert not {**model._forward_hooks_with_kwargs, **model._forward_hooks_always_called}
+    assert len(captured.program.launches) >= 1
+
+
+def test_captures_of_one_model_beside_eager_calls_and_copies():
+    """In processes of its own: what went wrong here ended the process, or all later captures."""
+    done = subprocess.run(
+        [sys.executable, "-c", CROWD], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
 
 
 def test_a_call_on_another_thread_is_not_the_blocks():
