@@ -217,3 +217,36 @@ def test_two_threads_train_and_draw_while_a_program_is_executed_by_others(encode
             **{f"executions {seed}": executions(seed) for seed in range(4)},
         }
     )
+
+
+def test_everything_at_once(words, encoder):
+    """The models that are captured are called by other threads meanwhile."""
+    assert_as_alone(
+        {
+            "draws of its own": draws_of_its_own,
+            "default draws": default_draws,
+            "training": training(words),
+            "eager words": inference(words, 5, 3),
+            "eager encoder": inference(encoder, 4, 3),
+            "captures of words": captures(words, 6),
+            "captures of the encoder": captures(encoder, 7),
+            "compiled by torch": inference(compiled(words, "eager"), 8, 12),
+            "compiled by offload": inference(compiled(words, "offload"), 9, 12),
+        }
+    )
+
+
+@pytest.mark.parametrize("beside", ["words", "encoder"])
+def test_captures_in_two_threads_beside_eager_calls_of_the_same_model(request, beside):
+    model = request.getfixturevalue(beside)
+    assert_as_alone(
+        {
+            "eager": inference(model, 5, 3),
+            "captures": captures(model, 6),
+            "others": captures(model, 7),
+        }
+    )
+
+
+def test_captures_beside_draws_from_the_default_generator(words):
+    assert_as_alone({"draws": default_draws, "captures": captures(words, 6)})
