@@ -216,3 +216,45 @@ def test_modes_are_as_before_after_recording():
         capture(nn.Linear(2, 2), normal(1, 2))
         assert modes() == inside
     assert modes() == before
+
+
+@pytest.mark.parametrize(
+    "profiled_range", [torch.profiler.record_function, torch.autograd.profiler.record_function]
+)
+def test_profiled_ranges_are_recorded_as_no_launch(profiled_range):
+    class Profiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            with profiled_range("outer"):
+                with profiled_range("inner", "with arguments"):
+                    x = self.linear(x)
+                return x.relu()
+
+    model = Profiled().eval()
+    with torch.no_grad():
+        captured = capture(model, normal(2, 4))
+        assert [launch.operator for launch in captured.program.launches] == [
+            "aten::addmm",
+            "aten::relu",
+        ]
+        x = normal(2, 4)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            assert_same(captured(x), model(x))
+    ranges = [event.name for event in profile.events() if event.name in ("outer", "inner")]
+    assert sorted(ranges) == ["inner", "outer"]  # eager's: the replay enters no range
+
+
+def test_a_legacy_profiled_range_is_recorded_as_no_launch():
+    def forward(x):
+        handle = torch.ops.profiler._record_function_enter("legacy")
+        x = x.sin()
+        torch.ops.profiler._record_function_exit(handle)
+        return x.cos()
+
+    x, unseen = normal(3), normal(3)
+    captured = capture(forward, x)
+    assert [launch.operator for launch in captured.program.launches] == ["aten::sin", "aten::cos"]
+    assert_same(captured(unseen), forward(unseen))

@@ -83,6 +83,8 @@ class DispatchMode(TorchDispatchMode):
                 raise CaptureError(f"{user_location()}: {func} is a higher-order operator: refused")
             if func.namespace == "prim":  # where a fake tensor lies
                 return func(*args, **kwargs)
+            if func.namespace == "profiler":  # a range of record_function: it computes nothing
+                return func(*args, **kwargs)
             if _is_composite(func):
                 with self:
                     outcome = func.decompose(*args, **kwargs)
