@@ -3,7 +3,7 @@
 from offload.record.callables import Parameters, parameters_of, refuse_hidden_reads
 from offload.record.fake_weights import FakeWeights, device_of_call
 from offload.record.modes import refuse_fake_mode
-from offload.record.operators import is_plain_class, is_user_file, located_at
+from offload.record.operators import is_plain_class, is_user_file, located_at, portable_location
 from offload.record.recorded_call import is_called_again
 from offload.record.recorder import Recorder
 from offload.record.recording import Recording
@@ -23,6 +23,7 @@ __all__ = [
     "is_user_file",
     "located_at",
     "parameters_of",
+    "portable_location",
     "refuse_fake_mode",
     "refuse_hidden_reads",
     "verify",
