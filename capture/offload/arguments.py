@@ -11,7 +11,7 @@ from offload.constants import is_immutable
 from offload.errors import BindingError
 from offload.program import Program
 from offload.record import is_plain_class
-from offload.structure import StructureMismatch, match
+from offload.structure import TOO_DEEP, StructureMismatch, match
 
 _AGAIN = "a program is recorded for one structure of arguments, capture again for another"
 
@@ -58,6 +58,10 @@ def tensors_of_call(
         ]
     except StructureMismatch as error:
         raise BindingError(f"{error}; {_AGAIN}") from None
+    except RecursionError:
+        raise BindingError(
+            f"an argument cannot be matched with the recorded one: {TOO_DEEP}"
+        ) from None
     for view, tensor in zip(program.inputs, tensors, strict=True):
         if not is_plain_class(tensor):
             raise BindingError(

@@ -16,6 +16,7 @@ from offload.block_recording import BlockRecording, begin_call, is_recording, re
 from offload.captured import Captured
 from offload.errors import CaptureError
 from offload.files import find_stored_tensors
+from offload.host_memory import give_back_freed
 from offload.model_hooks import hooked
 from offload.program import StoredTensor
 from offload.record import Recorder, is_called_again
@@ -59,8 +60,8 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
             recording.forget_failure()
             return
         del error, traceback  # whose cause may be what is raised here, and have this frame
-        how = "model(x)" if _is_watchable(self._model) else "captured(x)"
-        recording.check_recorded(how)
+        recording.check_recorded(_how_to_call(self._model))
+        give_back_freed(recording.captured.program)
 
 
 def _stored_tensors(
@@ -97,6 +98,15 @@ def _is_watchable(model: object) -> TypeGuard[torch.nn.Module]:
     if not isinstance(model, torch.nn.Module) or isinstance(model, unwatchable):
         return False
     return model._compiled_call_impl is None
+
+
+def _how_to_call(model: Callable[..., Any]) -> str:
+    """How a with-block's call is made so that it is recorded, in words."""
+    if _is_watchable(model):
+        return "model(x)"
+    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        return "captured(x) (the model is scripted or traced by torch.jit, and takes no hooks)"
+    return "captured(x)"
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from typing import Any
 import click
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
@@ -32,7 +31,7 @@ from offload.passes.memory import THOROUGH_SEARCH_STEPS
 from offload.plan import Plan, SlotKind
 from offload.program import Program
 from offload.replay import Executable
-from offload.report import printable, report_table
+from offload.report import plain, printable, report_table
 from offload.structure import flatten, unflatten
 from offload.tensor_files import inputs_of, load_tensors, save_tensors
 from offload.timeline.summary import microseconds
@@ -101,9 +100,11 @@ def _print_search(console: Console, search: Search) -> None:
 
 
 def _ranking_table(ranking: Ranking) -> Table:
-    table = Table(title=f"\n{ranking.query}", title_justify="left", box=None, show_header=False)
+    table = Table(
+        title=plain(f"\n{ranking.query}"), title_justify="left", box=None, show_header=False
+    )
     for hit in ranking.hits:
-        table.add_row(f"{hit.score:.3f}", escape(hit.sentence))
+        table.add_row(f"{hit.score:.3f}", plain(hit.sentence))
     return table
 
 
@@ -160,7 +161,7 @@ def _memory_map(program: Program, plan: Plan) -> Table:
     ]
     for offset_bytes, first, value in sorted(placed, key=lambda one: one[:2]):
         table.add_row(
-            escape(printable(f"%{value.index} {value.name}")),
+            plain(f"%{value.index} {value.name}"),
             f"{first} - {plan.lifetimes[value.index].last}",
             str(offset_bytes),
             str(value.size_bytes),
@@ -283,25 +284,30 @@ def _read_intervals(path: Path) -> tuple[list[str], list[Interval]]:
     Raises:
         FileError: it is no such CSV; the message names the line.
     """
-    names, intervals = [], []
+    lines_of: dict[str, int] = {}
+    intervals = []
     try:
-        with path.open(newline="", encoding="utf-8") as lines:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.reader(lines)
             header = tuple(cell.strip() for cell in next(reader, []))
-            if header[: len(_CSV_COLUMNS)] != _CSV_COLUMNS:
-                raise FileError(f"{path}: expected the header {','.join(_CSV_COLUMNS)}")
-            for row in reader:
-                if row:
-                    names.append(row[0])
-                    intervals.append(_interval(row, f"{path}, line {reader.line_num}"))
+            if header != _CSV_COLUMNS:
+                raise FileError(
+                    f"{path}: expected the header {','.join(_CSV_COLUMNS)}, got {','.join(header)}"
+                )
+            for row in filter(None, reader):
+                where = f"{path}, line {reader.line_num}"
+                first_line = lines_of.setdefault(row[0], reader.line_num)
+                if first_line != reader.line_num:
+                    raise FileError(f"{where}: the id {row[0]!r} is that of line {first_line} too")
+                intervals.append(_interval(row, where))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FileError(f"{path}: cannot be read as CSV: {error}") from error
-    return names, intervals
+    return list(lines_of), intervals
 
 
 def _interval(row: Sequence[str], where: str) -> Interval:
     try:
-        first, last, size_bytes = (int(cell) for cell in row[1 : len(_CSV_COLUMNS)])
+        first, last, size_bytes = (int(cell) for cell in row[1:])
     except ValueError:
         raise FileError(
             f"{where}: expected an id and the three integers lower, upper, size, got {row}"
@@ -348,12 +354,12 @@ def doctor() -> None:
         try:
             machine = find_backend(name).machine()
         except BackendUnavailable as error:
-            backends.add_row(name, "no", escape(str(error)))
+            backends.add_row(name, "no", plain(str(error)))
         else:
-            backends.add_row(name, "yes", escape(machine.name))
+            backends.add_row(name, "yes", plain(machine.name))
     versions = Table(title="\nVersions", title_justify="left", show_header=False)
     for what, found in _versions():
-        versions.add_row(what, escape(found))
+        versions.add_row(what, plain(found))
     console = Console()
     console.print(backends)
     console.print(versions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import pickle
+from collections.abc import Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -34,18 +35,68 @@ def is_generator(node: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Content:
-    """A changeable object's class and content; None where it cannot be told."""
+    """A changeable object's class and content.
+
+    Attributes:
+        cls: the class.
+        digest: the content; None where it cannot be told.
+        fields: of its attributes or items, by key or position, the value, or the Content of one
+            that may change; to name what differs. Empty below a few levels, and where they are
+            many.
+    """
 
     cls: type
     digest: bytes | None
+    fields: Mapping[Any, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
-        return f"the content of a {self.cls.__qualname__}"
+        return f"a {self.cls.__qualname__} of other content"
 
 
-def content_of(node: Any) -> Content:
-    """The content that a changeable object has now."""
-    return Content(type(node), _digest(node))
+# How far a difference is followed into an object, and of how many fields.
+_FIELD_DEPTH = 3
+_MOST_FIELDS = 256
+
+
+def content_of(node: Any, depth: int = _FIELD_DEPTH) -> Content:
+    """The content that a changeable object has now, its fields that many levels deep."""
+    fields = fields_of(node) if depth > 0 else {}
+    if len(fields) > _MOST_FIELDS:
+        fields = {}
+    return Content(
+        type(node),
+        _digest(node),
+        {
+            key: field if is_immutable(field) else content_of(field, depth - 1)
+            for key, field in fields.items()
+        },
+    )
+
+
+def fields_of(node: Any) -> dict[Any, Any]:
+    """The items of a list, tuple or mapping by position or key; of other objects the attributes."""
+    if isinstance(node, (list, tuple)):
+        return dict(enumerate(node))
+    if isinstance(node, Mapping):
+        return dict(node)
+    return dict(getattr(node, "__dict__", {}))
+
+
+def difference(one: Any, other: Any) -> tuple[str, Any, Any]:
+    """Where an object first differs from what was recorded, for an error message.
+
+    Returns:
+        The place below it, such as `['rate'][2]`, what was recorded there, and what is there now;
+        an empty place where they differ as wholes.
+    """
+    if isinstance(one, Content) and type(other) is one.cls:
+        fields = fields_of(other)
+        if one.fields.keys() == fields.keys():
+            for key, recorded in one.fields.items():
+                if not same_constant(recorded, fields[key]):
+                    place, expected, got = difference(recorded, fields[key])
+                    return f"[{key!r}]{place}", expected, got
+    return "", one, other
 
 
 def _digest(node: Any) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -22,6 +23,12 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     """
     content = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     return plain_alias(content) if own_format(content) else content
+
+
+def content_bytes(tensor: torch.Tensor) -> bytes:
+    """A copy of what a tensor on the CPU holds, row by row. Needs no NumPy."""
+    tensor = tensor.contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b""
 
 
 def host_storage(content: bytes) -> torch.UntypedStorage:

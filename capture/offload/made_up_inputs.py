@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from offload.eager_run import EagerRun
+from offload.eager_run import EagerRun, content_bytes
 from offload.errors import FileError
 from offload.program import ITEM_BYTES, Program, StoredTensor
 from offload.torch_names import find_dtype
@@ -86,10 +86,10 @@ def _other(sample: bytes, dtype_name: str) -> bytes:
     item_bytes = ITEM_BYTES[dtype_name]
     n_items = len(sample) // item_bytes
     items = torch.frombuffer(bytearray(sample), dtype=torch.uint8).view(n_items, item_bytes)
-    other = items.flip(0).numpy().tobytes()
+    other = content_bytes(items.flip(0))
     if other != sample:
         return other
-    one = torch.ones(1, device="cpu").to(find_dtype(dtype_name)).view(torch.uint8).numpy().tobytes()
+    one = content_bytes(torch.ones(1, device="cpu").to(find_dtype(dtype_name)))
     return (bytes(item_bytes) if sample.startswith(one) else one) * n_items
 
 
@@ -122,7 +122,7 @@ def valid_bytes(
         content = _numbers(dtype, (n_items,), generator, below).to(dtype)
     else:
         return integer.to_bytes(ITEM_BYTES[dtype_name], "little") * n_items
-    return content.view(torch.uint8).numpy().tobytes()
+    return content_bytes(content)
 
 
 def _numbers(
@@ -152,7 +152,7 @@ def no_result(dtype_name: str, size_bytes: int) -> bytes:
         items = torch.zeros(size_bytes // item_bytes, item_bytes, dtype=torch.uint8, device="cpu")
         lowest = torch.rand(len(items), generator=generator, device="cpu") < 0.5
         items[:, 0] = lowest
-        content = items.numpy().tobytes()
+        content = content_bytes(items)
     return content.ljust(size_bytes, b"\0")
 
 

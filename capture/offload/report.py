@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from offload.byte_sizes import show_bytes
 from offload.replay import Executable, LastExecution, MemoryReport
@@ -202,3 +203,8 @@ def printable(text: str) -> str:
     return "".join(
         one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in text
     )
+
+
+def plain(text: str) -> Text:
+    """Text of a user or a file for a table: no markup, no emoji, no control characters."""
+    return Text(printable(text))

@@ -17,6 +17,7 @@ from typing import Any
 from offload.constants import (
     PLAIN_TYPES,
     content_of,
+    difference,
     is_generator,
     is_immutable,
     same_constant,
@@ -52,7 +53,10 @@ class StructureMismatch(Exception):
 
 
 class OpaqueStructure(Exception):
-    """An object's tensors cannot be listed: it contains itself, or hides tensors."""
+    """An object's tensors cannot be listed: it contains itself, is too deep, or hides tensors."""
+
+
+TOO_DEEP = "it is nested deeper than Python can follow (sys.getrecursionlimit()): use flatter ones"
 
 
 def flatten(
@@ -67,12 +71,15 @@ def flatten(
         The tensors in order of first appearance, and the Structure whose leaves index them.
 
     Raises:
-        OpaqueStructure: a container contains itself, or is of a kind that cannot be rebuilt around
-            other tensors (a set, an iterator, an object with slots, a class whose constructor
-            takes something else than the items).
+        OpaqueStructure: a container contains itself, is nested deeper than Python can follow, or
+            is of a kind that cannot be rebuilt around other tensors (a set, an iterator, an object
+            with slots, a class whose constructor takes something else than the items).
     """
     found = _Flattening(is_tensor, share_same)
-    structure = found.visit(tree)
+    try:
+        structure = found.visit(tree)
+    except RecursionError:
+        raise OpaqueStructure(TOO_DEEP) from None
     return found.tensors, structure
 
 
@@ -304,8 +311,9 @@ def match(
                     f"{where}: a program draws from the generator that it was recorded with, got "
                     "another: pass that one, seeded or with its state set as you need"
                 )
+            place, recorded, given = difference(expected.constant, tree)
             raise StructureMismatch(
-                f"{where}: recorded with {expected.constant!r}, got {_describe_object(tree)}"
+                f"{where}{place}: recorded with {recorded!r}, got {_describe_object(given)}"
             )
         return []
     tensors: list[Any] = []
@@ -325,6 +333,8 @@ def _matching_items(
 ) -> list[Any]:
     """The items of a container that fits `expected`."""
     parts = _parts(tree, is_tensor)
+    if parts is None and expected.kind == "object" and type(tree) is expected.container:
+        parts = "object", tuple(vars(tree)), list(vars(tree).values())  # none holds a tensor now
     kind, keys, items = parts or ("", (), [])
     if expected.container is None:
         fits = kind == expected.kind or kind == _PLAIN_KINDS.get(expected.kind)

@@ -22,7 +22,7 @@ from offload.api import capture
 from offload.block_recording import refuse_nested
 from offload.captured import Captured
 from offload.errors import CaptureError
-from offload.record import is_user_file, located_at
+from offload.record import is_user_file, located_at, portable_location
 
 # Captures that one compiled graph may make; each holds an arena and its own constants.
 CAPTURE_LIMIT = 16
@@ -303,6 +303,6 @@ class _LocatedInterpreter(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         lines = _TRACE_LINE.findall(n.stack_trace or "")
-        users = [f"{name}:{line}" for name, line in lines if is_user_file(name)]
+        users = [portable_location(name, line) for name, line in lines if is_user_file(name)]
         with located_at(users[-1] if users else ""):
             return super().run_node(n)

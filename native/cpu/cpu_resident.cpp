@@ -3,9 +3,13 @@
 #include <ATen/ops/copy.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <array>
+#include <charconv>
 #include <cstring>
 #include <new>
 #include <sstream>
+#include <string>
+#include <string_view>
 
 #include "cpu/allocations.hpp"
 #include "offload/errors.hpp"
@@ -35,6 +39,21 @@ void flatten_into(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   } else {
     tensors.emplace_back();
   }
+}
+
+// A value that was read on the host; numbers so that each reads back as itself, with their sign.
+std::string shown(const c10::IValue& value) {
+  std::ostringstream text;
+  if (!value.isDouble()) {
+    text << value;
+    return text.str();
+  }
+  std::array<char, 32> digits;
+  const auto [end, _] =
+      std::to_chars(digits.data(), digits.data() + digits.size(), value.toDouble());
+  text << std::string_view(digits.data(), static_cast<std::size_t>(end - digits.data()));
+  if (text.str().find_first_not_of("-0123456789") == std::string::npos) text << ".0";
+  return text.str();
 }
 
 bool same_layout(const at::Tensor& tensor, const CpuMade& made) {
@@ -265,8 +284,8 @@ void CpuResident::call(CpuLaunch& launch) {
   launch.call->callBoxed(&stack_);
   if (launch.guard && !equals(stack_.at(0), *launch.guard)) {
     std::ostringstream message;
-    message << launch.source << ": " << launch.operator_name << " read " << stack_.at(0)
-            << " on the host, recorded was " << *launch.guard
+    message << launch.source << ": " << launch.operator_name << " read " << shown(stack_.at(0))
+            << " on the host, recorded was " << shown(*launch.guard)
             << "; capture again for this value, or avoid the read";
     throw BindingError(message.str());
   }

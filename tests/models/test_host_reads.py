@@ -221,7 +221,7 @@ def test_lines_of_packages_whose_names_begin_alike(package):
     place = str(beside / package / "model.py")
     names = {}
     exec(compile("def function(x):\n    return x * x.sum().item()\n", place, "exec"), names)
-    assert f"{place}:2:" in refusal(names["function"], normal(2))
+    assert f"{package}/model.py:2:" in refusal(names["function"], normal(2))
 
 
 def test_guards_come_before_any_change():

@@ -237,11 +237,28 @@ def test_plan_memory_hands_its_options_on(tmp_path: Path, monkeypatch: pytest.Mo
         ("id,lower,upper,size\na,1,2,3\nb,1,x,3\n", "line 3: expected an id"),
         ("id,lower,upper,size\na,5,2,3\n", "line 2: expected 0 <= lower <= upper"),
         ("id,lower,upper,size\na,0,2,-3\n", "size >= 0, got 0,2,-3"),
+        ("id,lower,upper,size,offset\na,1,2,3,0\n", "header id,lower,upper,size, got id,lower"),
+        ("id,lower,upper,size\na,1,2,3,0\n", "line 2: expected an id and the three integers"),
+        (
+            "id,lower,upper,size\na,1,2,3\nb,1,2,3\na,2,3,4\n",
+            "line 4: the id 'a'",
+        ),
     ],
 )
 def test_plan_memory_names_the_line_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "rows.csv").write_text(text)
     assert message in failure_of(offload_command("plan-memory", tmp_path / "rows.csv"))
+
+
+def test_plan_memory_reads_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes(b"\xef\xbb\xbf" + ROWS.encode())
+    assert offload_command("plan-memory", tmp_path / "rows.csv").exit_code == 0
+
+
+def test_plan_memory_of_an_alignment_beyond_all_integers(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(ROWS)
+    result = offload_command("plan-memory", tmp_path / "rows.csv", "--alignment", 2**70)
+    assert f"got {2**70}" in failure_of(result)
 
 
 def test_plan_memory_of_what_is_no_text(tmp_path: Path) -> None:

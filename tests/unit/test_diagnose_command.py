@@ -17,6 +17,9 @@ from offload import cli
 MODULE = """
 import torch
 
+def factory():
+    return small()
+
 def small():
     return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()), (torch.ones(2, 4),)
 
@@ -145,3 +148,9 @@ def test_inputs_are_for_saved_programs(directory: Path) -> None:
     safetensors.torch.save_file({"x": torch.ones(1)}, directory / "x.safetensors")
     result = diagnose("diagnosed_models:small", "--input", directory / "x.safetensors")
     assert "inputs can be given for a saved program only" in failure_of(result)
+
+
+def test_a_name_that_is_also_an_emoji_stays_text() -> None:
+    result = CliRunner().invoke(cli.main, ["diagnose", "diagnosed_models:factory"])
+    assert result.exit_code == 0, result.stderr
+    assert result.output.startswith("diagnosed_models:factory: ")

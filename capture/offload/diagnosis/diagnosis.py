@@ -135,10 +135,10 @@ class Diagnosis:
         from rich.console import Console  # noqa: PLC0415
 
         from offload.diagnosis.show import diagnosis_tables  # noqa: PLC0415
-        from offload.report import printable  # noqa: PLC0415
+        from offload.report import plain  # noqa: PLC0415
 
         target = console or Console()
-        target.print(printable(str(self)), markup=False, highlight=False, soft_wrap=True)
+        target.print(plain(str(self)), highlight=False, soft_wrap=True)
         for one in diagnosis_tables(self):
             target.print(one, highlight=False)
-        target.print(f"\n{self.gain}", markup=False, highlight=False, soft_wrap=True)
+        target.print(plain(f"\n{self.gain}"), highlight=False, soft_wrap=True)

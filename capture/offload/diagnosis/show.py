@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich import markup
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +12,7 @@ from offload.diagnosis.evidence import Finding
 from offload.diagnosis.idle import LaneIdle
 from offload.diagnosis.operators import OperatorCosts
 from offload.diagnosis.stopwatch import Timing, quartiles
-from offload.report import printable
+from offload.report import plain
 from offload.timeline.summary import microseconds
 
 if TYPE_CHECKING:
@@ -45,11 +44,6 @@ def diagnosis_tables(diagnosis: Diagnosis) -> Iterator[Text | Table]:
         yield _operator_table(costs)
 
 
-def _escape(text: str) -> str:
-    """Text from a file for a table: no markup, and nothing that steers a terminal."""
-    return markup.escape(printable(text))
-
-
 def _table(*columns: str) -> Table:
     """A table whose first column is text and whose others are figures."""
     table = Table()
@@ -61,18 +55,18 @@ def _table(*columns: str) -> Table:
 def _evidence_table(diagnosis: Diagnosis) -> Table:
     table = Table(show_header=False)
     for finding in diagnosis.findings:
-        table.add_row(f"{finding.test} test", _escape(_finding_text(finding)))
+        table.add_row(f"{finding.test} test", plain(_finding_text(finding)))
     for one in diagnosis.not_applied:
-        table.add_row(f"{one.test} test", _escape(f"not applied: {one.reason}"))
+        table.add_row(f"{one.test} test", plain(f"not applied: {one.reason}"))
     for named in diagnosis.timings:
         table.add_row(named.name, _timing_text(named.timing))
     if diagnosis.n_launches is not None:
         table.add_row("launches", f"{diagnosis.n_launches:,}")
     if diagnosis.operators is not None:
         for reason in diagnosis.operators.untimed:
-            table.add_row("not timed", _escape(reason))
+            table.add_row("not timed", plain(reason))
     for note in diagnosis.notes:
-        table.add_row("note", _escape(note))
+        table.add_row("note", plain(note))
     return table
 
 
@@ -107,16 +101,16 @@ def _launch_text(trace: TraceFigures) -> str:
     )
 
 
-def _lane_cells(lane: LaneIdle) -> tuple[str, ...]:
+def _lane_cells(lane: LaneIdle) -> tuple[str | Text, ...]:
     parts = (lane.busy_ns, lane.host_wait_ns, lane.kernel_wait_ns, lane.other_ns)
     shares = (f"{part / lane.span_ns:.1%}" if lane.span_ns else "-" for part in parts)
-    return _escape(lane.lane), f"{lane.n_work:,}", microseconds(lane.span_ns), *shares
+    return plain(lane.lane), f"{lane.n_work:,}", microseconds(lane.span_ns), *shares
 
 
 def _profiled_table(trace: TraceFigures) -> Table:
     table = _table("operator", "calls", "self time")
     for one in trace.operators[:_N_OPERATORS]:
-        table.add_row(_escape(one.name), f"{one.n_calls:,}", microseconds(one.self_ns))
+        table.add_row(plain(one.name), f"{one.n_calls:,}", microseconds(one.self_ns))
     return table
 
 
@@ -130,5 +124,5 @@ def _operator_table(costs: OperatorCosts) -> Table:
         device = (one.device_ns, one.host_ns) if one.host_ns is not None else ()
         times = (one.eager_ns, *device, one.total_ns)
         cells = (microseconds(round(time)) for time in times if time is not None)
-        table.add_row(_escape(one.signature), f"{one.n_launches:,}", *cells)
+        table.add_row(plain(one.signature), f"{one.n_launches:,}", *cells)
     return table

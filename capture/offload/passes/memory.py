@@ -86,7 +86,7 @@ def place_intervals(
     """
     offsets_bytes, arena_bytes, lower_bound, method, steps = _native.place_intervals(
         *_columns(intervals),
-        alignment_bytes=alignment_bytes,
+        alignment_bytes=_alignment(alignment_bytes),
         capacity_bytes=None if capacity_bytes is None else min(capacity_bytes, _LARGEST),
         search_steps=min(search_steps, _LARGEST),
     )
@@ -110,7 +110,15 @@ def lower_bound_bytes(intervals: Sequence[Interval], alignment_bytes: int = 1) -
     Raises:
         PlanError: as `place_intervals`.
     """
-    return _native.lower_bound_bytes(*_columns(intervals), alignment_bytes=alignment_bytes)
+    return _native.lower_bound_bytes(
+        *_columns(intervals), alignment_bytes=_alignment(alignment_bytes)
+    )
+
+
+def _alignment(alignment_bytes: int) -> int:
+    if not -_LARGEST <= alignment_bytes <= _LARGEST:
+        raise PlanError(f"the alignment must be a power of two below 2^63, got {alignment_bytes}")
+    return alignment_bytes
 
 
 def _columns(intervals: Sequence[Interval]) -> tuple[array[int], array[int], array[int]]:

@@ -2,7 +2,7 @@
 
 from offload.record.callables import Parameters, parameters_of, refuse_hidden_reads
 from offload.record.fake_weights import FakeWeights, device_of_call
-from offload.record.operators import is_plain_class, is_user_file, located_at
+from offload.record.operators import is_plain_class, is_user_file, located_at, portable_location
 from offload.record.plain_call import PlainCall
 from offload.record.python_random import level_of_user
 from offload.record.recorded_call import called_again, is_called_again
@@ -28,6 +28,7 @@ __all__ = [
     "level_of_user",
     "located_at",
     "parameters_of",
+    "portable_location",
     "refuse_hidden_reads",
     "refuse_transforms",
     "verify",

@@ -78,7 +78,7 @@ def refuse_compiled(parts: tuple[str, ...], reason: str) -> None:
     if parts:
         raise CaptureError(
             f"{', '.join(parts)} is compiled by torch.compile, which hides its launches: {reason}: "
-            "capture the model before compiling it"
+            "capture the original model, before torch.compile (which keeps it as `_orig_mod`)"
         )
 
 

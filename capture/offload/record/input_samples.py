@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from offload.eager_run import bytes_of
+from offload.eager_run import bytes_of, content_bytes
 from offload.made_up_inputs import SAMPLE_BYTES
 from offload.program import is_dense, span_bytes
 from offload.torch_names import dtype_name
@@ -96,9 +96,9 @@ def _sample(tensor: torch.Tensor, most_bytes: int, *, keeps_gaps: bool) -> bytes
     begin = int(tensor.storage_offset()) * item_bytes
     content = bytes_of(tensor.untyped_storage())[begin : begin + most_bytes].cpu()
     if keeps_gaps:
-        return content.numpy().tobytes()
+        return content_bytes(content)
     held = _held_items(tuple(tensor.shape), tuple(tensor.stride()), most_bytes // item_bytes)
-    return (content.view(-1, item_bytes) * held.view(-1, 1)).numpy().tobytes()
+    return content_bytes(content.view(-1, item_bytes) * held.view(-1, 1))
 
 
 def _held_items(shape: tuple[int, ...], strides: tuple[int, ...], n_items: int) -> torch.Tensor:

@@ -101,15 +101,37 @@ def is_user_file(filename: str) -> bool:
 
 
 def user_location() -> str:
-    """`file:line` of the innermost frame outside torch and offload."""
+    """`file:line` of the innermost frame outside torch and offload, as `portable_location`."""
     if traced := _traced_location.get():
         return traced
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_user_file(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return portable_location(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return "unknown"
+
+
+def portable_location(filename: str, line: int | str) -> str:
+    """`file:line` without folders of this machine, as saved programs keep it.
+
+    Relative to the site-packages that the file lies in (`transformers/generation/utils.py`), else
+    to the working directory, else to its entry of `sys.path`; else the base name.
+    """
+    return f"{_portable_file(filename, os.getcwd(), tuple(sys.path))}:{line}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _portable_file(filename: str, working_directory: str, search_path: tuple[str, ...]) -> str:
+    path = Path(filename)
+    if not path.is_absolute():
+        return filename
+    entries = sorted((Path(one) for one in search_path if one), key=lambda one: -len(one.parts))
+    packages = [one for one in entries if one.name in ("site-packages", "dist-packages")]
+    for folder in (*packages, Path(working_directory), *entries):
+        if folder != Path(folder.anchor) and path.is_relative_to(folder):
+            return path.relative_to(folder).as_posix()
+    return path.name
 
 
 def tensors_in(argument: Any) -> list[torch.Tensor]:

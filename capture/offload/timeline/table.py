@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -67,7 +66,7 @@ def _launches_table(groups: tuple[LaunchGroup, ...], predicted: bool) -> Table:
         table.add_column("waited for weights", justify="right", no_wrap=True)
     for group in groups:
         table.add_row(
-            escape(group.total.label),
+            Text(group.total.label),
             *_figures(group.total, predicted),
             microseconds(group.longest_ns),
             f"{100 * group.share:.1f} %",
