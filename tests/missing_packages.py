@@ -49,8 +49,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def main() -> int:
     """Check what pyproject.toml and the arguments ask for."""
-    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"]["build"], *sys.argv[1:]]
+    settings = tomllib.loads(PROJECT.read_text(encoding="utf-8"))
+    needed = settings["tool"]["scikit-build"]["metadata"]["dependencies"]["always"]
+    build = settings["project"]["optional-dependencies"]["build"]
+    torch = [one for one in settings["build-system"]["requires"] if one.startswith("torch")]
+    asked = [*needed, *torch, *build, *sys.argv[1:]]
     lacking = missing(asked)
     for line in lacking:
         print(f"{sys.executable} needs {line}", file=sys.stderr)
