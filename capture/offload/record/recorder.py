@@ -103,6 +103,7 @@ class Recorder:
         self._runs_opaque = runs_opaque
         self._compiled: tuple[str, ...] = ()
         self._context = contextlib.ExitStack()
+        self._seeding = contextlib.ExitStack()  # noticed until generators were looked at
         self._inputs: list[torch.Tensor] = []
         self._samples: tuple[bytes, ...] = ()
         self._arguments = CallArguments((), {})
@@ -221,7 +222,8 @@ class Recorder:
             enter(seeding_noticed(self._log.note_refusal))
         if self._compiled:  # of which the modes would leave nothing
             return
-        enter(seeding_refused(self._log, self._log.generators))
+        self._seeding.enter_context(seeding_refused(self._log, self._log.generators))
+        self._log.generators.begin()  # whoever sets them from now on is noticed
         enter(eager_paths_taken())
         enter(FunctionMode(self._log))
         enter(dispatch_mode(self._log))
@@ -256,10 +258,11 @@ class Recorder:
             self._log.raise_refusal()  # if the forward swallowed it and took another path
             if not self._compiled:  # whose compiler sets generators
                 self._log.generators.check_unseeded()
+            self._seeding.close()
             with torch.no_grad():
                 yield
         finally:
-            self._log.allocations.close()
+            self._end()
 
     @property
     def has_deferred(self) -> bool:
@@ -309,6 +312,7 @@ class Recorder:
         try:
             self._context.close()
         finally:
+            self._seeding.close()
             self._log.allocations.close()
 
     def _finished(self, result: Any) -> tuple[Any, Recording]:

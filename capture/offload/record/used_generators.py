@@ -68,6 +68,11 @@ class UsedGenerators:
         self._last.append(state)
         return len(self._noted) - 1
 
+    def begin(self) -> None:
+        """Take the states as they are now, where the call begins: others may set them before."""
+        self._noted = [(generator, generator.get_state()) for generator, _ in self._noted]
+        self._last = [state for _, state in self._noted]
+
     def check_unseeded(self) -> None:
         """Refuse a call that has set the state of a generator since the last launch that drew.
 
