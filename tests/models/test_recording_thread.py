@@ -139,9 +139,28 @@ def test_a_read_that_the_told_model_avoids(in_block):
     assert note in captured.explain()
 
 
-def test_a_told_model_that_is_close():
-    captured = offload.capture(Asks(lambda x: x * 2 * (1 + 1e-7)), torch.ones(3))
-    assert "tolerance" in captured.program.host_reads[0]
+@pytest.mark.parametrize(
+    ("dtype", "factor"),
+    [(torch.float32, 1 + 5e-5), (torch.bfloat16, 1.03), (torch.complex64, 1 + 5e-5)],
+)
+def test_a_told_model_that_is_close(dtype, factor):
+    x = torch.tensor([1.0, 3.0 if dtype.is_complex else torch.inf, 2.0]).to(dtype)
+    captured = offload.capture(Asks(lambda x: x * 2 * factor), x)
+    assert "as close as other kernels" in captured.program.host_reads[0]
+
+
+@pytest.mark.parametrize(
+    ("x", "told"),
+    [
+        (torch.ones(3), lambda x: x * 2 * (1 + 2e-4)),
+        (torch.tensor([1.0, torch.inf]), lambda x: -x * 2),
+        (torch.tensor([1.0, 2.0]), lambda x: x * 2 + torch.tensor([0.0, torch.nan])),
+        (torch.tensor([1, 2]), lambda x: x * 2 + torch.tensor([0, 1])),
+    ],
+)
+def test_a_told_model_that_is_not_close(x, told):
+    with pytest.raises(offload.CaptureError, match="another result 0"):
+        offload.capture(Asks(told), x)
 
 
 def test_results_of_a_told_model_are_the_plain_calls():
