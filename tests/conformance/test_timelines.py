@@ -166,3 +166,24 @@ def test_timelines_of_two_executables_on_one_axis(backend):
     assert both.clock_reads == sum(one.clock_reads for one in recorded)
     with pytest.raises(offload.TimelineError, match="one device"):
         both.together(offload.Timeline("another", "machine", {}))
+
+
+def test_a_timeline_of_so_many_executions(load):
+    run = load(chain, torch.ones(8))
+    with run.timeline(executions=3) as timeline:
+        for _ in range(3):
+            run(torch.randn(8))
+    assert len(timeline.executions) == 3
+    for n_called in (2, 4):
+        with (
+            pytest.raises(offload.errors.TimelineError, match=f"expected 3 .* got {n_called}"),
+            run.timeline(executions=3) as timeline,
+        ):
+            for _ in range(n_called):
+                run(torch.randn(8))
+        assert len(timeline.executions) == n_called
+    with (
+        pytest.raises(offload.errors.TimelineError, match="at least 1, got 0"),
+        run.timeline(executions=0),
+    ):
+        pass
