@@ -166,3 +166,28 @@ def test_timelines_of_two_executables_on_one_axis(backend):
     assert both.clock_reads == sum(one.clock_reads for one in recorded)
     with pytest.raises(offload.TimelineError, match="one device"):
         both.together(offload.Timeline("another", "machine", {}))
+
+
+@pytest.mark.parametrize("n_called", [2, 3, 4])
+def test_a_timeline_of_so_many_executions(load, n_called):
+    run = load(chain, torch.ones(8))
+    timelines = []
+
+    def block():
+        with run.timeline(executions=3) as timeline:
+            timelines.append(timeline)
+            for _ in range(n_called):
+                run(torch.randn(8))
+
+    if n_called == 3:
+        block()
+    else:
+        with pytest.raises(offload.errors.TimelineError, match=f"expected 3 .* got {n_called}"):
+            block()
+    assert len(timelines[0].executions) == n_called
+
+
+def test_a_timeline_of_no_execution_is_refused(load):
+    run = load(chain, torch.ones(8))
+    with pytest.raises(offload.errors.TimelineError, match="at least 1, got 0"):
+        run.timeline(executions=0).__enter__()

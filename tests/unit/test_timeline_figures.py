@@ -57,10 +57,13 @@ def test_both_figures(tmp_path: Path) -> None:
     assert SEQUENCE in texts
     # In the comparison, in the sequence, and where the header is enlarged.
     assert texts.count("m_l_t 1.98 µs") == 3
-    assert "Host-bound scheduling (execution 3, 3 launches, the median of 2 executions)" in texts
+    assert (
+        "Host-bound scheduling (execution 3, 3 launches, the median of 2 executions by total "
+        "time, 11.1 µs to 11.1 µs)" in texts
+    )
     assert "end to end 11.1 µs" in texts
     assert "end to end 5.00 µs" in texts
-    assert "6.10 µs less: 2.22 times as fast" in texts
+    assert "6.10 µs less: 2.22 times as fast, of medians" in texts
 
 
 def test_every_launch_of_three_is_labelled(tmp_path: Path) -> None:
@@ -137,7 +140,7 @@ def test_host_scheduling_alone(tmp_path: Path) -> None:
 
 def test_it_is_said_if_offload_is_slower(tmp_path: Path) -> None:
     made = timeline([offloaded(3, launch_ns=9000), hosted(3)])
-    assert "17.9 µs less: 2.61 times as fast" in texts_of(drawn(made, tmp_path))
+    assert "17.9 µs less: 2.61 times as fast, of one execution" in texts_of(drawn(made, tmp_path))
 
 
 def test_an_operator_name_is_no_formula(tmp_path: Path) -> None:

@@ -45,6 +45,21 @@ def rows_of(text: str, name: str) -> list[list[str]]:
     return [row[1:] for row in rows if row and row[0] == name]
 
 
+def test_the_median_execution_is_named_with_the_spread() -> None:
+    times_ns = (9_000, 1_000, 2_000)
+    made = timeline(
+        [
+            dataclasses.replace(offloaded(1, launch_ns=time_ns), number=number)
+            for number, time_ns in enumerate(times_ns, 1)
+        ]
+    )
+    text = shown(made, width=200)
+    assert "offload scheduling: execution 3 is the median of 3 executions by total time" in text
+    ((median, low, high),) = re.findall(r"total time, (\S+) us \((\S+) us to (\S+) us\)", text)
+    assert float(low) < float(median) < float(high)
+    assert "is the median" not in shown(timeline([offloaded(3)]))
+
+
 def test_one_execution() -> None:
     text = shown(timeline([offloaded(3)]))
     assert "1 execution on cpu (Processor 1), torch 2.13.0" in text

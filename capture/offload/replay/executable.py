@@ -14,7 +14,7 @@ import torch
 from offload import _native
 from offload.backends import Backend, LaunchReport, Loaded, Prepared
 from offload.costs import CostModel, HeaderShape, signature_of
-from offload.errors import BindingError, CopyError
+from offload.errors import BindingError, CopyError, TimelineError
 from offload.passes import SlotChoice, choose_copied_slots
 from offload.plan import Plan, SlotKind
 from offload.program import Role
@@ -251,7 +251,9 @@ class Executable(_native.CallableReplay):
         return LastExecution.of(self._native.last_execution, self._native.substages)
 
     @contextlib.contextmanager
-    def timeline(self, costs: CostModel | None = None) -> Iterator[Timeline]:
+    def timeline(
+        self, costs: CostModel | None = None, *, executions: int | None = None
+    ) -> Iterator[Timeline]:
         """Record the executions that end inside a with-block.
 
         Where a CUDA or Ascend device streams weights, these are timed by events that others do not
@@ -262,6 +264,8 @@ class Executable(_native.CallableReplay):
                 predict beside what was measured, launches never measured before taken from this
                 very timeline, or where weights are streamed on a device that queues work, from
                 what these were planned with.
+            executions: how many the block is to hold, at least 1. Tables and pictures name their
+                median by total time, and pictures draw it. Any number if not given.
 
         Yields:
             A Timeline, filled when the block ends.
@@ -269,7 +273,11 @@ class Executable(_native.CallableReplay):
         Raises:
             ExecutionError: another timeline of this executable is being recorded. A call inside the
                 block also raises it where the device has no memory for what times it.
+            TimelineError: `executions` is less than 1; or the block ended with more or fewer,
+                and the timeline holds those that there are.
         """
+        if executions is not None and executions < 1:
+            raise TimelineError(f"expected executions of at least 1, got {executions}")
         machine = self._backend.machine(self.program.device_index)
         timeline = Timeline(machine.device, machine.name, {"torch": torch.__version__})
         reads = self._native.trace_clock_reads
@@ -295,6 +303,12 @@ class Executable(_native.CallableReplay):
                 self._predict(timeline, costs)
             timeline.clock_reads = self._native.trace_clock_reads - reads
             timeline.clock_read_ns = _native.clock_read_ns(_CLOCK_READS)
+        if executions not in (None, len(timeline.executions)):
+            raise TimelineError(
+                f"expected {executions:,} executions inside the with-block of timeline(), got "
+                f"{len(timeline.executions):,}: warm up before the block, and call the executable "
+                f"{executions:,} times inside it"
+            )
 
     def _predict(self, timeline: Timeline, costs: CostModel) -> None:
         unknown = {signature_of(launch) for launch in self.program.launches} - set(costs.launch_ns)

@@ -16,7 +16,13 @@ from offload.timeline.chart import FONTS, Chart, Dimension, Lane, duration_text,
 from offload.timeline.drawing import draw_charts
 from offload.timeline.folding import FEW_SPANS, fold
 from offload.timeline.spans import ExecutionTimeline, Span, SpanKind
-from offload.timeline.summary import Quantity, extent_ns, representative, shown_spans
+from offload.timeline.summary import (
+    Quantity,
+    extent_ns,
+    measured_of,
+    representative,
+    shown_spans,
+)
 
 if TYPE_CHECKING:
     from offload.timeline.timeline import Timeline
@@ -104,7 +110,7 @@ def _comparison(
                     begin_ns + length_ns,
                     begin_ns + axis_ns,
                     f"{duration_text(axis_ns - length_ns)} less: {axis_ns / length_ns:.2f} times "
-                    "as fast",
+                    f"as fast, {_basis(timeline)}",
                 )
             )
         charts.append(
@@ -204,12 +210,25 @@ def _which(timeline: Timeline, execution: ExecutionTimeline) -> str:
     """Which execution is drawn, and why."""
     if not execution.spans:
         return "predicted"
-    alike = [
-        one for one in timeline.executions if one.spans and one.scheduling == execution.scheduling
-    ]
+    alike = measured_of(timeline.executions, execution.scheduling)
     launches = len(execution.of_kind(SpanKind.LAUNCH))
     number = f"execution {execution.number:,}, {launches:,} launches"
-    return number if len(alike) == 1 else f"{number}, the median of {len(alike):,} executions"
+    if len(alike) == 1:
+        return number
+    shortest, longest = (duration_text(extent_ns(one.spans)) for one in (alike[0], alike[-1]))
+    return (
+        f"{number}, the median of {len(alike):,} executions by total time, {shortest} to {longest}"
+    )
+
+
+def _basis(timeline: Timeline) -> str:
+    """What a comparison of both schedulings rests on."""
+    counts = [len(measured_of(timeline.executions, name)) for name in _NAMES]
+    if 0 in counts:
+        return "one side predicted" if any(counts) else "predicted"
+    if 1 in counts:
+        return "of one execution"
+    return "of medians"
 
 
 def _end_to_end(length_ns: int) -> str:

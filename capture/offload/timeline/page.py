@@ -20,6 +20,7 @@ from offload.timeline.summary import (
     cost_sentence,
     heading,
     launch_groups,
+    median_sentences,
     microseconds,
     sections_of,
 )
@@ -46,6 +47,7 @@ def save_page(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     trace = gzip.compress(json.dumps(trace_of(timeline)).encode(), mtime=0)
     page = template.render(
         heading=heading(timeline),
+        medians=median_sentences(timeline),
         # Without the XML prolog, which names a DTD on the network.
         figures=Markup(figures_svg(timeline).partition("<svg")[2]),
         sections=sections_of(timeline.executions),

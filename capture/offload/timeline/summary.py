@@ -126,6 +126,30 @@ def representative(
     return ordered[(len(ordered) - 1) // 2]
 
 
+def measured_of(
+    executions: Sequence[ExecutionTimeline], scheduling: str
+) -> tuple[ExecutionTimeline, ...]:
+    """The measured executions of a scheduling, the shortest by total time first."""
+    ours = (one for one in executions if one.spans and one.scheduling == scheduling)
+    return tuple(sorted(ours, key=lambda one: extent_ns(one.spans)))
+
+
+def median_sentences(timeline: Timeline) -> tuple[str, ...]:
+    """Of each scheduling measured more than once: its median execution and the spread."""
+    names = dict.fromkeys(one.scheduling for one in timeline.executions)
+    groups = [measured_of(timeline.executions, name) for name in names]
+    sentences = []
+    for group in groups:
+        if len(group) > 1:
+            median = group[(len(group) - 1) // 2]
+            times = [microseconds(extent_ns(one.spans)) for one in (median, group[0], group[-1])]
+            sentences.append(
+                f"{median.scheduling} scheduling: execution {median.number:,} is the median of "
+                f"{len(group):,} executions by total time, {times[0]} ({times[1]} to {times[2]})."
+            )
+    return tuple(sentences)
+
+
 def merged_names(sequences: Iterable[Iterable[str]]) -> list[str]:
     """All names of several sequences, each of which has some of them in one order, in that order.
 

@@ -15,6 +15,7 @@ from offload.timeline.summary import (
     cost_sentence,
     heading,
     launch_groups,
+    median_sentences,
     microseconds,
     sections_of,
 )
@@ -29,6 +30,7 @@ def timeline_tables(timeline: Timeline) -> RenderableType:
         return Text("The timeline is empty: nothing was executed inside its with-block.")
     predicted = any(one.predicted for one in timeline.executions)
     parts: list[RenderableType] = [Text(heading(timeline), style="bold")]
+    parts += [Text(sentence) for sentence in median_sentences(timeline)]
     parts.append(_executions_table(sections_of(timeline.executions), predicted))
     groups = launch_groups(timeline.executions)
     if groups:
