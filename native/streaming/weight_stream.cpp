@@ -204,7 +204,8 @@ void WeightStream::end() noexcept {
 void WeightStream::close() noexcept {
   end();
   {
-    const std::lock_guard lock(mutex_);
+    Lock lock(mutex_);
+    for_others_.wait(lock, [this] { return !working_; });  // whom another thread may be joining
     if (loading_ || in_pass_) return;
   }
   content_.drop();

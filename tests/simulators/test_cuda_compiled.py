@@ -133,8 +133,8 @@ def test_the_callers_autocast_state_is_that_of_every_call(backend, enabled):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled):
         captured = offload.capture(model, rows())
         expected = model(torch.ones(3, 8))
+        assert torch.equal(captured(torch.ones(3, 8)), expected)
     assert expected.dtype == (torch.bfloat16 if enabled else torch.float32)
-    assert torch.equal(captured(torch.ones(3, 8)), expected)
 
 
 def test_state_in_python_is_refused(backend):
