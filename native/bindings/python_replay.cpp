@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <chrono>
 #include <cstring>
 
 #include "convert.hpp"
@@ -316,8 +317,24 @@ void PythonReplay::bind_on_stream(Call& call) const {
   }
 }
 
+namespace {
+
+// How often a wait asks for signals.
+constexpr std::chrono::milliseconds kSignalsLookedAt{50};
+
+}  // namespace
+
 void PythonTicket::wait() const {
   const std::shared_ptr<Ticket> ticket = ticket_;
+  bool ended = false;
+  while (!ended) {
+    {
+      const GilReleased release;
+      ended = ticket->wait_for(kSignalsLookedAt);
+    }
+    // Python's handlers, of Ctrl-C among them, run on the main thread, which may be this one.
+    if (!ended && PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
   const GilReleased release;
   ticket->wait();
 }

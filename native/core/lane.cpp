@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "core/start_thread.hpp"
+#include "offload/errors.hpp"
 #include "offload/thread_owner.hpp"
 
 namespace offload {
@@ -23,6 +25,11 @@ void Ticket::wait() {
   if (error_) std::rethrow_exception(error_);
 }
 
+bool Ticket::wait_for(std::chrono::milliseconds time) {
+  std::unique_lock lock(mutex_);
+  return ended_.wait_for(lock, time, [this] { return done_; });
+}
+
 void Ticket::finish(std::exception_ptr error) noexcept {
   const std::lock_guard lock(mutex_);
   done_ = true;
@@ -33,7 +40,7 @@ void Ticket::finish(std::exception_ptr error) noexcept {
 void Ticket::abandon(const char* reason) noexcept {
   new (&mutex_) std::mutex();
   new (&ended_) std::condition_variable();
-  if (!done_) finish(std::make_exception_ptr(std::runtime_error(reason)));
+  if (!done_) finish(std::make_exception_ptr(ExecutionError(reason)));
 }
 
 struct LaneState {
@@ -56,7 +63,8 @@ struct LaneState {
 
   // In the child of a fork: fails the work whose thread does not exist there.
   void abandon_work() noexcept {
-    constexpr const char* kReason = "the process was forked while this execution was under way";
+    constexpr const char* kReason =
+        "the process was forked while this execution was under way: execute it again here";
     if (current) current->abandon(kReason);
     for (Task& task : queue) {
       if (task.ticket) task.ticket->abandon(kReason);
@@ -192,7 +200,7 @@ void Lane::submit(std::function<void()>&& task, std::shared_ptr<Ticket> ticket, 
   const std::lock_guard lock(state_->mutex);
   if (state_->closed) throw std::logic_error("the executable is closed");
   if (!state_->has_worker) {  // first, since it may fail
-    state_->worker = std::thread([state = state_] { run(state); });
+    state_->worker = start_thread("execute what is submitted", [state = state_] { run(state); });
     state_->has_worker = true;
   }
   state_->queue.push_back({std::move(task), std::move(ticket), hands_on});

@@ -252,8 +252,8 @@ void CpuResident::fail(const CpuLaunch& launch) {
     const std::string what = error.what();
     const std::string told =
         launch.source + ": " + launch.operator_name + ": " + what.substr(0, what.find('\n'));
-    if (tells_of_no_memory(error)) throw OutOfMemory(told);
-    throw ExecutionError(told);
+    if (tells_of_no_memory(error)) std::throw_with_nested(OutOfMemory(told));
+    std::throw_with_nested(ExecutionError(told));
   }
 }
 

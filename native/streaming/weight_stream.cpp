@@ -4,8 +4,8 @@
 #include <chrono>
 #include <cstring>
 #include <new>
-#include <system_error>
 
+#include "core/start_thread.hpp"
 #include "offload/clock.hpp"
 #include "offload/errors.hpp"
 
@@ -163,12 +163,7 @@ void WeightStream::start_worker() {
   failure_.clear();
   ended_transfers_.clear();
   if (!plan_.transfers.empty()) {
-    try {
-      if (!has_worker_) worker_ = std::thread([this] { work(); });
-    } catch (const std::system_error& error) {
-      throw ExecutionError(std::string("no thread can be started to bring weights: ") +
-                           error.what());
-    }
+    if (!has_worker_) worker_ = start_thread("bring weights", [this] { work(); });
     has_worker_ = true;
     stop_ = false;
     run_ = true;

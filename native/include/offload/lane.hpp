@@ -1,6 +1,7 @@
 // Lanes and tickets: work that a thread of its own does in order, and the promise of its result.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -22,6 +23,10 @@ class Ticket {
 
   // Blocks until it has ended; rethrows its error. The caller must not hold the GIL.
   void wait();
+
+  // Blocks until it has ended, and no longer than this; whether it has. The caller must not hold
+  // the GIL.
+  bool wait_for(std::chrono::milliseconds time);
 
   // Marks the end, with the error if there was one. Called once, by a lane or by work that hands
   // its ticket on.
