@@ -293,8 +293,8 @@ class BlockRecording:
         Raises:
             CaptureError: it does something else, or reads on the host as well.
         """
-        plain.put_back(before=True)
         try:
+            plain.put_back(before=True)
             recorder, recording = self._recorded_told(plain)
             return recorded_program(recorder, recording)
         finally:
@@ -307,16 +307,21 @@ class BlockRecording:
             with called_again():
                 result = self._function(*args, **kwargs)
         except Exception as error:
-            refusal = recorder.abandon() or error
-            plain.refusal.add_note(
-                "told that it is being compiled (torch.compiler.is_compiling), the model raises "
-                f"{type(refusal).__qualname__}: {refusal}"
-            )
-            raise plain.refusal from error
+            raise _refused_told(plain, recorder.abandon() or error) from error
         except BaseException:
             recorder.abandon()
             raise
         return recorder, recorder.finish(result)[1]
+
+
+def _refused_told(plain: PlainCall, error: Exception) -> CaptureError:
+    """The refusal of a read that the call does not avoid where it is told to."""
+    refusal = CaptureError(plain.refusal)
+    refusal.add_note(
+        "told that it is being compiled (torch.compiler.is_compiling), the model raises "
+        f"{type(error).__qualname__}: {error}"
+    )
+    return refusal
 
 
 def begin_call(

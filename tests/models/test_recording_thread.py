@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import os
 import queue
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -214,6 +216,26 @@ def test_a_told_model_that_raises_or_reads():
     with pytest.raises(offload.CaptureError, match="reads a tensor's value") as raised:
         offload.capture(Asks(lambda x: x * x.sum().item()), torch.ones(2))
     assert "CaptureError" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("told", ["other", "fails"])
+def test_a_refused_told_model_keeps_nothing(told):
+    held = queue.SimpleQueue()
+
+    def other(x):
+        held.put(weakref.ref(y := x * 3))
+        if told == "fails":
+            raise ValueError
+        return y
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(offload.CaptureError):
+            offload.capture(Asks(other), torch.ones(2))
+        assert held.get()() is None
+    finally:
+        gc.enable()
 
 
 def test_a_read_is_refused_at_once_where_nobody_asks():

@@ -32,7 +32,7 @@ class PlainCall:
     """What a call gave and left that was not told that it is being compiled.
 
     Attributes:
-        refusal: of its first read on the host.
+        refusal: of its first read on the host, in words.
         read: which read that was, and where.
         results: the tensors that it returned.
         structure: their nesting.
@@ -40,7 +40,7 @@ class PlainCall:
         drawn: what its random launches gave.
     """
 
-    refusal: CaptureError
+    refusal: str
     read: str
     results: Sequence[torch.Tensor]
     structure: Structure
@@ -101,7 +101,7 @@ class PlainCall:
 
 
 def plain_call(
-    refusal: CaptureError,
+    refusal: str,
     read: str,
     *,
     results: Sequence[torch.Tensor],

@@ -283,8 +283,6 @@ class Recorder:
         Raises:
             CaptureError: the result, or a change that the call made, cannot be replayed.
         """
-        refusal = self._log.guards.deferred
-        assert refusal is not None
         with self._watched_no_more():
             tensors, structure = self._taken_apart(result)
             self.table.state.check_python()
@@ -292,7 +290,7 @@ class Recorder:
             for tracked in unseen_changes(self.table, frozenset()):
                 tracked.written = True
             called = plain_call(
-                refusal,
+                str(self._log.guards.deferred),
                 self._log.guards.refused_at,
                 results=tensors,
                 structure=structure,
