@@ -38,6 +38,23 @@ py::object referent(const py::object& reference) {
 #endif
 }
 
+// Whether the module that a reference refers to is in another mode than `training`; false where it
+// has gone. Its own attribute is read, as nn.Module sets it, without a look at its class.
+bool is_in_other_mode(const py::object& root, bool training) {
+  static PyObject* const name = PyUnicode_InternFromString("training");
+  const py::object module = referent(root);
+  if (!module) return false;
+  const auto attributes =
+      py::reinterpret_steal<py::object>(PyObject_GenericGetDict(module.ptr(), nullptr));
+  PyObject* const found =
+      attributes ? PyDict_GetItemWithError(attributes.ptr(), name) : nullptr;  // borrowed
+  if (found == nullptr) return PyErr_Clear(), false;
+  if (found == (training ? Py_True : Py_False)) return false;
+  const int now = PyObject_IsTrue(found);
+  if (now < 0) throw py::error_already_set();
+  return (now == 1) != training;
+}
+
 }  // namespace
 
 void set_recording(bool value) noexcept { is_recording = value; }
@@ -174,7 +191,8 @@ void PythonReplay::check_caller() const {
         "a captured program was executed inside a call that is being recorded, where its "
         "launches cannot be seen: call the model itself there");
   }
-  if (may_be_transformed()) {
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  if (may_be_transformed(keys)) {
     if (const std::string what = active_transform(); !what.empty()) {
       throw BindingError("a captured program was called inside " + what +
                          ", which would see its result as a constant: call the model itself there");
@@ -184,19 +202,12 @@ void PythonReplay::check_caller() const {
   if (!python_.caller) return;
   const RecordedCaller& recorded = *python_.caller;
   const c10::DeviceType device = replay_->spec().device.type();
-  if (const std::uint64_t now = caller_state(device); now != recorded.state) {
+  if (const std::uint64_t now = caller_state(device, keys); now != recorded.state) {
     throw BindingError(caller_state_change(recorded.state, now, device) +
                        ": the model would compute other values; call the program as it was "
                        "recorded, or capture it again as it is called");
   }
-  if (recorded.root.is_none()) return;
-  static PyObject* const name = PyUnicode_InternFromString("training");
-  const py::object root = referent(recorded.root);
-  if (!root) return;
-  const auto training =
-      py::reinterpret_steal<py::object>(PyObject_GenericGetAttr(root.ptr(), name));
-  if (!training) return PyErr_Clear();
-  if ((PyObject_IsTrue(training.ptr()) == 1) == recorded.training) return;
+  if (recorded.root.is_none() || !is_in_other_mode(recorded.root, recorded.training)) return;
   throw BindingError(recorded.training
                          ? "the model was in training mode when it was recorded, and is in "
                            "evaluation mode now: call model.train(), or capture it again"

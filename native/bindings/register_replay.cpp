@@ -88,7 +88,9 @@ void register_replay(py::module_& module) {
              "Refuse executions on this thread while it records a call.");
   module.def(
       "caller_state",
-      [](const std::string& device) { return caller_state(c10::Device(device).type()); },
+      [](const std::string& device) {
+        return caller_state(c10::Device(device).type(), c10::impl::tls_local_dispatch_key_set());
+      },
       py::arg("device"),
       "Autocast and the default dtype on this thread now, in one word that a Replay compares.");
   module.def("active_transform", &active_transform,

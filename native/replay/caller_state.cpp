@@ -20,9 +20,11 @@ std::uint64_t field(c10::ScalarType dtype) {
   return kPresent | static_cast<std::uint64_t>(static_cast<std::uint8_t>(dtype));
 }
 
-std::uint64_t autocast_field(c10::DeviceType device) {
-  return at::autocast::is_autocast_enabled(device) ? field(at::autocast::get_autocast_dtype(device))
-                                                   : 0;
+// As at::autocast::is_autocast_enabled, which looks the thread's keys up each time.
+std::uint64_t autocast_field(c10::DeviceType device, const c10::impl::LocalDispatchKeySet& now) {
+  const bool is_off =
+      now.excluded_.has(at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  return is_off ? 0 : field(at::autocast::get_autocast_dtype(device));
 }
 
 std::string text(std::uint64_t field) {
@@ -36,10 +38,10 @@ bool is_mode_active(c10::impl::TorchDispatchModeKey key) {
 
 }  // namespace
 
-std::uint64_t caller_state(c10::DeviceType device) {
-  std::uint64_t word = autocast_field(c10::kCPU) << kHostAutocast;
+std::uint64_t caller_state(c10::DeviceType device, const c10::impl::LocalDispatchKeySet& now) {
+  std::uint64_t word = autocast_field(c10::kCPU, now) << kHostAutocast;
   if (device != c10::kCPU && at::autocast::is_autocast_available(device)) {
-    word |= autocast_field(device) << kDeviceAutocast;
+    word |= autocast_field(device, now) << kDeviceAutocast;
   }
   return word | field(c10::get_default_dtype_as_scalartype()) << kDefaultDtype;
 }

@@ -11,6 +11,9 @@ constexpr const char* kLaidOutAnew =
     ": it has another shape, dtype, strides, offset or size than when it was recorded; give it a "
     "tensor laid out alike, or capture again";
 
+// What torch does to a tensor's bytes when they are read.
+constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+
 bool is_laid_out_as_recorded(const WeightSpec& weight, std::size_t index) {
   const at::Tensor& holder = weight.holders[index];
   const TensorLayout& layout = weight.layouts[index];
@@ -19,6 +22,14 @@ bool is_laid_out_as_recorded(const WeightSpec& weight, std::size_t index) {
          holder.strides() == c10::IntArrayRef(layout.strides) &&
          holder.storage_offset() == weight.offsets[index] && holder.is_conj() == layout.conjugate &&
          holder.is_neg() == layout.negative && holder.storage().nbytes() >= weight.size_bytes;
+}
+
+// Of a tensor's few numbers, for which calling memcmp, as std::equal does, takes longer.
+bool are_equal(const std::int64_t* one, const std::int64_t* other, std::size_t count) {
+  for (std::size_t index = 0; index < count; ++index) {
+    if (one[index] != other[index]) return false;
+  }
+  return true;
 }
 
 // Asks for an object's cache lines.
@@ -68,8 +79,8 @@ void Weights::flatten() {
     places_.push_back({spec.slot, spec.place().unsafeGetStorageImpl()});
     for (const at::Tensor& holder : spec.holders) {
       holders_.push_back({holder.unsafeGetTensorImpl(), spec.storage.unsafeGetStorageImpl(),
-                          spec.size_bytes, holder.dtype(), holder.is_conj(), holder.is_neg(),
-                          weight, static_cast<std::size_t>(holder.dim()), numbers_.size()});
+                          spec.size_bytes, holder.dtype(), holder.key_set() & kLazy, weight,
+                          static_cast<std::size_t>(holder.dim()), numbers_.size()});
       numbers_.insert(numbers_.end(), holder.sizes().begin(), holder.sizes().end());
       numbers_.insert(numbers_.end(), holder.strides().begin(), holder.strides().end());
       numbers_.push_back(holder.storage_offset());
@@ -78,13 +89,13 @@ void Weights::flatten() {
 }
 
 bool Weights::is_as_bound(const Holder& holder) const {
+  const c10::TensorImpl& tensor = *holder.tensor;
   const std::int64_t* const numbers = numbers_.data() + holder.first_number;
-  const c10::IntArrayRef shape(numbers, holder.n_dims);
-  const c10::IntArrayRef strides(numbers + holder.n_dims, holder.n_dims);
-  return holder.tensor->sizes() == shape && holder.tensor->strides() == strides &&
-         holder.tensor->storage_offset() == numbers[2 * holder.n_dims] &&
-         holder.tensor->dtype() == holder.dtype && holder.tensor->is_conj() == holder.conjugate &&
-         holder.tensor->is_neg() == holder.negative;
+  const c10::IntArrayRef shape = tensor.sizes();
+  return shape.size() == holder.n_dims && are_equal(shape.data(), numbers, holder.n_dims) &&
+         are_equal(tensor.strides().data(), numbers + holder.n_dims, holder.n_dims) &&
+         tensor.storage_offset() == numbers[2 * holder.n_dims] && tensor.dtype() == holder.dtype &&
+         (tensor.key_set() & kLazy) == holder.lazy;
 }
 
 void Weights::check() const {

@@ -57,8 +57,7 @@ class Weights {
     c10::StorageImpl* storage;
     std::size_t size_bytes;
     caffe2::TypeMeta dtype;
-    bool conjugate;
-    bool negative;
+    c10::DispatchKeySet lazy;  // conjugation and negation
     std::size_t weight;
     std::size_t n_dims;
     std::size_t first_number;  // in numbers_: sizes, strides, offset
