@@ -7,7 +7,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -16,8 +16,10 @@ from offload.api import capture
 from offload.backends import find_backend
 from offload.captured import Captured
 from offload.costs import (
+    DRIFT,
     CostKey,
     CostModel,
+    HeaderModel,
     HeaderShape,
     Observation,
     delivery_costs_ns,
@@ -27,9 +29,6 @@ from offload.costs import (
 from offload.errors import CostModelError
 from offload.replay import Executable
 from offload.timeline import Scheduling
-
-# Beyond this error of m_l_t a kept model is fitted anew.
-DRIFT = 0.2
 
 _N_EXECUTIONS = 60
 _N_ROUNDS = 5
@@ -45,10 +44,11 @@ _FITTED = (
     (4, 4, 16), (8, 2, 32),
 )  # fmt: skip
 _CHECKED = ((3, 2, 8), (6, 3, 24))
+_Probe: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # Operators that may displace headers from the caches: what each does to `rows`, of this shape.
 _ROWS, _COLUMNS = 16, 64
 _INDICES, _FILTER = torch.arange(_ROWS), torch.ones(1, 1, 1, 1)
-_PROBES: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
+_PROBES: tuple[_Probe, ...] = (
     lambda rows, square: functional.gelu(rows),
     lambda rows, square: functional.silu(rows),
     lambda rows, square: rows.sigmoid(),
@@ -67,6 +67,8 @@ _PROBES: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
     lambda rows, square: _attend(rows.view(1, 4, _ROWS, 16)).reshape(_ROWS, _COLUMNS),
 )
 _PROBE_ROUNDS, _PROBE_LAUNCHES = 5, 6
+# Programs of several probes each, every second, fourth and eighth: none of them is fitted.
+_MIXED_STEPS = (2, 4, 8)
 _DELIVERED_LAUNCHES = 200
 
 
@@ -94,10 +96,10 @@ def calibrate(device: str = "cpu", *, folder: Path | None = None, refit: bool = 
         raise CostModelError(
             f"fitting costs needs SciPy ({error}): `pip install 'offload[costs]'`"
         ) from error
-    header = dataclasses.replace(
-        fit_header_model(list(_observe(_FITTED, device, _N_EXECUTIONS, _N_ROUNDS))),
-        displaced_ns=_displacements(device),
-    )
+    fitted = fit_header_model(list(_observe(_FITTED, device, _N_EXECUTIONS, _N_ROUNDS)))
+    header = dataclasses.replace(fitted, displaced_ns=_displacements(device))
+    mixed = _mixed_ratios(header, device)
+    header = dataclasses.replace(header, held_out_ratios=(*fitted.held_out_ratios, *mixed))
     issue_ns, handoff_ns = _delivery(device)
     model = CostModel(header, issue_ns, handoff_ns, {} if kept is None else kept.launch_ns)
     save_cost_model(model, key, folder)
@@ -167,11 +169,11 @@ def _attend(heads: torch.Tensor) -> torch.Tensor:
 def _displacements(device: str) -> dict[str, float]:
     """By operator, how much longer the header of a mixed program takes if it runs that too."""
     displaced = {}
-    base = _probe_program(lambda rows, square: rows)
+    base = _probe_program([])
     operators = {launch.operator for launch in base.program.launches}
     with base.load(device) as base_run:
         for probe in _PROBES:
-            captured = _probe_program(probe)
+            captured = _probe_program([probe])
             added = [
                 launch.operator
                 for launch in captured.program.launches
@@ -187,14 +189,25 @@ def _displacements(device: str) -> dict[str, float]:
     return displaced
 
 
-def _probe_program(probe: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Captured:
-    """A program that runs what many models do, and between it the probe."""
+def _mixed_ratios(header: HeaderModel, device: str) -> list[tuple[float, float]]:
+    """Measured / predicted m_l_t of programs that run several of the probes, in the same order."""
+    ratios = []
+    for step in _MIXED_STEPS:
+        for first in range(step):
+            with _probe_program(_PROBES[first::step]).load(device) as run:
+                sets = [([_numbers(_ROWS, _COLUMNS)], None) for _ in range(2)]
+                ratios.append(header.ratios(observe(run, sets, _N_CHECKS)))
+    return ratios
+
+
+def _probe_program(probes: Sequence[_Probe]) -> Captured:
+    """A program that runs what many models do, and between it the probes."""
     weights, square = _numbers(_PROBE_LAUNCHES, 2, _COLUMNS), torch.eye(_COLUMNS)
 
     def function(rows: torch.Tensor) -> torch.Tensor:
         for scale, shift in weights.unbind():
             normal = functional.layer_norm(torch.relu(rows + shift), (_COLUMNS,), scale, shift)
-            rows = normal + probe(normal, square)
+            rows = sum((probe(normal, square) for probe in probes), normal)
         return rows
 
     return _captured(function, _numbers(_ROWS, _COLUMNS))

@@ -42,6 +42,9 @@ def test_kept_while_it_holds_and_fitted_anew_when_it_drifted(
     first = offload.calibrate(folder=tmp_path)
     assert torch.equal(torch.get_rng_state(), generator)
     assert len(fits) == 1
+    n_mixed = len(first.header.held_out_ratios) - len(fits[0].held_out_ratios)
+    assert n_mixed == sum(calibration._MIXED_STEPS)
+    assert len(fits[0].held_out_ratios) == len(calibration._FITTED)
     known = dataclasses.replace(first, launch_ns={"aten::sin(float32[4])": 5.0})
     save_cost_model(known, calibration.cost_key("cpu"), tmp_path)
     assert offload.calibrate(folder=tmp_path) == known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import random
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 
 import offload
 from offload.costs import (
+    COVERAGE,
+    DRIFT,
     STAGES,
     Coefficient,
     CostKey,
@@ -123,6 +126,61 @@ def test_error_is_of_the_median_shape():
         model.error([])
 
 
+# ---- intervals -----------------------------------------------------------------------------------
+
+
+def test_each_program_is_predicted_by_a_fit_to_the_others():
+    programs = {shape.program for shape in SHAPES}
+    exact = fit_header_model(observations(), n_resamples=0)
+    assert len(exact.held_out_ratios) == len(programs)
+    assert all(one == pytest.approx((1, 1), rel=1e-2) for one in exact.held_out_ratios)
+    odd = SHAPES[-1].program  # twice as slow as all others let expect
+    found = [
+        dataclasses.replace(one, stages_ns={name: 2 * ns for name, ns in one.stages_ns.items()})
+        if one.shape.program == odd
+        else one
+        for one in observations()
+    ]
+    ratios = fit_header_model(found, n_resamples=0).held_out_ratios
+    assert max(ratios) == pytest.approx((2, 2), rel=1e-2)
+
+
+def test_the_interval_holds_as_many_unseen_programs_as_it_says():
+    draw = random.Random(2)
+    n_trials, n_covered = 2000, 0
+    for _ in range(n_trials):
+        *known, unseen = (math.exp(draw.gauss(0.1, 0.3)) for _ in range(40))
+        model = dataclasses.replace(
+            exact_model(), held_out_ratios=tuple((one, one) for one in known)
+        )
+        low, high = model.interval_ratios()
+        n_covered += low * (1 + DRIFT) <= unseen <= high * (1 - DRIFT)
+    assert COVERAGE - 0.02 <= n_covered / n_trials <= COVERAGE + 0.06
+
+
+def test_intervals_are_of_the_worst_shapes_and_widened_by_drift():
+    model = dataclasses.replace(exact_model(), held_out_ratios=(*[(0.9, 1.1)] * 18, (0.6, 1.6)))
+    low, high = 0.6 / (1 + DRIFT), 1.6 / (1 - DRIFT)
+    assert model.interval_ratios() == pytest.approx((low, high))
+    predicted_ns = model.m_l_t_ns(SHAPE)
+    interval_ns = pytest.approx((low * predicted_ns, high * predicted_ns))
+    assert model.m_l_t_interval_ns(SHAPE) == interval_ns
+    costs = CostModel(model, 100, 50, {})
+    found = costs.predict_launches([10], SHAPE, Scheduling.OFFLOAD)
+    assert found.m_l_t_interval_ns == interval_ns
+    found = costs.predict_launches([10], SHAPE, Scheduling.HOST)
+    without_submit_ns = predicted_ns - 70
+    assert found.m_l_t_interval_ns == pytest.approx(
+        (low * without_submit_ns, high * without_submit_ns)
+    )
+
+
+def test_too_few_programs_tell_nothing():
+    model = dataclasses.replace(exact_model(), held_out_ratios=((0.9, 1.1),) * 18)
+    assert model.interval_ratios() == (0, math.inf)
+    assert exact_model().m_l_t_interval_ns(SHAPE) == (0, math.inf)
+
+
 # ---- predictions ---------------------------------------------------------------------------------
 
 SHAPE = HeaderShape(1, 1, 0, 0, 2, 2)
@@ -200,7 +258,8 @@ KEY = CostKey("a processor", "cpu", (("torch", "2.13.0"),))
 
 
 def test_kept_models_come_back(tmp_path):
-    model = dataclasses.replace(cost_model(60, 20_000), launch_ns={"aten::sin(float32[4])": 900.5})
+    header = dataclasses.replace(exact_model(), held_out_ratios=((0.9, 1.25), (1.0, 1.5)))
+    model = CostModel(header, 60, 20_000, {"aten::sin(float32[4])": 900.5})
     assert load_cost_model(KEY, tmp_path) is None
     save_cost_model(model, KEY, tmp_path / "new")
     assert load_cost_model(KEY, tmp_path / "new") == model
@@ -212,11 +271,11 @@ def test_kept_models_come_back(tmp_path):
         assert load_cost_model(other, tmp_path / "new") is None
 
 
-NO_STAGES = '{"format": 2, "header": {"coefficients": {}, "n_observations": 1, "displaced_ns": {}}}'
+NO_STAGES = '{"format": 3, "header": {"coefficients": {}, "n_observations": 1, "displaced_ns": {}}}'
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "{", "[]", '{"format": 3}', '{"format": 2, "header": 3}', NO_STAGES]
+    "damage", ["", "{", "[]", '{"format": 4}', '{"format": 3, "header": 3}', NO_STAGES]
 )
 def test_damaged_files_are_refused(tmp_path, damage):
     path = save_cost_model(cost_model(1, 1), KEY, tmp_path)
@@ -228,7 +287,7 @@ def test_damaged_files_are_refused(tmp_path, damage):
 
 def test_a_model_of_an_older_format_is_none(tmp_path):
     path = save_cost_model(cost_model(1, 1), KEY, tmp_path)
-    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    path.write_text(path.read_text().replace('"format": 3', '"format": 2'))
     assert load_cost_model(KEY, tmp_path) is None
 
 

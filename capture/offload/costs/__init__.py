@@ -2,6 +2,8 @@
 
 from offload.costs.cost_model import CostModel, Prediction, delivery_costs_ns
 from offload.costs.header_model import (
+    COVERAGE,
+    DRIFT,
     STAGES,
     Coefficient,
     HeaderModel,
@@ -12,6 +14,8 @@ from offload.costs.signature import signature_of
 from offload.costs.store import CostKey, load_cost_model, save_cost_model
 
 __all__ = [
+    "COVERAGE",
+    "DRIFT",
     "STAGES",
     "Coefficient",
     "CostKey",

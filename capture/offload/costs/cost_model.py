@@ -84,10 +84,13 @@ class CostModel:
     ) -> Prediction:
         """As `predict`, for launches of these device times."""
         stages_ns = self.header.stages_ns(shape)
-        if scheduling is Scheduling.OFFLOAD:
-            return Prediction(stages_ns, (), _in_a_row(durations_ns, sum(stages_ns.values())))
-        stages_ns["submit"] = 0.0  # each launch is submitted by itself: its issue
+        if scheduling is not Scheduling.OFFLOAD:
+            stages_ns["submit"] = 0.0  # each launch is submitted by itself: its issue
         at_ns = sum(stages_ns.values())
+        low, high = self.header.interval_ratios()
+        interval_ns = (low * at_ns, high * at_ns)
+        if scheduling is Scheduling.OFFLOAD:
+            return Prediction(stages_ns, (), _in_a_row(durations_ns, at_ns), interval_ns)
         issues, launches, free_ns = [], [], 0.0
         for duration_ns in durations_ns:
             issues.append((at_ns, at_ns + self.issue_ns))
@@ -95,7 +98,7 @@ class CostModel:
             begin_ns = free_ns if free_ns > at_ns else at_ns + self.handoff_ns
             free_ns = begin_ns + duration_ns
             launches.append((begin_ns, free_ns))
-        return Prediction(stages_ns, tuple(issues), tuple(launches))
+        return Prediction(stages_ns, tuple(issues), tuple(launches), interval_ns)
 
     def break_even_launches(self, launch_ns: float, shape: HeaderShape) -> int | None:
         """From how many launches of this device time on offload is not slower than the host.
@@ -130,11 +133,13 @@ class Prediction:
     Attributes:
         stages_ns: the header's stages by name.
         issues, launches: begin and end of each, in order; no issues under offload.
+        m_l_t_interval_ns: holds the header's duration, as `HeaderModel.interval_ratios` says.
     """
 
     stages_ns: Mapping[str, float]
     issues: tuple[tuple[float, float], ...]
     launches: tuple[tuple[float, float], ...]
+    m_l_t_interval_ns: tuple[float, float]
 
     @property
     def m_l_t_ns(self) -> float:

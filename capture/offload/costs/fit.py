@@ -27,7 +27,8 @@ def fit_header_model(
     For each shape the median counts, so that single slow executions do not; over shapes the
     relative error is minimised under a loss that grows linearly (`soft_l1` of
     `scipy.optimize.least_squares`), with coefficients that are not negative. Intervals are
-    percentiles over resamples of the executions of each shape (bootstrap).
+    percentiles over resamples of the executions of each shape (bootstrap). Each program is
+    predicted by a fit to all others as well (leave one out): `held_out_ratios`.
 
     Args:
         observations: of at least two shapes, and several executions of each, of programs whose
@@ -45,7 +46,24 @@ def fit_header_model(
         )
     generator = np.random.default_rng(seed)
     coefficients = {stage: _fit_stage(stage, groups, n_resamples, generator) for stage in STAGES}
-    return HeaderModel(coefficients, len(observations))
+    held_out = _held_out_ratios(observations)
+    return HeaderModel(coefficients, len(observations), held_out_ratios=held_out)
+
+
+def _held_out_ratios(observations: Sequence[Observation]) -> tuple[tuple[float, float], ...]:
+    """Of each program, `HeaderModel.ratios` of a model that was fitted to all others."""
+    ratios = []
+    for program in dict.fromkeys(one.shape.program for one in observations):
+        rest = [one for one in observations if one.shape.program != program]
+        groups = list(observations_by_shape(rest).items())
+        if len(groups) < 2:
+            continue
+        generator = np.random.default_rng(0)  # draws nothing: there are no resamples
+        model = HeaderModel(
+            {stage: _fit_stage(stage, groups, 0, generator) for stage in STAGES}, len(rest)
+        )
+        ratios.append(model.ratios(one for one in observations if one.shape.program == program))
+    return tuple(ratios)
 
 
 def _fit_stage(

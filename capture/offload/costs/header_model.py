@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 
 from offload.errors import CostModelError
 
 STAGES = ("convert", "drain", "policy", "patch", "submit")
+
+COVERAGE = 0.9
+"""The share of programs that the fit did not see whose m_l_t lies in `m_l_t_interval_ns`."""
+
+DRIFT = 0.2
+"""A kept model whose error has grown beyond this is fitted anew."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +40,12 @@ class HeaderShape:
     slots_changed: int
     words_patched: int
     operators: frozenset[str] = frozenset()
+
+    @property
+    def program(self) -> tuple[int, int, int, frozenset[str]]:
+        """What the program decides alone: inputs, outputs, weights, operators."""
+        n_outputs = self.outputs_allocated + self.outputs_given
+        return self.n_inputs, n_outputs, self.n_weights, self.operators
 
     @property
     def ranges_looked_up(self) -> int:
@@ -89,11 +102,14 @@ class HeaderModel:
         n_observations: executions that they were fitted to.
         displaced_ns: by operator, how much longer a header takes (in `convert`, where it begins)
             when launches of it ran since the one before. Operators that are not here add nothing.
+        held_out_ratios: of each program that was predicted without having been fitted, the least
+            and the largest m_l_t measured / predicted over its shapes.
     """
 
     coefficients: Mapping[str, Mapping[str, Coefficient]]
     n_observations: int
     displaced_ns: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    held_out_ratios: tuple[tuple[float, float], ...] = ()
 
     def stage_ns(self, stage: str, shape: HeaderShape) -> float:
         """The predicted duration of one stage."""
@@ -111,20 +127,65 @@ class HeaderModel:
         """The predicted header duration."""
         return sum(self.stages_ns(shape).values())
 
+    def interval_ratios(self) -> tuple[float, float]:
+        """The interval of measured / predicted m_l_t that holds `COVERAGE` of unseen programs.
+
+        Its ends are order statistics of `held_out_ratios`, with half of what is not covered on each
+        side: conformal prediction with residuals of programs left out (Lei et al.,
+        Distribution-Free Predictive Inference for Regression, 2018), taken as ratios. The
+        coverage holds for programs that are like those of the calibration. `DRIFT`, up
+        to which a kept model is used, widens the interval on both sides.
+
+        Returns:
+            The low and the high end; (0, infinity) where too few programs were held out to tell.
+        """
+        n_programs = len(self.held_out_ratios)
+        rank = math.ceil((n_programs + 1) * (1 + COVERAGE) / 2)
+        if rank > n_programs:
+            return 0.0, math.inf
+        low = sorted((low for low, _ in self.held_out_ratios), reverse=True)[rank - 1]
+        high = sorted(high for _, high in self.held_out_ratios)[rank - 1]
+        return low / (1 + DRIFT), high / (1 - DRIFT)
+
+    def m_l_t_interval_ns(self, shape: HeaderShape) -> tuple[float, float]:
+        """The interval of the header duration of a program that was not fitted.
+
+        `interval_ratios` says how it is made, and how often it holds.
+        """
+        low, high = self.interval_ratios()
+        predicted_ns = self.m_l_t_ns(shape)
+        return low * predicted_ns, high * predicted_ns
+
+    def ratios(self, observations: Iterable[Observation]) -> tuple[float, float]:
+        """The least and the largest over shapes of median observed / predicted m_l_t.
+
+        Raises:
+            CostModelError: there is no observation.
+        """
+        found = [
+            statistics.median(one.m_l_t_ns for one in group) / max(self.m_l_t_ns(shape), 1.0)
+            for shape, group in _observed(observations).items()
+        ]
+        return min(found), max(found)
+
     def error(self, observations: Iterable[Observation]) -> float:
         """How far off it is: the median over shapes of |predicted / median observed - 1|.
 
         Raises:
             CostModelError: there is no observation.
         """
-        by_shape = observations_by_shape(observations)
-        if not by_shape:
-            raise CostModelError("no executions were observed: execute the program first")
         errors = []
-        for shape, group in by_shape.items():
+        for shape, group in _observed(observations).items():
             observed = statistics.median(one.m_l_t_ns for one in group)
             errors.append(abs(self.m_l_t_ns(shape) / observed - 1))
         return statistics.median(errors)
+
+
+def _observed(observations: Iterable[Observation]) -> dict[HeaderShape, list[Observation]]:
+    by_shape = observations_by_shape(observations)
+    if not by_shape:
+        raise CostModelError("no executions were observed: execute the program first")
+    return by_shape
 
 
 def observations_by_shape(

@@ -13,7 +13,7 @@ from offload.costs.cost_model import CostModel
 from offload.costs.header_model import STAGES, Coefficient, HeaderModel
 from offload.errors import CostModelError
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def load_cost_model(key: CostKey, folder: Path | None = None) -> CostModel | Non
         raise CostModelError(f"the cost model cannot be read: {error}") from error
     try:
         document = json.loads(text)
-        is_older = document["format"] in range(1, FORMAT)  # its stages are others
+        is_older = document["format"] in range(1, FORMAT)  # calibrate measures what it lacks
         return None if is_older else _decode(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CostModelError(
@@ -113,6 +113,7 @@ def _decode(document: dict[str, Any]) -> CostModel:
             coefficients,
             int(header["n_observations"]),
             {str(name): float(time) for name, time in header["displaced_ns"].items()},
+            tuple((float(low), float(high)) for low, high in header["held_out_ratios"]),
         ),
         issue_ns=float(document["issue_ns"]),
         handoff_ns=float(document["handoff_ns"]),
