@@ -191,6 +191,8 @@ def test_a_told_model_that_gives_something_else(told, said, through):
     assert "test_recording_thread.py:" in str(raised.value)
     assert model.count.item() == 1  # what one eager call leaves
     assert torch.equal(into, x)
+    notes = getattr(raised.value, "__notes__", [])
+    assert any("torch.empty" in note for note in notes) == ("differs by" in said)
 
 
 def test_a_told_model_that_changes_something_else():
