@@ -5,6 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+import offload
+
 KINDS = {
     "TwoTensor": "a TwoTensor",
     "DTensor": "a DTensor",
@@ -38,3 +43,20 @@ def test_unusual_tensors_are_refused_by_name():
             assert name in message or (kind in UNNAMED and place != "input"), message
     assert "'weight' uses a TwoTensor" in found["TwoTensor parameter"]
     assert len(found) == len(KINDS) * 5 + 1
+
+
+def test_a_freed_input_is_refused_before_anything_runs():
+    ran = []
+
+    def function(x):
+        ran.append(x)
+        return x * 2
+
+    freed = torch.empty(4).clone()
+    freed.untyped_storage().resize_(0)
+    with (
+        pytest.raises(offload.CaptureError, match=r"args\[0\] has 4 elements.*freed.*give it"),
+        offload.capture(function) as block,
+    ):
+        block(freed)
+    assert not ran

@@ -52,6 +52,7 @@ class CallArguments:
         self.names = [_argument_name(paths[leaf]) for leaf in range(len(self.tensors))]
         for tensor, name in zip(self.tensors, self.names, strict=True):
             check_plain(tensor, name)
+            _check_has_memory(tensor, name)
             _check_attributes(tensor, name)
 
     def nested(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, Any]:
@@ -114,3 +115,12 @@ def _argument_name(path: str) -> str:
     """`input[0][1]` becomes `args[1]`, and `input[1]['mask']` becomes `kwargs['mask']`."""
     kind = "args" if path.startswith("input[0]") else "kwargs"
     return kind + path[len("input[0]") :]
+
+
+def _check_has_memory(tensor: torch.Tensor, name: str) -> None:
+    if not tensor.numel() or tensor.device.type == "meta" or tensor.untyped_storage().nbytes():
+        return
+    raise CaptureError(
+        f"{name} has {tensor.numel()} elements, expected memory that holds them, got a storage of "
+        "0 bytes: it was freed (untyped_storage().resize_(0)); give it memory before the capture"
+    )
