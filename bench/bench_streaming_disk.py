@@ -101,7 +101,9 @@ def streamed_ranges(run: Executable) -> list[Range]:
     assert run.streaming is not None
     plan = run.streaming.plan
     pieces = [plan.pieces[one.piece] for one in plan.transfers]
-    return [(run.program.stored[one.value], one.offset_bytes, one.size_bytes) for one in pieces]
+    return [
+        (run.bound.bindings.stored[one.value], one.offset_bytes, one.size_bytes) for one in pieces
+    ]
 
 
 def first_of(ranges: Iterable[Range], n_bytes: int) -> list[Range]:
@@ -180,7 +182,7 @@ def capture_from(stack: Stack, folder: Path) -> Captured:
 
 
 def weights_bytes(captured: Captured) -> int:
-    return sum(map(size_bytes, captured.program.stored.values()))
+    return sum(map(size_bytes, captured.bindings.stored.values()))
 
 
 def in_milliseconds(times_ns: Sequence[float]) -> Figure:

@@ -11,10 +11,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from offload import _installed_torch as _installed_torch  # first: it checks the version of torch
-from offload.api import capture
-from offload.captured import Captured
-from offload.captured import open_model as open
-from offload.costs import CostModel
 from offload.errors import (
     BackendUnavailable,
     BindingError,
@@ -28,30 +24,50 @@ from offload.errors import (
     OutOfMemory,
     OutOfStreams,
     PlanError,
+    ProgramError,
     TimelineError,
 )
-from offload.replay import Executable, LastExecution, Ticket
-from offload.timeline import Timeline
 
 if TYPE_CHECKING:
+    from offload.api import capture
     from offload.calibration import calibrate
+    from offload.captured import Captured
+    from offload.captured import open_model as open
+    from offload.costs import CostModel
     from offload.diagnosis import Diagnosis, diagnose
+    from offload.replay import Executable, LastExecution, Ticket
+    from offload.timeline import Timeline
 
 __version__ = "0.1.0"
 
-# Who executes captured programs does not load what measures them.
+# What is imported when it is first asked for: programs are data that need no torch, and who
+# executes them does not load what measures them.
 _ON_DEMAND = {
-    "calibrate": "offload.calibration",
-    "Diagnosis": "offload.diagnosis",
-    "diagnose": "offload.diagnosis",
+    "Captured": ("offload.captured", "Captured"),
+    "CostModel": ("offload.costs", "CostModel"),
+    "Diagnosis": ("offload.diagnosis", "Diagnosis"),
+    "Executable": ("offload.replay", "Executable"),
+    "LastExecution": ("offload.replay", "LastExecution"),
+    "Ticket": ("offload.replay", "Ticket"),
+    "Timeline": ("offload.timeline", "Timeline"),
+    "calibrate": ("offload.calibration", "calibrate"),
+    "capture": ("offload.api", "capture"),
+    "diagnose": ("offload.diagnosis", "diagnose"),
+    "open": ("offload.captured", "open_model"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is needed for few programs when it is first asked for (PEP 562)."""
+    """Import what is asked for the first time (PEP 562)."""
+    if name == "_native":  # which is linked against torch, so that torch comes first
+        importlib.import_module("torch")
+        return importlib.import_module("offload._native")
     if name not in _ON_DEMAND:
         raise AttributeError(f"module 'offload' has no attribute {name!r}")
-    return getattr(importlib.import_module(_ON_DEMAND[name]), name)
+    module, attribute = _ON_DEMAND[name]
+    found = getattr(importlib.import_module(module), attribute)
+    globals()[name] = found
+    return found
 
 
 __all__ = [
@@ -72,6 +88,7 @@ __all__ = [
     "OutOfMemory",
     "OutOfStreams",
     "PlanError",
+    "ProgramError",
     "Ticket",
     "Timeline",
     "TimelineError",

@@ -1,12 +1,17 @@
 """The check of torch when offload is imported, before anything that is linked against it.
 
 Imported first by the package. A native module that meets another torch fails with an undefined
-symbol, or later without a word.
+symbol, or later without a word. torch itself is not imported for it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
+import re
+import sys
+from pathlib import Path
 
 from offload._built_against import TORCH_VERSION
 
@@ -36,12 +41,26 @@ def check_torch(found: str) -> None:
         )
 
 
-if importlib.util.find_spec("torch") is None:
-    raise ImportError(
-        f"offload needs torch {_minor(TORCH_VERSION)}, and no torch is installed: "
-        f"pip install 'torch=={_minor(TORCH_VERSION)}.*'"
-    )
+def installed_version() -> str:
+    """The version of the torch that `import torch` would find, or has found.
 
-import torch  # noqa: E402
+    Raises:
+        ImportError: there is none.
+    """
+    if (imported := sys.modules.get("torch")) is not None:
+        return str(imported.__version__)
+    spec = importlib.util.find_spec("torch")
+    if spec is None:
+        raise ImportError(
+            f"offload needs torch {_minor(TORCH_VERSION)}, and no torch is installed: "
+            f"pip install 'torch=={_minor(TORCH_VERSION)}.*'"
+        )
+    for folder in spec.submodule_search_locations or ():
+        with contextlib.suppress(OSError):
+            text = (Path(folder) / "version.py").read_text()
+            if found := re.search(r"^__version__ = ['\"](.+?)['\"]", text, re.MULTILINE):
+                return found[1]
+    return str(importlib.import_module("torch").__version__)
 
-check_torch(torch.__version__)
+
+check_torch(installed_version())

@@ -9,14 +9,14 @@ import torch
 
 from offload.constants import is_immutable
 from offload.errors import BindingError
-from offload.program import Program
+from offload.program import BoundProgram, Program
 from offload.record import is_plain_class
 from offload.structure import TOO_DEEP, StructureMismatch, match
 
 _AGAIN = "a program is recorded for one structure of arguments, capture again for another"
 
 
-def plain_places(program: Program) -> tuple[Any, Any]:
+def plain_places(bound: BoundProgram) -> tuple[Any, Any]:
     """The recorded arguments as (is_tensor, constant) pairs, for the native side to compare.
 
     Returns:
@@ -24,11 +24,11 @@ def plain_places(program: Program) -> tuple[Any, Any]:
         `tensors_of_call` can compare: some argument is nested or may change, or the order of
         keywords matters.
     """
-    positional, keyword = program.arguments_structure.children
+    positional, keyword = bound.arguments_structure.children
     parts = (*positional.children, *keyword.children)
     if any(part.children or not is_immutable(part.constant) for part in parts):
         return None, None
-    if len(_variadic(program, dict.fromkeys(keyword.keys))) > 1:
+    if len(_variadic(bound.program, dict.fromkeys(keyword.keys))) > 1:
         return None, None
     places = [(child.kind == "tensor", child.constant) for child in positional.children]
     named = {
@@ -39,7 +39,7 @@ def plain_places(program: Program) -> tuple[Any, Any]:
 
 
 def tensors_of_call(
-    program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
+    bound: BoundProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[torch.Tensor]:
     """List the tensors of a call, however nested, in the order of the program's inputs.
 
@@ -49,8 +49,8 @@ def tensors_of_call(
         BindingError: an argument is missing, was not there when the call was recorded, or is
             nested otherwise than it was; or a tensor is of a subclass, which is not recorded.
     """
-    args, kwargs = _as_recorded(program, args, kwargs)
-    positional, keyword = program.arguments_structure.children
+    args, kwargs = _as_recorded(bound, args, kwargs)
+    positional, keyword = bound.arguments_structure.children
     try:
         tensors = [
             *match(positional, args, _is_tensor, "args"),
@@ -62,10 +62,10 @@ def tensors_of_call(
         raise BindingError(
             f"an argument cannot be matched with the recorded one: {TOO_DEEP}"
         ) from None
-    for view, tensor in zip(program.inputs, tensors, strict=True):
+    for view, tensor in zip(bound.program.inputs, tensors, strict=True):
         if not is_plain_class(tensor):
             raise BindingError(
-                f"{program.values[view.value].name}: expected a plain torch.Tensor, got a "
+                f"{bound.program.values[view.value].name}: expected a plain torch.Tensor, got a "
                 f"{type(tensor).__qualname__}, whose own behaviour no launch has: pass it "
                 ".as_subclass(torch.Tensor)"
             )
@@ -73,11 +73,11 @@ def tensors_of_call(
 
 
 def _as_recorded(
-    program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
+    bound: BoundProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments by position or keyword as they were recorded, keywords in that order."""
-    positional, keyword = program.arguments_structure.children
-    names, n_positional = program.parameter_names, len(positional.children)
+    positional, keyword = bound.arguments_structure.children
+    names, n_positional = bound.program.parameter_names, len(positional.children)
     kwargs = dict(kwargs)
     for name in names[: len(args)]:
         if name and name in kwargs:
@@ -93,7 +93,7 @@ def _as_recorded(
             kwargs[name] = given
     if len(names) >= len(args):
         args = args[:n_positional]
-    _check_keywords(program, kwargs)
+    _check_keywords(bound, kwargs)
     return args, {name: kwargs[name] for name in keyword.keys}
 
 
@@ -101,8 +101,8 @@ _MISSING = "the recorded call was given it, so pass it too, or capture again wit
 _EXTRA = "the recorded call was not given it, so leave it out, or capture again with it"
 
 
-def _check_keywords(program: Program, kwargs: Mapping[str, Any]) -> None:
-    recorded = dict.fromkeys(program.arguments_structure.children[1].keys)
+def _check_keywords(bound: BoundProgram, kwargs: Mapping[str, Any]) -> None:
+    recorded = dict.fromkeys(bound.arguments_structure.children[1].keys)
     for name in recorded:
         if name not in kwargs:
             raise BindingError(f"argument {name} is missing: {_MISSING}")
@@ -110,7 +110,7 @@ def _check_keywords(program: Program, kwargs: Mapping[str, Any]) -> None:
         if name not in recorded:
             what = "a tensor" if _is_tensor(given) else repr(given)
             raise BindingError(f"argument {name}: got {what}, but {_EXTRA}")
-    expected, got = _variadic(program, recorded), _variadic(program, kwargs)
+    expected, got = _variadic(bound.program, recorded), _variadic(bound.program, kwargs)
     if expected != got:
         raise BindingError(
             f"the keyword arguments {got} go into the model's own **kwargs, which shows it their "

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from offload.captured import Captured
 from offload.errors import CaptureError, OffloadError
 from offload.files import has_same_content
-from offload.program import Program, StoredTensor
+from offload.program import BoundProgram, StoredTensor
 from offload.record import (
     FakeWeights,
     PlainCall,
@@ -161,7 +161,7 @@ class BlockRecording:
         """
         failure = self.forget_failure()
         try:
-            if self.captured._program is not None:
+            if self.captured._bound is not None:
                 return
             if failure is None:
                 elsewhere = "; another thread has called it, which is not recorded"
@@ -194,7 +194,7 @@ class BlockRecording:
         refuse_transforms()
         _turn.take()
         try:
-            if self.captured._program is not None:
+            if self.captured._bound is not None:
                 raise CaptureError(
                     "the model was called twice in the with-block: one capture records one call; "
                     "leave the block after the first, and call the captured model instead"
@@ -278,17 +278,17 @@ class BlockRecording:
             if recorder.has_deferred:
                 handed_out, plain = recorder.finish_plain(result)
                 del recorder, result
-                self.captured._program = self._told(plain)
+                self.captured._bound = self._told(plain)
             else:
                 handed_out, recording = recorder.finish(result)
                 self._fakes_given.close()
-                self.captured._program = recorded_program(recorder, recording)
+                self.captured._bound = recorded_program(recorder, recording)
         finally:
             self._leave()
         return handed_out
 
-    def _told(self, plain: PlainCall) -> Program:
-        """The Program of the same call, told that it is being compiled; it leaves what that left.
+    def _told(self, plain: PlainCall) -> BoundProgram:
+        """The same call recorded, told that it is being compiled; it leaves what that left.
 
         Raises:
             CaptureError: it does something else, or reads on the host as well.

@@ -170,14 +170,12 @@ def _displacements(device: str) -> dict[str, float]:
     """By operator, how much longer the header of a mixed program takes if it runs that too."""
     displaced = {}
     base = _probe_program([])
-    operators = {launch.operator for launch in base.program.launches}
+    operators = {launch.name for launch in base.program.launches}
     with base.load(device) as base_run:
         for probe in _PROBES:
             captured = _probe_program([probe])
             added = [
-                launch.operator
-                for launch in captured.program.launches
-                if launch.operator not in operators
+                launch.name for launch in captured.program.launches if launch.name not in operators
             ]
             with captured.load(device) as run:
                 times_ns = [

@@ -16,7 +16,7 @@ from offload.explain import explain
 from offload.files import open_program, save_program
 from offload.load import load_program
 from offload.offline_model import OfflineModel
-from offload.program import Program
+from offload.program import Bindings, BoundProgram, Program
 from offload.replay import Executable
 from offload.timeline import Scheduling
 
@@ -26,16 +26,17 @@ class Captured:
 
     Attributes:
         program: the recorded Program, once the call in the with-block is done.
+        bindings: the live objects that it stands for.
     """
 
-    def __init__(self, program: Program | None = None) -> None:
+    def __init__(self, bound: BoundProgram | None = None) -> None:
         """Begin with a Program, or with none until `offload.capture` has recorded a call.
 
         Args:
-            program: what was recorded.
+            bound: what was recorded.
         """
         # What `capture` sets: how calls are recorded in its block, and what came of it.
-        self._program = program
+        self._bound = bound
         self._record: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
         self._recorded_result: tuple[Any] | None = None
         self._default: Executable | None = None
@@ -56,9 +57,27 @@ class Captured:
         Raises:
             CaptureError: nothing has been recorded yet.
         """
-        if self._program is None:
+        return self.bound.program
+
+    @property
+    def bindings(self) -> Bindings:
+        """The live objects that the Program stands for: weights, generators, opaque callables.
+
+        Raises:
+            CaptureError: nothing has been recorded yet.
+        """
+        return self.bound.bindings
+
+    @property
+    def bound(self) -> BoundProgram:
+        """The recorded Program with the live objects that it stands for.
+
+        Raises:
+            CaptureError: nothing has been recorded yet.
+        """
+        if self._bound is None:
             raise CaptureError("nothing is recorded yet: call the model once inside the with-block")
-        return self._program
+        return self._bound
 
     @property
     def recorded_result(self) -> Any:
@@ -158,7 +177,7 @@ class Captured:
             ExecutionError: the device failed.
         """
         run = load_program(
-            self.program,
+            self.bound,
             device,
             scheduling=scheduling,
             verify=verify,
@@ -192,7 +211,7 @@ class Captured:
                     "would be saved, hold other content: copy the new content into the model's "
                     "tensors and close that executable, or close it to save the model's content"
                 )
-        save_program(self.program, path)
+        save_program(self.bound, path)
 
     def explain(self) -> str:
         """Say what a user should know: launches without an out-variant, copies, reads avoided.

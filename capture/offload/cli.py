@@ -193,7 +193,7 @@ def run(file: Path, input_file: Path | None, output_file: Path | None, device: s
     with _load(file, device) as executable:
         program = executable.program
         tensors = [one.to(program.device) for one in inputs_of(program, given)]
-        args, kwargs = unflatten(program.arguments_structure, tensors)
+        args, kwargs = unflatten(executable.bound.arguments_structure, tensors)
         outcome = executable(*args, **kwargs)
         last = executable.last_execution
     found, _ = flatten(outcome, lambda thing: isinstance(thing, torch.Tensor), share_same=True)

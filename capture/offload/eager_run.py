@@ -11,7 +11,17 @@ import torch
 
 from offload.device_formats import own_format, plain_alias
 from offload.errors import CaptureError
-from offload.program import Argument, Launch, Program, Symbol, TensorView, same_strides
+from offload.program import (
+    Argument,
+    Bindings,
+    BoundProgram,
+    Launch,
+    Opaque,
+    Program,
+    Symbol,
+    TensorView,
+    same_strides,
+)
 from offload.torch_names import dtype_name, find_dtype, find_overload, symbol_object
 
 
@@ -52,25 +62,26 @@ class EagerRun:
 
     def __init__(
         self,
-        program: Program,
+        bound: BoundProgram,
         bases: dict[int, tuple[torch.UntypedStorage, int]],
         fill: int | None,
     ) -> None:
         """Begin before the first launch.
 
         Args:
-            program: what to run.
+            bound: what to run.
             bases: the memory of inputs and weights; launches write there.
             fill: the byte that fills Values which begin without content; None leaves them so.
         """
         self.bases = bases
-        self._program = program
+        self._program = bound.program
+        self._bindings = bound.bindings
         self._fill = fill
 
     def operands(self, launch: Launch) -> tuple[list[Any], dict[str, Any]]:
         """The positional and the keyword-only arguments of a launch, on the present memory."""
         positional, named = [], {}
-        schema = find_overload(launch.operator)._schema
+        schema = find_overload(launch.name)._schema
         for one, argument in zip(schema.arguments, launch.arguments, strict=True):
             if one.kwarg_only:
                 named[one.name] = self._argument(argument)
@@ -81,18 +92,18 @@ class EagerRun:
     def call(self, launch: Launch) -> Callable[[], Any]:
         """The launch as a function of no arguments; it may be called more than once.
 
-        That of an opaque Program gives the tensors of its results, and writes weights in place.
+        That of an opaque launch gives the tensors of its results, and writes weights in place.
 
         Raises:
-            CaptureError: a host constant that an opaque Program's callable holds has another value
-                than the recorded one, which the callable would read.
+            CaptureError: a host constant that an opaque callee holds has another value than the
+                recorded one, which the callable would read.
         """
-        opaque = self._program.opaque
-        if opaque is not None:
-            _check_host_constants(self._program)
-            return functools.partial(opaque.call, [self.tensor(one) for one in launch.views()])
+        if isinstance(launch.callee, Opaque):
+            _check_host_constants(self._program, self._bindings)
+            function = self._bindings.callables[launch.callee.index]
+            return functools.partial(function, [self.tensor(one) for one in launch.views()])
         positional, named = self.operands(launch)
-        return functools.partial(find_overload(launch.operator), *positional, **named)
+        return functools.partial(find_overload(launch.name), *positional, **named)
 
     def keep(self, launch: Launch, outcome: Any) -> None:
         """Let the Values that a launch makes lie where its outcome lies.
@@ -101,7 +112,7 @@ class EagerRun:
             CaptureError: a result has another shape or dtype than the recorded one, other strides
                 of what is more than one element, or of an opaque launch lies in other memory.
         """
-        if self._program.opaque is not None:
+        if isinstance(launch.callee, Opaque):
             self._keep_opaque(launch, outcome)
             return
         results = zip(launch.results, flat(outcome), strict=bool(launch.results))
@@ -121,12 +132,12 @@ class EagerRun:
         advice = (
             "with weights= nothing was computed, and torch's fake tensors tell another result than "
             f"{self._program.device} gives: capture without weights=, or use another operator"
-            if self._program.stored
+            if self._bindings.stored
             else "the same call must give alike results each time: see what else it depends on, "
             "and capture again"
         )
         raise CaptureError(
-            f"{launch.source}: {launch.operator} gives as result {number} {dtype_name(found.dtype)}"
+            f"{launch.source}: {launch.name} gives as result {number} {dtype_name(found.dtype)}"
             f" {list(found.shape)} with strides {list(found.stride())}, where {recorded.dtype} "
             f"{list(recorded.shape)} with strides {list(recorded.strides)} was recorded: {advice}"
         )
@@ -177,11 +188,11 @@ class EagerRun:
         if isinstance(argument, tuple):
             return [self._argument(item) for item in argument]
         if isinstance(argument, Symbol):
-            return symbol_object(argument, self._program)
+            return symbol_object(argument, self._bindings)
         return argument
 
 
-def _check_host_constants(program: Program) -> None:
+def _check_host_constants(program: Program, bindings: Bindings) -> None:
     """Make sure that a callable which reads its own host constants finds what was recorded.
 
     Executions are held against what was recorded, and would not notice that a capture was not.
@@ -189,7 +200,7 @@ def _check_host_constants(program: Program) -> None:
     Raises:
         CaptureError: one of them has another value now.
     """
-    for index, holders in program.weights.items():
+    for index, holders in bindings.weights.items():
         value = program.values[index]
         if value.host_content is None:
             continue

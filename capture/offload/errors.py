@@ -17,6 +17,10 @@ class CopyError(OffloadError, TypeError):
     """What lies on a device, or belongs to it, is not copied or pickled; the message says why."""
 
 
+class ProgramError(OffloadError):
+    """What is to be a program contradicts itself; the message says where, and what was expected."""
+
+
 class PlanError(OffloadError):
     """A plan cannot be made; the message says what is needed and what sets it."""
 

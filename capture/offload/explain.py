@@ -29,7 +29,7 @@ def explain(run: Executable) -> str:
     lines = [f"{len(program.launches)} launches on {run.device}:"]
     modes: dict[str, Counter[str]] = {}
     for launch, report in zip(program.launches, run.launch_reports(), strict=True):
-        modes.setdefault(report.mode, Counter())[launch.operator] += 1
+        modes.setdefault(report.mode, Counter())[launch.name] += 1
     for mode, operators in sorted(modes.items()):
         lines.append(f"  {sum(operators.values())} {_MODES[mode]}")
         if mode in ("call", "copied"):
@@ -46,7 +46,11 @@ def explain(run: Executable) -> str:
         lines.append(
             f"whether the program does all that the model does is not checked: {program.unchecked}"
         )
-    beside = [program.values[index] for index in program.weights] if program.stored else []
+    beside = (
+        [program.values[index] for index in run.bound.bindings.weights]
+        if run.bound.bindings.stored
+        else []
+    )
     if beside:
         lines.append(
             "in memory, and not in the files: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -22,7 +23,7 @@ from offload.errors import (
     BindingError,
 )
 from offload.place import place
-from offload.program import Program
+from offload.program import BoundProgram, Program
 from offload.proved_load import load_proved
 from offload.replay import Executable
 from offload.streamed_load import AUTO, StreamedLoad
@@ -30,7 +31,7 @@ from offload.timeline import Scheduling
 
 
 def load_program(
-    program: Program,
+    bound: BoundProgram,
     device: str | torch.device | Backend | None,
     *,
     scheduling: str,
@@ -45,6 +46,7 @@ def load_program(
         BackendUnavailable, CaptureError, BindingError, PlanError, FileError, ExecutionError: as
             `Captured.load`.
     """
+    program = bound.program
     backend, index = _backend_and_index(program.device if device is None else device)
     _refuse_foreign(program, backend)
     how = _scheduling(scheduling)
@@ -53,13 +55,13 @@ def load_program(
             f"device {backend.name!r} executes a model as a whole: load without scheduling='host'"
         )
     budget = _budget(weights_budget)
-    program = on_device(program, index)
-    if weights_budget is None and not program.stored:
-        return load_proved(backend, lambda one: _resident(program, one, how, verify=verify))
+    bound = dataclasses.replace(bound, program=on_device(program, index))
+    if weights_budget is None and not bound.bindings.stored:
+        return load_proved(backend, lambda one: _resident(bound, one, how, verify=verify))
 
     def streamed(one: Backend) -> Executable:
-        store = _streaming_backend(program, one)
-        prepared = store.prepare(program)
+        store = _streaming_backend(bound, one)
+        prepared = store.prepare(bound)
         plan = place(prepared, store)
         load = StreamedLoad(
             prepared, plan, store, how, verify=verify, share_store=share_store, progress=progress
@@ -71,8 +73,10 @@ def load_program(
     return load_proved(backend, streamed)
 
 
-def _resident(program: Program, backend: Backend, how: Scheduling, *, verify: bool) -> Executable:
-    prepared = backend.prepare(program)
+def _resident(
+    bound: BoundProgram, backend: Backend, how: Scheduling, *, verify: bool
+) -> Executable:
+    prepared = backend.prepare(bound)
     return Executable(prepared, place(prepared, backend), backend, how, verify=verify)
 
 
@@ -122,11 +126,11 @@ def _refuse_foreign(program: Program, backend: Backend) -> None:
         )
 
 
-def _streaming_backend(program: Program, backend: Backend) -> StreamingBackend:
+def _streaming_backend(bound: BoundProgram, backend: Backend) -> StreamingBackend:
     if isinstance(backend, StreamingBackend):
         return backend
     advice = "load without weights_budget="
-    if program.stored:
+    if bound.bindings.stored:
         advice = "capture the model without weights=, its weights in the device's memory"
     raise BackendUnavailable(
         f"device {backend.name!r} cannot bring weights from a store while it computes: {advice}"

@@ -15,7 +15,7 @@ import torch
 
 from offload.eager_run import EagerRun, content_bytes
 from offload.errors import FileError
-from offload.program import ITEM_BYTES, Program, StoredTensor
+from offload.program import ITEM_BYTES, Bindings, BoundProgram, Program, StoredTensor
 from offload.torch_names import find_dtype
 
 SAMPLE_BYTES = 2**20
@@ -28,10 +28,10 @@ _NEAR_ZERO = 2.0**-10
 """Numbers below it, and not below 0, are 0 as an index, a probability or a count."""
 
 
-def made_up_inputs(program: Program, variant: int) -> list[bytes]:
+def made_up_inputs(bound: BoundProgram, variant: int) -> list[bytes]:
     """Bytes for each input that are valid for the model.
 
-    - Variants 0 and 1 are what the input held when it was recorded (`Program.input_samples`), its
+    - Variants 0 and 1 are what the input held when it was recorded (`Bindings.input_samples`), its
       beginning repeated where it is longer: no other values are known to be valid. Numbers that
       were all 0.0 are drawn from [0, 2**-10), other ones in each variant, as nothing can be told
       from results that are all zero; as an index, a probability or a count they are what 0.0 is.
@@ -44,9 +44,10 @@ def made_up_inputs(program: Program, variant: int) -> list[bytes]:
 
     Host constants are as they were recorded.
     """
+    program, bindings = bound.program, bound.bindings
     generator = torch.Generator().manual_seed(variant)
-    samples = program.input_samples or (b"",) * len(program.inputs)
-    replaced = replaced_inputs(program)
+    samples = bindings.input_samples or (b"",) * len(program.inputs)
+    replaced = replaced_inputs(bound)
     contents = []
     for leaf, (view, sample) in enumerate(zip(program.inputs, samples, strict=True)):
         value, size_bytes = program.values[view.value], view.end_bytes
@@ -63,12 +64,13 @@ def made_up_inputs(program: Program, variant: int) -> list[bytes]:
     return contents
 
 
-def replaced_inputs(program: Program) -> frozenset[int]:
+def replaced_inputs(bound: BoundProgram) -> frozenset[int]:
     """The inputs whose sample is of numbers that are all 0.0, so that others stand in for them."""
+    program, bindings = bound.program, bound.bindings
     return frozenset(
         leaf
         for leaf, (view, sample) in enumerate(
-            zip(program.inputs, program.input_samples, strict=bool(program.input_samples))
+            zip(program.inputs, bindings.input_samples, strict=bool(bindings.input_samples))
         )
         if sample and not any(sample) and has_fractions(program.values[view.value].dtype)
         if program.values[view.value].host_content is None
@@ -156,14 +158,14 @@ def no_result(dtype_name: str, size_bytes: int) -> bytes:
     return content.ljust(size_bytes, b"\0")
 
 
-def index_weights(program: Program) -> frozenset[int]:
+def index_weights(bindings: Bindings) -> frozenset[int]:
     """The weights in files that may be indices: small ones of torch's index dtypes.
 
     Of at most `SAMPLE_BYTES` each and `INDICES_BYTES` in all, the smaller ones first: each is read,
     and in a proof they are on the device at once.
     """
     found, end_bytes = set(), 0
-    for index, stored in sorted(program.stored.items(), key=lambda one: one[1].size_bytes):
+    for index, stored in sorted(bindings.stored.items(), key=lambda one: one[1].size_bytes):
         if stored.dtype in ("int32", "int64") and 0 < stored.size_bytes <= SAMPLE_BYTES:
             end_bytes += stored.size_bytes
             if end_bytes > INDICES_BYTES:
@@ -205,8 +207,9 @@ def overlapping_inputs(program: Program) -> list[list[tuple[int, int]]]:
     return list({id(group): group for group in groups.values()}.values())
 
 
-def input_tensors(program: Program, contents: Sequence[bytes]) -> list[torch.Tensor]:
+def input_tensors(bound: BoundProgram, contents: Sequence[bytes]) -> list[torch.Tensor]:
     """Tensors of the host that hold these bytes, those that must overlap on common memory."""
+    program = bound.program
     bases: dict[int, tuple[torch.UntypedStorage, int]] = {}
     for group in overlapping_inputs(program):
         lowest = min(offset for _, offset in group)
@@ -217,5 +220,5 @@ def input_tensors(program: Program, contents: Sequence[bytes]) -> list[torch.Ten
             if content:
                 memory[begin : begin + len(content)] = torch.frombuffer(content, dtype=torch.uint8)
             bases[program.inputs[leaf].value] = (memory.untyped_storage(), begin)
-    run = EagerRun(program, bases, fill=None)
+    run = EagerRun(bound, bases, fill=None)
     return [run.tensor(view) for view in program.inputs]

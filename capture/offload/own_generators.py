@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from offload.program import Launch, Program, Symbol
+from offload.program import BoundProgram, Launch, Operator, Symbol
 from offload.torch_names import find_overload, split_operator
 
 _DEFAULT = Symbol("generator", "0")
@@ -24,12 +24,12 @@ class DrawingAlone:
     """A Program whose random launches draw from generators that nobody else has.
 
     Attributes:
-        program: the same launches at the same positions, given generators of its own.
+        bound: the same launches at the same positions, given generators of its own.
         others: the random launches whose operators take no generator: they are as they were, and
             would draw from the device's default generator.
     """
 
-    program: Program
+    bound: BoundProgram
     others: tuple[Launch, ...]
 
     @property
@@ -39,24 +39,27 @@ class DrawingAlone:
             return ""
         first = self.others[0]
         return (
-            f"{first.source}: {first.operator} takes no generator, so that it would draw from the "
+            f"{first.source}: {first.name} takes no generator, so that it would draw from the "
             "device's, from which others draw"
         )
 
 
-def drawing_alone(program: Program, states: Sequence[torch.Tensor] | None = None) -> DrawingAlone:
+def drawing_alone(
+    bound: BoundProgram, states: Sequence[torch.Tensor] | None = None
+) -> DrawingAlone:
     """Give the random launches of a Program generators of their own.
 
     Args:
-        program: its first generator is the default one of its device.
+        bound: its first generator is the default one of its device.
         states: of each of its generators, where the own one begins; None: where it stands now.
     """
-    if not any(launch.random for launch in program.launches):
-        return DrawingAlone(program, ())
+    program, bindings = bound.program, bound.bindings
+    if not program.is_random:
+        return DrawingAlone(bound, ())
     if states is None:
-        states = [one.get_state() for one in program.generators]
+        states = [one.get_state() for one in bindings.generators]
     own = []
-    for one, state in zip(program.generators, states, strict=True):
+    for one, state in zip(bindings.generators, states, strict=True):
         own.append(torch.Generator(one.device))
         own[-1].set_state(state)
     launches = [_given_generator(launch) for launch in program.launches]
@@ -65,13 +68,11 @@ def drawing_alone(program: Program, states: Sequence[torch.Tensor] | None = None
         for launch, given in zip(program.launches, launches, strict=True)
         if launch.random and given is None
     )
+    given = tuple(one or launch for launch, one in zip(program.launches, launches, strict=True))
     return DrawingAlone(
-        dataclasses.replace(
-            program,
-            generators=tuple(own),
-            launches=tuple(
-                given or launch for launch, given in zip(program.launches, launches, strict=True)
-            ),
+        BoundProgram(
+            dataclasses.replace(program, launches=given),
+            dataclasses.replace(bindings, generators=tuple(own)),
         ),
         others,
     )
@@ -79,16 +80,16 @@ def drawing_alone(program: Program, states: Sequence[torch.Tensor] | None = None
 
 def _given_generator(launch: Launch) -> Launch | None:
     """A random launch that names its generator; None for others, and where it cannot."""
-    found = _with_generator(launch.operator) if launch.random else None
+    found = _with_generator(launch.name) if launch.random else None
     if found is None:
         return None
     operator, position = found
     arguments = list(launch.arguments)
-    if operator != launch.operator:
+    if operator != launch.name:
         arguments.insert(position, _DEFAULT)
     elif arguments[position] is None:
         arguments[position] = _DEFAULT
-    return dataclasses.replace(launch, operator=operator, arguments=tuple(arguments))
+    return dataclasses.replace(launch, callee=Operator(operator), arguments=tuple(arguments))
 
 
 @functools.cache

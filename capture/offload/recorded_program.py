@@ -8,7 +8,7 @@ from collections import Counter
 from offload import passes
 from offload.backends import find_backend
 from offload.errors import BackendUnavailable, CaptureError
-from offload.program import Program
+from offload.program import BoundProgram
 from offload.record import OutcomeDiffers, Recorder, Recording, verify
 
 
@@ -20,7 +20,7 @@ def runs_opaque(device: str) -> bool:
         return False
 
 
-def recorded_program(recorder: Recorder, recording: Recording) -> Program:
+def recorded_program(recorder: Recorder, recording: Recording) -> BoundProgram:
     """The verified Program of a recording; not verified where nothing was computed.
 
     On a device that runs opaque launches it is opaque where the callable launches more than was
@@ -32,31 +32,41 @@ def recorded_program(recorder: Recorder, recording: Recording) -> Program:
         ExecutionError: the device failed.
     """
     if not recording.computed:
-        program = passes.remove_dead_launches(recording.program)
-        return dataclasses.replace(program, unchecked="nothing was computed when it was recorded")
+        bound = without_dead_launches(recording.bound)
+        return _unchecked(bound, "nothing was computed when it was recorded")
     recording, unchecked = _with_unseen_work(recording)
-    program = passes.remove_dead_launches(recording.program)
+    bound = without_dead_launches(recording.bound)
     try:
-        verify(recording, program)
+        verify(recording, bound)
     except OutcomeDiffers as error:
-        is_last_form = recording.opaque is None or unchecked or program.opaque is not None
-        if is_last_form or _draws(program):  # which as one launch could not be compared
+        is_last_form = recording.opaque is None or unchecked or bound.program.opaque is not None
+        if is_last_form or bound.program.is_random:  # which as one launch could not be compared
             raise
         recording = recording.as_opaque(f"its launches do not explain what it gives: {error}")
-        program = passes.remove_dead_launches(recording.program)
-        verify(recording, program)
+        bound = without_dead_launches(recording.bound)
+        verify(recording, bound)
     if recording.observed is not None:
         recorder.check_unchanged()
-    if program.opaque is not None and _draws(program):
+    if bound.program.opaque is not None and bound.program.is_random:
         unchecked = (
             "it draws random numbers, and to compare what it gives would take them from generators "
             "that other threads use"
         )
-    return dataclasses.replace(program, unchecked=unchecked) if unchecked else program
+    return _unchecked(bound, unchecked)
 
 
-def _draws(program: Program) -> bool:
-    return any(launch.random for launch in program.launches)
+def _unchecked(bound: BoundProgram, why: str) -> BoundProgram:
+    return (
+        BoundProgram(dataclasses.replace(bound.program, unchecked=why), bound.bindings)
+        if why
+        else bound
+    )
+
+
+def without_dead_launches(bound: BoundProgram) -> BoundProgram:
+    """The same without launches whose results nobody sees."""
+    rewritten = passes.remove_dead_launches(bound.program)
+    return BoundProgram(rewritten.program, bound.bindings.moved(rewritten.positions))
 
 
 def _with_unseen_work(recording: Recording) -> tuple[Recording, str]:
@@ -65,11 +75,11 @@ def _with_unseen_work(recording: Recording) -> tuple[Recording, str]:
     Raises:
         ExecutionError: the device failed.
     """
-    if recording.observed is None or recording.program.opaque is not None:
+    if recording.observed is None or recording.bound.program.opaque is not None:
         return recording, ""
     if recording.opaque is None:
         return recording, recording.unchecked
-    opaque = passes.remove_dead_launches(recording.opaque)
+    opaque = without_dead_launches(recording.opaque)
     try:
         backend = find_backend(recording.device.type)
         unseen = backend.unseen_work(recording.observed, opaque)

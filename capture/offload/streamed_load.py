@@ -30,7 +30,7 @@ from offload.made_up_inputs import input_tensors, made_up_inputs
 from offload.own_generators import DrawingAlone, drawing_alone
 from offload.place import place
 from offload.plan import Plan
-from offload.program import Program
+from offload.program import BoundProgram, Program
 from offload.replay import Executable
 from offload.streaming import Link, Streaming, WeightDemand
 from offload.structure import unflatten
@@ -76,7 +76,7 @@ class StreamedLoad:
         self._how = how
         self._verify = verify
         self._progress = progress
-        self._link = backend.link(prepared.program)
+        self._link = backend.link(prepared.bound)
         self._granule_bytes = backend.granule_bytes(prepared.program)
         self._unit = backend.memory_unit(prepared.program)
         self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
@@ -96,7 +96,7 @@ class StreamedLoad:
         """None: weights lie in one piece."""
         if self._granule_bytes is None:
             return None
-        return self._backend.mapped_link(self._prepared.program)
+        return self._backend.mapped_link(self._prepared.bound)
 
     @property
     def all_bytes(self) -> int:
@@ -212,8 +212,9 @@ class StreamedLoad:
     def _demand(self) -> WeightDemand:
         """What a pass needs; weights that are used where they lie stay."""
         program = self._prepared.program
-        demand = passes.weight_demand(program, self._launch_ns)
-        managed = managed_weights(program)
+        stored = self._prepared.bindings.stored.keys()
+        demand = passes.weight_demand(program, self._launch_ns, stored)
+        managed = managed_weights(self._prepared.bound)
         gathers = self._backend.capabilities.gathers_rows
         weights = tuple(
             dataclasses.replace(
@@ -252,14 +253,14 @@ class StreamedLoad:
 
     @functools.cached_property
     def _alone(self) -> DrawingAlone:
-        return drawing_alone(self._prepared.program)
+        return drawing_alone(self._prepared.bound)
 
     def _loaded(self, streaming: Streaming, *, verify: bool, alone: bool = False) -> Executable:
         """Load by a plan; `alone` for executions that nobody asked for, which must move nothing."""
         prepared, plan = self._prepared, self._plan
         if alone:
-            prepared = dataclasses.replace(prepared, program=self._alone.program)
-        stored = prepared.program.stored.values()
+            prepared = dataclasses.replace(prepared, bound=self._alone.bound)
+        stored = prepared.bindings.stored.values()
         check_stored_tensors(stored)
         if isinstance(self._backend, PlacedWeightsBackend):
             prepared = self._backend.prepare_streamed(prepared, streaming)
@@ -314,21 +315,20 @@ def _execute_made_up(run: Executable, n_executions: int) -> None:
         BindingError: a guard refuses the inputs.
         ExecutionError: a launch does.
     """
-    program = run.program
-    tensors = input_tensors(program, made_up_inputs(program, 0))
-    args, kwargs = unflatten(program.arguments_structure, tensors)
-    with _weights_kept(program):
+    tensors = input_tensors(run.bound, made_up_inputs(run.bound, 0))
+    args, kwargs = unflatten(run.bound.arguments_structure, tensors)
+    with _weights_kept(run.bound):
         for _ in range(n_executions):
             run(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def _weights_kept(program: Program) -> Iterator[None]:
+def _weights_kept(bound: BoundProgram) -> Iterator[None]:
     """Put back weights in memory that the Program writes."""
-    written = {index for launch in program.launches for index in launch.writes}
+    written = {index for launch in bound.program.launches for index in launch.writes}
     storages = [
         tensors[0].untyped_storage()
-        for index, tensors in program.weights.items()
+        for index, tensors in bound.bindings.weights.items()
         if index in written
     ]
     contents = [bytes_of(storage).clone() for storage in storages]

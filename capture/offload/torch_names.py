@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
-from offload.program import Program, Symbol
+from offload.program import Bindings, Symbol
 
 
 @functools.cache
@@ -47,10 +47,13 @@ def find_overload(operator: str) -> Any:
         ) from None
 
 
-def symbol_object(symbol: Symbol, program: Program) -> Any:
-    """The torch object that a Symbol of a Program names."""
-    if symbol.kind == "device":
-        return torch.device(symbol.name)
+def symbol_object(symbol: Symbol, bindings: Bindings) -> Any:
+    """The object that a Symbol of a Program names."""
     if symbol.kind == "generator":
-        return program.generators[int(symbol.name)]
-    return getattr(torch, symbol.name)
+        return bindings.generators[int(symbol.name)]
+    return torch_object(symbol)
+
+
+def torch_object(symbol: Symbol) -> Any:
+    """The dtype, device, layout or memory format that a Symbol names."""
+    return torch.device(symbol.name) if symbol.kind == "device" else getattr(torch, symbol.name)

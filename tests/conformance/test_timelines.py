@@ -58,7 +58,7 @@ def test_spans_of_one_execution(load, scheduling):
             assert earlier.end_ns == later.begin_ns
     launches = one.of_kind(SpanKind.LAUNCH)
     assert [span.launch for span in launches] == list(range(n_launches))
-    assert [span.name for span in launches] == [one.operator for one in run.program.launches]
+    assert [span.name for span in launches] == [one.name for one in run.program.launches]
     for earlier, later in itertools.pairwise(launches):
         assert earlier.end_ns <= later.begin_ns
     assert stages[-1].end_ns <= launches[0].begin_ns

@@ -34,7 +34,7 @@ def test_model(name, dtype):
 def replay_opaque(function, make):
     """Launches that torch's dispatcher does not see make the call one opaque launch."""
     run = replay_at_new_addresses(function, make)
-    assert [one.operator for one in run.program.launches] == ["offload::opaque"]
+    assert [one.name for one in run.program.launches] == ["offload::opaque"]
     assert [one.mode for one in run.launch_reports()] == ["opaque"]
     return run
 

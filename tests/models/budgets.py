@@ -84,7 +84,7 @@ def budget_steps(captured: Captured, backend: StreamingBackend) -> list[int]:
     Found by halving: a budget admits whatever a smaller one does, so between two budgets of one
     plan there is no other. Plans are those of `load(verify=False)`, which times no launches.
     """
-    prepared = backend.prepare(captured.program)
+    prepared = backend.prepare(captured.bound)
     plan, how = place(prepared, backend), Scheduling.OFFLOAD
     load = StreamedLoad(prepared, plan, backend, how, verify=False, progress=None)
     floor = floor_of(captured, backend.name)

@@ -172,7 +172,7 @@ def binding_refused(run: offload.Executable, given: list[Any], *parts: str) -> I
     ]
     before = [one.detach().clone() for one in watched]
     versions = [one._version for one in watched]
-    weights = [one for held in run.program.weights.values() for one in held]
+    weights = [one for held in run.bound.bindings.weights.values() for one in held]
     weights_before = [one.detach().clone() for one in weights]
     generator = torch.get_rng_state()
     n_executions = run.last_execution.n_executions

@@ -30,7 +30,7 @@ def encoder(nested: bool = False, heads: int = 2) -> nn.Module:
 @pytest.mark.parametrize("heads", [2, 3])
 def test_encoder(nested, heads):
     run = check(encoder(nested, heads), *(Call(normal(2, 5, 12)) for _ in range(3)))
-    fused = [one.operator for one in run.program.launches]
+    fused = [one.name for one in run.program.launches]
     assert (fused == ["aten::_transformer_encoder_layer_fwd"] * 2) is (heads == 2)
 
 
@@ -85,7 +85,7 @@ def test_self_attention(need_weights, masked):
     masks = [padding(kind) for kind in PADDED]
     calls = [Call(normal(2, 5, 12), *([mask] if masked else [])) for mask in masks]
     run = check(SelfAttention(need_weights).eval(), *calls)
-    names = [one.operator for one in run.program.launches]
+    names = [one.name for one in run.program.launches]
     assert "aten::_native_multi_head_attention" in names
 
 
@@ -96,7 +96,7 @@ def test_layer_through_the_handle():
     for mask in (padding("inside"), everything):
         calls = [Call(normal(2, 5, 12), src_key_padding_mask=mask) for _ in range(2)]
         run = check(layer, *calls)
-        assert run.program.launches[-1].operator == "aten::_transformer_encoder_layer_fwd"
+        assert run.program.launches[-1].name == "aten::_transformer_encoder_layer_fwd"
     with pytest.raises(offload.CaptureError, match=r"captured\(x\)"), offload.capture(layer):
         layer(normal(2, 5, 12))
 

@@ -190,7 +190,7 @@ def test_dead_launches_are_gone_and_views_are_free():
         return x.view(2, 2).t().reshape(-1)[None] + 1
 
     captured = capture(function, normal(4))
-    operators = [launch.operator for launch in captured.program.launches]
+    operators = [launch.name for launch in captured.program.launches]
     assert operators == ["aten::clone", "aten::add.Tensor"]
     text = str(captured.program)
     assert "aten::add.Tensor" in text

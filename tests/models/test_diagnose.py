@@ -155,7 +155,7 @@ def test_host_time_is_eager_less_device() -> None:
     ]
     executions = [ExecutionTimeline(1, "offload", tuple(spans), (), "none", 0, 0, 0)] * 3
     costs = operator_costs(
-        captured.program, [torch.randn(16)], SteadyClock(), device_ns_by_launch(executions)
+        captured.bound, [torch.randn(16)], SteadyClock(), device_ns_by_launch(executions)
     )
     by_name = {one.called_as: one for one in costs.operators}
     assert by_name["torch.sigmoid"].device_ns == 300

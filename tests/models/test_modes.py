@@ -236,10 +236,15 @@ def test_profiled_ranges_are_recorded_as_no_launch(profiled_range):
     model = Profiled().eval()
     with torch.no_grad():
         captured = capture(model, normal(2, 4))
-        assert [launch.operator for launch in captured.program.launches] == [
+        assert [launch.name for launch in captured.program.launches] == [
             "aten::addmm",
             "aten::relu",
         ]
+        assert [launch.ranges for launch in captured.program.launches] == [
+            ("outer", "inner"),
+            ("outer",),
+        ]
+        assert "# outer/inner " in str(captured.program)
         x = normal(2, 4)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             assert_same(captured(x), model(x))
@@ -256,5 +261,46 @@ def test_a_legacy_profiled_range_is_recorded_as_no_launch():
 
     x, unseen = normal(3), normal(3)
     captured = capture(forward, x)
-    assert [launch.operator for launch in captured.program.launches] == ["aten::sin", "aten::cos"]
+    assert [launch.name for launch in captured.program.launches] == ["aten::sin", "aten::cos"]
+    assert [launch.ranges for launch in captured.program.launches] == [("legacy",), ()]
     assert_same(captured(unseen), forward(unseen))
+
+
+def test_ranges_that_an_error_left_open_are_no_later_recordings_ranges():
+    def failing(x):
+        torch.ops.profiler._record_function_enter_new("left open")
+        raise ValueError("as it does")
+
+    with pytest.raises(ValueError, match="as it does"):
+        capture(failing, normal(3))
+    captured = capture(torch.sin, normal(3))
+    assert [launch.ranges for launch in captured.program.launches] == [()]
+
+
+def test_a_range_of_the_caller_may_end_in_the_call():
+    outside = torch.ops.profiler._record_function_enter_new("outside")
+
+    def forward(x):
+        torch.ops.profiler._record_function_exit._RecordFunction(outside)
+        with torch.profiler.record_function("own"):
+            return x.sin()
+
+    captured = capture(forward, normal(3))
+    assert [launch.ranges for launch in captured.program.launches] == [("own",)]
+
+
+def test_ranges_are_in_files_and_traces(tmp_path):
+    def forward(x):
+        with torch.profiler.record_function("part"):
+            return x.sin()
+
+    captured = capture(forward, normal(3))
+    captured.save(tmp_path / "m.offload")
+    opened = offload.open(tmp_path / "m.offload")
+    assert opened.program == captured.program
+    assert opened.program.launches[0].ranges == ("part",)
+    run = opened.load()
+    with run.timeline() as timeline:
+        run(normal(3))
+    timeline.save(tmp_path / "trace.json")
+    assert '"place": "part ' in (tmp_path / "trace.json").read_text()

@@ -192,7 +192,7 @@ def test_a_load_draws_nothing() -> None:
     before = torch.get_rng_state()
     for budget in _BUDGETS:
         with captured.load(weights_budget=budget) as run:
-            assert run.program.generators[0] is torch.default_generator
+            assert run.bound.bindings.generators[0] is torch.default_generator
         assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import offload
 from offload.eager_run import EagerRun
-from offload.program import Program
+from offload.program import Bindings, BoundProgram
 
 
 class Decoder(nn.Module):
@@ -69,16 +69,17 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Any, torc
     return model, without_memory(build), make(), tmp_path
 
 
-def run_eagerly(program: Program, folder: Path, given: torch.Tensor) -> list[torch.Tensor]:
+def run_eagerly(bound: BoundProgram, folder: Path, given: torch.Tensor) -> list[torch.Tensor]:
     """The results of a Program by plain torch calls, its weights read from the file."""
+    program, bindings = bound.program, bound.bindings
     content = safetensors.torch.load_file(folder / "model.safetensors")
     bases = {  # cloned, since alignment may decide which kernel runs
         index: (content[one.name].clone().untyped_storage(), 0)
-        for index, one in program.stored.items()
+        for index, one in bindings.stored.items()
     }
-    bases |= {index: (held[0].untyped_storage(), 0) for index, held in program.weights.items()}
+    bases |= {index: (held[0].untyped_storage(), 0) for index, held in bindings.weights.items()}
     bases |= {view.value: (given.clone().untyped_storage(), 0) for view in program.inputs}
-    run = EagerRun(program, bases, None)
+    run = EagerRun(bound, bases, None)
     with torch.no_grad():
         for launch in program.launches:
             run.keep(launch, run.call(launch)())
@@ -94,7 +95,7 @@ def test_the_program_computes_what_the_model_does(
     with torch.no_grad():
         expected = model(given)
     tensors = list(expected.values()) if isinstance(expected, dict) else [expected]
-    for got, tensor in zip(run_eagerly(captured.program, folder, given), tensors, strict=True):
+    for got, tensor in zip(run_eagerly(captured.bound, folder, given), tensors, strict=True):
         assert torch.equal(got, tensor)
 
 
@@ -103,23 +104,25 @@ def test_the_launches_are_those_of_a_recording_in_memory(
 ) -> None:
     model, unbuilt, given, folder = case
     with torch.no_grad():
-        in_memory = offload.capture(model, given).program
-    program = offload.capture(unbuilt, given, weights=folder).program
-    operators = [launch.operator for launch in program.launches]
-    kept = [launch.operator for launch in in_memory.launches]
+        in_memory = offload.capture(model, given)
+    captured = offload.capture(unbuilt, given, weights=folder)
+    program, stored = captured.program, captured.bindings.stored
+    operators = [launch.name for launch in program.launches]
+    kept = [launch.name for launch in in_memory.program.launches]
     literals = {"aten::clone", "aten::sum"}  # folded where they have content
     assert [one for one in operators if one not in literals] == [
         one for one in kept if one not in literals
     ]
     read = {view.value for launch in program.launches for view in launch.views()}
-    assert program.stored.keys() <= read
-    assert len(program.stored) == len(in_memory.weights) - len(in_memory_alone(in_memory, model))
+    assert stored.keys() <= read
+    held = in_memory.bindings
+    assert len(stored) == len(held.weights) - len(in_memory_alone(held, model))
 
 
-def in_memory_alone(program: Program, model: nn.Module) -> list[torch.Tensor]:
+def in_memory_alone(bindings: Bindings, model: nn.Module) -> list[torch.Tensor]:
     """Weights of a recording in memory that the model does not hold: folded constants."""
     state = {tensor.data_ptr() for tensor in model.state_dict().values()}
-    held = [tensors[0] for tensors in program.weights.values()]
+    held = [tensors[0] for tensors in bindings.weights.values()]
     return [tensor for tensor in held if tensor.data_ptr() not in state]
 
 
@@ -163,7 +166,7 @@ def test_a_model_in_memory_is_recorded_without_being_computed(tmp_path: Path) ->
     model[0].register_forward_hook(lambda module, args, result: called.append(type(result)))
     captured = offload.capture(model, torch.randn(3, 16), weights=tmp_path)
     assert [one.__name__ for one in called] == ["FakeTensor"] * 2  # tried, then recorded
-    assert not captured.program.weights
+    assert not captured.bindings.weights
     assert captured.recorded_result.shape == (3, 4)
 
 
@@ -174,10 +177,10 @@ def test_what_is_in_no_file_must_be_in_memory(tmp_path: Path) -> None:
     unbuilt.register_buffer("offset", torch.randn(4), persistent=False)
     unbuilt.forward = lambda x: nn.Sequential.forward(unbuilt, x) + unbuilt.offset
     given = torch.randn(3, 16)
-    program = offload.capture(unbuilt, given, weights=tmp_path).program
-    held = [tensor for tensors in program.weights.values() for tensor in tensors]
+    bound = offload.capture(unbuilt, given, weights=tmp_path).bound
+    held = [tensor for tensors in bound.bindings.weights.values() for tensor in tensors]
     assert any(tensor is unbuilt.offset for tensor in held)
-    (got,) = run_eagerly(program, tmp_path, given)
+    (got,) = run_eagerly(bound, tmp_path, given)
     with torch.no_grad():
         assert torch.equal(got, model(given) + unbuilt.offset)
     unbuilt.offset = torch.empty(4, device="meta")
@@ -202,11 +205,11 @@ def test_a_tensor_that_a_closure_holds_is_a_weight_in_memory(tmp_path: Path) -> 
     content = safetensors.torch.load_file(tmp_path / "model.safetensors")
     renamed = {f"model.{name}": one for name, one in content.items()}
     safetensors.torch.save_file(renamed, tmp_path / "model.safetensors")
-    program = offload.capture(Looking(), given, weights=tmp_path).program
-    assert [one.untyped_storage().data_ptr() for (one,) in program.weights.values()] == [
+    bound = offload.capture(Looking(), given, weights=tmp_path).bound
+    assert [one.untyped_storage().data_ptr() for (one,) in bound.bindings.weights.values()] == [
         table.data_ptr()
     ]
-    (got,) = run_eagerly(program, tmp_path, given)
+    (got,) = run_eagerly(bound, tmp_path, given)
     with torch.no_grad():
         assert torch.equal(got, model(given) + table[2:5] * table.view(4, 8)[0, 1])
 

@@ -77,8 +77,8 @@ def test_a_parameter_in_a_list_is_the_one_in_the_file(tmp_path: Path) -> None:
     given = torch.randn(2, 8)
     for other in (Listing(), without_memory(Listing)):
         captured = offload.capture(other, given, weights=tmp_path)
-        assert len(captured.program.stored) == 1
-        assert not captured.program.weights
+        assert len(captured.bindings.stored) == 1
+        assert not captured.bindings.weights
         with captured.load() as run, torch.no_grad():
             torch.testing.assert_close(run(given), model(given))
 
@@ -95,7 +95,7 @@ def test_recurrent_layers_read_the_file(tmp_path: Path, layer_class: Any) -> Non
         before = list(other._flat_weights)
         captured = offload.capture(other, given, weights=tmp_path)
         assert all(one is now for one, now in zip(before, other._flat_weights, strict=True))
-        assert len(captured.program.stored) == 8
+        assert len(captured.bindings.stored) == 8
         with captured.load() as run, torch.no_grad():
             torch.testing.assert_close(run(given)[0], model(given)[0])
 
@@ -337,7 +337,7 @@ def test_running_statistics_are_written_though_no_schema_says_so(tmp_path: Path)
         captured = offload.capture(Norm(8).train(training), given, weights=tmp_path)
         program = captured.program
         written = {index for launch in program.launches for index in launch.writes}
-        assert len(written & program.stored.keys()) == n_written
+        assert len(written & captured.bindings.stored.keys()) == n_written
 
 
 class Tied(nn.Module):
@@ -359,7 +359,7 @@ def test_one_tensor_under_two_names_has_one_content(tmp_path: Path, build: Any) 
     content = {name: one.clone() for name, one in model.state_dict().items()}
     safetensors.torch.save_file(content, tmp_path / "model.safetensors")
     captured = offload.capture(build(), given, weights=tmp_path)
-    assert len(captured.program.stored) == 1
+    assert len(captured.bindings.stored) == 1
     with captured.load() as run, torch.no_grad():
         torch.testing.assert_close(run(given), model(given))
     content["head.weight"][-1, -1] += 1

@@ -87,10 +87,10 @@ def test_a_warm_up_takes_strides_that_are_never_used(case: Any) -> None:
     program, state = captured.program, model.state_dict()
     bases = {
         index: (state[one.name].clone().untyped_storage(), 0)
-        for index, one in program.stored.items()
+        for index, one in captured.bindings.stored.items()
     }
     bases |= {view.value: (given.clone().untyped_storage(), 0) for view in program.inputs}
-    run = EagerRun(program, bases, None)
+    run = EagerRun(captured.bound, bases, None)
     with torch.no_grad():
         for launch in program.launches:
             run.keep(launch, run.call(launch)())

@@ -346,7 +346,7 @@ def test_what_is_in_memory_stays_where_the_rest_is_in_files(tmp_path: Path) -> N
     save_weights(model, tmp_path)
     given, other = torch.randn(4, 128), torch.randn(2, 128)
     captured = offload.capture(model, given, other, weights=tmp_path)
-    (held,) = captured.program.weights
+    (held,) = captured.bindings.weights
     with captured.load(weights_budget=floor_of(captured)) as run, torch.no_grad():
         plan = run.streaming.plan
         assert plan.transfer_bytes == 6 * 64 * KIB

@@ -176,7 +176,7 @@ def test_several_weights_are_replaced_together_or_not_at_all(tmp_path: Path) -> 
     save_weights(model, tmp_path)
     given = torch.randn(3, 16)
     captured = offload.capture(model, given, weights=tmp_path)
-    gone = next(one for one in captured.program.stored.values() if one.name == "2.bias")
+    gone = next(one for one in captured.bindings.stored.values() if one.name == "2.bias")
     gone = dataclasses.replace(gone, path=str(tmp_path / "gone"))
     with captured.load() as run, torch.no_grad():
         with pytest.raises(offload.FileError, match="gone"):

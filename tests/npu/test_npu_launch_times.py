@@ -55,7 +55,7 @@ def captured(model: nn.Module, tmp_path: Path) -> offload.Captured:
 
 def time_launches(captured: offload.Captured) -> offload.backends.TimedLaunches:
     backend = TorchAscendBackend()
-    prepared = backend.prepare(captured.program)
+    prepared = backend.prepare(captured.bound)
     return backend.time_launches(prepared, place(prepared, backend))
 
 

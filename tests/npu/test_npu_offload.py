@@ -308,9 +308,9 @@ def test_closing_gives_everything_back(form: str, simulated_npu: AscendSimulator
 
 
 def test_what_is_prepared_and_never_loaded_is_given_back(simulated_npu: AscendSimulator) -> None:
-    program = offload.capture(lambda x: x * 2, torch.ones(4).npu()).program
+    bound = offload.capture(lambda x: x * 2, torch.ones(4).npu()).bound
     before = live(simulated_npu)
-    prepared = backends.find_backend("npu").prepare(program)
+    prepared = backends.find_backend("npu").prepare(bound)
     assert simulated_npu.live("model") == before[0] + 1
     del prepared
     assert live(simulated_npu) == before

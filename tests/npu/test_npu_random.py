@@ -19,7 +19,7 @@ import offload
 from offload.backends.ascend import random_cells, torch_capture
 from offload.backends.ascend.random_cells import DrawLog
 from offload.memory_pools import segments_of
-from offload.program import Launch
+from offload.program import Launch, Operator
 
 N = 64
 
@@ -288,7 +288,7 @@ class Counter:
 
 
 def launch_of(index: int) -> Launch:
-    return Launch(index, "x::y", (), (), (), (), True, None, False, f"net.py:{index}")
+    return Launch(index, Operator("x::y"), (), (), (), (), True, None, False, f"net.py:{index}")
 
 
 def test_launches_are_known_by_what_they_move() -> None:

@@ -223,7 +223,7 @@ def test_without_software_sq_tensors_are_copied(firmware: AscendSimulator) -> No
         with pytest.raises(offload.BindingError, match="lies where it was loaded"):
             run(x, feature_map=torch.empty(64, dtype=torch.uint8).npu())
     with pytest.raises(offload.BackendUnavailable, match="software SQ"):
-        TorchAscendBackend(relocation=True).prepare(captured.program)
+        TorchAscendBackend(relocation=True).prepare(captured.bound)
 
 
 @pytest.mark.parametrize("function", TELLING)

@@ -56,7 +56,7 @@ def test_where_every_launch_has_such_a_word_all_is_copied() -> None:
         assert "differs between captures and is no address" in notes(run)
     captured = offload.capture(lambda x, y: x * y, torch.ones(8).npu(), torch.ones(8).npu())
     with pytest.raises(offload.CaptureError, match="differs between captures and is no address"):
-        TorchAscendBackend(relocation=True).prepare(captured.program)
+        TorchAscendBackend(relocation=True).prepare(captured.bound)
 
 
 def test_a_third_capture_that_tells_otherwise_has_all_copied(

@@ -27,8 +27,8 @@ N = 64
 def model() -> Iterator[CapturedModel]:
     """Of a product and a sum of products, whose kernels take workspaces."""
     x, weight = torch.ones(N, N).npu(), torch.ones(N, N).npu()
-    program = offload.capture(lambda x: (x @ weight) @ (x @ x), x).program
-    model = TorchCapturer().capture(program, 0, None)
+    bound = offload.capture(lambda x: (x @ weight) @ (x @ x), x).bound
+    model = TorchCapturer().capture(bound, 0, None)
     yield model
     model.close()
 

@@ -16,7 +16,7 @@ from aten_kernel import AtenKernel
 
 from offload import _native
 from offload.backends.ascend import Address, GatherKernel, Kernel, KernelCapture
-from offload.program import Launch, Program
+from offload.program import BoundProgram, Launch, Program
 
 
 def _array(address: int, kind: type, count: int) -> np.ndarray:
@@ -51,7 +51,7 @@ class AtenCapturer:
 
     def capture(self, program: Program, device: int) -> KernelCapture:
         """One kernel for each launch."""
-        aten = [AtenKernel(program, launch) for launch in program.launches]
+        aten = [AtenKernel(BoundProgram(program), launch) for launch in program.launches]
         functions = {
             f"launch {index}": (sum(one.sizes), self._running(one, launch))
             for index, (one, launch) in enumerate(zip(aten, program.launches, strict=True))

@@ -26,7 +26,7 @@ from offload.backends.relocation.captures import Allocation, GraphCapture
 from offload.backends.relocation.fixed_weights import weight_ranges
 from offload.eager_run import EagerRun, host_storage
 from offload.errors import CaptureError
-from offload.program import Launch, Program, Role
+from offload.program import BoundProgram, Launch, Program, Role
 from offload.record.callables import compiled_parts
 
 
@@ -62,14 +62,14 @@ class DriverKernel(AtenKernel):
     def __init__(
         self,
         simulator: Simulator,
-        program: Program,
+        bound: BoundProgram,
         launch: Launch,
         note_end: Callable[[Launch], None],
     ) -> None:
-        super().__init__(program, launch)
+        super().__init__(bound, launch)
         self._launched = launch
         self._note_end = note_end
-        self.function = simulator.kernel(launch.operator, self.sizes, self._run)
+        self.function = simulator.kernel(launch.name, self.sizes, self._run)
 
     def _run(self, block: bytes) -> None:
         self.execute(block)
@@ -93,13 +93,14 @@ class AtenCapturer:
         self.on_end: Callable[[Launch], None] = lambda launch: None  # of each kernel
         self._programs: list[Program] = []  # kept, so that their identities stay their own
 
-    def capture(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
+    def capture(self, bound: BoundProgram, pool: _native.DiscoveryPool) -> GraphCapture:
         """Capture every launch as a kernel, unless its results are empty; nothing executes."""
+        program = bound.program
         self._programs.append(program)
         if program.opaque is not None:
             # On a thread of its own, as a capturer of a GPU does: it has no modes of the caller.
             with concurrent.futures.ThreadPoolExecutor(1) as thread:
-                return thread.submit(self._capture_opaque, program, pool).result()
+                return thread.submit(self._capture_opaque, bound, pool).result()
         used = sorted(
             {view.value for view in program.inputs}
             | {result.view.value for result in program.results}
@@ -116,7 +117,7 @@ class AtenCapturer:
         call("cuStreamBeginCapture", stream, driver_bindings().CUstreamCaptureMode(1))
         launches = [one for one in program.launches if not _is_of_nothing(one)]
         for launch in launches:
-            kernel = self._kernel(program, launch)
+            kernel = self._kernel(bound, launch)
             launch_kernel(stream, kernel.function, kernel.sizes, kernel.arguments(addresses))
         graph = call("cuStreamEndCapture", stream)
         call("cuStreamDestroy", stream)
@@ -131,20 +132,22 @@ class AtenCapturer:
             keep=CapturedGraph(graph),
         )
 
-    def _capture_opaque(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
+    def _capture_opaque(self, bound: BoundProgram, pool: _native.DiscoveryPool) -> GraphCapture:
         """Capture what the callable launches, on memory of the pool; nothing executes."""
         self.n_opaque_captures += 1
+        program = bound.program
         numbers = itertools.count()
 
         def launch_operator(one: Program, addresses: dict[int, int]) -> None:
-            kernel = self._kernel(one, one.launches[0], (id(program), next(numbers)))
+            kernel = self._kernel(BoundProgram(one), one.launches[0], (id(program), next(numbers)))
             assert kernel.program.launches == one.launches, "the callable launched something else"
             launch_kernel(stream, kernel.function, kernel.sizes, kernel.arguments(addresses))
 
         stream = _current_context_stream()
         capture = Capture(stream, pool, launch_operator)
         bases = {
-            index: (holders[0].untyped_storage(), 0) for index, holders in program.weights.items()
+            index: (holders[0].untyped_storage(), 0)
+            for index, holders in bound.bindings.weights.items()
         }
         for view in program.inputs:
             value = program.values[view.value]
@@ -159,10 +162,10 @@ class AtenCapturer:
             for index, (storage, _) in bases.items()
             if program.values[index].on_host
         }
-        run = EagerRun(program, bases, fill=None)
+        run = EagerRun(bound, bases, fill=None)
         (launch,) = program.launches
         call_again = run.call(launch)
-        is_compiled = bool(compiled_parts(program.opaque.call.function))
+        is_compiled = bool(compiled_parts(bound.bindings.callables[program.opaque.index].function))
         call("cuStreamBeginCapture", stream, driver_bindings().CUstreamCaptureMode(1))
         try:
             with torch.no_grad(), capturing(capture, sees_operators=not is_compiled):
@@ -188,7 +191,7 @@ class AtenCapturer:
                 dataclasses.replace(one, value=made.get(one.address, one.value))
                 for one in capture.allocations
             ),
-            owned=weight_ranges(program),
+            owned=weight_ranges(bound),
             keep=CapturedGraph(graph),
         )
 
@@ -196,9 +199,9 @@ class AtenCapturer:
         self.on_end(launch)
 
     def _kernel(
-        self, program: Program, launch: Launch, key: tuple[int, int] | None = None
+        self, bound: BoundProgram, launch: Launch, key: tuple[int, int] | None = None
     ) -> DriverKernel:
-        key = key or (id(program), launch.index)
+        key = key or (id(bound.program), launch.index)
         if key not in self._kernels:
-            self._kernels[key] = DriverKernel(self._simulator, program, launch, self._note_end)
+            self._kernels[key] = DriverKernel(self._simulator, bound, launch, self._note_end)
         return self._kernels[key]

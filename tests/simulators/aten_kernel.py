@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from offload.program import Launch, Program, Symbol, TensorView
+from offload.program import BoundProgram, Launch, Symbol, TensorView
 from offload.torch_names import find_dtype, find_overload, symbol_object
 
 # An integer that looks like an address, and is the same in every capture.
@@ -38,8 +38,9 @@ class AtenKernel:
     device, a structure of 16 bytes whose middle is padding, and the value of each host constant.
     """
 
-    def __init__(self, program: Program, launch: Launch) -> None:
-        self.program = program
+    def __init__(self, bound: BoundProgram, launch: Launch) -> None:
+        self.program = bound.program
+        self._bindings = bound.bindings
         self._launch = launch
         self.views = tuple(
             view for view in (*launch.views(), *launch.made()) if not self._is_on_host(view)
@@ -77,7 +78,7 @@ class AtenKernel:
             self._call(iter(tensors), iter(numbers))
 
     def _call(self, tensors: Any, numbers: Any) -> None:
-        schema = find_overload(self._launch.operator)._schema
+        schema = find_overload(self._launch.name)._schema
         positional, named = [], {}
         for one, argument in zip(schema.arguments, self._launch.arguments, strict=True):
             value = self._argument(argument, tensors, numbers)
@@ -85,7 +86,7 @@ class AtenKernel:
                 named[one.name] = value
             else:
                 positional.append(value)
-        outcome = find_overload(self._launch.operator)(*positional, **named)
+        outcome = find_overload(self._launch.name)(*positional, **named)
         outcomes = outcome if isinstance(outcome, (list, tuple)) else [outcome]
         for result, made in zip(self._launch.results, outcomes, strict=False):
             if result is not None:
@@ -97,5 +98,5 @@ class AtenKernel:
         if isinstance(argument, tuple):
             return [self._argument(item, tensors, numbers) for item in argument]
         if isinstance(argument, Symbol):
-            return symbol_object(argument, self.program)
+            return symbol_object(argument, self._bindings)
         return argument

@@ -153,8 +153,8 @@ def failing_load(device: StreamingDevice, function: str, nth: int) -> Iterator[N
     """The n-th call of a function fails once a load has prepared; captures make calls too."""
     real = device.backend.prepare
 
-    def prepare(program):
-        found = real(program)
+    def prepare(bound):
+        found = real(bound)
         device.controls.fail(function, device.failure[0], nth)
         return found
 

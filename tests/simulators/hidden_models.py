@@ -112,4 +112,4 @@ def rows():
 
 
 def is_opaque(captured):
-    return [one.operator for one in captured.program.launches] == ["offload::opaque"]
+    return [one.name for one in captured.program.launches] == ["offload::opaque"]

@@ -16,7 +16,7 @@ from offload import Captured, load
 from offload.backends.cuda import CudaBackend, backend
 from offload.backends.cuda.graph import call
 from offload.machine import CopyCosts
-from offload.program import Role
+from offload.program import BoundProgram, Program, Role
 
 IN, ACT, OUT, WEIGHT = Role.INPUT, Role.ACTIVATION, Role.OUTPUT, Role.WEIGHT
 N = 128  # elements of every Value
@@ -47,10 +47,18 @@ class Device:
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(backend, "_arenas", weakref.WeakValueDictionary())
 
-    def load(self, program, steps, capturer=None, backend=SimulatedBackend, **options):
+    def load(
+        self,
+        program: Program | BoundProgram,
+        steps,
+        capturer=None,
+        backend=SimulatedBackend,
+        **options,
+    ):
+        bound = program if isinstance(program, BoundProgram) else BoundProgram(program)
         simulated = backend(capturer or StepCapturer(steps))
         self._monkeypatch.setattr(load, "find_backend", lambda name: simulated)
-        return Captured(program).load("cuda", **options)
+        return Captured(bound).load("cuda", **options)
 
 
 def add_floats(arguments: bytes) -> None:

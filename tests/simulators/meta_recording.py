@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from offload import passes
-from offload.program import Program
+from offload.program import BoundProgram, Program
 from offload.record import recorder as recording
 from offload.record import recording_device, storages
 from offload.record.callables import Parameters
 from offload.record.recorder import Recorder
+from offload.recorded_program import without_dead_launches
 
 META = torch.device("meta")
 
@@ -52,6 +52,11 @@ def take_meta_for_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def record(function: Any, *args: Any, host_reads: str = "avoid") -> Program:
     """The Program of a call, without what nobody needs; it is not checked by another run."""
+    return record_bound(function, *args, host_reads=host_reads).program
+
+
+def record_bound(function: Any, *args: Any, host_reads: str = "avoid") -> BoundProgram:
+    """As `record`, with what the Program stands for."""
     recorder = Recorder(host_reads=host_reads, function=function, parameters=Parameters((), ()))
     args, _ = recorder.begin(args, {})
     try:
@@ -59,4 +64,4 @@ def record(function: Any, *args: Any, host_reads: str = "avoid") -> Program:
     except BaseException as error:
         raise recorder.abandon() or error from None
     _, recorded = recorder.finish(result)
-    return passes.remove_dead_launches(recorded.program)
+    return without_dead_launches(recorded.bound)

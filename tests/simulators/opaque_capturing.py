@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from offload.backends.relocation.captures import Allocation
 from offload.eager_run import flat
 from offload.errors import CaptureError
-from offload.program import Launch, Program, Role, TensorView, Value, span_bytes
+from offload.program import Launch, Operator, Program, Role, TensorView, Value, span_bytes
 from offload.record.operators import argument_data, operator_of
 from offload.structure import Structure
 from offload.torch_names import dtype_name
@@ -113,7 +113,16 @@ class Capture:
             described(one) if any(one is other for other in made) else None for one in results
         )
         launch = Launch(
-            0, name, tuple(map(described, arguments)), views, (), (), False, None, False, ""
+            0,
+            Operator(name),
+            tuple(map(described, arguments)),
+            views,
+            (),
+            (),
+            False,
+            None,
+            False,
+            "",
         )
         program = Program("cpu", tuple(values), (launch,), (), (), _EMPTY, _EMPTY)
         self._launch(program, addresses)

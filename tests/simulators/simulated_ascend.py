@@ -20,7 +20,7 @@ from offload.backends.ascend.streaming import WeightMemory
 from offload.backends.device_streaming import refuse_unstored
 from offload.errors import ExecutionError
 from offload.plan import Plan
-from offload.program import Program
+from offload.program import BoundProgram, Program
 from offload.streaming import Link, MemoryUnit
 
 
@@ -99,9 +99,9 @@ class SimulatedAscendBackend(AscendBackend):
         """Not measured, so that every run decides alike: a microsecond each."""
         return TimedLaunches((1000.0,) * len(prepared.program.launches), "made up")
 
-    def link(self, program: Program) -> Link:
+    def link(self, bound: BoundProgram) -> Link:
         """Not measured, for the same reason; a copy takes about as long as a launch."""
-        refuse_unstored(program)
+        refuse_unstored(bound)
         return Link(bytes_per_second=1e10, overhead_ns=1000.0)
 
 

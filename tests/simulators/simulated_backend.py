@@ -22,7 +22,7 @@ from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.device_streaming import refuse_unstored
 from offload.machine import CopyCosts
 from offload.plan import Plan
-from offload.program import Program
+from offload.program import BoundProgram
 from offload.streaming import Link
 
 
@@ -64,9 +64,9 @@ class SimulatedBackend(CudaBackend):
         """Not measured, for the same reason: a microsecond each."""
         return TimedLaunches((1000.0,) * len(prepared.program.launches), "made up")
 
-    def link(self, program: Program) -> Link:
+    def link(self, bound: BoundProgram) -> Link:
         """Not measured, for the same reason: a copy takes about as long as what it hides behind."""
-        refuse_unstored(program)
+        refuse_unstored(bound)
         return Link(bytes_per_second=1e10, overhead_ns=1000.0)
 
     def proof_memory(self, index: int) -> DeviceMemory:

@@ -11,7 +11,7 @@ from typing import Any
 from offload import _native
 from offload.backends.cuda import Allocation, GraphCapture, GraphNode, NodeReader, OwnedRange
 from offload.backends.cuda.graph import call, driver_bindings, read_graph
-from offload.program import Launch, Program, Result, Role, TensorView, Value
+from offload.program import BoundProgram, Launch, Operator, Program, Result, Role, TensorView, Value
 from offload.structure import Structure
 
 Step = Callable[["Capturing"], None]
@@ -41,7 +41,7 @@ def make_program(roles: Sequence[tuple[Role, int]], touches: Sequence[tuple[str,
     launches = tuple(
         Launch(
             index,
-            f"sim::step{index}",
+            Operator(f"sim::step{index}"),
             tuple(views[int(digit)] for digit in reads),
             (),
             tuple(map(int, reads)),
@@ -115,7 +115,8 @@ class StepCapturer:
         """Of the next capture: see `Capturing`. One in another layout stands between the two."""
         return self.n_captures // 4 * 4 + (0, 2, 1, 3)[self.n_captures % 4]
 
-    def capture(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
+    def capture(self, bound: BoundProgram, pool: _native.DiscoveryPool) -> GraphCapture:
+        program = bound.program
         values = [
             Allocation(pool.allocate(value.size_bytes), value.size_bytes, value.index)
             for value in program.values

@@ -203,7 +203,7 @@ def test_streamed_weights_are_not_timed(ascend, monkeypatch, deep, timer):
 )
 def test_timing_that_fails_leaves_nothing(function, ascend, monkeypatch, deep):
     npu = AscendDevice(ascend, monkeypatch)
-    prepared = npu.backend.prepare(deep.program)
+    prepared = npu.backend.prepare(deep.bound)
     plan = place(prepared, npu.backend)
     gc.collect()
     held = npu.held()

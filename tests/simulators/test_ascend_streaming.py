@@ -83,11 +83,13 @@ class Case:
 
 @pytest.fixture
 def case(deep, npu, budget) -> Case:
-    prepared = npu.backend.prepare(deep.program)
+    prepared = npu.backend.prepare(deep.bound)
     program, kernels = prepared.program, prepared.state.kernels
     streaming = passes.stream_weights(
-        passes.weight_demand(program, [1000.0] * len(program.launches)),
-        npu.backend.link(program),
+        passes.weight_demand(
+            program, [1000.0] * len(program.launches), prepared.bindings.stored.keys()
+        ),
+        npu.backend.link(prepared.bound),
         budget,
         granule_bytes=npu.backend.alignment_bytes,
         alignment_bytes=npu.backend.alignment_bytes,
@@ -248,8 +250,8 @@ def test_without_external_events_the_end_of_the_model_is_waited_for(ascend, npu,
     expected = expected_of(deep, inputs)
     real = npu.backend.prepare
 
-    def prepare(program):
-        found = real(program)
+    def prepare(bound):
+        found = real(bound)
         ascend.fail("aclrtCreateEventExWithFlag", PARAM_INVALID, nth=2)  # behind that of the order
         return found
 

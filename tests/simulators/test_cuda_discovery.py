@@ -10,7 +10,7 @@ import gc
 import pytest
 
 from offload.errors import BackendUnavailable, CaptureError
-from offload.program import Role
+from offload.program import BoundProgram, Role
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
 
@@ -44,7 +44,7 @@ def pointers(device) -> int:
 def prepared(steps, program=None, **how):
     program = program or make_program(*TWO_STEPS)
     capturer = StepCapturer(steps, **how)
-    return CudaBackend(capturer).prepare(program), capturer
+    return CudaBackend(capturer).prepare(BoundProgram(program)), capturer
 
 
 def words_of(found):
@@ -367,7 +367,7 @@ def test_a_device_that_is_not_there_is_told(device):
         backend.machine(3)
     program = dataclasses.replace(make_program([(IN, 64), (OUT, 64)], [("0", "1")]), device_index=3)
     with pytest.raises(BackendUnavailable, match="there is no GPU 3: the driver finds 1"):
-        backend.prepare(program)
+        backend.prepare(BoundProgram(program))
 
 
 def test_the_machine_is_the_drivers(device):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from offload.errors import BindingError, CaptureError, ExecutionError
 from offload.explain import explain
-from offload.program import Role, TensorView
+from offload.program import Bindings, BoundProgram, Role, TensorView
 from offload.timeline import Scheduling
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
@@ -110,12 +110,12 @@ class OwningCapturer(StepCapturer):
 
     gone: Callable[[], None]
 
-    def capture(self, program, pool):
+    def capture(self, bound, pool):
         class Owner:
             def __del__(_) -> None:
                 self.gone()
 
-        taken = super().capture(program, pool)
+        taken = super().capture(bound, pool)
         return dataclasses.replace(taken, keep=(taken.keep, Owner()))
 
 
@@ -355,9 +355,8 @@ def test_copies_and_memsets_are_relocated(device):
 def with_weight(program, weight):
     (value,) = program.of_role(WEIGHT)
     view = TensorView(value.index, 0, (N,), (1,), "float32")
-    return dataclasses.replace(
-        program, weights={value.index: (weight,)}, weight_views={value.index: (view,)}
-    )
+    program = dataclasses.replace(program, weight_views={value.index: (view,)})
+    return BoundProgram(program, Bindings(weights={value.index: (weight,)}))
 
 
 def test_loading_leaves_weights_as_they_were(device):

@@ -14,7 +14,7 @@ import torch
 
 import offload
 from offload import Captured, load
-from offload.program import Role, TensorView
+from offload.program import Bindings, BoundProgram, Role, TensorView
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
 
@@ -77,11 +77,11 @@ class RandomCapturer(StepCapturer):
     generator: PhiloxGenerator | None = None
     n_cells: int = 1
 
-    def capture(self, program, pool):
+    def capture(self, bound, pool):
         self.cells = [int(call("cuMemAlloc", 512)) for _ in range(2 * self.n_cells)]
         self.owned = [OwnedRange(address, 8, RANDOM_OWNER) for address in sorted(self.cells)]
         state = None if self.generator is None else RandomState(self.generator, INCREMENT)
-        return dataclasses.replace(super().capture(program, pool), random=state)
+        return dataclasses.replace(super().capture(bound, pool), random=state)
 
 
 class Device:
@@ -99,23 +99,22 @@ class Device:
     ):
         """An executable of so many random launches, each of which makes an output."""
         roles = [(Role.INPUT, N)] + [(Role.OUTPUT, N)] * n_launches
-        held = [] if weight is None else [(Role.WEIGHT, N)]
+        held, bindings = [] if weight is None else [(Role.WEIGHT, N)], Bindings()
         program = make_program(
             [*roles, *held], [("0", str(index + 1)) for index in range(n_launches)]
         )
         if weight is not None:
             value = program.values[-1]
             view = TensorView(value.index, 0, value.shape, value.strides, value.dtype)
-            program = dataclasses.replace(
-                program, weights={value.index: (weight,)}, weight_views={value.index: (view,)}
-            )
+            program = dataclasses.replace(program, weight_views={value.index: (view,)})
+            bindings = Bindings(weights={value.index: (weight,)})
         launches = tuple(dataclasses.replace(one, random=True) for one in program.launches)
         capturer = RandomCapturer((), generator=generator, n_cells=n_cells)
         capturer.steps = [self._step(capturer, index) for index in range(n_launches)]
         backend = SimulatedBackend(self._simulator, capturer)
         self._monkeypatch.setattr(load, "find_backend", lambda name: backend)
         program = dataclasses.replace(program, launches=launches, device="cpu")
-        return Captured(program).load(backend.name)
+        return Captured(BoundProgram(program, bindings)).load(backend.name)
 
     def _step(self, capturer: RandomCapturer, index: int):
         def step(at):
@@ -257,7 +256,8 @@ def load_plain(device: Device, tail: Tail, **options):
 def load_with(device: Device, program, capturer: RandomCapturer, **options):
     backend = SimulatedBackend(device._simulator, capturer)
     device._monkeypatch.setattr(load, "find_backend", lambda name: backend)
-    return Captured(dataclasses.replace(program, device="cpu")).load(backend.name, **options)
+    bound = BoundProgram(dataclasses.replace(program, device="cpu"))
+    return Captured(bound).load(backend.name, **options)
 
 
 @pytest.mark.parametrize("cell", [0, 1])
@@ -370,9 +370,9 @@ def test_a_cells_address_in_one_layout_and_the_hosts_in_others_is_noise(device):
     capturer.steps = [lambda at: tail.launch(at, capturer, at.at[1])]
     original = RandomCapturer.capture
 
-    def capture(self, program, pool):
+    def capture(self, bound, pool):
         order.append(self.number)
-        found = original(self, program, pool)
+        found = original(self, bound, pool)
         owned = [OwnedRange(int(own), 8, RANDOM_OWNER)] if order[-1] < 2 else found.owned
         return dataclasses.replace(found, owned=owned)
 

@@ -55,7 +55,7 @@ def refusal_of(issue) -> str:
     """What is said of a launch that issues something on a stream which is being captured."""
     stream = driver_client.stream()
     log = NodeLog(int(stream))
-    launch = SimpleNamespace(index=4, source="model.py:4", operator="aten::add.Tensor")
+    launch = SimpleNamespace(index=4, source="model.py:4", name="aten::add.Tensor")
     with driver_client.capture(stream):
         issue(stream)
         with pytest.raises(CaptureError) as raised:

@@ -21,6 +21,7 @@ from small_graphs import StepCapturer, current_context, floats, make_program, wo
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda.graph import call
 from offload.backends.relocation.words import NoiseKind
+from offload.program import BoundProgram
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 PROGRAM = ([(IN, N), (OUT, N)], [("0", "1")])
@@ -46,7 +47,7 @@ class HostBlocks:
 
 def noise_of(step) -> list:
     backend = CudaBackend(StepCapturer([step]))
-    return list(backend.prepare(make_program(*PROGRAM)).state.discovery.noise)
+    return list(backend.prepare(BoundProgram(make_program(*PROGRAM))).state.discovery.noise)
 
 
 def scaling(device: Device, factor_of=lambda stale: 2.0):
@@ -204,10 +205,10 @@ def test_the_driver_is_asked_in_the_devices_context(device, is_constant):
     kept = [int(call("cuMemAlloc", 4096)) for _ in range(3)]
 
     class Bare(StepCapturer):
-        def capture(self, program, pool):
+        def capture(self, bound, pool):
             current_context()
             try:
-                return super().capture(program, pool)
+                return super().capture(bound, pool)
             finally:
                 call("cuCtxSetCurrent", 0)
 
@@ -216,7 +217,7 @@ def test_the_driver_is_asked_in_the_devices_context(device, is_constant):
         at.launch(kernel, words(at.at[0]), words(at.at[1]), block)
 
     with pytest.raises(CaptureError, match=r"parameter 2 (is always|.* is no address of)"):
-        CudaBackend(Bare([step])).prepare(make_program(*PROGRAM))
+        CudaBackend(Bare([step])).prepare(BoundProgram(make_program(*PROGRAM)))
 
 
 def test_a_driver_that_cannot_be_asked_is_no_answer(device):
@@ -240,9 +241,9 @@ def test_an_address_of_the_heap_differs_in_one_layout(device, half):
     library.free.argtypes = [ctypes.c_void_p]
 
     class Heap(StepCapturer):
-        def capture(self, program, pool):
+        def capture(self, bound, pool):
             self.block = library.malloc(1000)
-            found = super().capture(program, pool)
+            found = super().capture(bound, pool)
             free = weakref.finalize(found.keep, library.free, self.block)
             free.atexit = False
             return found
@@ -252,5 +253,7 @@ def test_an_address_of_the_heap_differs_in_one_layout(device, half):
         at.launch(kernel, words(at.at[0]), words(at.at[1]), words(stale))
 
     capturer = Heap([step])
-    (noise,) = CudaBackend(capturer).prepare(make_program(*PROGRAM)).state.discovery.noise
+    (noise,) = (
+        CudaBackend(capturer).prepare(BoundProgram(make_program(*PROGRAM))).state.discovery.noise
+    )
     assert (noise.offset_bytes, noise.kind) == (16, NoiseKind.DIFFERS)

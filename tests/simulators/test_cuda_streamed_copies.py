@@ -38,15 +38,19 @@ def case(request, deep, backend, simulator, monkeypatch) -> Case:
     simulator.set_granularity(16 * 1024 if has_tails else 4096)  # the model has no 2 MiB
     if not has_tails:
         monkeypatch.setattr(type(backend), "granule_bytes", lambda self, program: None)
-    prepared = backend.prepare(deep.program)
+    prepared = backend.prepare(deep.bound)
     launches = prepared.state.capture.launches
     streaming = passes.stream_weights(
-        passes.weight_demand(prepared.program, [1000.0] * len(prepared.program.launches)),
-        backend.link(prepared.program),
+        passes.weight_demand(
+            prepared.program,
+            [1000.0] * len(prepared.program.launches),
+            prepared.bindings.stored.keys(),
+        ),
+        backend.link(prepared.bound),
         floor_on(deep, backend) + (200 if has_tails else 60) * 1024,
         granule_bytes=backend.granule_bytes(prepared.program) or backend.alignment_bytes,
         alignment_bytes=backend.alignment_bytes,
-        mapped_link=backend.link(prepared.program) if has_tails else None,
+        mapped_link=backend.link(prepared.bound) if has_tails else None,
         unit=backend.memory_unit(prepared.program),
     )
     tails = [piece for piece in streaming.pieces if piece.streamed and piece.offset_bytes]
@@ -129,7 +133,7 @@ def test_a_weight_that_a_launch_was_not_seen_to_read_is_refused(case, deep, back
     touches = list(case.graph.touches)
     touches[piece.value] = (*touches[piece.value], case.graph.n_nodes - 1)
     graph = dataclasses.replace(case.graph, touches=tuple(touches))
-    launches = backend.prepare(deep.program).state.capture.launches
+    launches = backend.prepare(deep.bound).state.capture.launches
     with pytest.raises(offload.CaptureError, match="was not seen to read"):
         streamed_graph(case.program, graph, launches, case.streaming)
 
@@ -139,7 +143,7 @@ def test_overlapping_kernels_are_not_ordered(case, deep, backend):
     graph = dataclasses.replace(case.graph, overlapping=frozenset(case.graph.edges))
     with pytest.raises(offload.CaptureError, match="does not wait for"):
         case.check(graph=graph)
-    launches = backend.prepare(deep.program).state.capture.launches
+    launches = backend.prepare(deep.bound).state.capture.launches
     streamed = streamed_graph(case.program, graph, launches, case.streaming)
     case.check(graph=graph, streamed=streamed)
     assert set(streamed.ready_after) == set(range(graph.n_nodes))

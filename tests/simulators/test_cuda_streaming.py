@@ -17,6 +17,7 @@ from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.graph import call, driver_bindings
 from offload.backends.cuda.streaming import link_meter
 from offload.backends.device_streaming import refuse_unstored
+from offload.program import Bindings, BoundProgram, Opaque
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
 from device_streaming import GIVEN, check, expected_of, floor_on, results
@@ -99,9 +100,10 @@ def test_free_memory_is_that_of_the_programs_device(backend, deep, monkeypatch):
 
 
 def test_an_opaque_launch_keeps_its_weights():
-    program = SimpleNamespace(opaque=SimpleNamespace(reason="it was compiled"), stored={0: None})
+    program = SimpleNamespace(opaque=Opaque(0, "it was compiled"))
+    bound = BoundProgram(program, Bindings(stored={0: None}))
     with pytest.raises(offload.BackendUnavailable, match=r"one opaque launch.*it was compiled"):
-        refuse_unstored(program)
+        refuse_unstored(bound)
 
 
 def test_after_a_wait_that_failed_the_prologue_comes_again(backend, simulator, deep, device_floor):

@@ -20,7 +20,7 @@ from device_streaming import GIVEN, floor_on
 def test_timing_that_fails_fails_the_load_and_leaves_nothing(
     function, backend, simulator, deep, device_floor
 ):
-    prepared = backend.prepare(deep.program)
+    prepared = backend.prepare(deep.bound)
     plan = place(prepared, backend)
     gc.collect()  # graphs of the other captures
     kinds = ("executable", "graph", "stream", "event", "mapping", "reservation")

@@ -321,7 +321,7 @@ MEMORY_CALLS = ("cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAcces
 @pytest.mark.parametrize("function", MEMORY_CALLS)
 def test_a_failure_of_any_call_leaves_nothing(function, backend, simulator, deep, budget):
     with deep.load(backend.name, weights_budget=budget, verify=False) as run:  # keeps an arena
-        prepared = backend.prepare(deep.program)
+        prepared = backend.prepare(deep.bound)
         plan = dataclasses.replace(place(prepared, backend), streaming=run.streaming.plan)
         before = held(simulator)
         simulator.forget_calls()

@@ -17,7 +17,7 @@ from loading import ACT, IN, OUT, WEIGHT, Device, N, on_device, result
 from small_graphs import StepCapturer, floats, make_program, words
 
 from offload.backends.cuda import CudaBackend
-from offload.program import TensorView
+from offload.program import Bindings, BoundProgram, TensorView
 
 # The fields of a 64 x 16384 tensor of 16 bits beside its address, where ptxas writes them for
 # tensormap.replace: strides in units of 16 bytes, sizes less one. A pair of sizes looks like an
@@ -100,7 +100,8 @@ def chained(products: Products, **how):
 
 def with_weight(program, weight):
     view = TensorView(1, 0, (2 * N,), (1,), "float32")
-    return dataclasses.replace(program, weights={1: (weight,)}, weight_views={1: (view,)})
+    program = dataclasses.replace(program, weight_views={1: (view,)})
+    return BoundProgram(program, Bindings(weights={1: (weight,)}))
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_descriptors_are_relocated_by_the_word_of_their_address(device, form):
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_the_word_is_the_first_of_a_descriptor_and_no_other_of_it(device, form):
     program, steps = chained(Products(device, form))
-    found = CudaBackend(StepCapturer(steps)).prepare(program).state.discovery
+    found = CudaBackend(StepCapturer(steps)).prepare(BoundProgram(program)).state.discovery
     assert [
         (one.node, one.offset_bytes, one.value, one.value_offset_bytes) for one in found.words
     ] == [

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from meta_recording import record, take_meta_for_an_accelerator
+from meta_recording import record_bound, take_meta_for_an_accelerator
 from torch import nn
 
 import offload
@@ -21,7 +21,7 @@ from offload import BindingError, Captured, CaptureError, PlanError
 from offload.backends import CpuBackend
 from offload.explain import explain
 from offload.plan import Place, SlotKind, check_plan
-from offload.program import Program, Role, TensorView, Value
+from offload.program import Bindings, BoundProgram, Role, TensorView, Value
 from offload.torch_names import dtype_name, find_dtype
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
@@ -38,10 +38,10 @@ def content_of(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.detach().reshape(-1).view(torch.uint8).tolist())
 
 
-def with_host_constants(captured: Captured, *inputs: torch.Tensor) -> Program:
+def with_host_constants(captured: Captured, *inputs: torch.Tensor) -> BoundProgram:
     """The Program with its weights of no dimensions, and these of its inputs, on the host."""
     program = captured.program
-    contents = {index: content_of(held[0]) for index, held in program.weights.items()}
+    contents = {index: content_of(held[0]) for index, held in captured.bindings.weights.items()}
     contents |= {
         view.value: content_of(given) for view, given in zip(program.inputs, inputs, strict=False)
     }
@@ -51,7 +51,8 @@ def with_host_constants(captured: Captured, *inputs: torch.Tensor) -> Program:
         else value
         for value in program.values
     )
-    return dataclasses.replace(program, values=tuple(values))
+    program = dataclasses.replace(program, values=tuple(values))
+    return BoundProgram(program, captured.bindings)
 
 
 class Scaled(nn.Module):
@@ -82,8 +83,8 @@ class Loaded:
 def loaded(backend) -> Loaded:
     model, factor = Scaled(), torch.tensor(0.5)
     captured = offload.capture(model, factor, torch.ones(3, 4))
-    program = with_host_constants(captured, factor)
-    return Loaded(model, Captured(program).load(backend.name), factor, torch.randn(3, 4))
+    bound = with_host_constants(captured, factor)
+    return Loaded(model, Captured(bound).load(backend.name), factor, torch.randn(3, 4))
 
 
 def test_they_are_executed_and_take_no_memory_of_the_device(loaded):
@@ -194,10 +195,10 @@ def test_a_submitted_execution_has_the_value_of_its_submission(loaded):
 def test_what_is_loaded_is_what_was_recorded(backend):
     """A value that changed since the recording is refused, never captured in its place."""
     model, factor, x = Scaled(), torch.tensor(0.5), torch.randn(3, 4)
-    program = with_host_constants(offload.capture(model, factor, x), factor)
+    bound = with_host_constants(offload.capture(model, factor, x), factor)
     with torch.no_grad():
         model.scale.fill_(100.0)
-    run = Captured(program).load(backend.name)
+    run = Captured(bound).load(backend.name)
     with pytest.raises(BindingError, match=r"scale: .* as 2\.5, got 100"):
         run(factor, x)
     with torch.no_grad():
@@ -205,7 +206,7 @@ def test_what_is_loaded_is_what_was_recorded(backend):
         assert torch.equal(run(factor, x), model(factor, x))
 
 
-def guarding(*holders: torch.Tensor) -> Program:
+def guarding(*holders: torch.Tensor) -> BoundProgram:
     """A Program that uses no host constant, and was computed from what these hold."""
     program = offload.capture(torch.sin, torch.ones(3)).program
     index, first = len(program.values), holders[0]
@@ -218,12 +219,10 @@ def guarding(*holders: torch.Tensor) -> Program:
         )
         for one in holders
     )
-    return dataclasses.replace(
-        program,
-        values=(*program.values, value),
-        weights={index: holders},
-        weight_views={index: views},
+    program = dataclasses.replace(
+        program, values=(*program.values, value), weight_views={index: views}
     )
+    return BoundProgram(program, Bindings(weights={index: holders}))
 
 
 @pytest.mark.parametrize(
@@ -254,9 +253,9 @@ def test_both_values_are_told(backend, dtype, one, other, texts):
 
 
 def test_a_tensor_that_left_the_cpu_is_refused(backend):
-    program = guarding(torch.tensor(2.5))
-    moved = {index: (held[0].to("meta"),) for index, held in program.weights.items()}
-    run = Captured(dataclasses.replace(program, weights=moved)).load(backend.name)
+    bound = guarding(torch.tensor(2.5))
+    moved = {index: (held[0].to("meta"),) for index, held in bound.bindings.weights.items()}
+    run = Captured(BoundProgram(bound.program, Bindings(weights=moved))).load(backend.name)
     with pytest.raises(BindingError, match="number: expected a tensor on the CPU, got one on meta"):
         run(torch.ones(3))
 
@@ -305,15 +304,16 @@ def test_a_place_for_one_is_refused(loaded):
 
 def test_a_program_on_the_cpu_has_none(loaded):
     with pytest.raises(CaptureError, match="is a host constant of a program on cpu"):
-        CpuBackend().prepare(loaded.run.program)
+        CpuBackend().prepare(loaded.run.bound)
 
 
 # ---- recorded beside a device that has no content, executed on the simulated one ----------------
 
 
 def load_recorded(backend: SimulatedBackend, function, *args: torch.Tensor) -> offload.Executable:
-    program = dataclasses.replace(record(function, *args), device="cpu")
-    return Captured(program).load(backend.name)
+    bound = record_bound(function, *args)
+    program = dataclasses.replace(bound.program, device="cpu")
+    return Captured(BoundProgram(program, bound.bindings)).load(backend.name)
 
 
 def test_what_was_folded_is_executed(backend, monkeypatch):
@@ -325,7 +325,7 @@ def test_what_was_folded_is_executed(backend, monkeypatch):
         return (x * exponent + scale.item()) / (t - 3)
 
     run = load_recorded(backend, function, torch.empty(3, device="meta"), factor)
-    assert [launch.operator for launch in run.program.launches] == [
+    assert [launch.name for launch in run.program.launches] == [
         "aten::mul.Tensor",
         "aten::add.Tensor",
         "aten::div.Tensor",
@@ -407,7 +407,7 @@ def raised(simulator, monkeypatch) -> Captured:
 
 def held_by(captured: Captured) -> Raised:
     assert captured.program.opaque is not None
-    return captured.program.opaque.call.function
+    return captured.bindings.callables[captured.program.opaque.index].function
 
 
 def test_the_numbers_of_an_opaque_program_are_guarded(raised):
@@ -442,15 +442,15 @@ def test_an_opaque_program_is_not_captured_with_other_numbers(raised):
 
 def test_every_holder_of_a_larger_one_is_guarded(backend):
     table = torch.arange(6.0)
-    program = guarding(table, table[1:3])
-    run = Captured(program).load(backend.name)
+    bound = guarding(table, table[1:3])
+    run = Captured(bound).load(backend.name)
     x = torch.randn(3)
     assert torch.equal(run(x), torch.sin(x))
     table[5] = 0.0
     with pytest.raises(BindingError, match="number: its content is not what it was recorded with"):
         run(x)
     table[5] = 5.0
-    row = program.weights[program.values[-1].index][1]
+    row = bound.bindings.weights[bound.program.values[-1].index][1]
     row.data = torch.tensor([1.0, 2.0])
     assert torch.equal(run(x), torch.sin(x))
     row.data = torch.tensor([1.0, 9.0])

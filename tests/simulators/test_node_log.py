@@ -22,7 +22,7 @@ from offload.backends.relocation.captures import NodeKind
 
 
 def launch_of(index: int) -> SimpleNamespace:
-    return SimpleNamespace(index=index, source=f"model.py:{index}", operator="aten::add.Tensor")
+    return SimpleNamespace(index=index, source=f"model.py:{index}", name="aten::add.Tensor")
 
 
 @pytest.fixture

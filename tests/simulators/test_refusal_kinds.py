@@ -25,7 +25,7 @@ from offload.backends.cuda import CudaBackend, node_log, torch_capture, torch_po
 from offload.backends.cuda.graph import call, driver_bindings
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.relocation import proof
-from offload.program import Role
+from offload.program import BoundProgram, Role
 
 
 class World:
@@ -40,12 +40,12 @@ class World:
     def captured(self, step: Callable[[Any], None]) -> None:
         """Discovery of a Program whose one launch makes a step."""
         program = make_program([(Role.INPUT, 64), (Role.OUTPUT, 64)], [("0", "1")])
-        CudaBackend(StepCapturer([step])).prepare(program)
+        CudaBackend(StepCapturer([step])).prepare(BoundProgram(program))
 
     def prepared(self, model: Any, *given: torch.Tensor, host_reads: str = "avoid") -> None:
         """A Program recorded on the CPU, as if it were recorded on a GPU."""
-        program = offload.capture(model, *given, host_reads=host_reads).program
-        CudaBackend(StepCapturer([])).prepare(program)
+        bound = offload.capture(model, *given, host_reads=host_reads).bound
+        CudaBackend(StepCapturer([])).prepare(bound)
 
     def launched(self, error: Exception) -> None:
         """A launch that raises while torch captures it."""
@@ -55,7 +55,7 @@ class World:
         def fail() -> None:
             raise error
 
-        launch = types.SimpleNamespace(source="model.py:1", operator="aten::add.Tensor", index=0)
+        launch = types.SimpleNamespace(source="model.py:1", name="aten::add.Tensor", index=0)
         one._launch(types.SimpleNamespace(call=lambda _: fail), launch)
 
 
@@ -96,7 +96,7 @@ def use_memory_of_nobody(world: World) -> None:
 def end_the_capture(world: World) -> None:
     stream = call("cuStreamCreate", 1)
     log = node_log.NodeLog(int(stream))
-    log.note(types.SimpleNamespace(source="model.py:1", operator="aten::add.Tensor", index=0))
+    log.note(types.SimpleNamespace(source="model.py:1", name="aten::add.Tensor", index=0))
 
 
 def fail_to_end(world: World) -> None:
@@ -189,7 +189,7 @@ def record_history(world: World) -> None:
 
 def capture_already(world: World) -> None:
     world.monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    TorchCapturer().capture(offload.capture(torch.sin, X).program, None)
+    TorchCapturer().capture(offload.capture(torch.sin, X).bound, None)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,10 @@ def streamed_ranges(run) -> dict[str, tuple[int, int]]:
     """Of each streamed weight the bytes that its transfer copies, from where to where."""
     pieces = [run.streaming.plan.pieces[one.piece] for one in run.streaming.plan.transfers]
     return {
-        run.program.stored[one.value].name: (one.offset_bytes, one.offset_bytes + one.size_bytes)
+        run.bound.bindings.stored[one.value].name: (
+            one.offset_bytes,
+            one.offset_bytes + one.size_bytes,
+        )
         for one in pieces
     }
 
@@ -429,7 +432,7 @@ def test_tails_that_begin_elsewhere_are_shared_as_far_as_both_stream_them(
 
 
 def file_weights(captured) -> dict[str, torch.Tensor]:
-    path = next(iter(captured.program.stored.values())).path
+    path = next(iter(captured.bindings.stored.values())).path
     return safetensors.torch.load_file(path)
 
 

@@ -47,7 +47,7 @@ def test_each_has_its_content_whichever_graph_runs(
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     new, again = other_weights(tmp_path, inputs[0])
     first, second = expected_of(headed, inputs), expected_of(again, inputs)
-    places = {one.name: one for one in headed.program.stored.values()}
+    places = {one.name: one for one in headed.bindings.stored.values()}
     old = places if back == "files" else file_weights(headed)
 
     def settle(_run: offload.Executable) -> None:
@@ -86,7 +86,7 @@ def test_content_that_goes_back_after_nodes_were_set_by_half(
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     new, _ = other_weights(tmp_path, inputs[0])
     first = expected_of(headed, inputs)
-    places = {one.name: one for one in headed.program.stored.values()}
+    places = {one.name: one for one in headed.bindings.stored.values()}
 
     def settle(_run: offload.Executable) -> None:
         cuda.synchronize()
@@ -143,14 +143,14 @@ def test_a_weight_that_moves_inside_of_one_range_follows(cuda, tmp_path):
     given = torch.randn(4, WIDTH)
     owner = captured_with(tmp_path / "stacked", stacked, given)
     user = captured_with(tmp_path / "layers", layers, given)
-    place = next(one for one in owner.program.stored.values() if one.name == "both")
+    place = next(one for one in owner.bindings.stored.values() if one.name == "both")
     half_bytes = WIDTH * WIDTH * 4
     with (
         owner.load(cuda.backend.name, weights_budget=floor_on(owner, cuda.backend)) as one,
         user.load(cuda.backend.name, weights_budget=floor_on(user, cuda.backend)) as other,
     ):
         plan = other.streaming.plan
-        name = user.program.stored[plan.pieces[plan.transfers[0].piece].value].name
+        name = user.bindings.stored[plan.pieces[plan.transfers[0].piece].value].name
         held = one.streaming.store_bytes
         assert held >= 2 * half_bytes
         for half in (0, 1, 0):

@@ -55,7 +55,7 @@ def test_times_of_the_device_make_a_plan_whose_results_are_right(
 
 
 def test_each_launch_has_a_time_and_nothing_is_left(device, deep, measure):
-    prepared = device.backend.prepare(deep.program)
+    prepared = device.backend.prepare(deep.bound)
     plan = place(prepared, device.backend)
     gc.collect()  # what captures hold
     held = device.held()

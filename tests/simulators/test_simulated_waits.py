@@ -234,12 +234,14 @@ def test_explain_and_the_report_show_what_was_measured_beside_what_was_predicted
     assert f"measured: {last.pass_ns / 1e6:.3f} ms by execution 3 of 4" in text
     assert f"of which launches waited {last.stream_wait_ns / 1e6:.3f} ms for weights" in text
     predicted = passes.simulate_streaming(
-        passes.weight_demand(run.program, plan.launch_ns), plan, plan.link
+        passes.weight_demand(run.program, plan.launch_ns, run.bound.bindings.stored.keys()),
+        plan,
+        plan.link,
     ).wait_ns
     longest = max(last.stream_waits, key=lambda one: one[1])
     assert (
         f"waited in execution 3: launch {longest[0]} "
-        f"{run.program.launches[longest[0]].operator} {longest[1] / 1e6:.3f} ms, "
+        f"{run.program.launches[longest[0]].name} {longest[1] / 1e6:.3f} ms, "
         f"{predicted[longest[0]] / 1e6:.3f} ms predicted" in text
     )
     assert streaming.n_measured == 3

@@ -87,7 +87,7 @@ def test_probabilities_stay_such():
     with torch.no_grad(), offload.capture(lambda x: torch.multinomial(x, 1)) as captured:
         captured(PROBABILITIES)
     for variant in range(2):
-        (content,) = made_up_inputs(captured.program, variant)
+        (content,) = made_up_inputs(captured.bound, variant)
         rows = torch.frombuffer(bytearray(content), dtype=torch.float32).view(3, 2)
         assert torch.multinomial(rows, 1).flatten().tolist()[::2] == [1, 0]
 
@@ -145,9 +145,9 @@ def stand_ins_of(build, given, folder) -> list[bytearray]:
     """The blocks of the weights of a model in files."""
     save_weights(build(), folder)
     with torch.no_grad():
-        program = offload.capture(without_memory(build), given, weights=folder).program
+        bound = offload.capture(without_memory(build), given, weights=folder).bound
     memory = HostMemory()
-    WeightStandIns(program, memory, {})
+    WeightStandIns(bound, memory, {})
     return memory.blocks
 
 

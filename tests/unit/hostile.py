@@ -39,7 +39,7 @@ def valid_file() -> bytes:
     with offload.capture(model) as captured:
         model(torch.randn(2, 4), {"y": torch.randn(2, 5, dtype=torch.complex64), "scale": 0.5})
     with tempfile.TemporaryDirectory() as folder:
-        save_program(captured.program, Path(folder) / "m.offload")
+        save_program(captured.bound, Path(folder) / "m.offload")
         return (Path(folder) / "m.offload").read_bytes()
 
 
@@ -68,4 +68,4 @@ def archive(
 def opened(content: bytes, folder: Path) -> Program:
     path = folder / "hostile.offload"
     path.write_bytes(content)
-    return open_program(path)
+    return open_program(path).program

@@ -13,7 +13,7 @@ import offload
 from offload import _native
 from offload.backends.cpu import CpuBackend
 from offload.passes import place_values
-from offload.program import Program, Role
+from offload.program import BoundProgram, Program, Role
 from offload.replay import Executable
 from offload.timeline import Scheduling
 
@@ -129,9 +129,9 @@ class Streamed:
     ) -> None:
         captured = offload.capture(model, *inputs)
         self.resident = captured.load()
-        program = captured.program
+        bound, program = captured.bound, captured.program
         values = program.of_role(Role.WEIGHT)
-        self.weights = [program.weights[value.index][0] for value in values]
+        self.weights = [bound.bindings.weights[value.index][0] for value in values]
         sizes = [value.size_bytes for value in values]
         self.plan = make_plan(sizes, [_use(program, value.index) for value in values])
         self.file = file
@@ -156,22 +156,23 @@ class Streamed:
         )
         if load:
             self.stream.load()
-        self.run = self.executable(program, scheduling)
+        self.run = self.executable(bound, scheduling)
 
-    def executable(self, program: Program, scheduling: Scheduling) -> Executable:
+    def executable(self, bound: BoundProgram, scheduling: Scheduling) -> Executable:
         """The program on the stream's memory."""
+        program, weights = bound.program, bound.bindings.weights
         held = {
             value.index: tuple(
                 self.stream.tensor(number).view(tensor.dtype).as_strided(view.shape, view.strides)
                 for tensor, view in zip(
-                    program.weights[value.index], program.weight_views[value.index], strict=True
+                    weights[value.index], program.weight_views[value.index], strict=True
                 )
             )
             for number, value in enumerate(program.of_role(Role.WEIGHT))
         }
-        program = dataclasses.replace(program, weights=held)
+        bindings = dataclasses.replace(bound.bindings, weights=held)
         backend = CpuBackend()
-        prepared = backend.prepare(program)
+        prepared = backend.prepare(BoundProgram(program, bindings))
         plan = place_values(program, backend.machine(), prepared.operator_allocated)
         make_resident = _native.CpuResident
         with mock.patch.object(

@@ -40,6 +40,7 @@ def test_a_capture_that_fails_half_way_is_ended_before_anything_goes(monkeypatch
         """Of its own class, which remembers in which order attributes were given."""
 
         def __init__(self) -> None:
+            self._bound = None
             self._program = types.SimpleNamespace(launches=["first"])
             self._memory = types.SimpleNamespace(current=lambda: Entered("pool"))
             self._kept = types.SimpleNamespace(bases={})
@@ -87,6 +88,7 @@ def test_nodes_are_those_that_were_read_as_they_appeared(monkeypatch):
 
     class Whole(torch_capture._OneCapture):
         def __init__(self) -> None:
+            self._bound = None
             self._program = types.SimpleNamespace(launches=[], values=[])
             self._memory = types.SimpleNamespace(
                 current=contextlib.nullcontext, allocations=lambda *_: ([], set())

@@ -49,7 +49,7 @@ def saved(tmp_path: Path) -> tuple[Scorer, Path]:
     model, path = Scorer(), tmp_path / "scorer.offload"
     with offload.capture(model) as captured:
         model(torch.randn(2, 4), mask=torch.ones(3))
-    save_program(captured.program, path)
+    save_program(captured.bound, path)
     return model, path
 
 
@@ -106,7 +106,7 @@ def test_inspect_shows_no_control_characters(tmp_path: Path) -> None:
     model.forward = lambda x: (x * model._parameters["\x1b[31mred[bold]"]).relu()
     with offload.capture(model) as captured:
         model(torch.ones(2))
-    save_program(captured.program, tmp_path / "red.offload")
+    save_program(captured.bound, tmp_path / "red.offload")
     output = offload_command("inspect", tmp_path / "red.offload").output
     assert "\x1b" not in output
     assert "\N{REPLACEMENT CHARACTER}[31mred[bold]" in output
@@ -176,7 +176,7 @@ def test_run_with_results_that_safetensors_lacks(tmp_path: Path) -> None:
 
     with offload.capture(function) as captured:
         captured()
-    save_program(captured.program, tmp_path / "m.offload")
+    save_program(captured.bound, tmp_path / "m.offload")
     result = offload_command("run", tmp_path / "m.offload", "--output", tmp_path / "y.safetensors")
     assert "the results cannot be written" in failure_of(result)
     assert not (tmp_path / "y.safetensors").exists()

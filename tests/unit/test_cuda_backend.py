@@ -16,24 +16,23 @@ from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import device_of
 from offload.backends.cuda.graph import driver_bindings
 from offload.errors import BackendUnavailable, CaptureError
-from offload.program import Overlap, Symbol
+from offload.program import BoundProgram, Overlap, Symbol
 
 without_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
 
 
-def recorded(**changes: object) -> offload.program.Program:
+def recorded(**changes: object) -> BoundProgram:
     """A Program of one launch, recorded on the CPU, with changes to that launch."""
     program = offload.capture(torch.sin, torch.ones(3)).program
     (launch,) = program.launches
-    return dataclasses.replace(
-        program, device="cuda", launches=(dataclasses.replace(launch, **changes),)
-    )
+    launches = (dataclasses.replace(launch, **changes),)
+    return BoundProgram(dataclasses.replace(program, device="cuda", launches=launches))
 
 
-def prepare(program: offload.program.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def prepare(bound: BoundProgram, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a device were there: a refusal comes before anything is captured."""
     monkeypatch.setattr(CudaBackend, "machine", lambda self, index: None)
-    CudaBackend(object()).prepare(program)
+    CudaBackend(object()).prepare(bound)
 
 
 @without_cuda
@@ -84,10 +83,9 @@ def test_programs_of_another_device_are_not_loaded():
 
 def test_a_program_stays_on_the_device_that_it_was_recorded_on():
     """Without weights nothing but the Program says which one it was."""
-    program = dataclasses.replace(recorded(), device_index=1)
-    assert not program.weights
+    program = dataclasses.replace(recorded().program, device_index=1)
     assert device_of(program) == 1
-    captured = offload.Captured(program)
+    captured = offload.Captured(BoundProgram(program))
     for device in ("cuda:0", torch.device("cuda:0")):
         with pytest.raises(
             BackendUnavailable, match=r"are on cuda:1: to run it on cuda:0, capture the model there"
@@ -106,17 +104,17 @@ def test_the_machine_is_that_of_the_programs_device(monkeypatch, device, index):
         raise BackendUnavailable("seen")
 
     monkeypatch.setattr(CudaBackend, "machine", machine)
-    program = dataclasses.replace(recorded(), device_index=1)
+    program = dataclasses.replace(recorded().program, device_index=1)
     with pytest.raises(BackendUnavailable, match="seen"):
-        offload.Captured(program).load(device)
+        offload.Captured(BoundProgram(program)).load(device)
     assert asked == [index]
 
 
 def test_a_program_of_no_device_goes_where_it_is_loaded(monkeypatch):
     asked: list[int] = []
 
-    def prepare(self, program):
-        asked.append(device_of(program))
+    def prepare(self, bound):
+        asked.append(device_of(bound.program))
         raise BackendUnavailable("seen")
 
     monkeypatch.setattr(CudaBackend, "machine", lambda self, index: None)
@@ -177,10 +175,10 @@ def test_inputs_that_can_never_be_aligned_together_are_refused(
     program = dataclasses.replace(program, overlaps=(Overlap(0, 1, distance_bytes),))
     if not is_refused:
         with pytest.raises(Reached):
-            prepare(program, monkeypatch)
+            prepare(BoundProgram(program), monkeypatch)
         return
     with pytest.raises(CaptureError, match=r"16 bytes apart.* multiples of 256 bytes") as raised:
-        prepare(program, monkeypatch)
+        prepare(BoundProgram(program), monkeypatch)
     assert program.values[program.inputs[0].value].name in str(raised.value)
 
 

@@ -10,7 +10,7 @@ import pytest
 from offload.backends.ascend.failed_captures import check_streams, unjoined_advice
 from offload.errors import OutOfStreams
 
-LAUNCHES: Any = [SimpleNamespace(source=f"model.py:{line}", operator="aten::mm") for line in (1, 2)]
+LAUNCHES: Any = [SimpleNamespace(source=f"model.py:{line}", name="aten::mm") for line in (1, 2)]
 UNJOINED = RuntimeError("AclmdlRICaptureEnd failed, error code is 107025")
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import types
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,13 @@ import torch
 import offload
 from offload import Captured
 from offload.files import open_program, save_program
-from offload.program import Program, Role
+from offload.program import BoundProgram, Role
 from offload.structure import Structure
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
+Weights = Mapping[int, tuple[torch.Tensor, ...]]
 
 
 def captured_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
@@ -43,18 +46,24 @@ def constants_of(structure: Structure) -> list[Any]:
     return found + [one for child in structure.children for one in constants_of(child)]
 
 
-def assert_same_program(one: Program, other: Program) -> None:
+def assert_same_program(mine: BoundProgram, yours: BoundProgram) -> None:
     """Equal in everything; weights by their bytes, and held alike."""
-    assert dataclasses.replace(one, weights={}) == dataclasses.replace(other, weights={})
-    for mine, yours in (
+    one, other = mine.program, yours.program
+    assert one == other
+    for mine_structure, yours_structure in (
         (one.arguments_structure, other.arguments_structure),
         (one.result_structure, other.result_structure),
     ):
-        assert list(map(repr, constants_of(mine))) == list(map(repr, constants_of(yours)))
-    assert one.weights.keys() == other.weights.keys()
-    for index, holders in one.weights.items():
-        assert len({tensor.untyped_storage()._cdata for tensor in other.weights[index]}) == 1
-        for mine, yours in zip(holders, other.weights[index], strict=True):
+        recorded = list(map(repr, constants_of(mine_structure)))
+        assert recorded == list(map(repr, constants_of(yours_structure)))
+    _assert_same_weights(mine.bindings.weights, yours.bindings.weights)
+
+
+def _assert_same_weights(one: Weights, other: Weights) -> None:
+    assert one.keys() == other.keys()
+    for index, holders in one.items():
+        assert len({tensor.untyped_storage()._cdata for tensor in other[index]}) == 1
+        for mine, yours in zip(holders, other[index], strict=True):
             assert bytes(mine.untyped_storage()) == bytes(yours.untyped_storage())
             assert (mine.shape, mine.stride(), mine.dtype) == (
                 yours.shape,
@@ -92,7 +101,7 @@ def test_weights_that_share_memory_have_gaps_or_rare_dtypes(tmp_path: Path) -> N
     with offload.capture(model) as captured:
         model(x)
     opened = reopened(captured, tmp_path / "tied.offload")
-    assert_same_program(captured.program, opened.program)
+    assert_same_program(captured.bound, opened.bound)
     for mine, yours in zip(captured(x), opened(x), strict=True):
         assert torch.equal(mine, yours)
 
@@ -101,8 +110,8 @@ def test_one_storage_stays_one(tmp_path: Path) -> None:
     model, x = Tied(), torch.randn(2, 8)
     with offload.capture(model) as captured:
         model(x)
-    program = reopened(captured, tmp_path / "tied.offload").program
-    tied = next(held for held in program.weights.values() if len(held) == 2)
+    bindings = reopened(captured, tmp_path / "tied.offload").bindings
+    tied = next(held for held in bindings.weights.values() if len(held) == 2)
     tied[0].zero_()
     assert tied[1].abs().sum() == 0
 
@@ -116,7 +125,7 @@ def test_dropout_draws_what_eager_would_draw(tmp_path: Path) -> None:
     expected = model(x)
     torch.manual_seed(7)
     assert torch.equal(opened(x), expected)
-    assert opened.program.generators == (torch.default_generator,)
+    assert opened.bindings.generators == (torch.default_generator,)
 
 
 def test_state_goes_on_from_what_was_saved(tmp_path: Path) -> None:
@@ -152,7 +161,7 @@ def test_constants_of_every_kind_are_checked_again(tmp_path: Path) -> None:
     table = {"y": torch.ones(2), (1, ("a", None)): 1, 2: "two", None: 0, 0.5: 1}
     captured = captured_call(function, torch.zeros(2), NESTED, table)
     opened = reopened(captured, tmp_path / "constants.offload")
-    assert_same_program(captured.program, opened.program)
+    assert_same_program(captured.bound, opened.bound)
     assert torch.equal(opened(torch.zeros(2), NESTED, table), torch.full((2,), 3.0))
     with pytest.raises(offload.BindingError, match="recorded with 3"):
         opened(torch.zeros(2), [*NESTED[:2], 4, *NESTED[3:]], table)
@@ -165,7 +174,7 @@ def test_containers_lose_their_class_and_arguments_keep_theirs(tmp_path: Path) -
     arguments = Pair(torch.ones(2), None), types.SimpleNamespace(keys=torch.ones(3), size=3)
     captured = captured_call(function, *arguments)
     opened = reopened(captured, tmp_path / "containers.offload")
-    assert_same_program(captured.program, opened.program)
+    assert_same_program(captured.bound, opened.bound)
     outcome = opened(*arguments)
     assert type(outcome["pair"]) is tuple
     assert torch.equal(outcome["pair"][0], torch.full((2,), 2.0))
@@ -183,7 +192,7 @@ def test_results_that_alias(tmp_path: Path) -> None:
 
     captured = captured_call(function, torch.zeros(4), torch.zeros(4))
     opened = reopened(captured, tmp_path / "alias.offload")
-    assert_same_program(captured.program, opened.program)
+    assert_same_program(captured.bound, opened.bound)
     x, y = torch.randn(4), torch.zeros(4)
     outcome = opened(x, y)
     assert outcome[0] is x
@@ -203,7 +212,7 @@ def test_overlaps_and_guards(tmp_path: Path) -> None:
     with offload.capture(function, host_reads="guard") as captured:
         captured(both, both)
     opened = reopened(captured, tmp_path / "overlap.offload")
-    assert_same_program(captured.program, opened.program)
+    assert_same_program(captured.bound, opened.bound)
     assert len(opened.program.overlaps) == 1
     with pytest.raises(offload.BindingError, match="shared memory"):
         opened(both.clone(), both.clone())
@@ -216,7 +225,7 @@ def test_overlaps_and_guards(tmp_path: Path) -> None:
 def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     captured = captured_call(lambda x: x + 1, torch.zeros(2))
     for name in ("one", "other"):
-        save_program(captured.program, tmp_path / name)
+        save_program(captured.bound, tmp_path / name)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
     reopened(captured, tmp_path / "opened")
     save_program(open_program(tmp_path / "one"), tmp_path / "again")
@@ -227,7 +236,7 @@ def test_opens_in_a_process_without_the_model(tmp_path: Path) -> None:
     model, x = Tied().double().float(), torch.randn(2, 8)
     with offload.capture(model) as captured:
         model(x)
-    save_program(captured.program, tmp_path / "m.offload")
+    save_program(captured.bound, tmp_path / "m.offload")
     safetensors.torch.save_file({"x": x}, tmp_path / "x.safetensors")
     script = (
         "import offload, sys, safetensors.torch as st\n"
@@ -243,7 +252,7 @@ def test_opens_in_a_process_without_the_model(tmp_path: Path) -> None:
 def test_the_members_are_what_their_names_say(tmp_path: Path) -> None:
     weight = torch.randn(3)
     captured = captured_call(lambda x: x * weight, torch.ones(3))
-    save_program(captured.program, tmp_path / "m.offload")
+    save_program(captured.bound, tmp_path / "m.offload")
     with zipfile.ZipFile(tmp_path / "m.offload") as archive:
         program = json.loads(archive.read("program.json"))
         arrays = safetensors.torch.load(archive.read("weights.safetensors"))
@@ -261,7 +270,7 @@ def test_opening_depends_on_no_mode_of_the_caller(tmp_path: Path) -> None:
         return weight * 2
 
     captured = captured_call(function, torch.ones(3))
-    save_program(captured.program, tmp_path / "m.offload")
+    save_program(captured.bound, tmp_path / "m.offload")
     with torch.inference_mode(), torch.device("meta"):
         opened = offload.open(tmp_path / "m.offload")
     outcome = opened(torch.ones(3))
@@ -278,7 +287,7 @@ class Colour:
 def test_an_object_among_the_arguments_is_named(tmp_path: Path) -> None:
     captured = captured_call(lambda x, options: x + 1, torch.ones(2), {"colour": Colour()})
     with pytest.raises(offload.FileError, match=r"arguments\[0\]\[1\]\['colour'\] is a .*Colour"):
-        save_program(captured.program, tmp_path / "m.offload")
+        save_program(captured.bound, tmp_path / "m.offload")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -286,7 +295,7 @@ def test_a_generator_of_its_own_cannot_be_saved(tmp_path: Path) -> None:
     generator = torch.Generator()
     captured = captured_call(lambda x: x + torch.randn(2, generator=generator), torch.ones(2))
     with pytest.raises(offload.FileError, match="generator of its own"):
-        save_program(captured.program, tmp_path / "m.offload")
+        save_program(captured.bound, tmp_path / "m.offload")
 
 
 def test_a_swapped_storage_cannot_be_saved(tmp_path: Path) -> None:
@@ -295,7 +304,7 @@ def test_a_swapped_storage_cannot_be_saved(tmp_path: Path) -> None:
         model(x)
     model.weight.data = torch.ones(9, 9)[:3, :3]
     with pytest.raises(offload.FileError, match=r"weight: it has another shape, dtype, strides"):
-        save_program(captured.program, tmp_path / "m.offload")
+        save_program(captured.bound, tmp_path / "m.offload")
 
 
 def test_an_operator_that_is_not_torchs_cannot_be_saved(tmp_path: Path) -> None:
@@ -304,17 +313,17 @@ def test_an_operator_that_is_not_torchs_cannot_be_saved(tmp_path: Path) -> None:
     library.impl("twice", lambda x: x * 2, "CPU")
     captured = captured_call(torch.ops.offload_test_files.twice, torch.ones(2))
     with pytest.raises(offload.FileError, match="offload_test_files::twice"):
-        save_program(captured.program, tmp_path / "m.offload")
+        save_program(captured.bound, tmp_path / "m.offload")
     library._destroy()
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "m.offload"
-    save_program(captured_call(lambda x: x + 1, torch.ones(2)).program, path)
+    save_program(captured_call(lambda x: x + 1, torch.ones(2)).bound, path)
     before = path.read_bytes()
     captured = captured_call(lambda x, options: x + 1, torch.ones(2), Colour())
     with pytest.raises(offload.FileError):
-        save_program(captured.program, path)
+        save_program(captured.bound, path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -324,7 +333,7 @@ def test_a_path_that_cannot_be_written_is_a_file_error(tmp_path: Path, where: st
     (tmp_path / "taken").mkdir()
     captured = captured_call(lambda x: x + 1, torch.ones(2))
     with pytest.raises(offload.FileError, match="cannot be written"):
-        save_program(captured.program, tmp_path / where)
+        save_program(captured.bound, tmp_path / where)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
@@ -334,7 +343,7 @@ def test_containers_nested_too_deeply_cannot_be_saved(tmp_path: Path) -> None:
         nested = [nested]
     captured = captured_call(lambda tree: torch.ones(1) + 1, nested)
     with pytest.raises(offload.FileError, match="nested deeper"):
-        save_program(captured.program, tmp_path / "m.offload")
+        save_program(captured.bound, tmp_path / "m.offload")
 
 
 @pytest.mark.parametrize("device", ["cuda", "no_such_device", "cuda:9", ""])
@@ -346,12 +355,13 @@ def test_programs_of_devices_that_are_not_here_can_be_looked_at(tmp_path, device
     with torch.no_grad():
         captured = offload.capture(model, torch.ones(1, 2))
     program = dataclasses.replace(captured.program, device=device)
+    bound = BoundProgram(program, captured.bindings)
     path = tmp_path / "model.offload"
-    save_program(program, path)
+    save_program(bound, path)
     opened = offload.open(path)
     assert opened.program.device == device
     (bias, weight) = sorted(
-        (held[0] for held in opened.program.weights.values()), key=torch.Tensor.dim
+        (held[0] for held in opened.bindings.weights.values()), key=torch.Tensor.dim
     )
     assert torch.equal(weight, model.weight)
     assert torch.equal(bias, model.bias)

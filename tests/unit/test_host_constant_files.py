@@ -17,7 +17,7 @@ from torch import nn
 
 import offload
 from offload.files import open_program, save_program
-from offload.program import Program, Role
+from offload.program import BoundProgram, Role
 
 NAN_WITH_PAYLOAD = torch.tensor(0x7FC01234, dtype=torch.int32).view(torch.float32)
 
@@ -33,10 +33,11 @@ class Scaled(nn.Module):
         return self.linear(x) * self.scale * self.shift * factor
 
 
-def make(model: Scaled, factor: torch.Tensor) -> Program:
+def make(model: Scaled, factor: torch.Tensor) -> BoundProgram:
     """As it would be recorded on a GPU with the tensors of no dimensions on the CPU."""
-    program = offload.capture(model, torch.ones(2, 3), factor).program
-    contents = {index: held[0] for index, held in program.weights.items()}
+    captured = offload.capture(model, torch.ones(2, 3), factor)
+    program = captured.program
+    contents = {index: held[0] for index, held in captured.bindings.weights.items()}
     contents[program.inputs[1].value] = factor
     values = [
         value
@@ -49,7 +50,8 @@ def make(model: Scaled, factor: torch.Tensor) -> Program:
         )
         for value in program.values
     ]
-    return dataclasses.replace(program, values=tuple(values), device="cuda", device_index=1)
+    program = dataclasses.replace(program, values=tuple(values), device="cuda", device_index=1)
+    return BoundProgram(program, captured.bindings)
 
 
 @pytest.fixture
@@ -58,48 +60,53 @@ def model() -> Scaled:
 
 
 @pytest.fixture
-def program(model) -> Program:
+def bound(model) -> BoundProgram:
     return make(model, torch.tensor(-0.0))
 
 
-def test_they_come_back_as_they_were_recorded(program, tmp_path):
+def test_they_come_back_as_they_were_recorded(bound, tmp_path):
     path = tmp_path / "m.offload"
-    save_program(program, path)
+    save_program(bound, path)
     opened = open_program(path)
-    assert opened.values == program.values
-    contents = {one.name: one.host_content for one in opened.values if one.on_host}
+    assert opened.program.values == bound.program.values
+    contents = {one.name: one.host_content for one in opened.program.values if one.on_host}
     assert sorted(contents) == ["args[1]", "scale", "shift"]
-    for value in opened.of_role(Role.WEIGHT):
-        (held,) = opened.weights[value.index]
+    for value in opened.program.of_role(Role.WEIGHT):
+        (held,) = opened.bindings.weights[value.index]
         if value.host_content is not None:
             assert held.device.type == "cpu"
             assert held.shape == ()
             assert bytes(held.untyped_storage()) == value.host_content
             held.fill_(3)  # of its own: the Program's content is not it
     assert contents["scale"] == (0x7FC01234).to_bytes(4, "little")
-    assert open_program(path).values == program.values
+    assert open_program(path).program.values == bound.program.values
     with zipfile.ZipFile(path) as archive:  # their bytes stand in the program alone
-        n_bytes = sum(one.size_bytes for one in program.of_role(Role.WEIGHT) if not one.on_host)
+        n_bytes = sum(
+            one.size_bytes for one in bound.program.of_role(Role.WEIGHT) if not one.on_host
+        )
         header = archive.read("weights.safetensors")
         assert len(header) - 8 - int.from_bytes(header[:8], "little") == n_bytes
 
 
-def test_a_file_says_nothing_of_which_gpu_it_was(program, tmp_path):
-    save_program(program, tmp_path / "one")
-    save_program(dataclasses.replace(program, device_index=0), tmp_path / "other")
+def test_a_file_says_nothing_of_which_gpu_it_was(bound, tmp_path):
+    save_program(bound, tmp_path / "one")
+    save_program(
+        dataclasses.replace(bound, program=dataclasses.replace(bound.program, device_index=0)),
+        tmp_path / "other",
+    )
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
     if not torch.cuda.is_available():
-        assert open_program(tmp_path / "one").device_index is None
+        assert open_program(tmp_path / "one").program.device_index is None
 
 
-def test_one_that_has_changed_cannot_be_saved(model, program, tmp_path):
+def test_one_that_has_changed_cannot_be_saved(model, bound, tmp_path):
     with torch.no_grad():
         model.scale.fill_(math.nan)  # another NaN
     with pytest.raises(offload.FileError, match="scale was given another value since the capture"):
-        save_program(program, tmp_path / "m.offload")
+        save_program(bound, tmp_path / "m.offload")
     with torch.no_grad():
         model.scale.copy_(NAN_WITH_PAYLOAD)
-    save_program(program, tmp_path / "m.offload")
+    save_program(bound, tmp_path / "m.offload")
 
 
 def test_programs_without_any_are_written_as_ever(tmp_path):
@@ -143,7 +150,7 @@ def larger(root: Any) -> None:
 @pytest.mark.parametrize(
     ("lie", "message"),
     [
-        (set_content("0000"), "no single float32"),
+        (set_content("0000"), "has 2 bytes, and its size is 4"),
         (set_content("000000zz"), "expected bytes as hexadecimal digits"),
         (set_content("000"), "expected bytes as hexadecimal digits"),
         (set_content(None), "expected a string"),
@@ -154,9 +161,9 @@ def larger(root: Any) -> None:
         (larger, "no single float32"),
     ],
 )
-def test_lies_are_refused(program, tmp_path, lie, message):
+def test_lies_are_refused(bound, tmp_path, lie, message):
     path = tmp_path / "m.offload"
-    save_program(program, path)
+    save_program(bound, path)
     with pytest.raises(offload.FileError, match=message):
         open_program(tampered(path, lie))
 

@@ -22,9 +22,9 @@ from offload.backends.relocation.fixed_weights import FixedWeights, weight_range
 from offload.backends.torch_warm_up import _weights_kept
 from offload.costs import signature_of
 from offload.eager_run import EagerRun
-from offload.passes import remove_dead_launches
-from offload.program import Program, Role
+from offload.program import BoundProgram, Program, Role
 from offload.record import Recorder, parameters_of
+from offload.recorded_program import without_dead_launches
 
 
 class Counting(nn.Module):
@@ -41,7 +41,7 @@ class Counting(nn.Module):
         return x * self.weight + self.steps, x
 
 
-def opaque_program(function, *args: object) -> Program:
+def opaque_program(function, *args: object) -> BoundProgram:
     """The opaque form of a call, as for a device that runs such launches."""
     recorder = Recorder(
         host_reads="avoid",
@@ -51,45 +51,50 @@ def opaque_program(function, *args: object) -> Program:
     )
     args, kwargs = recorder.begin(args, {})
     _, recording = recorder.finish(function(*args, **kwargs))
-    return remove_dead_launches(recording.as_opaque("the test says so").program)
+    return without_dead_launches(recording.as_opaque("the test says so").bound)
 
 
-def run_on(program: Program, x: torch.Tensor) -> EagerRun:
-    bases = {index: (one[0].untyped_storage(), 0) for index, one in program.weights.items()}
-    bases[program.inputs[0].value] = (x.untyped_storage(), 0)
-    return EagerRun(program, bases, fill=None)
+def run_on(bound: BoundProgram, x: torch.Tensor) -> EagerRun:
+    weights = bound.bindings.weights
+    bases = {index: (one[0].untyped_storage(), 0) for index, one in weights.items()}
+    bases[bound.program.inputs[0].value] = (x.untyped_storage(), 0)
+    return EagerRun(bound, bases, fill=None)
 
 
 def name(program: Program, index: int) -> str:
     return program.values[index].name
 
 
+def changed(bound: BoundProgram, **changes: object) -> BoundProgram:
+    return dataclasses.replace(bound, program=dataclasses.replace(bound.program, **changes))
+
+
 def test_the_launch_reads_all_and_writes_what_changed():
-    program = opaque_program(Counting(), torch.ones(4))
-    (launch,) = program.launches
-    assert launch.operator == "offload::opaque"
-    assert list(launch.views()) == list(program.inputs)
-    assert sorted(name(program, one) for one in launch.reads) == [
+    bound = opaque_program(Counting(), torch.ones(4))
+    (launch,) = bound.program.launches
+    assert launch.name == "offload::opaque"
+    assert list(launch.views()) == list(bound.program.inputs)
+    assert sorted(name(bound.program, one) for one in launch.reads) == [
         "args[0]", "steps", "table", "weight",
     ]  # fmt: skip
-    (output,) = program.of_role(Role.OUTPUT)
-    written = [program.values[one] for one in launch.writes if one != output.index]
+    (output,) = bound.program.of_role(Role.OUTPUT)
+    written = [bound.program.values[one] for one in launch.writes if one != output.index]
     assert [one.name for one in written] == ["steps"]
-    assert launch.results == (program.results[0].view, None)
-    assert program.results[1].input_leaf == 0
+    assert launch.results == (bound.program.results[0].view, None)
+    assert bound.program.results[1].input_leaf == 0
     assert not launch.random
-    assert [one.role for one in program.values if one.role is Role.ACTIVATION] == []
+    assert [one.role for one in bound.program.values if one.role is Role.ACTIVATION] == []
 
 
 def test_it_is_run_by_calling_the_callable():
     model = Counting()
-    program = opaque_program(model, torch.ones(4))
+    bound = opaque_program(model, torch.ones(4))
     x = torch.full((4,), 3.0)
-    run = run_on(program, x)
-    (launch,) = program.launches
+    run = run_on(bound, x)
+    (launch,) = bound.program.launches
     run.keep(launch, run.call(launch)())
-    assert torch.equal(run.tensor(program.results[0].view), torch.full((4,), 5.0))
-    assert run.tensor(program.results[1].view).data_ptr() == x.data_ptr()
+    assert torch.equal(run.tensor(bound.program.results[0].view), torch.full((4,), 5.0))
+    assert run.tensor(bound.program.results[1].view).data_ptr() == x.data_ptr()
     assert torch.equal(model.steps, torch.full((4,), 2.0))
 
 
@@ -118,9 +123,9 @@ def test_a_callable_that_returns_otherwise_is_refused(other, says):
         def forward(self, x):
             return state.call(x, self.held)
 
-    program = opaque_program(Model(), torch.ones(4))
-    run = run_on(program, torch.ones(4))
-    (launch,) = program.launches
+    bound = opaque_program(Model(), torch.ones(4))
+    run = run_on(bound, torch.ones(4))
+    (launch,) = bound.program.launches
     state.call = other
     with pytest.raises(offload.CaptureError, match=says):
         run.keep(launch, run.call(launch)())
@@ -128,16 +133,16 @@ def test_a_callable_that_returns_otherwise_is_refused(other, says):
 
 def test_a_model_that_has_changed_since_is_refused():
     model = Counting()
-    program = opaque_program(model, torch.ones(4))
+    bound = opaque_program(model, torch.ones(4))
     model.eval()
-    run = run_on(program, torch.ones(4))
+    run = run_on(bound, torch.ones(4))
     with pytest.raises(offload.CaptureError, match=r"changed since .*training: True became False"):
-        run.call(program.launches[0])()
+        run.call(bound.program.launches[0])()
     assert torch.equal(model.steps, torch.ones(4))
 
 
 def test_signatures_of_two_places_differ():
-    (launch,) = opaque_program(Counting(), torch.ones(4)).launches
+    (launch,) = opaque_program(Counting(), torch.ones(4)).program.launches
     other = dataclasses.replace(launch, source="elsewhere.py:1")
     assert signature_of(launch) != signature_of(other)
 
@@ -165,20 +170,20 @@ class HostMemory:
 
 
 def test_buffers_are_at_risk_and_parameters_only_if_written():
-    program = opaque_program(Counting(), torch.ones(4))
-    assert sorted(one.name for one in weights_at_risk(program)) == ["steps", "table"]
-    (launch,) = program.launches
-    weight = next(one.index for one in program.values if one.name == "weight")
+    bound = opaque_program(Counting(), torch.ones(4))
+    assert sorted(one.name for one in weights_at_risk(bound)) == ["steps", "table"]
+    (launch,) = bound.program.launches
+    weight = next(one.index for one in bound.program.values if one.name == "weight")
     writes = dataclasses.replace(launch, writes=(*launch.writes, weight))
-    written = dataclasses.replace(program, launches=(writes,))
+    written = changed(bound, launches=(writes,))
     assert sorted(one.name for one in weights_at_risk(written)) == ["steps", "table", "weight"]
-    assert weights_at_risk(dataclasses.replace(program, opaque=None)) == []
+    assert weights_at_risk(changed(bound, launches=())) == []
 
 
 def test_weights_own_their_memory():
     model = Counting()
-    program = opaque_program(model, torch.ones(4))
-    found = {one.owner: (one.address, one.size_bytes) for one in weight_ranges(program)}
+    bound = opaque_program(model, torch.ones(4))
+    found = {one.owner: (one.address, one.size_bytes) for one in weight_ranges(bound)}
     assert found == {
         f"weight {name}": (tensor.data_ptr(), 16) for name, tensor in model.state_dict().items()
     }
@@ -187,8 +192,8 @@ def test_weights_own_their_memory():
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_an_execution_writes_is_read_and_undone(fails):
     model, memory = Counting(), HostMemory()
-    program = opaque_program(model, torch.ones(4))
-    weights = FixedWeights(program, memory, weights_at_risk(program), {})
+    bound = opaque_program(model, torch.ones(4))
+    weights = FixedWeights(bound, memory, weights_at_risk(bound), {})
     before = {name: one.clone() for name, one in model.state_dict().items()}
 
     def execute() -> None:
@@ -218,11 +223,11 @@ def test_what_an_execution_writes_is_read_and_undone(fails):
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_warm_up_puts_weights_back(fails):
     model = Counting()
-    program = opaque_program(model, torch.ones(4))
+    bound = opaque_program(model, torch.ones(4))
     before = model.steps.clone()
 
     def call() -> None:
-        with _weights_kept(program):
+        with _weights_kept(bound):
             model(torch.ones(4))
             if fails:
                 raise ValueError("of the user's code")
@@ -251,14 +256,14 @@ class Scaled(nn.Module):
 
 
 def with_scale_on_the_host(model: Scaled) -> Program:
-    program = opaque_program(model, torch.ones(4))
+    bound = opaque_program(model, torch.ones(4))
     values = tuple(
         dataclasses.replace(value, host_content=content_of(model.scale))
         if value.name == "scale"
         else value
-        for value in program.values
+        for value in bound.program.values
     )
-    return dataclasses.replace(program, values=values)
+    return changed(bound, values=values)
 
 
 def content_of(tensor: torch.Tensor) -> bytes:
@@ -267,18 +272,18 @@ def content_of(tensor: torch.Tensor) -> bytes:
 
 def test_host_constants_are_no_memory_of_the_device():
     """No kernel may point there, and nothing copies them on the device."""
-    program = with_scale_on_the_host(Scaled())
-    assert [one.name for one in weights_at_risk(program)] == ["shift"]
-    assert [one.owner for one in weight_ranges(program)] == ["weight shift"]
+    bound = with_scale_on_the_host(Scaled())
+    assert [one.name for one in weights_at_risk(bound)] == ["shift"]
+    assert [one.owner for one in weight_ranges(bound)] == ["weight shift"]
 
 
 def test_a_callable_is_not_called_with_other_host_constants():
     """It would be captured with a value that executions are not held against."""
     model = Scaled()
-    program = with_scale_on_the_host(model)
+    bound = with_scale_on_the_host(model)
     x = torch.ones(4)
-    run = run_on(program, x)
-    (launch,) = program.launches
+    run = run_on(bound, x)
+    (launch,) = bound.program.launches
     model.scale.fill_(3.0)
     with pytest.raises(
         offload.CaptureError, match=r"scale, a tensor on the CPU, has changed since"
@@ -290,9 +295,9 @@ def test_a_callable_is_not_called_with_other_host_constants():
 
 def test_a_callable_is_not_called_with_a_changed_argument():
     options = array.array("d", [2.0])
-    program = opaque_program(lambda x, one: x * one[0], torch.ones(4), options)
-    run = run_on(program, torch.ones(4))
-    (launch,) = program.launches
+    bound = opaque_program(lambda x, one: x * one[0], torch.ones(4), options)
+    run = run_on(bound, torch.ones(4))
+    (launch,) = bound.program.launches
     assert torch.equal(run.call(launch)()[0], torch.full((4,), 2.0))
     options[0] = 3.0
     with pytest.raises(offload.CaptureError, match=r"an argument of the recorded call, a array,"):
@@ -308,7 +313,7 @@ class CountingCapturer:
     def __init__(self, *graphs: str) -> None:
         self.graphs = list(graphs)
 
-    def capture(self, program: Program, pool: object) -> GraphCapture:
+    def capture(self, bound: BoundProgram, pool: object) -> GraphCapture:
         nodes = [
             GraphNode(0, NodeKind.EMPTY if one == "-" else NodeKind.KERNEL, one, (), ())
             for one in self.graphs.pop(0)
@@ -335,28 +340,29 @@ def test_a_surplus_counts_if_it_is_there_each_time(monkeypatch, graphs, unseen, 
     native = types.SimpleNamespace(DiscoveryPool=lambda device, seed: None)
     monkeypatch.setattr(cuda_backend, "_native", native)
     capturer = CountingCapturer(*graphs)
-    assert CudaBackend(capturer).unseen_work(None, None) == unseen
+    assert CudaBackend(capturer).unseen_work(BoundProgram(None), BoundProgram(None)) == unseen
     assert len(capturer.graphs) == left
 
 
 def one_capture(call, copied: set[int], log: list[object]) -> tuple[_OneCapture, EagerRun]:
     """A capture of an opaque launch whose memory and nodes only note what is asked of them."""
-    program = opaque_program(Counting(), torch.ones(4))
-    assert program.opaque is not None
-    program = dataclasses.replace(program, opaque=dataclasses.replace(program.opaque, call=call))
+    bound = opaque_program(Counting(), torch.ones(4))
+    assert bound.program.opaque is not None
+    bindings = dataclasses.replace(bound.bindings, callables=(call,))
+    bound = dataclasses.replace(bound, bindings=bindings)
     capture = _OneCapture.__new__(_OneCapture)
-    capture._program, capture._copied, capture._tensors = program, copied, []
+    capture._program, capture._copied, capture._tensors = bound.program, copied, []
     capture._pool = types.SimpleNamespace(error=None)
     capture._memory = types.SimpleNamespace(settle=lambda held: log.append(("settle", held)))
     capture._nodes = types.SimpleNamespace(note=lambda launch: log.append("nodes"))
-    return capture, run_on(program, torch.ones(4))
+    return capture, run_on(bound, torch.ones(4))
 
 
 def test_a_copied_result_gets_no_memory_that_the_launch_has_freed(monkeypatch):
     made = torch.ones(4)
     log: list[object] = []
-    program = opaque_program(Counting(), torch.ones(4))
-    (output,) = program.of_role(Role.OUTPUT)
+    bound = opaque_program(Counting(), torch.ones(4))
+    (output,) = bound.program.of_role(Role.OUTPUT)
     capture, run = one_capture(lambda tensors: [made, tensors[0]], {output.index}, log)
 
     def copied(storage):

@@ -11,7 +11,7 @@ from offload.errors import PlanError
 from offload.machine import CostTable, Machine
 from offload.passes import place_values, remove_dead_launches, value_lifetimes
 from offload.plan import Lifetime, Place, SlotKind, check_plan
-from offload.program import Launch, Program, Result, Role, TensorView, Value, span_bytes
+from offload.program import Launch, Operator, Program, Result, Role, TensorView, Value, span_bytes
 from offload.structure import Structure
 
 MACHINE = Machine("test", "test", 0, 64, CostTable())
@@ -28,7 +28,7 @@ def value(index: int, role: Role, n: int = 16) -> Value:
 def launch(index: int, reads: list[int], makes: int, **changes: object) -> Launch:
     made = Launch(
         index=index,
-        operator="aten::relu",
+        callee=Operator("aten::relu"),
         arguments=tuple(view(one) for one in reads),
         results=(view(makes),),
         reads=tuple(reads),
@@ -50,7 +50,16 @@ def program(roles: list[Role], launches: list[Launch], returned: int) -> Program
         launches=tuple(launches),
         inputs=inputs,
         results=(Result(view(returned)),),
-        arguments_structure=Structure("tuple"),
+        weight_views={one.index: (view(one.index),) for one in values if one.role is Role.WEIGHT},
+        arguments_structure=Structure(
+            "tuple",
+            (
+                Structure(
+                    "tuple", tuple(Structure("tensor", leaf=one) for one in range(len(inputs)))
+                ),
+                Structure("dict"),
+            ),
+        ),
         result_structure=Structure("tensor", leaf=0),
     )
 
@@ -62,8 +71,8 @@ def test_dead_launch_and_its_values_go():
     dead = program(
         [IN, ACT, ACT, OUT], [launch(0, [0], 1), launch(1, [1], 2), launch(2, [0], 3)], 3
     )
-    alive = remove_dead_launches(dead)
-    assert [one.operator for one in alive.launches] == ["aten::relu"]
+    alive = remove_dead_launches(dead).program
+    assert [one.name for one in alive.launches] == ["aten::relu"]
     assert [one.role for one in alive.values] == [IN, OUT]
     assert alive.launches[0].writes == (1,)
     assert alive.results[0].view.value == 1
@@ -76,25 +85,25 @@ def test_dead_launch_and_its_values_go():
         {"guard": True},
         {"guards_shape": True},
         {"writes": (), "results": (None,)},
-        {"operator": "mine::custom"},
+        {"callee": Operator("mine::custom")},
     ],
 )
 def test_launches_with_effects_stay(changes):
     kept = program([IN, ACT, OUT], [launch(0, [0], 1, **changes), launch(1, [0], 2)], 2)
-    assert len(remove_dead_launches(kept).launches) == 2
+    assert len(remove_dead_launches(kept).program.launches) == 2
 
 
 def test_writes_to_inputs_and_weights_stay():
     writer = launch(0, [0, 1], 1, results=(None,))
     kept = program([IN, WEIGHT, OUT], [writer, launch(1, [0], 2)], 2)
-    assert len(remove_dead_launches(kept).launches) == 2
+    assert len(remove_dead_launches(kept).program.launches) == 2
 
 
 def test_write_into_a_value_that_is_read_later_stays():
     """v1 is made, written in place, then read: the write must not be dropped."""
     write = launch(1, [1], 1, results=(None,))
     kept = program([IN, ACT, OUT], [launch(0, [0], 1), write, launch(2, [1], 2)], 2)
-    assert len(remove_dead_launches(kept).launches) == 3
+    assert len(remove_dead_launches(kept).program.launches) == 3
 
 
 def test_lifetimes():

@@ -12,7 +12,7 @@ from offload.backends.random_draws import RandomState, drawing
 from offload.backends.relocation.captures import RANDOM_OWNER
 from offload.backends.relocation.words import Discovery, NoiseKind, OwnedConstant
 from offload.errors import CaptureError
-from offload.program import Launch, Program
+from offload.program import Launch, Operator, Program
 from offload.structure import Structure
 
 SEED, OFFSET = 0x6000_0000_0000, 0x6000_0000_0200
@@ -42,7 +42,7 @@ STATE = RandomState(FakeGenerator(), 4)
 
 def program_of(*random: bool) -> Program:
     launches = tuple(
-        Launch(index, "aten::rand", (), (), (), (), one, None, False, f"net.py:{index}")
+        Launch(index, Operator("aten::rand"), (), (), (), (), one, None, False, f"net.py:{index}")
         for index, one in enumerate(random)
     )
     structure = Structure("tuple")

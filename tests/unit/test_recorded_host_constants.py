@@ -6,19 +6,19 @@ import types
 
 import pytest
 import torch
-from meta_recording import record, take_meta_for_an_accelerator
+from meta_recording import record, record_bound, take_meta_for_an_accelerator
 from torch import nn
 
-from offload import passes
 from offload.backends.cuda.torch_capture import _OneCapture
 from offload.backends.torch_warm_up import _private_bases
 from offload.errors import CaptureError
 from offload.files import has_same_content
-from offload.program import Program, Role
+from offload.program import BoundProgram, Program, Role
 from offload.record import recorder, recording_device
 from offload.record.callables import Parameters
 from offload.record.fake_weights import FakeWeights
 from offload.record.recording import Recording
+from offload.recorded_program import without_dead_launches
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def constants(program: Program) -> dict[str, float]:
 
 
 def operators(program: Program) -> list[str]:
-    return [launch.operator for launch in program.launches]
+    return [launch.name for launch in program.launches]
 
 
 class Scaled(nn.Module):
@@ -55,11 +55,12 @@ class Scaled(nn.Module):
 def test_parameters_buffers_and_closed_over_tensors():
     outside = torch.tensor(4.0)
     model = Scaled()
-    program = record(lambda x: model(x) / outside, on_device(3))
+    bound = record_bound(lambda x: model(x) / outside, on_device(3))
+    program = bound.program
     assert sorted(constants(program).values()) == [-1.0, 2.5, 4.0]
     assert operators(program) == ["aten::mul.Tensor", "aten::add.Tensor", "aten::div.Tensor"]
     assert program.device == "meta"
-    weights = {program.values[index].name: held for index, held in program.weights.items()}
+    weights = {program.values[index].name: held for index, held in bound.bindings.weights.items()}
     assert any(held[0] is model.scale for held in weights.values())
 
 
@@ -105,7 +106,8 @@ def test_inputs_on_the_host_alone_leave_the_device_to_the_model(inputs, held, ex
 
 def test_what_is_computed_from_them_alone_is_one_more_constant():
     model = Scaled()
-    program = record(lambda x: x * (model.scale * 2 + model.shift).exp(), on_device(3))
+    bound = record_bound(lambda x: x * (model.scale * 2 + model.shift).exp(), on_device(3))
+    program, weights = bound.program, bound.bindings.weights
     assert operators(program) == ["aten::mul.Tensor"]
     found = constants(program)
     assert sorted(found.values()) == [-1.0, 2.5, pytest.approx(54.598, rel=1e-4)]
@@ -113,8 +115,8 @@ def test_what_is_computed_from_them_alone_is_one_more_constant():
     folded = program.values[launch.arguments[1].value]
     assert folded.on_host
     assert folded.role is Role.WEIGHT
-    assert program.weights[folded.index][0].item() == pytest.approx(54.598, rel=1e-4)
-    assert program.weights[folded.index][0].shape == ()
+    assert weights[folded.index][0].item() == pytest.approx(54.598, rel=1e-4)
+    assert weights[folded.index][0].shape == ()
 
 
 def test_what_is_moved_to_the_device_is_a_weight_there():
@@ -288,14 +290,14 @@ class Tables(nn.Module):
 
 
 def test_every_tensor_on_the_cpu_that_compiled_code_holds_is_guarded(monkeypatch):
-    program = recorded_compiled(monkeypatch, Tables(4), on_device(3)).program
+    program = recorded_compiled(monkeypatch, Tables(4), on_device(3)).bound.program
     assert program.opaque is not None
     contents = {one.name: one.host_content for one in program.values if one.on_host}
     assert contents == {
         "table": torch.arange(4.0).numpy().tobytes(),
         "unused": torch.tensor(4.0).numpy().tobytes(),
     }
-    (table,) = (index for index in program.weights if program.values[index].name == "table")
+    (table,) = (index for index in program.weight_views if program.values[index].name == "table")
     assert [view.offset_bytes for view in program.weight_views[table]] == [0, 4]
 
 
@@ -321,7 +323,7 @@ def recorded_fake(function, *args: torch.Tensor) -> Program:
         fakes=FakeWeights({}, torch.device("meta"), has_same_content),
     )
     args, _ = watching.begin(args, {})
-    return passes.remove_dead_launches(watching.finish(function(*args))[1].program)
+    return without_dead_launches(watching.finish(function(*args))[1].bound).program
 
 
 def test_an_input_on_the_cpu_stays_there_while_nothing_is_computed():
@@ -352,13 +354,13 @@ def test_compiled_code_has_nothing_to_record_there(monkeypatch):
 # ---- what a capture reads ------------------------------------------------------------------------
 
 
-def changed_program() -> Program:
+def changed_program() -> BoundProgram:
     """A Program whose host constants have changed since it was recorded."""
     scale, factor = torch.tensor(2.0), torch.tensor(3.0)
-    program = record(lambda x, t: x * t * scale, on_device(3), factor)
+    bound = record_bound(lambda x, t: x * t * scale, on_device(3), factor)
     scale.fill_(-1.0)
     factor.fill_(-1.0)
-    return program
+    return bound
 
 
 def numbers_of(program: Program, bases: dict[int, tuple[torch.UntypedStorage, int]]) -> list[float]:
@@ -370,17 +372,17 @@ def numbers_of(program: Program, bases: dict[int, tuple[torch.UntypedStorage, in
 
 
 def test_the_warm_up_reads_what_was_recorded():
-    program = changed_program()
-    assert numbers_of(program, _private_bases(program, "cpu", None)) == [2.0, 3.0]
+    bound = changed_program()
+    assert numbers_of(bound.program, _private_bases(bound, "cpu", None)) == [2.0, 3.0]
     given = [torch.ones(3), torch.tensor(-1.0)]
-    assert numbers_of(program, _private_bases(program, "cpu", given)) == [2.0, 3.0]
+    assert numbers_of(bound.program, _private_bases(bound, "cpu", given)) == [2.0, 3.0]
 
 
 def test_a_capture_reads_what_was_recorded():
-    program = changed_program()
+    bound = changed_program()
     capture = _OneCapture.__new__(_OneCapture)
-    capture._program = program
+    capture._bound, capture._program = bound, bound.program
     capture._memory = types.SimpleNamespace(stand_in=torch.UntypedStorage)
     bases = capture._stand_ins()
-    assert numbers_of(program, bases) == [2.0, 3.0]
-    assert bases[program.inputs[0].value][0].nbytes() == 12
+    assert numbers_of(bound.program, bases) == [2.0, 3.0]
+    assert bases[bound.program.inputs[0].value][0].nbytes() == 12

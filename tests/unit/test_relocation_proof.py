@@ -16,7 +16,18 @@ from offload.errors import CaptureError
 from offload.machine import CostTable, Machine
 from offload.passes import place_values
 from offload.plan import Lifetime, Place, Plan
-from offload.program import Launch, Overlap, Program, Result, Role, TensorView, Value
+from offload.program import (
+    Bindings,
+    BoundProgram,
+    Launch,
+    Operator,
+    Overlap,
+    Program,
+    Result,
+    Role,
+    TensorView,
+    Value,
+)
 from offload.structure import Structure
 
 IN, ACT, OUT, WEIGHT = Role.INPUT, Role.ACTIVATION, Role.OUTPUT, Role.WEIGHT
@@ -86,7 +97,7 @@ class MixingResident:
         pass
 
 
-def make_program(roles: Sequence[Role], dtype: str = "float32", **changes: object) -> Program:
+def make_bound(roles: Sequence[Role], dtype: str = "float32", **changes: object) -> BoundProgram:
     items = {"float32": 16, "int64": 8}[dtype]
     values = tuple(
         Value(index, role, (items,), (1,), dtype, N_BYTES, f"{role}{index}")
@@ -94,7 +105,9 @@ def make_program(roles: Sequence[Role], dtype: str = "float32", **changes: objec
     )
     views = [TensorView(one.index, 0, one.shape, one.strides, dtype) for one in values]
     launches = tuple(
-        Launch(index, "sim::xor", (), (), (one.index,), (one.index,), False, None, False, "")
+        Launch(
+            index, Operator("sim::xor"), (), (), (one.index,), (one.index,), False, None, False, ""
+        )
         for index, one in enumerate(values)
         if one.role is not IN
     )
@@ -107,7 +120,8 @@ def make_program(roles: Sequence[Role], dtype: str = "float32", **changes: objec
         "arguments_structure": Structure("tuple"),
         "result_structure": Structure("tuple"),
     }
-    return Program(**{**fields, **changes})
+    live = {name: changes.pop(name) for name in ("weights", "input_samples") if name in changes}
+    return BoundProgram(Program(**{**fields, **changes}), Bindings(**live))
 
 
 # input 0 -> activation 1 -> activation 2 -> output 3, which reads activation 1 as well
@@ -117,7 +131,7 @@ NODES = (((0,), 1), ((2,), 3), ((4, 5), 6))
 LIFETIMES = (Lifetime(0, 3), Lifetime(0, 3), Lifetime(1, 3), Lifetime(0, 3))
 
 
-def placed(program: Program, plan: Plan, resident: MixingResident, words=WORDS) -> Placed:
+def placed(plan: Plan, resident: MixingResident, words=WORDS) -> Placed:
     relocations = [
         (word, plan.places[value].slot, plan.places[value].offset_bytes)
         for word, value in enumerate(words)
@@ -126,15 +140,20 @@ def placed(program: Program, plan: Plan, resident: MixingResident, words=WORDS) 
 
 
 def run_proof(
-    program: Program, loaded: MixingResident, lifetimes=LIFETIMES, words=WORDS, plan=None, noise=()
+    bound: BoundProgram,
+    loaded: MixingResident,
+    lifetimes=LIFETIMES,
+    words=WORDS,
+    plan=None,
+    noise=(),
 ) -> HostMemory:
-    plan = plan or place_values(program, MACHINE, lifetimes=lifetimes)
-    unshared = apart(program, plan)
+    plan = plan or place_values(bound.program, MACHINE, lifetimes=lifetimes)
+    unshared = apart(bound.program, plan)
     memory = HostMemory()
     prove(
-        program,
-        placed(program, plan, loaded, words),
-        placed(program, unshared, MixingResident(loaded.nodes), words),
+        bound,
+        placed(plan, loaded, words),
+        placed(unshared, MixingResident(loaded.nodes), words),
         memory,
         noise=noise,
         describe=lambda one: f"kernel {one.node} word {one.offset_bytes}",
@@ -144,15 +163,15 @@ def run_proof(
 
 def test_a_resident_that_follows_its_words_is_proved_and_leaves_no_memory():
     resident = MixingResident(NODES)
-    memory = run_proof(make_program(ROLES), resident)
+    memory = run_proof(make_bound(ROLES), resident)
     assert resident.n_executions == 2
     assert memory.blocks == {}
 
 
 def test_the_plan_apart_shares_nothing():
-    program = make_program(ROLES)
-    plan = place_values(program, MACHINE, lifetimes=[Lifetime(0, 1), Lifetime(0, 1)] * 2)
-    shared = apart(program, plan)
+    bound = make_bound(ROLES)
+    plan = place_values(bound.program, MACHINE, lifetimes=[Lifetime(0, 1), Lifetime(0, 1)] * 2)
+    shared = apart(bound.program, plan)
     assert [place.offset_bytes for place in shared.places] == [0, 0, 256, 0]
     assert shared.feature_map_bytes == shared.feature_map.size_bytes == 512
 
@@ -164,13 +183,13 @@ def test_a_word_that_reads_at_its_old_address_is_found(word, dtype):
         CaptureError,
         match=r"another result at other addresses: output3 .* leave that out; load\(verify=False\)",
     ):
-        run_proof(make_program(ROLES, dtype), MixingResident(NODES, frozen=[word]))
+        run_proof(make_bound(ROLES, dtype), MixingResident(NODES, frozen=[word]))
 
 
 @pytest.mark.parametrize("word", [1, 3, 6])
 def test_a_word_that_writes_at_its_old_address_is_found(word):
     with pytest.raises(CaptureError, match=r"another result|old addresses"):
-        run_proof(make_program(ROLES), MixingResident(NODES, frozen=[word]))
+        run_proof(make_bound(ROLES), MixingResident(NODES, frozen=[word]))
 
 
 SAMPLES = {
@@ -187,13 +206,12 @@ SAMPLES = {
 def test_a_missed_word_is_found_on_the_recorded_input_too(name, word):
     """It is the only one that executes, so that old memory is cleared for it."""
     sample = SAMPLES[name]
-    program = dataclasses.replace(
-        make_program(ROLES, str(sample.dtype).removeprefix("torch.")),
-        input_samples=(sample.numpy().tobytes(),),
+    bound = make_bound(
+        ROLES, str(sample.dtype).removeprefix("torch."), input_samples=(sample.numpy().tobytes(),)
     )
-    assert run_proof(program, MixingResident(NODES)).blocks == {}
+    assert run_proof(bound, MixingResident(NODES)).blocks == {}
     with pytest.raises(CaptureError, match=r"another result|old addresses"):
-        run_proof(program, MixingResident(NODES, frozen=[word]))
+        run_proof(bound, MixingResident(NODES, frozen=[word]))
 
 
 @pytest.mark.parametrize("word", range(7))
@@ -201,14 +219,13 @@ def test_a_missed_word_is_found_where_one_input_alone_is_made_up(word):
     """What depends on the other alone holds the expected bits after any execution."""
     nodes = (((0,), 1), ((2,), 3), ((4, 5), 6))
     samples = (torch.arange(16) / 7, torch.zeros(16))
-    program = dataclasses.replace(
-        make_program((IN, IN, ACT, ACT, OUT)),
-        input_samples=tuple(one.numpy().tobytes() for one in samples),
+    bound = make_bound(
+        (IN, IN, ACT, ACT, OUT), input_samples=tuple(one.numpy().tobytes() for one in samples)
     )
     more = {"lifetimes": [Lifetime(0, 3)] * 5, "words": (0, 2, 2, 3, 3, 1, 4)}
-    assert run_proof(program, MixingResident(nodes), **more).blocks == {}
+    assert run_proof(bound, MixingResident(nodes), **more).blocks == {}
     with pytest.raises(CaptureError, match=r"another result|old addresses"):
-        run_proof(program, MixingResident(nodes, frozen=[word]), **more)
+        run_proof(bound, MixingResident(nodes, frozen=[word]), **more)
 
 
 @pytest.mark.parametrize("tile_bytes", [N_BYTES // 2, N_BYTES])
@@ -225,13 +242,13 @@ def test_a_missed_word_of_an_output_is_found_where_all_results_are_zero(
                 ctypes.memset(self.words[destination], 0, N_BYTES)
 
     samples = (bytes(N_BYTES),)
-    program = dataclasses.replace(make_program(ROLES, dtype), input_samples=samples)
-    plan = place_values(program, MACHINE, lifetimes=LIFETIMES)
+    bound = make_bound(ROLES, dtype, input_samples=samples)
+    plan = place_values(bound.program, MACHINE, lifetimes=LIFETIMES)
 
     def run(frozen: Sequence[int]) -> None:
-        loaded = placed(program, plan, Below(NODES, frozen))
-        unshared = apart(program, plan)
-        prove(program, loaded, placed(program, unshared, Below(NODES)), HostMemory())
+        loaded = placed(plan, Below(NODES, frozen))
+        unshared = apart(bound.program, plan)
+        prove(bound, loaded, placed(unshared, Below(NODES)), HostMemory())
 
     run([])
     with pytest.raises(CaptureError, match="another result at other addresses: output3"):
@@ -245,7 +262,7 @@ def test_writing_to_an_old_address_is_found_where_the_result_is_right():
         CaptureError,
         match=r"old addresses, in feature map .*from byte .* on: expected the same bits, .*leave",
     ):
-        run_proof(make_program(ROLES), MixingResident(also, frozen=[7]), words=words)
+        run_proof(make_bound(ROLES), MixingResident(also, frozen=[7]), words=words)
 
 
 def test_where_results_are_constant_a_write_to_an_old_activation_is_found():
@@ -256,13 +273,13 @@ def test_where_results_are_constant_a_write_to_an_old_activation_is_found():
             super().execute()
             ctypes.memset(self.words[6], 0, N_BYTES)
 
-    program = make_program(ROLES)
-    plan = place_values(program, MACHINE, lifetimes=LIFETIMES)
+    bound = make_bound(ROLES)
+    plan = place_values(bound.program, MACHINE, lifetimes=LIFETIMES)
 
     def run(frozen: Sequence[int]) -> None:
-        loaded = placed(program, plan, Constant(NODES, frozen))
-        unshared = apart(program, plan)
-        prove(program, loaded, placed(program, unshared, Constant(NODES)), HostMemory())
+        loaded = placed(plan, Constant(NODES, frozen))
+        unshared = apart(bound.program, plan)
+        prove(bound, loaded, placed(unshared, Constant(NODES)), HostMemory())
 
     run([])
     for word in (1, 3):
@@ -273,13 +290,13 @@ def test_where_results_are_constant_a_write_to_an_old_activation_is_found():
 def test_the_memory_of_the_capture_is_changed_before_every_slot_has_moved():
     """So that what no word holds shows: once, when two executions have been made."""
     resident, at = MixingResident(NODES), []
-    program = make_program(ROLES)
-    plan = place_values(program, MACHINE, lifetimes=LIFETIMES)
+    bound = make_bound(ROLES)
+    plan = place_values(bound.program, MACHINE, lifetimes=LIFETIMES)
     unshared = MixingResident(NODES)
     prove(
-        program,
-        placed(program, plan, resident),
-        placed(program, apart(program, plan), unshared),
+        bound,
+        placed(plan, resident),
+        placed(apart(bound.program, plan), unshared),
         HostMemory(),
         before_moved=lambda: at.append((unshared.n_executions, resident.n_executions)),
     )
@@ -299,18 +316,18 @@ def test_a_graph_that_computes_other_bits_each_time_is_told_from_one_that_cannot
             last = self.words[6]
             ctypes.memset(last, self.n_executions, 1)
 
-    program, words, nodes = make_program(ROLES), WORDS, NODES
+    bound, words, nodes = make_bound(ROLES), WORDS, NODES
     if weight_is_written:
-        program = make_program((*ROLES, WEIGHT), weights={4: (torch.arange(16.0),)})
+        bound = make_bound((*ROLES, WEIGHT), weights={4: (torch.arange(16.0),)})
         words, nodes = (*WORDS, 4, 4), (*NODES, ((7,), 8))
-    lifetimes = (*LIFETIMES, Lifetime(0, 3))[: len(program.values)]
+    lifetimes = (*LIFETIMES, Lifetime(0, 3))[: len(bound.program.values)]
     with pytest.raises(
         CaptureError,
         match=r"other bits each time.*use_deterministic_algorithms\(True\).* load\(verify=False\)",
     ):
-        run_proof(program, Unsteady(nodes), lifetimes=lifetimes, words=words)
+        run_proof(bound, Unsteady(nodes), lifetimes=lifetimes, words=words)
     with pytest.raises(CaptureError, match="another result at other addresses"):
-        run_proof(program, MixingResident(nodes, frozen=[0]), lifetimes=lifetimes, words=words)
+        run_proof(bound, MixingResident(nodes, frozen=[0]), lifetimes=lifetimes, words=words)
 
 
 @pytest.mark.parametrize("word", [1, 2, 4])
@@ -328,17 +345,15 @@ def test_executions_before_the_move_draw_other_random_numbers(word):
             super().execute()
 
     def run(frozen: Sequence[int], *, draws: bool = True) -> None:
-        program = make_program(ROLES)
-        plan = place_values(program, MACHINE, lifetimes=LIFETIMES)
+        bound = make_bound(ROLES)
+        plan = place_values(bound.program, MACHINE, lifetimes=LIFETIMES)
         residents = [Drawing(NODES[1:], frozen), Drawing(NODES[1:])]
-        plans = (plan, apart(program, plan))
+        plans = (plan, apart(bound.program, plan))
         loaded, unshared = (
-            dataclasses.replace(
-                placed(program, its_plan, one), **({"draw": one.draw} if draws else {})
-            )
+            dataclasses.replace(placed(its_plan, one), **({"draw": one.draw} if draws else {}))
             for its_plan, one in zip(plans, residents, strict=True)
         )
-        prove(program, loaded, unshared, HostMemory())
+        prove(bound, loaded, unshared, HostMemory())
 
     run([])
     run([word], draws=False)
@@ -349,7 +364,7 @@ def test_executions_before_the_move_draw_other_random_numbers(word):
 def test_lifetimes_that_are_too_short_are_found():
     short = (Lifetime(0, 3), Lifetime(0, 1), Lifetime(1, 3), Lifetime(0, 3))
     with pytest.raises(CaptureError, match="another result"):
-        run_proof(make_program(ROLES), MixingResident(NODES), lifetimes=short)
+        run_proof(make_bound(ROLES), MixingResident(NODES), lifetimes=short)
 
 
 def test_what_is_written_is_a_copy():
@@ -359,17 +374,17 @@ def test_what_is_written_is_a_copy():
     roles = (IN, WEIGHT, ACT, OUT)
     nodes = (((0, 1), 2), ((3,), 4), ((5,), 6), ((7,), 8))
     words = (0, 1, 2, 2, 1, 1, 3, 1, 0)  # act of in and weight; then weight, out and in are written
-    program = make_program(roles, weights={1: (weight,)})
-    run_proof(program, MixingResident(nodes), words=words)
+    bound = make_bound(roles, weights={1: (weight,)})
+    run_proof(bound, MixingResident(nodes), words=words)
     assert torch.equal(weight, before)
     with pytest.raises(CaptureError, match=r"weight1|input0|output3"):
-        run_proof(program, MixingResident(nodes, frozen=[4]), words=words)
+        run_proof(bound, MixingResident(nodes, frozen=[4]), words=words)
     assert torch.equal(weight, before)
 
 
 def test_inputs_that_overlap_are_placed_as_they_were():
     roles = (IN, IN, OUT)
-    program = make_program(roles, overlaps=(Overlap(0, 1, -16),))
+    bound = make_bound(roles, overlaps=(Overlap(0, 1, -16),))
     seen: list[int] = []
 
     class Watching(MixingResident):
@@ -377,15 +392,15 @@ def test_inputs_that_overlap_are_placed_as_they_were():
             seen.append(self.words[1] - self.words[0])
             super().execute()
 
-    run_proof(program, Watching((((0, 1), 2),)), lifetimes=(Lifetime(0, 1),) * 3, words=(0, 1, 2))
+    run_proof(bound, Watching((((0, 1), 2),)), lifetimes=(Lifetime(0, 1),) * 3, words=(0, 1, 2))
     assert seen == [-16, -16]
 
 
 def test_a_plan_in_which_a_value_has_no_place_is_fine():
-    program = make_program((*ROLES, ACT))
-    plan = place_values(program, MACHINE, lifetimes=(*LIFETIMES, Lifetime(0, 0)))
+    bound = make_bound((*ROLES, ACT))
+    plan = place_values(bound.program, MACHINE, lifetimes=(*LIFETIMES, Lifetime(0, 0)))
     assert plan.places[4] is None
-    assert run_proof(program, MixingResident(NODES), plan=plan).blocks == {}
+    assert run_proof(bound, MixingResident(NODES), plan=plan).blocks == {}
     assert dataclasses.replace(plan).places[1] == Place(plan.feature_map.index, 0)
 
 
@@ -418,7 +433,7 @@ class Reading(MixingResident):
 
 def test_noise_that_nobody_reads_is_set_to_what_the_other_capture_had():
     resident = Reading([])
-    assert run_proof(make_program(ROLES), resident, noise=NOISE).blocks == {}
+    assert run_proof(make_bound(ROLES), resident, noise=NOISE).blocks == {}
     assert resident.n_executions == 2  # none for the noise
     assert [*resident.noise.values()] == [one.again for one in NOISE]
 
@@ -431,26 +446,26 @@ def test_noise_that_is_read_is_found_and_named(word):
         rf"^kernel {one.node} word {one.offset_bytes} differs between two captures.*depend on it"
     )
     with pytest.raises(CaptureError, match=where):
-        run_proof(make_program(ROLES), resident, noise=NOISE)
+        run_proof(make_bound(ROLES), resident, noise=NOISE)
     assert resident.n_executions <= 4 + 2 * 7  # it is halved, not tried word by word
 
 
 def test_one_of_several_words_that_are_read_is_named():
     with pytest.raises(CaptureError, match=r"^kernel 0 word 8 differs"):
-        run_proof(make_program(ROLES), Reading([1, 60]), noise=NOISE)
+        run_proof(make_bound(ROLES), Reading([1, 60]), noise=NOISE)
 
 
 def test_words_that_matter_together_are_named_together():
     with pytest.raises(
         CaptureError, match=r"or one of \d+ other words\) differs between.*initialise all arguments"
     ):
-        run_proof(make_program(ROLES), Reading([1, 110], together=True), noise=NOISE)
+        run_proof(make_bound(ROLES), Reading([1, 110], together=True), noise=NOISE)
 
 
 def test_what_cannot_be_moved_is_not_blamed_on_noise():
     resident = Reading([3])
     resident.frozen = [4]
     with pytest.raises(CaptureError, match="another result at other addresses"):
-        run_proof(make_program(ROLES), resident, noise=NOISE)
+        run_proof(make_bound(ROLES), resident, noise=NOISE)
     with pytest.raises(CaptureError, match="other bits each time"):
-        run_proof(make_program(ROLES), Reading([3], unsteady=True), noise=NOISE)
+        run_proof(make_bound(ROLES), Reading([3], unsteady=True), noise=NOISE)

@@ -12,7 +12,7 @@ from offload.backends.relocation.words import Word
 from offload.machine import CostTable, Machine
 from offload.passes import graph_lifetimes, place_values
 from offload.plan import Lifetime, check_plan
-from offload.program import Launch, Program, Role, Value
+from offload.program import Launch, Operator, Program, Role, Value
 from offload.structure import Structure
 
 MACHINE = Machine("cuda", "test", 0, 256, CostTable())
@@ -25,7 +25,7 @@ def make_program(*touches: tuple[tuple[int, ...], tuple[int, ...]]) -> Program:
         for index in range(4)
     )
     launches = tuple(
-        Launch(index, "sim::op", (), (), reads, writes, False, None, False, "")
+        Launch(index, Operator("sim::op"), (), (), reads, writes, False, None, False, "")
         for index, (reads, writes) in enumerate(touches)
     )
     structure = Structure("tuple")

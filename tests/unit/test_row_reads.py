@@ -112,7 +112,7 @@ def test_indices_that_are_weights_are_none():
 
 def test_launches_that_are_not_as_recorded_are_none():
     program = program_of(Words(), torch.zeros(4, dtype=torch.int64))
-    (index,) = [one.index for one in program.launches if one.operator == "aten::embedding"]
+    (index,) = [one.index for one in program.launches if one.name == "aten::embedding"]
     launch = program.launches[index]
     (result,) = launch.results
     for changes in (

@@ -19,6 +19,7 @@ from offload.backends.cuda.torch_pool import PoolMemory
 from offload.backends.random_draws import RandomState, own_random_states
 from offload.backends.relocation.captures import Allocation, GraphCapture
 from offload.backends.torch_warm_up import first_line, last_uses_of
+from offload.program import BoundProgram
 
 
 class FakePool:
@@ -110,7 +111,7 @@ def test_last_uses_name_each_activation_once():
 
     with offload.capture(run) as captured:
         captured(torch.ones(3))
-    dead = last_uses_of(captured.program)
+    dead = last_uses_of(captured.bound)
     (first,), (second,), _ = (
         tuple(view.value for view in launch.made()) for launch in captured.program.launches
     )
@@ -122,7 +123,7 @@ def test_a_caller_who_captures_is_refused(monkeypatch):
     with offload.capture(torch.sin) as captured:
         captured(torch.ones(3))
     with pytest.raises(offload.CaptureError, match="being captured on the current stream"):
-        TorchCapturer().capture(captured.program, None)
+        TorchCapturer().capture(captured.bound, None)
 
 
 @pytest.mark.parametrize("failing", ["all", None, "inside"])
@@ -268,7 +269,9 @@ def test_captures_on_several_threads_take_turns(monkeypatch):
     monkeypatch.setattr(torch_capture, "_warm_up_drawing", lambda *_: None)
     monkeypatch.setattr(TorchCapturer, "_until_unshared", lambda *_: "captured")
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: TorchCapturer().capture(None, None), range(4)))
+        found = list(
+            threads.map(lambda _: TorchCapturer().capture(BoundProgram(None), None), range(4))
+        )
     assert found == ["captured"] * 4
     assert most == 1
     assert len(on_threads) == 1  # which keeps cuDNN's plans
@@ -333,7 +336,7 @@ def test_first_line_of_an_error():
 
 
 def named_launch() -> types.SimpleNamespace:
-    return types.SimpleNamespace(index=0, source="model.py:4", operator="aten::add.Tensor")
+    return types.SimpleNamespace(index=0, source="model.py:4", name="aten::add.Tensor")
 
 
 def capture_under_way(**attributes: object) -> torch_capture._OneCapture:
@@ -420,17 +423,18 @@ def test_results_on_recycled_memory_are_copied_and_in_the_end_refused(monkeypatc
 
     rewound: list[int] = []
     monkeypatch.setattr(torch_capture, "_OneCapture", OneCapture)
-    program = types.SimpleNamespace(values=[types.SimpleNamespace(name=f"v{i}") for i in range(3)])
+    values = [types.SimpleNamespace(name=f"v{i}") for i in range(3)]
+    bound = types.SimpleNamespace(program=types.SimpleNamespace(values=values))
     pool = types.SimpleNamespace(rewind=lambda: rewound.append(1))
     capturer = TorchCapturer()
     if not recycled_by_try[-1]:
-        assert capturer._until_unshared(program, pool, 0, None).graph == 1
+        assert capturer._until_unshared(bound, pool, 0, None).graph == 1
     else:
         with pytest.raises(
             offload.CaptureError,
             match=r"^v1, v2: .* in each of 3 captures.*: leave the operators that make them out of",
         ):
-            capturer._until_unshared(program, pool, 0, None)
+            capturer._until_unshared(bound, pool, 0, None)
     assert tries == [set(), {1}, {1, 2}]
     assert len(rewound) == (3 if recycled_by_try[-1] else 2)
 

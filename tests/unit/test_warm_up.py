@@ -11,6 +11,7 @@ from torch_pools import FakeAllocator, take_for_devices
 import offload
 from offload.backends import torch_warm_up
 from offload.backends.torch_warm_up import warm_up
+from offload.program import BoundProgram
 
 CPU = torch.device("cpu")
 
@@ -19,9 +20,14 @@ def look_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return table.index_select(0, index).sin()
 
 
+def with_samples(bound: BoundProgram, samples: tuple[bytes, ...]) -> BoundProgram:
+    bindings = dataclasses.replace(bound.bindings, input_samples=samples)
+    return dataclasses.replace(bound, bindings=bindings)
+
+
 @pytest.fixture
-def program() -> offload.Program:
-    return offload.capture(look_up, torch.randn(4, 3), torch.tensor([3, 1])).program
+def bound() -> BoundProgram:
+    return offload.capture(look_up, torch.randn(4, 3), torch.tensor([3, 1])).bound
 
 
 @pytest.fixture
@@ -30,10 +36,10 @@ def device(monkeypatch) -> FakeAllocator:
     return take_for_devices(monkeypatch)
 
 
-def test_each_launch_runs_once_and_workspaces_go_last(program, device):
+def test_each_launch_runs_once_and_workspaces_go_last(bound, device):
     seen: list[object] = []
     warm_up(
-        program, CPU, None,
+        bound, CPU, None,
         free_workspaces=lambda: seen.append("workspaces"),
         launching=lambda launch: seen.append(launch.index),
     )  # fmt: skip
@@ -56,25 +62,25 @@ def test_inputs_buffers_and_weights_stay_as_they_were(device):
                 return self.norm(x) * self.scale
 
     model = Writing().train()
-    program = offload.capture(model, torch.randn(4, 3)).program
+    bound = offload.capture(model, torch.randn(4, 3)).bound
     state = {name: one.clone() for name, one in model.state_dict().items()}
     x = torch.randn(4, 3)
     before = x.clone()
     for given in ([x], None):
-        warm_up(program, CPU, given)
+        warm_up(bound, CPU, given)
     assert torch.equal(x, before)
     for name, one in model.state_dict().items():
         assert torch.equal(one, state[name]), name
 
 
-def test_a_launch_that_fails_is_named(program, device):
+def test_a_launch_that_fails_is_named(bound, device):
     given = [torch.randn(4, 3), torch.tensor([3, 9])]
     with pytest.raises(
         offload.CaptureError,
         match=r"test_warm_up.py:\d+.*: aten::index_select failed in the warm-up, which runs on the "
         r"inputs that were given, as the model must: .*out of range",
     ) as raised:
-        warm_up(program, CPU, given)
+        warm_up(bound, CPU, given)
     assert isinstance(raised.value.__cause__, (IndexError, RuntimeError))
 
 
@@ -90,19 +96,19 @@ def test_a_launch_that_fails_is_named(program, device):
     ],
 )
 def test_a_launch_at_which_the_device_fails_is_no_refusal(
-    program, device, monkeypatch, cause, kind, match
+    bound, device, monkeypatch, cause, kind, match
 ):
     def fail(*_):
         raise cause
 
     monkeypatch.setattr(torch_warm_up.EagerRun, "call", fail)
     with pytest.raises(kind, match=r"^.*test_warm_up.py:\d+.*" + match) as raised:
-        warm_up(program, CPU, None)
+        warm_up(bound, CPU, None)
     assert type(raised.value) is kind
     assert raised.value.__cause__ is cause
 
 
-def test_an_error_of_offload_in_a_launch_stays_as_it_is(program, device, monkeypatch):
+def test_an_error_of_offload_in_a_launch_stays_as_it_is(bound, device, monkeypatch):
     error = offload.BindingError("of another executable")
 
     def fail(*_):
@@ -110,16 +116,16 @@ def test_an_error_of_offload_in_a_launch_stays_as_it_is(program, device, monkeyp
 
     monkeypatch.setattr(torch_warm_up.EagerRun, "call", fail)
     with pytest.raises(offload.BindingError) as raised:
-        warm_up(program, CPU, None)
+        warm_up(bound, CPU, None)
     assert raised.value is error
     assert "aten::index_select, in the warm-up" in error.__notes__[0]
 
 
 def test_inputs_that_were_recorded_are_what_runs(device):
     """Integers are divided, which the CPU refuses to do by zero."""
-    program = offload.capture(torch.floor_divide, torch.tensor([6]), torch.tensor([3])).program
-    warm_up(program, CPU, None)
-    of_a_file = dataclasses.replace(program, input_samples=())
+    bound = offload.capture(torch.floor_divide, torch.tensor([6]), torch.tensor([3])).bound
+    warm_up(bound, CPU, None)
+    of_a_file = with_samples(bound, ())
     with pytest.raises(
         offload.CaptureError,
         match=r"aten::floor_divide failed in the warm-up, which runs on made-up inputs \(numbers "
@@ -155,17 +161,17 @@ def test_what_ran_is_named(device, function, inputs, expected):
         captured(*inputs)
     device.fault = "a fault"
     with pytest.raises(offload.ExecutionError, match=f"which runs on {expected}: a fault"):
-        warm_up(captured.program, CPU, None)
+        warm_up(captured.bound, CPU, None)
 
 
-def test_inputs_that_had_no_content_are_not_said_to_be_a_files(program, device):
+def test_inputs_that_had_no_content_are_not_said_to_be_a_files(bound, device):
     device.fault = "a fault"
-    without = dataclasses.replace(program, input_samples=(b"",) * len(program.inputs))
+    without = with_samples(bound, (b"",) * len(bound.program.inputs))
     with pytest.raises(offload.ExecutionError, match="those of the recorded call had no content"):
         warm_up(without, CPU, None)
 
 
-def test_a_device_that_fails_is_told(program, device):
+def test_a_device_that_fails_is_told(bound, device):
     device.fault = "an illegal memory access was encountered\nadvice of torch"
     with pytest.raises(
         offload.ExecutionError,
@@ -173,11 +179,11 @@ def test_a_device_that_fails_is_told(program, device):
         r".*: an illegal memory access was encountered; a device that has faulted can be used "
         r"again in a new process$",
     ):
-        warm_up(program, CPU, None)
+        warm_up(bound, CPU, None)
 
 
-def test_a_failed_warm_up_gives_its_memory_back_while_its_error_is_held(program, device):
+def test_a_failed_warm_up_gives_its_memory_back_while_its_error_is_held(bound, device):
     with pytest.raises(offload.CaptureError) as raised:
-        warm_up(program, CPU, [torch.randn(4, 3), torch.tensor([3, 9])])
+        warm_up(bound, CPU, [torch.randn(4, 3), torch.tensor([3, 9])])
     assert device.ended == [0]
     assert raised.value.__traceback__ is not None

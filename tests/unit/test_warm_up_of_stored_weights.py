@@ -17,22 +17,22 @@ from offload.made_up_inputs import index_weights, stored_indices
 def test_each_weight_is_zeros_from_its_first_launch_to_its_last(tmp_path: Path) -> None:
     save_weights(Wide(64, 8), tmp_path)
     given = torch.randn(2, 64)
-    program = offload.capture(without_memory(lambda: Wide(64, 8)), given, weights=tmp_path).program
-    run = EagerRun(program, {program.inputs[0].value: (given.untyped_storage(), 0)}, fill=0)
-    last_uses = last_uses_of(program)
+    bound = offload.capture(without_memory(lambda: Wide(64, 8)), given, weights=tmp_path).bound
+    run = EagerRun(bound, {bound.program.inputs[0].value: (given.untyped_storage(), 0)}, fill=0)
+    last_uses = last_uses_of(bound)
     seen: set[int] = set()
-    indices = index_weights(program)
-    for launch in program.launches:
-        _take_stored(program, launch, run.bases, torch.device("cpu"), indices)
-        held = run.bases.keys() & program.stored.keys()
+    indices = index_weights(bound.bindings)
+    for launch in bound.program.launches:
+        _take_stored(bound, launch, run.bases, torch.device("cpu"), indices)
+        held = run.bases.keys() & bound.bindings.stored.keys()
         seen |= held
         assert len(held) <= 1
         assert all(not torch.tensor(list(run.bases[one][0])).any() for one in held)
         run.keep(launch, run.call(launch)())
         for value in last_uses.get(launch.index, ()):
             run.bases.pop(value, None)
-    assert seen == set(program.stored)
-    assert not run.bases.keys() & program.stored.keys()
+    assert seen == set(bound.bindings.stored)
+    assert not run.bases.keys() & bound.bindings.stored.keys()
 
 
 class Reordered(torch.nn.Module):
@@ -51,11 +51,12 @@ def test_indices_are_those_of_the_file(tmp_path: Path) -> None:
     save_weights(Reordered(), tmp_path)
     with torch.no_grad():
         captured = offload.capture(without_memory(Reordered), torch.randn(3, 4), weights=tmp_path)
-    program, bases = captured.program, {}
-    for launch in program.launches:
-        _take_stored(program, launch, bases, torch.device("cpu"), index_weights(program))
+    bound, bases = captured.bound, {}
+    for launch in bound.program.launches:
+        indices = index_weights(bound.bindings)
+        _take_stored(bound, launch, bases, torch.device("cpu"), indices)
     held = {
-        program.stored[value].name: bytes(torch.tensor(list(storage)).tolist())
+        bound.bindings.stored[value].name: bytes(torch.tensor(list(storage)).tolist())
         for value, (storage, _) in bases.items()
     }
     assert held["order"] == torch.tensor([3, 1, 2]).numpy().tobytes()
@@ -66,7 +67,7 @@ def test_indices_that_are_no_longer_there_are_a_file_error(tmp_path: Path) -> No
     save_weights(Reordered(), tmp_path)
     with torch.no_grad():
         captured = offload.capture(without_memory(Reordered), torch.randn(3, 4), weights=tmp_path)
-    (stored,) = (one for one in captured.program.stored.values() if one.name == "order")
+    (stored,) = (one for one in captured.bindings.stored.values() if one.name == "order")
     path = Path(stored.path)
     path.write_bytes(path.read_bytes()[: stored.offset_bytes + 8])
     with pytest.raises(offload.FileError, match=r"order: expected 24 bytes from .*, found 8"):
@@ -104,5 +105,5 @@ def test_indices_are_limited_in_all(monkeypatch, tmp_path: Path, limit_bytes, na
     save_weights(Orders(), tmp_path)
     with torch.no_grad():
         captured = offload.capture(without_memory(Orders), torch.randn(1, 4), weights=tmp_path)
-    stored = captured.program.stored
-    assert {stored[index].name for index in index_weights(captured.program)} == names
+    stored = captured.bindings.stored
+    assert {stored[index].name for index in index_weights(captured.bindings)} == names

@@ -72,8 +72,10 @@ def test_what_is_in_memory_beside_weights_in_files_stays(tmp_path):
 
     model = Scaled()
     safetensors.torch.save_file(dict(model.state_dict()), tmp_path / "model.safetensors")
-    program = offload.capture(model, torch.randn(2, 8), weights=tmp_path).program
-    demand = weight_demand(program, [1.0] * len(program.launches))
+    captured = offload.capture(model, torch.randn(2, 8), weights=tmp_path)
+    n_launches = len(captured.program.launches)
+    stored = captured.bindings.stored.keys()
+    demand = weight_demand(captured.program, [1.0] * n_launches, stored)
     stays = {one.name: one.stays for one in demand.weights}
     assert stays == {"weight": False, "bias": False, "scale": True}
 

@@ -158,7 +158,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path):
 def test_two_executables_share_no_stream():
     both = Streamed(Chain(3), (batch(),), two_slots)
     with pytest.raises(offload.ExecutionError, match="another executable"):
-        both.executable(both.run.program, Scheduling.OFFLOAD)
+        both.executable(both.resident.bound, Scheduling.OFFLOAD)
 
 
 @pytest.mark.parametrize("make_plan", [three_slots, two_tails])

@@ -13,7 +13,7 @@ from offload import _native
 from offload.errors import CaptureError
 from offload.machine import CopyCosts, Machine
 from offload.plan import NodeGraph, Plan, SlotKind
-from offload.program import Program, TensorView
+from offload.program import Bindings, BoundProgram, Program, TensorView
 from offload.streaming import Link, MemoryUnit, Streaming
 from offload.torch_names import find_dtype
 
@@ -68,7 +68,7 @@ class Prepared:
     """What a backend finds out about a Program before it is placed.
 
     Attributes:
-        program: the Program; a device that needs scratch memory has appended Values of role
+        bound: the Program; a device that needs scratch memory has appended Values of role
             scratch for the planner to place.
         operator_allocated: the Values whose operator can only return memory of its own.
         graph: who touches what, where the device runs a graph; None where it runs the launches
@@ -76,10 +76,20 @@ class Prepared:
         state: the backend's own, for `instantiate`.
     """
 
-    program: Program
+    bound: BoundProgram
     operator_allocated: frozenset[int] = frozenset()
     graph: NodeGraph | None = None
     state: Any = None
+
+    @property
+    def program(self) -> Program:
+        """The Program."""
+        return self.bound.program
+
+    @property
+    def bindings(self) -> Bindings:
+        """What the Program stands for."""
+        return self.bound.bindings
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,13 +179,13 @@ class Backend(Protocol):
     def records(self) -> str:
         """The device type on which Programs for it are recorded."""
 
-    def unseen_work(self, program: Program, opaque: Program) -> tuple[str, ...]:
+    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
         """Tell what a callable does on the device besides the launches that were recorded of it.
 
         Leaves inputs, weights and generators as they are.
 
         Args:
-            program: every launch that was observed, dead ones and constants included.
+            seen: every launch that was observed, dead ones and constants included.
             opaque: the same call as one opaque launch.
 
         Returns:
@@ -188,7 +198,7 @@ class Backend(Protocol):
             ExecutionError: the device failed.
         """
 
-    def prepare(self, program: Program) -> Prepared:
+    def prepare(self, bound: BoundProgram) -> Prepared:
         """Find out what the planner must know. Leaves weights and generators as they are.
 
         Raises:
@@ -296,7 +306,7 @@ class StreamingBackend(Backend, Protocol):
     alignment_bytes: int
     memory_bytes_per_ns: float
 
-    def link(self, program: Program) -> Link:
+    def link(self, bound: BoundProgram) -> Link:
         """What it takes to read the program's weights, measured on some of them.
 
         Raises:
@@ -323,7 +333,7 @@ class StreamingBackend(Backend, Protocol):
             ExecutionError: it does not say.
         """
 
-    def mapped_link(self, program: Program) -> Link:
+    def mapped_link(self, bound: BoundProgram) -> Link:
         """As `link`, into memory in which pieces of a weight are mapped side by side.
 
         Asked for only where there is a granule.

@@ -24,7 +24,7 @@ from offload.backends.host_memory import PAGE_BYTES, free_bytes, is_address_spac
 from offload.errors import CaptureError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, SlotKind, check_plan
-from offload.program import Argument, Launch, Program, Symbol, TensorView
+from offload.program import Argument, BoundProgram, Launch, Program, Symbol, TensorView
 from offload.streaming import Link, MemoryUnit
 from offload.torch_names import find_overload, split_operator, symbol_object
 
@@ -59,17 +59,18 @@ class CpuBackend:
         """Programs recorded on the CPU."""
         return "cpu"
 
-    def unseen_work(self, program: Program, opaque: Program) -> tuple[str, ...]:
+    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
         """Nothing: to run a callable as one launch would be to call it, as eager does."""
         return ()
 
-    def prepare(self, program: Program) -> Prepared:
+    def prepare(self, bound: BoundProgram) -> Prepared:
         """Find the results of launches that have no out-variant of their own.
 
         Raises:
             CaptureError: an operator does not exist in this torch, or the Program has host
                 constants: there is no device besides the host whose launches would hold them.
         """
+        program = bound.program
         for value in program.values:
             if value.on_host:
                 raise CaptureError(
@@ -77,7 +78,7 @@ class CpuBackend:
                     f"{program.device}: on the CPU every tensor is an input, a weight or computed"
                 )
         return Prepared(
-            program,
+            bound,
             frozenset(
                 view.value
                 for launch in program.launches
@@ -94,11 +95,11 @@ class CpuBackend:
             CaptureError: an operator does not exist in this torch, or takes other arguments.
         """
         check_plan(prepared.program, plan)
-        return _Builder(prepared.program, plan, prepared.operator_allocated).loaded()
+        return _Builder(prepared.bound, plan, prepared.operator_allocated).loaded()
 
-    def link(self, program: Program) -> Link:
+    def link(self, bound: BoundProgram) -> Link:
         """What it takes to read the program's weights, measured on some of them."""
-        return measure_link(program)
+        return measure_link(bound)
 
     def granule_bytes(self, program: Program) -> int | None:
         """A page, unless addresses are scarce: pieces take as many as the weight has bytes."""
@@ -108,9 +109,9 @@ class CpuBackend:
         """What is asked for: the last page alone has more."""
         return MemoryUnit()
 
-    def mapped_link(self, program: Program) -> Link:
+    def mapped_link(self, bound: BoundProgram) -> Link:
         """What it takes to read the program's weights into small pages."""
-        return measure_link(program, mapped=True)
+        return measure_link(bound, mapped=True)
 
     def free_bytes(self, program: Program) -> int:
         """Memory that this process may still take."""
@@ -165,21 +166,20 @@ def out_variant(launch: Launch) -> str | None:
         and set(launch.writes) == {view.value for view in made}
         and not any(view.conjugate or view.negative for view in made)
     )
-    return _out_overload(launch.operator) if suitable else None
+    return _out_overload(launch.name) if suitable else None
 
 
 class _Builder:
     """Translates one Program and Plan into a CpuResident."""
 
-    def __init__(self, program: Program, plan: Plan, operator_allocated: frozenset[int]) -> None:
-        self._program = program
+    def __init__(self, bound: BoundProgram, plan: Plan, operator_allocated: frozenset[int]) -> None:
+        self._program = bound.program
+        self._bound = bound
         self._plan = plan
         self._operator_allocated = operator_allocated
         self._index: dict[TensorView, int] = {}
         self._tensors: list[_native.CpuTensor] = []
-        self._tables = (
-            gathered_tables(program, plan.streaming) if plan.streaming is not None else {}
-        )
+        self._tables = gathered_tables(bound, plan.streaming) if plan.streaming is not None else {}
 
     def loaded(self) -> Loaded:
         launches = [self._describe(launch) for launch in self._program.launches]
@@ -194,7 +194,7 @@ class _Builder:
         stream: _native.WeightStream | None = None
         weights: Mapping[int, torch.Tensor] = {}
         if self._plan.streaming is not None:
-            stream, weights = make_stream(self._program, self._plan.streaming)
+            stream, weights = make_stream(self._bound, self._plan.streaming)
         resident = _native.CpuResident(slots, self._tensors, stream)
         for launch, description in zip(self._program.launches, launches, strict=True):
             try:
@@ -210,7 +210,7 @@ class _Builder:
         )
 
     def _describe(self, launch: Launch) -> dict[str, Any]:
-        name, overload = split_operator(launch.operator)
+        name, overload = split_operator(launch.name)
         out_overload = out_variant(launch)
         outputs = [] if out_overload is None else [self._tensor(view) for view in launch.made()]
         return {
@@ -261,5 +261,5 @@ class _Builder:
         if isinstance(argument, tuple):
             return tuple(self._argument(item) for item in argument)
         if isinstance(argument, Symbol):
-            return symbol_object(argument, self._program)
+            return symbol_object(argument, self._bound.bindings)
         return argument

@@ -20,7 +20,7 @@ from offload.backends.weight_sources import (
     native_weights,
 )
 from offload.errors import FileError, OutOfMemory
-from offload.program import Program, StoredTensor, TensorView
+from offload.program import BoundProgram, Program, StoredTensor, TensorView
 from offload.streaming import Link, Streaming
 
 # The link is measured on so many bytes of so many of the program's largest weights, each read
@@ -38,7 +38,7 @@ _ROW_BYTES = 1024
 
 
 def make_stream(
-    program: Program, streaming: Streaming
+    bound: BoundProgram, streaming: Streaming
 ) -> tuple[_native.WeightStream, Mapping[int, torch.Tensor]]:
     """The memory of the weights, and what brings them there; nothing is read yet.
 
@@ -51,7 +51,8 @@ def make_stream(
         FileError: a file is gone, or shorter than it was.
         BindingError: a weight's memory was freed or shrunk.
     """
-    sources = managed_weights(program)
+    program = bound.program
+    sources = managed_weights(bound)
     stream = _native.WeightStream(
         memory_bytes=streaming.memory_bytes,
         granule_bytes=streaming.granule_bytes,
@@ -64,7 +65,7 @@ def make_stream(
 
 
 def gathered_tables(
-    program: Program, streaming: Streaming
+    bound: BoundProgram, streaming: Streaming
 ) -> Mapping[int, tuple[int, int, int, int]]:
     """By launch that gathers rows, their table.
 
@@ -72,7 +73,8 @@ def gathered_tables(
         The weight's number in the stream, where in it the table begins in bytes, how many rows it
         has, and the bytes of each.
     """
-    numbers = {value: number for number, value in enumerate(managed_weights(program))}
+    program = bound.program
+    numbers = {value: number for number, value in enumerate(managed_weights(bound))}
     tables = {}
     for one in streaming.gathers:
         view = program.launches[one.launch].arguments[0]
@@ -86,14 +88,14 @@ def gathered_tables(
     return tables
 
 
-def measure_link(program: Program, *, mapped: bool = False) -> Link:
+def measure_link(bound: BoundProgram, *, mapped: bool = False) -> Link:
     """What it takes to read the program's weights, by reading some of them.
 
     Measured once in a process for each disk, and for the model's own tensors, unless they are
     small; two threads that ask at once may both measure. No more than 8 MiB are taken for it.
 
     Args:
-        program: with weights that have a store.
+        bound: with weights that have a store.
         mapped: into memory that can be mapped side by side. Its pages are small, which a disk may
             fill at half the rate.
 
@@ -101,7 +103,8 @@ def measure_link(program: Program, *, mapped: bool = False) -> Link:
         FileError: a file is gone, or shorter than it was.
         OutOfMemory: there is no memory for the smallest sample.
     """
-    sources = managed_weights(program)
+    program = bound.program
+    sources = managed_weights(bound)
     sizes = {value: program.values[value].size_bytes for value in sources}
     largest = sorted((one for one in sizes if sizes[one]), key=lambda one: (-sizes[one], one))
     chosen = largest[:_SAMPLE_WEIGHTS]

@@ -10,7 +10,7 @@ from offload.backends.fitted_lines import fit_line
 from offload.backends.host_memory import PAGE_BYTES, require_free
 from offload.backends.weight_sources import native_transfers, native_weights
 from offload.errors import BackendUnavailable
-from offload.program import Program
+from offload.program import BoundProgram
 from offload.streaming import Link, Streaming
 
 
@@ -25,38 +25,40 @@ class StreamArguments(TypedDict):
     shares_store: bool
 
 
-def stream_arguments(program: Program, streaming: Streaming) -> StreamArguments:
+def stream_arguments(bound: BoundProgram, streaming: Streaming) -> StreamArguments:
     """The plan and the sources of a Program's weights, for the native side.
 
     Args:
-        program: its weights are in files.
+        bound: its weights are in files.
         streaming: where they lie, and their transfers.
 
     Raises:
         FileError: a file is gone, or shorter than it was.
     """
+    program = bound.program
     return StreamArguments(
         memory_bytes=streaming.memory_bytes,
         granule_bytes=streaming.granule_bytes,
-        weights=native_weights(program, streaming, program.stored),
-        transfers=native_transfers(streaming, program.stored),
+        weights=native_weights(program, streaming, bound.bindings.stored),
+        transfers=native_transfers(streaming, bound.bindings.stored),
         n_launches=len(program.launches),
         shares_store=streaming.shares_store,
     )
 
 
-def refuse_unstored(program: Program) -> None:
+def refuse_unstored(bound: BoundProgram) -> None:
     """Refuse a Program whose weights have no store on the host.
 
     Raises:
         BackendUnavailable: they lie on the device, or it is opaque: its weights cannot move.
     """
+    program = bound.program
     if program.opaque is not None:
         raise BackendUnavailable(
             "a program that is one opaque launch keeps its weights where they are, so that none "
             f"can be streamed ({program.opaque.reason}): load without weights_budget="
         )
-    if not program.stored:
+    if not bound.bindings.stored:
         raise BackendUnavailable(
             "the model's weights lie on the device already, and streaming brings them from the "
             "host: capture with weights=, the folder or files that hold them"
@@ -64,14 +66,14 @@ def refuse_unstored(program: Program) -> None:
 
 
 def require_store(
-    program: Program,
+    bound: BoundProgram,
     streaming: Streaming,
     held_bytes: Callable[[list[tuple[str, int, int]]], int],
 ) -> None:
     """Refuse a plan whose store does not fit into what memory the host has free.
 
     Args:
-        program: its weights are in files.
+        bound: its weights are in files.
         streaming: the plan.
         held_bytes: how many bytes of such ranges, as (path, offset, bytes), other executables have
             there already.
@@ -79,7 +81,7 @@ def require_store(
     Raises:
         PlanError: it does not; the message says how much is missing and what to do.
     """
-    held = held_bytes(_stored_ranges(program, streaming)) if streaming.shares_store else 0
+    held = held_bytes(_stored_ranges(bound, streaming)) if streaming.shares_store else 0
     require_free(
         store_bytes(streaming) - held,
         "the store of the streamed weights needs",
@@ -87,10 +89,10 @@ def require_store(
     )
 
 
-def _stored_ranges(program: Program, streaming: Streaming) -> list[tuple[str, int, int]]:
+def _stored_ranges(bound: BoundProgram, streaming: Streaming) -> list[tuple[str, int, int]]:
     """Where in files the streamed pieces lie."""
     pieces = [streaming.pieces[one.piece] for one in streaming.transfers]
-    places = [program.stored[piece.value] for piece in pieces]
+    places = [bound.bindings.stored[piece.value] for piece in pieces]
     return [
         (place.path, place.offset_bytes + piece.offset_bytes, piece.size_bytes)
         for place, piece in zip(places, pieces, strict=True)

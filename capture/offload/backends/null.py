@@ -6,7 +6,7 @@ from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, check_plan
-from offload.program import Program
+from offload.program import BoundProgram
 
 
 class NullBackend:
@@ -27,13 +27,13 @@ class NullBackend:
         """Programs recorded on the CPU."""
         return "cpu"
 
-    def unseen_work(self, program: Program, opaque: Program) -> tuple[str, ...]:
+    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
         """Nothing: it computes nothing."""
         return ()
 
-    def prepare(self, program: Program) -> Prepared:
+    def prepare(self, bound: BoundProgram) -> Prepared:
         """The Program as it is: every Value is where the Plan puts it."""
-        return Prepared(program)
+        return Prepared(bound)
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """Lay out one word per tensor argument and result, in launch order.
@@ -52,7 +52,7 @@ class NullBackend:
                 if place is not None:
                     offset_bytes = place.offset_bytes + view.offset_bytes
                     relocations.append((len(relocations), place.slot, offset_bytes))
-            launch_ns.append(costs.operator_ns.get(launch.operator, costs.launch_ns))
+            launch_ns.append(costs.operator_ns.get(launch.name, costs.launch_ns))
         resident = _native.NullResident(relocations, costs.word_ns, costs.submit_ns, launch_ns)
         reports = tuple(LaunchReport("none", 0) for _ in program.launches)
         return Loaded(resident, frozenset(), lambda: reports)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from offload.program import Program, Role, Value
+from offload.program import BoundProgram, Program, Role, Value
 
 
-def weights_at_risk(program: Program) -> list[Value]:
+def weights_at_risk(bound: BoundProgram) -> list[Value]:
     """The weights of an opaque Program that a call may write, none of any other Program.
 
     Those that were observed to be written, and all that are no parameters: a write that leaves the
     same bytes, as on zeros, is not observed. (Parameters could take as much memory as the model.)
     """
+    program, weights = bound.program, bound.bindings.weights
     if program.opaque is None:
         return []
     written = {index for launch in program.launches for index in launch.writes}
@@ -20,7 +21,7 @@ def weights_at_risk(program: Program) -> list[Value]:
         value
         for value in device_weights(program)
         if value.index in written
-        or not all(isinstance(one, torch.nn.Parameter) for one in program.weights[value.index])
+        or not all(isinstance(one, torch.nn.Parameter) for one in weights[value.index])
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from offload.program import Program
+from offload.program import BoundProgram
 
 _draws = threading.RLock()
 
@@ -62,11 +62,11 @@ def drawing(*states: RandomState) -> Callable[[], list[int]]:
     return draw
 
 
-def generators_of(program: Program, device: torch.device) -> list[torch.Generator]:
+def generators_of(bound: BoundProgram, device: torch.device) -> list[torch.Generator]:
     """The device's default generator, and those there that the Program names, each once."""
     module: Any = torch.get_device_module(device)
     default: torch.Generator = module.default_generators[device.index]
-    named = [one for one in program.generators if one.device.type == device.type]
+    named = [one for one in bound.bindings.generators if one.device.type == device.type]
     return [default, *(one for one in named if _identity(one) != _identity(default))]
 
 

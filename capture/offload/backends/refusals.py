@@ -6,7 +6,7 @@ from collections.abc import Set
 
 from offload.device_formats import own_format
 from offload.errors import BindingError, CaptureError
-from offload.program import Launch, Overlap, Program, Symbol
+from offload.program import BoundProgram, Launch, Overlap, Program, Symbol
 
 
 def refuse_launch(launch: Launch, device_type: str) -> None:
@@ -18,7 +18,7 @@ def refuse_launch(launch: Launch, device_type: str) -> None:
     if launch.guard is not None or launch.guards_shape:
         what = "is read on the host" if launch.guard is not None else "has shapes that depend on it"
         raise CaptureError(
-            f"{launch.source}: what {launch.operator} gives {what}, which an execution would have "
+            f"{launch.source}: what {launch.name} gives {what}, which an execution would have "
             "to wait for in the middle of a device's graph: compute with it on the device "
             "(torch.where, masks), or read it outside of the captured model"
         )
@@ -26,7 +26,7 @@ def refuse_launch(launch: Launch, device_type: str) -> None:
         is_device = isinstance(argument, Symbol) and argument.kind == "device"
         if is_device and not str(argument).startswith(device_type):
             raise CaptureError(
-                f"{launch.source}: {launch.operator} makes a tensor on {argument}, which a graph "
+                f"{launch.source}: {launch.name} makes a tensor on {argument}, which a graph "
                 f"on {device_type} cannot: make it on {device_type}, or pass it as an input"
             )
 
@@ -50,13 +50,14 @@ def refuse_unaligned(program: Program, overlap: Overlap, alignment_bytes: int) -
         )
 
 
-def check_formats(program: Program) -> None:
+def check_formats(bound: BoundProgram) -> None:
     """Refuse weights that lie in another format now than when they were recorded.
 
     Raises:
         BindingError: one was cast since.
     """
-    for index, holders in program.weights.items():
+    program = bound.program
+    for index, holders in bound.bindings.weights.items():
         value, found = program.values[index], own_format(holders[0])
         if found != value.device_format:
             was, now = (
@@ -69,11 +70,11 @@ def check_formats(program: Program) -> None:
             )
 
 
-def check_weights(program: Program, named: Set[int], alignment_bytes: int) -> None:
+def check_weights(bound: BoundProgram, named: Set[int], alignment_bytes: int) -> None:
     """Refuse weights in another format than recorded, and those that are less aligned.
 
     Args:
-        program: its weights.
+        bound: its weights.
         named: those whose addresses words hold.
         alignment_bytes: of each of these when it was captured.
 
@@ -81,8 +82,9 @@ def check_weights(program: Program, named: Set[int], alignment_bytes: int) -> No
         BindingError: a weight was cast since, or a storage's address is no multiple of the
             alignment.
     """
-    check_formats(program)
-    for index, holders in program.weights.items():
+    program = bound.program
+    check_formats(bound)
+    for index, holders in bound.bindings.weights.items():
         address = holders[0].untyped_storage().data_ptr()
         if index in named and address % alignment_bytes:
             raise BindingError(

@@ -20,7 +20,7 @@ from offload.made_up_inputs import (
     stored_indices,
 )
 from offload.memory_pools import MemoryPool
-from offload.program import Launch, Program, Role
+from offload.program import BoundProgram, Launch, Role
 
 Bases = dict[int, tuple[torch.UntypedStorage, int]]
 """By Value its storage, and the byte at which it begins there."""
@@ -30,7 +30,7 @@ AFTER_A_FAULT = "a device that has faulted can be used again in a new process"
 
 
 def warm_up(
-    program: Program,
+    bound: BoundProgram,
     device: torch.device,
     inputs: Sequence[torch.Tensor] | None,
     *,
@@ -46,7 +46,7 @@ def warm_up(
     The weights of an opaque Program are written where they are, and put back.
 
     Args:
-        program: what is to be captured.
+        bound: what is to be captured.
         device: where; the device's current stream is used.
         inputs: a call's tensors in the Program's order; None: what `made_up_inputs` gives.
         free_workspaces: lets libraries give back what they have allocated.
@@ -60,26 +60,27 @@ def warm_up(
         FileError: a weight of integers cannot be read.
         OffloadError: another one that the callable of an opaque launch raises, with a note of it.
     """
+    program = bound.program
     torch_device: Any = torch.get_device_module(device)
     closing = contextlib.closing(MemoryPool(device))
     with closing as pool, pool.use(), contextlib.ExitStack() as tensors:
         with memory_for("inputs and what is written, in the warm-up"):
-            run = EagerRun(program, _private_bases(program, device, inputs), fill=0)
+            run = EagerRun(bound, _private_bases(bound, device, inputs), fill=0)
             tensors.callback(run.bases.clear)  # before the pool, which must be the last
-        last_uses = last_uses_of(program)
-        indices = index_weights(program)
+        last_uses = last_uses_of(bound)
+        indices = index_weights(bound.bindings)
         for launch in program.launches:
-            with memory_for(f"weights of {launch.operator} in files, in the warm-up"):
-                _take_stored(program, launch, run.bases, device, indices)
+            with memory_for(f"weights of {launch.name} in files, in the warm-up"):
+                _take_stored(bound, launch, run.bases, device, indices)
             launching(launch)
             try:
-                with _weights_kept(program):
+                with _weights_kept(bound):
                     run.keep(launch, run.call(launch)())
             except OffloadError as error:
-                error.add_note(f"{launch.source}: {launch.operator}, in the warm-up")
+                error.add_note(f"{launch.source}: {launch.name}, in the warm-up")
                 raise
             except Exception as error:  # of an opaque launch any that the user's code raises
-                raise _failure(error, launch, _inputs_text(program, inputs)) from error
+                raise _failure(error, launch, _inputs_text(bound, inputs)) from error
             launched(launch)
             for value in last_uses.get(launch.index, ()):
                 run.bases.pop(value, None)
@@ -87,7 +88,7 @@ def warm_up(
             torch_device.current_stream(device).synchronize()
         except RuntimeError as error:
             raise ExecutionError(
-                f"the device failed in the warm-up, which runs on {_inputs_text(program, inputs)}: "
+                f"the device failed in the warm-up, which runs on {_inputs_text(bound, inputs)}: "
                 f"{first_line(error)}; {AFTER_A_FAULT}"
             ) from error
         run.bases.clear()
@@ -96,7 +97,7 @@ def warm_up(
 
 def _failure(error: Exception, launch: Launch, inputs: str) -> OffloadError:
     """What a launch raised in the warm-up, as an error of offload; `inputs` says on which."""
-    what, why = f"{launch.source}: {launch.operator}", first_line(error)
+    what, why = f"{launch.source}: {launch.name}", first_line(error)
     if isinstance(error, torch.OutOfMemoryError):
         return OutOfMemory(f"{what} found no memory in the warm-up: {why}")
     if isinstance(error, torch.AcceleratorError):  # maybe of a launch before it
@@ -109,19 +110,20 @@ def _failure(error: Exception, launch: Launch, inputs: str) -> OffloadError:
     )
 
 
-def _inputs_text(program: Program, given: Sequence[torch.Tensor] | None) -> str:
+def _inputs_text(bound: BoundProgram, given: Sequence[torch.Tensor] | None) -> str:
+    program = bound.program
     if given is not None:
         return "the inputs that were given"
     if not program.inputs:
         return "no inputs, as it has none"
     made_up = "made-up inputs (numbers between 0 and 1, every integer 0: "
-    if not program.input_samples:
+    if not bound.bindings.input_samples:
         return f"{made_up}a file holds no inputs)"
-    if any(view.end_bytes for view in program.inputs) and not any(program.input_samples):
+    if any(view.end_bytes for view in program.inputs) and not any(bound.bindings.input_samples):
         return f"{made_up}those of the recorded call had no content)"
     text = "the inputs of the recorded call (their first bytes, repeated in large ones"
     replaced = [
-        program.values[program.inputs[leaf].value].name for leaf in sorted(replaced_inputs(program))
+        program.values[program.inputs[leaf].value].name for leaf in sorted(replaced_inputs(bound))
     ]
     if replaced:
         text += f"; numbers near 0 for those that were all 0: {', '.join(replaced)}"
@@ -129,12 +131,13 @@ def _inputs_text(program: Program, given: Sequence[torch.Tensor] | None) -> str:
 
 
 def _private_bases(
-    program: Program, device: torch.device, inputs: Sequence[torch.Tensor] | None
+    bound: BoundProgram, device: torch.device, inputs: Sequence[torch.Tensor] | None
 ) -> Bases:
     """Inputs, and weights where they are; copies of what the Program writes.
 
     Host constants are as they were recorded, whatever the model's tensors hold by now.
     """
+    program = bound.program
     written = {index for launch in program.launches for index in launch.writes}
     bases: Bases = {
         value.index: (host_storage(value.host_content), 0)
@@ -142,7 +145,7 @@ def _private_bases(
         if value.host_content is not None
     }
     if inputs is None:
-        inputs = input_tensors(program, made_up_inputs(program, 0))
+        inputs = input_tensors(bound, made_up_inputs(bound, 0))
     for given, view in zip(inputs, program.inputs, strict=True):
         if view.value in bases:
             continue
@@ -152,7 +155,7 @@ def _private_bases(
             begin = int(given.storage_offset()) * given.element_size()
             content.copy_(bytes_of(given.untyped_storage())[begin : begin + size_bytes])
         bases[view.value] = (content.untyped_storage(), 0)
-    for index, holders in program.weights.items():
+    for index, holders in bound.bindings.weights.items():
         if index in bases:
             continue
         storage = holders[0].untyped_storage()
@@ -162,10 +165,10 @@ def _private_bases(
 
 
 @contextlib.contextmanager
-def _weights_kept(program: Program) -> Iterator[None]:
+def _weights_kept(bound: BoundProgram) -> Iterator[None]:
     """Put back what an opaque Program may write where it is, also if its call fails."""
     storages = [
-        program.weights[value.index][0].untyped_storage() for value in weights_at_risk(program)
+        bound.bindings.weights[value.index][0].untyped_storage() for value in weights_at_risk(bound)
     ]
     kept = [copied(storage) for storage in storages]
     try:
@@ -176,7 +179,7 @@ def _weights_kept(program: Program) -> Iterator[None]:
 
 
 def _take_stored(
-    program: Program, launch: Launch, bases: Bases, device: torch.device, indices: Set[int]
+    bound: BoundProgram, launch: Launch, bases: Bases, device: torch.device, indices: Set[int]
 ) -> None:
     """Memory for the weights in files that a launch is the first to use: all may be too large.
 
@@ -185,25 +188,27 @@ def _take_stored(
     Raises:
         FileError: as `stored_indices`.
     """
-    for value in program.stored.keys() & {*launch.reads, *launch.writes}:
+    program = bound.program
+    for value in bound.bindings.stored.keys() & {*launch.reads, *launch.writes}:
         if value not in bases:
             size_bytes = program.values[value].size_bytes
             content = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
             if value in indices:
-                held = bytearray(stored_indices(program.stored[value]))
+                held = bytearray(stored_indices(bound.bindings.stored[value]))
                 content.copy_(torch.frombuffer(held, dtype=torch.uint8))
             bases[value] = (content.untyped_storage(), 0)
 
 
-def last_uses_of(program: Program) -> dict[int, list[int]]:
+def last_uses_of(bound: BoundProgram) -> dict[int, list[int]]:
     """By launch the activations, and weights in files, that no later launch uses."""
+    program = bound.program
     last: dict[int, int] = {}
     for launch in program.launches:
         for value in (*launch.reads, *launch.writes):
             last[value] = launch.index
     dead: dict[int, list[int]] = {}
     for value, index in last.items():
-        if program.values[value].role is Role.ACTIVATION or value in program.stored:
+        if program.values[value].role is Role.ACTIVATION or value in bound.bindings.stored:
             dead.setdefault(index, []).append(value)
     return dead
 

@@ -8,7 +8,7 @@ import torch
 
 from offload import _native
 from offload.eager_run import EagerRun, bytes_of
-from offload.program import Program, StoredTensor
+from offload.program import BoundProgram, Program, StoredTensor
 from offload.streaming import Streaming
 
 Sources = Mapping[int, list[torch.Tensor] | StoredTensor]
@@ -31,17 +31,20 @@ def native_source(
     return content
 
 
-def managed_weights(program: Program) -> Sources:
+def managed_weights(bound: BoundProgram) -> Sources:
     """The weights that get a memory of their own, and where their content is.
 
     Those in files; and where none is, those in memory that no launch writes. All others are used
     where they lie, and count in the budget.
     """
-    if program.stored:
-        return program.stored
+    program = bound.program
+    if bound.bindings.stored:
+        return bound.bindings.stored
     written = {index for launch in program.launches for index in launch.writes}
     return {
-        index: list(tensors) for index, tensors in program.weights.items() if index not in written
+        index: list(tensors)
+        for index, tensors in bound.bindings.weights.items()
+        if index not in written
     }
 
 
@@ -101,5 +104,5 @@ def managed_tensors(
         memory: for each of them its bytes.
     """
     bases = {value: (storage, 0) for value, storage in zip(sources, memory, strict=True)}
-    run = EagerRun(program, bases, fill=None)
+    run = EagerRun(BoundProgram(program), bases, fill=None)
     return {value: run.tensor(program.weight_views[value][0]) for value in sources}

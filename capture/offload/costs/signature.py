@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offload.program import OPAQUE_OPERATOR, Argument, Launch, TensorView
+from offload.program import Argument, Launch, Opaque, TensorView
 
 
 def signature_of(launch: Launch) -> str:
@@ -10,8 +10,8 @@ def signature_of(launch: Launch) -> str:
 
     What an opaque launch does its arguments do not say: it has its place in the user's code too.
     """
-    where = f" at {launch.source}" if launch.operator == OPAQUE_OPERATOR else ""
-    return f"{launch.operator}({', '.join(_describe(one) for one in launch.arguments)}){where}"
+    where = f" at {launch.source}" if isinstance(launch.callee, Opaque) else ""
+    return f"{launch.name}({', '.join(_describe(one) for one in launch.arguments)}){where}"
 
 
 def _describe(argument: Argument) -> str:

@@ -259,8 +259,8 @@ def _load(captured: Captured, stack: contextlib.ExitStack) -> Executable | NotAp
 
 def _drawing_alone(captured: Captured) -> Captured:
     """The same Program on generators of its own, where all its random launches take one."""
-    alone = drawing_alone(captured.program)
-    return captured if alone.refusal else Captured(alone.program)
+    alone = drawing_alone(captured.bound)
+    return captured if alone.refusal else Captured(alone.bound)
 
 
 def _operators(
@@ -278,7 +278,7 @@ def _operators(
             run(*args, **kwargs)
     device_ns = device_ns_by_launch(timeline.executions)
     try:
-        return operator_costs(run.program, tensors, clock, device_ns), (_HOST_TIME_NOTE,)
+        return operator_costs(run.bound, tensors, clock, device_ns), (_HOST_TIME_NOTE,)
     except (CaptureError, RuntimeError, IndexError, ValueError) as error:
         return None, (f"operators could not be timed one by one: {error}",)
 

@@ -15,7 +15,7 @@ from offload.costs import signature_of
 from offload.diagnosis.stopwatch import Clock, Effort, time_in_turns
 from offload.eager_run import EagerRun
 from offload.own_generators import drawing_alone
-from offload.program import Launch, Program
+from offload.program import BoundProgram, Launch
 from offload.timeline import ExecutionTimeline, SpanKind
 from offload.torch_names import split_operator
 
@@ -77,7 +77,7 @@ def device_ns_by_launch(executions: Sequence[ExecutionTimeline]) -> dict[int, fl
 
 
 def operator_costs(
-    program: Program,
+    bound: BoundProgram,
     inputs: Sequence[torch.Tensor],
     clock: Clock,
     device_ns: Mapping[int, float] | None = None,
@@ -88,7 +88,7 @@ def operator_costs(
     and draws from generators of its own. Launches that cannot are left out, and make zeros.
 
     Args:
-        program: recorded on the CPU.
+        bound: recorded on the CPU.
         inputs: its inputs in order.
         clock: to measure with.
         device_ns: by launch, as `device_ns_by_launch` gives it; None without a timeline.
@@ -97,14 +97,16 @@ def operator_costs(
         CaptureError: a launch's results have another shape than the recorded ones.
         RuntimeError: of torch; a launch failed.
     """
-    alone = drawing_alone(program)
-    run = EagerRun(alone.program, _private_copies(program, inputs), fill=0)
+    alone = drawing_alone(bound)
+    run = EagerRun(alone.bound, _private_copies(bound, inputs), fill=0)
     launches: dict[str, list[Launch]] = {}
     timed: dict[str, tuple[str, float]] = {}
     untimed: list[str] = []
     deadline_ns = clock.now_ns() + _BUDGET_NS
     with torch.no_grad(), torch._C._DisableAutocast():
-        for recorded, launch in zip(program.launches, alone.program.launches, strict=True):
+        for recorded, launch in zip(
+            bound.program.launches, alone.bound.program.launches, strict=True
+        ):
             signature = signature_of(recorded)
             if launch in alone.others:
                 launches.setdefault(signature, [])
@@ -136,11 +138,12 @@ def _mean(launches: Iterable[Launch], device_ns: Mapping[int, float] | None) -> 
 
 
 def _private_copies(
-    program: Program, inputs: Sequence[torch.Tensor]
+    bound: BoundProgram, inputs: Sequence[torch.Tensor]
 ) -> dict[int, tuple[torch.UntypedStorage, int]]:
     """The memory of inputs and weights; copies of what the Program writes, shared as it was."""
+    program = bound.program
     tensors = dict(zip((view.value for view in program.inputs), inputs, strict=True))
-    tensors |= {index: holders[0] for index, holders in program.weights.items()}
+    tensors |= {index: holders[0] for index, holders in bound.bindings.weights.items()}
     written = {index for launch in program.launches for index in launch.writes}
     copied: dict[int, torch.UntypedStorage] = {}
     for index in written & tensors.keys():
@@ -150,7 +153,9 @@ def _private_copies(
     for index, tensor in tensors.items():
         storage = tensor.untyped_storage()
         offset_bytes = (
-            0 if index in program.weights else int(tensor.storage_offset()) * tensor.element_size()
+            0
+            if index in bound.bindings.weights
+            else int(tensor.storage_offset()) * tensor.element_size()
         )
         bases[index] = (copied.get(storage._cdata, storage), offset_bytes)
     return bases
@@ -186,10 +191,10 @@ def _as_python_calls(run: EagerRun, launch: Launch) -> tuple[str, Callable[[], A
     overload_call = run.call(launch)
     wanted = _layouts(overload_call())
     positional, named = _without_defaults(*run.operands(launch), overload_call)
-    name = split_operator(launch.operator)[0].removeprefix("aten::")
+    name = split_operator(launch.name)[0].removeprefix("aten::")
     for prefix, owner in _OWNERS:
         function = getattr(owner, name, None)
-        if launch.operator.startswith("aten::") and callable(function):
+        if launch.name.startswith("aten::") and callable(function):
             call = functools.partial(function, *positional, **named)
             try:
                 found = _layouts(call())
@@ -197,7 +202,7 @@ def _as_python_calls(run: EagerRun, launch: Launch) -> tuple[str, Callable[[], A
                 continue
             if found == wanted:
                 return f"{prefix}.{name}", call
-    return f"torch.ops: {launch.operator}", overload_call
+    return f"torch.ops: {launch.name}", overload_call
 
 
 _OWNERS: tuple[tuple[str, Any], ...] = (

@@ -60,7 +60,7 @@ def _diagnose_file(path: Path, input_file: Path | None) -> Diagnosis:
     captured = open_file(path)
     program = captured.program
     tensors = inputs_of(program, {} if input_file is None else load_tensors(input_file))
-    args, kwargs = unflatten(program.arguments_structure, tensors)
+    args, kwargs = unflatten(captured.bound.arguments_structure, tensors)
     return diagnose_saved(captured, args, kwargs, subject=str(path))
 
 

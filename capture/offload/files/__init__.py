@@ -1,8 +1,8 @@
 """Programs in files: saved without pickle, opened without executing anything.
 
-A file is one zip (see `archive`) of everything in a Program: `program.json` (see `encode`) and the
-bytes of its weights. Opening it checks the types of all that it says (see `decode`), then that its
-parts fit together (see `check`), and that its operators are safe ones (see `operators`).
+A file is one zip (see `archive`) of a Program as JSON, `program.json`, and the bytes of its
+weights. Opening it checks the types of all that it says (see `program.decode`), then that its parts
+fit together (see `program.check`), and that its operators are safe ones (see `operators`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,28 @@ from offload import _native
 from offload.backends import native_layout
 from offload.device_formats import own_format
 from offload.eager_run import bytes_of, host_storage
-from offload.errors import BindingError, FileError
+from offload.errors import BindingError, FileError, ProgramError
 from offload.files.archive import open_archive, write_archive
-from offload.files.check import check_program
-from offload.files.decode import decode_program
-from offload.files.encode import encode_program
-from offload.files.reader import Malformed, parse
+from offload.files.check import check_file_program
 from offload.files.weight_files import (
     check_stored_tensors,
     find_stored_tensors,
     has_same_content,
 )
-from offload.program import ITEM_BYTES, Program, TensorView, Value
+from offload.program import (
+    ITEM_BYTES,
+    Bindings,
+    BoundProgram,
+    Program,
+    TensorView,
+    Value,
+    decode_program,
+    encode_program,
+    with_objects,
+)
+from offload.program.reader import parse
 from offload.record import default_generator
-from offload.torch_names import find_dtype
+from offload.torch_names import find_dtype, torch_object
 
 __all__ = [
     "check_stored_tensors",
@@ -44,7 +51,7 @@ __all__ = [
 ]
 
 
-def save_program(program: Program, path: str | os.PathLike[str]) -> None:
+def save_program(bound: BoundProgram, path: str | os.PathLike[str]) -> None:
     """Write a Program and the present content of its weights to one file.
 
     The file replaces another at `path` only once it is whole. Classes of containers are written
@@ -58,7 +65,8 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
             constant was given another value, or the path cannot be written to.
     """
     path = Path(path)
-    for index, stored in program.stored.items():
+    program = bound.program
+    for index, stored in bound.bindings.stored.items():
         raise FileError(
             f"{path}: {program.values[index].name} is in {stored.path} and not in memory: instead "
             "of saving the program, call offload.capture(model, ..., weights=) where it is used"
@@ -71,15 +79,15 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
         )
     try:
         storages = {
-            index: _common_storage(program, index, tensors)
-            for index, tensors in program.weights.items()
+            index: _common_storage(bound, index, tensors)
+            for index, tensors in bound.bindings.weights.items()
         }
         storages = {
             index: storage
             for index, storage in storages.items()
             if not _is_host_constant(program.values[index], storage)
         }
-        data = encode_program(program, program.weight_views)
+        data = encode_program(program)
         text = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
         _read_program(text)  # what could not be opened again is not written
         write_archive(
@@ -90,13 +98,13 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
                 for index, storage in storages.items()
             },
         )
-    except Malformed as error:
+    except ProgramError as error:
         raise FileError(f"{path}: this program cannot be saved: {error}") from None
     except FileError as error:
         raise FileError(f"{path}: {error}") from error
 
 
-def open_program(path: str | os.PathLike[str]) -> Program:
+def open_program(path: str | os.PathLike[str]) -> BoundProgram:
     """Read a Program from a file that `save_program` wrote. Executes nothing.
 
     Safe for any file, damaged and hostile ones included: no code is loaded from it, no size that
@@ -115,12 +123,12 @@ def open_program(path: str | os.PathLike[str]) -> Program:
     path = Path(path)
     try:
         with open_archive(path) as archive:
-            program, holders = _read_program(archive.program_text())
-            values = [program.values[index] for index in holders]
+            program = _read_program(archive.program_text())
+            values = [program.values[index] for index in program.weight_views]
             sizes_bytes = {one.index: one.size_bytes for one in values if not one.on_host}
             device = _available(program.device)
             storages = archive.read_weights(sizes_bytes, device)
-    except Malformed as error:
+    except ProgramError as error:
         raise FileError(
             f"{path}: {error}: the file is damaged, or offload did not write it; save the program "
             "again"
@@ -134,14 +142,16 @@ def open_program(path: str | os.PathLike[str]) -> Program:
                 storages[value.index] = host_storage(value.host_content)
         weights = {
             index: tuple(_tensor_on(storages[index], view) for view in views)
-            for index, views in holders.items()
+            for index, views in program.weight_views.items()
         }
-    return dataclasses.replace(
-        program,
-        weights=weights,
-        weight_views=holders,
-        generators=(default_generator(device),),
-        device_index=device.index,
+    return BoundProgram(
+        dataclasses.replace(program, device_index=device.index),
+        Bindings(
+            weights=weights,
+            generators=(default_generator(device),),
+            arguments=with_objects(program.arguments_structure, torch_object),
+            results=with_objects(program.result_structure, torch_object),
+        ),
     )
 
 
@@ -157,14 +167,14 @@ def _available(device: str) -> torch.device:
     return torch.device(device, module.current_device()) if module.is_available() else host
 
 
-def _read_program(text: bytes) -> tuple[Program, Mapping[int, tuple[TensorView, ...]]]:
-    program, holders = decode_program(parse(text, "program.json"))
-    check_program(program, holders)
-    return program, holders
+def _read_program(text: bytes) -> Program:
+    program = decode_program(parse(text, "program.json"))
+    check_file_program(program)
+    return program
 
 
 def _common_storage(
-    program: Program, index: int, tensors: tuple[torch.Tensor, ...]
+    bound: BoundProgram, index: int, tensors: tuple[torch.Tensor, ...]
 ) -> torch.UntypedStorage:
     """The storage that all holders of a weight Value share.
 
@@ -173,6 +183,7 @@ def _common_storage(
             offset than when it was recorded, or too little memory; or it lies in a format of the
             device's own, whose bytes would be taken for plain.
     """
+    program = bound.program
     value = program.values[index]
     device_format = own_format(tensors[0])
     if device_format:

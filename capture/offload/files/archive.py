@@ -21,8 +21,8 @@ import safetensors.torch
 import torch
 
 from offload.eager_run import bytes_of
-from offload.errors import FileError
-from offload.files.reader import Malformed, parse
+from offload.errors import FileError, ProgramError
+from offload.program.reader import parse
 
 _PROGRAM = "program.json"
 _WEIGHTS = "weights.safetensors"
@@ -72,15 +72,17 @@ class Archive:
         self._archive = archive
         members = archive.infolist()
         if [member.filename for member in members] != [_PROGRAM, _WEIGHTS]:
-            raise Malformed(f"it does not consist of {_PROGRAM} and {_WEIGHTS}")
+            raise ProgramError(f"it does not consist of {_PROGRAM} and {_WEIGHTS}")
         for member in members:
             if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & _ENCRYPTED:
-                raise Malformed(f"{member.filename} is compressed or encrypted")
+                raise ProgramError(f"{member.filename} is compressed or encrypted")
             if member.file_size != member.compress_size or member.file_size > file_bytes:
-                raise Malformed(f"{member.filename} is said to be larger than the file")
+                raise ProgramError(f"{member.filename} is said to be larger than the file")
         self._weights_bytes = members[1].file_size
         if members[0].file_size > _MAXIMUM_PROGRAM_BYTES:
-            raise Malformed(f"{_PROGRAM} takes {members[0].file_size} bytes, more than any program")
+            raise ProgramError(
+                f"{_PROGRAM} takes {members[0].file_size} bytes, more than any program"
+            )
 
     def program_text(self) -> bytes:
         """The bytes of `program.json`."""
@@ -102,7 +104,7 @@ class Archive:
 
         Raises:
             FileError: the device has no memory for a weight.
-            Malformed: the header, or the checksum of the content, is not as expected.
+            ProgramError: the header, or the checksum of the content, is not as expected.
         """
         with _zip_errors():
             member = self._archive.open(_WEIGHTS)
@@ -119,10 +121,10 @@ class Archive:
         header_bytes = int.from_bytes(_read(member, _HEADER_SIZE_BYTES), "little")
         content_bytes = self._weights_bytes - _HEADER_SIZE_BYTES - header_bytes
         if header_bytes > _MAXIMUM_HEADER_BYTES or content_bytes != sum(sizes_bytes.values()):
-            raise Malformed(f"{_WEIGHTS} does not hold the program's weights")
+            raise ProgramError(f"{_WEIGHTS} does not hold the program's weights")
         header = parse(_read(member, header_bytes), _WEIGHTS).mapping()
         if header.keys() != {str(index) for index in sizes_bytes}:
-            raise Malformed(f"{_WEIGHTS} does not hold the program's weights, each once")
+            raise ProgramError(f"{_WEIGHTS} does not hold the program's weights, each once")
         begins: dict[int, int] = {}
         for name, node in header.items():
             dtype, shape, offsets = node.fields("dtype", "shape", "data_offsets")
@@ -143,7 +145,7 @@ def _read(member: IO[bytes], n_bytes: int) -> bytes:
     with _zip_errors():
         content = member.read(n_bytes)
     if len(content) != n_bytes:
-        raise Malformed(f"{_WEIGHTS} ends too early")
+        raise ProgramError(f"{_WEIGHTS} ends too early")
     return content
 
 
@@ -151,7 +153,7 @@ def _check_gapless(begins: Mapping[int, int], sizes_bytes: Mapping[int, int]) ->
     expected = 0
     for begin, size_bytes in sorted((begins[index], sizes_bytes[index]) for index in begins):
         if begin != expected:
-            raise Malformed(f"{_WEIGHTS} has a gap or an overlap at byte {expected}")
+            raise ProgramError(f"{_WEIGHTS} has a gap or an overlap at byte {expected}")
         expected += size_bytes
 
 
@@ -181,7 +183,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
 
     Raises:
         FileError: there is no such file, or it cannot be read.
-        Malformed: it is no archive of a program.
+        ProgramError: it is no archive of a program.
     """
     with _zip_errors():
         is_there, is_file = path.exists(), path.is_file()
@@ -201,4 +203,4 @@ def _zip_errors() -> Iterator[None]:
     except OSError as error:
         raise FileError(f"cannot be read: {error}") from error
     except Exception as error:
-        raise Malformed(f"it is no intact zip file ({error})") from error
+        raise ProgramError(f"it is no intact zip file ({error})") from error

@@ -1,217 +1,70 @@
-"""What must hold between the parts of a Program before anything may be built from it."""
+"""What must hold of a Program in a file, besides what holds of every one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import torch
 
+from offload.errors import FileError, ProgramError
 from offload.files.operators import check_operator
-from offload.files.reader import Malformed
-from offload.program import (
-    ITEM_BYTES,
-    Launch,
-    Program,
-    Role,
-    Symbol,
-    TensorView,
-    Value,
-    span_bytes,
-)
-from offload.structure import Structure
-
-# More than any machine can address; sums of sizes stay far inside 64 bits.
-_MAXIMUM_BYTES = 2**56
+from offload.program import ITEM_BYTES, Program, Symbol, check_program
+from offload.structure import constants
 
 
-def check_program(program: Program, holders: Mapping[int, Sequence[TensorView]]) -> None:
-    """Check that a Program is whole: every index in range, every view inside its Value.
-
-    Executing a program that passes reads and writes no memory but that of its own Values.
-
-    Args:
-        program: from a file, or about to be written to one; its `weights` are not looked at.
-        holders: for each weight Value how the tensors that hold it view its bytes.
+def check_file_program(program: Program) -> None:
+    """Check that a Program may be executed if it comes from a file, or written to one.
 
     Raises:
-        Malformed: the parts contradict each other; the message says where.
+        ProgramError: the parts contradict each other, or name what a file cannot hold; the message
+            says where.
         FileError: a launch's operator is refused, or this torch does not have it.
     """
+    _check_names(program)
+    check_program(program)
     for value in program.values:
-        _check_value(value)
-    _check_host_constants(program)
-    if sum(value.size_bytes for value in program.values) > _MAXIMUM_BYTES:
-        raise Malformed("the values take more bytes than a machine can address")
-    _check_inputs(program)
-    _check_results(program)
-    _check_weights(program, holders)
-    _check_overlaps(program)
-    _check_launches(program)
-
-
-def _check_value(value: Value) -> None:
-    span = span_bytes(value.shape, value.strides, value.dtype)
-    if span > value.size_bytes:
-        raise Malformed(
-            f"values[{value.index}] spans {span} bytes, and its size is {value.size_bytes}"
-        )
-
-
-def _check_host_constants(program: Program) -> None:
-    """They are numbers that nothing computes, writes or returns: nobody gives them memory."""
-    changed = {index for launch in program.launches for index in launch.writes}
-    changed |= {view.value for launch in program.launches for view in launch.made()}
-    changed |= {result.view.value for result in program.results}
-    for value in program.values:
-        if value.host_content is None:
-            continue
-        where = f"values[{value.index}], a constant on the CPU,"
-        if program.device == "cpu" or value.role not in (Role.INPUT, Role.WEIGHT):
-            raise Malformed(f"{where} has the role {value.role} in a program on {program.device}")
-        size_bytes = ITEM_BYTES[value.dtype]
-        if (value.shape, value.size_bytes, len(value.host_content)) != ((), size_bytes, size_bytes):
-            raise Malformed(f"{where} is no single {value.dtype}")
-        if value.index in changed:
-            raise Malformed(f"{where} is written or returned")
-
-
-def _check_view(program: Program, view: TensorView, where: str) -> Value:
-    """Check that a view lies inside its Value, and return the Value."""
-    if view.value >= len(program.values):
-        raise Malformed(f"{where} names %{view.value} of {len(program.values)} values")
-    value = program.values[view.value]
-    if view.end_bytes > value.size_bytes:
-        raise Malformed(
-            f"{where} covers bytes {view.offset_bytes} to {view.end_bytes} of %{value.index}, "
-            f"which has {value.size_bytes}"
-        )
-    if view.offset_bytes % ITEM_BYTES[view.dtype]:
-        raise Malformed(f"{where} begins inside an element, at byte {view.offset_bytes}")
-    if view.conjugate and not view.dtype.startswith("complex"):
-        raise Malformed(f"{where} is the conjugate of {view.dtype}")
-    return value
-
-
-def _check_inputs(program: Program) -> None:
-    for leaf, view in enumerate(program.inputs):
-        where = f"inputs[{leaf}]"
-        value = _check_view(program, view, where)
-        if view.offset_bytes or view.end_bytes != value.size_bytes:
-            raise Malformed(f"{where} is a part of %{value.index}, not the whole")
-    _check_roles(program, Role.INPUT, [view.value for view in program.inputs], "an input")
-    structure = program.arguments_structure
-    kinds = [child.kind for child in structure.children]
-    if structure.kind != "tuple" or kinds != ["tuple", "dict"]:
-        raise Malformed("arguments_structure is no tuple of positional and keyword arguments")
-    if not all(isinstance(key, str) for key in structure.children[1].keys):
-        raise Malformed("arguments_structure has a keyword that is no string")
-    if list(_leaves(structure)) != list(range(len(program.inputs))):
-        raise Malformed("arguments_structure does not hold each input once, in order")
-    names = [name for name in (*program.parameter_names, *program.keyword_only_names) if name]
-    if len(set(names)) != len(names) or "" in program.keyword_only_names:
-        raise Malformed("parameter_names and keyword_only_names do not name each parameter once")
-
-
-def _check_roles(program: Program, role: Role, found: Sequence[int], what: str) -> None:
-    if sorted(found) != [value.index for value in program.of_role(role)]:
-        raise Malformed(f"the values of role {role} are not those that {what} names, each once")
-
-
-def _leaves(structure: Structure) -> Iterator[int]:
-    if structure.kind == "tensor":
-        yield structure.leaf
-    for child in structure.children:
-        yield from _leaves(child)
-
-
-def _check_results(program: Program) -> None:
-    returned = set()
-    for position, result in enumerate(program.results):
-        where = f"results[{position}]"
-        value = _check_view(program, result.view, where)
-        if value.role is Role.ACTIVATION:
-            raise Malformed(f"{where} is the activation %{value.index}, which is nobody's to see")
-        if value.role is Role.OUTPUT:
-            returned.add(value.index)
-        leaf = result.input_leaf
-        if leaf >= len(program.inputs) or (leaf >= 0 and program.inputs[leaf] != result.view):
-            raise Malformed(f"{where} is not the input {leaf} that it says it is")
-    _check_roles(program, Role.OUTPUT, sorted(returned), "a result")
-    # A tensor may stand at several places of the result; it first stands at its turn.
-    first_seen = list(dict.fromkeys(_leaves(program.result_structure)))
-    if first_seen != list(range(len(program.results))):
-        raise Malformed("result_structure does not hold each result, in order")
-
-
-def _check_weights(program: Program, holders: Mapping[int, Sequence[TensorView]]) -> None:
-    for index, views in holders.items():
-        where = f"the holders of %{index}"
-        if not views:
-            raise Malformed(f"{where} are none")
-        for view in views:
-            _check_view(program, view, where)
-            if view.value != index:
-                raise Malformed(f"{where} hold %{view.value}")
-    _check_roles(program, Role.WEIGHT, list(holders), "weights")
-
-
-def _check_overlaps(program: Program) -> None:
-    n_inputs = len(program.inputs)
-    for position, overlap in enumerate(program.overlaps):
-        if not overlap.first < overlap.second < n_inputs:
-            raise Malformed(f"overlaps[{position}] is no pair of the {n_inputs} inputs")
-        one, other = (program.inputs[leaf] for leaf in (overlap.first, overlap.second))
-        if not -other.end_bytes < overlap.distance_bytes < one.end_bytes:
-            raise Malformed(f"overlaps[{position}] says that inputs meet which do not")
-
-
-# ---- launches -----------------------------------------------------------------------------------
-
-
-def _check_launches(program: Program) -> None:
-    made_at: dict[int, int] = {}
+        is_number = (value.shape, value.size_bytes) == ((), ITEM_BYTES[value.dtype])
+        if value.on_host and not is_number:
+            raise ProgramError(
+                f"values[{value.index}], a constant on the CPU, is no single {value.dtype}"
+            )
     for launch in program.launches:
         where = f"launches[{launch.index}]"
-        for view in (*launch.views(), *launch.made()):
-            _check_view(program, view, where)
-        if any(index >= len(program.values) for index in (*launch.reads, *launch.writes)):
-            raise Malformed(f"{where} reads or writes a value that does not exist")
         for argument in launch.arguments:
             for item in argument if isinstance(argument, tuple) else (argument,):
                 if isinstance(item, Symbol):
                     _check_symbol(program, item, where)
         check_operator(launch, where)
-        _check_accesses(program, launch, where)
-        for view in launch.made():
-            if made_at.setdefault(view.value, launch.index) != launch.index:
-                raise Malformed(f"{where} makes %{view.value} a second time")
-    _check_order(program, made_at)
 
 
 def _check_symbol(program: Program, symbol: Symbol, where: str) -> None:
     if symbol.kind == "device" and symbol.name != program.device:
-        raise Malformed(f"{where} is on device {symbol.name}, the program on {program.device}")
+        raise ProgramError(f"{where} is on device {symbol.name}, the program on {program.device}")
     if symbol.kind == "generator" and symbol.name != "0":
-        raise Malformed(f"{where} draws from generator {symbol.name}, and a file has only 0")
+        raise ProgramError(f"{where} draws from generator {symbol.name}, and a file has only 0")
 
 
-def _check_accesses(program: Program, launch: Launch, where: str) -> None:
-    """Reads and writes are what lifetimes are made of, so no view may be missing from them."""
-    given = {view.value for view in launch.views()}
-    made = [view.value for view in launch.made()]
-    reads, writes = set(launch.reads), set(launch.writes)
-    if not given <= reads | writes:
-        raise Malformed(f"{where} is given values that it is not said to read or write")
-    if not set(made) <= writes or not writes <= given.union(made):
-        raise Malformed(f"{where} is not said to write just what it makes and is given")
-    if len(set(made)) != len(made) or given.intersection(made):
-        raise Malformed(f"{where} makes a value twice, or one that it is given")
-    for index in made:
-        if program.values[index].role in (Role.INPUT, Role.WEIGHT):
-            raise Malformed(f"{where} makes the {program.values[index].role} %{index}")
-
-
-def _check_order(program: Program, made_at: Mapping[int, int]) -> None:
-    """No Value may be used before the launch that makes it: it has no memory until then."""
+def _check_names(program: Program) -> None:
+    """Look up what the program names of torch, before anything asks torch for it."""
+    views = [*program.inputs, *(result.view for result in program.results)]
+    views += [view for holders in program.weight_views.values() for view in holders]
+    symbols = [Symbol("dtype", one.dtype) for one in program.values]
+    symbols += [Symbol("dtype", one.dtype) for one in views]
     for launch in program.launches:
-        for view in launch.views():
-            if made_at.get(view.value, -1) >= launch.index:
-                raise Malformed(f"launches[{launch.index}] uses %{view.value} before it is made")
+        symbols += [Symbol("dtype", one.dtype) for one in (*launch.views(), *launch.made())]
+        symbols += launch.symbols()
+    for structure in (program.arguments_structure, program.result_structure):
+        symbols += [one for one in constants(structure) if isinstance(one, Symbol)]
+    for symbol in dict.fromkeys(symbols):
+        if symbol.kind == "device":
+            _check_device(symbol)
+        elif symbol.kind != "generator" and not hasattr(torch, symbol.name):
+            raise FileError(
+                f"torch {torch.__version__} has no {symbol.kind} {symbol.name}: install a newer "
+                "torch"
+            )
+
+
+def _check_device(symbol: Symbol) -> None:
+    try:
+        torch.device(symbol.name)
+    except RuntimeError:
+        raise ProgramError(f"expected a device, got {symbol.name!r}") from None

@@ -28,8 +28,7 @@ from typing import Any
 
 import torch
 
-from offload.errors import FileError
-from offload.files.reader import Malformed
+from offload.errors import FileError, ProgramError
 from offload.program import Argument, Launch, Symbol, TensorView
 
 _NAME = re.compile(r"(aten|prims)::([A-Za-z_]\w*)(?:\.(\w+))?", re.ASCII)
@@ -68,23 +67,23 @@ def check_operator(launch: Launch, where: str) -> None:
 
     Raises:
         FileError: the operator is not on the list above, or this torch does not have it.
-        Malformed: it takes other arguments, or returns something else.
+        ProgramError: it takes other arguments, or returns something else.
     """
-    schema = find_safe_operator(launch.operator)._schema
+    schema = find_safe_operator(launch.name)._schema
     if len(launch.arguments) != len(schema.arguments):
-        raise Malformed(
-            f"{where}: {launch.operator} takes {len(schema.arguments)} arguments, "
+        raise ProgramError(
+            f"{where}: {launch.name} takes {len(schema.arguments)} arguments, "
             f"{len(launch.arguments)} are given"
         )
     for declared, argument in zip(schema.arguments, launch.arguments, strict=True):
         if not _fits(declared.real_type, argument):
-            raise Malformed(
-                f"{where}: {launch.operator} takes a {declared.real_type} as {declared.name}, "
+            raise ProgramError(
+                f"{where}: {launch.name} takes a {declared.real_type} as {declared.name}, "
                 f"{argument} is given"
             )
         if _is_write(declared) and not _values_of(argument) <= set(launch.writes):
-            raise Malformed(
-                f"{where}: {launch.operator} writes {declared.name}, which is not listed as written"
+            raise ProgramError(
+                f"{where}: {launch.name} writes {declared.name}, which is not listed as written"
             )
     _check_results(launch, schema, where)
 
@@ -93,22 +92,22 @@ def _check_results(launch: Launch, schema: Any, where: str) -> None:
     returns = schema.returns
     has_list = any(isinstance(one.type, torch.ListType) for one in returns)
     if len(launch.results) < len(returns) or (len(launch.results) > len(returns) and not has_list):
-        raise Malformed(
-            f"{where}: {launch.operator} returns {len(returns)} results, "
+        raise ProgramError(
+            f"{where}: {launch.name} returns {len(returns)} results, "
             f"{len(launch.results)} are listed"
         )
     if not has_list:
         for declared, view in zip(returns, launch.results, strict=True):
             if view is not None and (str(declared.type) != "Tensor" or _is_write(declared)):
-                raise Malformed(f"{where}: {launch.operator} makes no new tensor as that result")
+                raise ProgramError(f"{where}: {launch.name} makes no new tensor as that result")
     reads_host = bool(returns) and not any("Tensor" in str(one.type) for one in returns)
     if reads_host and type(launch.guard) not in _GUARDS.get(str(returns[0].type), ()):
-        raise Malformed(
-            f"{where}: {launch.operator} reads a {returns[0].type} on the host, and "
+        raise ProgramError(
+            f"{where}: {launch.name} reads a {returns[0].type} on the host, and "
             f"{launch.guard!r} is no such value to compare with"
         )
     if not reads_host and launch.guard is not None:
-        raise Malformed(f"{where}: {launch.operator} reads nothing on the host to be guarded")
+        raise ProgramError(f"{where}: {launch.name} reads nothing on the host to be guarded")
 
 
 _GUARDS: Mapping[str, tuple[type, ...]] = {

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from offload.errors import FileError
-from offload.files.reader import Malformed, Node, parse
+from offload.errors import FileError, ProgramError
 from offload.program import ITEM_BYTES, StoredTensor
+from offload.program.reader import Node, parse
 
 _INDEX = "model.safetensors.index.json"
 _HEADER_SIZE_BYTES = 8
@@ -116,11 +116,11 @@ def _read_index(path: Path) -> dict[str, str]:
             raise FileError(f"{path}: larger than any index")
         fields = parse(path.read_bytes(), path.name).mapping()
         if "weight_map" not in fields:
-            raise Malformed(f"{path.name} has no weight_map")
+            raise ProgramError(f"{path.name} has no weight_map")
         files = {name: node.text() for name, node in fields["weight_map"].mapping().items()}
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error}") from error
-    except Malformed as error:
+    except ProgramError as error:
         raise FileError(f"{path}: {error}") from None
     for name in files.values():
         if Path(name).name != name:
@@ -134,7 +134,7 @@ def _tensors_of(path: Path) -> Iterator[StoredTensor]:
             yield from _read_header(file, path)
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error}") from error
-    except Malformed as error:
+    except ProgramError as error:
         raise FileError(f"{path}: {error}: this is no intact safetensors file") from None
 
 
@@ -143,13 +143,15 @@ def _read_header(file: IO[bytes], path: Path) -> list[StoredTensor]:
     header_bytes = int.from_bytes(file.read(_HEADER_SIZE_BYTES), "little")
     begin_bytes = _HEADER_SIZE_BYTES + header_bytes
     if header_bytes > _MAXIMUM_HEADER_BYTES or begin_bytes > file_bytes:
-        raise Malformed(f"a header of {header_bytes} bytes in a file of {file_bytes}")
+        raise ProgramError(f"a header of {header_bytes} bytes in a file of {file_bytes}")
     header = parse(file.read(header_bytes), "the header").mapping()
     header.pop(_METADATA, None)
     stored = [_stored(name, node, path, begin_bytes) for name, node in header.items()]
     end_bytes = max((one.offset_bytes + one.size_bytes for one in stored), default=0)
     if end_bytes > file_bytes:
-        raise Malformed(f"its tensors end at byte {end_bytes}, and the file at byte {file_bytes}")
+        raise ProgramError(
+            f"its tensors end at byte {end_bytes}, and the file at byte {file_bytes}"
+        )
     return stored
 
 

@@ -1,4 +1,4 @@
-"""Passes: pure functions from data to data; they need neither torch nor a device."""
+"""Passes: pure functions from data to data; they need no device."""
 
 from offload.passes.check_streaming import check_streaming
 from offload.passes.copied_slots import MovingSlot, SlotChoice, choose_copied_slots

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from offload.program import ITEM_BYTES, Launch, Program, Role, TensorView
+from offload.program import ITEM_BYTES, Launch, Operator, Program, Role, TensorView
 
 _INDEX_DTYPES = ("int32", "int64")
 
@@ -57,7 +57,7 @@ def row_reads(program: Program) -> Mapping[int, RowReads]:
 
 def _rows_of(launch: Launch) -> tuple[int, int, int] | None:
     """Of an embedding the table's Value, the bytes of a row, and how many rows; None of others."""
-    if launch.operator != "aten::embedding" or len(launch.results) != 1:
+    if launch.callee != Operator("aten::embedding") or len(launch.results) != 1:
         return None
     table, indices = launch.arguments[:2]
     result = launch.results[0]

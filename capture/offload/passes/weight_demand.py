@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from offload.errors import PlanError
 from offload.passes.row_reads import row_reads
@@ -10,13 +10,16 @@ from offload.program import Program, Role
 from offload.streaming import WeightDemand, WeightUse
 
 
-def weight_demand(program: Program, launch_ns: Sequence[float]) -> WeightDemand:
+def weight_demand(
+    program: Program, launch_ns: Sequence[float], stored: Set[int] = frozenset()
+) -> WeightDemand:
     """Collect which launches read each weight.
 
     Args:
         program: gives launches and weights.
         launch_ns: for each launch what it takes with all weights resident, from a warm-up or the
             cost table.
+        stored: the weights that are in files; none, where all are in memory.
 
     Returns:
         An entry for each Value of role weight, in order. A weight must stay resident if a launch
@@ -32,8 +35,8 @@ def weight_demand(program: Program, launch_ns: Sequence[float]) -> WeightDemand:
         )
     readers: dict[int, list[int]] = {value.index: [] for value in program.of_role(Role.WEIGHT)}
     stays = {result.view.value for result in program.results}
-    if program.stored:
-        stays.update(readers.keys() - program.stored.keys())
+    if stored:
+        stays.update(readers.keys() - stored)
     for launch in program.launches:
         for index in dict.fromkeys(launch.reads):
             if index in readers:

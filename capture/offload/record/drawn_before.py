@@ -10,7 +10,7 @@ import torch
 from offload.constants import same_constant
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, TensorView
-from offload.record.operators import Operator, user_location
+from offload.record.operators import Overload, user_location
 from offload.record.random_outcomes import RandomOutcome, by_launch
 from offload.record.storages import TrackedStorage
 from offload.torch_names import find_dtype
@@ -32,13 +32,13 @@ class DrawnBefore:
         """How many launches have not been made again."""
         return len(self._left)
 
-    def is_next(self, operator: Operator, arguments: list[Any]) -> bool:
+    def is_next(self, operator: Overload, arguments: list[Any]) -> bool:
         """Whether a launch is the next random one.
 
         Raises:
             CaptureError: it draws, and the next one is another.
         """
-        if self._left and self._left[0][0].operator == operator.name:
+        if self._left and self._left[0][0].name == operator.name:
             return operator.draws(arguments) or not operator.is_aten
         if operator.draws(arguments):
             raise CaptureError(
@@ -67,7 +67,7 @@ class DrawnBefore:
         tensors = [tensor for tensor, _, _ in touched]
         if not _are_alike(launch.arguments, tuple(given)):
             raise CaptureError(
-                f"{user_location()}: {launch.operator} draws other random numbers than when the "
+                f"{user_location()}: {launch.name} draws other random numbers than when the "
                 "model is not told that it is being compiled"
             )
         for position, content in outcome.written:

@@ -19,7 +19,7 @@ from offload.errors import CaptureError
 from offload.record.fake_weights import FakeWeights
 from offload.record.guards import HostReadGuards
 from offload.record.host_constants import may_be_host_constant
-from offload.record.operators import Operator, tensors_in, user_location
+from offload.record.operators import Overload, tensors_in, user_location
 from offload.record.storages import StorageTable, TrackedStorage
 
 
@@ -48,7 +48,7 @@ class FakeLaunches:
         self._tracker = tracker
 
     def launch(
-        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, operator: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], contextlib.AbstractContextManager[Any]]:
         """The arguments to call an operator with, and the context to call it in.
 
@@ -73,7 +73,7 @@ class FakeLaunches:
         )
 
     @contextlib.contextmanager
-    def _computing_nothing(self, operator: Operator) -> Iterator[None]:
+    def _computing_nothing(self, operator: Overload) -> Iterator[None]:
         try:
             with self._fakes.mode:
                 yield

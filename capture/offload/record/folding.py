@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence, Set
 import torch
 
 from offload.program import Launch, Role, Value
-from offload.record.operators import Operator
+from offload.record.operators import Overload
 from offload.record.storages import StorageTable, TrackedStorage
 from offload.torch_names import find_dtype
 
@@ -18,7 +18,7 @@ FOLDED_BYTES = 1024 * 1024
 
 
 def note_constants(
-    operator: Operator,
+    operator: Overload,
     given: Sequence[TrackedStorage],
     writes: Sequence[TrackedStorage],
     made: Sequence[TrackedStorage],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from offload.errors import CaptureError
-from offload.record.operators import Operator, user_location
+from offload.record.operators import Overload, user_location
 
 if TYPE_CHECKING:
     from offload.record.storages import TrackedStorage
@@ -89,7 +89,7 @@ def refuse_write(operator: str, tracked: TrackedStorage, device: torch.device) -
         )
 
 
-def check_made(operator: Operator, made: list[TrackedStorage], device: torch.device) -> None:
+def check_made(operator: Overload, made: list[TrackedStorage], device: torch.device) -> None:
     """Refuse what an operator made on the CPU, unless it is as constant as its arguments.
 
     Raises:

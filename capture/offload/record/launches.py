@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.eager_run import flat
 from offload.errors import CaptureError, OffloadError
-from offload.program import Argument, Launch, Role, Symbol, TensorView
+from offload.program import Argument, Launch, Operator, Role, Symbol, TensorView
 from offload.record.device_formats import refuse_write_in_own_format
 from offload.record.drawn_before import DrawnBefore
 from offload.record.fake_launches import FakeLaunches
@@ -23,7 +23,7 @@ from offload.record.folding import note_constants
 from offload.record.guards import HostReadGuards, refuse_write_beside_numpy
 from offload.record.host_constants import check_made, refuse_write
 from offload.record.operators import (
-    Operator,
+    Overload,
     argument_data,
     as_integers,
     check_plain,
@@ -77,6 +77,7 @@ class LaunchRecorder:
         self.outcomes: list[RandomOutcome] = []
         self.guards = HostReadGuards(allowed=guards_reads, may_defer=may_defer)
         self.generators = UsedGenerators()
+        self._ranges: list[str] = []
         self.allocations = Allocations(torch.device("cpu"))
         self.refusal: OffloadError | None = None
         self.running = ""
@@ -140,7 +141,7 @@ class LaunchRecorder:
             if self.guards.deferred is None:
                 raise
 
-    def _before_launch(self, operator: Operator, arguments: list[Any]) -> list[Touched]:
+    def _before_launch(self, operator: Overload, arguments: list[Any]) -> list[Touched]:
         """Find the storages that the operator is given; keep what it is going to write."""
         touched = []
         name = operator.name
@@ -266,7 +267,7 @@ class LaunchRecorder:
 
     def _after_launch(
         self,
-        operator: Operator,
+        operator: Overload,
         arguments: list[Any],
         touched: list[Touched],
         outcome: Any,
@@ -323,9 +324,22 @@ class LaunchRecorder:
     ) -> None:
         index, source = len(self.launches), user_location()
         observed = (results, reads, writes, random, guard, guards_shape)
-        self.launches.append(Launch(index, operator, arguments, *observed, source))
+        self.launches.append(
+            Launch(index, Operator(operator), arguments, *observed, source, tuple(self._ranges))
+        )
 
-    def _follow_metadata(self, operator: Operator, touched: list[Touched]) -> None:
+    def note_range(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Follow the ranges of the profiler that the call opens; it may end some of its caller's.
+
+        `func` is one of torch's operators that record_function calls, whose first argument is the
+        name where it begins one (torch/csrc/autograd/record_function_ops.cpp).
+        """
+        if func._schema.name.startswith("profiler::_record_function_enter"):
+            self._ranges.append(str(args[0]))
+        elif self._ranges:
+            self._ranges.pop()
+
+    def _follow_metadata(self, operator: Overload, touched: list[Touched]) -> None:
         """After resize_, set_, transpose_ and the like: the tensor may lie elsewhere now."""
         for tensor, tracked, _ in touched:
             current = self.table.find(tensor)
@@ -337,7 +351,7 @@ class LaunchRecorder:
             ):
                 self._grown(tensor, tracked)
 
-    def _observed_writes(self, operator: Operator, touched: list[Touched]) -> list[TrackedStorage]:
+    def _observed_writes(self, operator: Overload, touched: list[Touched]) -> list[TrackedStorage]:
         writes = []
         for tensor, tracked, is_write in touched:
             if self._fakes is None and tensor.untyped_storage()._cdata != tracked.storage._cdata:
@@ -368,7 +382,7 @@ class LaunchRecorder:
         return self.table.replace_grown(tracked, tensor)
 
     def _track_results(
-        self, operator: Operator, outcomes: list[Any]
+        self, operator: Overload, outcomes: list[Any]
     ) -> tuple[list[TrackedStorage], list[TensorView | None]]:
         """The storages that an operator made, and for each of its results the view of a new one."""
         made: list[TrackedStorage] = []

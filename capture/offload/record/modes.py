@@ -39,6 +39,9 @@ class Watcher(Protocol):
     def guard_content(self, tensor: torch.Tensor, what: str) -> None:
         """Record a read of a tensor's values on the host, or refuse it."""
 
+    def note_range(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Note that a range of the profiler begins or ends."""
+
     def refuse_read(self, what: str, refusal: CaptureError) -> None:
         """Refuse to go on recording after a read on the host that cannot become a guard."""
 
@@ -84,6 +87,7 @@ class DispatchMode(TorchDispatchMode):
             if func.namespace == "prim":  # where a fake tensor lies
                 return func(*args, **kwargs)
             if func.namespace == "profiler":  # a range of record_function: it computes nothing
+                self._watcher.note_range(func, args)
                 return func(*args, **kwargs)
             if _is_composite(func):
                 with self:

@@ -140,7 +140,7 @@ def tensors_in(argument: Any) -> list[torch.Tensor]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Operator:
+class Overload:
     """What torch says of an operator overload, read once: its schema is slow to read.
 
     Attributes:
@@ -193,13 +193,13 @@ NO_NESTED_ENCODER = "build nn.TransformerEncoder with enable_nested_tensor=False
 
 
 @functools.cache
-def operator_of(func: Any) -> Operator:
-    """The Operator of an `OpOverload`."""
+def operator_of(func: Any) -> Overload:
+    """The Overload of an `OpOverload`."""
     schema = func._schema
     overload = "" if func._overloadname == "default" else func._overloadname
     name = f"{schema.name}.{overload}" if overload else schema.name
     writes = (one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
-    return Operator(
+    return Overload(
         name,
         tuple((one.name, one.default_value) for one in schema.arguments),
         tuple(writes),
@@ -214,7 +214,7 @@ def operator_of(func: Any) -> Operator:
     )
 
 
-def written_arguments(operator: Operator, arguments: list[Any]) -> tuple[bool, ...]:
+def written_arguments(operator: Overload, arguments: list[Any]) -> tuple[bool, ...]:
     """For each argument whether it is written: as declared, or as is known beyond that."""
     trains = operator.name in _BATCH_NORMS and bool(arguments[5])
     writes = (
@@ -331,7 +331,7 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
     )
 
 
-def shape_depends_on_data(operator: Operator, arguments: list[Any]) -> bool:
+def shape_depends_on_data(operator: Overload, arguments: list[Any]) -> bool:
     """Whether an operator's results may have other shapes for other values of its arguments.
 
     torch's tag says so of every overload that might; some are static for these arguments.

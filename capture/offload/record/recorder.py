@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
 
 from offload.errors import CaptureError, OffloadError
-from offload.program import OpaqueCall, Overlap, Program, Result, Role
+from offload.program import BoundProgram, Overlap, Result, Role
 from offload.record.call_arguments import CallArguments
 from offload.record.call_state import reachable_state, unseen_changes
 from offload.record.callables import (
@@ -35,11 +36,11 @@ from offload.record.modes import (
     seeding_noticed,
     seeding_refused,
 )
-from offload.record.operators import check_plain, is_tensor, user_location
+from offload.record.operators import check_plain, is_tensor
 from offload.record.plain_call import PlainCall, plain_call
 from offload.record.python_random import PythonRandom
 from offload.record.recorded_call import RecordedCall, Surroundings
-from offload.record.recording import Recording, opaque_form
+from offload.record.recording import Recording
 from offload.record.recording_device import (
     Allocations,
     default_generator,
@@ -47,7 +48,7 @@ from offload.record.recording_device import (
     refuse_capturing,
 )
 from offload.record.storages import StorageTable, alias
-from offload.record.surroundings import LeafGradients, caller_of, refuse_gradients
+from offload.record.surroundings import LeafGradients, caller_of, refuse_gradients, root_module
 from offload.record.thread_lookups import CompilingAnswers, eager_paths_taken
 from offload.record.whole_program import SeenCall
 from offload.structure import OpaqueStructure, Structure, constants, flatten, unflatten
@@ -125,7 +126,9 @@ class Recorder:
         self._arguments = CallArguments(args, kwargs)
         self._choose_device()
         refuse_gradients(self._arguments.tensors, self._arguments.names)
-        self._caller = caller_of(self._function, self.table.device)
+        root = root_module(self._function)
+        self._caller = caller_of(root, self.table.device)
+        self._root = None if root is None else weakref.ref(root)
         self._look_at_compiled()
         for tensor, name in zip(self._arguments.tensors, self._arguments.names, strict=True):
             refuse_own_format(tensor, name)
@@ -329,11 +332,11 @@ class Recorder:
             results,
             structure,
             self._caller,
+            self._root,
         )
-        program = seen.program(overlaps)
-        recording = self._recording(program, tuple(tensors), overlapping)
+        recording = self._recording(seen.bound_program(overlaps), tuple(tensors), overlapping)
         if self._log.allows_unseen:
-            recording = self._with_opaque_form(recording, seen)
+            recording = self._with_opaque_form(recording, seen, overlaps)
         return self._handed_out(result, tensors, structure), recording
 
     def _compare_with_plain(self, result: Any, tensors: Sequence[torch.Tensor]) -> None:
@@ -420,7 +423,7 @@ class Recorder:
         return Result(self.table.view(tensor, tracked), self._input_leaf(tensor))
 
     def _recording(
-        self, program: Program, results: tuple[torch.Tensor, ...], overlapping: Set[int]
+        self, bound: BoundProgram, results: tuple[torch.Tensor, ...], overlapping: Set[int]
     ) -> Recording:
         written = [
             one
@@ -430,7 +433,7 @@ class Recorder:
             and (one.written or one.storage._cdata in overlapping)
         ]
         return Recording(
-            program,
+            bound,
             device=self.table.device,
             before={one.storage._cdata: one.kept() for one in written},
             after={one.storage._cdata: one.own_content().clone() for one in written},
@@ -446,15 +449,16 @@ class Recorder:
             computed=self._fakes is None,
         )
 
-    def _with_opaque_form(self, recording: Recording, seen: SeenCall) -> Recording:
+    def _with_opaque_form(
+        self, recording: Recording, seen: SeenCall, overlaps: tuple[Overlap, ...]
+    ) -> Recording:
         """The recording with what a device needs to tell whether it is all, or as opaque already.
 
         Raises:
             CaptureError: the call can only be recorded as one opaque launch, and a tensor that it
                 may read cannot be described.
         """
-        overlaps = recording.program.overlaps
-        observed = seen.program(overlaps, folds=False)
+        observed = seen.bound_program(overlaps, folds=False)
         try:
             state = reachable_state(self.table, is_compiled=bool(self._compiled))
         except CaptureError as error:
@@ -469,14 +473,8 @@ class Recorder:
             seen.structure,
             self._surroundings,
         )
-        everything = seen.program(overlaps, folds=False)
-        opaque = opaque_form(
-            everything,
-            OpaqueCall(call, self._log.unseen),
-            reads={one.value.index for one in state},
-            writes={one.value.index for one in state if one.written},
-            is_random=recording.has_drawn,
-            source=user_location(),
+        opaque = seen.opaque_program(
+            overlaps, call, self._log.unseen, state=state, is_random=recording.has_drawn
         )
         found = dataclasses.replace(recording, observed=observed, opaque=opaque)
         return found.as_opaque(self._log.unseen) if self._log.unseen else found

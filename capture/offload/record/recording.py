@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 
 import torch
 
-from offload.program import OPAQUE_OPERATOR, Launch, OpaqueCall, Program, Role
+from offload.program import BoundProgram, Opaque
 from offload.record.random_outcomes import RandomOutcome
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recording:
-    """A recorded call: the Program, and what is needed to check it once.
+    """A recorded call: its Program, and what is needed to check it once.
 
     Attributes:
-        program: all launches, dead ones included.
+        bound: of all launches, dead ones included.
         device: that it was recorded on.
         before: for each written storage of an input or weight, by identity, its bytes before the
             call.
@@ -34,7 +34,7 @@ class Recording:
         computed: what the call gave was computed; otherwise there is nothing to compare with.
     """
 
-    program: Program
+    bound: BoundProgram
     device: torch.device
     before: Mapping[int, torch.Tensor]
     after: Mapping[int, torch.Tensor]
@@ -44,8 +44,8 @@ class Recording:
     outcomes: tuple[RandomOutcome, ...]
     has_drawn: bool
     has_unwritten: bool
-    observed: Program | None = None
-    opaque: Program | None = None
+    observed: BoundProgram | None = None
+    opaque: BoundProgram | None = None
     unchecked: str = ""
     computed: bool = True
 
@@ -56,48 +56,9 @@ class Recording:
             reason: why, for people.
         """
         assert self.opaque is not None
-        assert self.opaque.opaque is not None
-        call = dataclasses.replace(self.opaque.opaque, reason=reason)
-        program = dataclasses.replace(self.opaque, opaque=call)
-        return dataclasses.replace(self, program=program, has_unwritten=False)
-
-
-def opaque_form(
-    program: Program,
-    call: OpaqueCall,
-    *,
-    reads: Set[int],
-    writes: Set[int],
-    is_random: bool,
-    source: str,
-) -> Program:
-    """A Program's call as one launch.
-
-    Args:
-        program: of the same call, with every Value that is read or written.
-        call: what the launch is.
-        reads: the inputs and weights that the callable may read.
-        writes: those of them that it was observed to write.
-        is_random: the state of a generator has moved.
-        source: the user's `file:line`.
-    """
-    made: set[int] = set()
-    results = []
-    for result in program.results:
-        index = result.view.value
-        is_new = program.values[index].role is Role.OUTPUT and index not in made
-        results.append(result.view if is_new else None)
-        made.update({index} if is_new else ())
-    launch = Launch(
-        index=0,
-        operator=OPAQUE_OPERATOR,
-        arguments=program.inputs,
-        results=tuple(results),
-        reads=tuple(sorted(reads)),
-        writes=tuple(sorted(writes | made)),
-        random=is_random,
-        guard=None,
-        guards_shape=False,
-        source=source,
-    )
-    return dataclasses.replace(program, launches=(launch,), opaque=call)
+        (launch,) = self.opaque.program.launches
+        assert isinstance(launch.callee, Opaque)
+        launch = dataclasses.replace(launch, callee=Opaque(launch.callee.index, reason))
+        program = dataclasses.replace(self.opaque.program, launches=(launch,))
+        bound = BoundProgram(program, self.opaque.bindings)
+        return dataclasses.replace(self, bound=bound, has_unwritten=False)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import MethodType
-from typing import Any
 
 import torch
 
@@ -45,17 +43,14 @@ def refuse_gradients(tensors: Iterable[torch.Tensor], names: Iterable[str]) -> N
             )
 
 
-def caller_of(function: Callable[..., Any], device: torch.device) -> Caller:
-    """How a function is about to be called on this thread."""
-    root = _root_module(function)
+def caller_of(root: torch.nn.Module | None, device: torch.device) -> Caller:
+    """How a function, of this module if it has one, is about to be called on this thread."""
     return Caller(
-        state=_native.caller_state(device.type),
-        root=None if root is None else weakref.ref(root),
-        training=root is not None and root.training,
+        state=_native.caller_state(device.type), training=root is not None and root.training
     )
 
 
-def _root_module(function: object) -> torch.nn.Module | None:
+def root_module(function: object) -> torch.nn.Module | None:
     """The module that a call is of: itself, by a bound method, or by a partial of one.
 
     Not a scripted one, whose `training` is no attribute of Python's.

@@ -12,7 +12,7 @@ from offload.constants import same_constant
 from offload.eager_run import EagerRun, bytes_of
 from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
 from offload.own_generators import drawing_alone
-from offload.program import Launch, Program, Role, Value
+from offload.program import BoundProgram, Launch, Role, Value
 from offload.record.modes import seeding_noticed
 from offload.record.random_outcomes import RandomOutcome, by_launch
 from offload.record.recording import Recording
@@ -28,8 +28,8 @@ class OutcomeDiffers(CaptureError):
     """The recorded launches do not give what the call gave."""
 
 
-def verify(recording: Recording, program: Program) -> None:
-    """Run `program` on the recorded call's inputs and compare with what the model returned.
+def verify(recording: Recording, bound: BoundProgram) -> None:
+    """Run a Program on the recorded call's inputs and compare with what the model returned.
 
     Inputs and weights are left as they are: what the program writes is a copy, and the weights
     that an opaque one writes in place are put back. No generator is moved: random launches give
@@ -44,8 +44,9 @@ def verify(recording: Recording, program: Program) -> None:
         OutOfMemory: the device has no memory to run it once more.
         ExecutionError: the device failed.
     """
+    program = bound.program
     opaque = program.opaque is not None
-    if opaque and any(launch.random for launch in program.launches):
+    if opaque and program.is_random:
         return
     refused: list[CaptureError] = []
     with (
@@ -55,16 +56,16 @@ def verify(recording: Recording, program: Program) -> None:
         seeding_noticed(refused.append) if opaque else torch._C._DisableAutocast(),
     ):
         outcomes = {} if opaque else by_launch(program.launches, recording.outcomes)
-        first = _Run(recording, program, _FILLS[0], outcomes).outcome()
+        first = _Run(recording, bound, _FILLS[0], outcomes).outcome()
         if refused:
             raise refused[0]
         _compare_with_model(recording, first)
         if recording.has_unwritten:
-            _compare_fills(*_filled(recording, program, outcomes, first))
+            _compare_fills(*_filled(recording, bound, outcomes, first))
 
 
 def _filled(
-    recording: Recording, program: Program, outcomes: dict[int, RandomOutcome], first: _Outcome
+    recording: Recording, bound: BoundProgram, outcomes: dict[int, RandomOutcome], first: _Outcome
 ) -> tuple[_Outcome, _Outcome]:
     """What runs over two fills give, in which random launches read what they read at executions.
 
@@ -72,12 +73,12 @@ def _filled(
     that takes a generator draws, from the numbers of the recorded call.
     """
     if not outcomes:
-        return first, _Run(recording, program, _FILLS[1], outcomes).outcome()
+        return first, _Run(recording, bound, _FILLS[1], outcomes).outcome()
     runs = []
     for fill in _FILLS:
-        alone = drawing_alone(program, recording.generator_states)
+        alone = drawing_alone(bound, recording.generator_states)
         given = {launch.index: outcomes[launch.index] for launch in alone.others}
-        runs.append(_Run(recording, alone.program, fill, given).outcome())
+        runs.append(_Run(recording, alone.bound, fill, given).outcome())
     return runs[0], runs[1]
 
 
@@ -95,25 +96,26 @@ class _Run:
     def __init__(
         self,
         recording: Recording,
-        program: Program,
+        bound: BoundProgram,
         fill: int,
         outcomes: Mapping[int, RandomOutcome],
     ) -> None:
-        self._program = program
+        self._program = bound.program
+        self._bindings = bound.bindings
         self._outcomes = outcomes
         self._recording = recording
         self._bases: dict[int, tuple[torch.UntypedStorage, int]] = {}
         self._identities: dict[int, int] = {}
         self._place_inputs(recording)
-        for index, holders in program.weights.items():
+        for index, holders in self._bindings.weights.items():
             storage = holders[0].untyped_storage()
             before = recording.before.get(storage._cdata)
             self._identities[index] = storage._cdata
-            if before is not None and program.opaque is None:
+            if before is not None and self._program.opaque is None:
                 storage = _copy(before)
             self._bases[index] = (storage, 0)
-        self._eager = EagerRun(program, self._bases, fill)
-        self._sizes_bytes = [value.size_bytes for value in program.values]
+        self._eager = EagerRun(bound, self._bases, fill)
+        self._sizes_bytes = [value.size_bytes for value in self._program.values]
 
     def _place_inputs(self, recording: Recording) -> None:
         for view, tensor in zip(self._program.inputs, recording.input_tensors, strict=True):
@@ -157,7 +159,7 @@ class _Run:
                 bytes_of(storage).copy_(self._recording.after[storage._cdata])
 
     def _written_weights(self) -> list[torch.UntypedStorage]:
-        storages = (holders[0].untyped_storage() for holders in self._program.weights.values())
+        storages = (holders[0].untyped_storage() for holders in self._bindings.weights.values())
         return [one for one in storages if one._cdata in self._recording.before]
 
     def _outcome(self) -> _Outcome:
@@ -165,21 +167,21 @@ class _Run:
             try:
                 self._run(launch)
             except OffloadError as error:
-                error.add_note(f"{launch.source}: {launch.operator}, run again on the same inputs")
+                error.add_note(f"{launch.source}: {launch.name}, run again on the same inputs")
                 raise
             except torch.OutOfMemoryError as error:
                 raise OutOfMemory(
-                    f"{launch.source}: {launch.operator} found no memory when the recorded program "
+                    f"{launch.source}: {launch.name} found no memory when the recorded program "
                     f"was run again on the same inputs, which takes as much as the call: {error}"
                 ) from error
             except torch.AcceleratorError as error:
                 raise ExecutionError(
-                    f"{launch.source}: the device failed at {launch.operator}, or before, when the "
+                    f"{launch.source}: the device failed at {launch.name}, or before, when the "
                     f"recorded program was run again on the same inputs: {error}"
                 ) from error
             except Exception as error:
                 raise CaptureError(
-                    f"{launch.source}: {launch.operator} failed when the recorded program was run "
+                    f"{launch.source}: {launch.name} failed when the recorded program was run "
                     f"again on the same inputs: {error}"
                 ) from error
         results = [self._eager.tensor(result.view) for result in self._program.results]
@@ -208,7 +210,7 @@ class _Run:
             self._eager.keep(launch, outcome)
         elif not same_constant(launch.guard, outcome):
             raise CaptureError(
-                f"{launch.source}: {launch.operator} read {outcome!r} at the second run, "
+                f"{launch.source}: {launch.name} read {outcome!r} at the second run, "
                 f"{launch.guard!r} at the first: the value does not depend on the inputs alone"
             )
 

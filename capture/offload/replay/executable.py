@@ -98,6 +98,7 @@ class Executable(_native.CallableReplay):
 
     Attributes:
         program, plan: what is resident, and where its Values lie.
+        bound: the program with the live objects that it stands for.
         scheduling: as one task, or launch by launch.
         copy_choices: for each input and output that may be copied instead of re-setting the nodes
             that hold its address: what was chosen, and by which costs; empty where none has
@@ -119,19 +120,19 @@ class Executable(_native.CallableReplay):
     ) -> None:
         """Make a Program resident; `check_stored` refuses files whose layout is another now."""
         self._check_stored = check_stored
-        program = prepared.program
-        self.program = program
+        self.bound = prepared.bound
+        self.program = prepared.program
         self.plan = plan
         self.scheduling = scheduling
         self._backend = backend
         self._loaded = backend.instantiate(prepared, plan)
-        self._steps = watched_steps(program, self._loaded.stream)
+        self._steps = watched_steps(prepared.bound, self._loaded.stream)
         _read_weights(self._loaded, progress)
         if verify:
             backend.prove(prepared, plan)
         self.copy_choices = self._choose_copies()
         self._native = native_replay(
-            program,
+            prepared.bound,
             plan,
             self._loaded,
             host_scheduled=scheduling is Scheduling.HOST,
@@ -219,7 +220,7 @@ class Executable(_native.CallableReplay):
             return None
         native = self._native  # and not the executable, which would then keep itself
         return WeightStreaming(
-            self.program,
+            self.bound,
             self.plan.streaming,
             self._loaded.stream,
             self._check_stored,
@@ -349,7 +350,7 @@ class Executable(_native.CallableReplay):
             n_inputs=len(self.program.inputs),
             outputs_allocated=outputs_allocated,
             outputs_given=max(0, n_outputs - outputs_allocated),
-            n_weights=len(self.program.weights),
+            n_weights=len(self.bound.bindings.weights),
             slots_changed=slots_changed,
             words_patched=words_patched,
             operators=self._operators,
@@ -357,7 +358,7 @@ class Executable(_native.CallableReplay):
 
     @functools.cached_property
     def _operators(self) -> frozenset[str]:
-        return frozenset(launch.operator for launch in self.program.launches)
+        return frozenset(launch.name for launch in self.program.launches)
 
     def launch_reports(self) -> tuple[LaunchReport, ...]:
         """How each launch is carried out, in program order."""

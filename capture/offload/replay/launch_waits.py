@@ -42,7 +42,7 @@ def launch_waits(
     found = [
         LaunchWait(
             launch.index,
-            launch.operator,
+            launch.name,
             measured.get(launch.index, 0),
             predicted[launch.index] if predicted else 0.0,
         )

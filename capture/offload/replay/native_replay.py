@@ -14,14 +14,14 @@ from offload.arguments import plain_places, tensors_of_call
 from offload.backends import Loaded, native_layout, slot_triggers
 from offload.passes import MovingSlot
 from offload.plan import Plan
-from offload.program import ITEM_BYTES, Program, Role, Value, is_dense, span_bytes
+from offload.program import ITEM_BYTES, BoundProgram, Program, Role, Value, is_dense, span_bytes
 from offload.record import level_of_user
 from offload.replay.buffers import buffers_of
 from offload.structure import Structure, unflatten
 
 
 def native_replay(
-    program: Program,
+    bound: BoundProgram,
     plan: Plan,
     loaded: Loaded,
     *,
@@ -34,17 +34,18 @@ def native_replay(
     `copied`: the slots that are copied. `check_feature_map` refuses what is no tensor, and all
     where the feature map does not move.
     """
-    positional, keyword = plain_places(program)
-    structure = program.result_structure
+    program = bound.program
+    positional, keyword = plain_places(bound)
+    structure = bound.result_structure
     return _native.Replay(
-        spec=_call_spec(program, plan, loaded, copied),
+        spec=_call_spec(bound, plan, loaded, copied),
         triggers=slot_triggers(plan),
         resident=loaded.resident,
         host_scheduled=host_scheduled,
         streamed=loaded.streamed,
         positional=positional,
         keyword=keyword,
-        match=functools.partial(tensors_of_call, program),
+        match=functools.partial(tensors_of_call, bound),
         result_form=_result_form(structure, len(program.results)),
         build_result=lambda tensors: unflatten(structure, tensors),
         match_buffers=functools.partial(buffers_of, structure, len(program.results)),
@@ -52,19 +53,20 @@ def native_replay(
         current_stream=loaded.current_stream,
         draw=loaded.draw,
         drains_queue=loaded.drains_queue,
-        caller=_caller(program, loaded),
+        caller=_caller(bound, loaded),
         warn_of_gradients=_warn_of_gradients if _trained(program) else None,
     )
 
 
 def _caller(
-    program: Program, loaded: Loaded
+    bound: BoundProgram, loaded: Loaded
 ) -> tuple[int, Callable[[], object] | None, bool] | None:
     """The recorded caller; None where the device is of another type than the recording's."""
+    program = bound.program
     caller = program.caller
     if caller is None or (loaded.device and loaded.device.type != program.device):
         return None
-    return caller.state, caller.root, caller.training
+    return caller.state, bound.bindings.root, caller.training
 
 
 def _trained(program: Program) -> bool:
@@ -91,7 +93,10 @@ def _result_form(structure: Structure, n_results: int) -> str:
     return "other"
 
 
-def _call_spec(program: Program, plan: Plan, loaded: Loaded, copied: Set[int]) -> _native.CallSpec:
+def _call_spec(
+    bound: BoundProgram, plan: Plan, loaded: Loaded, copied: Set[int]
+) -> _native.CallSpec:
+    program = bound.program
     written = {index for launch in program.launches for index in launch.writes}
     return _native.CallSpec(
         device=program.device if loaded.device is None else str(loaded.device),
@@ -109,10 +114,10 @@ def _call_spec(program: Program, plan: Plan, loaded: Loaded, copied: Set[int]) -
         ],
         results=_result_specs(program),
         weights=[
-            _weight_spec(program, plan, value, value.index in written, loaded.weights)
+            _weight_spec(bound, plan, value, value.index in written, loaded.weights)
             for value in _device_weights(program)
         ],
-        host_constants=list(_host_constants(program)),
+        host_constants=list(_host_constants(bound)),
         overlaps=[
             _native.OverlapSpec(
                 first=one.first, second=one.second, distance_bytes=one.distance_bytes
@@ -179,8 +184,9 @@ def _device_weights(program: Program) -> list[Value]:
     return [value for value in program.of_role(Role.WEIGHT) if not value.on_host]
 
 
-def _host_constants(program: Program) -> Iterator[_native.HostConstantSpec]:
+def _host_constants(bound: BoundProgram) -> Iterator[_native.HostConstantSpec]:
     """What each execution must find on the host as it was recorded: inputs, and held tensors."""
+    program = bound.program
     for leaf, view in enumerate(program.inputs):
         value = program.values[view.value]
         if value.host_content is not None:
@@ -194,7 +200,7 @@ def _host_constants(program: Program) -> Iterator[_native.HostConstantSpec]:
         if value.host_content is None:
             continue
         for holder, view in zip(
-            program.weights[value.index], program.weight_views[value.index], strict=True
+            bound.bindings.weights[value.index], program.weight_views[value.index], strict=True
         ):
             yield _native.HostConstantSpec(
                 name=value.name,
@@ -205,14 +211,15 @@ def _host_constants(program: Program) -> Iterator[_native.HostConstantSpec]:
 
 
 def _weight_spec(
-    program: Program,
+    bound: BoundProgram,
     plan: Plan,
     value: Value,
     is_written: bool,
     moved: Mapping[int, torch.Tensor],
 ) -> _native.WeightSpec:
+    program = bound.program
     views, place = program.weight_views[value.index], moved.get(value.index)
-    holders = list(program.weights.get(value.index, ()))
+    holders = list(bound.bindings.weights.get(value.index, ()))
     if place is not None and not holders:  # its content is in a file
         views, holders, place = views[:1], [place], None
     return _native.WeightSpec(

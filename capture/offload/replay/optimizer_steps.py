@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from offload import _native
 from offload.backends import managed_weights
 from offload.errors import ExecutionError
-from offload.program import Program
+from offload.program import BoundProgram
 
 
 class OptimizerSteps:
@@ -55,13 +55,13 @@ class OptimizerSteps:
 
 
 def watched_steps(
-    program: Program, stream: _native.WeightStream | _native.DeviceWeightStream | None
+    bound: BoundProgram, stream: _native.WeightStream | _native.DeviceWeightStream | None
 ) -> OptimizerSteps | None:
     """What watches the steps of a Program's weights; None unless they are the model's tensors."""
-    if stream is None or program.stored:
+    if stream is None or bound.bindings.stored:
         return None
     return OptimizerSteps(
-        dict(enumerate(program.weights[one] for one in managed_weights(program))), stream
+        dict(enumerate(bound.bindings.weights[one] for one in managed_weights(bound))), stream
     )
 
 

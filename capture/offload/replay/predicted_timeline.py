@@ -55,9 +55,9 @@ def with_prediction(
         spans += _streamed(program, streaming, costs, origin_ns + round(at_ns), device_lane)
     else:
         for launch, span in zip(program.launches, prediction.launches, strict=True):
-            add(SpanKind.LAUNCH, launch.operator, device_lane, span, launch.index)
+            add(SpanKind.LAUNCH, launch.name, device_lane, span, launch.index)
     for launch, span in zip(program.launches, prediction.issues, strict=False):
-        add(SpanKind.ISSUE, launch.operator, HOST_LANE, span, launch.index)
+        add(SpanKind.ISSUE, launch.name, HOST_LANE, span, launch.index)
     ordered = tuple(sorted(spans, key=lambda span: span.begin_ns))
     return dataclasses.replace(execution, predicted=ordered)
 
@@ -76,7 +76,7 @@ def _streamed(
         program.launches, one.launch_begin_ns, one.launch_end_ns, one.wait_ns, strict=True
     ):
         begin, end = (origin_ns + round(moment) for moment in (begin_ns, end_ns))
-        yield Span(SpanKind.LAUNCH, launch.operator, device_lane, begin, end, launch.index)
+        yield Span(SpanKind.LAUNCH, launch.name, device_lane, begin, end, launch.index)
         if wait := round(wait_ns):
             yield Span(SpanKind.WAIT, WEIGHT_WAIT, device_lane, begin - wait, begin, launch.index)
     times = zip(streaming.transfers, one.transfer_begin_ns, one.transfer_end_ns, strict=True)

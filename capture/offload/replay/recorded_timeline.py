@@ -124,7 +124,7 @@ def _launches(
 ) -> Iterator[Span]:
     pairs = zip(program.launches, times.begin_ns, times.end_ns, strict=True)
     for launch, begin_ns, end_ns in pairs:
-        yield Span(kind, launch.operator, lane, begin_ns, end_ns, launch.index)
+        yield Span(kind, launch.name, lane, begin_ns, end_ns, launch.index, place=launch.place)
 
 
 def _by_begin(span: Span) -> int:

@@ -14,7 +14,7 @@ from offload import _native
 from offload.backends import managed_weights, native_source
 from offload.byte_sizes import show_bytes
 from offload.errors import BindingError, ExecutionError
-from offload.program import ITEM_BYTES, Program, StoredTensor, is_dense
+from offload.program import ITEM_BYTES, BoundProgram, Program, StoredTensor, is_dense
 from offload.replay.launch_waits import beyond_launches_ns, launch_waits
 from offload.replay.reports import LastExecution
 from offload.streaming import Streaming
@@ -34,7 +34,7 @@ class WeightStreaming:
 
     def __init__(
         self,
-        program: Program,
+        bound: BoundProgram,
         plan: Streaming,
         stream: _native.WeightStream | _native.DeviceWeightStream,
         check_stored: Callable[[], None],
@@ -46,11 +46,12 @@ class WeightStreaming:
         self.plan = plan
         self._wait_for_submitted = wait_for_submitted
         self._executions = executions
-        self._program = program
+        self._program = bound.program
+        self._stored = bound.bindings.stored
         self._stream = stream
         self._check_stored = check_stored
         self._replaced: set[str] = set()
-        self._numbers = {value: number for number, value in enumerate(managed_weights(program))}
+        self._numbers = {value: number for number, value in enumerate(managed_weights(bound))}
 
     @property
     def bytes_moved(self) -> int:
@@ -148,8 +149,8 @@ class WeightStreaming:
         names: dict[str, set[int]] = {}
         for value in self._numbers:
             names.setdefault(self._program.values[value].name, set()).add(value)
-            if value in self._program.stored:
-                names.setdefault(self._program.stored[value].name, set()).add(value)
+            if value in self._stored:
+                names.setdefault(self._stored[value].name, set()).add(value)
         found = names.get(name, set())
         if len(found) != 1:
             raise BindingError(

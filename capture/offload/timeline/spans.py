@@ -56,6 +56,7 @@ class Span:
         launch: the index of the launch in the program, of an issue, launch or wait; -1 otherwise.
         size_bytes: of a transfer, or of a weight's piece. Of a piece that comes partly outside the
             execution the span is the part within, and the size that of the piece.
+        place: of an issue or launch, where it is in the user's code: `encoder/attention net.py:12`.
     """
 
     kind: SpanKind
@@ -65,6 +66,7 @@ class Span:
     end_ns: int
     launch: int = -1
     size_bytes: int = 0
+    place: str = ""
 
     @property
     def duration_ns(self) -> int:

@@ -218,6 +218,8 @@ def _slice(category: str, name: str, span: Span, process: int, thread: int) -> E
     arguments: dict[str, Any] = {}
     if span.launch >= 0:
         arguments["launch"] = span.launch
+    if span.place:
+        arguments["place"] = span.place
     if span.kind in (SpanKind.TRANSFER, SpanKind.WEIGHTS):
         arguments["bytes"] = span.size_bytes
         if span.duration_ns and span.kind is SpanKind.TRANSFER:

@@ -55,7 +55,7 @@ from offload.backends.torch_warm_up import failure_of_torch
 from offload.errors import BackendUnavailable
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, check_plan
-from offload.program import Program
+from offload.program import BoundProgram, Program
 from offload.streaming import Link, MemoryUnit
 
 ALIGNMENT_BYTES = 512
@@ -170,11 +170,11 @@ class AscendBackend:
         """Programs recorded on NPU tensors."""
         return "npu"
 
-    def unseen_work(self, program: Program, opaque: Program) -> tuple[str, ...]:
+    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
         """Nothing: opaque launches are not run."""
         return ()
 
-    def prepare(self, program: Program) -> Prepared:
+    def prepare(self, bound: BoundProgram) -> Prepared:
         """Have kernels made of the Program's launches.
 
         Raises:
@@ -183,6 +183,7 @@ class AscendBackend:
                 holds something in a format of the device's own.
             ExecutionError: the runtime failed.
         """
+        program = bound.program
         device = self.device_of(program)
         self.machine(device)
         self.refuse_launches(program)
@@ -191,7 +192,7 @@ class AscendBackend:
         for overlap in program.overlaps:
             refuse_unaligned(program, overlap, self.tensor_alignment_bytes)
         assert self._capturer is not None  # machine has seen to it
-        return Prepared(program, state=self._capturer.capture(program, device))
+        return Prepared(bound, state=self._capturer.capture(program, device))
 
     def refuse_launches(self, program: Program) -> None:
         """Refuse what no model on the device can do by itself.
@@ -218,11 +219,11 @@ class AscendBackend:
         check_plan(program, plan)
         device = self.device_of(program)
         named = {address.value for one in captured.kernels for address in one.addresses}
-        check = functools.partial(check_weights, program, named, self.tensor_alignment_bytes)
+        check = functools.partial(check_weights, prepared.bound, named, self.tensor_alignment_bytes)
         check()
         assert self._capturer is not None  # machine has seen to it
         gather = choose_gather(self._refresh, self._capturer, device)
-        streamed = self._streamed(captured, program, plan, device)
+        streamed = self._streamed(captured, prepared.bound, plan, device)
         resident = make_resident(
             captured,
             program,
@@ -252,10 +253,10 @@ class AscendBackend:
         )
 
     def _streamed(
-        self, captured: KernelCapture, program: Program, plan: Plan, device: int
+        self, captured: KernelCapture, bound: BoundProgram, plan: Plan, device: int
     ) -> StreamedWeights:
         return stream_weights(
-            program,
+            bound,
             plan.streaming,
             device,
             touches=[[one.value for one in kernel.addresses] for kernel in captured.kernels],
@@ -281,19 +282,20 @@ class AscendBackend:
             ) from error
         return WeightMemory(tensor, functools.partial(tensor.untyped_storage().resize_, 0))
 
-    def link(self, program: Program) -> Link:
+    def link(self, bound: BoundProgram) -> Link:
         """What a copy from the host takes, measured once in a process.
 
         Raises:
             BackendUnavailable: the program's weights are not in files.
             ExecutionError: the runtime failed, or has no memory to measure with.
         """
-        refuse_unstored(program)
+        program = bound.program
+        refuse_unstored(bound)
         return link_meter.link(self.device_of(program))
 
-    def mapped_link(self, program: Program) -> Link:
+    def mapped_link(self, bound: BoundProgram) -> Link:
         """The same."""
-        return self.link(program)
+        return self.link(bound)
 
     def granule_bytes(self, program: Program) -> int | None:
         """None yet: a weight is streamed as a whole."""
@@ -344,7 +346,7 @@ class AscendBackend:
             memory = self.proof_memory(device)
             return timed_launches(
                 proof.timed_rounds(
-                    program, placed, memory, lambda: twin.time_launches(timer), N_ROUNDS
+                    prepared.bound, placed, memory, lambda: twin.time_launches(timer), N_ROUNDS
                 )
             )
         finally:

@@ -72,7 +72,7 @@ def relocated_words(
             generator's cell in this capture alone; the message names kernel, byte and value.
     """
     first, second, third = (as_graph(program, one, weights) for one in captures)
-    names = [f"{launch.operator} at {launch.source}" for launch in program.launches]
+    names = [f"{launch.name} at {launch.source}" for launch in program.launches]
     found = discover(
         [first, first, second, third],
         0,
@@ -257,12 +257,12 @@ class _Decision:
         working = self._working(launch)
         if any(self._tasks[node].is_blind for node in working):
             return (
-                f"{launch.operator} at {launch.source} has a task whose addresses cannot be read "
+                f"{launch.name} at {launch.source} has a task whose addresses cannot be read "
                 "(a copy, a memset, or one of the AI CPU)"
             )
         if not working and self._touches_memory(launch):
             return (
-                f"the runtime tells no task of {launch.operator} at {launch.source}, whose "
+                f"the runtime tells no task of {launch.name} at {launch.source}, whose "
                 "addresses cannot be read (one of the AI CPU, say)"
             )
         return self._unexplained.get(launch.index, "")
@@ -285,7 +285,7 @@ class _Decision:
             return ""
         if value in self._named_by.get(launch.index, ()):
             return ""
-        return f"no argument of {launch.operator} at {launch.source} is its address"
+        return f"no argument of {launch.name} at {launch.source} is its address"
 
     def _look_at_output(self, value: int) -> None:
         """Have an output copied whose memory its own launch may have used before it was made."""
@@ -300,7 +300,7 @@ class _Decision:
         n_naming = len(self._named_by.get(launch.index, {}).get(value, ()))
         if n_naming > 1:
             self.copied[value] = (
-                f"{n_naming} kernels of {launch.operator} at {launch.source} name its memory, "
+                f"{n_naming} kernels of {launch.name} at {launch.source} name its memory, "
                 "of which some may have used it before it was made"
             )
 

@@ -76,7 +76,7 @@ def unjoined_advice(
         return ""
     counts = [len(one) for one in n_tasks]
     forks = [
-        f"{launches[launch].source}: {launches[launch].operator}"
+        f"{launches[launch].source}: {launches[launch].name}"
         for launch, before, after in zip(begins, counts, counts[1:], strict=False)
         if launch is not None and after > before
     ]

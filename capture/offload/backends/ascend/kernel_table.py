@@ -78,7 +78,7 @@ def table_words(
             if place is None:
                 launch = program.launches[kernel.launch]
                 raise CaptureError(
-                    f"{launch.source}: a kernel of {launch.operator} takes the address of "
+                    f"{launch.source}: a kernel of {launch.name} takes the address of "
                     f"{program.values[address.value].name}, which has no place: the capturer has "
                     "to name Values that the launch reads or writes"
                 )

@@ -102,7 +102,7 @@ def refuse_random(program: Program) -> None:
     for launch in program.launches:
         if launch.random:
             raise CaptureError(
-                f"{launch.source}: {launch.operator} draws random numbers, which a kernel of one's "
+                f"{launch.source}: {launch.name} draws random numbers, which a kernel of one's "
                 "own on an Ascend device could only repeat: a capturer does not tell where kernels "
                 "read seed and offset"
             )

@@ -12,7 +12,18 @@ from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import Machine
 from offload.plan import Plan, SlotKind, check_plan
-from offload.program import ITEM_BYTES, Launch, Program, Result, Role, TensorView, Value
+from offload.program import (
+    ITEM_BYTES,
+    BoundProgram,
+    Launch,
+    Operator,
+    Program,
+    Result,
+    Role,
+    TensorView,
+    Value,
+    plain_structure,
+)
 from offload.structure import flatten
 
 if TYPE_CHECKING:
@@ -50,13 +61,13 @@ class OfflineModelBackend:
         """Nothing is recorded for it."""
         return self._backend.records()
 
-    def unseen_work(self, program: Program, opaque: Program) -> tuple[str, ...]:
+    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
         """Nothing."""
         return ()
 
-    def prepare(self, program: Program) -> Prepared:
+    def prepare(self, bound: BoundProgram) -> Prepared:
         """The Program that `open_offline` made."""
-        return Prepared(program)
+        return Prepared(bound)
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """What is loaded already; each input's and output's slot is one data buffer.
@@ -113,7 +124,7 @@ def open_offline(
     except BaseException:
         model.close()
         raise
-    return Prepared(program), OfflineModelBackend(backend, model)
+    return Prepared(BoundProgram(program)), OfflineModelBackend(backend, model)
 
 
 def _program_of(model: _native.AscendOfflineModel, path: Path, device: str, index: int) -> Program:
@@ -125,7 +136,7 @@ def _program_of(model: _native.AscendOfflineModel, path: Path, device: str, inde
     }
     launch = Launch(
         index=0,
-        operator=OFFLINE_OPERATOR,
+        callee=Operator(OFFLINE_OPERATOR),
         arguments=tuple(views[one.index] for one in inputs),
         results=tuple(views[one.index] for one in outputs),
         reads=tuple(one.index for one in inputs),
@@ -143,8 +154,8 @@ def _program_of(model: _native.AscendOfflineModel, path: Path, device: str, inde
         launches=(launch,),
         inputs=tuple(views[one.index] for one in inputs),
         results=tuple(Result(views[one.index]) for one in outputs),
-        arguments_structure=flatten(call, _is_value, share_same=False)[1],
-        result_structure=flatten(tuple(outputs), _is_value, share_same=True)[1],
+        arguments_structure=plain_structure(flatten(call, _is_value, share_same=False)[1]),
+        result_structure=plain_structure(flatten(tuple(outputs), _is_value, share_same=True)[1]),
         parameter_names=tuple(one.name for one in inputs),
         unchecked=f"it was compiled elsewhere: {path}",
     )

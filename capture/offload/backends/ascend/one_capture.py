@@ -33,7 +33,7 @@ from offload.errors import (
     OutOfMemory,
 )
 from offload.memory_pools import MemoryPool, region, segments_of
-from offload.program import Launch, Program, Role
+from offload.program import BoundProgram, Launch, Role
 
 
 class OneCapture:
@@ -45,7 +45,7 @@ class OneCapture:
 
     def __init__(
         self,
-        program: Program,
+        bound: BoundProgram,
         device: int,
         stream: Any,
         form: str | None,
@@ -55,7 +55,8 @@ class OneCapture:
         streamed: StreamedWeights,
     ) -> None:
         npu: Any = torch.npu  # type: ignore[attr-defined]
-        self._program = program
+        self._program = bound.program
+        self._bound = bound
         self._device = torch.device("npu", device)
         self._stream = stream
         self._handle: int = stream.npu_stream
@@ -96,9 +97,9 @@ class OneCapture:
         return self._model
 
     def _capture(self) -> None:
-        run = EagerRun(self._program, self._bases(), fill=None)
+        run = EagerRun(self._bound, self._bases(), fill=None)
         self._tensors.append(run.bases)
-        last_uses = last_uses_of(self._program)
+        last_uses = last_uses_of(self._bound)
         try:
             self._begin()
             self._model.handle = _native.ascend_capturing_model(self._handle)
@@ -129,7 +130,7 @@ class OneCapture:
                 elif value.index in self._streamed:
                     bases[value.index] = (self._streamed[value.index], 0)
                 elif value.role is Role.WEIGHT:
-                    holder = self._program.weights[value.index][0]
+                    holder = self._bound.bindings.weights[value.index][0]
                     bases[value.index] = (holder.untyped_storage(), 0)
                 elif value.role is Role.INPUT:
                     memory = self._memory(value.size_bytes)
@@ -169,18 +170,18 @@ class OneCapture:
             outcome = run.call(launch)()
             self._stream.npu_stream  # noqa: B018 - until it is launched, so that errors are its own
         except OffloadError as error:
-            error.add_note(f"{launch.source}: {launch.operator}, in the capture")
+            error.add_note(f"{launch.source}: {launch.name}, in the capture")
             raise
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(
-                f"{launch.source}: {launch.operator} found no memory in the capture: "
+                f"{launch.source}: {launch.name} found no memory in the capture: "
                 f"{first_line(error)}"
             ) from error
         except Exception as error:
             if isinstance(error, RuntimeError):
-                check_streams(error, f"{launch.source}: {launch.operator} cannot be captured")
+                check_streams(error, f"{launch.source}: {launch.name} cannot be captured")
             raise CaptureError(
-                f"{launch.source}: {launch.operator} cannot be captured by torch_npu: "
+                f"{launch.source}: {launch.name} cannot be captured by torch_npu: "
                 f"{first_line(error)}"
             ) from error
         run.keep(launch, outcome)

@@ -69,7 +69,7 @@ class DrawLog:
         self._last = offsets
         if len(moved) > 1:
             raise CaptureError(
-                f"{launch.source}: {launch.operator} draws from {len(moved)} random generators at "
+                f"{launch.source}: {launch.name} draws from {len(moved)} random generators at "
                 "once, and where its kernels find which is not known: draw from one"
             )
         if moved:
@@ -91,7 +91,7 @@ class DrawLog:
             CaptureError: some launch drew while it was captured, which is then frozen.
         """
         if self._offsets() != self._last:
-            names = sorted({launches[index].operator for index in self.generator_of})
+            names = sorted({launches[index].name for index in self.generator_of})
             raise CaptureError(
                 f"{', '.join(names)}: random numbers were drawn when they were captured, so that "
                 "each execution would draw the same"
@@ -151,7 +151,7 @@ class CellFinder:
         numbers = numbers_in(pool, self._device, self._default_stream)
         if len(numbers) != 2:
             raise CaptureError(
-                f"{launch.source}: {launch.operator} draws random numbers, and under capture makes "
+                f"{launch.source}: {launch.name} draws random numbers, and under capture makes "
                 f"{len(numbers)} numbers on the device's default stream, where it was to make a "
                 "seed and an offset: each execution would draw the same"
             )

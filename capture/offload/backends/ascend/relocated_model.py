@@ -9,6 +9,7 @@ import torch
 
 from offload import _native
 from offload.backends.ascend.torch_relocation import BoundModel
+from offload.backends.base import Prepared
 from offload.backends.opaque_weights import device_weights
 from offload.backends.relocation.proof import prove
 from offload.backends.relocation.proof_bases import Placed
@@ -68,7 +69,7 @@ def _pieces(bound: BoundModel, plan: Plan) -> list[tuple[int, int, int]]:
 
 
 def prove_relocation(
-    program: Program, plan: Plan, bound: BoundModel, device: int, stream: int
+    prepared: Prepared, plan: Plan, bound: BoundModel, device: int, stream: int
 ) -> None:
     """Execute the loaded resident itself: where it was captured twice, then with all slots moved.
 
@@ -79,6 +80,7 @@ def prove_relocation(
         OutOfMemory: the device has no memory for the proof.
         ExecutionError: the device failed.
     """
+    program = prepared.program
     resident = bound.residents[-1]()
     assert resident is not None  # it is being loaded
     assert bound.words is not None  # prove has seen to it
@@ -117,7 +119,7 @@ def prove_relocation(
     torch.get_device_module("npu").synchronize(device)
     streamed = {index: one.data_ptr() for index, one in bound.streamed.storages.items()}
     memory = ProofMemory(device, pieces)
-    prove(program, placed, placed, memory, fixed=fixed, streamed=streamed)
+    prove(prepared.bound, placed, placed, memory, fixed=fixed, streamed=streamed)
     if bound.streamed.stream is not None:
         bound.streamed.stream.forget_transfers()
 

@@ -18,7 +18,7 @@ from offload.backends.device_streaming import (
 )
 from offload.backends.streamed_copies import streamed_graph
 from offload.backends.weight_sources import managed_tensors
-from offload.program import Program
+from offload.program import BoundProgram
 from offload.streaming import Streaming
 
 link_meter = LinkMeter(_native.ascend_link_samples)
@@ -71,7 +71,7 @@ class StreamedWeights:
 
 
 def stream_weights(
-    program: Program,
+    bound: BoundProgram,
     streaming: Streaming | None,
     device: int,
     *,
@@ -82,7 +82,7 @@ def stream_weights(
     """Make the weights' memory and the host store, and order copies and launches; nothing is read.
 
     Args:
-        program: its weights are in files.
+        bound: its weights are in files.
         streaming: the plan; None: the weights stay where they are.
         device: its index.
         touches: for each thing that is launched, in order, the Values that it may read or write.
@@ -97,10 +97,11 @@ def stream_weights(
         ExecutionError: there is no stream, or the store cannot be pinned.
         FileError: a file is gone, or shorter than it was.
     """
+    program = bound.program
     if streaming is None:
         return StreamedWeights()
-    refuse_unstored(program)
-    require_store(program, streaming, functools.partial(_native.ascend_held_bytes, device))
+    refuse_unstored(bound)
+    require_store(bound, streaming, functools.partial(_native.ascend_held_bytes, device))
     graph = launch_graph(program, touches)
     streamed = streamed_graph(program, graph, launches, streaming)
     steps = streamed_steps(program, graph, streaming, streamed)
@@ -109,28 +110,29 @@ def stream_weights(
         device=device,
         memory=place.tensor.data_ptr(),
         release=place.release,
-        **stream_arguments(program, streaming),
+        **stream_arguments(bound, streaming),
     )
-    storages = _storages(program, streaming, place.tensor.untyped_storage())
+    storages = _storages(bound, streaming, place.tensor.untyped_storage())
     return StreamedWeights(
         stream=stream,
         steps=steps,
         for_next_pass=tuple(one.transfer for one in streamed.copies if one.for_next_pass),
         memory=(place.tensor.data_ptr(), place.tensor.nbytes),
-        storages=dict(zip(program.stored, storages, strict=True)),
-        tensors=managed_tensors(program, program.stored, storages),
+        storages=dict(zip(bound.bindings.stored, storages, strict=True)),
+        tensors=managed_tensors(program, bound.bindings.stored, storages),
     )
 
 
 def _storages(
-    program: Program, streaming: Streaming, memory: torch.UntypedStorage
+    bound: BoundProgram, streaming: Streaming, memory: torch.UntypedStorage
 ) -> list[torch.UntypedStorage]:
     """The bytes of each weight, as storages of their own that keep the memory."""
+    program = bound.program
     begins = {
         piece.value: piece.memory_offset_bytes for piece in streaming.pieces if piece.size_bytes
     }
     storages = []
-    for value in program.stored:
+    for value in bound.bindings.stored:
         begin = begins.get(value, 0)
         storages.append(memory[begin : begin + program.values[value].size_bytes])
     return storages

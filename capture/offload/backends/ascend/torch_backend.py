@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable
@@ -40,7 +41,7 @@ from offload.backends.refusals import check_formats
 from offload.backends.relocation.touches import node_graph, with_scratch
 from offload.errors import CaptureError
 from offload.plan import Plan, check_plan
-from offload.program import Launch, Program, Role
+from offload.program import BoundProgram, Launch, Program, Role
 from offload.streaming import Streaming
 
 
@@ -106,7 +107,7 @@ class TorchAscendBackend(AscendBackend):
             return ["torch_npu finds no device that it can use"]
         return []
 
-    def prepare(self, program: Program) -> Prepared:
+    def prepare(self, bound: BoundProgram) -> Prepared:
         """Capture the Program's launches, unless weights in files have no addresses yet.
 
         Raises:
@@ -117,15 +118,16 @@ class TorchAscendBackend(AscendBackend):
                 be relocated, and that was required.
             ExecutionError: the runtime failed.
         """
+        program = bound.program
         device = self.device_of(program)
         self.machine(device)
         self.refuse_launches(program)
-        check_formats(program)
+        check_formats(bound)
         own = frozenset(value.index for value in program.of_role(Role.ACTIVATION))
-        if not program.stored:
-            return self._bound(program, own, NONE_STREAMED)
+        if not bound.bindings.stored:
+            return self._captured(bound, own, NONE_STREAMED)
         moving_values(program)  # which refuses inputs that cannot be copied
-        return Prepared(program, own)
+        return Prepared(bound, own)
 
     def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
         """Take the weights' memory, and capture the launches with weights where they lie there.
@@ -140,38 +142,45 @@ class TorchAscendBackend(AscendBackend):
         device = self.device_of(program)
         give_back_unused()  # torch would cut weights from what it keeps of a larger budget's
         streamed = stream_weights(
-            program,
+            prepared.bound,
             streaming,
             device,
             touches=[(*launch.reads, *launch.writes) for launch in program.launches],
             launches=range(len(program.launches)),
             memory=functools.partial(self.weight_memory, device),
         )
-        return self._bound(program, prepared.operator_allocated, streamed)
+        return self._captured(prepared.bound, prepared.operator_allocated, streamed)
 
-    def _bound(self, program: Program, own: frozenset[int], streamed: StreamedWeights) -> Prepared:
+    def _captured(
+        self, bound: BoundProgram, own: frozenset[int], streamed: StreamedWeights
+    ) -> Prepared:
         """Captured, and relocated where that is asked for and possible."""
         if self._relocation is False:
-            model = self._capture(program, streamed)
-            bound = BoundModel(model, why_copied=self._why_copied, streamed=streamed)
-            return Prepared(program, own, state=bound)
-        device, is_required = self.device_of(program), bool(self._relocation)
-        relocator = Relocator(program, device, streamed, is_required=is_required)
-        self._capture(program, streamed, relocator.improve)
+            model = self._capture(bound, streamed)
+            return Prepared(
+                bound,
+                own,
+                state=BoundModel(model, why_copied=self._why_copied, streamed=streamed),
+            )
+        device, is_required = self.device_of(bound.program), bool(self._relocation)
+        relocator = Relocator(bound, device, streamed, is_required=is_required)
+        self._capture(bound, streamed, relocator.improve)
         assert relocator.bound is not None  # improve has seen to it
         words = relocator.bound.words
         if words is None:
-            return Prepared(program, own, state=relocator.bound)
-        whole = with_scratch(program, words.discovery.scratch_bytes)
+            return Prepared(bound, own, state=relocator.bound)
+        whole = with_scratch(bound.program, words.discovery.scratch_bytes)
         graph = node_graph(whole, words.capture, words.discovery.words)
-        return Prepared(whole, own, graph, state=relocator.bound)
+        bound = dataclasses.replace(bound, program=whole)
+        return Prepared(bound, own, graph, state=relocator.bound)
 
     def _capture(
-        self, program: Program, streamed: StreamedWeights, improve: Improve | None = None
+        self, bound: BoundProgram, streamed: StreamedWeights, improve: Improve | None = None
     ) -> CapturedModel:
+        program = bound.program
         capturer = self._torch_capturer or TorchCapturer()
         device = self.device_of(program)
-        return capturer.capture(program, device, self._copies, improve=improve, streamed=streamed)
+        return capturer.capture(bound, device, self._copies, improve=improve, streamed=streamed)
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """What was captured, its moving tensors bound to the Plan's slots.
@@ -246,8 +255,8 @@ class TorchAscendBackend(AscendBackend):
             ExecutionError: the device failed.
         """
         capturer = self._torch_capturer or TorchCapturer()
-        program = prepared.program
-        return timed_launches(capturer.time_launches(program, self.device_of(program)))
+        device = self.device_of(prepared.program)
+        return timed_launches(capturer.time_launches(prepared.bound, device))
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Execute a relocated model where it was captured, and moved; see `relocation.proof`.
@@ -266,7 +275,7 @@ class TorchAscendBackend(AscendBackend):
         device = self.device_of(prepared.program)
         stream = self.current_stream(device)
         try:
-            prove_relocation(prepared.program, plan, bound, device, stream)
+            prove_relocation(prepared, plan, bound, device, stream)
         except CaptureError as error:
             if self._relocation:
                 raise CaptureError(

@@ -32,7 +32,7 @@ from offload.errors import (
     OffloadError,
 )
 from offload.made_up_inputs import input_tensors, made_up_inputs
-from offload.program import Launch, Program
+from offload.program import BoundProgram, Launch
 
 # A capture borrows what the process has once: the routes of torch_npu's allocator.
 _one_at_a_time = threading.Lock()
@@ -61,7 +61,7 @@ class TorchCapturer:
 
     def capture(
         self,
-        program: Program,
+        bound: BoundProgram,
         device: int,
         form: str | None,
         *,
@@ -73,7 +73,7 @@ class TorchCapturer:
         Leaves generators, inputs, weights and torch's settings as they were, also when it fails.
 
         Args:
-            program: its launches, in order.
+            bound: its launches, in order.
             device: where.
             form: who copies what moves, `captured` or `enqueued`; None: what the runtime can.
             improve: makes a better model of it by more captures, or gives it back.
@@ -87,9 +87,10 @@ class TorchCapturer:
             OutOfMemory: the device has no memory.
             ExecutionError: the device failed.
         """
+        program = bound.program
         work = functools.partial(
             self._capture_all,
-            program,
+            bound,
             device,
             form=form,
             moving=moving_values(program),
@@ -98,7 +99,9 @@ class TorchCapturer:
         )
         return self._on_thread(device, work, "preparing a capture failed")
 
-    def time_launches(self, program: Program, device: int) -> list[list[_native.AscendLaunchTime]]:
+    def time_launches(
+        self, bound: BoundProgram, device: int
+    ) -> list[list[_native.AscendLaunchTime]]:
         """Launch everything as the warm-up does, on made-up inputs, between events of a timer.
 
         Leaves generators, inputs, weights and torch's settings as they were, also when it fails.
@@ -113,7 +116,7 @@ class TorchCapturer:
             OutOfMemory: the device has no memory.
             ExecutionError: the device failed.
         """
-        work = functools.partial(self._time_all, program, device)
+        work = functools.partial(self._time_all, bound, device)
         return self._on_thread(device, work, "preparing to time launches failed")
 
     def _on_thread(self, device: int, work: Callable[[Any], T], what: str) -> T:
@@ -147,10 +150,11 @@ class TorchCapturer:
             raise failure_of_torch(error, what) from error
 
     def _time_all(
-        self, program: Program, device: int, stream: Any
+        self, bound: BoundProgram, device: int, stream: Any
     ) -> list[list[_native.AscendLaunchTime]]:
+        program = bound.program
         on_npu = torch.device("npu", device)
-        inputs = self._inputs or input_tensors(program, made_up_inputs(program, 0))
+        inputs = self._inputs or input_tensors(bound, made_up_inputs(bound, 0))
         timer = _native.AscendLaunchTimer(device)
         rounds = []
 
@@ -163,14 +167,14 @@ class TorchCapturer:
             if launch is program.launches[-1]:  # before the warm-up waits for it
                 rounds.append(timer.take())
 
-        with own_random_states(generators_of(program, on_npu), on_npu):
+        with own_random_states(generators_of(bound, on_npu), on_npu):
             for _ in range(N_ROUNDS):
-                warm_up(program, on_npu, inputs, launching=launching, launched=launched)
+                warm_up(bound, on_npu, inputs, launching=launching, launched=launched)
         return rounds
 
     def _capture_all(
         self,
-        program: Program,
+        bound: BoundProgram,
         device: int,
         stream: Any,
         *,
@@ -180,11 +184,11 @@ class TorchCapturer:
         streamed: StreamedWeights,
     ) -> CapturedModel:
         on_npu = torch.device("npu", device)
-        generators = generators_of(program, on_npu)
+        generators = generators_of(bound, on_npu)
 
         def capture(copied: Sequence[Moving]) -> CapturedModel:
             cells = CellFinder(on_npu, draws)
-            one = OneCapture(program, device, stream, form, copied, cells=cells, streamed=streamed)
+            one = OneCapture(bound, device, stream, form, copied, cells=cells, streamed=streamed)
             if improve is None:
                 one.log.why_untold = "nobody compares captures"
             try:
@@ -196,7 +200,7 @@ class TorchCapturer:
 
         with own_random_states(generators, on_npu):
             draws = DrawLog(generators)
-            warm_up(program, on_npu, self._inputs, launched=draws.note)
+            warm_up(bound, on_npu, self._inputs, launched=draws.note)
             give_back_unused()  # nothing is given back while something is captured
             model = capture(moving)
             return model if improve is None else improve(model, capture)

@@ -30,7 +30,7 @@ from offload.errors import (
     OutOfMemory,
     OutOfStreams,
 )
-from offload.program import Program, Role
+from offload.program import BoundProgram, Role
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,9 +71,11 @@ class Relocator:
     """
 
     def __init__(
-        self, program: Program, device: int, streamed: StreamedWeights, *, is_required: bool
+        self, bound: BoundProgram, device: int, streamed: StreamedWeights, *, is_required: bool
     ) -> None:
-        self._program = program
+        program = bound.program
+        self._program = bound.program
+        self._bindings = bound.bindings
         self._device = device
         self._is_required = is_required
         self._streamed = streamed
@@ -81,7 +83,7 @@ class Relocator:
             OwnedRange(storage.data_ptr(), storage.nbytes(), f"weight {value.name}")
             for value in program.of_role(Role.WEIGHT)
             if not (value.on_host or value.index in streamed.storages)
-            for storage in [program.weights[value.index][0].untyped_storage()]
+            for storage in [bound.bindings.weights[value.index][0].untyped_storage()]
         ]
         if streamed.storages:  # one range: whose a place is changes with what is brought there
             self._weights.append(OwnedRange(*streamed.memory, "weights that are brought"))

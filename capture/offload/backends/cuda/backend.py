@@ -55,7 +55,7 @@ from offload.backends.streamed_copies import StreamedGraph, streamed_graph
 from offload.errors import BackendUnavailable, CaptureError
 from offload.machine import CopyCosts, CostTable, Machine
 from offload.plan import Plan, check_plan
-from offload.program import Program
+from offload.program import BoundProgram, Program
 from offload.streaming import Link, MemoryUnit
 
 ALIGNMENT_BYTES = 256
@@ -133,7 +133,7 @@ class CudaBackend:
         """Programs recorded on CUDA tensors."""
         return "cuda"
 
-    def unseen_work(self, program: Program, opaque: Program) -> tuple[str, ...]:
+    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
         """Capture both, and compare which kernels, copies and memsets they are made of.
 
         Libraries may choose other kernels in another capture: only what the callable launches
@@ -144,25 +144,25 @@ class CudaBackend:
             CaptureError: one of the two cannot be captured.
             ExecutionError: the driver failed.
         """
-        device = device_of(program)
+        device = device_of(seen.program)
         self._require(device)
         capturers = [self._capturer or TorchCapturer() for _ in range(2)]
         unseen: Counter[str] | None = None
         for attempt in range(_MAXIMUM_TRIES):
-            seen, whole = (
+            of_seen, whole = (
                 _node_names(capturer.capture(one, _native.DiscoveryPool(device, seed)))
                 for seed, capturer, one in zip(
-                    (2 * attempt, 2 * attempt + 1), capturers, (program, opaque), strict=True
+                    (2 * attempt, 2 * attempt + 1), capturers, (seen, opaque), strict=True
                 )
             )
-            surplus = whole - seen
+            surplus = whole - of_seen
             unseen = surplus if unseen is None else unseen & surplus
             if not unseen:
                 return ()
         assert unseen is not None
         return tuple(sorted(unseen.elements()))
 
-    def prepare(self, program: Program) -> Prepared:
+    def prepare(self, bound: BoundProgram) -> Prepared:
         """Capture the Program's launches in three layouts, and find its words.
 
         Raises:
@@ -171,6 +171,7 @@ class CudaBackend:
                 time; the message names the kernel.
             ExecutionError: the driver failed.
         """
+        program = bound.program
         self._require(device_of(program))
         for launch in program.launches:
             refuse_launch(launch, "cuda")
@@ -180,7 +181,7 @@ class CudaBackend:
         names = launch_names(program)
         differ = ""  # what it says; the error itself would keep its frame, and so the captures
         for attempt in range(_MAXIMUM_TRIES):
-            captured, again, *others = capture_in_layouts(program, capturer, 3 * attempt)
+            captured, again, *others = capture_in_layouts(bound, capturer, 3 * attempt)
             captures = [captured.capture, again, *others]
             try:
                 with DeviceMemory(captured.device):  # so that the driver can be asked
@@ -203,7 +204,7 @@ class CudaBackend:
             )
             found = dataclasses.replace(found, noise=(*found.noise, *stale))
             state = dataclasses.replace(captured, discovery=found, random_cells=cells)
-            return Prepared(whole, frozenset(), graph, state)
+            return Prepared(dataclasses.replace(bound, program=whole), frozenset(), graph, state)
         raise CaptureError(
             f"{differ}; captured {_MAXIMUM_TRIES} times over, it never came out alike: expected "
             f"the same kernels, edges and allocations each time; {advice.SAME_KERNELS}"
@@ -223,7 +224,7 @@ class CudaBackend:
         check_plan(prepared.program, plan)
         captured: CapturedProgram = prepared.state
         named = {word.value for word in captured.discovery.words}
-        check = functools.partial(check_weights, prepared.program, named, self.alignment_bytes)
+        check = functools.partial(check_weights, prepared.bound, named, self.alignment_bytes)
         check()
         arena = _arena(captured.device)
         # The resident has a graph of its own: of the capture only what its constant words point
@@ -231,7 +232,7 @@ class CudaBackend:
         keep = (
             arena,
             captured.capture.keep if _points_outside(captured.discovery) else None,
-            prepared.program.weights if prepared.program.opaque is not None else None,
+            prepared.bindings.weights if prepared.program.opaque is not None else None,
         )
         stream: _native.CudaWeightStream | None = None
         weights: Mapping[int, torch.Tensor] = {}
@@ -242,7 +243,7 @@ class CudaBackend:
                 prepared.program, prepared.graph, captured.capture.launches, plan.streaming
             )
             on = self.tensor_device(captured.device)
-            stream, weights = make_stream(prepared.program, plan.streaming, captured.device, on)
+            stream, weights = make_stream(prepared.bound, plan.streaming, captured.device, on)
         resident = make_resident(
             captured,
             prepared.program,
@@ -272,19 +273,20 @@ class CudaBackend:
             stream=stream,
         )
 
-    def link(self, program: Program) -> Link:
+    def link(self, bound: BoundProgram) -> Link:
         """What a copy from the host takes, measured once in a process.
 
         Raises:
             BackendUnavailable: the program's weights are not in files.
             ExecutionError: the driver failed, or has no memory to measure with.
         """
-        refuse_unstored(program)
+        program = bound.program
+        refuse_unstored(bound)
         return link_meter.link(device_of(program))
 
-    def mapped_link(self, program: Program) -> Link:
+    def mapped_link(self, bound: BoundProgram) -> Link:
         """The same: a device's memory is all alike."""
-        return self.link(program)
+        return self.link(bound)
 
     def granule_bytes(self, program: Program) -> int | None:
         """That of the Program's GPU: 2 MiB on those that there are.
@@ -308,7 +310,7 @@ class CudaBackend:
         """
         captured: CapturedProgram = prepared.state
         memory = self.proof_memory(captured.device)
-        return time_twin(captured, prepared.program, plan, memory)
+        return time_twin(captured, prepared.bound, plan, memory)
 
     def free_bytes(self, program: Program) -> int:
         """Of the Program's GPU, what torch's allocator only keeps for later included."""
@@ -343,7 +345,7 @@ class CudaBackend:
         captured: CapturedProgram = prepared.state
         names = launch_names(prepared.program)
         memory = self.proof_memory(captured.device)
-        prove_twins(captured, prepared.program, plan, names, memory)
+        prove_twins(captured, prepared.bound, plan, names, memory)
 
 
 def _node_names(capture: GraphCapture) -> Counter[str]:

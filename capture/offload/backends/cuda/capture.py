@@ -8,17 +8,17 @@ import torch
 
 from offload.backends.relocation.captures import GraphCapture
 from offload.errors import CaptureError
-from offload.program import Program
+from offload.program import BoundProgram, Program
 
 
 class Capturer(Protocol):
     """Captures a Program's launches, whose memory comes from a pool of discovery."""
 
-    def capture(self, program: Program, pool: Any) -> GraphCapture:
+    def capture(self, bound: BoundProgram, pool: Any) -> GraphCapture:
         """Run every launch once under stream capture; nothing executes on the pool's memory.
 
         Args:
-            program: its launches are captured in order.
+            bound: its launches are captured in order.
             pool: a `_native.DiscoveryPool`; every Value and every allocation of an operator lies
                 in it.
 

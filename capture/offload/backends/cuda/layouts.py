@@ -15,13 +15,13 @@ from offload.backends.relocation import advice
 from offload.backends.relocation.captures import GraphCapture
 from offload.backends.relocation.words import WORD_BYTES, Discovery, Noise, NoiseKind
 from offload.errors import CaptureError
-from offload.program import Program
+from offload.program import BoundProgram
 
 _DECOY_WORD = struct.pack("<Q", 3)  # as a number small, as an address nothing, as an index valid
 
 
 def capture_in_layouts(
-    program: Program, capturer: Capturer, seed: int
+    bound: BoundProgram, capturer: Capturer, seed: int
 ) -> tuple[CapturedProgram, GraphCapture, GraphCapture, GraphCapture]:
     """Capture twice in one layout, and once in each of two others.
 
@@ -32,7 +32,7 @@ def capture_in_layouts(
     last is made, so that no address of its can recur. Its pool has the decoy of the proof too.
 
     Args:
-        program: to be captured.
+        bound: to be captured.
         capturer: what captures it.
         seed: of the first layout; the two others have the next ones.
 
@@ -44,10 +44,11 @@ def capture_in_layouts(
         CaptureError: a launch cannot be captured.
         ExecutionError: the driver failed.
     """
+    program = bound.program
     device = device_of(program)
 
     def taken(pool: _native.DiscoveryPool) -> GraphCapture:
-        capture = capturer.capture(program, pool)
+        capture = capturer.capture(bound, pool)
         with DeviceMemory(device):  # so that the driver can be asked
             return with_host_words(capture)
 

@@ -47,14 +47,14 @@ class NodeLog:
             made = self._made(graph, dependencies, count)
         except ExecutionError as error:
             raise CaptureError(
-                f"{launch.source}: {launch.operator} ended the capture, and has to be left out of "
+                f"{launch.source}: {launch.name} ended the capture, and has to be left out of "
                 f"the captured model: {error}"
             ) from error
         for handle in made:
             try:
                 self.known[handle] = self._reader.read(handle)
             except CaptureError as error:
-                raise CaptureError(f"{launch.source}: {launch.operator}: {error}") from error
+                raise CaptureError(f"{launch.source}: {launch.name}: {error}") from error
             self.launches[handle] = launch.index
 
     def _made(self, graph: Any, dependencies: Iterable[Any], count: int) -> list[int]:

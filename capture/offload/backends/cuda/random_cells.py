@@ -52,7 +52,7 @@ def random_cells(
     random = next((launch for launch in program.launches if launch.random), None)
     if random is not None and (capture.random is None or not found):
         raise CaptureError(
-            f"{random.source}: {random.operator} draws random numbers, and where its kernels find "
+            f"{random.source}: {random.name} draws random numbers, and where its kernels find "
             "the generator's state is not known here, so that each execution would draw the same; "
             f"{_DRAW_BEFORE}"
         )

@@ -43,7 +43,7 @@ def set_nodes(captured: CapturedProgram, plan: Plan) -> dict[int, set[int]]:
 
 def launch_names(program: Program) -> list[str]:
     """What launches are called in messages: the operator, and the user's line."""
-    return [f"{launch.operator} at {launch.source}" for launch in program.launches]
+    return [f"{launch.name} at {launch.source}" for launch in program.launches]
 
 
 def make_resident(

@@ -17,14 +17,14 @@ from offload.backends.device_streaming import (
     stream_arguments,
 )
 from offload.backends.weight_sources import managed_tensors
-from offload.program import Program
+from offload.program import BoundProgram
 from offload.streaming import Streaming
 
 link_meter = LinkMeter(_native.cuda_link_samples)
 
 
 def make_stream(
-    program: Program, streaming: Streaming, device: int, tensor_device: torch.device
+    bound: BoundProgram, streaming: Streaming, device: int, tensor_device: torch.device
 ) -> tuple[_native.CudaWeightStream, Mapping[int, torch.Tensor]]:
     """The weights' memory on the device and the host store; nothing is read yet.
 
@@ -38,13 +38,14 @@ def make_stream(
         ExecutionError: the driver does not register the store.
         FileError: a file is gone, or shorter than it was.
     """
-    refuse_unstored(program)
-    require_store(program, streaming, functools.partial(_native.cuda_held_bytes, device))
-    arguments = stream_arguments(program, streaming)
+    program = bound.program
+    refuse_unstored(bound)
+    require_store(bound, streaming, functools.partial(_native.cuda_held_bytes, device))
+    arguments = stream_arguments(bound, streaming)
     stream = with_memory_of_torch(lambda: _native.CudaWeightStream(device=device, **arguments))
-    numbers = range(len(program.stored))
+    numbers = range(len(bound.bindings.stored))
     memory = [stream.tensor(number, str(tensor_device)).untyped_storage() for number in numbers]
-    return stream, managed_tensors(program, program.stored, memory)
+    return stream, managed_tensors(program, bound.bindings.stored, memory)
 
 
 def free_bytes(device: int) -> int:

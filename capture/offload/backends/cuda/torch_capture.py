@@ -38,7 +38,7 @@ from offload.backends.torch_warm_up import Bases, collector_off, copied, first_l
 from offload.eager_run import EagerRun, host_storage
 from offload.errors import CaptureError, ExecutionError, OffloadError
 from offload.memory_pools import MemoryPool, region
-from offload.program import Launch, Program, Role
+from offload.program import BoundProgram, Launch, Role
 
 _MAXIMUM_TRIES = 3
 
@@ -63,11 +63,11 @@ class TorchCapturer:
                 None: what `made_up_inputs` gives.
         """
         self._inputs = inputs
-        self._warm: Program | None = None
+        self._warm: BoundProgram | None = None
         self._copied: set[int] = set()
         self._random: RandomState | None = None
 
-    def capture(self, program: Program, pool: _native.DiscoveryPool) -> GraphCapture:
+    def capture(self, bound: BoundProgram, pool: _native.DiscoveryPool) -> GraphCapture:
         """Run every launch once under stream capture; see `Capturer.capture`.
 
         Leaves generators, inputs, weights and torch's settings as they were, also when it fails.
@@ -77,32 +77,38 @@ class TorchCapturer:
                 capturing, or torch's memory history is being recorded.
             ExecutionError: the device or the pool failed, or has no memory.
         """
+        program = bound.program
         refuse_capturing()
         device = device_of(program)
         ready = torch.cuda.current_stream(device).record_event()
-        work = functools.partial(self._on_thread, program, pool, device, ready)
+        work = functools.partial(self._on_thread, bound, pool, device, ready)
         return run_on_capture_thread(work)
 
     def _on_thread(
-        self, program: Program, pool: _native.DiscoveryPool, device: int, ready: torch.cuda.Event
+        self, bound: BoundProgram, pool: _native.DiscoveryPool, device: int, ready: torch.cuda.Event
     ) -> GraphCapture:
         with torch.cuda.device(device), torch.no_grad():
             stream = capture_stream(device)
             cuda = torch.device("cuda", device)
-            own_states = own_random_states(generators_of(program, cuda), cuda)
+            own_states = own_random_states(generators_of(bound, cuda), cuda)
             with torch.cuda.stream(stream), own_states:
                 stream.wait_event(ready)
-                if self._warm is not program:
-                    self._random = _warm_up_drawing(program, device, self._inputs)
-                    self._warm, self._copied = program, set()
-                return self._until_unshared(program, pool, device, stream)
+                if self._warm is not bound:
+                    self._random = _warm_up_drawing(bound, device, self._inputs)
+                    self._warm, self._copied = bound, set()
+                return self._until_unshared(bound, pool, device, stream)
 
     def _until_unshared(
-        self, program: Program, pool: _native.DiscoveryPool, device: int, stream: torch.cuda.Stream
+        self,
+        bound: BoundProgram,
+        pool: _native.DiscoveryPool,
+        device: int,
+        stream: torch.cuda.Stream,
     ) -> GraphCapture:
         """Capture, once more where results lay in memory that was something else before."""
+        program = bound.program
         for _ in range(_MAXIMUM_TRIES):
-            one = _OneCapture(program, pool, device, stream, self._copied)
+            one = _OneCapture(bound, pool, device, stream, self._copied)
             found, recycled = one.run()
             if not recycled:
                 return dataclasses.replace(found, random=self._random)
@@ -154,13 +160,14 @@ class _OneCapture:
 
     def __init__(
         self,
-        program: Program,
+        bound: BoundProgram,
         pool: _native.DiscoveryPool,
         device: int,
         stream: torch.cuda.Stream,
         copied: set[int],
     ) -> None:
-        self._program = program
+        self._bound = bound
+        self._program = bound.program
         self._pool = pool
         self._device = device
         self._copied = copied
@@ -186,7 +193,7 @@ class _OneCapture:
 
     def _captured(self) -> tuple[GraphCapture, set[int]]:
         with region(), self._memory.current(), collector_off(), _workspaces_cleared():
-            run = EagerRun(self._program, self._stand_ins(), fill=None)
+            run = EagerRun(self._bound, self._stand_ins(), fill=None)
             self._kept.bases = run.bases
             try:
                 self._begin()
@@ -206,7 +213,7 @@ class _OneCapture:
         handle = self._graph.raw_cuda_graph()
         nodes, edges = read_graph(handle, self._nodes.known)
         launches = [self._nodes.launches.get(node.handle, -1) for node in nodes]
-        owned = [*self._random_cells(), *weight_ranges(self._program)]
+        owned = [*self._random_cells(), *weight_ranges(self._bound)]
         kept = self._kept
         return GraphCapture(handle, nodes, edges, launches, allocations, owned, kept), recycled
 
@@ -220,7 +227,7 @@ class _OneCapture:
             if value.host_content is not None:
                 bases[value.index] = (host_storage(value.host_content), 0)
             elif value.role is Role.WEIGHT and self._program.opaque is not None:
-                holder = self._program.weights[value.index][0]
+                holder = self._bound.bindings.weights[value.index][0]
                 bases[value.index] = (holder.untyped_storage(), 0)
             elif value.role in (Role.INPUT, Role.WEIGHT):
                 bases[value.index] = (self._memory.stand_in(value.size_bytes), 0)
@@ -232,7 +239,7 @@ class _OneCapture:
         # What torch allocates here are the cells of seed and offset that random kernels read.
         try:
             with self._cells.use():
-                for generator in generators_of(self._program, cuda)[1:]:
+                for generator in generators_of(self._bound, cuda)[1:]:
                     self._graph.register_generator_state(generator)
                 self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         except RuntimeError as error:
@@ -242,17 +249,17 @@ class _OneCapture:
         try:
             outcome = run.call(launch)()
         except OffloadError as error:
-            error.add_note(f"{launch.source}: {launch.operator}, in the capture")
+            error.add_note(f"{launch.source}: {launch.name}, in the capture")
             raise
         except Exception as error:  # of an opaque launch any that the user's code raises
             # Without memory torch tries to free some, and fails at that in a capture.
             reason = self._pool.error or first_line(error)
             if self._pool.error is not None or isinstance(error, torch.OutOfMemoryError):
                 raise ExecutionError(
-                    f"{launch.source}: no addresses for {launch.operator}: {reason}"
+                    f"{launch.source}: no addresses for {launch.name}: {reason}"
                 ) from error
             raise CaptureError(
-                f"{launch.source}: {launch.operator} cannot be captured in a CUDA graph, and has "
+                f"{launch.source}: {launch.name} cannot be captured in a CUDA graph, and has "
                 f"to be left out of the captured model: {reason}"
             ) from error
         self._tensors.append(outcome)
@@ -306,7 +313,7 @@ class _OneCapture:
 
 
 def _warm_up_drawing(
-    program: Program, device: int, inputs: Sequence[torch.Tensor] | None
+    bound: BoundProgram, device: int, inputs: Sequence[torch.Tensor] | None
 ) -> RandomState | None:
     """Warm up; which generator the Program draws from, and by how much that moves its offset.
 
@@ -314,10 +321,10 @@ def _warm_up_drawing(
         CaptureError: it draws from several generators; or as `warm_up`.
         ExecutionError: as `warm_up`.
     """
-    generators = generators_of(program, torch.device("cuda", device))
+    generators = generators_of(bound, torch.device("cuda", device))
     before = [one.get_offset() for one in generators]
     clear: Any = torch._C._cuda_clearCublasWorkspaces
-    warm_up(program, torch.device("cuda", device), inputs, free_workspaces=clear)
+    warm_up(bound, torch.device("cuda", device), inputs, free_workspaces=clear)
     drawn = [
         RandomState(one, one.get_offset() - offset)
         for one, offset in zip(generators, before, strict=True)

@@ -23,7 +23,7 @@ from offload.backends.relocation.proof_bases import Placed
 from offload.backends.relocation.touches import relocations_of
 from offload.backends.relocation.words import Noise
 from offload.plan import Plan
-from offload.program import Program
+from offload.program import BoundProgram, Program
 
 _N_TIMED = 3  # executions by which launches are timed: the least times count
 
@@ -50,7 +50,7 @@ def _twins(
 
 def prove_twins(
     captured: CapturedProgram,
-    program: Program,
+    bound: BoundProgram,
     plan: Plan,
     names: Sequence[str],
     proof_memory: AbstractContextManager[DeviceMemory],
@@ -58,8 +58,8 @@ def prove_twins(
     """Execute the graph in three placements, old memory holding other data: see `proof`.
 
     Args:
-        captured: what was found of `program`, which `plan` places.
-        program: that was prepared.
+        captured: what was found of the program, which `plan` places.
+        bound: that was prepared.
         plan: what the loaded resident has.
         names: for messages, each launch's operator and source.
         proof_memory: gives the proof its memory.
@@ -69,6 +69,7 @@ def prove_twins(
             what was taken for padding.
         ExecutionError: the device failed, or has no memory for the proof.
     """
+    program = bound.program
 
     def describe(noise: Noise) -> str:
         place = place_text(captured.capture, noise.node, noise.part, noise.offset_bytes)
@@ -91,13 +92,13 @@ def prove_twins(
         with proof_memory as memory:
             clear_decoy(captured, memory)
             prove(
-                program,
+                bound,
                 loaded,
                 unshared,
                 memory,
                 noise=captured.discovery.noise,
                 describe=describe,
-                fixed=weights_at_risk(program),
+                fixed=weights_at_risk(bound),
                 before_moved=functools.partial(write_decoy, captured, memory),
             )
             check_decoy(captured, memory, describe)
@@ -105,7 +106,7 @@ def prove_twins(
 
 def time_twin(
     captured: CapturedProgram,
-    program: Program,
+    bound: BoundProgram,
     plan: Plan,
     proof_memory: AbstractContextManager[DeviceMemory],
 ) -> TimedLaunches:
@@ -117,9 +118,10 @@ def time_twin(
         OutOfMemory: the device has no memory for it.
         ExecutionError: the device failed.
     """
+    program = bound.program
     with _twins(captured, program, [plan]) as (twin,), proof_memory as memory:
         placed = Placed(plan, twin, relocations_of(captured.discovery, plan))
-        rounds = timed_rounds(program, placed, memory, twin.time_launches, _N_TIMED)
+        rounds = timed_rounds(bound, placed, memory, twin.time_launches, _N_TIMED)
     return TimedLaunches(
         tuple(min(times) for times in zip(*rounds, strict=True)),
         f"the least of {_N_TIMED} rounds, by events in a graph of launches one behind the "

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from offload.backends.opaque_weights import device_weights
 from offload.backends.relocation.captures import OwnedRange
-from offload.program import Program, Value
+from offload.program import BoundProgram, Value
 
 WEIGHT_OWNER = "weight "
 """What the owner of a weight's memory is called before its name."""
@@ -30,14 +30,15 @@ class Memory(Protocol):
         """Copy on the device."""
 
 
-def weight_ranges(program: Program) -> list[OwnedRange]:
+def weight_ranges(bound: BoundProgram) -> list[OwnedRange]:
     """The memory of an opaque Program's weights, which constant words may point into."""
+    program = bound.program
     if program.opaque is None:
         return []
     return [
         OwnedRange(storage.data_ptr(), storage.nbytes(), WEIGHT_OWNER + value.name)
         for value in device_weights(program)
-        for storage in [program.weights[value.index][0].untyped_storage()]
+        for storage in [bound.bindings.weights[value.index][0].untyped_storage()]
     ]
 
 
@@ -50,7 +51,7 @@ class FixedWeights:
 
     def __init__(
         self,
-        program: Program,
+        bound: BoundProgram,
         memory: Memory,
         values: Sequence[Value],
         streamed: Mapping[int, int],
@@ -63,7 +64,7 @@ class FixedWeights:
             original = (
                 streamed[value.index]
                 if value.index in streamed
-                else program.weights[value.index][0].untyped_storage().data_ptr()
+                else bound.bindings.weights[value.index][0].untyped_storage().data_ptr()
             )
             copy = memory.allocate(value.size_bytes)
             memory.copy(copy, original, value.size_bytes)

@@ -69,7 +69,7 @@ from offload.backends.relocation.words import Noise
 from offload.errors import CaptureError
 from offload.made_up_inputs import made_up_inputs
 from offload.plan import Place, Plan
-from offload.program import Program, Value
+from offload.program import BoundProgram, Program, Value
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ def apart(program: Program, plan: Plan) -> Plan:
 
 
 def prove(
-    program: Program,
+    bound: BoundProgram,
     loaded: Placed[ProvableResident],
     unshared: Placed[ProvableResident],
     memory: Memory,
@@ -109,7 +109,7 @@ def prove(
     """Execute three times, as the module says.
 
     Args:
-        program: what is resident.
+        bound: what is resident.
         loaded: a resident by the Plan that is loaded.
         unshared: the same graph by the Plan that `apart` gives.
         memory: of the device.
@@ -125,23 +125,23 @@ def prove(
             read is named by kernel and parameter.
         ExecutionError: the device failed, or has no memory for the proof.
     """
-    first, second = (made_up_inputs(program, variant) for variant in range(2))
+    first, second = (made_up_inputs(bound, variant) for variant in range(2))
     weights = BoundWeights(
-        FixedWeights(program, memory, fixed, streamed),
-        WeightStandIns(program, memory, streamed),
+        FixedWeights(bound, memory, fixed, streamed),
+        WeightStandIns(bound, memory, streamed),
         frozenset(value.index for value in fixed),
     )
-    bases = ProofBases(program, unshared, memory, first, weights)
+    bases = ProofBases(bound.program, unshared, memory, first, weights)
     bases.execute(unshared)
     expected = bases.outcome()
     bases.free()
-    old = ProofBases(program, loaded, memory, second, weights, state=1)
+    old = ProofBases(bound.program, loaded, memory, second, weights, state=1)
     old.execute(loaded)
     if not first or any(one == other for one, other in zip(first, second, strict=True)):
         old.clear()
-    old.write_inputs(made_up_inputs(program, 2))
+    old.write_inputs(made_up_inputs(bound, 2))
     before = old.content()
-    new = ProofBases(program, dataclasses.replace(loaded, home={}), memory, first, weights)
+    new = ProofBases(bound.program, dataclasses.replace(loaded, home={}), memory, first, weights)
     new.take_feature_map(old)
     _set_noise(loaded, noise, changed=noise)
     before_moved()
@@ -167,7 +167,7 @@ def prove(
 
 
 def timed_rounds(
-    program: Program,
+    bound: BoundProgram,
     placed: Placed[PatchedResident],
     memory: Memory,
     take: Callable[[], T],
@@ -176,7 +176,7 @@ def timed_rounds(
     """What executions take, on inputs and weights that are made up as for the proof.
 
     Args:
-        program: what is resident.
+        bound: what is resident.
         placed: a resident of it.
         memory: of the device.
         take: executes the resident once and gives its times.
@@ -189,11 +189,11 @@ def timed_rounds(
         OutOfMemory: the device has no memory for it.
         ExecutionError: the device failed.
     """
-    inputs = made_up_inputs(program, 0)
-    fixed = FixedWeights(program, memory, (), _NONE_STREAMED)
-    stand_ins = WeightStandIns(program, memory, _NONE_STREAMED)
+    inputs = made_up_inputs(bound, 0)
+    fixed = FixedWeights(bound, memory, (), _NONE_STREAMED)
+    stand_ins = WeightStandIns(bound, memory, _NONE_STREAMED)
     weights = BoundWeights(fixed, stand_ins, frozenset())
-    bases = ProofBases(program, placed, memory, inputs, weights)
+    bases = ProofBases(bound.program, placed, memory, inputs, weights)
     rounds = []
     for _ in range(n_rounds):
         bases.clear()

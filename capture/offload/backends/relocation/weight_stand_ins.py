@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from offload.made_up_inputs import has_fractions, index_weights, stored_indices, valid_bytes
-from offload.program import Program, Role, StoredTensor
+from offload.program import BoundProgram, Role, StoredTensor
 
 _TILE_BYTES = 2**20  # content is made once, and repeated
 
@@ -40,26 +40,27 @@ class WeightStandIns:
         addresses: by Value of role weight.
     """
 
-    def __init__(self, program: Program, memory: Memory, streamed: Mapping[int, int]) -> None:
+    def __init__(self, bound: BoundProgram, memory: Memory, streamed: Mapping[int, int]) -> None:
+        program = bound.program
         self._memory = memory
         self._blocks: list[int] = []
         sizes_bytes: dict[tuple[str, float], int] = {}
         kinds: dict[int, tuple[str, float]] = {}
         own: dict[int, int] = {}
-        indices = index_weights(program)
-        for index in (one for one in program.stored if one not in streamed):
+        indices = index_weights(bound.bindings)
+        for index in (one for one in bound.bindings.stored if one not in streamed):
             value = program.values[index]
             if index in indices:
                 own[index] = self._allocate(value.size_bytes)
-                memory.write(own[index], stored_indices(program.stored[index]))
+                memory.write(own[index], stored_indices(bound.bindings.stored[index]))
                 continue
-            kind = kinds[index] = (value.dtype, _largest_number(program.stored[index]))
+            kind = kinds[index] = (value.dtype, _largest_number(bound.bindings.stored[index]))
             sizes_bytes[kind] = max(sizes_bytes.get(kind, 0), value.size_bytes)
         blocks = {kind: self._block(*kind, size) for kind, size in sizes_bytes.items()}
         others = {
             value.index: blocks[kinds[value.index]]
             if value.index in kinds
-            else program.weights[value.index][0].untyped_storage().data_ptr()
+            else bound.bindings.weights[value.index][0].untyped_storage().data_ptr()
             for value in program.of_role(Role.WEIGHT)
             if value.index not in streamed and value.index not in own
         }

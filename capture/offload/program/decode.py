@@ -7,29 +7,19 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import torch
-
-from offload.errors import FileError
-from offload.files.encode import FORMAT_NAME, FORMAT_VERSION, MAXIMUM_DEPTH
-from offload.files.reader import MAXIMUM_INTEGER, Malformed, Node
-from offload.program import (
-    ITEM_BYTES,
-    Argument,
-    Launch,
-    Overlap,
-    Program,
-    Result,
-    Role,
-    Symbol,
-    TensorView,
-    Value,
-)
+from offload.errors import FileError, ProgramError
+from offload.program.encode import FORMAT_NAME, FORMAT_VERSION, MAXIMUM_DEPTH
+from offload.program.launch import Argument, Launch, Operator
+from offload.program.program import Overlap, Program, Result
+from offload.program.reader import MAXIMUM_INTEGER, Node
+from offload.program.values import ITEM_BYTES, Role, Symbol, TensorView, Value
 from offload.structure import Structure
 
 _ROLES = tuple(str(role) for role in Role if role is not Role.SCRATCH)
 _STRUCTURE_KINDS = ("list", "tuple", "dict", "record", "mapping", "object")
 _SYMBOL_KINDS = ("dtype", "device", "layout", "memory_format", "generator")
-# Attributes of torch are looked up by these names only: any other could import a module.
+# Attributes of torch are looked up by these names only: any other could import a module. Whether
+# the torch that is here has them is looked at before anything is built of them.
 _TORCH_NAMES: Mapping[str, Collection[str]] = {
     "dtype": ITEM_BYTES,
     "layout": ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"),
@@ -38,18 +28,18 @@ _TORCH_NAMES: Mapping[str, Collection[str]] = {
 _FLOATS = ("inf", "-inf", "nan")
 
 
-def decode_program(root: Node) -> tuple[Program, dict[int, tuple[TensorView, ...]]]:
-    """Read a Program without weights, and how the holders of each weight Value view its bytes.
+def decode_program(root: Node) -> Program:
+    """Read a Program.
 
-    Types and names are checked here; what must hold between the parts is `check_program`'s.
+    Types and names are checked here; what must hold between the parts is `check_file_program`'s.
 
     Raises:
-        Malformed: the data is not a program.
+        ProgramError: the data is not a program.
         FileError: it is a program of a format that this version cannot read.
     """
     _check_format(root)
     parts = dict(zip(_PARTS, root.fields("format", "version", *_PARTS)[2:], strict=True))
-    program = Program(
+    return Program(
         device=parts["device"].text(),
         values=tuple(_value(index, node) for index, node in enumerate(parts["values"].items())),
         launches=tuple(
@@ -60,18 +50,22 @@ def decode_program(root: Node) -> tuple[Program, dict[int, tuple[TensorView, ...
         arguments_structure=_structure(parts["arguments_structure"], 0),
         result_structure=_structure(parts["result_structure"], 0),
         overlaps=parts["overlaps"].each(_overlap),
+        weight_views=_weight_views(parts["weights"]),
         parameter_names=parts["parameter_names"].texts(),
         keyword_only_names=parts["keyword_only_names"].texts(),
         host_reads=parts["host_reads"].texts(),
         versions={name: node.text() for name, node in parts["versions"].mapping().items()},
     )
+
+
+def _weight_views(node: Node) -> dict[int, tuple[TensorView, ...]]:
     holders: dict[int, tuple[TensorView, ...]] = {}
-    for node in parts["weights"].items():
-        index, views = node.fields("value", "holders")
+    for item in node.items():
+        index, views = item.fields("value", "holders")
         if index.integer() in holders:
             index.fail("a Value that was not listed before")
         holders[index.integer()] = views.each(_view)
-    return program, holders
+    return holders
 
 
 _PARTS = (
@@ -94,7 +88,7 @@ _PARTS = (
 def _check_format(root: Node) -> None:
     """Look at the format before anything else: a newer one may differ in all the rest."""
     if not {"format", "version"} <= set(root.keys()) or root.value["format"] != FORMAT_NAME:
-        raise Malformed(f"{root.where} does not say that it is an {FORMAT_NAME}")
+        raise ProgramError(f"{root.where} does not say that it is an {FORMAT_NAME}")
     version = Node(root.value["version"], f"{root.where}.version").integer(1)
     if version > FORMAT_VERSION:
         raise FileError(
@@ -151,38 +145,36 @@ def _layout(shape: Node, strides: Node) -> tuple[tuple[int, ...], tuple[int, ...
 
 
 def _dtype(node: Node) -> str:
-    _named("dtype", node)
-    return node.text()
+    return _named("dtype", node).name
 
 
-def _named(kind: str, node: Node) -> Any:
-    """The dtype, layout or memory format of a name."""
-    name = node.one_of(_TORCH_NAMES[kind], f"a {kind}")
-    if not hasattr(torch, name):
-        raise FileError(
-            f"{node.where}: torch {torch.__version__} has no {kind} {name}: install a newer torch"
-        )
-    return getattr(torch, name)
+def _named(kind: str, node: Node) -> Symbol:
+    """The name of a dtype, layout or memory format."""
+    return Symbol(kind, node.one_of(_TORCH_NAMES[kind], f"a {kind}"))
 
 
 def _launch(index: int, node: Node) -> Launch:
-    operator, arguments, results, reads, writes, random, guard, guards_shape, source = node.fields(
-        "operator",
-        "arguments",
-        "results",
-        "reads",
-        "writes",
-        "random",
-        "guard",
-        "guards_shape",
-        "source",
+    has_ranges = "ranges" in set(node.keys())
+    operator, arguments, results, reads, writes, random, guard, guards_shape, source, *ranges = (
+        node.fields(
+            "operator",
+            "arguments",
+            "results",
+            "reads",
+            "writes",
+            "random",
+            "guard",
+            "guards_shape",
+            "source",
+            *["ranges"] * has_ranges,
+        )
     )
     guarded = decode_constant(guard)
     if guarded is not None and not isinstance(guarded, (bool, int, float, complex)):
         guard.fail("a number or null")
     return Launch(
         index=index,
-        operator=operator.text(),
+        callee=Operator(operator.text()),
         arguments=arguments.each(_argument),
         results=results.each(lambda item: None if item.value is None else _view(item)),
         reads=reads.integers(),
@@ -191,6 +183,7 @@ def _launch(index: int, node: Node) -> Launch:
         guard=guarded,
         guards_shape=guards_shape.boolean(),
         source=source.text(),
+        ranges=ranges[0].texts() if ranges else (),
     )
 
 
@@ -266,8 +259,7 @@ def decode_constant(node: Node, depth: int = 0) -> Any:
     """Read what `encode_constant` wrote.
 
     Raises:
-        Malformed: it wrote nothing of the kind.
-        FileError: this torch does not have the dtype, layout or memory format.
+        ProgramError: it wrote nothing of the kind.
     """
     if type(node.value) is int:
         return node.integer(-MAXIMUM_INTEGER - 1)
@@ -292,16 +284,9 @@ def _complex(node: Node) -> complex:
     return complex(*parts)
 
 
-def _device(node: Node) -> torch.device:
-    try:
-        return torch.device(node.text())
-    except RuntimeError:
-        node.fail("a device")
-
-
 _CONSTANTS: Mapping[str, Callable[[Node], Any]] = {
     "float": _float,
     "complex": _complex,
-    "device": _device,
+    "device": lambda node: Symbol("device", node.text()),
     **{kind: functools.partial(_named, kind) for kind in _TORCH_NAMES},
 }

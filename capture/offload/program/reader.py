@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn, TypeVar
 
+from offload.errors import ProgramError
+
 Item = TypeVar("Item")
 
 MAXIMUM_INTEGER = 2**63 - 1
@@ -14,15 +16,11 @@ MAXIMUM_INTEGER = 2**63 - 1
 _SHOWN = 60
 
 
-class Malformed(Exception):
-    """The content is not a program; the message says where, what was expected and what came."""
-
-
 def parse(text: bytes, where: str) -> Node:
     """Parse JSON as strictly as the standard asks.
 
     Raises:
-        Malformed: it is no JSON, repeats a key, nests too deeply, or holds a number that JSON
+        ProgramError: it is no JSON, repeats a key, nests too deeply, or holds a number that JSON
             does not have.
     """
     try:
@@ -30,7 +28,7 @@ def parse(text: bytes, where: str) -> Node:
             json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant), where
         )
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"{where} is no valid JSON ({error})") from None
+        raise ProgramError(f"{where} is no valid JSON ({error})") from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -56,7 +54,7 @@ def _describe(value: Any) -> str:
 class Node:
     """One JSON value and the place where it stands.
 
-    Every method raises Malformed if the value is not what the method is named after.
+    Every method raises ProgramError if the value is not what the method is named after.
     """
 
     __slots__ = ("value", "where")
@@ -67,7 +65,7 @@ class Node:
 
     def fail(self, expected: str) -> NoReturn:
         """Refuse the value."""
-        raise Malformed(f"{self.where}: expected {expected}, got {_describe(self.value)}")
+        raise ProgramError(f"{self.where}: expected {expected}, got {_describe(self.value)}")
 
     def keys(self) -> Collection[str]:
         """The keys of an object; none for anything else."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from offload.constants import Content
 from offload.errors import FileError
-from offload.program import Argument, Launch, Program, Symbol, TensorView, Value
+from offload.program.launch import Argument, Launch
+from offload.program.plain_structure import TORCH_KINDS
+from offload.program.program import Program
+from offload.program.values import Symbol, TensorView, Value
 from offload.structure import Structure
 
 FORMAT_NAME = "offload program"
@@ -19,21 +18,9 @@ FORMAT_VERSION = 1
 # Arguments and results nested deeper than this are neither written nor read.
 MAXIMUM_DEPTH = 64
 
-# Objects of torch that stand for themselves as a constant, by the key that marks them.
-_NAMED_CONSTANTS: Mapping[str, type] = {
-    "dtype": torch.dtype,
-    "device": torch.device,
-    "layout": torch.layout,
-    "memory_format": torch.memory_format,
-}
 
-
-def encode_program(program: Program, holders: Mapping[int, Sequence[TensorView]]) -> dict[str, Any]:
+def encode_program(program: Program) -> dict[str, Any]:
     """Everything in a Program but the bytes of its weights, as JSON data.
-
-    Args:
-        program: what is written.
-        holders: for each weight Value how the tensors that hold it view its bytes.
 
     Raises:
         FileError: a constant among the arguments or in the result cannot be written, or a launch
@@ -63,7 +50,7 @@ def encode_program(program: Program, holders: Mapping[int, Sequence[TensorView]]
         ],
         "weights": [
             {"value": index, "holders": [_view(view) for view in views]}
-            for index, views in holders.items()
+            for index, views in program.weight_views.items()
         ],
         "parameter_names": list(program.parameter_names),
         "keyword_only_names": list(program.keyword_only_names),
@@ -96,9 +83,10 @@ def _view(view: TensorView) -> dict[str, Any]:
 
 
 def _launch(launch: Launch) -> dict[str, Any]:
-    where = f"{launch.source}: {launch.operator}"
-    return {
-        "operator": launch.operator,
+    where = f"{launch.source}: {launch.name}"
+    ranges = {"ranges": list(launch.ranges)} if launch.ranges else {}
+    return ranges | {
+        "operator": launch.name,
         "arguments": [_argument(argument, where) for argument in launch.arguments],
         "results": [None if view is None else _view(view) for view in launch.results],
         "reads": list(launch.reads),
@@ -148,8 +136,8 @@ def encode_constant(constant: Any, where: str) -> Any:
     """A constant as JSON data: plain where JSON has it, an object with one key otherwise.
 
     Raises:
-        FileError: it is none of None, bool, int, float, complex, str, dtype, device, layout,
-            memory_format, and tuples of these.
+        FileError: it is none of None, bool, int, float, complex, str, a Symbol of torch's dtype,
+            device, layout or memory_format, and tuples of these.
     """
     kind = type(constant)
     if constant is None or kind in (bool, str):
@@ -163,13 +151,11 @@ def encode_constant(constant: Any, where: str) -> Any:
         return {"complex": [encode_constant(part, where) for part in parts]}
     if kind is tuple:
         return {"tuple": [encode_constant(item, where) for item in constant]}
-    for key, named in _NAMED_CONSTANTS.items():
-        if isinstance(constant, named):
-            return {key: str(constant).removeprefix("torch.")}
-    if isinstance(constant, Content):
-        kind = constant.cls
+    if isinstance(constant, Symbol) and constant.kind in TORCH_KINDS:
+        return {constant.kind: constant.name}
+    found = constant.name if isinstance(constant, Symbol) else f"{kind.__module__}.{kind.__name__}"
     raise FileError(
-        f"{where} is a {kind.__module__}.{kind.__qualname__}, which a file cannot hold: capture "
+        f"{where} is a {found}, which a file cannot hold: capture "
         "the model with tensors, numbers, strings and None there, for example by closing over the "
         "object instead of passing it"
     )

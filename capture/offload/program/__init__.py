@@ -1,0 +1,63 @@
+"""Programs as plain data: built, compared, printed, checked and rewritten without torch."""
+
+from offload.program.bindings import Bindings, BoundProgram, OpaqueCall, StoredTensor
+from offload.program.check import check_program
+from offload.program.decode import decode_program
+from offload.program.encode import encode_program
+from offload.program.launch import (
+    Argument,
+    Callee,
+    Effect,
+    EffectKind,
+    Launch,
+    Opaque,
+    Operator,
+)
+from offload.program.plain_structure import plain_structure, with_objects
+from offload.program.program import Caller, Overlap, Program, Result
+from offload.program.rewrite import Rewritten, rewrite
+from offload.program.values import (
+    ITEM_BYTES,
+    PLACED_ROLES,
+    Role,
+    Symbol,
+    TensorView,
+    Value,
+    is_dense,
+    same_strides,
+    span_bytes,
+)
+
+__all__ = [
+    "ITEM_BYTES",
+    "PLACED_ROLES",
+    "Argument",
+    "Bindings",
+    "BoundProgram",
+    "Callee",
+    "Caller",
+    "Effect",
+    "EffectKind",
+    "Launch",
+    "Opaque",
+    "OpaqueCall",
+    "Operator",
+    "Overlap",
+    "Program",
+    "Result",
+    "Rewritten",
+    "Role",
+    "StoredTensor",
+    "Symbol",
+    "TensorView",
+    "Value",
+    "check_program",
+    "decode_program",
+    "encode_program",
+    "is_dense",
+    "plain_structure",
+    "rewrite",
+    "same_strides",
+    "span_bytes",
+    "with_objects",
+]

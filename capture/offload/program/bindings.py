@@ -1,0 +1,102 @@
+"""Bindings: the live objects that a Program stands for, and both together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from offload.program.program import Program
+from offload.structure import Structure
+
+if TYPE_CHECKING:
+    import torch
+
+OpaqueCall = Callable[["Sequence[torch.Tensor]"], "Sequence[torch.Tensor]"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where the content of a weight lies in a file; contiguous, in the machine's byte order.
+
+    Attributes:
+        name: in the file.
+        path: of the file, absolute.
+        offset_bytes: where in the file it begins.
+        size_bytes: how many bytes it has.
+        shape, dtype: of the tensor.
+    """
+
+    name: str
+    path: str
+    offset_bytes: int
+    size_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bindings:
+    """What one Program stands for in this process; by reference, never a copy.
+
+    Attributes:
+        weights: for each Value of role weight the tensors that hold it, as `Program.weight_views`
+            has their views.
+        stored: for each Value of role weight that no tensor holds, the file that does.
+        generators: those that random launches draw from, the default one first; launches name
+            them by number.
+        callables: of opaque callees, by `Opaque.index`. Each takes the tensors of the Program's
+            inputs in order and gives those of its results in order, and raises CaptureError where
+            its result is nested otherwise than the recorded one.
+        input_samples: for each input what its first bytes were when it was recorded (empty where
+            that is not known), for executions that nobody asks for; none in a program from a
+            file.
+        arguments, results: the nesting of arguments and results as the Program has it, with the
+            recorded classes and objects themselves; changeable ones as they were (`Content`). None:
+            there are none.
+        root: gives the module that was called while it lives; None for a function, and in a
+            program from a file.
+    """
+
+    weights: Mapping[int, tuple[torch.Tensor, ...]] = dataclasses.field(default_factory=dict)
+    stored: Mapping[int, StoredTensor] = dataclasses.field(default_factory=dict)
+    generators: tuple[torch.Generator, ...] = ()
+    callables: tuple[OpaqueCall, ...] = ()
+    input_samples: tuple[bytes, ...] = ()
+    arguments: Structure | None = None
+    results: Structure | None = None
+    root: Callable[[], torch.nn.Module | None] | None = None
+
+    def moved(self, positions: Mapping[int, int]) -> Bindings:
+        """The same objects for a Program that was rewritten.
+
+        Args:
+            positions: for each Value that is left its new index, as `Rewritten.positions`.
+        """
+        return dataclasses.replace(
+            self,
+            weights=_moved(self.weights, positions),
+            stored=_moved(self.stored, positions),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BoundProgram:
+    """A Program with its own Bindings, whose indices are those of just this Program."""
+
+    program: Program
+    bindings: Bindings = dataclasses.field(default_factory=Bindings)
+
+    @property
+    def arguments_structure(self) -> Structure:
+        """The nesting of arguments, to match calls with."""
+        return self.bindings.arguments or self.program.arguments_structure
+
+    @property
+    def result_structure(self) -> Structure:
+        """The nesting of the result, to build results by."""
+        return self.bindings.results or self.program.result_structure
+
+
+def _moved(held: Mapping[int, Any], positions: Mapping[int, int]) -> dict[int, Any]:
+    return {positions[index]: one for index, one in held.items() if index in positions}

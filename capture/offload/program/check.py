@@ -1,0 +1,203 @@
+"""What holds between the parts of every Program: of a recorded, a rewritten and an opened one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from offload.errors import ProgramError
+from offload.program.launch import Launch, Opaque
+from offload.program.program import Program
+from offload.program.values import ITEM_BYTES, Role, TensorView, Value, span_bytes
+from offload.structure import Structure
+
+# More than any machine can address; sums of sizes stay far inside 64 bits.
+_MAXIMUM_BYTES = 2**56
+
+
+def check_program(program: Program) -> None:
+    """Check that a Program is whole: every index in range, every view inside its Value.
+
+    Executing a program that passes reads and writes no memory but that of its own Values, if its
+    callees do as their launches say.
+
+    Raises:
+        ProgramError: the parts contradict each other; the message says where.
+    """
+    for position, value in enumerate(program.values):
+        _check_value(position, value)
+    _check_host_constants(program)
+    if sum(value.size_bytes for value in program.values) > _MAXIMUM_BYTES:
+        raise ProgramError("the values take more bytes than a machine can address")
+    _check_inputs(program)
+    _check_results(program)
+    _check_weights(program)
+    _check_overlaps(program)
+    _check_launches(program)
+
+
+def _check_value(position: int, value: Value) -> None:
+    if value.index != position:
+        raise ProgramError(f"values[{position}] says that it is %{value.index}")
+    span = span_bytes(value.shape, value.strides, value.dtype)
+    if span > value.size_bytes:
+        raise ProgramError(
+            f"values[{value.index}] spans {span} bytes, and its size is {value.size_bytes}"
+        )
+
+
+def _check_host_constants(program: Program) -> None:
+    """Nothing computes, writes or returns them: nobody gives them memory."""
+    changed = {index for launch in program.launches for index in launch.writes}
+    changed |= {view.value for launch in program.launches for view in launch.made()}
+    changed |= {result.view.value for result in program.results}
+    for value in program.values:
+        if value.host_content is None:
+            continue
+        where = f"values[{value.index}], a constant on the CPU,"
+        if program.device == "cpu" or value.role not in (Role.INPUT, Role.WEIGHT):
+            raise ProgramError(
+                f"{where} has the role {value.role} in a program on {program.device}"
+            )
+        if len(value.host_content) != value.size_bytes:
+            raise ProgramError(
+                f"{where} has {len(value.host_content)} bytes, and its size is {value.size_bytes}"
+            )
+        if value.index in changed:
+            raise ProgramError(f"{where} is written or returned")
+
+
+def _check_view(program: Program, view: TensorView, where: str) -> Value:
+    """Check that a view lies inside its Value, and return the Value."""
+    if view.value >= len(program.values):
+        raise ProgramError(f"{where} names %{view.value} of {len(program.values)} values")
+    value = program.values[view.value]
+    if view.end_bytes > value.size_bytes:
+        raise ProgramError(
+            f"{where} covers bytes {view.offset_bytes} to {view.end_bytes} of %{value.index}, "
+            f"which has {value.size_bytes}"
+        )
+    if view.offset_bytes % ITEM_BYTES[view.dtype]:
+        raise ProgramError(f"{where} begins inside an element, at byte {view.offset_bytes}")
+    if view.conjugate and not view.dtype.startswith("complex"):
+        raise ProgramError(f"{where} is the conjugate of {view.dtype}")
+    return value
+
+
+def _check_inputs(program: Program) -> None:
+    for leaf, view in enumerate(program.inputs):
+        where = f"inputs[{leaf}]"
+        value = _check_view(program, view, where)
+        if view.offset_bytes or view.end_bytes != value.size_bytes:
+            raise ProgramError(f"{where} is a part of %{value.index}, not the whole")
+    _check_roles(program, Role.INPUT, [view.value for view in program.inputs], "an input")
+    structure = program.arguments_structure
+    kinds = [child.kind for child in structure.children]
+    if structure.kind != "tuple" or kinds != ["tuple", "dict"]:
+        raise ProgramError("arguments_structure is no tuple of positional and keyword arguments")
+    if not all(isinstance(key, str) for key in structure.children[1].keys):
+        raise ProgramError("arguments_structure has a keyword that is no string")
+    if list(_leaves(structure)) != list(range(len(program.inputs))):
+        raise ProgramError("arguments_structure does not hold each input once, in order")
+    names = [name for name in (*program.parameter_names, *program.keyword_only_names) if name]
+    if len(set(names)) != len(names) or "" in program.keyword_only_names:
+        raise ProgramError("parameter_names and keyword_only_names do not name each parameter once")
+
+
+def _check_roles(program: Program, role: Role, found: Sequence[int], what: str) -> None:
+    if sorted(found) != [value.index for value in program.of_role(role)]:
+        raise ProgramError(f"the values of role {role} are not those that {what} names, each once")
+
+
+def _leaves(structure: Structure) -> Iterator[int]:
+    if structure.kind == "tensor":
+        yield structure.leaf
+    for child in structure.children:
+        yield from _leaves(child)
+
+
+def _check_results(program: Program) -> None:
+    returned = set()
+    for position, result in enumerate(program.results):
+        where = f"results[{position}]"
+        value = _check_view(program, result.view, where)
+        if value.role is Role.ACTIVATION:
+            raise ProgramError(
+                f"{where} is the activation %{value.index}, which is nobody's to see"
+            )
+        if value.role is Role.OUTPUT:
+            returned.add(value.index)
+        leaf = result.input_leaf
+        if leaf >= len(program.inputs) or (leaf >= 0 and program.inputs[leaf] != result.view):
+            raise ProgramError(f"{where} is not the input {leaf} that it says it is")
+    _check_roles(program, Role.OUTPUT, sorted(returned), "a result")
+    # A tensor may stand at several places of the result; it first stands at its turn.
+    first_seen = list(dict.fromkeys(_leaves(program.result_structure)))
+    if first_seen != list(range(len(program.results))):
+        raise ProgramError("result_structure does not hold each result, in order")
+
+
+def _check_weights(program: Program) -> None:
+    for index, views in program.weight_views.items():
+        where = f"the holders of %{index}"
+        if not views:
+            raise ProgramError(f"{where} are none")
+        for view in views:
+            _check_view(program, view, where)
+            if view.value != index:
+                raise ProgramError(f"{where} hold %{view.value}")
+    _check_roles(program, Role.WEIGHT, list(program.weight_views), "weights")
+
+
+def _check_overlaps(program: Program) -> None:
+    n_inputs = len(program.inputs)
+    for position, overlap in enumerate(program.overlaps):
+        if not overlap.first < overlap.second < n_inputs:
+            raise ProgramError(f"overlaps[{position}] is no pair of the {n_inputs} inputs")
+        one, other = (program.inputs[leaf] for leaf in (overlap.first, overlap.second))
+        if not -other.end_bytes < overlap.distance_bytes < one.end_bytes:
+            raise ProgramError(f"overlaps[{position}] says that inputs meet which do not")
+
+
+# ---- launches -----------------------------------------------------------------------------------
+
+
+def _check_launches(program: Program) -> None:
+    made_at: dict[int, int] = {}
+    for position, launch in enumerate(program.launches):
+        where = f"launches[{position}]"
+        if launch.index != position:
+            raise ProgramError(f"{where} says that it is launch {launch.index}")
+        for view in (*launch.views(), *launch.made()):
+            _check_view(program, view, where)
+        if any(index >= len(program.values) for index in (*launch.reads, *launch.writes)):
+            raise ProgramError(f"{where} reads or writes a value that does not exist")
+        _check_accesses(program, launch, where)
+        for view in launch.made():
+            if made_at.setdefault(view.value, launch.index) != launch.index:
+                raise ProgramError(f"{where} makes %{view.value} a second time")
+    _check_order(program, made_at)
+
+
+def _check_accesses(program: Program, launch: Launch, where: str) -> None:
+    """Reads and writes are what lifetimes are made of, so no view may be missing from them."""
+    given = {view.value for view in launch.views()}
+    made = [view.value for view in launch.made()]
+    reads, writes = set(launch.reads), set(launch.writes)
+    if not given <= reads | writes:
+        raise ProgramError(f"{where} is given values that it is not said to read or write")
+    sees_more = isinstance(launch.callee, Opaque)  # which reads and writes weights where they are
+    if not set(made) <= writes or not (sees_more or writes <= given.union(made)):
+        raise ProgramError(f"{where} is not said to write just what it makes and is given")
+    if len(set(made)) != len(made) or given.intersection(made):
+        raise ProgramError(f"{where} makes a value twice, or one that it is given")
+    for index in made:
+        if program.values[index].role in (Role.INPUT, Role.WEIGHT):
+            raise ProgramError(f"{where} makes the {program.values[index].role} %{index}")
+
+
+def _check_order(program: Program, made_at: Mapping[int, int]) -> None:
+    """No Value may be used before the launch that makes it: it has no memory until then."""
+    for launch in program.launches:
+        for view in launch.views():
+            if made_at.get(view.value, -1) >= launch.index:
+                raise ProgramError(f"launches[{launch.index}] uses %{view.value} before it is made")

@@ -1,0 +1,129 @@
+"""Programs: the recorded launches of a model over values, without addresses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from offload.program.launch import Launch, Opaque
+from offload.program.values import PLACED_ROLES, Role, TensorView, Value
+from offload.structure import Structure
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """A tensor of the model's result.
+
+    Attributes:
+        view: where it lies.
+        input_leaf: the input whose own tensor object is returned, or -1.
+    """
+
+    view: TensorView
+    input_leaf: int = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two inputs that shared memory while one of them was written: they must do so again.
+
+    `distance_bytes` is the second input's address minus the first's.
+    """
+
+    first: int
+    second: int
+    distance_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Caller:
+    """How a program was called when it was recorded; an execution that differs is refused.
+
+    Attributes:
+        state: autocast and the default dtype, as the native side packs them.
+        training: whether the module that was called (`Bindings.root`) was in training mode.
+    """
+
+    state: int
+    training: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Launches over Values in recorded order, for the device type that they were recorded on.
+
+    Plain data: the tensors, generators, callables, classes and other objects that it stands for
+    are in its `Bindings`.
+
+    Attributes:
+        device: the device type, such as `cpu`.
+        device_index: which of the accelerators of that type; None on the CPU, and where the
+            Program is on none of those that are here.
+        inputs: for each input tensor, in the order of `arguments_structure`, its whole view.
+        results: the tensors of the result, in the order of `result_structure`.
+        arguments_structure, result_structure: their nesting, as `plain_structure` gives it.
+        overlaps: which inputs must overlap as they did, because one of them is written.
+        weight_views: for each Value of role weight how each tensor that holds it viewed it when it
+            was recorded (several where parameters share a storage).
+        parameter_names: names of the callable's positional parameters, to accept keywords; empty
+            for those that can be given by position only.
+        keyword_only_names: names of its other parameters. A keyword that is neither went into
+            the callable's own **kwargs.
+        host_reads: where the model would have read a tensor on the host: notes for people.
+        versions: of the libraries that recorded it.
+        unchecked: why it is not known whether the launches do all that the callable does; empty if
+            it was checked. For people.
+        caller: how it was called; None in a program from a file, which computes what was recorded
+            wherever it is called.
+    """
+
+    device: str
+    values: tuple[Value, ...]
+    launches: tuple[Launch, ...]
+    inputs: tuple[TensorView, ...]
+    results: tuple[Result, ...]
+    arguments_structure: Structure
+    result_structure: Structure
+    overlaps: tuple[Overlap, ...] = ()
+    weight_views: Mapping[int, tuple[TensorView, ...]] = dataclasses.field(default_factory=dict)
+    parameter_names: tuple[str, ...] = ()
+    keyword_only_names: tuple[str, ...] = ()
+    host_reads: tuple[str, ...] = ()
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    device_index: int | None = None
+    unchecked: str = ""
+    caller: Caller | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def of_role(self, role: Role) -> tuple[Value, ...]:
+        """The Values of one role, in order."""
+        return tuple(value for value in self.values if value.role is role)
+
+    @property
+    def opaque(self) -> Opaque | None:
+        """The callee of the one launch of a Program whose launches could not be seen.
+
+        For each tensor of the Program's results, that launch's result is the view of the Value
+        that it makes there. None where all launches were seen.
+        """
+        callees = (launch.callee for launch in self.launches)
+        return next((one for one in callees if isinstance(one, Opaque)), None)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a launch draws from a generator."""
+        return any(launch.random for launch in self.launches)
+
+    def __str__(self) -> str:
+        lines = [
+            f"program on {self.device}: {len(self.launches)} launches, {len(self.values)} values"
+        ]
+        lines += [
+            f"  {value.role:<10} %{value.index} {value.dtype}{list(value.shape)} "
+            f"{value.size_bytes} B  {value.name}{'  constant on the CPU' * value.on_host}"
+            f"{f'  in {value.device_format}' if value.device_format else ''}"
+            for value in self.values
+            if value.role not in PLACED_ROLES
+        ]
+        lines += [f"  {launch}" for launch in self.launches]
+        returned = ", ".join(str(result.view) for result in self.results)
+        return "\n".join([*lines, f"  return {returned}"])

@@ -1,0 +1,128 @@
+"""Rewriting: from a Program to another one that computes the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Mapping, Sequence
+
+from offload.errors import ProgramError
+from offload.program.check import check_program
+from offload.program.launch import Argument, Launch
+from offload.program.program import Program, Result
+from offload.program.values import Role, TensorView, Value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A Program that was rewritten.
+
+    Attributes:
+        program: the new one.
+        positions: for each of the given Values that is left its index there.
+    """
+
+    program: Program
+    positions: Mapping[int, int]
+
+
+def rewrite(
+    program: Program,
+    launches: Sequence[Launch],
+    values: Sequence[Value] | None = None,
+    weight_views: Mapping[int, tuple[TensorView, ...]] | None = None,
+) -> Rewritten:
+    """Replace the launches of a Program, and drop the Values that are left without a use.
+
+    Every field that has an index of a Value or a launch is mapped to the new ones; `Bindings.moved`
+    does the same for those of the Program. Inputs and host constants stay, used or not: what was
+    computed from host constants when the program was recorded holds only while they are the same.
+
+    Args:
+        program: what is rewritten.
+        launches: in the order in which they are to run; they name Values by their index in
+            `values`, and whatever index they have themselves is not looked at.
+        values: those of the Program, with other roles or with more of them behind; None: as they
+            are.
+        weight_views: of all that are weights now; None: those of the Program.
+
+    Raises:
+        ProgramError: the new launches do not make a Program, as one that uses a Value before it is
+            made, or a view that reaches beyond its Value; the message says where.
+    """
+    values = program.values if values is None else tuple(values)
+    weight_views = program.weight_views if weight_views is None else weight_views
+    used = _used(program, launches, values)
+    if unknown := used - {value.index for value in values}:
+        raise ProgramError(
+            f"the new launches name %{min(unknown)}, and there are {len(values)} values: append it"
+        )
+    kept = [value for value in values if value.index in used]
+    positions = {value.index: position for position, value in enumerate(kept)}
+    is_same = _are_same(launches, program.launches) and _are_same(kept, program.values)
+    if is_same and weight_views == program.weight_views:
+        return Rewritten(program, positions)
+    moved = _Moved(positions)
+    rewritten = dataclasses.replace(
+        program,
+        values=tuple(moved.value(value) for value in kept),
+        launches=tuple(moved.launch(at, launch) for at, launch in enumerate(launches)),
+        inputs=tuple(moved.view(one) for one in program.inputs),
+        results=tuple(Result(moved.view(one.view), one.input_leaf) for one in program.results),
+        weight_views={
+            positions[index]: tuple(moved.view(one) for one in views)
+            for index, views in weight_views.items()
+            if index in positions
+        },
+    )
+    check_program(rewritten)
+    return Rewritten(rewritten, positions)
+
+
+def _used(program: Program, launches: Sequence[Launch], values: Sequence[Value]) -> set[int]:
+    used = {view.value for view in program.inputs}
+    used |= {result.view.value for result in program.results}
+    for launch in launches:
+        used.update(launch.reads, launch.writes)
+        used.update(view.value for view in launch.views())
+    return used | {one.index for one in values if one.role is Role.WEIGHT and one.on_host}
+
+
+def _are_same(one: Sequence[object], other: Sequence[object]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Moved:
+    """Maps what names Values to their new positions."""
+
+    positions: Mapping[int, int]
+
+    def value(self, old: Value) -> Value:
+        index = self.positions[old.index]
+        return old if old.index == index else dataclasses.replace(old, index=index)
+
+    def view(self, old: TensorView) -> TensorView:
+        value = self.positions[old.value]
+        if value == old.value:
+            return old
+        # A view for each argument of each launch: dataclasses.replace would take three times as
+        # long.
+        return TensorView(
+            value, old.offset_bytes, old.shape, old.strides, old.dtype, old.conjugate, old.negative
+        )
+
+    def argument(self, old: Argument) -> Argument:
+        if isinstance(old, TensorView):
+            return self.view(old)
+        return tuple(self.argument(item) for item in old) if isinstance(old, tuple) else old
+
+    def launch(self, index: int, old: Launch) -> Launch:
+        return dataclasses.replace(
+            old,
+            index=index,
+            arguments=tuple(self.argument(item) for item in old.arguments),
+            results=tuple(None if item is None else self.view(item) for item in old.results),
+            reads=tuple(self.positions[one] for one in old.reads),
+            writes=tuple(self.positions[one] for one in old.writes),
+        )
