@@ -12,6 +12,7 @@ from offload.captured import Captured
 from offload.errors import CaptureError, OffloadError
 from offload.files import has_same_content
 from offload.program import BoundProgram, StoredTensor
+from offload.progress import stage, telling
 from offload.record import (
     FakeWeights,
     PlainCall,
@@ -113,6 +114,7 @@ class BlockRecording:
         self._host_reads = host_reads
         self._stored = stored
         self._fakes_given = contextlib.ExitStack()
+        self._progress = contextlib.ExitStack()
         self._called: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     def record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -200,6 +202,8 @@ class BlockRecording:
                     "leave the block after the first, and call the captured model instead"
                 )
             self._called = (args, kwargs)
+            self._progress.enter_context(telling())
+            self._progress.enter_context(stage("recording launches"))
             if self._stored is None:
                 return self._recorder()
             fakes = FakeWeights(self._stored, device_of_call(args, kwargs), has_same_content)
@@ -247,6 +251,7 @@ class BlockRecording:
         try:
             self._fakes_given.close()
         finally:
+            self._progress.close()
             self._called = ((), {})
             _turn.give_back()
 

@@ -27,6 +27,7 @@ from offload.costs import (
     save_cost_model,
 )
 from offload.errors import CostModelError
+from offload.progress import Progress, advance, stage, telling
 from offload.replay import Executable
 from offload.timeline import Scheduling
 
@@ -72,38 +73,65 @@ _MIXED_STEPS = (2, 4, 8)
 _DELIVERED_LAUNCHES = 200
 
 
-def calibrate(device: str = "cpu", *, folder: Path | None = None, refit: bool = False) -> CostModel:
+def calibrate(
+    device: str = "cpu",
+    *,
+    folder: Path | None = None,
+    refit: bool = False,
+    progress: Progress = None,
+) -> CostModel:
     """The costs of this machine: those kept from before if they still hold, else measured now.
 
-    Measuring takes some seconds; the machine should be quiet.
+    Measuring takes some seconds; the machine should be quiet. On a busy one it takes more than a
+    minute.
 
     Args:
         device: whose costs.
         folder: where they are kept; by default the user's cache.
         refit: measure in any case.
+        progress: None shows it on stderr, where that is a terminal, once two seconds have passed;
+            False shows nothing. A function is called between measurements with (done, total,
+            what): what is measured, and how far that is. Each `what` begins at 0 and reaches its
+            total where it succeeds. What the function raises ends the calibration.
 
     Raises:
         BackendUnavailable: there is no such device here.
+        BindingError: `progress` is none of these.
         CostModelError: SciPy is missing, or the model cannot be kept.
     """
+    with telling(progress):
+        return _calibrate(device, folder, refit=refit)
+
+
+def _calibrate(device: str, folder: Path | None, *, refit: bool) -> CostModel:
     key = cost_key(device)
     kept = None if refit else load_cost_model(key, folder)
-    if kept is not None and kept.header.error(_observe(_CHECKED, device, _N_CHECKS)) <= DRIFT:
+    if kept is not None and _error(kept, device) <= DRIFT:
         return kept
     try:
-        from offload.costs.fit import fit_header_model  # noqa: PLC0415 - only a fit needs SciPy
+        # Only a fit needs SciPy.
+        from offload.costs.fit import fit_header_model, n_fits  # noqa: PLC0415
     except ImportError as error:
         raise CostModelError(
             f"fitting costs needs SciPy ({error}): `pip install 'offload[costs]'`"
         ) from error
-    fitted = fit_header_model(list(_observe(_FITTED, device, _N_EXECUTIONS, _N_ROUNDS)))
+    with stage("measuring headers", _N_ROUNDS * len(_FITTED)):
+        observations = list(_observe(_FITTED, device, _N_EXECUTIONS, _N_ROUNDS))
+    with stage("fitting the header's costs", n_fits(len(_FITTED))):
+        fitted = fit_header_model(observations)
     header = dataclasses.replace(fitted, displaced_ns=_displacements(device))
-    mixed = _mixed_ratios(header, device)
+    with stage("measuring mixed programs", sum(_MIXED_STEPS)):
+        mixed = _mixed_ratios(header, device)
     header = dataclasses.replace(header, held_out_ratios=(*fitted.held_out_ratios, *mixed))
     issue_ns, handoff_ns = _delivery(device)
     model = CostModel(header, issue_ns, handoff_ns, {} if kept is None else kept.launch_ns)
     save_cost_model(model, key, folder)
     return model
+
+
+def _error(kept: CostModel, device: str) -> float:
+    with stage("checking the costs that were kept", len(_CHECKED)):
+        return kept.header.error(_observe(_CHECKED, device, _N_CHECKS))
 
 
 def cost_key(device: str) -> CostKey:
@@ -171,17 +199,18 @@ def _displacements(device: str) -> dict[str, float]:
     displaced = {}
     base = _probe_program([])
     operators = {launch.name for launch in base.program.launches}
-    with base.load(device) as base_run:
+    probing = stage("measuring what operators displace", _PROBE_ROUNDS * len(_PROBES))
+    with probing as probed, base.load(device) as base_run:
         for probe in _PROBES:
             captured = _probe_program([probe])
             added = [
                 launch.name for launch in captured.program.launches if launch.name not in operators
             ]
             with captured.load(device) as run:
-                times_ns = [
-                    [_m_l_t_ns(one, _N_CHECKS) for one in (run, base_run)]
-                    for _ in range(_PROBE_ROUNDS)
-                ]
+                times_ns = []
+                for _ in range(_PROBE_ROUNDS):
+                    times_ns.append([_m_l_t_ns(one, _N_CHECKS) for one in (run, base_run)])
+                    probed.advance()
             difference = statistics.median(with_it - without for with_it, without in times_ns)
             displaced[added[0]] = max(0.0, difference)
     return displaced
@@ -195,6 +224,7 @@ def _mixed_ratios(header: HeaderModel, device: str) -> list[tuple[float, float]]
             with _probe_program(_PROBES[first::step]).load(device) as run:
                 sets = [([_numbers(_ROWS, _COLUMNS)], None) for _ in range(2)]
                 ratios.append(header.ratios(observe(run, sets, _N_CHECKS)))
+            advance()
     return ratios
 
 
@@ -246,6 +276,7 @@ def _observe(
                 fresh = [(inputs, None) for inputs, _ in sets]
                 for arguments in (sets[:1], sets, fresh[:1], fresh):
                     yield from observe(run, arguments, n_executions)
+                advance()
 
 
 def _captured(function: Callable[..., Any], *inputs: torch.Tensor) -> Captured:
@@ -263,7 +294,8 @@ def _delivery(device: str) -> tuple[float, float]:
         return x
 
     captured = _captured(chain, torch.zeros(_ITEMS))
-    with captured.load(device, scheduling=Scheduling.HOST) as run:
+    measuring = stage("measuring the delivery of launches", 1)
+    with measuring, captured.load(device, scheduling=Scheduling.HOST) as run:
         for _ in range(_N_WARM_UP):
             run(torch.zeros(_ITEMS))
         with run.timeline() as timeline:

@@ -17,6 +17,7 @@ from offload.files import open_program, save_program
 from offload.load import load_program
 from offload.offline_model import OfflineModel
 from offload.program import Bindings, BoundProgram, Program
+from offload.progress import Progress, telling
 from offload.replay import Executable
 from offload.timeline import Scheduling
 
@@ -133,7 +134,7 @@ class Captured:
         verify: bool = True,
         weights_budget: int | str | None = None,
         share_store: bool = True,
-        progress: Callable[[int, int], object] | None = None,
+        progress: Progress = None,
     ) -> Executable:
         """Make the Program resident on a device.
 
@@ -159,17 +160,20 @@ class Captured:
             share_store: let what is streamed from files to a GPU or NPU lie once in the host's
                 memory for all executables on the device that need it. False: this one has memory
                 of its own, as it needs on an NPU for `run.streaming.replace` while others share.
-            progress: called with the bytes of weights that are read, and how many will be, after
-                each 8 MiB or less, where weights are read. Where some are streamed on the CPU they
-                are read twice, and it begins again at 0: the first time launches are timed. What it
-                raises ends the load.
+            progress: of a load that reads weights. None shows it on stderr, where that is a
+                terminal, once two seconds have passed or are expected to; False shows nothing. A
+                function is called with (done, total, what): `reading weights` counts their bytes,
+                after each 8 MiB or less, and `timing launches` executions. Each begins at 0 and
+                reaches its total where it succeeds. Where some weights are streamed on the CPU
+                they are read twice, before launches are timed and after. What the function raises
+                ends the load.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
                 Program's weights and inputs are on another one of its type.
             CaptureError: the device cannot capture the Program, or the proof failed.
-            BindingError: there is no such scheduling; or a weight has another shape, dtype or
-                layout than when it was recorded.
+            BindingError: there is no such scheduling; `progress` is none; or a weight has another
+                shape, dtype or layout than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
                 room for what is streamed: the message says what is needed, and what sets it.
             FileError: a weight's file is gone, or shorter than it was.
@@ -211,7 +215,8 @@ class Captured:
                     "would be saved, hold other content: copy the new content into the model's "
                     "tensors and close that executable, or close it to save the model's content"
                 )
-        save_program(self.bound, path)
+        with telling():
+            save_program(self.bound, path)
 
     def explain(self) -> str:
         """Say what a user should know: launches without an out-variant, copies, reads avoided.
@@ -229,7 +234,8 @@ def open_file(path: str | os.PathLike[str]) -> Captured:
         FileError: the file is missing, truncated, corrupted, newer than this version, or asks for
             an operator that is not on the list of safe ones.
     """
-    return Captured(open_program(path))
+    with telling():
+        return Captured(open_program(path))
 
 
 def open_model(path: str | os.PathLike[str]) -> Captured | OfflineModel:

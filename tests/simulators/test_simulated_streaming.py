@@ -277,15 +277,15 @@ def test_weights_on_the_device_have_no_store(device):
 
 
 def test_progress_counts_every_byte_that_is_read(device, deep, least_budget):
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[int, int, str]] = []
     with deep.load(
         device.backend.name, weights_budget=least_budget, progress=lambda *one: seen.append(one)
     ):
         pass
     whole = weight_bytes(deep.program)
-    assert seen[0] == (0, whole)
-    assert seen[-1] == (whole, whole)
-    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[0] == (0, whole, "reading weights")
+    assert seen[-1] == (whole, whole, "reading weights")
+    assert [done for done, *_ in seen] == sorted({done for done, *_ in seen})
 
 
 def test_a_closed_executable_gives_its_weight_memory_back(device, deep, least_budget):

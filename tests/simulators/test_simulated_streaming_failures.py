@@ -191,7 +191,7 @@ def test_what_progress_raises_ends_the_load_and_leaves_nothing(device, deep, lea
     with deep.load(device.backend.name, weights_budget=least_budget):
         before = device.controls.live_bytes, device.controls.host_bytes
 
-        def stop(done_bytes: int, _total_bytes: int) -> None:
+        def stop(done_bytes: int, _total: int, _what: str) -> None:
             if done_bytes:
                 raise KeyboardInterrupt
 

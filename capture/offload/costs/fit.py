@@ -17,10 +17,18 @@ from offload.costs.header_model import (
     observations_by_shape,
 )
 from offload.errors import CostModelError
+from offload.progress import advance
+
+_N_RESAMPLES = 100
+
+
+def n_fits(n_programs: int) -> int:
+    """The fits of which a header model of so many programs consists; each advances the stage."""
+    return len(STAGES) * (1 + _N_RESAMPLES + n_programs)
 
 
 def fit_header_model(
-    observations: Sequence[Observation], *, n_resamples: int = 100, seed: int = 0
+    observations: Sequence[Observation], *, n_resamples: int = _N_RESAMPLES, seed: int = 0
 ) -> HeaderModel:
     """Fit a model to executions of programs that differ in every term.
 
@@ -103,5 +111,6 @@ def _solve(counts: NDArray[np.float64], times_ns: NDArray[np.float64]) -> NDArra
         loss="soft_l1",
         f_scale=0.05,
     )
+    advance()
     solution: NDArray[np.float64] = found.x
     return solution

@@ -8,7 +8,7 @@ import importlib.resources
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from offload.api import capture
 from offload.errors import OffloadError
+from offload.progress import stage
 from offload.replay import Executable, LastExecution
 from offload.report import Report, report_on
 
@@ -131,7 +132,6 @@ def search_page(
     encoder: Encoder,
     sentences: Sequence[str],
     queries: Sequence[str],
-    on_text: Callable[[], None] = lambda: None,
 ) -> Search:
     """Capture the encoder, replay it for every sentence and query, and rank the sentences.
 
@@ -141,7 +141,6 @@ def search_page(
         encoder: what is captured.
         sentences: the page; at least one.
         queries: what is searched for.
-        on_text: called after each text.
     """
     with capture(encoder.model) as captured:
         encoder.model(**encoder.tensors(sentences[0]))
@@ -149,9 +148,10 @@ def search_page(
         comparison = _Comparison(encoder, run)
         comparison.warm_up(sentences[0])
         embeddings = []
-        for text in (*sentences, *queries):
-            embeddings.append(comparison.embed(text))
-            on_text()
+        with stage("replaying", len(sentences) + len(queries)) as told:
+            for text in (*sentences, *queries):
+                embeddings.append(comparison.embed(text))
+                told.advance()
         page, wanted = torch.stack(embeddings).split([len(sentences), len(queries)])
         return Search(
             n_sentences=len(sentences),

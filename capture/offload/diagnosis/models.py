@@ -31,10 +31,12 @@ from offload.diagnosis.stopwatch import (
 )
 from offload.errors import CaptureError, DiagnosisError, OffloadError
 from offload.own_generators import drawing_alone
+from offload.progress import Progress, stage, telling
 from offload.replay import Executable
 from offload.structure import OpaqueStructure, flatten
 
 _TIMELINE_EXECUTIONS = 20
+_TIMING = "timing calls"
 _HOST_TIME_NOTE = (
     "an operator's host time is one eager call by itself less its launch in a replay with a "
     "timeline; views, modules and Python between operators are not in it"
@@ -66,7 +68,9 @@ class Measurement:
     gain: Gain
 
 
-def diagnose(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Diagnosis:
+def diagnose(
+    model: Callable[..., Any], *inputs: Any, progress: Progress = None, **kwargs: Any
+) -> Diagnosis:
     """Tell whether a model is host-bound or device-bound, and what capture would gain.
 
     Calls the model, captures it, and times both in turns, some hundred calls of each, without a
@@ -79,12 +83,18 @@ def diagnose(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Diagnosi
     Args:
         model: an nn.Module, or any callable on tensors.
         *inputs: what the model takes; **kwargs likewise.
+        progress: None shows it on stderr, where that is a terminal; False shows nothing. A
+            function is called between measurements with (done, total, what): what the diagnosis
+            is doing, and how far that is. Each `what` begins at 0 and reaches its total where it
+            succeeds. What the function raises ends the diagnosis. A model that takes a keyword of
+            this name is diagnosed by `offload.diagnosis.diagnose_call`.
         **kwargs: see *inputs.
 
     Raises:
+        BindingError: `progress` is none of these.
         DiagnosisError: the model cannot be called as it is given.
     """
-    return diagnose_call(model, inputs, kwargs)
+    return diagnose_call(model, inputs, kwargs, progress=progress)
 
 
 def diagnose_call(
@@ -95,13 +105,33 @@ def diagnose_call(
     subject: str = "",
     clock: Clock | None = None,
     effort: Effort | None = None,
+    progress: Progress = None,
 ) -> Diagnosis:
     """Diagnose like `diagnose`, with a name for the report, a clock and a limit on the time.
 
     Raises:
-        DiagnosisError: the model cannot be called as it is given.
+        BindingError, DiagnosisError: as `diagnose`.
     """
-    clock, effort = clock or SteadyClock(), effort or Effort()
+    with telling(progress, after_s=0):
+        return _diagnose_call(
+            model,
+            args,
+            kwargs,
+            subject=subject,
+            clock=clock or SteadyClock(),
+            effort=effort or Effort(),
+        )
+
+
+def _diagnose_call(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    subject: str,
+    clock: Clock,
+    effort: Effort,
+) -> Diagnosis:
     if not callable(model):
         raise DiagnosisError(
             f"expected a module or a function to diagnose, got a {type(model).__qualname__}"
@@ -110,7 +140,8 @@ def diagnose_call(
     device = _device_of(model, tensors)
     call = functools.partial(model, *args, **kwargs)
     with _state_kept(model, tensors) as put_back:
-        captured = _capture(model, args, kwargs)
+        with stage("capturing the model", 1):
+            captured = _capture(model, args, kwargs)
         generator = torch.get_rng_state()
         with contextlib.ExitStack() as stack:
             run = _load(captured, stack) if isinstance(captured, Captured) else captured
@@ -147,21 +178,44 @@ def diagnose_saved(
     subject: str = "saved program",
     clock: Clock | None = None,
     effort: Effort | None = None,
+    progress: Progress = None,
 ) -> Diagnosis:
     """Say of a saved Program what can be said without its model: what replay and operators take.
 
     Whether the model is host-bound stays undecided: there is no eager call to compare with.
 
     Raises:
-        BindingError: the arguments do not fit the recorded call.
+        BindingError: the arguments do not fit the recorded call, or `progress`, which is that of
+            `diagnose`, is none.
         BackendUnavailable, PlanError: the Program cannot be loaded here.
     """
-    clock, effort = clock or SteadyClock(), effort or Effort()
+    with telling(progress, after_s=0):
+        return _diagnose_saved(
+            captured,
+            args,
+            kwargs,
+            subject=subject,
+            clock=clock or SteadyClock(),
+            effort=effort or Effort(),
+        )
+
+
+def _diagnose_saved(
+    captured: Captured,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    subject: str,
+    clock: Clock,
+    effort: Effort,
+) -> Diagnosis:
     reason = "the file holds the recorded program, and not the model to call eagerly"
     with _drawing_alone(captured).load() as run:
         tensors = _tensors_of(args, kwargs)
         with _state_kept(None, tensors) as put_back:
-            replay = time_in_turns({"replay": lambda: run(*args, **kwargs)}, clock, effort)
+            with stage(_TIMING, effort.turns) as told:
+                calls = {"replay": lambda: run(*args, **kwargs)}
+                replay = time_in_turns(calls, clock, effort, told.advance)
             put_back()
             operators, notes = _operators(run, args, kwargs, tensors, clock)
         conclusion = conclude(())
@@ -195,13 +249,17 @@ def measure(contenders: Contenders, clock: Clock, effort: Effort) -> Measurement
             )
         )
     else:
-        enqueue, total = time_enqueue(contenders.eager, contenders.synchronize, clock, effort)
+        with stage("timing how calls are enqueued", effort.turns) as told:
+            enqueue, total = time_enqueue(
+                contenders.eager, contenders.synchronize, clock, effort, told.advance
+            )
         timings += [NamedTiming("eager, enqueue", enqueue), NamedTiming("eager, one call", total)]
         findings.append(enqueue_test(enqueue, total))
     calls = {"eager": _finished(contenders.eager, contenders.synchronize)}
     if not isinstance(contenders.replay, NotApplied):
         calls["replay"] = _finished(contenders.replay, contenders.synchronize)
-    timed = time_in_turns(calls, clock, effort)
+    with stage(_TIMING, effort.turns) as told:
+        timed = time_in_turns(calls, clock, effort, told.advance)
     timings += [NamedTiming(name, timing) for name, timing in timed.items()]
     gain: Gain
     if isinstance(contenders.replay, NotApplied):
@@ -273,9 +331,11 @@ def _operators(
     """The operators' costs, and what is to be said of them."""
     if run.program.opaque is not None:
         return None, (f"operators cannot be timed one by one: {run.program.opaque.reason}",)
-    with run.timeline() as timeline:
+    recording = stage("recording a timeline", _TIMELINE_EXECUTIONS)
+    with recording as told, run.timeline() as timeline:
         for _ in range(_TIMELINE_EXECUTIONS):
             run(*args, **kwargs)
+            told.advance()
     device_ns = device_ns_by_launch(timeline.executions)
     try:
         return operator_costs(run.bound, tensors, clock, device_ns), (_HOST_TIME_NOTE,)

@@ -16,6 +16,7 @@ from offload.diagnosis.stopwatch import Clock, Effort, time_in_turns
 from offload.eager_run import EagerRun
 from offload.own_generators import drawing_alone
 from offload.program import BoundProgram, Launch
+from offload.progress import stage
 from offload.timeline import ExecutionTimeline, SpanKind
 from offload.torch_names import split_operator
 
@@ -103,10 +104,11 @@ def operator_costs(
     timed: dict[str, tuple[str, float]] = {}
     untimed: list[str] = []
     deadline_ns = clock.now_ns() + _BUDGET_NS
-    with torch.no_grad(), torch._C._DisableAutocast():
-        for recorded, launch in zip(
-            bound.program.launches, alone.bound.program.launches, strict=True
-        ):
+    own = alone.bound.program.launches
+    timing = stage("timing operators", len(own))
+    with timing as told, torch.no_grad(), torch._C._DisableAutocast():
+        for recorded, launch in zip(bound.program.launches, own, strict=True):
+            told.reach(recorded.index)
             signature = signature_of(recorded)
             if launch in alone.others:
                 launches.setdefault(signature, [])

@@ -70,11 +70,15 @@ def quartiles(samples: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def time_in_turns(
-    contenders: Mapping[str, Callable[[], object]], clock: Clock, effort: Effort
+    contenders: Mapping[str, Callable[[], object]],
+    clock: Clock,
+    effort: Effort,
+    after_turn: Callable[[], object] = lambda: None,
 ) -> dict[str, Timing]:
     """Time one call of each contender. They take turns, so that noise meets all of them.
 
-    A contender returns when its work is done: one that only queues work must wait for it.
+    A contender returns when its work is done: one that only queues work must wait for it. Between
+    turns `after_turn` is called.
     """
     calls = {name: _calls_per_sample(one, clock, effort) for name, one in contenders.items()}
     samples: dict[str, list[float]] = {name: [] for name in contenders}
@@ -87,6 +91,7 @@ def time_in_turns(
             for _ in range(calls[name]):
                 contender()
             samples[name].append((clock.now_ns() - begin_ns) / calls[name])
+        after_turn()
     return {name: Timing(tuple(samples[name]), calls[name]) for name in contenders}
 
 
@@ -100,12 +105,16 @@ def _calls_per_sample(contender: Callable[[], object], clock: Clock, effort: Eff
 
 
 def time_enqueue(
-    call: Callable[[], object], synchronize: Callable[[], object], clock: Clock, effort: Effort
+    call: Callable[[], object],
+    synchronize: Callable[[], object],
+    clock: Clock,
+    effort: Effort,
+    after_turn: Callable[[], object] = lambda: None,
 ) -> tuple[Timing, Timing]:
     """Time a call that queues work: until it returns, and until the device is done.
 
     One call per sample, begun on an idle device: many in a row fill the device's queue, and the
-    host then waits for the device inside the call.
+    host then waits for the device inside the call. After each sample `after_turn` is called.
 
     Returns:
         The time until the call returned, and until the device was done; sample by sample.
@@ -124,4 +133,5 @@ def time_enqueue(
         enqueue.append(clock.now_ns() - begin_ns)
         synchronize()
         total.append(clock.now_ns() - begin_ns)
+        after_turn()
     return Timing(tuple(enqueue), 1), Timing(tuple(total), 1)

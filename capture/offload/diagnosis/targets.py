@@ -15,6 +15,7 @@ from offload.diagnosis.diagnosis import Diagnosis
 from offload.diagnosis.models import diagnose_call, diagnose_saved
 from offload.diagnosis.traces import diagnose_trace
 from offload.errors import DiagnosisError
+from offload.progress import stage, telling
 from offload.structure import unflatten
 from offload.tensor_files import inputs_of, load_tensors
 
@@ -71,8 +72,9 @@ def _make_model(
     if not colon or not module_name or not name:
         raise DiagnosisError(f"{target}: there is no such file; {_EXPECTED}")
     try:
-        factory = getattr(importlib.import_module(module_name), name)
-        made = factory()
+        with telling(after_s=0), stage("making the model"):
+            factory = getattr(importlib.import_module(module_name), name)
+            made = factory()
     except Exception as error:
         raise DiagnosisError(
             f"{target}: making the model raised {type(error).__name__}: {error}; {_EXPECTED}"

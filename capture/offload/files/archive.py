@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ import torch
 from offload.eager_run import bytes_of
 from offload.errors import FileError, ProgramError
 from offload.program.reader import parse
+from offload.progress import Stage, stage
 
 _PROGRAM = "program.json"
 _WEIGHTS = "weights.safetensors"
@@ -32,6 +32,9 @@ _MAXIMUM_PROGRAM_BYTES = 2**30
 _MAXIMUM_HEADER_BYTES = 2**27
 
 _CHUNK_BYTES = 2**20
+
+# At which a file is written at least, as one may expect.
+_WRITTEN_BYTES_PER_S = 500e6
 _HEADER_SIZE_BYTES = 8
 _ENCRYPTED = 0x1
 
@@ -51,15 +54,20 @@ def write_archive(path: Path, program_text: bytes, weights: Mapping[int, torch.T
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
             weights_path, whole_path = Path(folder) / _WEIGHTS, Path(folder) / path.name
-            safetensors.torch.save_file(arrays, weights_path)
+            n_bytes = sum(content.nbytes for content in arrays.values())
+            with stage("gathering weights", 1, expected_s=n_bytes / _WRITTEN_BYTES_PER_S):
+                safetensors.torch.save_file(arrays, weights_path)
             with zipfile.ZipFile(whole_path, "w", zipfile.ZIP_STORED) as archive:
                 # A ZipInfo of its own has no time of day: equal programs give equal files.
                 archive.writestr(zipfile.ZipInfo(_PROGRAM), program_text)
                 with (
                     weights_path.open("rb") as source,
                     archive.open(zipfile.ZipInfo(_WEIGHTS), "w", force_zip64=True) as target,
+                    stage("writing weights", weights_path.stat().st_size) as told,
                 ):
-                    shutil.copyfileobj(source, target, _CHUNK_BYTES)
+                    while chunk := source.read(_CHUNK_BYTES):
+                        target.write(chunk)
+                        told.reach(told.done + len(chunk))
             os.replace(whole_path, path)
     except (OSError, safetensors.SafetensorError) as error:
         raise FileError(f"cannot be written: {error}") from error
@@ -108,12 +116,12 @@ class Archive:
         """
         with _zip_errors():
             member = self._archive.open(_WEIGHTS)
-        with member:
+        with member, stage("reading weights", sum(sizes_bytes.values())) as told:
             begins = self._read_header(member, sizes_bytes)
             staging = bytearray(_CHUNK_BYTES)
             storages: dict[int, torch.UntypedStorage] = {}
             for index in sorted(begins, key=lambda index: (begins[index], sizes_bytes[index])):
-                storages[index] = _read_storage(member, sizes_bytes[index], staging, device)
+                storages[index] = _read_storage(member, sizes_bytes[index], staging, device, told)
         return storages
 
     def _read_header(self, member: IO[bytes], sizes_bytes: Mapping[int, int]) -> dict[int, int]:
@@ -158,7 +166,7 @@ def _check_gapless(begins: Mapping[int, int], sizes_bytes: Mapping[int, int]) ->
 
 
 def _read_storage(
-    member: IO[bytes], size_bytes: int, staging: bytearray, device: torch.device
+    member: IO[bytes], size_bytes: int, staging: bytearray, device: torch.device, told: Stage
 ) -> torch.UntypedStorage:
     try:
         storage = torch.UntypedStorage(size_bytes, device=device)
@@ -174,6 +182,7 @@ def _read_storage(
         staging[:n_bytes] = _read(member, n_bytes)
         target[at : at + n_bytes] = source[:n_bytes]
         at += n_bytes
+        told.reach(told.done + n_bytes)
     return storage
 
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from offload.eager_run import flat
 from offload.errors import CaptureError, OffloadError
 from offload.program import Argument, Launch, Operator, Role, Symbol, TensorView
+from offload.progress import advance
 from offload.record.device_formats import refuse_write_in_own_format
 from offload.record.drawn_before import DrawnBefore
 from offload.record.fake_launches import FakeLaunches
@@ -130,6 +131,7 @@ class LaunchRecorder:
         drew = may_draw and self.generators.note_drawn() and not operator.is_aten
         with self._let_pass_once_deferred():
             self._after_launch(operator, arguments, touched, outcome, drew)
+        advance()
         return outcome
 
     @contextlib.contextmanager

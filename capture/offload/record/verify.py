@@ -13,6 +13,7 @@ from offload.eager_run import EagerRun, bytes_of
 from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
 from offload.own_generators import drawing_alone
 from offload.program import BoundProgram, Launch, Role, Value
+from offload.progress import advance, stage
 from offload.record.modes import seeding_noticed
 from offload.record.random_outcomes import RandomOutcome, by_launch
 from offload.record.recording import Recording
@@ -143,7 +144,8 @@ class _Run:
 
     def outcome(self) -> _Outcome:
         """Run all launches; the result tensors, and the bytes of every written input or weight."""
-        with self._weights_as_before():
+        checking = stage("checking launches", len(self._program.launches))
+        with checking, self._weights_as_before():
             return self._outcome()
 
     @contextmanager
@@ -184,6 +186,7 @@ class _Run:
                     f"{launch.source}: {launch.name} failed when the recorded program was run "
                     f"again on the same inputs: {error}"
                 ) from error
+            advance()
         results = [self._eager.tensor(result.view) for result in self._program.results]
         if self._program.opaque is not None:  # results may be views of weights that are put back
             results = [one.clone() for one in results]

@@ -18,6 +18,7 @@ from offload.errors import BindingError, CopyError, TimelineError
 from offload.passes import SlotChoice, choose_copied_slots
 from offload.plan import Plan, SlotKind
 from offload.program import Role
+from offload.progress import stage
 from offload.replay.native_replay import moving_slots, native_replay
 from offload.replay.optimizer_steps import watched_steps
 from offload.replay.predicted_timeline import with_prediction
@@ -116,7 +117,6 @@ class Executable(_native.CallableReplay):
         *,
         verify: bool = True,
         check_stored: Callable[[], None] = lambda: None,
-        progress: Callable[[int, int], object] | None = None,
     ) -> None:
         """Make a Program resident; `check_stored` refuses files whose layout is another now."""
         self._check_stored = check_stored
@@ -127,7 +127,7 @@ class Executable(_native.CallableReplay):
         self._backend = backend
         self._loaded = backend.instantiate(prepared, plan)
         self._steps = watched_steps(prepared.bound, self._loaded.stream)
-        _read_weights(self._loaded, progress)
+        _read_weights(self._loaded)
         if verify:
             backend.prove(prepared, plan)
         self.copy_choices = self._choose_copies()
@@ -398,13 +398,8 @@ def _check_feature_map(backend: Backend, loaded: Loaded, feature_map: object) ->
         )
 
 
-def _read_weights(loaded: Loaded, progress: Callable[[int, int], object] | None) -> None:
-    stream = loaded.stream
-    if stream is None:
+def _read_weights(loaded: Loaded) -> None:
+    if loaded.stream is None:
         return
-    if progress is None:
-        stream.load()
-        return
-    total_bytes = stream.load_bytes
-    progress(0, total_bytes)
-    stream.load(lambda done_bytes: progress(done_bytes, total_bytes))
+    with stage("reading weights", loaded.stream.load_bytes) as told:
+        loaded.stream.load(told.reach if told.is_told else None)
