@@ -542,6 +542,11 @@ class Drain:
     begin_ns: int
     end_ns: int
 
+class Proof:
+    n_launches: int
+    n_failed: int
+    ns: int
+
 class LastExecution:
     call_ns: int
     checked_ns: int
@@ -572,6 +577,8 @@ class LastExecution:
     pass_ns: int | None
     stream_waits: list[tuple[int, int]] | None
     n_executions: int
+    launches_proved: int
+    proof_ns: int
 
 class Transfer:
     begin_ns: int
@@ -653,6 +660,8 @@ class Replay:
     def close(self) -> None: ...
     @property
     def closed(self) -> bool: ...
+    @property
+    def proof(self) -> Proof | None: ...
     @property
     def last_execution(self) -> LastExecution: ...
     @property

@@ -12,7 +12,6 @@ import torch
 
 from offload.backends import Backend
 from offload.errors import CaptureError, CopyError, FileError
-from offload.explain import explain
 from offload.files import open_program, save_program
 from offload.load import load_program
 from offload.offline_model import OfflineModel
@@ -219,12 +218,11 @@ class Captured:
             save_program(self.bound, path)
 
     def explain(self) -> str:
-        """Say what a user should know: launches without an out-variant, copies, reads avoided.
+        """Say of the executable that calls of this object use what `Executable.explain` says.
 
-        Loads the Program if it is not loaded. Which out-variants failed their proof, and the bytes
-        outside the arena, are known after the first execution.
+        Loads the Program if it is not loaded.
         """
-        return explain(self._loaded())
+        return self._loaded().explain()
 
 
 def open_file(path: str | os.PathLike[str]) -> Captured:

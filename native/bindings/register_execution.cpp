@@ -41,6 +41,10 @@ void register_execution(py::module_& module) {
   py::class_<Drain>(module, "Drain")
       .def_readonly("begin_ns", &Drain::begin_ns)
       .def_readonly("end_ns", &Drain::end_ns);
+  py::class_<Proof>(module, "Proof")
+      .def_readonly("n_launches", &Proof::n_launches)
+      .def_readonly("n_failed", &Proof::n_failed)
+      .def_readonly("ns", &Proof::ns);
   py::class_<LastExecution>(module, "LastExecution")
       .def_readonly("call_ns", &LastExecution::call_ns)
       .def_readonly("checked_ns", &LastExecution::checked_ns)
@@ -73,6 +77,9 @@ void register_execution(py::module_& module) {
       .def_readonly("pass_ns", &LastExecution::pass_ns)
       .def_property_readonly("stream_waits", &waits_by_launch)
       .def_readonly("n_executions", &LastExecution::n_executions)
+      .def_property_readonly("launches_proved",
+                             [](const LastExecution& last) { return last.proof.n_launches; })
+      .def_property_readonly("proof_ns", [](const LastExecution& last) { return last.proof.ns; })
       .def_property_readonly(
           "policy", [](const LastExecution& last) { return policy_name(last.counts.policy); })
       .def_property_readonly("slots_changed",

@@ -71,6 +71,7 @@ void register_replay(py::module_& module) {
             self.replay().release_buffers();  // calls are bound under the GIL, and before the close
           })
       .def_property_readonly("closed", [](PythonReplay& self) { return self.replay().closed(); })
+      .def_property_readonly("proof", [](PythonReplay& self) { return self.replay().proof(); })
       .def_property_readonly("last_execution",
                              [](PythonReplay& self) { return self.replay().last_execution(); })
       .def_property_readonly("substages",

@@ -97,6 +97,7 @@ class CpuResident final : public Resident {
   std::size_t n_launches() const override { return launches_.size(); }
   void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
+  Proof proof() const override { return proof_; }
   c10::DataPtr take(std::size_t slot) override;
   bool streams_weights() const override { return stream_ != nullptr; }
   void trace_weights(bool traced) override { traces_weights_ = traced; }
@@ -127,6 +128,7 @@ class CpuResident final : public Resident {
   std::shared_ptr<WeightStream> stream_;
   bool traces_weights_ = false;
   bool proved_ = false;
+  Proof proof_;
 };
 
 // Decides how a launch with an out-variant is carried out, by running it. Called where its

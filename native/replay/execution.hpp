@@ -35,6 +35,7 @@ struct LastExecution {
   std::optional<std::uint64_t> stream_wait_ns;      // of pass_ns: launches waited for weights
   std::optional<std::uint64_t> pass_ns;             // launches and waits until outputs were ready
   std::optional<std::vector<WeightWait>> stream_waits;  // by launch; where a timeline asked
+  Proof proof;                                          // part of device_ns
 
   // The stages of m_l_t, and the launches after it.
   std::uint64_t drain_ns() const { return drain.ns() + drain_of_copies.ns(); }

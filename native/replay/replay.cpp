@@ -309,6 +309,14 @@ void Replay::launch(LastExecution& execution, ExecutionTrace* trace) {
   } else {
     resident_->execute(execution.submission, launches);
   }
+  if (!has_run_) note_proof(execution);
+}
+
+void Replay::note_proof(LastExecution& execution) {
+  execution.proof = resident_->proof();
+  has_run_ = true;
+  const std::lock_guard lock(last_mutex_);
+  proof_ = execution.proof;
 }
 
 // A launch that waited for weights began when they had come, and of transfers the execution has
@@ -409,6 +417,11 @@ std::vector<ExecutionTrace> Replay::stop_trace() {
 LastExecution Replay::last_execution() const {
   const std::lock_guard lock(last_mutex_);
   return last_;
+}
+
+std::optional<Proof> Replay::proof() const {
+  const std::lock_guard lock(last_mutex_);
+  return proof_;
 }
 
 LastExecution Replay::last_traced() const {

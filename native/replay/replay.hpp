@@ -64,6 +64,9 @@ class Replay : public std::enable_shared_from_this<Replay> {
   // Of submit, by number, in the resident's words.
   const std::vector<std::string>& substages() const { return substages_; }
 
+  // What the first execution that ended well proved; nothing before.
+  std::optional<Proof> proof() const;
+
   // The latest one that streamed weights while a timeline asked how they came, and was measured.
   LastExecution last_traced() const;
 
@@ -96,6 +99,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void copy_inputs(const Call& call, LastExecution& execution, ExecutionTrace* trace);
   void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);
   void launch(LastExecution& execution, ExecutionTrace* trace);
+  void note_proof(LastExecution& execution);
   void note_weights(LastExecution& execution, ExecutionTrace* trace);
   void hand_out(Call& call, ExecutionTrace* trace);
   void keep(const LastExecution& execution, std::optional<ExecutionTrace> trace);
@@ -121,6 +125,8 @@ class Replay : public std::enable_shared_from_this<Replay> {
   mutable std::mutex last_mutex_;
   LastExecution last_;
   LastExecution last_traced_;
+  std::optional<Proof> proof_;
+  bool has_run_ = false;                               // under the execution mutex
   std::optional<std::vector<ExecutionTrace>> traces_;  // while recording; under last_mutex_
   std::atomic<std::uint64_t> trace_clock_reads_ = 0;
   Lane lane_;  // after what it uses, so that its thread ends first

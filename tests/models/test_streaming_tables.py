@@ -121,6 +121,7 @@ def test_every_budget_gives_the_same_bits(
                 assert plan.gathered_bytes == ROW_BYTES * sum(tables_of(run).values())
             modes = [one.mode for one in run.launch_reports()]
             assert modes.count("gathered") == len(plan.gathers)
+            assert run.proof.n_launches == len(modes) - modes.count("call")
 
 
 def test_indices_that_do_not_lie_side_by_side(capture: Any) -> None:

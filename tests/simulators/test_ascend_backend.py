@@ -151,7 +151,7 @@ def test_how_it_is_executed_is_said(backend, refresh):
     captured = offload.capture(torch.sin, torch.ones(3))
     with captured.load(DEVICE) as run:
         run(torch.ones(3))
-        text = offload.explain.explain(run)
+        text = run.explain()
     assert "1 run as tasks of one model on the device" in text
     made = {"build": "an explicit build", "capture": "the capture of a stream"}[backend._form]
     assert f"one model, made by {made}" in text

@@ -127,7 +127,7 @@ def test_its_feature_map_is_fixed_and_said(path):
                 torch.ones(2, 2),
                 feature_map=torch.empty(64, dtype=torch.uint8),
             )
-        text = offload.explain.explain(run)
+        text = run.explain()
     assert "its feature map (64 bytes) lies where it was loaded" in text
     assert "it was compiled elsewhere" in text
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import offload
-from offload.explain import explain
 from offload.machine import CopyCosts
 from offload.program import Overlap
 from offload.timeline import Scheduling
@@ -66,7 +65,7 @@ def test_a_slot_with_many_nodes_is_copied(device):
     assert run.last_execution.slots_changed == 1  # the output
     assert run._loaded.resident.n_set_params - before == 2  # the first instantiated the graph
     assert run.memory_report().buffer_bytes == 4 * N
-    said = explain(run)
+    said = run.explain()
     assert (
         "input input0: copied: 5 nodes would be re-set (5.0 us measured) against 3.0 us for a copy "
         "of 512 bytes; by itself it pays from K = 4 nodes on"
@@ -80,7 +79,7 @@ def test_a_slot_with_fewer_nodes_than_break_even_is_not_copied(device):
     x = on_device(torch.randn(N))
     assert torch.equal(result(run, x), x + (x + x * 2))
     assert run.last_execution.bytes_copied == 0
-    assert "input input0: not copied: 3 nodes" in explain(run)
+    assert "input input0: not copied: 3 nodes" in run.explain()
 
 
 def test_an_output_that_many_nodes_write_is_copied(device):
@@ -114,7 +113,7 @@ def test_a_written_input_is_copied_both_ways_and_counted_so(device):
     assert torch.equal(result(run, x), expected)
     assert torch.equal(x, expected)
     assert run.last_execution.bytes_copied == 2 * 4 * N
-    assert "copied: 8 nodes would be re-set (8.0 us measured) against 6.0 us" in explain(run)
+    assert "copied: 8 nodes would be re-set (8.0 us measured) against 6.0 us" in run.explain()
 
 
 def test_inputs_that_must_overlap_are_not_copied(device):

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload.errors import BindingError, CaptureError, ExecutionError
-from offload.explain import explain
 from offload.program import Bindings, BoundProgram, Role, TensorView
 from offload.timeline import Scheduling
 
@@ -147,7 +146,7 @@ def test_launch_reports_and_host_scheduling(device):
 
 def test_explain_says_that_launches_are_nodes_of_a_graph(device):
     run = device.load(*chain(device))
-    assert "3 run as nodes of one graph on the device" in explain(run)
+    assert "3 run as nodes of one graph on the device" in run.explain()
 
 
 def test_without_verifying_nothing_is_executed(device):

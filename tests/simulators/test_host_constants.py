@@ -19,7 +19,6 @@ from torch import nn
 import offload
 from offload import BindingError, Captured, CaptureError, PlanError
 from offload.backends import CpuBackend
-from offload.explain import explain
 from offload.plan import Place, SlotKind, check_plan
 from offload.program import Bindings, BoundProgram, Role, TensorView, Value
 from offload.torch_names import dtype_name, find_dtype
@@ -100,7 +99,7 @@ def test_they_are_executed_and_take_no_memory_of_the_device(loaded):
     assert [slot.name for slot in plan.of_kind(SlotKind.INPUT)] == ["args[1]"]
     assert "constant on the CPU" in str(program)
     told = "must be at each execution what they were: input args[0], weight scale, weight shift"
-    assert told in explain(loaded.run)
+    assert told in loaded.run.explain()
 
 
 def test_an_input_may_come_as_another_tensor_and_moves_nothing(loaded):

@@ -19,11 +19,12 @@ from offload.passes import SlotChoice, choose_copied_slots
 from offload.plan import Plan, SlotKind
 from offload.program import Role
 from offload.progress import stage
+from offload.replay.explanation import explain
 from offload.replay.native_replay import moving_slots, native_replay
 from offload.replay.optimizer_steps import watched_steps
 from offload.replay.predicted_timeline import with_prediction
 from offload.replay.recorded_timeline import execution_timeline
-from offload.replay.reports import LastExecution, MemoryReport
+from offload.replay.reports import LastExecution, MemoryReport, Proof
 from offload.replay.weight_streaming import WeightStreaming
 from offload.timeline import Scheduling, Timeline
 
@@ -251,6 +252,15 @@ class Executable(_native.CallableReplay):
         """What the latest finished execution did; all zero before the first."""
         return LastExecution.of(self._native.last_execution, self._native.substages)
 
+    @property
+    def proof(self) -> Proof | None:
+        """What the first execution that ended well proved; None before it.
+
+        The cpu backend proves launches there. Others prove at load, if they do: then it is of none.
+        """
+        native = self._native.proof
+        return None if native is None else Proof(native.n_launches, native.n_failed, native.ns)
+
     @contextlib.contextmanager
     def timeline(
         self, costs: CostModel | None = None, *, executions: int | None = None
@@ -367,6 +377,14 @@ class Executable(_native.CallableReplay):
     def notes(self) -> tuple[str, ...]:
         """What else the device says of how the program is executed, in sentences for people."""
         return self._loaded.notes()
+
+    def explain(self) -> str:
+        """Say what a user should know: launches without an out-variant, copies, reads avoided.
+
+        Before the first execution it says how many launches that will prove; which of them failed,
+        what the proof took, and the bytes outside the arena, are known after it.
+        """
+        return explain(self)
 
     def memory_report(self) -> MemoryReport:
         """The executable's memory by kind."""

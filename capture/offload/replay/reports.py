@@ -44,6 +44,9 @@ class LastExecution:
         substages_ns: what submit consists of, in the device's own words and order: those substages
             in which this execution had something to do, together submit_ns. Empty where the device
             does not tell, and by host scheduling.
+        launches_proved: launches that it ran by two routes and compared, before it used the faster
+            one: on the CPU those of the first execution, 0 later and on other devices.
+        proof_ns: of device_ns, what that took beyond the launches themselves.
     """
 
     convert_ns: int
@@ -65,6 +68,8 @@ class LastExecution:
     stream_waits: tuple[tuple[int, int], ...] | None = None
     drain_ns: int = 0
     substages_ns: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    launches_proved: int = 0
+    proof_ns: int = 0
 
     @classmethod
     def of(cls, native: _native.LastExecution, substages: Sequence[str]) -> LastExecution:
@@ -105,6 +110,8 @@ class LastExecution:
             f"{self.policy}: {self.slots_changed} slots changed, {self.words_patched} words "
             f"patched, {self.bytes_copied} bytes copied"
         )
+        if self.launches_proved:
+            header += f"; proved {self.launches_proved} launches, {self.proof_ns / 1e3:.2f} us"
         if not self.bytes_streamed:
             return header
         text = f"{header}; {show_bytes(self.bytes_streamed)} of weights streamed"
@@ -126,6 +133,21 @@ def substages_of(
         if end_ns:
             yield name, begin_ns, end_ns
             begin_ns = end_ns
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Proof:
+    """What the first execution proved before it used it.
+
+    Attributes:
+        n_launches: launches that it ran by two routes and compared.
+        n_failed: those of them whose faster variant failed; they run as recorded.
+        ns: what that took beyond the launches themselves.
+    """
+
+    n_launches: int
+    n_failed: int
+    ns: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -43,6 +43,13 @@ struct Submission {
   void end(std::size_t substage) { substage_ends_ns[substage] = end_ns = now_ns(); }
 };
 
+// What an execution proved before it used it: launches that it ran by two routes and compared.
+struct Proof {
+  std::uint64_t n_launches = 0;
+  std::uint64_t n_failed = 0;  // of these; they run as recorded
+  std::uint64_t ns = 0;        // beyond what the launches themselves took
+};
+
 // A program that is loaded on a device and can be executed at the addresses that its words hold.
 //
 // Owner: one Replay, which serialises all calls. Thread: any, without the GIL; torch's thread-local
@@ -71,6 +78,9 @@ class Resident {
 
   // Runs one launch: what a host does that schedules launch by launch, in program order.
   virtual void issue(std::size_t launch) = 0;
+
+  // What the last execution proved. Asked once, after the first execution that ended well.
+  virtual Proof proof() const { return {}; }
 
   // Hands over the memory of an output that its operator allocated itself.
   virtual c10::DataPtr take(std::size_t slot) = 0;

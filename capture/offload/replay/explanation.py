@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from offload.byte_sizes import show_bytes
 from offload.passes import SlotChoice
 from offload.program import Role
-from offload.replay import Executable
+
+if TYPE_CHECKING:
+    from offload.replay.executable import Executable
 
 _MODES = {
     "call": "run as recorded (in place, or into memory of their own)",
@@ -34,6 +37,7 @@ def explain(run: Executable) -> str:
         lines.append(f"  {sum(operators.values())} {_MODES[mode]}")
         if mode in ("call", "copied"):
             lines += [f"    {count} x {operator}" for operator, count in operators.most_common()]
+    lines += _proof(run)
     lines.append(
         f"feature map {memory.feature_map_bytes} bytes ({memory.unshared_bytes} without sharing, "
         f"lower bound {memory.lower_bound_bytes})"
@@ -94,6 +98,24 @@ def explain(run: Executable) -> str:
             "because it is cheaper)"
         )
     return "\n".join(lines)
+
+
+def _proof(run: Executable) -> list[str]:
+    """What the first execution proves, or has proved."""
+    proof = run.proof
+    if proof is None:
+        to_prove = sum(one.mode in ("unproved", "gathered") for one in run.launch_reports())
+        return (
+            [f"the first execution will prove {to_prove} launches, and takes longer: warm up once"]
+            if to_prove
+            else []
+        )
+    if not proof.n_launches:
+        return []
+    return [
+        f"the first execution proved {proof.n_launches} launches in {proof.ns / 1e6:.3f} ms; "
+        f"{proof.n_failed} of them failed and run as recorded"
+    ]
 
 
 def _describe(choice: SlotChoice, run: Executable) -> str:
