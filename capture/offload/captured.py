@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -198,6 +198,9 @@ class Captured:
         `load()` would compute with: after training, `load_state_dict` or `param.data = other` the
         new one.
 
+        Types of results are written by name. A UserWarning names those that `offload.open` finds
+        only if they are given to it (`types=`).
+
         Raises:
             CaptureError: nothing has been recorded yet.
             FileError: something in the program cannot be written, such as weights in files
@@ -225,23 +228,45 @@ class Captured:
         return self._loaded().explain()
 
 
-def open_file(path: str | os.PathLike[str]) -> Captured:
+def open_file(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captured:
     """Open a saved Program; the model's code is not needed, and nothing is executed.
+
+    Args:
+        path: of the file.
+        types: classes that the result's containers had: named tuples, dataclasses, mappings, and
+            objects with attributes. Each stands for the container that was recorded under its
+            qualified name; else, where its module has another name now, for the only one whose
+            name ends in the class's own. `torch.return_types`, `torch.Size`, `OrderedDict` and the
+            outputs of transformers' models are found without (where transformers is installed);
+            any other container becomes a plain tuple, list or dictionary.
 
     Raises:
         FileError: the file is missing, truncated, corrupted, newer than this version, or asks for
-            an operator that is not on the list of safe ones.
+            an operator that is not on the list of safe ones; or one of `types` matches no container
+            of the result, or does not fit it.
+        BindingError: one of `types` is no class.
     """
     with telling():
-        return Captured(open_program(path))
+        return Captured(open_program(path, types))
 
 
-def open_model(path: str | os.PathLike[str]) -> Captured | OfflineModel:
+def open_model(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captured | OfflineModel:
     """Open what was saved (see `open_file`), or by its ending `.om` an Ascend offline model.
 
+    Args:
+        path: of the file.
+        types: as `open_file`; none for an offline model, whose results are a tuple.
+
     Raises:
-        FileError: as `open_file`; of an offline model, that there is no such file.
+        FileError: as `open_file`; of an offline model, that there is no such file, or that `types`
+            are given.
+        BindingError: one of `types` is no class.
     """
-    if os.fspath(path).endswith(".om"):
-        return OfflineModel(path)
-    return open_file(path)
+    if not os.fspath(path).endswith(".om"):
+        return open_file(path, types)
+    if types:
+        raise FileError(
+            f"{os.fspath(path)}: types= is for saved programs, and the results of an offline model "
+            "are a tuple of tensors: open it without"
+        )
+    return OfflineModel(path)

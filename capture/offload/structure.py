@@ -36,7 +36,8 @@ class Structure:
         leaf: of a tensor, its position in the list of tensors.
         constant: of a constant, its value.
         type_name: qualified name of the container's class.
-        container: the class itself; None in a program opened from a file.
+        container: the class itself; None in a program opened from a file, but for the types of
+            results that were found again.
     """
 
     kind: str
@@ -123,12 +124,13 @@ class _Flattening:
         children = tuple(self.visit(item) for item in items)
         self._open_containers.discard(id(node))
         cls = type(node)
-        structure = Structure(kind, children, keys, type_name=_name_of(cls), container=cls)
+        structure = Structure(kind, children, keys, type_name=name_of(cls), container=cls)
         _check_rebuilds(structure, node, items, self._is_tensor)
         return structure
 
 
-def _name_of(cls: type) -> str:
+def name_of(cls: type) -> str:
+    """The qualified name of a class, by which a file names it."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -143,7 +145,7 @@ def _check_rebuilds(
     cls = type(node)
     if cls in (list, tuple, dict):
         return
-    name, advice = _name_of(cls), "use a plain list, tuple or dict"
+    name, advice = name_of(cls), "use a plain list, tuple or dict"
     if structure.kind != "object":
         attributes = getattr(node, "__dict__", {})
         extra = [one for one in attributes if one not in structure.keys]
@@ -155,8 +157,7 @@ def _check_rebuilds(
                 f"a {name} has the attributes {extra} besides its items; {advice}"
             )
     try:
-        rebuilt = _rebuild(structure, items)
-        same = type(rebuilt) is cls and _same_parts(_parts(rebuilt, is_tensor), structure, items)
+        same = is_rebuilt(rebuild(structure, items), structure, items, is_tensor)
     except Exception as error:  # a constructor of the user's may raise anything
         raise OpaqueStructure(
             f"a {name} cannot be built again around other tensors ({error}); {advice}"
@@ -165,9 +166,13 @@ def _check_rebuilds(
         raise OpaqueStructure(f"a {name} built again from its items is not the same; {advice}")
 
 
-def _same_parts(
-    parts: tuple[str, tuple[Any, ...], list[Any]] | None, structure: Structure, items: list[Any]
+def is_rebuilt(
+    rebuilt: Any, structure: Structure, items: list[Any], is_tensor: Callable[[Any], bool]
 ) -> bool:
+    """Whether what `rebuild` gave is of the container's class, and of just these items."""
+    parts = _parts(rebuilt, is_tensor)
+    if type(rebuilt) is not structure.container:
+        return False
     # An object in which no tensor is left has no parts: nothing of it can be lost.
     if parts is None:
         return structure.kind == "object"
@@ -250,10 +255,11 @@ def unflatten(structure: Structure, tensors: Sequence[Any]) -> Any:
         return tensors[structure.leaf]
     if structure.kind == "constant":
         return structure.constant
-    return _rebuild(structure, [unflatten(child, tensors) for child in structure.children])
+    return rebuild(structure, [unflatten(child, tensors) for child in structure.children])
 
 
-def _rebuild(structure: Structure, items: list[Any]) -> Any:
+def rebuild(structure: Structure, items: list[Any]) -> Any:
+    """One container of its recorded class, or a plain one, around items that are built already."""
     if structure.keys and structure.kind != "record":
         return _rebuild_named(structure, dict(zip(structure.keys, items, strict=True)))
     return _rebuild_sequence(structure, items)
@@ -363,7 +369,7 @@ def _describe_object(tree: Any) -> str:
         return repr(tree)
     keys = f" with keys {list(tree)}" if isinstance(tree, Mapping) else ""
     size = f" of {len(tree)}" if isinstance(tree, (Sequence, Mapping)) else ""
-    return f"a {_name_of(type(tree)).removeprefix('builtins.')}{size}{keys}"
+    return f"a {name_of(type(tree)).removeprefix('builtins.')}{size}{keys}"
 
 
 def frozen(structure: Structure) -> Structure:

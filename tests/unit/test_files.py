@@ -167,13 +167,14 @@ def test_constants_of_every_kind_are_checked_again(tmp_path: Path) -> None:
         opened(torch.zeros(2), [*NESTED[:2], 4, *NESTED[3:]], table)
 
 
-def test_containers_lose_their_class_and_arguments_keep_theirs(tmp_path: Path) -> None:
+def test_containers_without_a_class_are_plain(tmp_path: Path) -> None:
     def function(pair: Pair, cache: types.SimpleNamespace) -> dict[str, Any]:
         return {"pair": Pair(pair.first + 1, 5), "list": [cache.keys * 2], "none": None}
 
     arguments = Pair(torch.ones(2), None), types.SimpleNamespace(keys=torch.ones(3), size=3)
     captured = captured_call(function, *arguments)
-    opened = reopened(captured, tmp_path / "containers.offload")
+    with pytest.warns(UserWarning, match=rf"{__name__}\.Pair\. .*types=\[Pair\]"):
+        opened = reopened(captured, tmp_path / "containers.offload")
     assert_same_program(captured.bound, opened.bound)
     outcome = opened(*arguments)
     assert type(outcome["pair"]) is tuple

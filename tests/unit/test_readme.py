@@ -131,7 +131,8 @@ def test_varying_lengths(run_page, capsys):
 
 
 def test_saving(run_page, tmp_path, capsys):
-    names = run_page(DOCS / "saving.md")
+    with pytest.warns(UserWarning, match=r"types=\[Scores\]"):
+        names = run_page(DOCS / "saving.md")
     assert "a generator of its own" in capsys.readouterr().out
     assert not (tmp_path / "noisy.offload").exists()
     assert (tmp_path / "model.offload").exists()

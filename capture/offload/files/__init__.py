@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from offload.eager_run import bytes_of, host_storage
 from offload.errors import BindingError, FileError, ProgramError
 from offload.files.archive import open_archive, write_archive
 from offload.files.check import check_file_program
+from offload.files.result_types import check_types, types_not_found, with_types
 from offload.files.weight_files import (
     check_stored_tensors,
     find_stored_tensors,
@@ -39,7 +42,7 @@ from offload.program import (
     with_objects,
 )
 from offload.program.reader import parse
-from offload.record import default_generator
+from offload.record import default_generator, level_of_user
 from offload.torch_names import find_dtype, torch_object
 
 __all__ = [
@@ -55,7 +58,8 @@ def save_program(bound: BoundProgram, path: str | os.PathLike[str]) -> None:
     """Write a Program and the present content of its weights to one file.
 
     The file replaces another at `path` only once it is whole. Classes of containers are written
-    by name only: opened again, a named tuple is a tuple, a mapping or an object a dict.
+    by name only. Where those of the result are not found again by name (see `result_types`), a
+    UserWarning names them.
 
     Raises:
         FileError: something in the program cannot be written (an object among the arguments, a
@@ -90,6 +94,7 @@ def save_program(bound: BoundProgram, path: str | os.PathLike[str]) -> None:
         data = encode_program(program)
         text = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
         _read_program(text)  # what could not be opened again is not written
+        _warn_of_types(types_not_found(program))
         write_archive(
             path,
             text,
@@ -104,26 +109,47 @@ def save_program(bound: BoundProgram, path: str | os.PathLike[str]) -> None:
         raise FileError(f"{path}: {error}") from error
 
 
-def open_program(path: str | os.PathLike[str]) -> BoundProgram:
+def _warn_of_types(names: list[str]) -> None:
+    if names:
+        given = ", ".join(name.rpartition(".")[2] for name in names)
+        warnings.warn(
+            f"the result has containers of types that a file holds by name only: "
+            f"{', '.join(names)}. offload.open(path) gives plain tuples and dictionaries in their "
+            f"place, and offload.open(path, types=[{given}]) these types",
+            stacklevel=level_of_user(),
+        )
+
+
+def open_program(path: str | os.PathLike[str], types: Sequence[type] = ()) -> BoundProgram:
     """Read a Program from a file that `save_program` wrote. Executes nothing.
 
-    Safe for any file, damaged and hostile ones included: no code is loaded from it, no size that
-    it states is believed, and what it launches is on a list of operators that reach nothing but
-    tensors. Executing a program from a stranger still means running torch's kernels on it.
+    Safe for any file, damaged and hostile ones included: no code is loaded from it, no module is
+    imported because it says so but transformers' modules of models, no size that it states is
+    believed, and what it launches is on a list of operators that reach nothing but tensors.
+    Executing a program from a stranger still means running torch's kernels on it.
+
+    Args:
+        path: of the file.
+        types: classes of containers in the result that are not found by name (`result_types`).
 
     Returns:
         The Program; its weights are tensors of their own on torch's current device of its type,
         whichever it was saved on (on the CPU where there is none, and for host constants), its
-        random launches draw from torch's default generator, and its containers have no classes.
+        random launches draw from torch's default generator, and its containers have no classes
+        but those of the result that were found.
 
     Raises:
         FileError: there is no such file, it is damaged or no program, it was written by a newer
-            offload, or it needs an operator that is refused or that this torch does not have.
+            offload, or it needs an operator that is refused or that this torch does not have; or
+            one of `types` matches no container of the result, or does not fit it.
+        BindingError: one of `types` is no class.
     """
     path = Path(path)
+    types = check_types(types)
     try:
         with open_archive(path) as archive:
             program = _read_program(archive.program_text())
+            results = with_types(program, types)
             values = [program.values[index] for index in program.weight_views]
             sizes_bytes = {one.index: one.size_bytes for one in values if not one.on_host}
             device = _available(program.device)
@@ -150,7 +176,7 @@ def open_program(path: str | os.PathLike[str]) -> BoundProgram:
             weights=weights,
             generators=(default_generator(device),),
             arguments=with_objects(program.arguments_structure, torch_object),
-            results=with_objects(program.result_structure, torch_object),
+            results=results,
         ),
     )
 
