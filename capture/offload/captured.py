@@ -237,8 +237,9 @@ def open_file(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captu
             objects with attributes. Each stands for the container that was recorded under its
             qualified name; else, where its module has another name now, for the only one whose
             name ends in the class's own. `torch.return_types`, `torch.Size`, `OrderedDict` and the
-            outputs of transformers' models are found without (where transformers is installed);
-            any other container becomes a plain tuple, list or dictionary.
+            outputs of transformers' models with the caches in them are found without, where
+            transformers is installed. Any other container becomes a plain tuple, list or
+            dictionary.
 
     Raises:
         FileError: the file is missing, truncated, corrupted, newer than this version, or asks for

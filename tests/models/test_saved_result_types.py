@@ -167,6 +167,22 @@ def test_outputs_of_transformers_come_back(
     assert opened(ids).hidden_states[0].equal(opened(ids)["hidden_states"][0])
 
 
+def test_caches_of_transformers_come_back(transformers: Any, tmp_path: Path) -> None:
+    config = transformers.GPT2Config(
+        vocab_size=16, n_embd=8, n_layer=2, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0
+    )
+    model, ids = transformers.GPT2LMHeadModel(config).eval(), torch.randint(16, (2, 4))
+    with torch.no_grad():
+        offload.capture(model, ids).save(tmp_path / "m.offload")
+        result, expected = offload.open(tmp_path / "m.offload")(ids), model(ids)
+        assert_alike(result, expected)
+        assert type(result.past_key_values) is transformers.DynamicCache
+        more = [
+            model(ids, past_key_values=one.past_key_values).logits for one in (result, expected)
+        ]
+    assert torch.equal(*more)
+
+
 def test_outputs_of_transformers_come_back_in_a_fresh_process(
     transformers: Any, tmp_path: Path
 ) -> None:

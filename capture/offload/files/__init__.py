@@ -124,8 +124,8 @@ def open_program(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Bo
     """Read a Program from a file that `save_program` wrote. Executes nothing.
 
     Safe for any file, damaged and hostile ones included: no code is loaded from it, no module is
-    imported because it says so but transformers' modules of models, no size that it states is
-    believed, and what it launches is on a list of operators that reach nothing but tensors.
+    imported because it says so but transformers' own of models and caches, no size that it states
+    is believed, and what it launches is on a list of operators that reach nothing but tensors.
     Executing a program from a stranger still means running torch's kernels on it.
 
     Args:

@@ -1,9 +1,9 @@
 """The types of a result's containers, which a file holds by name only.
 
 A name from a file stands for a class of these only: `torch.return_types`, `torch.Size` and
-`OrderedDict`; outputs of transformers' models, the one case in which a module is imported because
-a file names it; and what the user gives (`types=`). Each class is tried around stand-ins of the
-result's tensors. Any other container becomes a plain one.
+`OrderedDict`; outputs of transformers' models and the caches in them, the one case in which a
+module is imported because a file names it; and what the user gives (`types=`). Each class is tried
+around stand-ins of the result's tensors. Any other container becomes a plain one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,22 @@ from offload.torch_names import find_dtype, torch_object
 
 _PLAIN_NAMES = ("", *(name_of(cls) for cls in (list, tuple, dict)))
 _SINGLE_CLASSES = {name_of(cls): cls for cls in (collections.OrderedDict, torch.Size)}
-_TRANSFORMERS_MODULE = re.compile(
-    r"transformers\.(modeling_outputs|models\.\w{1,100}\.modeling_\w{1,100})", re.ASCII
-)
+# By the kind of container the modules of transformers that may be imported for it, and the module
+# and names of the classes of which it must be one.
+_OF_TRANSFORMERS = {
+    "mapping": (
+        re.compile(
+            r"transformers\.(modeling_outputs|models\.\w{1,100}\.modeling_\w{1,100})", re.ASCII
+        ),
+        "transformers.utils",
+        ("ModelOutput",),
+    ),
+    "object": (
+        re.compile(r"transformers\.cache_utils"),
+        "transformers.cache_utils",
+        ("Cache", "CacheLayerMixin", "LinearAttentionCacheLayerMixin"),
+    ),
+}
 
 
 def check_types(types: Sequence[type]) -> tuple[type, ...]:
@@ -164,15 +177,17 @@ def _library_class(kind: str, name: str) -> type | None:
     if name in _SINGLE_CLASSES:
         return _SINGLE_CLASSES[name]
     module_name, _, class_name = name.rpartition(".")
-    base: type = tuple
+    bases: tuple[type, ...] = ()
     module: ModuleType | None = None
     if kind == "tuple" and module_name == "torch.return_types":
-        module = torch.return_types
-    elif kind == "mapping" and _TRANSFORMERS_MODULE.fullmatch(module_name):
-        module = _imported(module_name)
-        base = _imported("transformers.utils").ModelOutput if module else base
+        module, bases = torch.return_types, (tuple,)
+    elif kind in _OF_TRANSFORMERS:
+        modules, base_module, base_names = _OF_TRANSFORMERS[kind]
+        if modules.fullmatch(module_name) and (module := _imported(module_name)):
+            found = (getattr(_imported(base_module), one, None) for one in base_names)
+            bases = tuple(base for base in found if base is not None)
     cls = vars(module).get(class_name) if module else None
-    if not isinstance(cls, type) or not issubclass(cls, base) or name_of(cls) != name:
+    if not isinstance(cls, type) or not issubclass(cls, bases) or name_of(cls) != name:
         return None
     return cls
 

@@ -52,8 +52,8 @@ class Bindings:
             that is not known), for executions that nobody asks for; none in a program from a
             file.
         arguments, results: the nesting of arguments and results as the Program has it, with the
-            recorded classes and objects themselves; changeable ones as they were (`Content`). None:
-            there are none.
+            recorded classes and objects themselves; changeable ones as they were (`Content`). In a
+            program from a file only the classes of results that were found. None: there are none.
         root: gives the module that was called while it lives; None for a function, and in a
             program from a file.
     """
