@@ -118,9 +118,14 @@ def _argument_name(path: str) -> str:
 
 
 def _check_has_memory(tensor: torch.Tensor, name: str) -> None:
-    if not tensor.numel() or tensor.device.type == "meta" or tensor.untyped_storage().nbytes():
+    if not tensor.numel() or tensor.device.type == "meta":
         return
-    raise CaptureError(
-        f"{name} has {tensor.numel()} elements, expected memory that holds them, got a storage of "
-        "0 bytes: it was freed (untyped_storage().resize_(0)); give it memory before the capture"
-    )
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (int(tensor.storage_offset()) + last + 1) * tensor.element_size()
+    found = tensor.untyped_storage().nbytes()
+    if found < needed:
+        raise CaptureError(
+            f"{name} has {tensor.numel()} elements, expected memory that holds them, got a storage "
+            f"of {found} bytes, where {needed} are needed: it was freed or shrunk "
+            "(untyped_storage().resize_()); give it memory before the capture"
+        )
