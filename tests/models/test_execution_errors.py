@@ -61,6 +61,7 @@ def test_the_cause_of_torchs_own_errors_is_whole():
 INTERRUPTED = """
 import os, signal, threading, time, torch, offload
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs begin with none
 ended, waits, may_sleep = threading.Event(), threading.Event(), threading.Event()
 
 @torch.library.custom_op("offload_tests::long", mutates_args=())
