@@ -46,6 +46,26 @@ def load_program(
         BackendUnavailable, CaptureError, BindingError, PlanError, FileError, ExecutionError: as
             `Captured.load`.
     """
+    with telling(progress):
+        return _loaded(
+            bound,
+            device,
+            scheduling=scheduling,
+            verify=verify,
+            weights_budget=weights_budget,
+            share_store=share_store,
+        )
+
+
+def _loaded(
+    bound: BoundProgram,
+    device: str | torch.device | Backend | None,
+    *,
+    scheduling: str,
+    verify: bool,
+    weights_budget: int | str | None,
+    share_store: bool,
+) -> Executable:
     program = bound.program
     backend, index = _backend_and_index(program.device if device is None else device)
     _refuse_foreign(program, backend)
@@ -68,8 +88,7 @@ def load_program(
             return load.within_free_memory()
         return load.within(load.all_bytes if budget is None else budget)
 
-    with telling(progress):
-        return load_proved(backend, streamed)
+    return load_proved(backend, streamed)
 
 
 def _resident(

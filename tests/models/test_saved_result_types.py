@@ -381,3 +381,19 @@ def test_an_offline_model_has_no_types(tmp_path: Path) -> None:
     (tmp_path / "m.om").write_bytes(b"")
     with pytest.raises(offload.FileError, match="offline model"):
         offload.open(tmp_path / "m.om", types=[Pair])
+
+
+def test_two_classes_of_one_name_are_refused(tmp_path):
+    def make():
+        class Same(NamedTuple):
+            first: torch.Tensor
+
+        return Same
+
+    one, other = make(), make()
+    with torch.no_grad():
+        captured = offload.capture(lambda x: (one(x), other(x * 2)), torch.ones(2))
+    with pytest.warns(UserWarning, match="Same"):
+        captured.save(tmp_path / "m.offload")
+    with pytest.raises(offload.FileError, match="several classes of one name"):
+        offload.open(tmp_path / "m.offload", types=[one, other])

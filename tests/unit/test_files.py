@@ -338,6 +338,23 @@ def test_a_path_that_cannot_be_written_is_a_file_error(tmp_path: Path, where: st
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x[torch.randperm(3)], lambda x: x + torch.randint(0, 5, (3,))],
+    ids=["randperm", "randint"],
+)
+def test_dtypes_that_schemas_give_by_number_are_written_by_name(tmp_path, function):
+    x = torch.randn(3)
+    captured = captured_call(function, x)
+    opened = reopened(captured, tmp_path / "m.offload")
+    outcomes = []
+    for call in (function, captured, opened):
+        torch.manual_seed(7)
+        outcomes.append(call(x))
+    assert torch.equal(outcomes[0], outcomes[1])
+    assert torch.equal(outcomes[0], outcomes[2])
+
+
 def test_containers_nested_too_deeply_cannot_be_saved(tmp_path: Path) -> None:
     nested: Any = torch.ones(1)
     for _ in range(70):

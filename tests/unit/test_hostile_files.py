@@ -47,6 +47,10 @@ def edit(path: str, value: Any) -> Callable[[Any], None]:
     return change
 
 
+def outputs_of(root: Any) -> set[int]:
+    return {index for index, one in enumerate(root["values"]) if one["role"] == "output"}
+
+
 LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     "newer": (edit("version", 2), "newer offload"),
     "other format": (edit("format", "torch"), "does not say"),
@@ -105,6 +109,12 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     "result missing": (
         lambda root: launch_of(root, "aten::sort")["results"].pop(),
         "write just what it makes",
+    ),
+    "nobody makes the result": (
+        lambda root: root["launches"].remove(
+            next(one for one in root["launches"] if set(one["writes"]) & outputs_of(root))
+        ),
+        "is returned, and no launch writes it",
     ),
     "made twice": (
         lambda root: root["launches"].append(launch_of(root, "aten::sort")),

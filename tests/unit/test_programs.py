@@ -231,6 +231,8 @@ def cut(one: Launch, **changes: object) -> Launch:
 
 
 WRONG = {
+    "launches\\[0\\] uses %4 .*no launch before gives content": lambda a, b, c: [c],
+    "the result shows %5 .*no launch before gives content": lambda a, b, c: [b],
     "before it is made": lambda a, b, c: [a, c, b],
     "a second time": lambda a, b, c: [a, b, b, c],
     "not said to read or write": lambda a, b, c: [cut(b, reads=(2,)), c],
@@ -254,6 +256,20 @@ def test_what_makes_no_program_is_refused(message):
 
 
 BROKEN = {
+    "begins 16 bytes before %1": {
+        "launches": (
+            launch(0, (1,), 0, arguments=(dataclasses.replace(view(1), offset_bytes=-16),)),
+        )
+    },
+    "has the shape .*expected as many of both": {
+        "values": (dataclasses.replace(value(0, Role.ACTIVATION), strides=()), *make().values[1:])
+    },
+    "has the unknown dtype 'foo'": {
+        "values": (dataclasses.replace(value(0, Role.ACTIVATION), dtype="foo"), *make().values[1:])
+    },
+    "expected an Operator or an Opaque as its callee": {
+        "launches": (launch(0, (1,), 0, callee="aten::add.Tensor"),)
+    },
     "says that it is %3": {"values": tuple(value(3, role) for role in ROLES)},
     "says that it is launch 7": {"launches": (launch(7, (2, 3), 4),)},
     "spans 32 bytes, and its size is 4": {
@@ -276,6 +292,23 @@ BROKEN = {
 def test_parts_that_contradict_each_other_are_refused(message):
     with pytest.raises(ProgramError, match=message):
         check_program(make(**BROKEN[message]))
+
+
+def test_memory_that_begins_without_content_is_no_lost_content():
+    """As torch.empty makes it: no launch does, and the first one that uses it writes it."""
+    filling = launch(0, (0,), 0, arguments=(view(0),), results=(None,))
+    program = make(launches=(filling, launch(1, (2, 3), 4), launch(2, (4, 0), 5)))
+    assert len(rewrite(program, list(program.launches)).program.launches) == 3
+    with pytest.raises(ProgramError, match=r"uses %0 .*no launch before gives content"):
+        rewrite(program, program.launches[1:])
+
+
+def test_names_are_printed_on_one_line():
+    named = dataclasses.replace(make().values[1], name="a\nreturn \x1b[1m")
+    values = (make().values[0], named, *make().values[2:])
+    lines = str(make(values=values)).splitlines()
+    assert len(lines) == len(str(make()).splitlines())
+    assert any(r"a\nreturn \x1b[1m" in line for line in lines)
 
 
 def test_a_captured_program_is_whole():

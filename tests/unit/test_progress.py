@@ -340,3 +340,9 @@ def test_without_stderr(
     with telling(after_s=0), stage("never", 2) as told:
         advance()
     assert told.done == 2
+
+
+def test_what_is_no_progress_is_refused_where_nothing_is_long() -> None:
+    captured = offload.capture(torch.sin, torch.ones(3))
+    with pytest.raises(offload.BindingError, match="expected a function of"):
+        captured.load(progress=3)

@@ -6,7 +6,7 @@ import torch
 
 from offload.errors import FileError, ProgramError
 from offload.files.operators import check_operator
-from offload.program import ITEM_BYTES, Program, Symbol, check_program
+from offload.program import ITEM_BYTES, Program, Role, Symbol, check_program
 from offload.structure import constants
 
 
@@ -20,6 +20,10 @@ def check_file_program(program: Program) -> None:
     """
     _check_names(program)
     check_program(program)
+    given = {index for launch in program.launches for index in launch.writes}
+    for value in program.of_role(Role.OUTPUT):
+        if value.index not in given and value.size_bytes:
+            raise ProgramError(f"values[{value.index}] is returned, and no launch writes it")
     for value in program.values:
         is_number = (value.shape, value.size_bytes) == ((), ITEM_BYTES[value.dtype])
         if value.on_host and not is_number:

@@ -96,6 +96,10 @@ def _choose(types: Sequence[type], names: Sequence[str]) -> dict[str, type]:
     Raises:
         FileError: there is no such name for a class, or there are several.
     """
+    if len({name_of(cls) for cls in types}) < len(types):
+        raise FileError(
+            "types= has several classes of one name: give classes with names of their own"
+        )
     chosen = {name_of(cls): cls for cls in types if name_of(cls) in names}
     for cls in types:
         if name_of(cls) in names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from offload.errors import ProgramError
-from offload.program.launch import Launch, Opaque
+from offload.program.launch import Launch, Opaque, Operator
 from offload.program.program import Program
 from offload.program.values import ITEM_BYTES, Role, TensorView, Value, span_bytes
 from offload.structure import Structure
@@ -38,11 +38,25 @@ def check_program(program: Program) -> None:
 def _check_value(position: int, value: Value) -> None:
     if value.index != position:
         raise ProgramError(f"values[{position}] says that it is %{value.index}")
+    _check_layout(value, f"values[{position}]")
     span = span_bytes(value.shape, value.strides, value.dtype)
     if span > value.size_bytes:
         raise ProgramError(
             f"values[{value.index}] spans {span} bytes, and its size is {value.size_bytes}"
         )
+
+
+def _check_layout(one: Value | TensorView, where: str) -> None:
+    """Check what sizes are computed from."""
+    numbers = (*one.shape, *one.strides)
+    is_whole = all(isinstance(number, int) and number >= 0 for number in numbers)
+    if not is_whole or len(one.shape) != len(one.strides):
+        raise ProgramError(
+            f"{where} has the shape {one.shape} with strides {one.strides}: expected as many of "
+            "both, whole numbers from 0 on"
+        )
+    if one.dtype not in ITEM_BYTES:
+        raise ProgramError(f"{where} has the unknown dtype {one.dtype!r}")
 
 
 def _check_host_constants(program: Program) -> None:
@@ -68,9 +82,12 @@ def _check_host_constants(program: Program) -> None:
 
 def _check_view(program: Program, view: TensorView, where: str) -> Value:
     """Check that a view lies inside its Value, and return the Value."""
-    if view.value >= len(program.values):
+    if not 0 <= view.value < len(program.values):
         raise ProgramError(f"{where} names %{view.value} of {len(program.values)} values")
     value = program.values[view.value]
+    _check_layout(view, where)
+    if view.offset_bytes < 0:
+        raise ProgramError(f"{where} begins {-view.offset_bytes} bytes before %{value.index}")
     if view.end_bytes > value.size_bytes:
         raise ProgramError(
             f"{where} covers bytes {view.offset_bytes} to {view.end_bytes} of %{value.index}, "
@@ -127,7 +144,9 @@ def _check_results(program: Program) -> None:
         if value.role is Role.OUTPUT:
             returned.add(value.index)
         leaf = result.input_leaf
-        if leaf >= len(program.inputs) or (leaf >= 0 and program.inputs[leaf] != result.view):
+        if not -1 <= leaf < len(program.inputs) or (
+            leaf >= 0 and program.inputs[leaf] != result.view
+        ):
             raise ProgramError(f"{where} is not the input {leaf} that it says it is")
     _check_roles(program, Role.OUTPUT, sorted(returned), "a result")
     # A tensor may stand at several places of the result; it first stands at its turn.
@@ -151,7 +170,7 @@ def _check_weights(program: Program) -> None:
 def _check_overlaps(program: Program) -> None:
     n_inputs = len(program.inputs)
     for position, overlap in enumerate(program.overlaps):
-        if not overlap.first < overlap.second < n_inputs:
+        if not 0 <= overlap.first < overlap.second < n_inputs:
             raise ProgramError(f"overlaps[{position}] is no pair of the {n_inputs} inputs")
         one, other = (program.inputs[leaf] for leaf in (overlap.first, overlap.second))
         if not -other.end_bytes < overlap.distance_bytes < one.end_bytes:
@@ -167,9 +186,13 @@ def _check_launches(program: Program) -> None:
         where = f"launches[{position}]"
         if launch.index != position:
             raise ProgramError(f"{where} says that it is launch {launch.index}")
+        if not isinstance(launch.callee, (Operator, Opaque)):
+            raise ProgramError(
+                f"{where}: expected an Operator or an Opaque as its callee, got {launch.callee!r}"
+            )
         for view in (*launch.views(), *launch.made()):
             _check_view(program, view, where)
-        if any(index >= len(program.values) for index in (*launch.reads, *launch.writes)):
+        if any(not 0 <= index < len(program.values) for index in (*launch.reads, *launch.writes)):
             raise ProgramError(f"{where} reads or writes a value that does not exist")
         _check_accesses(program, launch, where)
         for view in launch.made():

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Iterator
 from typing import Any
 
-from offload.program.values import Symbol, TensorView
+from offload.program.values import Symbol, TensorView, one_line
 
 Argument = TensorView | Symbol | None | bool | int | float | complex | str | tuple[Any, ...]
 
@@ -107,7 +107,8 @@ class Launch:
     @property
     def place(self) -> str:
         """Where it is in the user's code, for people: its ranges and its line."""
-        return f"{'/'.join(self.ranges)} {self.source}" if self.ranges else self.source
+        place = f"{'/'.join(self.ranges)} {self.source}" if self.ranges else self.source
+        return one_line(place)
 
     @property
     def name(self) -> str:

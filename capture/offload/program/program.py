@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from offload.program.launch import Launch, Opaque
-from offload.program.values import PLACED_ROLES, Role, TensorView, Value
+from offload.program.values import PLACED_ROLES, Role, TensorView, Value, one_line
 from offload.structure import Structure
 
 
@@ -119,7 +119,7 @@ class Program:
         ]
         lines += [
             f"  {value.role:<10} %{value.index} {value.dtype}{list(value.shape)} "
-            f"{value.size_bytes} B  {value.name}{'  constant on the CPU' * value.on_host}"
+            f"{value.size_bytes} B  {one_line(value.name)}{'  constant on the CPU' * value.on_host}"
             f"{f'  in {value.device_format}' if value.device_format else ''}"
             for value in self.values
             if value.role not in PLACED_ROLES

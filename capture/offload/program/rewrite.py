@@ -76,6 +76,7 @@ def rewrite(
         },
     )
     check_program(rewritten)
+    _check_content(program, launches, values)
     return Rewritten(rewritten, positions)
 
 
@@ -86,6 +87,43 @@ def _used(program: Program, launches: Sequence[Launch], values: Sequence[Value])
         used.update(launch.reads, launch.writes)
         used.update(view.value for view in launch.views())
     return used | {one.index for one in values if one.role is Role.WEIGHT and one.on_host}
+
+
+def _check_content(program: Program, launches: Sequence[Launch], values: Sequence[Value]) -> None:
+    """No Value may have lost what gave it content: it would be read as its memory happens to be.
+
+    One that a launch of the old program made is made by one of the new launches, and one that was
+    written (memory that began without content) is written, each before another launch uses it.
+    """
+    made, written = _given_content(program.launches)
+    made |= {value.index for value in values[len(program.values) :]}
+    made_now: set[int] = set()
+    written_now: set[int] = set()
+    for position, launch in enumerate(launches):
+        written_now.update(launch.writes)
+        lost = ({*launch.reads} & made - made_now) | ({*launch.reads} & written - written_now)
+        lost -= {view.value for view in launch.made()}
+        _refuse_lost(lost, values, f"launches[{position}] uses")
+        made_now.update(view.value for view in launch.made())
+    returned = {result.view.value for result in program.results}
+    lost = (returned & made - made_now) | (returned & written - written_now)
+    _refuse_lost(lost, values, "the result shows")
+
+
+def _given_content(launches: Sequence[Launch]) -> tuple[set[int], set[int]]:
+    """What launches make, and what they write without making it."""
+    made = {view.value for launch in launches for view in launch.made()}
+    return made, {index for launch in launches for index in launch.writes} - made
+
+
+def _refuse_lost(lost: set[int], values: Sequence[Value], who: str) -> None:
+    named = [
+        index for index in sorted(lost) if values[index].role in (Role.ACTIVATION, Role.OUTPUT)
+    ]
+    if named:
+        raise ProgramError(
+            f"{who} %{named[0]} ({values[named[0]].name}), which no launch before gives content"
+        )
 
 
 def _are_same(one: Sequence[object], other: Sequence[object]) -> bool:

@@ -201,7 +201,7 @@ def operator_of(func: Any) -> Overload:
     writes = (one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
     return Overload(
         name,
-        tuple((one.name, one.default_value) for one in schema.arguments),
+        tuple((one.name, _default(one)) for one in schema.arguments),
         tuple(writes),
         returns=bool(schema.returns),
         reserves=name in _RESERVE_OPERATORS,
@@ -212,6 +212,18 @@ def operator_of(func: Any) -> Overload:
         dynamic_shape=name in _UNTAGGED_SHAPES or _tagged_dynamic(func),
         is_aten=func.namespace == "aten",
     )
+
+
+# Numbers of c10::ScalarType (c10/core/ScalarType.h), which schemas give as defaults of dtypes.
+_DTYPE_NUMBERS = {3: torch.int32, 4: torch.int64, 6: torch.float32, 7: torch.float64}
+
+
+def _default(argument: Any) -> Any:
+    """The default of a schema's argument: that of a dtype is a dtype."""
+    value = argument.default_value
+    if type(value) is int and "ScalarType" in str(argument.real_type):
+        return _DTYPE_NUMBERS.get(value, value)
+    return value
 
 
 def written_arguments(operator: Overload, arguments: list[Any]) -> tuple[bool, ...]:
