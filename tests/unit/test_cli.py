@@ -109,7 +109,7 @@ def test_inspect_shows_no_control_characters(tmp_path: Path) -> None:
     save_program(captured.bound, tmp_path / "red.offload")
     output = offload_command("inspect", tmp_path / "red.offload").output
     assert "\x1b" not in output
-    assert "\N{REPLACEMENT CHARACTER}[31mred[bold]" in output
+    assert r"\x1b[31mred[bold]" in output
 
 
 # ---- run ----------------------------------------------------------------------------------------
