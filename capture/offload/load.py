@@ -47,48 +47,30 @@ def load_program(
             `Captured.load`.
     """
     with telling(progress):
-        return _loaded(
-            bound,
-            device,
-            scheduling=scheduling,
-            verify=verify,
-            weights_budget=weights_budget,
-            share_store=share_store,
-        )
+        program = bound.program
+        backend, index = _backend_and_index(program.device if device is None else device)
+        _refuse_foreign(program, backend)
+        how = _scheduling(scheduling)
+        if how is Scheduling.HOST and not backend.capabilities.schedules_launches:
+            raise BackendUnavailable(
+                f"device {backend.name!r} executes a model as a whole: load without "
+                "scheduling='host'"
+            )
+        budget = _budget(weights_budget)
+        bound = dataclasses.replace(bound, program=on_device(program, index))
+        if weights_budget is None and not bound.bindings.stored:
+            return load_proved(backend, lambda one: _resident(bound, one, how, verify=verify))
 
+        def streamed(one: Backend) -> Executable:
+            store = _streaming_backend(bound, one)
+            prepared = store.prepare(bound)
+            plan = place(prepared, store)
+            load = StreamedLoad(prepared, plan, store, how, verify=verify, share_store=share_store)
+            if budget == AUTO:
+                return load.within_free_memory()
+            return load.within(load.all_bytes if budget is None else budget)
 
-def _loaded(
-    bound: BoundProgram,
-    device: str | torch.device | Backend | None,
-    *,
-    scheduling: str,
-    verify: bool,
-    weights_budget: int | str | None,
-    share_store: bool,
-) -> Executable:
-    program = bound.program
-    backend, index = _backend_and_index(program.device if device is None else device)
-    _refuse_foreign(program, backend)
-    how = _scheduling(scheduling)
-    if how is Scheduling.HOST and not backend.capabilities.schedules_launches:
-        raise BackendUnavailable(
-            f"device {backend.name!r} executes a model as a whole: load without scheduling='host'"
-        )
-    budget = _budget(weights_budget)
-    bound = dataclasses.replace(bound, program=on_device(program, index))
-    if weights_budget is None and not bound.bindings.stored:
-        return load_proved(backend, lambda one: _resident(bound, one, how, verify=verify))
-
-    def streamed(one: Backend) -> Executable:
-        store = _streaming_backend(bound, one)
-        prepared = store.prepare(bound)
-        plan = place(prepared, store)
-        load = StreamedLoad(prepared, plan, store, how, verify=verify, share_store=share_store)
-        if budget == AUTO:
-            return load.within_free_memory()
-        return load.within(load.all_bytes if budget is None else budget)
-
-    return load_proved(backend, streamed)
+        return load_proved(backend, streamed)
 
 
 def _resident(

@@ -56,11 +56,8 @@ def recorded_program(recorder: Recorder, recording: Recording) -> BoundProgram:
 
 
 def _unchecked(bound: BoundProgram, why: str) -> BoundProgram:
-    return (
-        BoundProgram(dataclasses.replace(bound.program, unchecked=why), bound.bindings)
-        if why
-        else bound
-    )
+    program = dataclasses.replace(bound.program, unchecked=why)
+    return dataclasses.replace(bound, program=program) if why else bound
 
 
 def without_dead_launches(bound: BoundProgram) -> BoundProgram:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offload.byte_sizes import show_bytes
+from offload.program import one_line
 from offload.replay import Executable, LastExecution, MemoryReport
 from offload.replay.launch_waits import (
     LaunchWait,
@@ -199,10 +200,8 @@ def _streaming_rows(streaming: StreamingReport) -> Iterator[tuple[str, str]]:
 
 
 def printable(text: str) -> str:
-    """Text from a file without control characters, which could steer a terminal."""
-    return "".join(
-        one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in text
-    )
+    """Text from a file, its lines without control characters, which could steer a terminal."""
+    return "\n".join(map(one_line, text.split("\n")))
 
 
 def plain(text: str) -> Text:

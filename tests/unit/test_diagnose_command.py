@@ -114,7 +114,7 @@ def test_a_trace_file(directory: Path) -> None:
     assert result.output.startswith("t.json: host-bound (confidence medium: the trace was taken")
     assert "host wait / device span = 0.91: host-bound" in result.output
     assert "under the profiler, not the model's own\n" in result.output
-    assert "[red]\N{REPLACEMENT CHARACTER}" in result.output
+    assert r"[red]\x1b" in result.output
     assert "\x1b" not in result.output
     assert (
         "10 of 10 took less time than their launch call; a launch call took 5.00 us"

@@ -285,7 +285,7 @@ def test_the_order_of_the_report() -> None:
         )
     )
     first, *rest = text.splitlines()
-    assert first == "a\N{REPLACEMENT CHARACTER}[31m [bold]model: host-bound (confidence high)"
+    assert first == r"a\x1b[31m [bold]model: host-bound (confidence high)"
     assert rest[-1] == "capture makes a call 9.96 times as fast (measured; quartiles 9.96 to 9.96)"
     for line in (
         "t_enqueue / t_total = 1.00, quartiles 1.00 to 1.00: host-bound (host-bound from 0.9, "

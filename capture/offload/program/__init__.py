@@ -24,6 +24,7 @@ from offload.program.values import (
     TensorView,
     Value,
     is_dense,
+    one_line,
     same_strides,
     span_bytes,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "decode_program",
     "encode_program",
     "is_dense",
+    "one_line",
     "plain_structure",
     "rewrite",
     "same_strides",

@@ -74,8 +74,7 @@ class Relocator:
         self, bound: BoundProgram, device: int, streamed: StreamedWeights, *, is_required: bool
     ) -> None:
         program = bound.program
-        self._program = bound.program
-        self._bindings = bound.bindings
+        self._program = program
         self._device = device
         self._is_required = is_required
         self._streamed = streamed
