@@ -298,6 +298,17 @@ class CpuResident(Resident):
         source: str,
         table: tuple[int, int, int, int] | None = None,
     ) -> None: ...
+    def add_kernel(
+        self,
+        *,
+        function: int,
+        words: Sequence[tuple[int, int]],
+        prove: Callable[[list[int]], bool],
+        run_replaced: Callable[[list[int]], None],
+        name: str,
+        source: str,
+        releases: Sequence[int],
+    ) -> None: ...
     @property
     def launch_modes(self) -> list[tuple[str, int]]: ...
 

@@ -133,6 +133,7 @@ class Captured:
         verify: bool = True,
         weights_budget: int | str | None = None,
         share_store: bool = True,
+        fuse: bool = False,
         progress: Progress = None,
     ) -> Executable:
         """Make the Program resident on a device.
@@ -159,6 +160,12 @@ class Captured:
             share_store: let what is streamed from files to a GPU or NPU lie once in the host's
                 memory for all executables on the device that need it. False: this one has memory
                 of its own, as it needs on an NPU for `run.streaming.replace` while others share.
+            fuse: let compiled kernels take the place of launches (cpu backend; needs a C++
+                compiler, and keeps what it made in the user's folder for caches). Results then
+                differ from eager's by rounding: at its first execution each kernel is proved to be
+                at most 4 times as far from float64 as the launches that it replaces, else these
+                run. Kernels run on one thread. False: torch's own kernels, with eager's bits.
+                `explain()` says what was fused, what not, and why.
             progress: of a load that reads weights. None shows it on stderr, where that is a
                 terminal, once two seconds have passed or are expected to; False shows nothing. A
                 function is called with (done, total, what): `reading weights` counts their bytes,
@@ -171,8 +178,8 @@ class Captured:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
                 Program's weights and inputs are on another one of its type.
             CaptureError: the device cannot capture the Program, or the proof failed.
-            BindingError: there is no such scheduling; `progress` is none; or a weight has another
-                shape, dtype or layout than when it was recorded.
+            BindingError: there is no such scheduling; `fuse` or `progress` is none; or a weight has
+                another shape, dtype or layout than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
                 room for what is streamed: the message says what is needed, and what sets it.
             FileError: a weight's file is gone, or shorter than it was.
@@ -186,6 +193,7 @@ class Captured:
             verify=verify,
             weights_budget=weights_budget,
             share_store=share_store,
+            fuse=fuse,
             progress=progress,
         )
         self._loads.add(run)

@@ -17,6 +17,8 @@ from offload.backends import (
     on_device,
 )
 from offload.byte_sizes import parse_bytes
+from offload.compile import Fusion
+from offload.compile import fuse as fused
 from offload.errors import (
     BackendUnavailable,
     BindingError,
@@ -38,6 +40,7 @@ def load_program(
     verify: bool,
     weights_budget: int | str | None,
     share_store: bool,
+    fuse: bool,
     progress: Progress,
 ) -> Executable:
     """Make a Program resident; the arguments are those of `Captured.load`.
@@ -58,14 +61,20 @@ def load_program(
             )
         budget = _budget(weights_budget)
         bound = dataclasses.replace(bound, program=on_device(program, index))
-        if weights_budget is None and not bound.bindings.stored:
-            return load_proved(backend, lambda one: _resident(bound, one, how, verify=verify))
+        is_streamed = weights_budget is not None or bool(bound.bindings.stored)
+        bound, fusion = _fused(bound, backend, fuse, is_streamed=is_streamed)
+        if not is_streamed:
+            return load_proved(
+                backend, lambda one: _resident(bound, one, how, verify=verify, fusion=fusion)
+            )
 
         def streamed(one: Backend) -> Executable:
             store = _streaming_backend(bound, one)
             prepared = store.prepare(bound)
             plan = place(prepared, store)
-            load = StreamedLoad(prepared, plan, store, how, verify=verify, share_store=share_store)
+            load = StreamedLoad(
+                prepared, plan, store, how, verify=verify, share_store=share_store, fusion=fusion
+            )
             if budget == AUTO:
                 return load.within_free_memory()
             return load.within(load.all_bytes if budget is None else budget)
@@ -74,10 +83,34 @@ def load_program(
 
 
 def _resident(
-    bound: BoundProgram, backend: Backend, how: Scheduling, *, verify: bool
+    bound: BoundProgram,
+    backend: Backend,
+    how: Scheduling,
+    *,
+    verify: bool,
+    fusion: Fusion | None,
 ) -> Executable:
     prepared = backend.prepare(bound)
-    return Executable(prepared, place(prepared, backend), backend, how, verify=verify)
+    return Executable(
+        prepared, place(prepared, backend), backend, how, verify=verify, fusion=fusion
+    )
+
+
+def _fused(
+    bound: BoundProgram, backend: Backend, wanted: bool, *, is_streamed: bool
+) -> tuple[BoundProgram, Fusion | None]:
+    """The Program with kernels in the place of launches, where that is wanted."""
+    if not isinstance(wanted, bool):
+        raise BindingError(f"fuse: expected True or False, got {wanted!r}")
+    if not wanted:
+        return bound, None
+    if not backend.capabilities.runs_kernels:
+        raise BackendUnavailable(
+            f"device {backend.name!r} runs no compiled kernels: load without fuse=True"
+        )
+    kept = {"aten::embedding": "reads a table that may stay in its store"} if is_streamed else {}
+    found = fused(bound, kept)
+    return found.bound, found.fusion
 
 
 def load_offline_model(

@@ -16,6 +16,7 @@ from offload.backends import (
     TimingBackend,
     managed_weights,
 )
+from offload.compile import Fusion
 from offload.eager_run import bytes_of
 from offload.errors import (
     BackendUnavailable,
@@ -71,8 +72,10 @@ class StreamedLoad:
         *,
         verify: bool,
         share_store: bool = True,
+        fusion: Fusion | None = None,
     ) -> None:
         self._share_store = share_store
+        self._fusion = fusion
         self._prepared = prepared
         self._plan = plan
         self._backend = backend

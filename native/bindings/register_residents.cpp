@@ -63,6 +63,37 @@ void add_launch(CpuResident& resident, const std::string& operator_name,
   resident.add(std::move(launch));
 }
 
+// A function of Python's over addresses, called and dropped under the GIL. What it raises becomes
+// an exception that may be handled and dropped without.
+template <typename Result>
+std::function<Result(const CpuKernel::Addresses&)> over_addresses(py::object function) {
+  const std::shared_ptr<PyObject> held(function.release().ptr(), [](PyObject* object) {
+    if (Py_IsInitialized() == 0) return;
+    const GilHeld gil;
+    Py_DECREF(object);
+  });
+  return [held](const CpuKernel::Addresses& addresses) {
+    const GilHeld gil;
+    try {
+      return py::reinterpret_borrow<py::object>(held.get())(addresses).cast<Result>();
+    } catch (const py::error_already_set& error) {
+      throw std::runtime_error(py::str(error.value()).cast<std::string>());
+    }
+  };
+}
+
+void add_kernel(CpuResident& resident, std::uintptr_t function,
+                const std::vector<std::pair<std::size_t, std::int64_t>>& words, py::object prove,
+                py::object run_replaced, const std::string& name, const std::string& source,
+                std::vector<std::size_t> releases) {
+  CpuKernel kernel;
+  kernel.function = reinterpret_cast<CpuKernel::Function>(function);
+  for (const auto& [slot, offset_bytes] : words) kernel.words.push_back({slot, offset_bytes});
+  kernel.prove = over_addresses<bool>(std::move(prove));
+  kernel.run_replaced = over_addresses<void>(std::move(run_replaced));
+  resident.add_kernel(std::move(kernel), name, source, std::move(releases));
+}
+
 const char* mode_name(CpuMode mode) {
   switch (mode) {
     case CpuMode::kCall:
@@ -77,6 +108,10 @@ const char* mode_name(CpuMode mode) {
       return "unproved";
     case CpuMode::kGathered:
       return "gathered";
+    case CpuMode::kKernel:
+      return "kernel";
+    case CpuMode::kReplaced:
+      return "replaced";
   }
   return "";
 }
@@ -117,6 +152,9 @@ void register_residents(py::module_& module) {
            py::arg("arguments"), py::arg("out_overload"), py::arg("outputs"), py::arg("made"),
            py::arg("releases"), py::arg("guard"), py::arg("guards_shape"), py::arg("source"),
            py::arg("table") = py::none())
+      .def("add_kernel", &add_kernel, py::kw_only(), py::arg("function"), py::arg("words"),
+           py::arg("prove"), py::arg("run_replaced"), py::arg("name"), py::arg("source"),
+           py::arg("releases"))
       .def_property_readonly("launch_modes", &launch_modes);
   py::class_<NullResident, Resident, std::shared_ptr<NullResident>>(module, "NullResident")
       .def(py::init([](const std::vector<std::array<std::uint64_t, 3>>& relocations,

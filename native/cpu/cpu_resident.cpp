@@ -156,6 +156,19 @@ void CpuResident::add(CpuLaunch launch) {
   launches_.push_back(std::move(launch));
 }
 
+void CpuResident::add_kernel(CpuKernel kernel, std::string name, std::string source,
+                             std::vector<std::size_t> releases) {
+  for (const CpuKernel::Word& word : kernel.words) static_cast<void>(slots_.at(word.slot));
+  kernel.addresses.resize(kernel.words.size());
+  CpuLaunch launch;
+  launch.operator_name = std::move(name);
+  launch.source = std::move(source);
+  launch.kernel = std::move(kernel);
+  launch.releases = std::move(releases);
+  launch.mode = CpuMode::kUnproved;
+  launches_.push_back(std::move(launch));
+}
+
 std::vector<Relocation> CpuResident::relocations() const {
   std::vector<Relocation> all;
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
@@ -230,7 +243,13 @@ void CpuResident::run_one(CpuLaunch& launch) {
 void CpuResident::prove_and_run(CpuLaunch& launch) {
   const bool is_unproved = launch.mode == CpuMode::kUnproved;
   const std::uint64_t begin_ns = now_ns();
-  if (is_unproved) launch.mode = prove_out_variant(launch);
+  if (is_unproved && launch.kernel) {
+    find_addresses(*launch.kernel);
+    const bool is_proved = launch.kernel->prove(launch.kernel->addresses);
+    launch.mode = is_proved ? CpuMode::kKernel : CpuMode::kReplaced;
+  } else if (is_unproved) {
+    launch.mode = prove_out_variant(launch);
+  }
   const at::Tensor expected = launch.table ? embedded_from_few(launch) : at::Tensor();
   const std::uint64_t run_ns = now_ns();
   const AllocationCount count;
@@ -244,7 +263,7 @@ void CpuResident::prove_and_run(CpuLaunch& launch) {
         "store: load without a budget, and report this");
   }
   ++proof_.n_launches;
-  proof_.n_failed += launch.mode == CpuMode::kCopied;
+  proof_.n_failed += launch.mode == CpuMode::kCopied || launch.mode == CpuMode::kReplaced;
   proof_.ns += run_ns - begin_ns + now_ns() - compare_ns;
 }
 
@@ -267,8 +286,26 @@ void CpuResident::fail(const CpuLaunch& launch) {
   }
 }
 
+void CpuResident::find_addresses(CpuKernel& kernel) const {
+  for (std::size_t index = 0; index < kernel.words.size(); ++index) {
+    const CpuKernel::Word& word = kernel.words[index];
+    const void* const base = storages_[word.slot].unsafeGetStorageImpl()->data();
+    kernel.addresses[index] =
+        reinterpret_cast<std::uintptr_t>(base) + static_cast<std::uintptr_t>(word.offset_bytes);
+  }
+}
+
 void CpuResident::run(CpuLaunch& launch) {
   switch (launch.mode) {
+    case CpuMode::kKernel:
+      find_addresses(*launch.kernel);
+      static_assert(sizeof(void*) == sizeof(std::uintptr_t));
+      launch.kernel->function(reinterpret_cast<void* const*>(launch.kernel->addresses.data()));
+      break;
+    case CpuMode::kReplaced:
+      find_addresses(*launch.kernel);
+      launch.kernel->run_replaced(launch.kernel->addresses);
+      break;
     case CpuMode::kThunk:
       launch.thunk(launch.arguments.data(), launch.outputs.data());
       break;

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,6 +46,29 @@ enum class CpuMode : std::uint8_t {
   kCopied,    // an out-variant failed its proof: called as recorded, its result copied
   kUnproved,  // has an out-variant, not yet executed
   kGathered,  // rows of a table that is not in memory are read into the result
+  kKernel,    // compiled code over addresses, proved
+  kReplaced,  // compiled code failed its proof: the launches that it stands for run instead
+};
+
+// Compiled code in the place of launches: what it is given and what it makes, as addresses.
+struct CpuKernel {
+  using Function = void (*)(void* const* words);
+  using Addresses = std::vector<std::uintptr_t>;
+
+  // Where an address comes from.
+  struct Word {
+    std::size_t slot = 0;
+    std::int64_t offset_bytes = 0;
+  };
+
+  Function function = nullptr;
+  std::vector<Word> words;
+  // Whether the function does as the launches do that it stands for, at these addresses, where
+  // their Values are; changes none of them. Throws what those launches throw.
+  std::function<bool(const Addresses&)> prove;
+  // Runs those launches.
+  std::function<void(const Addresses&)> run_replaced;
+  Addresses addresses;  // of the execution under way; kept for its memory
 };
 
 struct CpuLaunch {
@@ -56,6 +80,7 @@ struct CpuLaunch {
   std::vector<c10::IValue> arguments;
   std::vector<at::Tensor> outputs;    // with has_out: where the results go
   std::vector<CpuMade> made;          // without: what it allocates
+  std::optional<CpuKernel> kernel;    // in the place of an operator
   std::optional<RowTable> table;      // of an embedding whose table is gathered
   std::vector<std::size_t> releases;  // operator slots that nobody reads after it
   std::optional<c10::IValue> guard;
@@ -73,8 +98,9 @@ struct CpuLaunch {
 // Owner, thread, errors: as Resident. The first execution proves each out-variant before it is
 // used: run beside the functional operator on the live inputs, it must give the same bits and
 // leave guards around its results untouched. Likewise for launches that gather rows, with the
-// functional operator on those rows, read another way. Launches wait for the weights that a stream
-// brings: those that do not come are an ExecutionError of the launch that needs them.
+// functional operator on those rows, read another way. Compiled code is proved by its own function.
+// Launches wait for the weights that a stream brings: those that do not come are an ExecutionError
+// of the launch that needs them.
 class CpuResident final : public Resident {
  public:
   // `stream`: what brings the weights; null: all of them stay where they are. Throws ExecutionError
@@ -89,6 +115,11 @@ class CpuResident final : public Resident {
   // a table of an operator that is no embedding; PlanError for a table that its weight does not
   // have.
   void add(CpuLaunch launch);
+
+  // Adds a launch of compiled code next; `name` stands for an operator's. Throws std::out_of_range
+  // for a word of a slot that does not exist.
+  void add_kernel(CpuKernel kernel, std::string name, std::string source,
+                  std::vector<std::size_t> releases);
 
   const std::vector<CpuLaunch>& launches() const { return launches_; }
 
@@ -110,6 +141,7 @@ class CpuResident final : public Resident {
   void run_one(CpuLaunch& launch);
   void prove_and_run(CpuLaunch& launch);
   void run(CpuLaunch& launch);
+  void find_addresses(CpuKernel& kernel) const;
   [[noreturn]] void fail(const CpuLaunch& launch);
   void call(CpuLaunch& launch);
   void check_gathered(const CpuLaunch& launch) const;

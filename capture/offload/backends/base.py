@@ -34,6 +34,7 @@ class Capabilities:
         schedules_launches: the host can deliver a program launch by launch, for comparison.
         gathers_rows: of one that streams weights: a launch of an embedding can read rows of its
             table from the store (`Streaming.gathers`).
+        runs_kernels: launches may be compiled code over addresses (`Kernel`).
     """
 
     computes: bool = True
@@ -43,6 +44,7 @@ class Capabilities:
     rebinds_weights: bool = True
     schedules_launches: bool = True
     gathers_rows: bool = False
+    runs_kernels: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +56,9 @@ class LaunchReport:
             into memory of its own), `copied` (as recorded, then copied: its out-variant failed its
             proof), `gathered` (rows of a table are read from the store into its result),
             `unproved` (not executed yet), `graph` (as nodes of a device's own graph), `opaque`
-            (likewise, all nodes of the recorded callable as one launch), `model` (as tasks of one
+            (likewise, all nodes of the recorded callable as one launch), `kernel` (compiled code in
+            the place of launches), `replaced` (these launches run instead, by plain torch calls:
+            the compiled code failed its proof), `model` (as tasks of one
             model on the device), `none` (nothing is computed).
         outside_bytes: bytes that it allocates outside the arena, counted at the first execution.
     """

@@ -24,7 +24,15 @@ from offload.backends.host_memory import PAGE_BYTES, free_bytes, is_address_spac
 from offload.errors import CaptureError
 from offload.machine import CostTable, Machine
 from offload.plan import Plan, SlotKind, check_plan
-from offload.program import Argument, BoundProgram, Launch, Program, Symbol, TensorView
+from offload.program import (
+    Argument,
+    BoundProgram,
+    Kernel,
+    Launch,
+    Program,
+    Symbol,
+    TensorView,
+)
 from offload.streaming import Link, MemoryUnit
 from offload.torch_names import find_overload, split_operator, symbol_object
 
@@ -46,7 +54,7 @@ class CpuBackend:
     """The embedded default: every machine that runs torch has it."""
 
     name = "cpu"
-    capabilities = Capabilities(gathers_rows=True)
+    capabilities = Capabilities(gathers_rows=True, runs_kernels=True)
     alignment_bytes = ALIGNMENT_BYTES
     memory_bytes_per_ns = 10.0
 
@@ -82,7 +90,7 @@ class CpuBackend:
             frozenset(
                 view.value
                 for launch in program.launches
-                if out_variant(launch) is None
+                if not isinstance(launch.callee, Kernel) and out_variant(launch) is None
                 for view in launch.made()
             ),
         )
@@ -182,7 +190,10 @@ class _Builder:
         self._tables = gathered_tables(bound, plan.streaming) if plan.streaming is not None else {}
 
     def loaded(self) -> Loaded:
-        launches = [self._describe(launch) for launch in self._program.launches]
+        launches = [
+            None if isinstance(launch.callee, Kernel) else self._describe(launch)
+            for launch in self._program.launches
+        ]
         relocated = {slot.index: True for slot in self._plan.slots}
         for index in self._operator_allocated:
             place = self._plan.places[index]
@@ -197,6 +208,9 @@ class _Builder:
             stream, weights = make_stream(self._bound, self._plan.streaming)
         resident = _native.CpuResident(slots, self._tensors, stream)
         for launch, description in zip(self._program.launches, launches, strict=True):
+            if description is None:
+                self._add_kernel(resident, launch)
+                continue
             try:
                 resident.add(**description)
             except (TypeError, ValueError) as error:
@@ -207,6 +221,24 @@ class _Builder:
             lambda: tuple(LaunchReport(mode, size) for mode, size in resident.launch_modes),
             weights=weights,
             stream=stream,
+        )
+
+    def _add_kernel(self, resident: _native.CpuResident, launch: Launch) -> None:
+        assert isinstance(launch.callee, Kernel)
+        function = self._bound.bindings.kernels[launch.callee.index]
+        words = []
+        for view in (*launch.views(), *launch.made()):
+            place = self._plan.places[view.value]
+            assert place is not None  # check_plan has seen to it
+            words.append((place.slot, place.offset_bytes))
+        resident.add_kernel(
+            function=function.address,
+            words=words,
+            prove=function.prove,
+            run_replaced=function.run_replaced,
+            name=launch.name,
+            source=launch.source,
+            releases=self._releases(launch),
         )
 
     def _describe(self, launch: Launch) -> dict[str, Any]:

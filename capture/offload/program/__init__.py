@@ -1,6 +1,12 @@
 """Programs as plain data: built, compared, printed, checked and rewritten without torch."""
 
-from offload.program.bindings import Bindings, BoundProgram, OpaqueCall, StoredTensor
+from offload.program.bindings import (
+    Bindings,
+    BoundProgram,
+    KernelFunction,
+    OpaqueCall,
+    StoredTensor,
+)
 from offload.program.check import check_program
 from offload.program.decode import decode_program
 from offload.program.encode import encode_program
@@ -9,13 +15,14 @@ from offload.program.launch import (
     Callee,
     Effect,
     EffectKind,
+    Kernel,
     Launch,
     Opaque,
     Operator,
 )
 from offload.program.plain_structure import plain_structure, with_objects
 from offload.program.program import Caller, Overlap, Program, Result
-from offload.program.rewrite import Rewritten, rewrite
+from offload.program.rewrite import Rewritten, renumbered, rewrite
 from offload.program.values import (
     ITEM_BYTES,
     PLACED_ROLES,
@@ -39,6 +46,8 @@ __all__ = [
     "Caller",
     "Effect",
     "EffectKind",
+    "Kernel",
+    "KernelFunction",
     "Launch",
     "Opaque",
     "OpaqueCall",
@@ -58,6 +67,7 @@ __all__ = [
     "is_dense",
     "one_line",
     "plain_structure",
+    "renumbered",
     "rewrite",
     "same_strides",
     "span_bytes",

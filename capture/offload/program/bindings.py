@@ -36,6 +36,22 @@ class StoredTensor:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class KernelFunction:
+    """A compiled function `void(void* const* words)`: the addresses of its launch's Values.
+
+    Attributes:
+        address: of its code, which stays loaded while the process lives.
+        prove: of these addresses, whether the function may be used: called at the first execution,
+            before the launch, on its live Values; changes none of their bytes.
+        run_replaced: runs the launches that it replaces instead, at these addresses.
+    """
+
+    address: int
+    prove: Callable[[Sequence[int]], bool]
+    run_replaced: Callable[[Sequence[int]], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Bindings:
     """What one Program stands for in this process; by reference, never a copy.
 
@@ -48,6 +64,7 @@ class Bindings:
         callables: of opaque callees, by `Opaque.index`. Each takes the tensors of the Program's
             inputs in order and gives those of its results in order, and raises CaptureError where
             its result is nested otherwise than the recorded one.
+        kernels: of compiled callees, by `Kernel.index`.
         input_samples: for each input what its first bytes were when it was recorded (empty where
             that is not known), for executions that nobody asks for; none in a program from a
             file.
@@ -62,6 +79,7 @@ class Bindings:
     stored: Mapping[int, StoredTensor] = dataclasses.field(default_factory=dict)
     generators: tuple[torch.Generator, ...] = ()
     callables: tuple[OpaqueCall, ...] = ()
+    kernels: tuple[KernelFunction, ...] = ()
     input_samples: tuple[bytes, ...] = ()
     arguments: Structure | None = None
     results: Structure | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from offload.errors import ProgramError
-from offload.program.launch import Launch, Opaque, Operator
+from offload.program.launch import Kernel, Launch, Opaque, Operator
 from offload.program.program import Program
 from offload.program.values import ITEM_BYTES, Role, TensorView, Value, span_bytes
 from offload.structure import Structure
@@ -186,15 +186,18 @@ def _check_launches(program: Program) -> None:
         where = f"launches[{position}]"
         if launch.index != position:
             raise ProgramError(f"{where} says that it is launch {launch.index}")
-        if not isinstance(launch.callee, (Operator, Opaque)):
+        if not isinstance(launch.callee, (Operator, Opaque, Kernel)):
             raise ProgramError(
-                f"{where}: expected an Operator or an Opaque as its callee, got {launch.callee!r}"
+                f"{where}: expected an Operator, an Opaque or a Kernel as its callee, got "
+                f"{launch.callee!r}"
             )
         for view in (*launch.views(), *launch.made()):
             _check_view(program, view, where)
         if any(not 0 <= index < len(program.values) for index in (*launch.reads, *launch.writes)):
             raise ProgramError(f"{where} reads or writes a value that does not exist")
         _check_accesses(program, launch, where)
+        if isinstance(launch.callee, Kernel):
+            _check_kernel(program, launch, launch.callee.replaces, where)
         for view in launch.made():
             if made_at.setdefault(view.value, launch.index) != launch.index:
                 raise ProgramError(f"{where} makes %{view.value} a second time")
@@ -216,6 +219,24 @@ def _check_accesses(program: Program, launch: Launch, where: str) -> None:
     for index in made:
         if program.values[index].role in (Role.INPUT, Role.WEIGHT):
             raise ProgramError(f"{where} makes the {program.values[index].role} %{index}")
+
+
+def _check_kernel(program: Program, launch: Launch, replaced: Program, where: str) -> None:
+    """Its code takes and writes as many bytes as the launches that it replaces."""
+    check_program(replaced)
+    made = [program.values[view.value] for view in launch.made()]
+    inside = [
+        *(replaced.values[view.value] for view in replaced.inputs),
+        *(replaced.values[result.view.value] for result in replaced.results),
+    ]
+    outside = [program.values[view.value] for view in launch.views()] + made
+    scratch = outside[len(inside) :]
+    if [one.size_bytes for one in outside[: len(inside)]] != [one.size_bytes for one in inside]:
+        raise ProgramError(f"{where} is given or makes other sizes than what its kernel replaces")
+    if any(one.role is not Role.SCRATCH for one in scratch):
+        raise ProgramError(f"{where} makes values that what its kernel replaces does not give")
+    if set(launch.writes) != {one.index for one in made}:
+        raise ProgramError(f"{where} writes what it is given, as no kernel does")
 
 
 def _check_order(program: Program, made_at: Mapping[int, int]) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from offload.errors import FileError
-from offload.program.launch import Argument, Launch
+from offload.program.launch import Argument, Kernel, Launch
 from offload.program.plain_structure import TORCH_KINDS
 from offload.program.program import Program
 from offload.program.values import Symbol, TensorView, Value
@@ -24,7 +24,7 @@ def encode_program(program: Program) -> dict[str, Any]:
 
     Raises:
         FileError: a constant among the arguments or in the result cannot be written, or a launch
-            draws from a generator of its own.
+            draws from a generator of its own, or is compiled code.
     """
     return {
         "format": FORMAT_NAME,
@@ -84,6 +84,10 @@ def _view(view: TensorView) -> dict[str, Any]:
 
 def _launch(launch: Launch) -> dict[str, Any]:
     where = f"{launch.source}: {launch.name}"
+    if isinstance(launch.callee, Kernel):
+        raise FileError(
+            f"{where} is compiled code, which no file holds: write the program that was fused"
+        )
     ranges = {"ranges": list(launch.ranges)} if launch.ranges else {}
     return ranges | {
         "operator": launch.name,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offload.program.values import Symbol, TensorView, one_line
+
+if TYPE_CHECKING:
+    from offload.program.program import Program
 
 Argument = TensorView | Symbol | None | bool | int | float | complex | str | tuple[Any, ...]
 
@@ -47,7 +50,39 @@ class Opaque:
         return "offload::opaque"
 
 
-Callee = Operator | Opaque
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kernel:
+    """A callee that is compiled code over addresses, in the place of launches that were recorded.
+
+    Its launch is given whole Values, in the order of the inputs of `replaces`, and makes those of
+    its results in order; Values of role scratch follow, which are its own.
+
+    Attributes:
+        index: of the function in `Bindings.kernels`.
+        replaces: the launches that it stands for, as a Program by themselves.
+    """
+
+    index: int
+    replaces: Program
+
+    @property
+    def name(self) -> str:
+        """What it does, for people: the operators that it stands for, repeated ones counted."""
+        names = [
+            one.name.removeprefix("aten::").partition(".")[0] for one in self.replaces.launches
+        ]
+        counted = [
+            f"{names.count(name)} {name}" if names.count(name) > 1 else name
+            for name in dict.fromkeys(names)
+        ]
+        shown = counted[:_NAMED_OPERATORS]
+        more = len(counted) - len(shown)
+        return f"offload::fused({', '.join(shown)}{f', {more} more' if more else ''})"
+
+
+_NAMED_OPERATORS = 4
+
+Callee = Operator | Opaque | Kernel
 
 
 class EffectKind(enum.StrEnum):
@@ -126,10 +161,11 @@ class Launch:
             found.add(Effect(EffectKind.GUARD))
         if isinstance(self.callee, Opaque):
             found.add(Effect(EffectKind.UNSEEN))
-        elif group := _group_name(self.callee, self.arguments):
-            found.add(Effect(EffectKind.GROUP, group))
-        elif not self.callee.is_aten:
-            found.add(Effect(EffectKind.UNSEEN))
+        elif isinstance(self.callee, Operator):
+            if group := _group_name(self.callee, self.arguments):
+                found.add(Effect(EffectKind.GROUP, group))
+            elif not self.callee.is_aten:
+                found.add(Effect(EffectKind.UNSEEN))
         return frozenset(found)
 
     def symbols(self) -> Iterator[Symbol]:

@@ -80,6 +80,11 @@ def rewrite(
     return Rewritten(rewritten, positions)
 
 
+def renumbered(launch: Launch, index: int, positions: Mapping[int, int]) -> Launch:
+    """The launch at another index, over Values at other positions."""
+    return _Moved(positions).launch(index, launch)
+
+
 def _used(program: Program, launches: Sequence[Launch], values: Sequence[Value]) -> set[int]:
     used = {view.value for view in program.inputs}
     used |= {result.view.value for result in program.results}

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -27,6 +27,9 @@ from offload.replay.recorded_timeline import execution_timeline
 from offload.replay.reports import LastExecution, MemoryReport, Proof
 from offload.replay.weight_streaming import WeightStreaming
 from offload.timeline import Scheduling, Timeline
+
+if TYPE_CHECKING:
+    from offload.compile import Fusion
 
 atexit.register(_native.close_all_lanes)
 
@@ -102,6 +105,7 @@ class Executable(_native.CallableReplay):
         program, plan: what is resident, and where its Values lie.
         bound: the program with the live objects that it stands for.
         scheduling: as one task, or launch by launch.
+        fusion: what became of launches in `load(fuse=True)`; None where nothing was fused.
         copy_choices: for each input and output that may be copied instead of re-setting the nodes
             that hold its address: what was chosen, and by which costs; empty where none has
             more than one such node.
@@ -117,9 +121,11 @@ class Executable(_native.CallableReplay):
         scheduling: Scheduling = Scheduling.OFFLOAD,
         *,
         verify: bool = True,
+        fusion: Fusion | None = None,
         check_stored: Callable[[], None] = lambda: None,
     ) -> None:
         """Make a Program resident; `check_stored` refuses files whose layout is another now."""
+        self.fusion = fusion
         self._check_stored = check_stored
         self.bound = prepared.bound
         self.program = prepared.program

@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 _MODES = {
     "call": "run as recorded (in place, or into memory of their own)",
     "copied": "had an out-variant that failed its proof: run as recorded, results copied",
-    "unproved": "have an out-variant that the first execution will prove",
+    "unproved": "have an out-variant, or are compiled code, that the first execution will prove",
     "thunk": "write where the plan says (typed)",
     "gathered": "read rows of a table from the store into their result",
     "graph": "run as nodes of one graph on the device",
     "out": "write where the plan says (the operator's out-variant)",
+    "kernel": "are compiled code, proved against the launches that it replaces",
+    "replaced": "run the launches that compiled code replaced, by plain torch calls: it failed its "
+    "proof",
     "opaque": "runs the recorded callable's own kernels as nodes of one graph on the device",
     "model": "run as tasks of one model on the device",
     "none": "compute nothing (null device)",
@@ -35,8 +38,9 @@ def explain(run: Executable) -> str:
         modes.setdefault(report.mode, Counter())[launch.name] += 1
     for mode, operators in sorted(modes.items()):
         lines.append(f"  {sum(operators.values())} {_MODES[mode]}")
-        if mode in ("call", "copied"):
+        if mode in ("call", "copied", "kernel", "replaced"):
             lines += [f"    {count} x {operator}" for operator, count in operators.most_common()]
+    lines += [] if run.fusion is None else run.fusion.explain()
     lines += _proof(run)
     lines.append(
         f"feature map {memory.feature_map_bytes} bytes ({memory.unshared_bytes} without sharing, "

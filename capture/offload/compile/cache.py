@@ -1,0 +1,217 @@
+"""Compiled kernels on disk, for later processes: found without Inductor and without a compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+
+from offload.compile.toolchain import FLAGS, TEMPLATES, CompilerMissing, find_compiler
+
+FORMAT = 1
+
+LIMIT_BYTES = 2**29
+"""Of all that is kept for one environment; what was used least lately goes first."""
+
+
+class CacheRefused(Exception):
+    """The folder is not the user's alone, or cannot be used; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """What is kept of one region.
+
+    Attributes:
+        symbol: the function's name in the library; empty where no kernel is made of the region.
+        library: the name of its file.
+        scratch_bytes: of each range of scratch memory that it takes.
+        refusal: why no kernel is made of it, for people.
+    """
+
+    symbol: str = ""
+    library: str = ""
+    scratch_bytes: tuple[int, ...] = ()
+    refusal: str = ""
+
+
+class KernelCache:
+    """The kernels of one user on one machine, for one torch and one version of the templates.
+
+    A region's entry is a JSON file, and says in which shared object its function is. Code is loaded
+    from files alone whose digest the entry's name has, in a folder that nobody else may write to.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Open the folder, and make it where it is not there.
+
+        Args:
+            folder: for all environments; None: the user's own for caches.
+
+        Raises:
+            CacheRefused: it belongs to somebody else, others may write to it, or it cannot be made.
+        """
+        root = folder or platformdirs.user_cache_path("offload") / "kernels"
+        self.folder = root / _environment()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for one in (root, self.folder):
+                status = one.stat()
+                if status.st_uid != os.getuid() or status.st_mode & 0o022:
+                    raise CacheRefused(
+                        f"{one} belongs to another user or may be written by others, who could "
+                        "put code there: `chmod go-w` it, or remove it"
+                    )
+        except OSError as error:
+            raise CacheRefused(f"the cache of kernels cannot be made: {error}") from error
+
+    def find(self, key: str) -> Entry | None:
+        """The entry of a region; None where there is none, or none that can be used.
+
+        One that another compiler has made is none, unless there is no compiler now. A damaged one
+        is removed.
+        """
+        path = self.folder / f"{key}.json"
+        try:
+            document = json.loads(path.read_text())
+            entry = Entry(
+                str(document["symbol"]),
+                str(document["library"]),
+                tuple(int(one) for one in document["scratch_bytes"]),
+                str(document["refusal"]),
+            )
+            compiler = str(document["compiler"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        if _compiler() not in (compiler, ""):
+            return None
+        if entry.refusal or self._is_whole(entry.library):
+            with contextlib.suppress(OSError):
+                os.utime(path)
+            return entry
+        return None
+
+    def library_path(self, entry: Entry) -> Path:
+        """The file of an entry's library."""
+        return self.folder / entry.library
+
+    def keep_library(self, built: Path) -> str:
+        """Keep a shared object, and give its name.
+
+        Raises:
+            CacheRefused: it cannot be kept.
+        """
+        name = f"{_digest(built)}.so"
+        try:
+            self._put(name, built.read_bytes())
+        except OSError as error:
+            raise CacheRefused(f"a kernel cannot be kept: {error}") from error
+        self._make_room()
+        return name
+
+    def keep(self, entries: Mapping[str, Entry]) -> None:
+        """Keep entries by region.
+
+        Raises:
+            CacheRefused: they cannot be kept.
+        """
+        try:
+            for key, entry in entries.items():
+                document: dict[str, Any] = dataclasses.asdict(entry)
+                document["compiler"] = _compiler()
+                self._put(f"{key}.json", json.dumps(document).encode())
+        except OSError as error:
+            raise CacheRefused(f"a kernel cannot be kept: {error}") from error
+
+    def _put(self, name: str, content: bytes) -> None:
+        """Write a file in one step, whoever else does."""
+        handle, partial = tempfile.mkstemp(dir=self.folder, suffix=".partial")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(partial, self.folder / name)
+
+    def _is_whole(self, library: str) -> bool:
+        path = self.folder / library
+        try:
+            is_whole = f"{_digest(path)}.so" == library
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):
+            if is_whole:
+                os.utime(path)
+            else:
+                path.unlink()
+        return is_whole
+
+    def _make_room(self) -> None:
+        """Remove what was used least lately, beyond the limit. Loaded code stays as it is."""
+        files = []
+        with contextlib.suppress(OSError):
+            for path in self.folder.iterdir():
+                status = path.stat()
+                files.append((status.st_mtime_ns, status.st_size, path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if total <= LIMIT_BYTES:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink()
+            total -= size
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _compiler() -> str:
+    """The compiler that is here; empty if there is none."""
+    try:
+        return find_compiler().identity
+    except CompilerMissing:
+        return ""
+
+
+def _environment() -> str:
+    """What compiled code depends on besides its source and the compiler, as a folder's name."""
+    content = json.dumps(
+        [
+            FORMAT,
+            FLAGS,
+            torch.__version__,
+            torch.version.git_version,
+            platform.machine(),
+            _processor(),
+            sorted((path.name, _digest(path)) for path in TEMPLATES.glob("*.hpp")),
+        ]
+    )
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _processor() -> str:
+    """The processor's name and its instructions, which `-march=native` compiles for."""
+    wanted = ("model name", "flags", "Features", "CPU part")
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        found: dict[str, str] = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() in wanted:
+                found.setdefault(name.strip(), value.strip())
+            if not name.strip() and found:
+                break
+        return json.dumps(found, sort_keys=True)
+    return platform.processor()

@@ -1,0 +1,112 @@
+// Attention whose sizes are known: softmax(scale q k^T + mask) v, by batch and head.
+#pragma once
+
+#include "linear.hpp"
+
+namespace offload::kernels {
+
+// Strides in elements, by batch, head and token; those of a mask by batch, head, row and column.
+struct Strides {
+  long batch, head, token;
+};
+struct MaskStrides {
+  long batch, head, row, column;
+};
+
+// q is [batch, heads, rows, width], k [batch, heads / group, columns, width], v likewise of
+// value_width, out as q of value_width. A causal row sees the columns up to its own number.
+template <long batches, long heads, long group, long rows, long columns, long width,
+          long value_width, Strides q_strides, Strides k_strides, Strides v_strides,
+          Strides out_strides, bool is_causal, bool has_mask, MaskStrides mask_strides>
+struct Attention {
+  // So many rows of scores are on the stack: at most 64 KiB.
+  static constexpr long kMostRows = columns <= 1024 ? 16 : 4;
+  static constexpr long kRows = rows < kMostRows ? rows : kMostRows;
+  static_assert(columns <= 4096);
+  static constexpr long kScoreStride = (columns + kLanes - 1) / kLanes * kLanes;
+
+  static void run(const float* q, const float* k, const float* v, const float* mask, float* out,
+                  float scale) {
+    for (long batch = 0; batch < batches; ++batch) {
+      for (long head = 0; head < heads; ++head) {
+        const float* const keys = k + batch * k_strides.batch + head / group * k_strides.head;
+        const float* const values = v + batch * v_strides.batch + head / group * v_strides.head;
+        const float* const added =
+            has_mask ? mask + batch * mask_strides.batch + head * mask_strides.head : nullptr;
+        const float* const asked = q + batch * q_strides.batch + head * q_strides.head;
+        float* const made = out + batch * out_strides.batch + head * out_strides.head;
+        constexpr long whole = rows / kRows * kRows;
+        for (long row = 0; row < whole; row += kRows) {
+          block<kRows>(asked, keys, values, added, made, scale, row);
+        }
+        if constexpr (whole < rows) {
+          block<rows - whole>(asked, keys, values, added, made, scale, whole);
+        }
+      }
+    }
+  }
+
+ private:
+  template <long count>
+  static void block(const float* q, const float* k, const float* v, const float* mask, float* out,
+                    float scale, long first) {
+    using Scores = Linear<count, columns, width, q_strides.token, Order::kColumns, k_strides.token,
+                          kScoreStride, Activation::kNone, false>;
+    using Values = Linear<count, value_width, columns, kScoreStride, Order::kRows, v_strides.token,
+                          out_strides.token, Activation::kNone, false>;
+    alignas(64) float scores[count * kScoreStride];
+    Scores::run(q + first * q_strides.token, k, nullptr, scores);
+    for (long row = 0; row < count; ++row) {
+      const float* const added = has_mask ? mask + (first + row) * mask_strides.row : nullptr;
+      normalize(scores + row * kScoreStride, added, scale, first + row);
+    }
+    Values::run(scores, v, nullptr, out + first * out_strides.token);
+  }
+
+  // A row of scores as weights. One without any column to see is all zero, as in torch's kernel.
+  static void normalize(float* scores, const float* mask, float scale, long row) {
+    constexpr float kNothing = -__builtin_inff();
+    const long seen = is_causal && row + 1 < columns ? row + 1 : columns;
+    Vector largest = splat(kNothing);
+    for (long at = 0; at < kScoreStride; at += kLanes) {
+      Vector value = load(scores + at) * scale;
+      if constexpr (has_mask) value += masked(mask, at);
+      if (at + kLanes > seen) {
+        for (int lane = 0; lane < kLanes; ++lane) {
+          if (at + lane >= seen) value[lane] = kNothing;
+        }
+      }
+      largest = larger(value, largest);
+      store(scores + at, value);
+    }
+    const float most = largest_of(largest);
+    const float shift = most == kNothing ? 0.0f : most;
+    Vector sums{};
+    for (long at = 0; at < kScoreStride; at += kLanes) {
+      const Vector score = load(scores + at);
+      const Vector value = score == kNothing ? Vector{} : exponential(score - shift);
+      sums += value;
+      store(scores + at, value);
+    }
+    const float sum = sum_of(sums);
+    const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+    for (long at = 0; at < kScoreStride; at += kLanes) {
+      store(scores + at, load(scores + at) * factor);
+    }
+  }
+
+  static Vector masked(const float* mask, long at) {
+    Vector value{};
+    if constexpr (mask_strides.column == 1) {
+      if (at + kLanes <= columns) return load(mask + at);
+      if constexpr (columns % kLanes != 0) return load_first<columns % kLanes>(mask + at);
+      return value;
+    }
+    for (int lane = 0; lane < kLanes && at + lane < columns; ++lane) {
+      value[lane] = mask[(at + lane) * mask_strides.column];
+    }
+    return value;
+  }
+};
+
+}  // namespace offload::kernels

@@ -1,0 +1,203 @@
+"""Proof of a compiled kernel, beside the launches that it replaces, on an execution's Values."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from offload.compile.widened import widened
+from offload.eager_run import EagerRun
+from offload.program import BoundProgram, Program, TensorView
+from offload.torch_names import find_dtype
+
+GUARD_BYTES = 4096
+"""Before and behind each range that a kernel writes; a loop that runs too far meets it."""
+
+ERROR_RATIO = 4.0
+"""So many times the error of the replaced launches a kernel's may be, against float64."""
+
+ROUNDINGS = 16.0
+"""Beside that, so many units of the last place of the largest number in a row."""
+
+_ROW = 16
+"""Rows shorter than that are too few numbers to know an error by: all rows are one then."""
+
+_FILL = 0xFF  # floating-point numbers of these bytes are NaN
+
+
+class KernelProof:
+    """Proves one compiled function, and runs what it replaces where that failed.
+
+    Attributes:
+        name: of the kernel, for people.
+        failure: why the proof failed; empty where it has not, or was not made yet.
+
+    The function's words are the addresses of the replaced program's inputs, of its results, and of
+    its scratch memory.
+    """
+
+    def __init__(
+        self, name: str, address: int, replaces: Program, scratch_bytes: Sequence[int]
+    ) -> None:
+        """Keep what a proof needs.
+
+        Args:
+            name: of the kernel, for people.
+            address: of the function.
+            replaces: the launches that it stands for.
+            scratch_bytes: of each range of scratch memory.
+        """
+        self.name = name
+        self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        self._replaces = replaces
+        self._scratch_bytes = tuple(scratch_bytes)
+        self.failure = ""
+
+    def prove(self, addresses: Sequence[int]) -> bool:
+        """Whether the function does at these addresses what the replaced launches do.
+
+        Run on memory of its own, it must write just that, and give what they give: bits where
+        these are no floating-point numbers, else with an error against the same launches in
+        float64 of at most ERROR_RATIO times theirs and ROUNDINGS. Of infinities and NaN all.
+
+        Raises:
+            Whatever the replaced launches raise.
+        """
+        inputs = self._inputs(addresses)
+        recorded = _run(self._replaces, inputs)
+        wide = widened(self._replaces)
+        exact = None if wide is None else _run(wide, _widened_inputs(self._replaces, wide, inputs))
+        ranges = [_Guarded(one.end_bytes) for one in self._results()]
+        ranges += [_Guarded(size_bytes) for size_bytes in self._scratch_bytes]
+        words = [*addresses[: len(inputs)], *(one.address for one in ranges)]
+        self._function((ctypes.c_void_p * len(words))(*words))
+        if not all(one.is_intact() for one in ranges):
+            self.failure = "it wrote beyond what it makes"
+            return False
+        for number, view in enumerate(self._results()):
+            found = _on(ranges[number].content, view)
+            reference = None if exact is None else exact[number]
+            if difference := _difference(found, recorded[number], reference):
+                self.failure = f"result {number} {difference}"
+                return False
+        return True
+
+    def run_replaced(self, addresses: Sequence[int]) -> None:
+        """Run the replaced launches, and put their results at the addresses of the function's.
+
+        Raises:
+            Whatever they raise.
+        """
+        inputs = self._inputs(addresses)
+        results = _run(self._replaces, inputs)
+        for address, view, result in zip(
+            addresses[len(inputs) :], self._results(), results, strict=False
+        ):
+            _on(_bytes_at(address, view.end_bytes), view).copy_(result)
+
+    def _results(self) -> list[TensorView]:
+        return [result.view for result in self._replaces.results]
+
+    def _inputs(self, addresses: Sequence[int]) -> list[torch.Tensor]:
+        """The bytes of each input, where they lie."""
+        views = self._replaces.inputs
+        return [
+            _bytes_at(address, view.end_bytes)
+            for address, view in zip(addresses, views, strict=False)
+        ]
+
+
+class _Guarded:
+    """Memory between guards, filled with NaN."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._all = torch.full((size_bytes + 2 * GUARD_BYTES,), _FILL, dtype=torch.uint8)
+        self.content = self._all[GUARD_BYTES : GUARD_BYTES + size_bytes]
+        self.address = self.content.data_ptr() if size_bytes else self._all.data_ptr() + GUARD_BYTES
+
+    def is_intact(self) -> bool:
+        guards = (self._all[:GUARD_BYTES], self._all[GUARD_BYTES + self.content.numel() :])
+        return all(bool((guard == _FILL).all()) for guard in guards)
+
+
+def _bytes_at(address: int, size_bytes: int) -> torch.Tensor:
+    content = (ctypes.c_char * size_bytes).from_address(address)
+    return torch.frombuffer(content, dtype=torch.uint8)
+
+
+def _on(content: torch.Tensor, view: TensorView) -> torch.Tensor:
+    """A view of a Value whose bytes are these."""
+    tensor = torch.empty(0, dtype=find_dtype(view.dtype))
+    offset = int(content.storage_offset()) // tensor.element_size()
+    return tensor.set_(content.untyped_storage(), offset, view.shape, view.strides)
+
+
+def _run(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of a program without weights, by plain torch calls."""
+    bases = {
+        view.value: (content.untyped_storage(), int(content.storage_offset()))
+        for view, content in zip(program.inputs, inputs, strict=True)
+    }
+    run = EagerRun(BoundProgram(program), bases, fill=None)
+    for launch in program.launches:
+        run.keep(launch, run.call(launch)())
+    return [run.tensor(result.view) for result in program.results]
+
+
+def _widened_inputs(
+    program: Program, wide: Program, inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The same inputs in the dtypes of the wide program, as bytes."""
+    found = []
+    for view, wide_view, content in zip(program.inputs, wide.inputs, inputs, strict=True):
+        if view.dtype == wide_view.dtype:
+            found.append(content)
+            continue
+        values = torch.empty_strided(view.shape, view.strides, dtype=find_dtype(wide_view.dtype))
+        values.copy_(_on(content, view))
+        flat = torch.empty(0, dtype=torch.uint8)
+        found.append(flat.set_(values.untyped_storage(), 0, (wide_view.end_bytes,), (1,)))
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Errors:
+    """By row, how far numbers are from exact ones, and how large these are."""
+
+    of_found: torch.Tensor
+    of_recorded: torch.Tensor
+    largest: torch.Tensor
+
+
+def _difference(found: torch.Tensor, recorded: torch.Tensor, exact: torch.Tensor | None) -> str:
+    """In what a kernel's result is not what it should be; empty where it is."""
+    if not found.dtype.is_floating_point:
+        return "" if torch.equal(found, recorded) else "differs in its bits"
+    finite = recorded.isfinite()
+    if not torch.equal(finite, found.isfinite()):
+        return "has infinities or NaN in other places"
+    if not torch.equal(found[~finite].nan_to_num(), recorded[~finite].nan_to_num()):
+        return "has other infinities or NaN"
+    if exact is None or not bool(exact[finite].isfinite().all()):
+        exact = recorded.double()
+    errors = _errors(found.double(), recorded.double(), exact, finite)
+    roundings = ROUNDINGS * torch.finfo(found.dtype).eps * errors.largest
+    tolerance = ERROR_RATIO * errors.of_recorded + roundings
+    if bool((errors.of_found <= tolerance).all()):
+        return ""
+    worst = (errors.of_found / tolerance.clamp_min(1e-300)).max()
+    return f"is {float(worst):.3g} times as far from float64 as is tolerated"
+
+
+def _errors(
+    found: torch.Tensor, recorded: torch.Tensor, exact: torch.Tensor, finite: torch.Tensor
+) -> _Errors:
+    rows = (-1, found.shape[-1]) if found.dim() and found.shape[-1] >= _ROW else (1, -1)
+
+    def largest(of: torch.Tensor) -> torch.Tensor:
+        return of.abs().where(finite, 0.0).reshape(rows).amax(-1)
+
+    return _Errors(largest(found - exact), largest(recorded - exact), largest(exact))

@@ -1,0 +1,191 @@
+"""Linear layers and attention as calls of templates of our own (`kernels/*.hpp`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from offload.compile.refusal import UnsupportedRegion
+from offload.program import Argument, Launch, Program, TensorView
+
+PRELUDE = '#include "linear.hpp"\n#include "attention.hpp"'
+"""What comes once before the sources that `function` gives."""
+
+_ACTIVATIONS: Mapping[tuple[str, tuple[Argument, ...]], str] = {
+    ("aten::relu", ()): "kRelu",
+    ("aten::gelu", ("none",)): "kGelu",
+    ("aten::gelu", ("tanh",)): "kGeluTanh",
+    ("aten::silu", ()): "kSilu",
+    ("aten::tanh", ()): "kTanh",
+    ("aten::sigmoid", ()): "kSigmoid",
+}
+
+ACTIVATIONS = frozenset(name for name, _ in _ACTIVATIONS)
+"""Operators that a product's template may end with."""
+
+_PRODUCTS = ("aten::addmm", "aten::mm")
+_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+TEMPLATES = frozenset((*_PRODUCTS, _ATTENTION))
+"""Operators that have a template."""
+
+_MOST_COLUMNS = 4096  # of scores in a row of attention, which lie on the stack
+
+
+def function(symbol: str, program: Program) -> str:
+    """The source of `void symbol(void* const* words)` for a region.
+
+    Args:
+        symbol: its name.
+        program: the region by itself: a product, which an activation may follow, or attention.
+
+    Raises:
+        UnsupportedRegion: the template does not take these tensors.
+    """
+    launch = program.launches[0]
+    body = _linear(program) if launch.name in _PRODUCTS else _attention(program)
+    return f'extern "C" void {symbol}(void* const* words) {{\n  {body}\n}}'
+
+
+def _pointer(program: Program, view: TensorView) -> str:
+    """Where a view begins, in the words of the region."""
+    order = [one.value for one in program.inputs] + [one.view.value for one in program.results]
+    if view.dtype != "float32":
+        raise UnsupportedRegion(f"templates are of float32, not of {view.dtype}")
+    return f"(float*)((char*)words[{order.index(view.value)}] + {view.offset_bytes})"
+
+
+def _view(argument: object) -> TensorView:
+    if not isinstance(argument, TensorView):
+        raise UnsupportedRegion(f"{argument!r} is no tensor")
+    return argument
+
+
+# ---- linear layers ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Product:
+    """What a product takes: `bias` is None where it has none."""
+
+    x: TensorView
+    w: TensorView
+    bias: TensorView | None
+
+
+def _product(launch: Launch) -> _Product:
+    if launch.name == "aten::mm":
+        return _Product(_view(launch.arguments[0]), _view(launch.arguments[1]), None)
+    bias, x, w = (_view(one) for one in launch.arguments[:3])
+    if [float(one) for one in launch.arguments[3:5]] != [1.0, 1.0]:  # type: ignore[arg-type]
+        raise UnsupportedRegion("a product with factors other than 1")
+    columns = w.shape[1]
+    if bias.shape[-1] != columns or (columns > 1 and bias.strides[-1] != 1):
+        raise UnsupportedRegion("a product with a bias that is no row")
+    if any(
+        size != 1 and stride for size, stride in zip(bias.shape[:-1], bias.strides, strict=False)
+    ):
+        raise UnsupportedRegion("a product with a bias by row")
+    return _Product(x, w, bias)
+
+
+def _linear(program: Program) -> str:
+    launch, result = program.launches[0], program.results
+    product = _product(launch)
+    activation = _activation(program)
+    (rows, depth), columns = product.x.shape, product.w.shape[1]
+    if depth > 1 and product.x.strides[1] != 1:
+        raise UnsupportedRegion("a product of a matrix whose rows do not lie side by side")
+    order, w_stride = _order(product.w)
+    if len(result) != 1 or not _is_contiguous(result[0].view):
+        raise UnsupportedRegion("a product whose result is laid out otherwise than in rows")
+    bias = "nullptr" if product.bias is None else _pointer(program, product.bias)
+    numbers = (rows, columns, depth, product.x.strides[0], f"Order::{order}", w_stride, columns)
+    has_bias = "false" if product.bias is None else "true"
+    return (
+        "using namespace offload::kernels;\n  "
+        f"Linear<{', '.join(map(str, numbers))}, Activation::{activation}, {has_bias}>::run("
+        f"{_pointer(program, product.x)}, {_pointer(program, product.w)}, {bias}, "
+        f"{_pointer(program, result[0].view)});"
+    )
+
+
+def _activation(program: Program) -> str:
+    if len(program.launches) == 1:
+        return "kNone"
+    launch = program.launches[1]
+    (made,), given = program.launches[0].made(), _view(launch.arguments[0])
+    if not _is_contiguous(given) or given.offset_bytes or given.end_bytes != made.end_bytes:
+        raise UnsupportedRegion("an activation of a part of a product")
+    name = _ACTIVATIONS.get((launch.name, launch.arguments[1:]))
+    if name is None:
+        raise UnsupportedRegion(f"{launch.name} with other arguments than known")
+    return name
+
+
+def _order(w: TensorView) -> tuple[str, int]:
+    """Which elements of a matrix of K rows and N columns lie side by side, and the other stride."""
+    depth, columns = w.shape
+    if depth == 1 or w.strides[0] == 1:
+        return "kColumns", w.strides[1] if columns > 1 else depth
+    if columns == 1 or w.strides[1] == 1:
+        return "kRows", w.strides[0]
+    raise UnsupportedRegion("a product with a matrix of which neither rows nor columns are whole")
+
+
+def _is_contiguous(view: TensorView) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+# ---- attention ----------------------------------------------------------------------------------
+
+
+def _attention(program: Program) -> str:
+    launch = program.launches[0]
+    q, k, v = (_view(one) for one in launch.arguments[:3])
+    dropout, is_causal, mask, scale = launch.arguments[3:7]
+    (batches, heads, rows, width), columns = q.shape, k.shape[2]
+    out = launch.results[0]
+    if dropout or out is None or [one.view.value for one in program.results] != [out.value]:
+        raise UnsupportedRegion("attention with dropout, or of which more than the result is used")
+    if columns > _MOST_COLUMNS or heads % k.shape[1] or v.shape[1] != k.shape[1]:
+        raise UnsupportedRegion("attention of other sizes than the template takes")
+    if any(one.shape[3] > 1 and one.strides[3] != 1 for one in (q, k, v, out)):
+        raise UnsupportedRegion("attention whose heads do not lie side by side")
+    added = None if mask is None else _mask(_view(mask), (batches, heads, rows, columns))
+    numbers = (batches, heads, heads // k.shape[1], rows, columns, width, v.shape[3])
+    strides = ", ".join(
+        f"Strides{{{', '.join(map(str, one.strides[:3]))}}}" for one in (q, k, v, out)
+    )
+    mask_strides = ", ".join(map(str, (0, 0, 0, 0) if added is None else added))
+    pointers = [_pointer(program, one) for one in (q, k, v)]
+    pointers.append("nullptr" if mask is None else _pointer(program, _view(mask)))
+    pointers.append(_pointer(program, out))
+    factor = 1 / math.sqrt(width) if scale is None else float(scale)  # type: ignore[arg-type]
+    return (
+        "using namespace offload::kernels;\n  "
+        f"Attention<{', '.join(map(str, numbers))}, {strides}, {_flag(is_causal)}, "
+        f"{_flag(mask is not None)}, MaskStrides{{{mask_strides}}}>::run("
+        f"{', '.join(pointers)}, {factor!r}f);"
+    )
+
+
+def _flag(value: object) -> str:
+    return "true" if value else "false"
+
+
+def _mask(mask: TensorView, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a mask that is repeated where it has one element and attention more."""
+    missing = len(shape) - len(mask.shape)
+    sizes = (1,) * missing + mask.shape
+    strides = (0,) * missing + mask.strides
+    for size, wanted in zip(sizes, shape, strict=True):
+        if size not in (1, wanted):
+            raise UnsupportedRegion("attention with a mask of another shape")
+    return tuple(stride if size > 1 else 0 for size, stride in zip(sizes, strides, strict=True))

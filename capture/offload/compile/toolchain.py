@@ -1,0 +1,137 @@
+"""The C++ compiler of this machine, which makes a shared object of kernels' sources."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+TEMPLATES = Path(__file__).parent / "kernels"
+"""The headers of kernels that are templates of our own."""
+
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-march=native",
+    "-fPIC",
+    "-shared",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fno-tree-loop-vectorize",
+    "-DNDEBUG",
+    "-w",
+)
+"""Vectors are explicit in all sources; the rest is what Inductor compiles its own with."""
+
+_SECONDS = 300
+
+
+class CompilerMissing(Exception):
+    """There is no C++ compiler here; the message says where one was looked for."""
+
+
+class CompilerFailed(Exception):
+    """The compiler refused a source; the message is what it said first."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """What sources need of a compiler besides `FLAGS`."""
+
+    include_folders: tuple[str, ...] = ()
+    library_folders: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    definitions: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compiler:
+    """A compiler that was found.
+
+    Attributes:
+        command: with which it is called: a path, and what CXX has behind it.
+        identity: changes where another one is installed.
+    """
+
+    command: tuple[str, ...]
+    identity: str
+
+
+@functools.cache
+def find_compiler() -> Compiler:
+    """The compiler that CXX names, or else the first of g++, c++ and clang++ on PATH.
+
+    Raises:
+        CompilerMissing: there is none.
+    """
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [["g++"], ["c++"], ["clang++"]]:
+        if path := shutil.which(command[0]):
+            real = Path(path).resolve()
+            status = real.stat()
+            identity = f"{real} {status.st_size} {status.st_mtime_ns} {' '.join(command[1:])}"
+            return Compiler((path, *command[1:]), identity)
+    raise CompilerMissing(
+        f"no C++ compiler: {'CXX names ' + named[0] if named else 'g++, c++ and clang++'} "
+        f"{'which is' if named else 'are'} not on PATH"
+    )
+
+
+def build(source: str, options: Options, target: Path) -> None:
+    """Compile one source into a shared object.
+
+    Raises:
+        CompilerMissing: there is no compiler.
+        CompilerFailed: it refused the source, or took longer than five minutes.
+        OSError: the target cannot be written.
+    """
+    compiler = find_compiler()
+    with tempfile.TemporaryDirectory(prefix="offload-") as folder:
+        file = Path(folder) / "kernels.cpp"
+        file.write_text(source)
+        command = [
+            *compiler.command,
+            *FLAGS,
+            *options.flags,
+            *_each("-I", [str(TEMPLATES), *options.include_folders]),
+            *_each("-D", options.definitions),
+            str(file),
+            "-o",
+            str(target),
+            *_each("-L", options.library_folders),
+            *_each("-l", options.libraries),
+        ]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CompilerFailed(str(error)) from error
+    if done.returncode:
+        raise CompilerFailed(_first_error(done.stderr) or f"it ended with {done.returncode}")
+
+
+def merged(options: Sequence[Options]) -> Options:
+    """What several sources need together."""
+
+    def every(name: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one for each in options for one in getattr(each, name)))
+
+    return Options(*(every(field.name) for field in dataclasses.fields(Options)))
+
+
+def _each(flag: str, values: Iterable[str]) -> list[str]:
+    return [f"{flag}{value}" for value in values]
+
+
+def _first_error(text: str) -> str:
+    lines = [line for line in text.splitlines() if "error" in line]
+    return (lines or text.splitlines() or [""])[0]
