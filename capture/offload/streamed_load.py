@@ -278,6 +278,7 @@ class StreamedLoad:
             self._backend,
             self._how,
             verify=verify,
+            fusion=self._fusion,
             check_stored=lambda: check_stored_tensors(stored),
         )
 

@@ -7,6 +7,6 @@ object (`toolchain`), which is kept for later processes (`cache`). A kernel is p
 execution against what it replaces (`proof`).
 """
 
-from offload.compile.fuse import Fused, Fusion, fuse
+from offload.compile.fusion import Fused, Fusion, fuse
 
 __all__ = ["Fused", "Fusion", "fuse"]

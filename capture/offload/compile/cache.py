@@ -196,10 +196,15 @@ def _environment() -> str:
             torch.version.git_version,
             platform.machine(),
             _processor(),
-            sorted((path.name, _digest(path)) for path in TEMPLATES.glob("*.hpp")),
+            sorted((path.name, _digest(path)) for path in _sources()),
         ]
     )
     return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _sources() -> list[Path]:
+    """What kernels are made by: the templates, and the code of this package."""
+    return [*TEMPLATES.glob("*.hpp"), *Path(__file__).parent.glob("*.py")]
 
 
 def _processor() -> str:

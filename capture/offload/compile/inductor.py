@@ -12,6 +12,7 @@ import dataclasses
 import re
 import threading
 import types
+import warnings
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from offload.compile.graph import trace
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.toolchain import Options
-from offload.program import ITEM_BYTES, Program, TensorView
+from offload.program import ITEM_BYTES, Program
 from offload.torch_names import dtype_name
 
 _LOCK = threading.Lock()  # of the registered wrapper, and of what it leaves
@@ -28,6 +29,7 @@ _CONFIGURATION = {
     "allow_buffer_reuse": False,
     "comprehensive_padding": False,
     "cpp.threads": 1,
+    "emulate_precision_casts": True,  # what the launches round is rounded
     "freezing": False,
     "fx_graph_cache": False,
     "graph_partition": False,
@@ -37,7 +39,8 @@ _CONFIGURATION = {
 }
 
 _KERNEL = re.compile(r"^async_compile\.cpp_pybinding\(\[.*?\], r'''(.*)'''\)\s*$", re.DOTALL)
-PRELUDE = "#include <torch/csrc/inductor/cpp_prefix.h>"
+_PREFIX = "#include <torch/csrc/inductor/cpp_prefix.h>"
+PRELUDE = f"{_PREFIX}\n#include <cstring>"
 """What comes once before the sources of `Loops`."""
 
 _SIGNATURE = re.compile(r'extern "C"\s+void\s+kernel\(')
@@ -54,6 +57,20 @@ class Word:
     offset_bytes: int
     c_type: str
 
+    @property
+    def pointer(self) -> str:
+        """The pointer in C++."""
+        return f"({self.c_type})((char*)words[{self.number}] + {self.offset_bytes})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Copy:
+    """A result that is the bytes of something else: to the word of that number."""
+
+    to: int
+    source: Word
+    size_bytes: int
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loops:
@@ -62,11 +79,13 @@ class Loops:
     Attributes:
         kernels: the source of each, by name: a function `void kernel(...)`.
         calls: in order, which kernel and with which pointers.
+        copies: made at the end.
         scratch_bytes: of each range of memory between kernels.
     """
 
     kernels: dict[str, str]
     calls: tuple[tuple[str, tuple[Word, ...]], ...]
+    copies: tuple[Copy, ...]
     scratch_bytes: tuple[int, ...]
 
     def source(self, symbol: str) -> str:
@@ -77,11 +96,10 @@ class Loops:
         ]
         lines = [f'extern "C" void {symbol}(void* const* words) {{']
         for name, words in self.calls:
-            pointers = ", ".join(
-                f"({word.c_type})((char*)words[{word.number}] + {word.offset_bytes})"
-                for word in words
-            )
-            lines.append(f"  {symbol}_{name}({pointers});")
+            lines.append(f"  {symbol}_{name}({', '.join(word.pointer for word in words)});")
+        for copy in self.copies:
+            arguments = f"words[{copy.to}], {copy.source.pointer}, {copy.size_bytes}"
+            lines.append(f"  std::memcpy({arguments});")
         return "\n".join([*texts, *lines, "}"])
 
 
@@ -120,7 +138,8 @@ def lower(program: Program) -> Loops:
         UnsupportedRegion: Inductor does not make loops of all of it, or is not as known.
     """
     try:
-        with _LOCK:
+        with _LOCK, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of its own deprecated parts
             return _lower(program)
     except UnsupportedRegion:
         raise
@@ -135,14 +154,17 @@ def _lower(program: Program) -> Loops:
     from torch._inductor.utils import BoxedBool  # noqa: PLC0415
     from torch._inductor.virtualized import V  # noqa: PLC0415
 
-    found: list[Loops] = []
+    found: list[Loops | UnsupportedRegion] = []
 
     class Reader(wrapper_fxir.WrapperFxCodegen):
         """Reads the lines that would become calls."""
 
         def _generate(self, is_inference: bool) -> Any:
             self.run_wrapper_ir_passes(is_inference)
-            found.append(_read(self, program))
+            try:
+                found.append(_read(self, program))
+            except UnsupportedRegion as error:  # raised here, it would come wrapped
+                found.append(error)
             nothing = torch.fx.GraphModule({}, torch.fx.Graph())
             return types.SimpleNamespace(gm=nothing), None
 
@@ -171,6 +193,8 @@ def _lower(program: Program) -> Loops:
             )
     finally:
         registered.fx_wrapper_codegen = before
+    if isinstance(found[0], UnsupportedRegion):
+        raise found[0]
     return found[0]
 
 
@@ -204,7 +228,27 @@ def _read(wrapper: Any, program: Program) -> Loops:
                 pass
             case _:
                 raise UnsupportedRegion(f"Inductor makes no loops of it alone: {_described(line)}")
-    return reader.loops(V.graph.get_output_names())
+    outputs = zip(V.graph.get_output_names(), V.graph.graph_outputs, strict=True)
+    return reader.loops([(name, _place_of(output)) for name, output in outputs])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """Which bytes of a buffer an output shows, and whether they lie side by side in its order."""
+
+    offset_bytes: int
+    size_bytes: int
+    is_contiguous: bool
+
+
+def _place_of(output: Any) -> _Place:
+    layout = output.get_layout()
+    item_bytes = ITEM_BYTES[dtype_name(layout.dtype)]
+    expected, is_contiguous = 1, True
+    for size, stride in zip(reversed(layout.size), reversed(layout.stride), strict=True):
+        is_contiguous = is_contiguous and (size == 1 or stride == expected)
+        expected *= int(size)
+    return _Place(int(layout.offset) * item_bytes, expected * item_bytes, is_contiguous)
 
 
 class _Reader:
@@ -214,7 +258,7 @@ class _Reader:
         self._program = program
         self._inputs = {name: number for number, name in enumerate(inputs)}
         self._kernels: dict[str, str] = {}
-        self._calls: list[tuple[str, list[str], list[str]]] = []
+        self._calls: list[tuple[str, list[tuple[object, str]]]] = []
         self._buffers: dict[str, Any] = {}
         self._aliases: dict[str, tuple[str, int]] = {}
 
@@ -222,10 +266,10 @@ class _Reader:
         found = _KERNEL.match(body)
         if found is None or not _SIGNATURE.search(found[1]):
             raise UnsupportedRegion("Inductor defines a kernel otherwise than known")
-        self._kernels[name] = found[1].replace(PRELUDE, "")
+        self._kernels[name] = found[1].replace(_PREFIX, "")
 
     def call(self, name: str, arguments: Any, c_types: list[str]) -> None:
-        self._calls.append((name, list(arguments), list(c_types)))
+        self._calls.append((name, list(zip(arguments, c_types, strict=True))))
 
     def allocate(self, node: Any) -> None:
         self._buffers[node.get_name()] = node
@@ -233,34 +277,40 @@ class _Reader:
     def alias(self, name: str, of: str, offset_bytes: int) -> None:
         self._aliases[name] = (of, offset_bytes)
 
-    def loops(self, outputs: list[str]) -> Loops:
+    def loops(self, outputs: list[tuple[str, _Place]]) -> Loops:
         """What was gathered.
 
         Args:
-            outputs: for each result the buffer that holds it.
+            outputs: for each result the buffer that holds it, and where. One that is an input, a
+                part of a buffer, or in a buffer with another result, is copied from there.
         """
-        roots = [self._root(name) for name in outputs]
-        if len({name for name, _ in roots}) != len(roots):
-            raise UnsupportedRegion("two results are one tensor")
-        results = [result.view for result in self._program.results]
-        for (name, offset_bytes), view in zip(roots, results, strict=True):
-            if offset_bytes or name not in self._buffers or not self._fits(name, view):
-                raise UnsupportedRegion("a result is a view of something else")
-        numbers = dict(self._inputs)
-        for name, _ in roots:
-            numbers[name] = len(numbers)
+        sizes_bytes = [result.view.end_bytes for result in self._program.results]
+        numbers, copies = dict(self._inputs), []
+        for at, ((name, place), size_bytes) in enumerate(zip(outputs, sizes_bytes, strict=True)):
+            root, offset_bytes = self._root(name)
+            if not place.is_contiguous or place.size_bytes != size_bytes:
+                raise UnsupportedRegion("a result lies otherwise than recorded")
+            word = len(self._inputs) + at
+            offset_bytes += place.offset_bytes
+            is_whole = root in self._buffers and self._size_bytes(root) == size_bytes
+            if root not in numbers and is_whole and not offset_bytes:
+                numbers[root] = word
+            else:
+                copies.append((word, root, offset_bytes, size_bytes))
         scratch = [name for name in self._buffers if name not in numbers]
-        for name in scratch:
-            numbers[name] = len(numbers)
-        calls = tuple(
-            (
-                name,
-                tuple(self._word(one, c_type, numbers) for one, c_type in zip(*rest, strict=True)),
-            )
-            for name, *rest in self._calls
-        )
+        first_scratch = len(self._inputs) + len(outputs)
+        numbers |= {name: first_scratch + at for at, name in enumerate(scratch)}
         return Loops(
-            self._kernels, calls, tuple(self._size_bytes(self._buffers[one]) for one in scratch)
+            self._kernels,
+            tuple(
+                (name, tuple(self._word(one, c_type, numbers) for one, c_type in words))
+                for name, words in self._calls
+            ),
+            tuple(
+                Copy(to, Word(numbers[root], offset_bytes, "const char*"), size_bytes)
+                for to, root, offset_bytes, size_bytes in copies
+            ),
+            tuple(self._size_bytes(one) for one in scratch),
         )
 
     def _root(self, name: str) -> tuple[str, int]:
@@ -276,22 +326,10 @@ class _Reader:
             raise UnsupportedRegion(f"Inductor gives a kernel {argument!r} as {c_type}")
         return Word(numbers[name], offset_bytes, c_type)
 
-    def _fits(self, name: str, view: TensorView) -> bool:
-        """Whether a buffer's bytes are those of a result, in the order of its memory."""
-        node = self._buffers[name]
-        expected = 1
-        for size, stride in zip(
-            reversed(node.get_size()), reversed(node.get_stride()), strict=True
-        ):
-            if size != 1 and stride != expected:
-                return False
-            expected *= int(size)
-        return self._size_bytes(node) == view.end_bytes
-
-    @staticmethod
-    def _size_bytes(node: Any) -> int:
+    def _size_bytes(self, name: str) -> int:
         from torch._inductor.virtualized import V  # noqa: PLC0415
 
+        node = self._buffers[name]
         items = int(V.graph.get_allocation_storage_size(node))
         return items * ITEM_BYTES[dtype_name(node.get_dtype())]
 

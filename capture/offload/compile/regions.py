@@ -176,11 +176,11 @@ _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
     ),
     (lambda _, launch: launch.random, "draws random numbers"),
     (lambda _, launch: launch.guard is not None or launch.guards_shape, "is guarded"),
-    (lambda _, launch: not launch.results or None in launch.results, "gives no new tensor"),
     (
         lambda _, launch: set(launch.writes) != {view.value for view in launch.made()},
         "writes what it is given",
     ),
+    (lambda _, launch: not launch.results or None in launch.results, "gives no new tensor"),
     (lambda _, launch: not _is_known(launch.name), "no kernel is made of this operator"),
     (
         lambda program, launch: any(

@@ -1,0 +1,312 @@
+"""Fused models: near eager, at moved addresses, with weights that change, beside other threads."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import offload
+from offload.compile.toolchain import CompilerMissing, find_compiler
+
+try:
+    find_compiler()
+except CompilerMissing as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 24, heads: int = 3) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 50), nn.Linear(50, width)
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        q, k, v = (
+            part.view(batch, tokens, self.heads, -1).transpose(1, 2)
+            for part in self.qkv(self.norm(x)).chunk(3, -1)
+        )
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+def block() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return Block().eval(), torch.randn(2, 7, 24)
+
+
+@pytest.fixture(scope="module")
+def captured():
+    model, x = block()
+    with torch.no_grad():
+        return model, x, offload.capture(model, x)
+
+
+def near(got: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def modes(run: offload.Executable) -> set[str]:
+    return {report.mode for report in run.launch_reports()}
+
+
+@torch.no_grad()
+def test_a_fused_model_is_near_eager(captured):
+    model, x, recorded = captured
+    run = recorded.load(fuse=True)
+    assert modes(run) == {"unproved"}
+    near(run(x), model(x))
+    assert modes(run) == {"kernel"}
+    for _ in range(3):
+        other = torch.randn_like(x)
+        near(run(other), model(other))
+    assert run.fusion is not None
+    assert run.fusion.n_replaced == len(recorded.program.launches)
+    assert run.fusion.n_kernels == len(run.program.launches) < run.fusion.n_replaced
+    assert run.proof is not None
+    assert (run.proof.n_launches, run.proof.n_failed) == (run.fusion.n_kernels, 0)
+    assert "compiled code, proved" in run.explain()
+
+
+@torch.no_grad()
+def test_without_it_the_bits_are_eagers(captured):
+    model, x, recorded = captured
+    run = recorded.load()
+    assert torch.equal(run(x), model(x))
+    assert run.fusion is None
+
+
+@torch.no_grad()
+def test_addresses_may_be_new_at_every_execution(captured):
+    model, x, recorded = captured
+    run = recorded.load(fuse=True)
+    run(x)
+    out, other = torch.empty_like(x), x.clone()
+    for turn in range(4):
+        around = torch.full((run.feature_map_bytes + 64 * turn,), 255, dtype=torch.uint8)
+        place = around[64 * turn :]
+        result = run(other, out=out, feature_map=place)
+        near(result, model(x))
+        assert run.last_execution.words_patched <= 3
+        assert run.last_execution.bytes_copied == 0
+        assert bool((around[: 64 * turn] == 255).all())
+        out, other = torch.empty_like(x), x.clone()
+
+
+@torch.no_grad()
+def test_a_misaligned_input_is_read_where_it_is(captured):
+    model, x, recorded = captured
+    run = recorded.load(fuse=True)
+    for offset in (1, 3):
+        moved = torch.empty(x.numel() + 4)[offset : offset + x.numel()].view(x.shape).copy_(x)
+        near(run(moved), model(x))
+        assert run.last_execution.bytes_copied == 0
+
+
+@torch.no_grad()
+def test_weights_are_read_where_they_are():
+    model, x = block()
+    run = offload.capture(model, x).load(fuse=True)
+    near(run(x), model(x))
+    model.up.weight.mul_(1.5)
+    model.norm.bias.add_(0.25)
+    near(run(x), model(x))
+    model.out.weight.data = torch.randn(24, 24)
+    with pytest.raises(offload.BindingError, match="rebind_weights"):
+        run(x)
+    run.rebind_weights()
+    near(run(x), model(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("budget", ["12KiB", "1MiB"])
+def test_weights_may_be_streamed_to_kernels(captured, budget):
+    model, x, recorded = captured
+    with recorded.load(fuse=True, weights_budget=budget) as run:
+        for _ in range(3):
+            near(run(x), model(x))
+        assert run.fusion is not None
+        assert "kernel" in modes(run)
+
+
+@torch.no_grad()
+def test_a_table_under_a_budget_is_still_gathered():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(2000, 16), nn.LayerNorm(16), nn.Linear(16, 16)).eval()
+    ids = torch.tensor([[3, 5, 1999]])
+    recorded = offload.capture(model, ids)
+    with recorded.load(fuse=True, weights_budget="16KiB") as run:
+        near(run(ids), model(ids))
+        assert modes(run) == {"gathered", "kernel"}
+
+
+@torch.no_grad()
+def test_an_index_out_of_range_is_an_error_as_in_eager():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 16), nn.LayerNorm(16)).eval()
+    run = offload.capture(model, torch.tensor([3, 5])).load(fuse=True)
+    wrong = torch.tensor([3, 20])
+    with pytest.raises(offload.ExecutionError, match="index out of range"):
+        run(wrong)
+    right = torch.tensor([19, 0])
+    near(run(right), model(right))
+    with pytest.raises(offload.ExecutionError, match="index out of bounds"):
+        run(wrong)
+    near(run(right), model(right))
+
+
+@torch.no_grad()
+def test_launch_by_launch_by_the_host(captured):
+    model, x, recorded = captured
+    run = recorded.load(fuse=True, scheduling="host")
+    for _ in range(2):
+        near(run(x), model(x))
+
+
+@torch.no_grad()
+def test_in_place_writes_and_random_numbers_stay_as_recorded():
+    def forward(x, state):
+        state.add_(1)
+        return functional.dropout(x.relu().exp(), 0.5) + state
+
+    x, state = torch.randn(8), torch.zeros(8)
+    recorded = offload.capture(forward, x, state.clone())
+    run = recorded.load(fuse=True)
+    torch.manual_seed(5)
+    expected_state = state.clone()
+    expected = forward(x, expected_state)
+    torch.manual_seed(5)
+    got = run(x, state)
+    near(got, expected)
+    assert torch.equal(state, expected_state)
+    assert run.fusion is not None
+    reasons = {reason for _, reason in run.fusion.kept}
+    assert {"writes what it is given", "draws random numbers"} <= reasons
+
+
+@torch.no_grad()
+def test_what_fails_its_proof_runs_as_recorded(captured, monkeypatch):
+    model, x, recorded = captured
+    monkeypatch.setattr("offload.compile.proof.ERROR_RATIO", -1.0)
+    monkeypatch.setattr("offload.compile.proof.ROUNDINGS", -1.0)
+    run = recorded.load(fuse=True)
+    for _ in range(2):
+        assert torch.equal(run(x), model(x))
+    assert modes(run) == {"replaced"}
+    assert run.proof is not None
+    assert run.proof.n_failed == run.proof.n_launches > 0
+    assert "failed its proof: result 0" in run.explain()
+
+
+@torch.no_grad()
+def test_threads_share_an_executable_and_the_making_of_kernels():
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(8, 9 + n), nn.Softmax(-1)).eval() for n in range(3)]
+    x = torch.randn(5, 8)
+    captures = [offload.capture(model, x) for model in models]
+    failures = []
+
+    def work(number: int) -> None:
+        try:
+            with torch.no_grad():
+                run = captures[number].load(fuse=True)
+                for _ in range(50):
+                    near(run(x), models[number](x))
+                ticket = run.submit(x)
+                near(ticket.result(), models[number](x))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number % 3,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@torch.no_grad()
+def test_the_first_execution_may_be_submitted(captured):
+    model, x, recorded = captured
+    run = recorded.load(fuse=True)
+    near(run.submit(x).result(), model(x))
+    assert modes(run) == {"kernel"}
+
+
+@torch.no_grad()
+def test_nothing_of_it_is_saved(captured, tmp_path):
+    model, x, recorded = captured
+    recorded.load(fuse=True)(x)
+    recorded.save(tmp_path / "model.offload")
+    opened = offload.open(tmp_path / "model.offload")
+    assert str(opened.program) == str(recorded.program)
+    near(opened.load(fuse=True)(x), model(x))
+
+
+def test_closed_executables_give_their_memory_back(captured):
+    _, x, recorded = captured
+    with torch.no_grad():
+        for _ in range(3):
+            with recorded.load(fuse=True) as run:
+                run(x)
+            del run
+            gc.collect()
+    assert not [
+        one for one in gc.get_objects() if type(one) is offload.Executable and not one.closed
+    ]
+
+
+@pytest.mark.parametrize("given", ["yes", 1, None, 0])
+def test_fuse_is_true_or_false(captured, given):
+    with pytest.raises(offload.BindingError, match="fuse: expected True or False, got"):
+        captured[2].load(fuse=given)
+
+
+def test_other_devices_refuse(captured):
+    with pytest.raises(offload.BackendUnavailable, match="runs no compiled kernels"):
+        captured[2].load(device="null", fuse=True)
+
+
+@torch.no_grad()
+def test_timelines_name_kernels_by_what_they_replace(captured):
+    _, x, recorded = captured
+    run = recorded.load(fuse=True)
+    run(x)
+    with run.timeline(executions=1) as timeline:
+        run(x)
+    names = {span.name for span in timeline.executions[0].spans}
+    assert "offload::fused(addmm, gelu)" in names
+
+
+@torch.no_grad()
+def test_the_users_own_compiler_goes_on():
+    """What is set for Inductor here is set for nobody else."""
+    script = """
+import torch, offload
+from torch._inductor import config
+from torch._inductor.codegen import common
+before = config.save_config()
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Softmax(-1)).eval()
+x = torch.randn(4, 8)
+with torch.no_grad():
+    run = offload.capture(model, x).load(fuse=True)
+    torch.testing.assert_close(run(x), model(x))
+    common.init_backend_registration()
+    assert common.device_codegens["cpu"].fx_wrapper_codegen.__name__ == "WrapperFxCodegen"
+    assert config.save_config() == before
+    torch.testing.assert_close(torch.compile(model)(x), model(x))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

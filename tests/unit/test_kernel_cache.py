@@ -1,0 +1,218 @@
+"""The cache of compiled kernels: whose it is, what it gives, and what it does not believe."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from kernel_sources import needs_compiler
+from torch import nn
+
+import offload
+from offload.compile import cache as caches
+from offload.compile import fuse, toolchain
+from offload.compile.cache import CacheRefused, Entry, KernelCache
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(scope="module")
+def bound():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+    with torch.no_grad():
+        return offload.capture(model, torch.randn(4, 8)).bound
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kernels"
+
+
+def only(folder: Path, suffix: str) -> Path:
+    (found,) = (path for path in folder.rglob(f"*{suffix}"))
+    return found
+
+
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that are compiled from now on."""
+    made: list[str] = []
+    build = toolchain.build
+
+    def noted(source, options, target):
+        made.append(source)
+        build(source, options, target)
+
+    monkeypatch.setattr("offload.compile.fusion.build", noted)
+    return made
+
+
+def test_what_was_compiled_once_is_found(bound, folder, monkeypatch):
+    made = builds(monkeypatch)
+    first = fuse(bound, cache_folder=folder)
+    assert (first.fusion.n_kernels, first.fusion.n_replaced, len(made)) == (1, 2, 1)
+    second = fuse(bound, cache_folder=folder)
+    assert (second.fusion.n_kernels, len(made)) == (1, 1)
+
+
+def test_it_is_found_without_a_compiler(bound, folder, monkeypatch):
+    fuse(bound, cache_folder=folder)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    toolchain.find_compiler.cache_clear()
+    try:
+        assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
+        none = fuse(bound, cache_folder=folder.parent / "other").fusion
+    finally:
+        monkeypatch.undo()
+        toolchain.find_compiler.cache_clear()
+    assert none.n_kernels == 0
+    assert {reason for _, reason in none.kept} == {
+        "no C++ compiler: g++, c++ and clang++ are not on PATH"
+    }
+    # What was refused for that is not kept: with a compiler it is made.
+    assert fuse(bound, cache_folder=folder.parent / "other").fusion.n_kernels == 1
+
+
+def test_neither_inductor_nor_a_compiler_is_loaded_for_what_is_found(folder):
+    """In another process, whose modules are told."""
+    script = f"""
+import sys, pathlib, torch, offload
+from offload.compile import fuse, toolchain
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)).eval()
+with torch.no_grad():
+    bound = offload.capture(model, torch.randn(4, 8)).bound
+if sys.argv[1] == "again":
+    def refuse(*_): raise AssertionError("compiles")
+    import offload.compile.fusion as fusing
+    fusing.build = refuse
+fusion = fuse(bound, cache_folder=pathlib.Path({str(folder)!r})).fusion
+print(fusion.n_kernels, "torch._inductor.codegen" in sys.modules, "torch._dynamo" in sys.modules)
+"""
+    told = []
+    for turn in ("first", "again"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, turn], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        told.append(done.stdout.split())
+    assert told[0][:2] == ["2", "True"]
+    assert told[1] == ["2", "False", "False"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF" + bytes(100), b"not code"])
+def test_a_library_that_is_not_what_was_written_is_made_again(bound, folder, content, monkeypatch):
+    fuse(bound, cache_folder=folder)
+    # A new file: the one that this process has loaded stays as it is.
+    library = only(folder, ".so")
+    library.unlink()
+    library.write_bytes(content)
+    made = builds(monkeypatch)
+    assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
+    assert len(made) == 1
+    assert only(folder, ".so").read_bytes() != content
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"symbol": 3', '{"symbol": "k"}', "null"])
+def test_a_damaged_entry_is_made_again(bound, folder, text, monkeypatch):
+    fuse(bound, cache_folder=folder)
+    only(folder, ".json").write_text(text)
+    made = builds(monkeypatch)
+    assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
+    assert len(made) == 1
+
+
+def test_an_entry_of_another_compiler_is_made_again(bound, folder, monkeypatch):
+    fuse(bound, cache_folder=folder)
+    entry = only(folder, ".json")
+    document = json.loads(entry.read_text())
+    entry.write_text(json.dumps({**document, "compiler": "/usr/bin/another 1 2"}))
+    made = builds(monkeypatch)
+    assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
+    assert len(made) == 1
+
+
+def test_an_entry_cannot_name_a_file_elsewhere(bound, folder, tmp_path, monkeypatch):
+    fuse(bound, cache_folder=folder)
+    entry, library = only(folder, ".json"), only(folder, ".so")
+    elsewhere = tmp_path / library.name
+    elsewhere.write_bytes(library.read_bytes())
+    document = json.loads(entry.read_text())
+    entry.write_text(json.dumps({**document, "library": f"../../{library.name}"}))
+    made = builds(monkeypatch)
+    assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_folder_that_others_may_write_to_is_refused(bound, folder, mode):
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(CacheRefused, match="chmod go-w"):
+        KernelCache(folder)
+    fusion = fuse(bound, cache_folder=folder).fusion
+    assert fusion.n_kernels == 0
+    assert all("written by others" in reason for _, reason in fusion.kept)
+
+
+def test_a_folder_of_another_user_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(CacheRefused, match="another user"):
+        KernelCache(folder)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(bound, tmp_path):
+    (tmp_path / "file").write_text("")
+    fusion = fuse(bound, cache_folder=tmp_path / "file" / "kernels").fusion
+    assert fusion.n_kernels == 0
+    assert all("cannot be made" in reason for _, reason in fusion.kept)
+
+
+def test_what_was_used_least_lately_goes_first(folder, monkeypatch, tmp_path):
+    cache = KernelCache(folder)
+    monkeypatch.setattr(caches, "LIMIT_BYTES", 2500)
+    names = []
+    for number in range(4):
+        built = tmp_path / f"{number}.so"
+        built.write_bytes(bytes([number]) * 1000)
+        names.append(cache.keep_library(built))
+        os.utime(cache.folder / names[-1], (number, number))
+    left = {path.name for path in cache.folder.iterdir()}
+    assert left == set(names[2:])
+
+
+def test_what_is_refused_is_kept_too(folder):
+    cache = KernelCache(folder)
+    cache.keep({"loops-1": Entry(refusal="no loops")})
+    assert cache.find("loops-1") == Entry(refusal="no loops")
+    assert cache.find("loops-2") is None
+
+
+def test_two_processes_fill_it_at_once(folder):
+    script = f"""
+import pathlib, torch, offload
+from offload.compile import fuse
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.ReLU(), torch.nn.Linear(12, 3)).eval()
+x = torch.randn(4, 8)
+with torch.no_grad():
+    bound = offload.capture(model, x).bound
+for _ in range(3):
+    fusion = fuse(bound, cache_folder=pathlib.Path({str(folder)!r})).fusion
+    assert fusion.n_kernels == 2, fusion
+"""
+    running = [
+        subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for one in running:
+        assert one.wait() == 0, one.stderr.read() if one.stderr else ""
+        if one.stderr:
+            one.stderr.close()
+    assert not list(folder.rglob("*.partial"))

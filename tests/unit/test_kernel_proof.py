@@ -1,0 +1,127 @@
+"""The proof of a compiled kernel: right ones pass, and whatever is wrong with one is noticed."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from kernel_sources import address_of, library, needs_compiler, region_of
+
+from offload.compile.proof import KernelProof
+from offload.compile.widened import widened
+
+pytestmark = needs_compiler
+
+N = 64
+
+SOURCES = {
+    "right": "for (int i = 0; i < 64; ++i) z[i] = x[i] * y[i] + x[i];",
+    "by_other_roundings": "for (int i = 0; i < 64; ++i) z[i] = x[i] * (y[i] + 1.0f);",
+    "wrong": "for (int i = 0; i < 64; ++i) z[i] = x[i] * y[i] - x[i];",
+    "wrong_in_one": "for (int i = 0; i < 64; ++i) z[i] = x[i] * y[i] + (i == 37 ? 0.0f : x[i]);",
+    "too_coarse": "for (int i = 0; i < 64; ++i) z[i] = x[i] * y[i] + x[i] * 1.0001f;",
+    "too_short": "for (int i = 0; i < 63; ++i) z[i] = x[i] * y[i] + x[i];",
+    "nothing": "",
+    "too_long": "for (int i = 0; i < 65; ++i) z[i] = i < 64 ? x[i] * y[i] + x[i] : 0.0f;",
+    "before": "for (int i = 0; i < 64; ++i) z[i] = x[i] * y[i] + x[i]; z[-1] = 0.0f;",
+    "far": "for (int i = 0; i < 64; ++i) z[i] = x[i] * y[i] + x[i]; z[64 + 1000] = 0.0f;",
+    "scratch": "for (int i = 0; i < 64; ++i) z[i] = x[i] * y[i] + x[i]; ((float*)w[3])[8] = 0.0f;",
+}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Functions that compute x * y + x, or are to."""
+    lines = [
+        f'extern "C" void {name}(void* const* w) {{ const float* x = (const float*)w[0]; '
+        f"const float* y = (const float*)w[1]; float* z = (float*)w[2]; {body} }}"
+        for name, body in SOURCES.items()
+    ]
+    return library("\n".join(lines), tmp_path_factory.mktemp("kernels"))
+
+
+def proof_of(kernels: ctypes.CDLL, name: str, scratch_bytes: tuple[int, ...] = ()) -> KernelProof:
+    region = region_of(lambda x, y: x * y + x, torch.ones(N), torch.ones(N))
+    return KernelProof(name, address_of(kernels, name), region.program, scratch_bytes)
+
+
+def bits(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [one.view(torch.int32) for one in tensors]
+
+
+def prove(proof: KernelProof, x: torch.Tensor, y: torch.Tensor) -> bool:
+    x, y, z = x.clone(), y.clone(), torch.full((N,), 7.0)
+    given = x.clone(), y.clone()
+    is_proved = proof.prove([one.data_ptr() for one in (x, y, z)])
+    assert torch.equal(z, torch.full((N,), 7.0)), "a proof writes where the execution will"
+    assert all(torch.equal(*pair) for pair in zip(bits(x, y), bits(*given), strict=True))
+    return is_proved
+
+
+@pytest.mark.parametrize("name", ["right", "by_other_roundings"])
+def test_what_rounds_otherwise_is_proved(kernels, name):
+    proof = proof_of(kernels, name)
+    for scale in (1e-30, 1.0, 1e30):
+        assert prove(proof, torch.randn(N) * scale, torch.randn(N)), proof.failure
+    assert proof.failure == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("wrong", "times as far from float64"),
+        ("wrong_in_one", "times as far from float64"),
+        ("too_coarse", "times as far from float64"),
+        ("too_short", "infinities or NaN"),
+        ("nothing", "infinities or NaN"),
+        ("too_long", "beyond what it makes"),
+        ("before", "beyond what it makes"),
+        ("far", "beyond what it makes"),
+    ],
+)
+def test_what_is_wrong_is_noticed(kernels, name, failure):
+    proof = proof_of(kernels, name)
+    assert not prove(proof, torch.randn(N), torch.randn(N))
+    assert failure in proof.failure
+
+
+def test_scratch_memory_has_its_end(kernels):
+    assert prove(proof_of(kernels, "scratch", (36,)), torch.randn(N), torch.randn(N))
+    proof = proof_of(kernels, "scratch", (32,))
+    assert not prove(proof, torch.randn(N), torch.randn(N))
+    assert "beyond what it makes" in proof.failure
+
+
+def test_infinities_and_nan_are_results_too(kernels):
+    x = torch.randn(N)
+    x[3], x[5], x[7] = float("inf"), float("-inf"), float("nan")
+    assert prove(proof_of(kernels, "right"), x, torch.randn(N))
+    # x * (y + 1) of an infinity and -1 is NaN where x * y + x is as well; of 0 they differ.
+    y = torch.randn(N)
+    y[3] = -0.5
+    assert prove(proof_of(kernels, "by_other_roundings"), x, y.abs() + 0.1)
+    proof = proof_of(kernels, "by_other_roundings")
+    assert not prove(proof, x, y)
+    assert "infinities or NaN" in proof.failure
+
+
+def test_the_launches_run_where_a_proof_failed(kernels):
+    proof = proof_of(kernels, "wrong")
+    x, y, z = torch.randn(N), torch.randn(N), torch.zeros(N)
+    proof.run_replaced([one.data_ptr() for one in (x, y, z)])
+    assert torch.equal(z, x * y + x)
+
+
+def test_the_wide_program_computes_in_float64():
+    region = region_of(lambda x: torch.nn.functional.gelu(x.to(torch.bfloat16)), torch.ones(N))
+    wide = widened(region.program)
+    assert wide is not None
+    assert {value.dtype for value in wide.values} == {"float64"}
+    assert [value.size_bytes for value in wide.values] == [N * 8] * len(wide.values)
+    assert "bfloat16" not in str(wide)
+
+
+def test_what_is_viewed_as_other_numbers_has_no_wide_program():
+    region = region_of(lambda x: x.view(torch.int32) + 1, torch.ones(N))
+    assert widened(region.program) is None

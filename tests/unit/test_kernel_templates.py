@@ -1,0 +1,215 @@
+"""Templates of kernels against float64, over sizes that fill vectors and that do not."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from kernel_sources import call, library, needs_compiler, region_of
+from torch import nn
+from torch.nn import functional
+
+from offload.compile.refusal import UnsupportedRegion
+from offload.compile.templates import PRELUDE, function
+from offload.program import Program
+
+pytestmark = needs_compiler
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "gelu of tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+
+# Rows, columns and depth: one, vectors and panels filled, and not; more than one block of depth.
+SIZES = [
+    (1, 1, 1), (1, 64, 64), (1, 33, 67), (2, 7, 300), (3, 16, 16), (4, 48, 32), (5, 1, 9),
+    (8, 48, 64), (9, 50, 67), (13, 101, 67), (16, 192, 64), (17, 47, 257), (9, 31, 513),
+    (33, 16, 5),
+]  # fmt: skip
+
+GUARD = 64
+
+
+def guarded(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor of NaN at an address of no alignment but a float's, and the memory around it."""
+    count = torch.Size(shape).numel()
+    around = torch.full((count + 2 * GUARD + 1,), float("nan"))
+    return around[GUARD + 1 : GUARD + 1 + count].view(shape), around
+
+
+def place(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy between NaN, which whatever reads beyond it makes NaN of."""
+    _, around = guarded(tensor.untyped_storage().nbytes() // 4)
+    inside = around[GUARD + 1 : -GUARD].as_strided(tensor.shape, tensor.stride(), GUARD + 1)
+    return inside.copy_(tensor)
+
+
+def check(loaded: ctypes.CDLL, symbol: str, model, inputs, region) -> None:
+    """Run a function beside the model in float64, on memory between guards."""
+    wide = model.double()(*(one.double() for one in inputs))
+    given = [place(one) for one in region_inputs(region, model.float(), inputs)]
+    made, around = guarded(*wide.shape)
+    call(loaded, symbol, [*given, made])
+    assert around[: GUARD + 1].isnan().all()
+    assert around[-GUARD:].isnan().all()
+    torch.testing.assert_close(made.double(), wide, rtol=2e-5, atol=2e-5)
+
+
+def region_inputs(region, model, inputs):
+    """The tensors of a region's inputs, by their names in the program that it is of."""
+    named = dict(model.named_parameters())
+    positions = {f"args[{number}]": one for number, one in enumerate(inputs)}
+    return [
+        (named | positions)[region.program.values[view.value].name].detach()
+        for view in region.program.inputs
+    ]
+
+
+class Product(nn.Module):
+    def __init__(self, rows, columns, depth, bias, activation) -> None:
+        super().__init__()
+        self.linear = nn.Linear(depth, columns, bias=bias)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x):
+        return self.activation(self.linear(x))
+
+
+class Turned(nn.Module):
+    """A product with a weight whose rows lie side by side."""
+
+    def __init__(self, columns, depth) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(depth, columns))
+        self.bias = nn.Parameter(torch.randn(columns))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x, self.weight)
+
+
+CASES = {
+    **{
+        f"{size} {bias} {activation}": (
+            lambda size=size, bias=bias, activation=activation: Product(*size, bias, activation),
+            (size[0], size[2]),
+        )
+        for size, (bias, activation) in zip(
+            itertools.cycle(SIZES),
+            itertools.product([True, False], [*ACTIVATIONS, *ACTIVATIONS]),
+            strict=False,
+        )
+    },
+    **{
+        f"{size} turned": (lambda size=size: Turned(size[1], size[2]), (size[0], size[2]))
+        for size in SIZES
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory: pytest.TempPathFactory):
+    """One function for each case, all of one library."""
+    made, texts = {}, [PRELUDE]
+    torch.manual_seed(0)
+    for number, (name, (make, shape)) in enumerate(CASES.items()):
+        model, inputs = make(), (torch.randn(shape),)
+        region = region_of(model, *inputs)
+        texts.append(function(f"product_{number}", region.program))
+        made[name] = (f"product_{number}", model, inputs, region)
+    return library("\n".join(texts), tmp_path_factory.mktemp("products")), made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products(products, name):
+    loaded, made = products
+    symbol, model, inputs, region = made[name]
+    check(loaded, symbol, model, inputs, region)
+
+
+HEADS = {
+    "causal": ((2, 3, 5, 8), (2, 3, 5, 8), True, None),
+    "more columns": ((1, 2, 3, 16), (1, 2, 33, 16), False, None),
+    "more rows": ((1, 2, 37, 5), (1, 2, 4, 5), True, None),
+    "one row": ((1, 4, 1, 32), (1, 4, 70, 32), False, None),
+    "blocks of rows": ((1, 1, 50, 16), (1, 1, 50, 16), True, None),
+    "mask": ((2, 2, 6, 8), (2, 2, 9, 8), False, (2, 1, 6, 9)),
+    "mask repeated": ((2, 2, 6, 8), (2, 2, 40, 8), False, (2, 1, 1, 40)),
+    "mask of two dimensions": ((1, 2, 17, 8), (1, 2, 17, 8), False, (17, 17)),
+}
+
+
+class Attention(nn.Module):
+    def __init__(self, is_causal) -> None:
+        super().__init__()
+        self.is_causal = is_causal
+
+    def forward(self, q, k, v, mask=None):
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=self.is_causal
+        )
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory):
+    made, texts = {}, [PRELUDE]
+    torch.manual_seed(1)
+    for number, (name, (asked, known, is_causal, mask)) in enumerate(HEADS.items()):
+        inputs = [torch.randn(asked), torch.randn(known), torch.randn(known)]
+        if mask is not None:
+            inputs.append(torch.randn(mask).masked_fill(torch.rand(mask) < 0.3, float("-inf")))
+        model = Attention(is_causal)
+        region = region_of(model, *inputs)
+        texts.append(function(f"heads_{number}", region.program))
+        made[name] = (f"heads_{number}", model, inputs, region)
+    return library("\n".join(texts), tmp_path_factory.mktemp("heads")), made
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_attention(heads, name):
+    loaded, made = heads
+    symbol, model, inputs, _ = made[name]
+    expected = model(*inputs)
+    given = [place(one) for one in inputs]
+    _, around = guarded(expected.untyped_storage().nbytes() // 4)
+    found = around.as_strided(expected.shape, expected.stride(), GUARD + 1)
+    call(loaded, symbol, [*given, found])
+    assert around[: GUARD + 1].isnan().all()
+    assert around[-GUARD:].isnan().all()
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_a_row_that_sees_nothing_is_as_torch_has_it(heads):
+    loaded, made = heads
+    symbol, model, inputs, _ = made["mask"]
+    inputs = [one.clone() for one in inputs]
+    inputs[3][:, :, 2] = float("-inf")
+    expected = model(*inputs)
+    found = torch.empty_strided(expected.shape, expected.stride())
+    call(loaded, symbol, [*inputs, found])
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6, equal_nan=True)
+
+
+def refused(program: Program) -> str:
+    with pytest.raises(UnsupportedRegion) as told:
+        function("kernel", program)
+    return str(told.value)
+
+
+def test_what_templates_do_not_take_is_refused():
+    x, w = torch.randn(4, 6), torch.randn(6, 5)
+    scaled = region_of(lambda c, a, b: torch.addmm(c, a, b, alpha=2), torch.randn(5), x, w)
+    assert "factors other than 1" in refused(scaled.program)
+    by_row = region_of(torch.addmm, torch.randn(4, 5), x, w)
+    assert "bias by row" in refused(by_row.program)
+    wide = region_of(torch.mm, x.double(), w.double())
+    assert "float32" in refused(wide.program)
+    sparse = region_of(torch.mm, x, torch.randn(12, 10)[::2, ::2])
+    assert "neither rows nor columns" in refused(sparse.program)
