@@ -20,6 +20,7 @@ from peers import PEERS, elementwise_loop, prepare
 from turns import take_turns
 
 OURS = "offload"
+FUSED = "offload, fused"
 PROMISED = ("eager", "StaticModule")
 
 
@@ -35,6 +36,9 @@ def test_replay(benchmark: Any, record: Callable[[Case], None], tmp_path: Path, 
     if name == "elementwise100":
         peers["C++ loop"] = elementwise_loop
     contenders, absent = prepare(peers, model, inputs, expected, tmp_path)
+    fused = captured.load(fuse=True)
+    torch.testing.assert_close(fused(*inputs), expected, rtol=1e-4, atol=1e-5)
+    contenders = {FUSED: lambda: fused(*inputs), **contenders}
     times = take_turns({OURS: lambda: run(*inputs), **contenders})
     record(
         Case(

@@ -58,6 +58,14 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     _freeze_imports(item.config)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kernels and costs that tests keep are kept for this session alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def global_state() -> Iterator[None]:
     """Seed before each test; restore threads, generator, grad mode and default dtype after."""

@@ -1,4 +1,4 @@
-"""The command line: `offload demo | inspect | run | diagnose | plan-memory | doctor`."""
+"""The command line: `offload demo | inspect | run | compile | diagnose | plan-memory | doctor`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ import offload
 from offload import _native
 from offload.backends import backend_names, find_backend
 from offload.captured import open_model
+from offload.compile.cache import CacheRefused, KernelCache
+from offload.compile.toolchain import CompilerMissing, find_compiler
 from offload.demo import QUERIES, Ranking, Search, load_encoder, read_page, search_page
 from offload.diagnosis.targets import diagnose_target
 from offload.errors import BackendUnavailable, FileError, OffloadError
@@ -201,6 +203,26 @@ def run(file: Path, input_file: Path | None, output_file: Path | None, device: s
         save_tensors(results, output_file)
 
 
+# ---- compile ------------------------------------------------------------------------------------
+
+
+@main.command("compile")
+@click.argument("file", type=_FILE)
+def compile_kernels(file: Path) -> None:
+    """Make the kernels of a saved program ahead of time.
+
+    They are kept in the user's folder for caches, where `load(fuse=True)` finds them: it needs
+    neither the time to make them nor a compiler then. Prints what was fused, and what not and why.
+    """
+    opened = open_model(file)
+    if isinstance(opened, OfflineModel):
+        raise click.UsageError(f"{file} is an offline model (.om), which holds its kernels")
+    with opened.load("cpu", fuse=True) as executable:
+        assert executable.fusion is not None  # as it was loaded
+        for line in executable.fusion.explain():
+            click.echo(printable(line))
+
+
 # ---- diagnose -----------------------------------------------------------------------------------
 
 
@@ -357,6 +379,8 @@ def doctor() -> None:
         else:
             backends.add_row(name, "yes", plain(machine.name))
     versions = Table(title="\nVersions", title_justify="left", show_header=False)
+    versions.add_column()
+    versions.add_column(overflow="fold")
     for what, found in _versions():
         versions.add_row(what, plain(found))
     console = Console()
@@ -374,7 +398,17 @@ def _versions() -> list[tuple[str, str]]:
         ("processor", _processor_name()),
         ("vector instructions", torch.backends.cpu.get_cpu_capability()),
         ("threads", str(torch.get_num_threads())),
+        ("compiler of kernels", _found_or_why(lambda: find_compiler().identity)),
+        ("cache of kernels", _found_or_why(lambda: str(KernelCache().folder))),
     ]
+
+
+def _found_or_why(find: Callable[[], str]) -> str:
+    """What was found, or in parentheses why there is nothing: fusion does without."""
+    try:
+        return find()
+    except (CompilerMissing, CacheRefused) as error:
+        return f"({error})"
 
 
 def _processor_name() -> str:

@@ -16,6 +16,8 @@ from click.testing import CliRunner, Result
 
 import offload
 from offload import cli, demo
+from offload.compile.cache import KernelCache
+from offload.compile.toolchain import CompilerMissing
 from offload.errors import BackendUnavailable
 from offload.files import save_program
 from offload.passes import Placement
@@ -277,6 +279,27 @@ def test_doctor_lists_backends_and_versions() -> None:
     assert re.search(r"cpu +│ yes", result.output)
     for found in (offload.__version__, torch.__version__, sys.version.split()[0]):
         assert found in result.output
+
+
+def test_doctor_names_the_compiler_and_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise CompilerMissing("no C++ compiler")
+
+    monkeypatch.setattr(cli, "find_compiler", missing)
+    result = offload_command("doctor")
+    assert re.search(r"compiler of kernels +│ \(no C\+\+ compiler\)", result.output)
+    folder = str(KernelCache().folder)
+    assert folder in re.sub(r"[\s│]", "", result.output)
+
+
+def test_compile_makes_kernels_of_a_saved_program(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval()
+    with torch.no_grad():
+        offload.capture(model, torch.randn(2, 4)).save(tmp_path / "model.offload")
+    result = offload_command("compile", tmp_path / "model.offload")
+    assert result.exit_code == 0
+    assert "fused: " in result.output
+    assert "recorded launches" in result.output
 
 
 def test_doctor_says_why_a_backend_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

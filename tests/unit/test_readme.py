@@ -6,6 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import kernel_sources
 import pytest
 import safetensors.torch
 import torch
@@ -21,6 +22,7 @@ PAGES = (README, *sorted(DOCS.glob("*.md")))
 # By which test each page's examples run.
 TESTED = {
     "README.md": "test_five_minutes",
+    "fusion.md": "test_fusion",
     "llm_decoding.md": "tests/unit/test_llm_decoding.py",
     "saving.md": "test_saving",
     "servers.md": "test_servers",
@@ -64,6 +66,15 @@ def test_five_minutes(run_page, capsys):
     assert names["y_eager"].equal(expected)
     assert names["block"](x).equal(expected)
     assert names["y_compiled"].equal(expected)
+
+
+@kernel_sources.needs_compiler
+def test_fusion(run_page, capsys):
+    names = run_page(DOCS / "fusion.md")
+    printed = capsys.readouterr().out
+    assert "fused: 2 kernels in the place of 3 recorded launches" in printed
+    assert names["run"].fusion.n_kernels == 2
+    assert {report.mode for report in names["run"].launch_reports()} == {"kernel"}
 
 
 def test_timelines(run_page, tmp_path, capsys):

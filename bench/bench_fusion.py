@@ -1,0 +1,56 @@
+"""Claim: a fused replay is quicker than each engine that fuses operators or packs weights.
+
+Calls are made as in `bench_replay`: a fused replay takes its inputs where they are and gives fresh
+results, while ONNX Runtime and OpenVINO keep theirs where they were bound.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import offload
+from measurements import Case, figure_of, ratio_of
+from models import MODELS
+from peers import PEERS, prepare
+from turns import take_turns
+
+FUSED = "offload, fused"
+UNFUSED = "offload"
+NOT_FUSING = ("eager", "StaticModule")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fusion(benchmark: Any, record: Callable[[Case], None], tmp_path: Path, name: str) -> None:
+    title, make = MODELS[name]
+    model, inputs = make()
+    with torch.no_grad(), offload.capture(model) as captured:
+        expected = model(*inputs)
+    unfused, fused = captured.load(), captured.load(fuse=True)
+    torch.testing.assert_close(fused(*inputs), expected, rtol=1e-4, atol=1e-5)
+    unfused(*inputs)
+    peers = {peer: make for peer, make in PEERS.items() if peer not in NOT_FUSING}
+    contenders, absent = prepare(peers, model, inputs, expected, tmp_path)
+    calls = {FUSED: lambda: fused(*inputs), UNFUSED: lambda: unfused(*inputs), **contenders}
+    times = take_turns(calls)
+    quickest = min(contenders, key=lambda peer: statistics.median(times[peer]))
+    others = [peer for peer in (UNFUSED, *contenders) if peer != quickest]
+    record(
+        Case(
+            title,
+            ratios={
+                f"the quickest peer, {quickest}": ratio_of(
+                    times[quickest], times[FUSED], at_least=1
+                ),
+                **{peer: ratio_of(times[peer], times[FUSED], at_least=1) for peer in others},
+            },
+            figures={one: figure_of(times[one], "ns") for one in times},
+            absent=absent,
+        )
+    )
+    benchmark.pedantic(lambda: fused(*inputs), rounds=20, iterations=10, warmup_rounds=2)
