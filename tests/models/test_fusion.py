@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import offload
 from offload.compile.toolchain import CompilerMissing, find_compiler
@@ -206,6 +207,39 @@ def test_what_fails_its_proof_runs_as_recorded(captured, monkeypatch):
     assert run.proof is not None
     assert run.proof.n_failed == run.proof.n_launches > 0
     assert "failed its proof: result 0" in run.explain()
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", [Counting, lambda: torch.device("meta"), torch.inference_mode])
+def test_a_proof_sees_nothing_of_the_callers_modes(captured, mode):
+    model, x, recorded = captured
+    expected = model(x)
+    run = recorded.load(fuse=True)
+    with mode() as entered:
+        result = run(x)
+    near(result, expected)
+    assert modes(run) == {"kernel"}
+    assert not result.is_inference()
+    assert not (isinstance(entered, Counting) and entered.seen)
+
+
+@torch.no_grad()
+def test_what_has_no_reference_in_float64_is_compared_with_the_launches():
+    """Integers that are divided give the default dtype, in a wide program too."""
+    count = torch.arange(8)
+    run = offload.capture(lambda n: (n / 3).exp() + 1, count).load(fuse=True)
+    near(run(count), (count / 3).exp() + 1)
+    assert modes(run) == {"kernel"}
 
 
 @torch.no_grad()

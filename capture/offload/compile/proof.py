@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.compile.widened import widened
 from offload.eager_run import EagerRun
+from offload.errors import CaptureError
 from offload.program import BoundProgram, Program, TensorView
 from offload.torch_names import find_dtype
 
@@ -66,10 +69,13 @@ class KernelProof:
         Raises:
             Whatever the replaced launches raise.
         """
+        with _plain_torch():
+            return self._prove(addresses)
+
+    def _prove(self, addresses: Sequence[int]) -> bool:
         inputs = self._inputs(addresses)
         recorded = _run(self._replaces, inputs)
-        wide = widened(self._replaces)
-        exact = None if wide is None else _run(wide, _widened_inputs(self._replaces, wide, inputs))
+        exact = _exact(self._replaces, inputs)
         ranges = [_Guarded(one.end_bytes) for one in self._results()]
         ranges += [_Guarded(size_bytes) for size_bytes in self._scratch_bytes]
         words = [*addresses[: len(inputs)], *(one.address for one in ranges)]
@@ -91,12 +97,13 @@ class KernelProof:
         Raises:
             Whatever they raise.
         """
-        inputs = self._inputs(addresses)
-        results = _run(self._replaces, inputs)
-        for address, view, result in zip(
-            addresses[len(inputs) :], self._results(), results, strict=False
-        ):
-            _on(_bytes_at(address, view.end_bytes), view).copy_(result)
+        with _plain_torch():
+            inputs = self._inputs(addresses)
+            results = _run(self._replaces, inputs)
+            for address, view, result in zip(
+                addresses[len(inputs) :], self._results(), results, strict=False
+            ):
+                _on(_bytes_at(address, view.end_bytes), view).copy_(result)
 
     def _results(self) -> list[TensorView]:
         return [result.view for result in self._replaces.results]
@@ -108,6 +115,13 @@ class KernelProof:
             _bytes_at(address, view.end_bytes)
             for address, view in zip(addresses, views, strict=False)
         ]
+
+
+@contextlib.contextmanager
+def _plain_torch() -> Iterator[None]:
+    """Torch without the modes of whoever executes."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+        yield
 
 
 class _Guarded:
@@ -145,6 +159,15 @@ def _run(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]
     for launch in program.launches:
         run.keep(launch, run.call(launch)())
     return [run.tensor(result.view) for result in program.results]
+
+
+def _exact(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    """The results in float64; None where the launches give another dtype for one of theirs."""
+    wide = widened(program)
+    try:
+        return None if wide is None else _run(wide, _widened_inputs(program, wide, inputs))
+    except CaptureError:  # as of integers that are divided, which gives the default dtype
+        return None
 
 
 def _widened_inputs(

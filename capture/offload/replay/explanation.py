@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MODES = {
     "call": "run as recorded (in place, or into memory of their own)",
     "copied": "had an out-variant that failed its proof: run as recorded, results copied",
-    "unproved": "have an out-variant, or are compiled code, that the first execution will prove",
+    "unproved": "have an out-variant or compiled code, which the first execution will prove",
     "thunk": "write where the plan says (typed)",
     "gathered": "read rows of a table from the store into their result",
     "graph": "run as nodes of one graph on the device",
