@@ -94,6 +94,12 @@ void add_kernel(CpuResident& resident, std::uintptr_t function,
   resident.add_kernel(std::move(kernel), name, source, std::move(releases));
 }
 
+// Calls compiled code once, for its proof.
+void call_kernel(std::uintptr_t function, const std::vector<std::uintptr_t>& words) {
+  const GilReleased release;
+  reinterpret_cast<CpuKernel::Function>(function)(reinterpret_cast<void* const*>(words.data()));
+}
+
 const char* mode_name(CpuMode mode) {
   switch (mode) {
     case CpuMode::kCall:
@@ -140,6 +146,9 @@ void register_residents(py::module_& module) {
   module.def(
       "has_thunk", [](const std::string& name) { return find_thunk(name) != nullptr; },
       py::arg("operator_name"), "Whether a typed out-variant of this operator is built in.");
+
+  module.def("call_kernel", &call_kernel, py::arg("function"), py::arg("words"),
+             "Calls compiled code with the addresses of its Values; raises what it throws.");
 
   py::class_<CpuResident, Resident, std::shared_ptr<CpuResident>>(module, "CpuResident")
       .def(py::init([](std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors,

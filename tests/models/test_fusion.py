@@ -167,6 +167,38 @@ def test_an_index_out_of_range_is_an_error_as_in_eager():
 
 
 @torch.no_grad()
+def test_a_division_by_zero_is_the_error_of_its_own_execution():
+    """Also where other threads divide by what is not zero."""
+    a, b = torch.arange(100), torch.arange(1, 101)
+    recorded = offload.capture(lambda a, b: (a // b) * 2 + a, a, b)
+    zero = b.clone()
+    zero[50] = 0
+    with pytest.raises(offload.ExecutionError, match="ZeroDivisionError"):
+        recorded.load(fuse=True)(a, zero)
+    outcomes: list[list[str]] = [[], []]
+
+    def work(number: int) -> None:
+        run = recorded.load(fuse=True)
+        run(a, b)
+        for turn in range(300):
+            is_zero = number == 0 and turn % 2 == 0
+            try:
+                got = run(a, zero if is_zero else b)
+            except offload.ExecutionError as error:
+                outcomes[number].append(str(error).rpartition(" ")[2])
+            else:
+                assert torch.equal(got, (a // b) * 2 + a)
+                outcomes[number].append("right")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [["ZeroDivisionError", "right"] * 150, ["right"] * 300]
+
+
+@torch.no_grad()
 def test_launch_by_launch_by_the_host(captured):
     model, x, recorded = captured
     run = recorded.load(fuse=True, scheduling="host")

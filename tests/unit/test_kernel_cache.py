@@ -161,6 +161,18 @@ def test_a_folder_that_others_may_write_to_is_refused(bound, folder, mode):
     assert all("written by others" in reason for _, reason in fusion.kept)
 
 
+@pytest.mark.parametrize("umask", [0o002, 0o000, 0o077])
+def test_what_it_makes_itself_is_the_users_alone(bound, folder, umask):
+    before = os.umask(umask)
+    try:
+        assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
+    finally:
+        os.umask(before)
+    made = [folder, *folder.rglob("*")]
+    assert len(made) == 4  # the folder of the environment, an entry, a library
+    assert not [path for path in made if path.stat().st_mode & 0o077]
+
+
 def test_a_folder_of_another_user_is_refused(folder, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(CacheRefused, match="another user"):

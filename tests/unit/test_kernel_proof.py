@@ -9,6 +9,7 @@ import torch
 from kernel_sources import address_of, library, needs_compiler, region_of
 
 from offload.compile.proof import KernelProof
+from offload.compile.toolchain import EXPORTED
 from offload.compile.widened import widened
 
 pytestmark = needs_compiler
@@ -26,6 +27,7 @@ SOURCES = {
     "too_long": "for (int i = 0; i < 65; ++i) z[i] = i < 64 ? x[i] * y[i] + x[i] : 0.0f;",
     "before": "for (int i = 0; i < 64; ++i) z[i] = x[i] * y[i] + x[i]; z[-1] = 0.0f;",
     "far": "for (int i = 0; i < 64; ++i) z[i] = x[i] * y[i] + x[i]; z[64 + 1000] = 0.0f;",
+    "raising": 'throw std::runtime_error("no");',
     "scratch": "for (int i = 0; i < 64; ++i) z[i] = x[i] * y[i] + x[i]; ((float*)w[3])[8] = 0.0f;",
 }
 
@@ -34,11 +36,11 @@ SOURCES = {
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """Functions that compute x * y + x, or are to."""
     lines = [
-        f'extern "C" void {name}(void* const* w) {{ const float* x = (const float*)w[0]; '
+        f"{EXPORTED} void {name}(void* const* w) {{ const float* x = (const float*)w[0]; "
         f"const float* y = (const float*)w[1]; float* z = (float*)w[2]; {body} }}"
         for name, body in SOURCES.items()
     ]
-    return library("\n".join(lines), tmp_path_factory.mktemp("kernels"))
+    return library("\n".join(["#include <stdexcept>", *lines]), tmp_path_factory.mktemp("kernels"))
 
 
 def proof_of(kernels: ctypes.CDLL, name: str, scratch_bytes: tuple[int, ...] = ()) -> KernelProof:
@@ -78,6 +80,7 @@ def test_what_rounds_otherwise_is_proved(kernels, name):
         ("too_long", "beyond what it makes"),
         ("before", "beyond what it makes"),
         ("far", "beyond what it makes"),
+        ("raising", "raises where the launches do not: no"),
     ],
 )
 def test_what_is_wrong_is_noticed(kernels, name, failure):

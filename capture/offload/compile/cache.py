@@ -64,8 +64,9 @@ class KernelCache:
         root = folder or platformdirs.user_cache_path("offload") / "kernels"
         self.folder = root / _environment()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            root.parent.mkdir(parents=True, exist_ok=True)
             for one in (root, self.folder):
+                one.mkdir(exist_ok=True, mode=0o700)
                 status = one.stat()
                 if status.st_uid != os.getuid() or status.st_mode & 0o022:
                     raise CacheRefused(

@@ -19,7 +19,7 @@ import torch
 
 from offload.compile.graph import trace
 from offload.compile.refusal import UnsupportedRegion
-from offload.compile.toolchain import Options
+from offload.compile.toolchain import EXPORTED, Options
 from offload.program import ITEM_BYTES, Program
 from offload.torch_names import dtype_name
 
@@ -43,6 +43,11 @@ _PREFIX = "#include <torch/csrc/inductor/cpp_prefix.h>"
 PRELUDE = f"{_PREFIX}\n#include <cstring>"
 """What comes once before the sources of `Loops`."""
 
+# A division by zero is noted where all threads find it, for the end of the kernel (cpp_prefix.h).
+# Without a place for that note it throws at once, which is as good where a kernel has no threads.
+_DIVISION_FLAG = re.compile(
+    r"^.*\binductor_cpu_(throw_if_)?integer_div_error\w*\b.*\n", re.MULTILINE
+)
 _SIGNATURE = re.compile(r'extern "C"\s+void\s+kernel\(')
 
 
@@ -94,7 +99,7 @@ class Loops:
             _SIGNATURE.sub(f"static void {symbol}_{name}(", body, count=1)
             for name, body in self.kernels.items()
         ]
-        lines = [f'extern "C" void {symbol}(void* const* words) {{']
+        lines = [f"{EXPORTED} void {symbol}(void* const* words) {{"]
         for name, words in self.calls:
             lines.append(f"  {symbol}_{name}({', '.join(word.pointer for word in words)});")
         for copy in self.copies:
@@ -266,7 +271,7 @@ class _Reader:
         found = _KERNEL.match(body)
         if found is None or not _SIGNATURE.search(found[1]):
             raise UnsupportedRegion("Inductor defines a kernel otherwise than known")
-        self._kernels[name] = found[1].replace(_PREFIX, "")
+        self._kernels[name] = _DIVISION_FLAG.sub("", found[1].replace(_PREFIX, ""))
 
     def call(self, name: str, arguments: Any, c_types: list[str]) -> None:
         self._calls.append((name, list(zip(arguments, c_types, strict=True))))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from offload import _native
 from offload.compile.widened import widened
 from offload.eager_run import EagerRun
 from offload.errors import CaptureError
@@ -54,7 +55,7 @@ class KernelProof:
             scratch_bytes: of each range of scratch memory.
         """
         self.name = name
-        self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        self._address = address
         self._replaces = replaces
         self._scratch_bytes = tuple(scratch_bytes)
         self.failure = ""
@@ -79,7 +80,11 @@ class KernelProof:
         ranges = [_Guarded(one.end_bytes) for one in self._results()]
         ranges += [_Guarded(size_bytes) for size_bytes in self._scratch_bytes]
         words = [*addresses[: len(inputs)], *(one.address for one in ranges)]
-        self._function((ctypes.c_void_p * len(words))(*words))
+        try:
+            _native.call_kernel(self._address, words)
+        except RuntimeError as error:
+            self.failure = f"it raises where the launches do not: {error}"
+            return False
         if not all(one.is_intact() for one in ranges):
             self.failure = "it wrote beyond what it makes"
             return False

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 
 from offload.compile.refusal import UnsupportedRegion
+from offload.compile.toolchain import EXPORTED
 from offload.program import Argument, Launch, Program, TensorView
 
 PRELUDE = '#include "linear.hpp"\n#include "attention.hpp"'
@@ -45,7 +46,7 @@ def function(symbol: str, program: Program) -> str:
     """
     launch = program.launches[0]
     body = _linear(program) if launch.name in _PRODUCTS else _attention(program)
-    return f'extern "C" void {symbol}(void* const* words) {{\n  {body}\n}}'
+    return f"{EXPORTED} void {symbol}(void* const* words) {{\n  {body}\n}}"
 
 
 def _pointer(program: Program, view: TensorView) -> str:

@@ -21,6 +21,7 @@ FLAGS = (
     "-march=native",
     "-fPIC",
     "-shared",
+    "-fvisibility=hidden",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=fast",
@@ -29,6 +30,9 @@ FLAGS = (
     "-w",
 )
 """Vectors are explicit in all sources; the rest is what Inductor compiles its own with."""
+
+EXPORTED = 'extern "C" __attribute__((visibility("default")))'
+"""What a function that is to be found in the library begins with; all else is its own."""
 
 _SECONDS = 300
 
