@@ -198,6 +198,45 @@ def test_a_division_by_zero_is_the_error_of_its_own_execution():
     assert outcomes == [["ZeroDivisionError", "right"] * 150, ["right"] * 300]
 
 
+def test_other_threads_notice_nothing_of_the_making():
+    """A process whose other thread calls what it has compiled, and compiles more, all the while."""
+    script = """
+import threading, torch, offload
+stop, failures, turns = threading.Event(), [], []
+
+def call() -> None:
+    try:
+        with torch.no_grad():
+            while not stop.is_set():
+                n = 2 + len(turns) % 50
+                compiled = torch.compile(lambda x: x * 2 + n, backend="eager")
+                x = torch.randn(n)
+                for _ in range(20):
+                    assert torch.equal(compiled(x), x * 2 + n)
+                turns.append(n)
+    except Exception as error:
+        failures.append(error)
+
+thread = threading.Thread(target=call)
+thread.start()
+with torch.no_grad():
+    for width in range(4, 7):
+        model = torch.nn.Sequential(torch.nn.LayerNorm(width), torch.nn.Softmax(-1)).eval()
+        x = torch.randn(3, width)
+        run = offload.capture(model, x).load(fuse=True)
+        torch.testing.assert_close(run(x), model(x))
+        assert run.fusion.n_kernels == 1, run.explain()
+stop.set()
+thread.join()
+assert not failures, failures
+assert turns
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @torch.no_grad()
 def test_launch_by_launch_by_the_host(captured):
     model, x, recorded = captured

@@ -1,12 +1,19 @@
-"""From a region of launches to a graph of torch's, as compilers take it."""
+"""From a region of launches to a graph of torch's, as compilers take it.
+
+torch's own tracer (`make_fx`) is not used: while it runs, a compiled function that another thread
+calls is refused, as it sets a flag of the whole process (`torch.fx._symbolic_trace`).
+"""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.views import find_steps
@@ -15,7 +22,7 @@ from offload.torch_names import find_dtype, find_overload, symbol_object
 
 
 def trace(
-    program: Program, decompositions: dict[Any, Any]
+    program: Program, decompositions: Mapping[Any, Callable[..., Any]]
 ) -> tuple[torch.fx.GraphModule, list[Any]]:
     """A region as a graph of torch's operators, and fake tensors as its inputs are.
 
@@ -26,21 +33,79 @@ def trace(
         decompositions: by operator, what it is replaced by.
 
     Raises:
-        UnsupportedRegion: a view is made of no view operators.
+        UnsupportedRegion: a view is made of no view operators, or a tensor comes out of nowhere.
     """
-    mode = FakeTensorMode()
-    with mode:
+    fakes = FakeTensorMode()
+    with fakes:
         inputs = [
             torch.empty_strided(view.shape, view.strides, dtype=find_dtype(view.dtype))
             for view in program.inputs
         ]
-    with mode, torch.no_grad():
-        graph = make_fx(
-            lambda *tensors: _Interpreter(program).run(tensors),
-            decomposition_table=decompositions,
-            tracing_mode="real",
-        )(*inputs)
-    return graph, inputs
+    mode = _GraphMode(decompositions)
+    for number, tensor in enumerate(inputs):
+        mode.add_input(f"arg{number}_1", tensor)
+    with fakes, torch.no_grad(), mode:
+        results = _Interpreter(program).run(inputs)
+    return mode.module(results), inputs
+
+
+class _GraphMode(TorchDispatchMode):
+    """Notes each operator that is called on fake tensors as a node of a graph."""
+
+    def __init__(self, decompositions: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._decompositions = decompositions
+        self._graph = torch.fx.Graph()
+        self._nodes: dict[int, torch.fx.Node] = {}
+        self._held: list[torch.Tensor] = []  # so that no two have one id
+
+    def add_input(self, name: str, tensor: torch.Tensor) -> None:
+        self._note(self._graph.placeholder(name), tensor)
+
+    def module(self, results: list[torch.Tensor]) -> torch.fx.GraphModule:
+        self._graph.output([self._node(tensor) for tensor in results])
+        return torch.fx.GraphModule({}, self._graph)
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # asks for a property of a tensor
+            return func(*args, **kwargs)
+        replaced = self._replaced(func, args, kwargs)
+        if replaced is not NotImplemented:
+            return replaced
+        outcome = func(*args, **kwargs)
+        given = tree_map_only(torch.Tensor, self._node, (list(args), kwargs))
+        node = self._graph.call_function(func, tuple(given[0]), given[1])
+        if isinstance(outcome, torch.Tensor):
+            self._note(node, outcome)
+        elif isinstance(outcome, (list, tuple)):
+            node.meta["val"] = outcome
+            for number, tensor in enumerate(outcome):
+                if isinstance(tensor, torch.Tensor):
+                    self._note(self._graph.call_function(operator.getitem, (node, number)), tensor)
+        else:
+            raise UnsupportedRegion(f"{func} gives no tensor")
+        return outcome
+
+    def _replaced(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What a decomposition gives, whose operators are noted; else NotImplemented."""
+        with self:
+            if func in self._decompositions:
+                return self._decompositions[func](*args, **kwargs)
+            return func.decompose(*args, **kwargs)
+
+    def _note(self, node: torch.fx.Node, tensor: torch.Tensor) -> None:
+        node.meta["val"] = tensor
+        self._nodes[id(tensor)] = node
+        self._held.append(tensor)
+
+    def _node(self, tensor: torch.Tensor) -> torch.fx.Node:
+        try:
+            return self._nodes[id(tensor)]
+        except KeyError:
+            raise UnsupportedRegion("it holds a constant tensor") from None
 
 
 class _Interpreter:
@@ -50,7 +115,7 @@ class _Interpreter:
         self._program = program
         self._tensors: dict[int, torch.Tensor] = {}
 
-    def run(self, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         for view, tensor in zip(self._program.inputs, inputs, strict=True):
             self._tensors[view.value] = tensor
         for launch in self._program.launches:

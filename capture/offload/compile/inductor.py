@@ -35,6 +35,7 @@ _CONFIGURATION = {
     "graph_partition": False,
     "max_autotune": False,
     "memory_planning": False,
+    "pattern_matcher": False,  # whose patterns are traced, which other threads notice
     "size_asserts": False,
 }
 
