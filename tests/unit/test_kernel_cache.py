@@ -206,6 +206,28 @@ def test_what_is_refused_is_kept_too(folder):
     assert cache.find("loops-2") is None
 
 
+def test_what_the_compiler_refuses_is_alone_and_tried_again(folder, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).eval()
+    with torch.no_grad():
+        bound = offload.capture(model, torch.randn(4, 8)).bound
+    build = toolchain.build
+
+    def refuse_norms(source, options, target):
+        if "cpp_prefix.h" in source:
+            raise toolchain.CompilerFailed("error: no space left")
+        build(source, options, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("offload.compile.fusion.build", refuse_norms)
+        fusion = fuse(bound, cache_folder=folder).fusion
+    assert fusion.n_kernels == 2
+    assert fusion.kept == {
+        ("aten::native_layer_norm", "the compiler refuses it: error: no space left"): 1
+    }
+    assert fuse(bound, cache_folder=folder).fusion.n_kernels == 3
+
+
 def test_two_processes_fill_it_at_once(folder):
     script = f"""
 import pathlib, torch, offload

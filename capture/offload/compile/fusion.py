@@ -148,7 +148,6 @@ def _entries(
         return entries | refused, cache.folder
     try:
         made = _made(missing, cache)
-        cache.keep(made)
     except CacheRefused as error:
         made = {key: Entry(refusal=str(error)) for key in missing}
     return entries | made, cache.folder
@@ -175,9 +174,16 @@ def _loaded(
 
 
 def _made(missing: Mapping[str, Region], cache: KernelCache) -> dict[str, Entry]:
-    """Compile regions into one library, and those that the compiler refuses there by themselves."""
+    """Compile regions into one library, and those that the compiler refuses there by themselves.
+
+    What the compiler refuses is tried again another time: it may be that the disk was full.
+
+    Raises:
+        CacheRefused: what was made cannot be kept.
+    """
     entries: dict[str, Entry] = {}
     sources: dict[str, _Source] = {}
+    failed: dict[str, Entry] = {}
     with stage("making kernels", len(missing) + 1) as told:
         for number, (key, region) in enumerate(missing.items(), 1):
             try:
@@ -192,9 +198,10 @@ def _made(missing: Mapping[str, Region], cache: KernelCache) -> dict[str, Entry]
                 try:
                     entries |= _compiled({key: source}, cache)
                 except CompilerFailed as error:
-                    entries[key] = Entry(refusal=f"the compiler refuses it: {error}")
+                    failed[key] = Entry(refusal=f"the compiler refuses it: {error}")
+        cache.keep(entries)
         told.reach(len(missing) + 1)
-    return entries
+    return entries | failed
 
 
 def _source(symbol: str, region: Region) -> _Source:
