@@ -398,7 +398,7 @@ def _versions() -> list[tuple[str, str]]:
         ("processor", _processor_name()),
         ("vector instructions", torch.backends.cpu.get_cpu_capability()),
         ("threads", str(torch.get_num_threads())),
-        ("compiler of kernels", _found_or_why(lambda: find_compiler().identity)),
+        ("compiler of kernels", _found_or_why(lambda: " ".join(find_compiler().command))),
         ("cache of kernels", _found_or_why(lambda: str(KernelCache().folder))),
     ]
 
