@@ -39,15 +39,13 @@ struct Linear {
   static constexpr long kRowsAtOnce = 8;
   static constexpr long kVectorsAtOnce = kLanes == 16 ? 3 : (kLanes == 8 ? 1 : 2);
   static constexpr long kPanel = kVectorsAtOnce * kLanes;  // columns
-  static constexpr long kDepth = 256;  // rows of a panel that is transposed: 48 KiB of the stack
+  static constexpr long kDepth = 256;  // of a panel that is transposed: 48 KiB of the stack
 
   static void run(const float* x, const float* w, const float* bias, float* out) {
-    if constexpr (order == Order::kRows) {
-      panels<k_size, w_stride>(x, w, bias, out);
-    } else if constexpr (m_size < 4) {
+    if constexpr (order == Order::kColumns && m_size < 4) {
       for (long m = 0; m < m_size; ++m) by_dots(x + m * x_stride, w, bias, out + m * out_stride);
     } else {
-      transposed(x, w, bias, out);
+      panels(x, w, bias, out);
     }
   }
 
@@ -57,16 +55,45 @@ struct Linear {
     return columns % kLanes == 0 ? kLanes : static_cast<int>(columns % kLanes);
   }
 
-  // ---- rows of w lie side by side: a panel of columns at a time --------------------------------
+  // ---- a panel of columns at a time, of which rows lie side by side or are made to --------------
 
-  template <long depth, long stride>
   static void panels(const float* x, const float* w, const float* bias, float* out) {
+    constexpr long step = order == Order::kRows ? 1 : w_stride;
     constexpr long whole = n_size / kPanel * kPanel;
     for (long n = 0; n < whole; n += kPanel) {
-      panel<depth, stride, kPanel, true, true>(x, w + n, bias + n, out + n);
+      blocks_of_depth<kPanel>(x, w + n * step, bias + n, out + n);
     }
     if constexpr (whole < n_size) {
-      panel<depth, stride, n_size - whole, true, true>(x, w + whole, bias + whole, out + whole);
+      blocks_of_depth<n_size - whole>(x, w + whole * step, bias + whole, out + whole);
+    }
+  }
+
+  // The sums of blocks are added up in out: the error grows with their number and their depth, and
+  // not with the product of both.
+  template <long columns>
+  static void blocks_of_depth(const float* x, const float* w, const float* bias, float* out) {
+    constexpr long step = order == Order::kRows ? w_stride : 1;
+    constexpr long n_blocks = (k_size + kDepth - 1) / kDepth;
+    constexpr long last = k_size - (n_blocks - 1) * kDepth;
+    if constexpr (n_blocks == 1) {
+      block<last, columns, true, true>(x, w, bias, out);
+    } else {
+      block<kDepth, columns, true, false>(x, w, bias, out);
+      for (long k = kDepth; k < k_size - last; k += kDepth) {
+        block<kDepth, columns, false, false>(x + k, w + k * step, bias, out);
+      }
+      block<last, columns, false, true>(x + k_size - last, w + (k_size - last) * step, bias, out);
+    }
+  }
+
+  template <long depth, long columns, bool is_first, bool is_last>
+  static void block(const float* x, const float* w, const float* bias, float* out) {
+    if constexpr (order == Order::kRows) {
+      panel<depth, w_stride, columns, is_first, is_last>(x, w, bias, out);
+    } else {
+      alignas(64) float rows[depth * kPanel];
+      transpose<depth, columns>(w, rows);
+      panel<depth, kPanel, columns, is_first, is_last>(x, rows, bias, out);
     }
   }
 
@@ -89,21 +116,7 @@ struct Linear {
                                      float* out) {
     constexpr long vectors = (columns + kLanes - 1) / kLanes;
     constexpr int tail = tail_of(columns);
-    Vector sum[rows][vectors];
-#pragma GCC unroll 8
-    for (long v = 0; v < vectors; ++v) {
-#pragma GCC unroll 16
-      for (long m = 0; m < rows; ++m) {
-        const float* const from = is_first ? bias : out + m * out_stride;
-        if (is_first && !has_bias) {
-          sum[m][v] = Vector{};
-        } else if (v + 1 < vectors) {
-          sum[m][v] = load(from + v * kLanes);
-        } else {
-          sum[m][v] = load_first<tail>(from + v * kLanes);
-        }
-      }
-    }
+    Vector sum[rows][vectors] = {};
     for (long k = 0; k < depth; ++k) {
       Vector row[vectors];
 #pragma GCC unroll 8
@@ -123,7 +136,10 @@ struct Linear {
 #pragma GCC unroll 8
       for (long v = 0; v < vectors; ++v) {
         float* const to = out + m * out_stride + v * kLanes;
-        const Vector value = is_last ? activated<activation>(sum[m][v]) : sum[m][v];
+        const float* const from = is_first ? bias + v * kLanes : to;
+        Vector value = sum[m][v];
+        if (!is_first || has_bias) value += v + 1 < vectors ? load(from) : load_first<tail>(from);
+        if (is_last) value = activated<activation>(value);
         if (v + 1 < vectors) {
           store(to, value);
         } else {
@@ -133,37 +149,7 @@ struct Linear {
     }
   }
 
-  // ---- columns of w lie side by side: a panel is transposed first ------------------------------
-
-  static void transposed(const float* x, const float* w, const float* bias, float* out) {
-    constexpr long whole = n_size / kPanel * kPanel;
-    for (long n = 0; n < whole; n += kPanel) {
-      transposed_panel<kPanel>(x, w + n * w_stride, bias + n, out + n);
-    }
-    if constexpr (whole < n_size) {
-      transposed_panel<n_size - whole>(x, w + whole * w_stride, bias + whole, out + whole);
-    }
-  }
-
-  template <long columns>
-  static void transposed_panel(const float* x, const float* w, const float* bias, float* out) {
-    constexpr long n_depths = (k_size + kDepth - 1) / kDepth;
-    constexpr long last = k_size - (n_depths - 1) * kDepth;
-    alignas(64) float panel_rows[(n_depths > 1 ? kDepth : last) * kPanel];
-    if constexpr (n_depths == 1) {
-      transpose<last, columns>(w, panel_rows);
-      panel<last, kPanel, columns, true, true>(x, panel_rows, bias, out);
-    } else {
-      transpose<kDepth, columns>(w, panel_rows);
-      panel<kDepth, kPanel, columns, true, false>(x, panel_rows, bias, out);
-      for (long k = kDepth; k < k_size - last; k += kDepth) {
-        transpose<kDepth, columns>(w + k, panel_rows);
-        panel<kDepth, kPanel, columns, false, false>(x + k, panel_rows, bias, out);
-      }
-      transpose<last, columns>(w + k_size - last, panel_rows);
-      panel<last, kPanel, columns, false, true>(x + k_size - last, panel_rows, bias, out);
-    }
-  }
+  // ---- columns of w that lie side by side, as rows ----------------------------------------------
 
   template <long depth, long columns>
   [[gnu::noinline]] static void transpose(const float* w, float* to) {
