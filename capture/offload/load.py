@@ -109,7 +109,7 @@ def _fused(
             f"device {backend.name!r} runs no compiled kernels: load without fuse=True"
         )
     kept = {"aten::embedding": "reads a table that may stay in its store"} if is_streamed else {}
-    found = fused(bound, kept)
+    found = fused(bound, kept, packs=not is_streamed)
     return found.bound, found.fusion
 
 

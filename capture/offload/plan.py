@@ -19,6 +19,7 @@ class SlotKind(enum.StrEnum):
     WEIGHT = "weight"
     FEATURE_MAP = "feature_map"
     OPERATOR = "operator"
+    DERIVED = "derived"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,8 +27,9 @@ class Slot:
     """A logical allocation whose base address is known only at an execution.
 
     Attributes:
-        kind: who allocates: the caller (input, output, weight), the arena (feature_map), or the
-            operator that makes the Value (operator).
+        kind: who allocates: the caller (input, output, weight), the arena (feature_map), the
+            operator that makes the Value (operator), or the executable for as long as it is open
+            (derived: one slot for all).
         size_bytes: bytes that lie at the base address.
         name: for messages and reports.
     """
@@ -78,7 +80,8 @@ class Plan:
     """The placement of a Program on a Machine.
 
     Attributes:
-        slots: inputs, outputs, weights, the feature map (always one), operator-allocated Values.
+        slots: inputs, outputs, weights, the feature map (always one), operator-allocated Values,
+            derived Values (one or none).
         places: for each Value of the Program where it lies; None for a Value that nothing uses,
             and for a host constant, whose address no launch knows.
         lifetimes: for each Value when it must exist, counted in launches, or where the device

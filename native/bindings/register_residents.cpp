@@ -85,8 +85,9 @@ std::function<Result(const CpuKernel::Addresses&)> over_addresses(py::object fun
 void add_kernel(CpuResident& resident, std::uintptr_t function,
                 const std::vector<std::pair<std::size_t, std::int64_t>>& words, py::object prove,
                 py::object run_replaced, const std::string& name, const std::string& source,
-                std::vector<std::size_t> releases) {
+                std::vector<std::size_t> releases, const py::sequence& sources) {
   CpuKernel kernel;
+  for (const py::handle holders : sources) kernel.sources.push_back(to_tensors(holders));
   kernel.function = reinterpret_cast<CpuKernel::Function>(function);
   for (const auto& [slot, offset_bytes] : words) kernel.words.push_back({slot, offset_bytes});
   kernel.prove = over_addresses<bool>(std::move(prove));
@@ -135,8 +136,12 @@ py::list launch_modes(const CpuResident& resident) {
 void register_residents(py::module_& module) {
   py::class_<Resident, std::shared_ptr<Resident>>(module, "Resident");  // NOLINT
   py::class_<TensorIndex>(module, "TensorIndex").def(py::init<std::size_t>(), py::arg("index"));
+  py::enum_<CpuMemory>(module, "CpuMemory")
+      .value("PATCHED", CpuMemory::kPatched)
+      .value("OPERATOR", CpuMemory::kOperator)
+      .value("KEPT", CpuMemory::kKept);
   py::class_<CpuSlot>(module, "CpuSlot")
-      .def(py::init<std::size_t, bool>(), py::arg("size_bytes"), py::arg("relocated"));
+      .def(py::init<std::size_t, CpuMemory>(), py::arg("size_bytes"), py::arg("memory"));
   py::class_<CpuTensor>(module, "CpuTensor")
       .def(py::init<std::size_t, std::int64_t, TensorLayout>(), py::arg("slot"),
            py::arg("offset_bytes"), py::arg("layout"));
@@ -163,7 +168,8 @@ void register_residents(py::module_& module) {
            py::arg("table") = py::none())
       .def("add_kernel", &add_kernel, py::kw_only(), py::arg("function"), py::arg("words"),
            py::arg("prove"), py::arg("run_replaced"), py::arg("name"), py::arg("source"),
-           py::arg("releases"))
+           py::arg("releases"), py::arg("sources") = py::tuple())
+      .def("derive_again", &CpuResident::derive_again)
       .def_property_readonly("launch_modes", &launch_modes);
   py::class_<NullResident, Resident, std::shared_ptr<NullResident>>(module, "NullResident")
       .def(py::init([](const std::vector<std::array<std::uint64_t, 3>>& relocations,

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "cpu/allocations.hpp"
+#include "cpu/kept_memory.hpp"
 #include "offload/errors.hpp"
 #include "replay/kernel_scope.hpp"
 
@@ -123,7 +124,10 @@ CpuResident::CpuResident(std::vector<CpuSlot> slots, const std::vector<CpuTensor
   storages_.reserve(slots_.size());
   for (const CpuSlot& slot : slots_) {
     storages_.emplace_back(c10::Storage::use_byte_size_t(), slot.size_bytes,
-                           c10::DataPtr(nullptr, c10::Device(c10::kCPU)), nullptr,
+                           slot.memory == CpuMemory::kKept
+                               ? kept_memory(slot.size_bytes)
+                               : c10::DataPtr(nullptr, c10::Device(c10::kCPU)),
+                           nullptr,
                            /*resizable=*/false);
   }
   tensors_.reserve(tensors.size());
@@ -156,23 +160,10 @@ void CpuResident::add(CpuLaunch launch) {
   launches_.push_back(std::move(launch));
 }
 
-void CpuResident::add_kernel(CpuKernel kernel, std::string name, std::string source,
-                             std::vector<std::size_t> releases) {
-  for (const CpuKernel::Word& word : kernel.words) static_cast<void>(slots_.at(word.slot));
-  kernel.addresses.resize(kernel.words.size());
-  CpuLaunch launch;
-  launch.operator_name = std::move(name);
-  launch.source = std::move(source);
-  launch.kernel = std::move(kernel);
-  launch.releases = std::move(releases);
-  launch.mode = CpuMode::kUnproved;
-  launches_.push_back(std::move(launch));
-}
-
 std::vector<Relocation> CpuResident::relocations() const {
   std::vector<Relocation> all;
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
-    if (!slots_[slot].relocated) continue;
+    if (slots_[slot].memory != CpuMemory::kPatched) continue;
     all.push_back({static_cast<std::uint32_t>(slot), static_cast<std::uint32_t>(slot), 0});
   }
   return all;
@@ -286,25 +277,11 @@ void CpuResident::fail(const CpuLaunch& launch) {
   }
 }
 
-void CpuResident::find_addresses(CpuKernel& kernel) const {
-  for (std::size_t index = 0; index < kernel.words.size(); ++index) {
-    const CpuKernel::Word& word = kernel.words[index];
-    const void* const base = storages_[word.slot].unsafeGetStorageImpl()->data();
-    kernel.addresses[index] =
-        reinterpret_cast<std::uintptr_t>(base) + static_cast<std::uintptr_t>(word.offset_bytes);
-  }
-}
-
 void CpuResident::run(CpuLaunch& launch) {
   switch (launch.mode) {
     case CpuMode::kKernel:
-      find_addresses(*launch.kernel);
-      static_assert(sizeof(void*) == sizeof(std::uintptr_t));
-      launch.kernel->function(reinterpret_cast<void* const*>(launch.kernel->addresses.data()));
-      break;
     case CpuMode::kReplaced:
-      find_addresses(*launch.kernel);
-      launch.kernel->run_replaced(launch.kernel->addresses);
+      run_kernel(launch);
       break;
     case CpuMode::kThunk:
       launch.thunk(launch.arguments.data(), launch.outputs.data());
@@ -389,6 +366,9 @@ c10::DataPtr CpuResident::take(std::size_t slot) {
 
 void CpuResident::close() noexcept {
   if (stream_) stream_->close();
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].memory == CpuMemory::kKept) release(slot);
+  }
 }
 
 void CpuResident::release(std::size_t slot) noexcept {
@@ -399,7 +379,7 @@ void CpuResident::release(std::size_t slot) noexcept {
 void CpuResident::release_all() noexcept {
   stack_.clear();
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
-    if (!slots_[slot].relocated) release(slot);
+    if (slots_[slot].memory == CpuMemory::kOperator) release(slot);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,10 +18,16 @@
 
 namespace offload {
 
-// A slot's size; its address comes with the patches.
+// Who gives a slot its memory.
+enum class CpuMemory : std::uint8_t {
+  kPatched,   // somebody else: its address comes with the patches
+  kOperator,  // the operator that makes what lies there, at each execution
+  kKept,      // the resident, until it is closed
+};
+
 struct CpuSlot {
   std::size_t size_bytes = 0;
-  bool relocated = true;  // false: an operator allocates it
+  CpuMemory memory = CpuMemory::kPatched;
 };
 
 // A tensor on a slot.
@@ -61,14 +68,24 @@ struct CpuKernel {
     std::int64_t offset_bytes = 0;
   };
 
+  // The weights that it derives something from, each by the tensors that hold it. With them it runs
+  // where one of these was written, as torch counts writes, or lies elsewhere; none: always.
+  using Sources = std::vector<std::vector<at::Tensor>>;
+
   Function function = nullptr;
-  std::vector<Word> words;
+  std::vector<Word> words;  // those of its sources first
+  Sources sources;
   // Whether the function does as the launches do that it stands for, at these addresses, where
   // their Values are; changes none of them. Throws what those launches throw.
   std::function<bool(const Addresses&)> prove;
   // Runs those launches.
   std::function<void(const Addresses&)> run_replaced;
   Addresses addresses;  // of the execution under way; kept for its memory
+
+  // Of one with sources: as it found them when it last ran.
+  std::uint64_t n_writes = 0;
+  std::uint64_t n_requests = 0;  // of `derive_again`
+  std::vector<std::uintptr_t> places;
 };
 
 struct CpuLaunch {
@@ -99,6 +116,7 @@ struct CpuLaunch {
 // used: run beside the functional operator on the live inputs, it must give the same bits and
 // leave guards around its results untouched. Likewise for launches that gather rows, with the
 // functional operator on those rows, read another way. Compiled code is proved by its own function.
+// The constructor throws OutOfMemory where there is no memory for slots that it keeps.
 // Launches wait for the weights that a stream brings: those that do not come are an ExecutionError
 // of the launch that needs them.
 class CpuResident final : public Resident {
@@ -117,11 +135,15 @@ class CpuResident final : public Resident {
   void add(CpuLaunch launch);
 
   // Adds a launch of compiled code next; `name` stands for an operator's. Throws std::out_of_range
-  // for a word of a slot that does not exist.
+  // for a word of a slot that does not exist, and std::invalid_argument for more sources than
+  // words.
   void add_kernel(CpuKernel kernel, std::string name, std::string source,
                   std::vector<std::size_t> releases);
 
   const std::vector<CpuLaunch>& launches() const { return launches_; }
+
+  // Has the next execution derive everything again. Any thread.
+  void derive_again() noexcept { n_requests_.fetch_add(1, std::memory_order_relaxed); }
 
   std::vector<Relocation> relocations() const override;
   void patch(const std::vector<Patch>& patches) noexcept override;
@@ -142,6 +164,7 @@ class CpuResident final : public Resident {
   void prove_and_run(CpuLaunch& launch);
   void run(CpuLaunch& launch);
   void find_addresses(CpuKernel& kernel) const;
+  void run_kernel(CpuLaunch& launch);
   [[noreturn]] void fail(const CpuLaunch& launch);
   void call(CpuLaunch& launch);
   void check_gathered(const CpuLaunch& launch) const;
@@ -160,6 +183,7 @@ class CpuResident final : public Resident {
   std::shared_ptr<WeightStream> stream_;
   bool traces_weights_ = false;
   bool proved_ = false;
+  std::atomic<std::uint64_t> n_requests_ = 1;  // before the first execution nothing is derived
   Proof proof_;
 };
 

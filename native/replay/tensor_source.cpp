@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "offload/errors.hpp"
+#include "replay/write_count.hpp"
 
 namespace offload {
 
@@ -12,16 +13,6 @@ TensorSource::TensorSource(std::vector<at::Tensor> tensors, std::size_t size_byt
     : tensors_(std::move(tensors)), size_bytes_(size_bytes) {
   WeightFiles none;
   look_up(none, /*opens=*/true);
-}
-
-// Of tensors that are tied without being views of one another each has a count of its own.
-std::uint64_t TensorSource::n_writes() const noexcept {
-  std::uint64_t sum = 0;
-  for (const at::Tensor& tensor : tensors_) {
-    const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-    if (version.enabled()) sum += version.current_version();
-  }
-  return sum;
 }
 
 void TensorSource::look_up(WeightFiles& files, bool opens) {
@@ -42,11 +33,11 @@ void TensorSource::look_up(WeightFiles& files, bool opens) {
   held_ = std::move(held);
   files.keep(storage_);
   storage_ = std::move(present);
-  n_writes_ = n_writes();
+  n_writes_ = write_count(tensors_);
 }
 
 bool TensorSource::has_changed() const noexcept {
-  return n_writes() != n_writes_ ||
+  return write_count(tensors_) != n_writes_ ||
          tensors_.front().unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() !=
              storage_->unsafeGetStorageImpl();
 }

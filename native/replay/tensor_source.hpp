@@ -13,11 +13,8 @@
 
 namespace offload {
 
-// Tensors of one storage, all of which is the weight. Tells when they were written, by the count
-// that torch keeps for autograd (`_version`, of tensors that share memory as views one for all),
-// and when they have another storage. Torch refuses to resize the storage meanwhile. Not counted is
-// what is written through `param.data`, through NumPy, or to tensors that were made in inference
-// mode.
+// Tensors of one storage, all of which is the weight. Tells when they were written, as `write_count`
+// does, and when they have another storage. Torch refuses to resize the storage meanwhile.
 //
 // Owner: the stream. Thread: as WeightSource. Errors: where the storage is shorter than the
 // weight BindingError, and of read FileError.
@@ -35,8 +32,6 @@ class TensorSource final : public WeightSource {
   ReadMode mode() const noexcept override { return ReadMode::kMemory; }
 
  private:
-  std::uint64_t n_writes() const noexcept;
-
   std::vector<at::Tensor> tensors_;
   std::size_t size_bytes_;
   std::shared_ptr<const c10::Storage> storage_;  // theirs when they were looked up

@@ -119,6 +119,8 @@ class Loaded:
             is a stage of m_l_t.
         weights: for each weight that lies in a memory of the executable's own the tensor there.
         stream: what brings weights there, not loaded yet.
+        derive_again: what is derived from weights is made again by the next execution, whether or
+            not torch counted a write; None where nothing is. Any thread may call it.
         moves_feature_map: whether this program's feature map may be new at every execution, on a
             backend that can do that at all.
         notes: what else a user should know of how it is executed, in sentences for people.
@@ -138,6 +140,7 @@ class Loaded:
     measure_copies: Callable[[], CopyCosts] | None = None
     weights: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
     stream: _native.WeightStream | _native.DeviceWeightStream | None = None
+    derive_again: Callable[[], None] | None = None
     moves_feature_map: bool = True
     notes: Callable[[], tuple[str, ...]] = tuple
 
@@ -148,6 +151,7 @@ _TRIGGERS = {
     SlotKind.WEIGHT: _native.Trigger.WEIGHT,
     SlotKind.FEATURE_MAP: _native.Trigger.FEATURE_MAP,
     SlotKind.OPERATOR: _native.Trigger.INTERNAL,
+    SlotKind.DERIVED: _native.Trigger.INTERNAL,
 }
 
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from offload.backends.cpu_streaming import gathered_tables, make_stream, measure
 from offload.backends.host_memory import PAGE_BYTES, free_bytes, is_address_space_limited
 from offload.errors import CaptureError
 from offload.machine import CostTable, Machine
-from offload.plan import Plan, SlotKind, check_plan
+from offload.plan import Plan, Slot, SlotKind, check_plan
 from offload.program import (
     Argument,
     BoundProgram,
@@ -177,6 +177,14 @@ def out_variant(launch: Launch) -> str | None:
     return _out_overload(launch.name) if suitable else None
 
 
+def _memory(slot: Slot, operator_slots: Set[int]) -> _native.CpuMemory:
+    if slot.kind is SlotKind.DERIVED:
+        return _native.CpuMemory.KEPT
+    if slot.index in operator_slots:
+        return _native.CpuMemory.OPERATOR
+    return _native.CpuMemory.PATCHED
+
+
 class _Builder:
     """Translates one Program and Plan into a CpuResident."""
 
@@ -194,13 +202,14 @@ class _Builder:
             None if isinstance(launch.callee, Kernel) else self._describe(launch)
             for launch in self._program.launches
         ]
-        relocated = {slot.index: True for slot in self._plan.slots}
-        for index in self._operator_allocated:
-            place = self._plan.places[index]
-            if place is not None:
-                relocated[place.slot] = False
+        operator_slots = {
+            place.slot
+            for index in self._operator_allocated
+            if (place := self._plan.places[index]) is not None
+        }
         slots = [
-            _native.CpuSlot(slot.size_bytes, relocated[slot.index]) for slot in self._plan.slots
+            _native.CpuSlot(slot.size_bytes, _memory(slot, operator_slots))
+            for slot in self._plan.slots
         ]
         stream: _native.WeightStream | None = None
         weights: Mapping[int, torch.Tensor] = {}
@@ -221,7 +230,11 @@ class _Builder:
             lambda: tuple(LaunchReport(mode, size) for mode, size in resident.launch_modes),
             weights=weights,
             stream=stream,
+            derive_again=resident.derive_again if self._derives() else None,
         )
+
+    def _derives(self) -> bool:
+        return any(True for _ in self._plan.of_kind(SlotKind.DERIVED))
 
     def _add_kernel(self, resident: _native.CpuResident, launch: Launch) -> None:
         assert isinstance(launch.callee, Kernel)
@@ -239,7 +252,11 @@ class _Builder:
             name=launch.name,
             source=launch.source,
             releases=self._releases(launch),
+            sources=self._sources(launch) if launch.callee.derives else (),
         )
+
+    def _sources(self, launch: Launch) -> list[tuple[torch.Tensor, ...]]:
+        return [self._bound.bindings.weights[view.value] for view in launch.views()]
 
     def _describe(self, launch: Launch) -> dict[str, Any]:
         name, overload = split_operator(launch.name)

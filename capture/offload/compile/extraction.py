@@ -37,18 +37,19 @@ class Extracted:
     @property
     def key(self) -> str:
         """The same for launches that do the same, wherever they were recorded; hexadecimal."""
-        program = self.program
-        content = (
-            program.device,
-            [
-                (one.role, one.shape, one.strides, one.dtype, one.size_bytes)
-                for one in program.values
-            ],
-            [(one.name, one.arguments, one.results) for one in program.launches],
-            program.inputs,
-            program.results,
-        )
-        return hashlib.sha256(repr(content).encode()).hexdigest()
+        return program_key(self.program)
+
+
+def program_key(program: Program) -> str:
+    """The same for Programs that do the same to tensors laid out alike; hexadecimal."""
+    content = (
+        program.device,
+        [(one.role, one.shape, one.strides, one.dtype, one.size_bytes) for one in program.values],
+        [(one.name, one.arguments, one.results) for one in program.launches],
+        program.inputs,
+        program.results,
+    )
+    return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
 def is_plain(value: Value) -> bool:
@@ -115,9 +116,9 @@ def extract(program: Program, first: int, end: int, used_later: Sequence[int]) -
             Result(dataclasses.replace(made[index], value=positions[index])) for index in visible
         ),
         arguments_structure=Structure(
-            "tuple", (_leaves(len(outside)), Structure("dict", type_name="dict")), type_name="tuple"
+            "tuple", (leaves(len(outside)), Structure("dict", type_name="dict")), type_name="tuple"
         ),
-        result_structure=_leaves(len(visible)),
+        result_structure=leaves(len(visible)),
     )
     return Extracted(
         inside,
@@ -126,7 +127,8 @@ def extract(program: Program, first: int, end: int, used_later: Sequence[int]) -
     )
 
 
-def _leaves(count: int) -> Structure:
+def leaves(count: int) -> Structure:
+    """So many tensors in a tuple."""
     return Structure(
         "tuple", tuple(Structure("tensor", leaf=leaf) for leaf in range(count)), type_name="tuple"
     )

@@ -11,8 +11,11 @@ from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 
+from offload.byte_sizes import show_bytes
 from offload.compile import templates
 from offload.compile.cache import CacheRefused, Entry, KernelCache
+from offload.compile.extraction import whole_view
+from offload.compile.packing import Packing, packable_weights
 from offload.compile.proof import KernelProof
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.regions import Kind, Region, find_regions
@@ -45,12 +48,14 @@ class Fusion:
     Attributes:
         n_kernels: launches of compiled code.
         n_replaced: launches that these stand for.
+        packed_bytes: of each weight that kernels read as panels, those of its panels.
         kept: how many other launches stay as recorded, by operator and reason.
         proofs: of each kernel launch, in order.
     """
 
     n_kernels: int
     n_replaced: int
+    packed_bytes: tuple[int, ...]
     kept: Mapping[tuple[str, str], int]
     proofs: tuple[KernelProof, ...]
 
@@ -59,6 +64,11 @@ class Fusion:
         lines = [
             f"fused: {self.n_kernels} kernels in the place of {self.n_replaced} recorded launches"
         ]
+        if self.packed_bytes:
+            lines.append(
+                f"  {len(self.packed_bytes)} packed weights, {show_bytes(sum(self.packed_bytes))} "
+                "beside the model's own, made again where these are written"
+            )
         lines += [
             f"  {count} x {operator} as recorded: {reason}"
             for (operator, reason), count in sorted(self.kept.items())
@@ -94,6 +104,8 @@ def fuse(
     bound: BoundProgram,
     kept_operators: Mapping[str, str] = MappingProxyType({}),
     cache_folder: Path | None = None,
+    *,
+    packs: bool = True,
 ) -> Fused:
     """Make kernels of what can be compiled; the rest stays as recorded.
 
@@ -104,10 +116,13 @@ def fuse(
         bound: what to fuse; unchanged.
         kept_operators: operators that stay as recorded, with the reason for people.
         cache_folder: where kernels are kept; None: in the user's folder for caches.
+        packs: weights may be packed where that pays, in memory beside them.
     """
     program = bound.program
-    regions = find_regions(program, kept_operators)
-    distinct = {region.key: region for region in regions.found}
+    packable = packable_weights(bound) if packs else frozenset()
+    regions = find_regions(program, kept_operators, packable)
+    distinct: dict[str, Region | Packing] = {region.key: region for region in regions.found}
+    distinct |= {one.key: one for region in regions.found if (one := region.packing) is not None}
     entries, addresses = _loaded(*_entries(distinct, cache_folder))
     rewriter = _Rewriter(program, addresses)
     kept = Counter((program.launches[at].name, why) for at, why in regions.kept.items())
@@ -119,18 +134,20 @@ def fuse(
             rewriter.launches.append(program.launches[at])
             at += 1
             continue
-        if entries[region.key].symbol:
-            rewriter.add_kernel(region, entries[region.key])
+        needed = [region.key, *([] if region.packing is None else [region.packing.key])]
+        refusal = next((entries[key].refusal for key in needed if not entries[key].symbol), None)
+        if refusal is None:
+            rewriter.add_region(region, entries)
         else:
             recorded = program.launches[region.first : region.end]
             rewriter.launches += recorded
-            kept += Counter((one.name, entries[region.key].refusal) for one in recorded)
+            kept += Counter((one.name, refusal) for one in recorded)
         at = region.end
     return rewriter.fused(bound, kept)
 
 
 def _entries(
-    distinct: Mapping[str, Region], cache_folder: Path | None
+    distinct: Mapping[str, Region | Packing], cache_folder: Path | None
 ) -> tuple[dict[str, Entry], Path]:
     """The entry of each region, compiled where it is not in the cache; and where libraries lie."""
     try:
@@ -173,7 +190,7 @@ def _loaded(
     return found, addresses
 
 
-def _made(missing: Mapping[str, Region], cache: KernelCache) -> dict[str, Entry]:
+def _made(missing: Mapping[str, Region | Packing], cache: KernelCache) -> dict[str, Entry]:
     """Compile regions into one library, and those that the compiler refuses there by themselves.
 
     What the compiler refuses is tried again another time: it may be that the disk was full.
@@ -187,7 +204,7 @@ def _made(missing: Mapping[str, Region], cache: KernelCache) -> dict[str, Entry]
     with stage("making kernels", len(missing) + 1) as told:
         for number, (key, region) in enumerate(missing.items(), 1):
             try:
-                sources[key] = _source(f"kernel_{region.extracted.key[:24]}", region)
+                sources[key] = _source(_symbol(key), region)
             except UnsupportedRegion as error:
                 entries[key] = Entry(refusal=str(error))
             told.reach(number)
@@ -204,12 +221,20 @@ def _made(missing: Mapping[str, Region], cache: KernelCache) -> dict[str, Entry]
     return entries | failed
 
 
-def _source(symbol: str, region: Region) -> _Source:
-    """The function of a region.
+def _symbol(key: str) -> str:
+    """The name of a function."""
+    return key.replace("-", "_")
+
+
+def _source(symbol: str, region: Region | Packing) -> _Source:
+    """The function of a region, or what packs a matrix.
 
     Raises:
         UnsupportedRegion: none can be made.
     """
+    if isinstance(region, Packing):
+        text = templates.packing_function(symbol, region.matrix)
+        return _Source(symbol, templates.PRELUDE, text, Options(), ())
     if region.kind is Kind.LOOPS:
         from offload.compile import inductor  # noqa: PLC0415 - takes seconds
 
@@ -221,7 +246,8 @@ def _source(symbol: str, region: Region) -> _Source:
             inductor.build_options(),
             loops.scratch_bytes,
         )
-    text = templates.function(symbol, region.extracted.program)
+    is_packed = region.packing is not None
+    text = templates.function(symbol, region.extracted.program, packed=is_packed)
     return _Source(symbol, templates.PRELUDE, text, Options(), ())
 
 
@@ -254,24 +280,70 @@ class _Rewriter:
         self._proofs: list[KernelProof] = []
         self._functions: list[KernelFunction] = []
         self._n_replaced = 0
+        self._packed: dict[tuple[int, str], TensorView] = {}
         self.launches: list[Launch] = []
         self.values: list[Value] = list(program.values)
 
-    def add_kernel(self, region: Region, entry: Entry) -> None:
-        extracted = region.extracted
+    def add_region(self, region: Region, entries: Mapping[str, Entry]) -> None:
+        """A kernel in the place of the region's launches, what packs its matrix before it."""
+        extracted, entry = region.extracted, entries[region.key]
         replaced = self._program.launches[region.first : region.end]
+        packed = []
+        if (packing := region.packing) is not None:
+            packed.append(self._panels(region.weight, packing, entries[packing.key], replaced))
         scratch = [self._scratch(size_bytes) for size_bytes in entry.scratch_bytes]
-        made = (*extracted.made, *scratch)
+        self._add_kernel(
+            entry,
+            extracted.program,
+            (*extracted.inputs, *packed),
+            made=(*extracted.made, *scratch),
+            replaced=replaced,
+        )
+        self._n_replaced += len(replaced)
+
+    def _panels(
+        self, weight: int, packing: Packing, entry: Entry, users: Sequence[Launch]
+    ) -> TensorView:
+        """The packed matrix of a weight, made once for all that read it."""
+        if (weight, packing.key) not in self._packed:
+            made = packing.program.results[0].view
+            value = dataclasses.replace(
+                packing.program.values[made.value],
+                index=len(self.values),
+                role=Role.DERIVED,
+                name=f"{self._program.values[weight].name}, packed",
+            )
+            self.values.append(value)
+            view = whole_view(value)
+            given = whole_view(self._program.values[weight])
+            self._add_kernel(
+                entry, packing.program, (given,), made=(view,), replaced=users, derives=True
+            )
+            self._packed[weight, packing.key] = view
+        return self._packed[weight, packing.key]
+
+    def _add_kernel(
+        self,
+        entry: Entry,
+        replaces: Program,
+        given: tuple[TensorView, ...],
+        *,
+        made: tuple[TensorView, ...],
+        replaced: Sequence[Launch],
+        derives: bool = False,
+    ) -> None:
+        """A launch of a compiled function, in the place in people's code of those it replaces."""
         address = self._addresses[entry.library, entry.symbol]
-        callee = Kernel(len(self._functions), extracted.program)
-        proof = KernelProof(callee.name, address, extracted.program, entry.scratch_bytes)
+        callee = Kernel(len(self._functions), replaces, derives)
+        n_derived = len(given) - len(replaces.inputs)
+        proof = KernelProof(callee.name, address, replaces, entry.scratch_bytes, n_derived)
         self.launches.append(
             Launch(
                 index=len(self.launches),
                 callee=callee,
-                arguments=extracted.inputs,
+                arguments=given,
                 results=made,
-                reads=tuple(view.value for view in extracted.inputs),
+                reads=tuple(view.value for view in given),
                 writes=tuple(view.value for view in made),
                 random=False,
                 guard=None,
@@ -282,14 +354,19 @@ class _Rewriter:
         )
         self._proofs.append(proof)
         self._functions.append(KernelFunction(address, proof.prove, proof.run_replaced))
-        self._n_replaced += len(replaced)
 
     def fused(self, bound: BoundProgram, kept: Mapping[tuple[str, str], int]) -> Fused:
         rewritten = rewrite(self._program, self.launches, self.values)
         bindings = dataclasses.replace(
             bound.bindings.moved(rewritten.positions), kernels=tuple(self._functions)
         )
-        fusion = Fusion(len(self._functions), self._n_replaced, dict(kept), tuple(self._proofs))
+        fusion = Fusion(
+            len(self._functions) - len(self._packed),
+            self._n_replaced,
+            tuple(self.values[view.value].size_bytes for view in self._packed.values()),
+            dict(kept),
+            tuple(self._proofs),
+        )
         return Fused(BoundProgram(rewritten.program, bindings), fusion)
 
     def _scratch(self, size_bytes: int) -> TensorView:

@@ -39,12 +39,17 @@ class KernelProof:
         name: of the kernel, for people.
         failure: why the proof failed; empty where it has not, or was not made yet.
 
-    The function's words are the addresses of the replaced program's inputs, of its results, and of
-    its scratch memory.
+    The function's words are the addresses of the replaced program's inputs, of what it is given in
+    the place of weights among these, of its results, and of its scratch memory.
     """
 
     def __init__(
-        self, name: str, address: int, replaces: Program, scratch_bytes: Sequence[int]
+        self,
+        name: str,
+        address: int,
+        replaces: Program,
+        scratch_bytes: Sequence[int],
+        n_derived: int = 0,
     ) -> None:
         """Keep what a proof needs.
 
@@ -53,7 +58,9 @@ class KernelProof:
             address: of the function.
             replaces: the launches that it stands for.
             scratch_bytes: of each range of scratch memory.
+            n_derived: how many Values it is given in the place of weights.
         """
+        self._n_given = len(replaces.inputs) + n_derived
         self.name = name
         self._address = address
         self._replaces = replaces
@@ -79,7 +86,7 @@ class KernelProof:
         exact = _exact(self._replaces, inputs)
         ranges = [_Guarded(one.end_bytes) for one in self._results()]
         ranges += [_Guarded(size_bytes) for size_bytes in self._scratch_bytes]
-        words = [*addresses[: len(inputs)], *(one.address for one in ranges)]
+        words = [*addresses[: self._n_given], *(one.address for one in ranges)]
         try:
             _native.call_kernel(self._address, words)
         except RuntimeError as error:
@@ -106,7 +113,7 @@ class KernelProof:
             inputs = self._inputs(addresses)
             results = _run(self._replaces, inputs)
             for address, view, result in zip(
-                addresses[len(inputs) :], self._results(), results, strict=False
+                addresses[self._n_given :], self._results(), results, strict=False
             ):
                 _on(_bytes_at(address, view.end_bytes), view).copy_(result)
 

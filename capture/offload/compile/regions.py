@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import torch
 
 from offload.compile.extraction import Extracted, extract, is_plain, last_uses, whole_view
+from offload.compile.packing import Packing, pack, pays
 from offload.compile.refusal import UnsupportedRegion
-from offload.compile.templates import ACTIVATIONS, TEMPLATES, function
+from offload.compile.templates import ACTIVATIONS, TEMPLATES, function, matrix_of
 from offload.program import Launch, Operator, Program, TensorView
 from offload.torch_names import find_overload
 
@@ -30,17 +31,21 @@ class Region:
         kind: how it is made.
         first, end: from which launch up to and without which one.
         extracted: these launches by themselves.
+        packing: of a product that reads its matrix as panels: how these are made.
+        weight: of such a product: of which Value.
     """
 
     kind: Kind
     first: int
     end: int
     extracted: Extracted
+    packing: Packing | None = None
+    weight: int = -1
 
     @property
     def key(self) -> str:
         """The same for regions of which the same kernel is made."""
-        return f"{self.kind}-{self.extracted.key}"
+        return f"{self.kind}-{'' if self.packing is None else 'packed-'}{self.extracted.key}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,12 +94,15 @@ _DTYPES = frozenset(
 )
 
 
-def find_regions(program: Program, kept_operators: Mapping[str, str]) -> Regions:
+def find_regions(
+    program: Program, kept_operators: Mapping[str, str], packable: Set[int] = frozenset()
+) -> Regions:
     """Group the launches of a Program, in its order.
 
     Args:
         program: whose launches.
         kept_operators: operators that stay as recorded, with the reason for people.
+        packable: the weights that may be packed.
     """
     found: list[Region] = []
     kept: dict[int, str] = {}
@@ -112,7 +120,7 @@ def find_regions(program: Program, kept_operators: Mapping[str, str]) -> Regions
             if region is None:
                 kept[at] = reason
             else:
-                found.append(region)
+                found.append(_packed(program, region, packable))
             at += 1 if region is None else region.end - at
         else:
             end = at
@@ -151,6 +159,15 @@ def _template(
         else:
             return Region(Kind.TEMPLATE, at, end, extracted), ""
     return None, reason
+
+
+def _packed(program: Program, region: Region, packable: Set[int]) -> Region:
+    """The region with a packed matrix, where that may be and pays."""
+    matrix = matrix_of(program.launches[region.first])
+    (made, *_) = program.launches[region.first].made()
+    if matrix is None or matrix.value not in packable or not pays(made.shape[0]):
+        return region
+    return dataclasses.replace(region, packing=pack(program, matrix), weight=matrix.value)
 
 
 def _why_not(program: Program, launch: Launch) -> str:

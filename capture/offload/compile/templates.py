@@ -31,27 +31,61 @@ _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 TEMPLATES = frozenset((*_PRODUCTS, _ATTENTION))
 """Operators that have a template."""
 
+_PACKED = -1  # stands for a Value that no region has
+
 _MOST_COLUMNS = 4096  # of scores in a row of attention, which lie on the stack
 
 
-def function(symbol: str, program: Program) -> str:
+def function(symbol: str, program: Program, *, packed: bool = False) -> str:
     """The source of `void symbol(void* const* words)` for a region.
 
     Args:
         symbol: its name.
         program: the region by itself: a product, which an activation may follow, or attention.
+        packed: of a product: behind its inputs it is given its matrix as panels, and reads those.
 
     Raises:
         UnsupportedRegion: the template does not take these tensors.
     """
     launch = program.launches[0]
-    body = _linear(program) if launch.name in _PRODUCTS else _attention(program)
+    body = _linear(program, packed) if launch.name in _PRODUCTS else _attention(program)
+    return _function(symbol, body)
+
+
+def packing_function(symbol: str, matrix: TensorView) -> str:
+    """The source of a function that packs a matrix; its words are the weight's and the panels'.
+
+    Args:
+        symbol: its name.
+        matrix: K rows of N columns of the weight.
+
+    Raises:
+        UnsupportedRegion: the template does not take the matrix.
+    """
+    depth, columns = matrix.shape
+    order, stride = _order(matrix)
+    return _function(
+        symbol,
+        f"offload::kernels::pack<{columns}, {depth}, offload::kernels::Order::{order}, {stride}>("
+        f"(const float*)((const char*)words[0] + {matrix.offset_bytes}), (float*)words[1]);",
+    )
+
+
+def matrix_of(launch: Launch) -> TensorView | None:
+    """The matrix that a product multiplies with; None of a launch that is no product."""
+    if launch.name not in _PRODUCTS:
+        return None
+    return _view(launch.arguments[1 if launch.name == "aten::mm" else 2])
+
+
+def _function(symbol: str, body: str) -> str:
     return f"{EXPORTED} void {symbol}(void* const* words) {{\n  {body}\n}}"
 
 
-def _pointer(program: Program, view: TensorView) -> str:
-    """Where a view begins, in the words of the region."""
-    order = [one.value for one in program.inputs] + [one.view.value for one in program.results]
+def _pointer(program: Program, view: TensorView, n_packed: int = 0) -> str:
+    """Where a view begins, in the words of the region; packed matrices are behind its inputs."""
+    order = [one.value for one in program.inputs] + [_PACKED] * n_packed
+    order += [one.view.value for one in program.results]
     if view.dtype != "float32":
         raise UnsupportedRegion(f"templates are of float32, not of {view.dtype}")
     return f"(float*)((char*)words[{order.index(view.value)}] + {view.offset_bytes})"
@@ -91,7 +125,7 @@ def _product(launch: Launch) -> _Product:
     return _Product(x, w, bias)
 
 
-def _linear(program: Program) -> str:
+def _linear(program: Program, packed: bool) -> str:
     launch, result = program.launches[0], program.results
     product = _product(launch)
     activation = _activation(program)
@@ -99,16 +133,20 @@ def _linear(program: Program) -> str:
     if depth > 1 and product.x.strides[1] != 1:
         raise UnsupportedRegion("a product of a matrix whose rows do not lie side by side")
     order, w_stride = _order(product.w)
+    matrix = _pointer(program, product.w)
+    if packed:
+        order, w_stride = "kPacked", 0
+        matrix = f"(float*)words[{len(program.inputs)}]"
     if len(result) != 1 or not _is_contiguous(result[0].view):
         raise UnsupportedRegion("a product whose result is laid out otherwise than in rows")
     bias = "nullptr" if product.bias is None else _pointer(program, product.bias)
+    out = _pointer(program, result[0].view, n_packed=int(packed))
     numbers = (rows, columns, depth, product.x.strides[0], f"Order::{order}", w_stride, columns)
     has_bias = "false" if product.bias is None else "true"
     return (
         "using namespace offload::kernels;\n  "
         f"Linear<{', '.join(map(str, numbers))}, Activation::{activation}, {has_bias}>::run("
-        f"{_pointer(program, product.x)}, {_pointer(program, product.w)}, {bias}, "
-        f"{_pointer(program, result[0].view)});"
+        f"{_pointer(program, product.x)}, {matrix}, {bias}, {out});"
     )
 
 

@@ -35,8 +35,8 @@ def place_values(
 
     Returns:
         A Plan in which every activation and scratch Value lies in the feature map for just its
-        lifetime, and every input, output and weight at the base of its own slot. Host constants
-        have none. The same program gives the same Plan.
+        lifetime, every input, output and weight at the base of its own slot, and all that is
+        derived in one slot. Host constants have none. The same program gives the same Plan.
     """
     lifetimes = value_lifetimes(program) if lifetimes is None else tuple(lifetimes)
     shared = [
@@ -50,7 +50,9 @@ def place_values(
         [_interval(value, lifetimes[value.index]) for value in shared],
         alignment_bytes=machine.alignment_bytes,
     )
-    slots, places = _slots_and_places(program, shared, placement, operator_allocated)
+    slots, places = _slots_and_places(
+        program, shared, placement, operator_allocated, machine.alignment_bytes
+    )
     return Plan(
         slots=slots,
         places=places,
@@ -64,9 +66,13 @@ def place_values(
 
 
 def _slots_and_places(
-    program: Program, shared: list[Value], placement: Placement, operator_allocated: Set[int]
+    program: Program,
+    shared: list[Value],
+    placement: Placement,
+    operator_allocated: Set[int],
+    alignment_bytes: int,
 ) -> tuple[tuple[Slot, ...], tuple[Place | None, ...]]:
-    """A slot for each input, output, weight and operator's own Value, and one feature map."""
+    """A slot for each input, output, weight and operator's own Value, and one for what is left."""
     slots: list[Slot] = []
     places: list[Place | None] = [None] * len(program.values)
 
@@ -86,6 +92,13 @@ def _slots_and_places(
         value = program.values[index]
         if value.role is Role.ACTIVATION:
             places[index] = Place(add_slot(SlotKind.OPERATOR, value.size_bytes, value.name), 0)
+    derived = program.of_role(Role.DERIVED)
+    end_bytes = 0
+    for value in derived:
+        places[value.index] = Place(len(slots), end_bytes)
+        end_bytes += round_up(value.size_bytes, alignment_bytes)
+    if derived:
+        add_slot(SlotKind.DERIVED, end_bytes, "derived from weights")
     return tuple(slots), tuple(places)
 
 

@@ -198,6 +198,7 @@ def _check_launches(program: Program) -> None:
         _check_accesses(program, launch, where)
         if isinstance(launch.callee, Kernel):
             _check_kernel(program, launch, launch.callee.replaces, where)
+        _check_derived(program, launch, where)
         for view in launch.made():
             if made_at.setdefault(view.value, launch.index) != launch.index:
                 raise ProgramError(f"{where} makes %{view.value} a second time")
@@ -229,7 +230,8 @@ def _check_kernel(program: Program, launch: Launch, replaced: Program, where: st
         *(replaced.values[view.value] for view in replaced.inputs),
         *(replaced.values[result.view.value] for result in replaced.results),
     ]
-    outside = [program.values[view.value] for view in launch.views()] + made
+    given = [program.values[view.value] for view in launch.views()]
+    outside = [one for one in given if one.role is not Role.DERIVED] + made
     scratch = outside[len(inside) :]
     if [one.size_bytes for one in outside[: len(inside)]] != [one.size_bytes for one in inside]:
         raise ProgramError(f"{where} is given or makes other sizes than what its kernel replaces")
@@ -237,6 +239,21 @@ def _check_kernel(program: Program, launch: Launch, replaced: Program, where: st
         raise ProgramError(f"{where} makes values that what its kernel replaces does not give")
     if set(launch.writes) != {one.index for one in made}:
         raise ProgramError(f"{where} writes what it is given, as no kernel does")
+
+
+def _check_derived(program: Program, launch: Launch, where: str) -> None:
+    """What is derived is made of weights that nothing writes, and written by what makes it."""
+    derives = isinstance(launch.callee, Kernel) and launch.callee.derives
+    roles = {program.values[index].role for index in launch.writes}
+    if derives != (Role.DERIVED in roles) or (derives and roles != {Role.DERIVED}):
+        raise ProgramError(f"{where} writes the roles {sorted(roles)} with derives={derives}")
+    if not derives:
+        return
+    if any(program.values[index].role is not Role.WEIGHT for index in launch.reads):
+        raise ProgramError(f"{where} derives from values that are no weights")
+    written = {index for one in program.launches for index in one.writes}
+    if changed := written.intersection(launch.reads):
+        raise ProgramError(f"{where} derives from %{min(changed)}, which a launch writes")
 
 
 def _check_order(program: Program, made_at: Mapping[int, int]) -> None:

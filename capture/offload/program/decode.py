@@ -15,7 +15,7 @@ from offload.program.reader import MAXIMUM_INTEGER, Node
 from offload.program.values import ITEM_BYTES, Role, Symbol, TensorView, Value
 from offload.structure import Structure
 
-_ROLES = tuple(str(role) for role in Role if role is not Role.SCRATCH)
+_ROLES = tuple(str(role) for role in Role if role not in (Role.SCRATCH, Role.DERIVED))
 _STRUCTURE_KINDS = ("list", "tuple", "dict", "record", "mapping", "object")
 _SYMBOL_KINDS = ("dtype", "device", "layout", "memory_format", "generator")
 # Attributes of torch are looked up by these names only: any other could import a module. Whether

@@ -55,15 +55,19 @@ class Kernel:
     """A callee that is compiled code over addresses, in the place of launches that were recorded.
 
     Its launch is given whole Values, in the order of the inputs of `replaces`, and makes those of
-    its results in order; Values of role scratch follow, which are its own.
+    its results in order; Values of role scratch follow, which are its own. Behind the inputs it may
+    be given Values of role derived, which its code reads in the place of weights.
 
     Attributes:
         index: of the function in `Bindings.kernels`.
         replaces: the launches that it stands for, as a Program by themselves.
+        derives: it makes Values of role derived: it runs where a weight that it reads was written
+            since, and not in other executions.
     """
 
     index: int
     replaces: Program
+    derives: bool = False
 
     @property
     def name(self) -> str:
@@ -77,7 +81,8 @@ class Kernel:
         ]
         shown = counted[:_NAMED_OPERATORS]
         more = len(counted) - len(shown)
-        return f"offload::fused({', '.join(shown)}{f', {more} more' if more else ''})"
+        kind = "derived" if self.derives else "fused"
+        return f"offload::{kind}({', '.join(shown)}{f', {more} more' if more else ''})"
 
 
 _NAMED_OPERATORS = 4

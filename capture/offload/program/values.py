@@ -16,6 +16,7 @@ class Role(enum.StrEnum):
     WEIGHT = "weight"
     ACTIVATION = "activation"
     SCRATCH = "scratch"  # an operator's own memory, appended by a backend: no file has it
+    DERIVED = "derived"  # made of weights alone, lasts while these are not written: no file has it
 
 
 PLACED_ROLES = (Role.ACTIVATION, Role.SCRATCH)

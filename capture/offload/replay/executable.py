@@ -133,7 +133,7 @@ class Executable(_native.CallableReplay):
         self.scheduling = scheduling
         self._backend = backend
         self._loaded = backend.instantiate(prepared, plan)
-        self._steps = watched_steps(prepared.bound, self._loaded.stream)
+        self._steps = watched_steps(prepared.bound, self._loaded)
         _read_weights(self._loaded)
         if verify:
             backend.prove(prepared, plan)
@@ -183,6 +183,9 @@ class Executable(_native.CallableReplay):
     def rebind_weights(self) -> None:
         """Use the storages that the parameters have now, after `param.data = ...`.
 
+        What is derived from them (packed weights) is made again by the next execution: call it also
+        after writes that torch does not count: through `param.data`, or through NumPy.
+
         Raises:
             BindingError: a new storage is laid out otherwise than the recorded one, or is less
                 aligned than the device needs; or the program is opaque, or the device captures
@@ -201,6 +204,8 @@ class Executable(_native.CallableReplay):
         if self._loaded.check_weights is not None:
             self._loaded.check_weights()
         self._native.rebind_weights()
+        if self._loaded.derive_again is not None:
+            self._loaded.derive_again()
 
     def close(self) -> None:
         """Wait for what is in flight and give the memory back. Closing twice is fine.
@@ -407,6 +412,7 @@ class Executable(_native.CallableReplay):
                 if choice.is_copied
             ),
             weight_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.WEIGHT)),
+            derived_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.DERIVED)),
         )
 
 

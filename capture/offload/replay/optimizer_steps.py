@@ -1,49 +1,49 @@
-"""Optimizer steps as writes to streamed weights: fused ones are not counted by torch."""
+"""Optimizer steps as writes to weights: fused ones are not counted by torch."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from offload import _native
-from offload.backends import managed_weights
+from offload.backends import Loaded, managed_weights
 from offload.errors import ExecutionError
 from offload.program import BoundProgram
 
 
 class OptimizerSteps:
-    """Has a stream read again what optimizers have stepped in its weights.
+    """Tells of the weights that optimizers have stepped.
 
-    After each step of any `torch.optim.Optimizer` of the process the weights that lie in a storage
-    of its parameters are stale, whether or not torch has counted a write.
+    After each step of any `torch.optim.Optimizer` of the process what was made of the weights that
+    lie in a storage of its parameters is stale, whether or not torch has counted a write.
 
-    Owner: an Executable whose weights are streamed from the model's own tensors; dropped with it.
+    Owner: an Executable that keeps copies of the model's own tensors; dropped with it.
     Thread: any.
     """
 
     def __init__(
         self,
         weights: Mapping[int, Sequence[torch.Tensor]],
-        stream: _native.WeightStream | _native.DeviceWeightStream,
+        tell: Callable[[list[int]], None],
     ) -> None:
         """Watch from now on.
 
         Args:
-            weights: by the number that the stream has for a weight its tensors.
-            stream: reads them.
+            weights: by a number for each weight its tensors.
+            tell: is called with the numbers of those that are stale; may raise ExecutionError where
+                the executable is closed.
         """
         self._weights = weights
-        self._stream = stream
+        self._tell = tell
         _watch(self)
 
     def note(self, storages: set[int]) -> None:
-        """Have the weights in these storages (by `_cdata`) read again before the next execution."""
+        """Tell of the weights in these storages (by `_cdata`)."""
         stale = [
             number
             for number, tensors in self._weights.items()
@@ -51,17 +51,19 @@ class OptimizerSteps:
         ]
         if stale:
             with contextlib.suppress(ExecutionError):  # it is closed
-                self._stream.refresh(stale)
+                self._tell(stale)
 
 
-def watched_steps(
-    bound: BoundProgram, stream: _native.WeightStream | _native.DeviceWeightStream | None
-) -> OptimizerSteps | None:
-    """What watches the steps of a Program's weights; None unless they are the model's tensors."""
-    if stream is None or bound.bindings.stored:
+def watched_steps(bound: BoundProgram, loaded: Loaded) -> OptimizerSteps | None:
+    """What watches the steps of a Program's weights; None where it keeps no copies of them."""
+    derive_again = loaded.derive_again
+    if derive_again is not None:
+        return OptimizerSteps(bound.bindings.weights, lambda _: derive_again())
+    if loaded.stream is None or bound.bindings.stored:
         return None
     return OptimizerSteps(
-        dict(enumerate(bound.bindings.weights[one] for one in managed_weights(bound))), stream
+        dict(enumerate(bound.bindings.weights[one] for one in managed_weights(bound))),
+        loaded.stream.refresh,
     )
 
 

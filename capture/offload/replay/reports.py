@@ -162,6 +162,7 @@ class MemoryReport:
             included; None before the first execution counted it.
         buffer_bytes: buffers of the inputs and outputs that are always copied.
         weight_bytes: the weights: held by reference, or streamed under a budget, the whole of them.
+        derived_bytes: what is made of weights and kept beside them: packed for kernels.
     """
 
     feature_map_bytes: int
@@ -170,3 +171,4 @@ class MemoryReport:
     outside_bytes: int | None
     buffer_bytes: int
     weight_bytes: int
+    derived_bytes: int

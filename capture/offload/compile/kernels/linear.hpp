@@ -1,7 +1,7 @@
 // Products of matrices whose sizes are known, with bias and activation.
 #pragma once
 
-#include "vector.hpp"
+#include "panels.hpp"
 
 namespace offload::kernels {
 
@@ -28,101 +28,109 @@ template <Activation activation>
   }
 }
 
-// How a matrix of K rows and N columns lies: whether the elements of a column or those of a row lie
-// side by side.
-enum class Order { kColumns, kRows };
-
 // Sizes and strides in elements: out[m, n] = activation(bias[n] + sum over k of x[m, k] w[k, n]).
 template <long m_size, long n_size, long k_size, long x_stride, Order order, long w_stride,
           long out_stride, Activation activation, bool has_bias>
 struct Linear {
-  static constexpr long kRowsAtOnce = 8;
-  static constexpr long kVectorsAtOnce = kLanes == 16 ? 3 : (kLanes == 8 ? 1 : 2);
-  static constexpr long kPanel = kVectorsAtOnce * kLanes;  // columns
-  static constexpr long kDepth = 256;  // of a panel that is transposed: 48 KiB of the stack
+  static constexpr long kMostRows = kLanes == 16 ? 12 : 6;
+  static constexpr long kStrip = (kLanes == 4 ? 4 : 2) * kLanes;  // columns with sums in registers
+  static constexpr long kRowsAtOnce = 8;  // of w, where they are read in the order of memory
+  static constexpr long kDepth = 384;     // of a panel at a time: 48 KiB, near the processor
+  static constexpr bool kIsCopied =
+      order == Order::kColumns || (order == Order::kRows && m_size > kMostRows);
 
   static void run(const float* x, const float* w, const float* bias, float* out) {
     if constexpr (order == Order::kColumns && m_size < 4) {
       for (long m = 0; m < m_size; ++m) by_dots(x + m * x_stride, w, bias, out + m * out_stride);
+    } else if constexpr (order == Order::kRows && m_size < 4) {
+      by_rows(x, w, bias, out);
     } else {
       panels(x, w, bias, out);
     }
   }
 
  private:
-  // Lanes of the last vector of a row of N columns.
-  static constexpr int tail_of(long columns) {
-    return columns % kLanes == 0 ? kLanes : static_cast<int>(columns % kLanes);
-  }
-
-  // ---- a panel of columns at a time, of which rows lie side by side or are made to --------------
+  // Rows of blocks of about the same height.
+  static constexpr long kBlocks = (m_size + kMostRows - 1) / kMostRows;
+  static constexpr long kHeight = m_size / kBlocks;
+  static constexpr long kTaller = m_size % kBlocks;  // blocks that have one more
+  // From a row of K to the next, where a tile reads them; from a panel and a depth to the next.
+  static constexpr long kRowStep = order == Order::kRows && !kIsCopied ? w_stride : kPanelColumns;
+  static constexpr long kPanelStep =
+      order == Order::kRows ? 1 : (order == Order::kColumns ? w_stride : k_size);
+  static constexpr long kDepthStep =
+      order == Order::kRows ? w_stride : (order == Order::kColumns ? 1 : kPanelColumns);
 
   static void panels(const float* x, const float* w, const float* bias, float* out) {
-    constexpr long step = order == Order::kRows ? 1 : w_stride;
-    constexpr long whole = n_size / kPanel * kPanel;
-    for (long n = 0; n < whole; n += kPanel) {
-      blocks_of_depth<kPanel>(x, w + n * step, bias + n, out + n);
+    constexpr long whole = n_size / kPanelColumns * kPanelColumns;
+    for (long n = 0; n < whole; n += kPanelColumns) {
+      panel<kPanelColumns>(x, w + n * kPanelStep, bias + n, out + n);
     }
     if constexpr (whole < n_size) {
-      blocks_of_depth<n_size - whole>(x, w + whole * step, bias + whole, out + whole);
+      panel<n_size - whole>(x, w + whole * kPanelStep, bias + whole, out + whole);
     }
   }
 
-  // The sums of blocks are added up in out: the error grows with their number and their depth, and
-  // not with the product of both.
+  // The sums of blocks of depth are added up in out: the error grows with their number and their
+  // depth, and not with the product of both.
   template <long columns>
-  static void blocks_of_depth(const float* x, const float* w, const float* bias, float* out) {
-    constexpr long step = order == Order::kRows ? w_stride : 1;
-    constexpr long n_blocks = (k_size + kDepth - 1) / kDepth;
-    constexpr long last = k_size - (n_blocks - 1) * kDepth;
-    if constexpr (n_blocks == 1) {
-      block<last, columns, true, true>(x, w, bias, out);
-    } else {
-      block<kDepth, columns, true, false>(x, w, bias, out);
-      for (long k = kDepth; k < k_size - last; k += kDepth) {
-        block<kDepth, columns, false, false>(x + k, w + k * step, bias, out);
-      }
-      block<last, columns, false, true>(x + k_size - last, w + (k_size - last) * step, bias, out);
-    }
-  }
-
-  template <long depth, long columns, bool is_first, bool is_last>
-  static void block(const float* x, const float* w, const float* bias, float* out) {
-    if constexpr (order == Order::kRows) {
-      panel<depth, w_stride, columns, is_first, is_last>(x, w, bias, out);
-    } else {
-      alignas(64) float rows[depth * kPanel];
-      transpose<depth, columns>(w, rows);
-      panel<depth, kPanel, columns, is_first, is_last>(x, rows, bias, out);
-    }
-  }
-
-  // All rows of x against `columns` of w. What is not first continues sums that lie in out.
-  template <long depth, long stride, long columns, bool is_first, bool is_last>
   static void panel(const float* x, const float* w, const float* bias, float* out) {
-    constexpr long whole = m_size / kRowsAtOnce * kRowsAtOnce;
-    for (long m = 0; m < whole; m += kRowsAtOnce) {
-      tile<kRowsAtOnce, depth, stride, columns, is_first, is_last>(x + m * x_stride, w, bias,
-                                                                   out + m * out_stride);
-    }
-    if constexpr (whole < m_size) {
-      tile<m_size - whole, depth, stride, columns, is_first, is_last>(x + whole * x_stride, w, bias,
-                                                                      out + whole * out_stride);
+    for (long k = 0; k < k_size; k += kDepth) {
+      const long depth = k_size - k < kDepth ? k_size - k : kDepth;
+      const float* const from = w + k * kDepthStep;
+      if constexpr (kIsCopied) {
+        alignas(64) float rows[kDepth * kPanelColumns];
+        copy_panel<order, w_stride, columns>(from, depth, rows);
+        strips<columns>(x + k, rows, bias, out, depth, k == 0, k + depth == k_size);
+      } else {
+        strips<columns>(x + k, from, bias, out, depth, k == 0, k + depth == k_size);
+      }
     }
   }
 
-  template <long rows, long depth, long stride, long columns, bool is_first, bool is_last>
-  [[gnu::noinline]] static void tile(const float* x, const float* w, const float* bias,
-                                     float* out) {
+  template <long columns>
+  static void strips(const float* x, const float* w, const float* bias, float* out, long depth,
+                     bool is_first, bool is_last) {
+    constexpr long whole = columns / kStrip * kStrip;
+    for (long n = 0; n < whole; n += kStrip) {
+      blocks_of_rows<kStrip>(x, w + n, bias + n, out + n, depth, is_first, is_last);
+    }
+    if constexpr (whole < columns) {
+      blocks_of_rows<columns - whole>(x, w + whole, bias + whole, out + whole, depth, is_first,
+                                      is_last);
+    }
+  }
+
+  template <long columns>
+  static void blocks_of_rows(const float* x, const float* w, const float* bias, float* out,
+                             long depth, bool is_first, bool is_last) {
+    long m = 0;
+    if constexpr (kTaller > 0) {
+      for (; m < kTaller * (kHeight + 1); m += kHeight + 1) {
+        tile<kHeight + 1, columns>(x + m * x_stride, w, bias, out + m * out_stride, depth, is_first,
+                                   is_last);
+      }
+    }
+    for (; m < m_size; m += kHeight) {
+      tile<kHeight, columns>(x + m * x_stride, w, bias, out + m * out_stride, depth, is_first,
+                             is_last);
+    }
+  }
+
+  // What is not first continues sums that lie in out. Packed rows are whole: their zeros are read.
+  template <long rows, long columns>
+  [[gnu::noinline]] static void tile(const float* x, const float* w, const float* bias, float* out,
+                                     long depth, bool is_first, bool is_last) {
     constexpr long vectors = (columns + kLanes - 1) / kLanes;
-    constexpr int tail = tail_of(columns);
+    constexpr int tail = columns % kLanes == 0 ? kLanes : static_cast<int>(columns % kLanes);
+    constexpr int read = order == Order::kPacked ? kLanes : tail;
     Vector sum[rows][vectors] = {};
     for (long k = 0; k < depth; ++k) {
       Vector row[vectors];
 #pragma GCC unroll 8
       for (long v = 0; v < vectors; ++v) {
-        const float* const from = w + k * stride + v * kLanes;
-        row[v] = v + 1 < vectors ? load(from) : load_first<tail>(from);
+        const float* const from = w + k * kRowStep + v * kLanes;
+        row[v] = v + 1 < vectors ? load(from) : load_first<read>(from);
       }
 #pragma GCC unroll 16
       for (long m = 0; m < rows; ++m) {
@@ -149,52 +157,55 @@ struct Linear {
     }
   }
 
-  // ---- columns of w that lie side by side, as rows ----------------------------------------------
+  // ---- few rows of x against rows of w, in the order in which these lie in memory ---------------
 
-  template <long depth, long columns>
-  [[gnu::noinline]] static void transpose(const float* w, float* to) {
-    constexpr long whole_columns = columns / kLanes * kLanes;
-    constexpr long whole_depth = depth / kLanes * kLanes;
-    for (long n = 0; n < whole_columns; n += kLanes) {
-      for (long k = 0; k < whole_depth; k += kLanes) {
-        transpose_square(w + n * w_stride + k, to + k * kPanel + n);
-      }
+  static void by_rows(const float* x, const float* w, const float* bias, float* out) {
+    constexpr long whole = k_size / kRowsAtOnce * kRowsAtOnce;
+    for (long k = 0; k < whole; k += kRowsAtOnce) {
+      sweep<kRowsAtOnce>(x + k, w + k * w_stride, bias, out, k == 0, k + kRowsAtOnce == k_size);
     }
-    for (long n = 0; n < columns; ++n) {
-      for (long k = n < whole_columns ? whole_depth : 0; k < depth; ++k) {
-        to[k * kPanel + n] = w[n * w_stride + k];
-      }
+    if constexpr (whole < k_size) {
+      sweep<k_size - whole>(x + whole, w + whole * w_stride, bias, out, whole == 0, true);
     }
   }
 
-  // As many rows as a vector has lanes, by exchanging halves, quarters and so on.
-  [[gnu::always_inline]] static void transpose_square(const float* w, float* to) {
-    Vector rows[kLanes];
-#pragma GCC unroll 16
-    for (int lane = 0; lane < kLanes; ++lane) rows[lane] = load(w + lane * w_stride);
-    exchange<kLanes / 2>(rows);
-#pragma GCC unroll 16
-    for (int lane = 0; lane < kLanes; ++lane) store(to + lane * kPanel, rows[lane]);
+  template <long rows>
+  [[gnu::noinline]] static void sweep(const float* x, const float* w, const float* bias, float* out,
+                                      bool is_first, bool is_last) {
+    Vector factors[m_size][rows];
+    for (long m = 0; m < m_size; ++m) {
+      for (long row = 0; row < rows; ++row) factors[m][row] = splat(x[m * x_stride + row]);
+    }
+    constexpr long whole = n_size / kLanes * kLanes;
+    for (long n = 0; n < whole; n += kLanes) {
+      add_rows<rows, kLanes>(factors, w + n, bias + n, out + n, is_first, is_last);
+    }
+    if constexpr (whole < n_size) {
+      add_rows<rows, n_size - whole>(factors, w + whole, bias + whole, out + whole, is_first,
+                                     is_last);
+    }
   }
 
-  template <int distance>
-  [[gnu::always_inline]] static void exchange(Vector (&rows)[kLanes]) {
-    exchange_at<distance>(rows, std::make_index_sequence<kLanes>());
-    if constexpr (distance > 1) exchange<distance / 2>(rows);
-  }
-
-  template <int distance, std::size_t... lanes>
-  [[gnu::always_inline]] static void exchange_at(Vector (&rows)[kLanes],
-                                                 std::index_sequence<lanes...>) {
+  template <long rows, int columns>
+  [[gnu::always_inline]] static void add_rows(const Vector (&factors)[m_size][rows], const float* w,
+                                              const float* bias, float* out, bool is_first,
+                                              bool is_last) {
+    Vector sum[m_size] = {};
 #pragma GCC unroll 16
-    for (int lane = 0; lane < kLanes; ++lane) {
-      if (lane & distance) continue;
-      const Vector one = rows[lane];
-      const Vector other = rows[lane + distance];
-      rows[lane] = __builtin_shufflevector(
-          one, other, (lanes & distance ? (lanes ^ distance) + kLanes : lanes)...);
-      rows[lane + distance] = __builtin_shufflevector(
-          one, other, (lanes & distance ? lanes + kLanes : lanes ^ distance)...);
+    for (long row = 0; row < rows; ++row) {
+      const Vector values = load_first<columns>(w + row * w_stride);
+#pragma GCC unroll 4
+      for (long m = 0; m < m_size; ++m) sum[m] += factors[m][row] * values;
+    }
+#pragma GCC unroll 4
+    for (long m = 0; m < m_size; ++m) {
+      float* const to = out + m * out_stride;
+      if (!is_first) {
+        sum[m] += load_first<columns>(to);
+      } else if (has_bias) {
+        sum[m] += load_first<columns>(bias);
+      }
+      store_first<columns>(to, is_last ? activated<activation>(sum[m]) : sum[m]);
     }
   }
 

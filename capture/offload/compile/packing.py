@@ -1,0 +1,128 @@
+"""Weights packed for the template of products: when it pays, and what the packed bytes are."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from offload.compile.extraction import is_plain, leaves, program_key, whole_view
+from offload.program import (
+    ITEM_BYTES,
+    BoundProgram,
+    Launch,
+    Operator,
+    Program,
+    Result,
+    Role,
+    Symbol,
+    TensorView,
+    Value,
+)
+from offload.structure import Structure
+
+PANEL_COLUMNS = 32
+"""Of a panel, as `kernels/linear.hpp` has it (`kPanelColumns`)."""
+
+FEWEST_ROWS = 2
+MOST_ROWS = 64
+"""Of a product whose weight is packed. On Zen 5, one thread, packed weights took 0.4 to 0.6 of the
+time of weights in place at 2 to 16 rows, from the caches and from memory, 0.9 at 128 rows, and as
+long at one row (`bench/kernels/products.cpp`)."""
+
+
+def packable_weights(bound: BoundProgram) -> frozenset[int]:
+    """The weights of which it is known when they are written, and that launches do not write."""
+    written = {index for launch in bound.program.launches for index in launch.writes}
+    return frozenset(
+        index
+        for index, holders in bound.bindings.weights.items()
+        if index not in written
+        and is_plain(bound.program.values[index])
+        and not any(holder.is_inference() for holder in holders)
+    )
+
+
+def pays(rows: int) -> bool:
+    """Whether a product of so many rows is quicker with a packed weight."""
+    return FEWEST_ROWS <= rows <= MOST_ROWS
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Packing:
+    """How a matrix of a weight becomes panels.
+
+    Attributes:
+        matrix: K rows of N columns of the program's one input.
+        program: the launches that make the panels: its one input is the whole weight, its one
+            result ceil(N / 32) panels of K rows of 32 columns, the last ones zeros where N is no
+            multiple.
+    """
+
+    matrix: TensorView
+    program: Program
+
+    @property
+    def key(self) -> str:
+        """The same for matrices of which panels are made alike."""
+        return f"packing-{program_key(self.program)}"
+
+
+def pack(program: Program, matrix: TensorView) -> Packing:
+    """What makes panels of a matrix of K rows and N columns of one of a Program's plain weights."""
+    weight = program.values[matrix.value]
+    depth, columns = matrix.shape
+    panels = -(-columns // PANEL_COLUMNS)
+    padded_shape = (panels * PANEL_COLUMNS, depth)
+    values = [dataclasses.replace(weight, index=0, role=Role.INPUT)]
+    turned = TensorView(
+        0, matrix.offset_bytes, (columns, depth), matrix.strides[::-1], matrix.dtype
+    )
+    launches = []
+    if panels * PANEL_COLUMNS != columns:
+        values.append(_made(1, Role.ACTIVATION, padded_shape, matrix.dtype))
+        lacking = panels * PANEL_COLUMNS - columns
+        launches.append(
+            _launch(0, "aten::constant_pad_nd", (turned, (0, 0, 0, lacking), 0), values[1])
+        )
+        turned = whole_view(values[1])
+    shape = (panels, depth, PANEL_COLUMNS)
+    values.append(_made(len(values), Role.OUTPUT, shape, matrix.dtype))
+    column_stride, depth_stride = turned.strides
+    panel_strides = (PANEL_COLUMNS * column_stride, depth_stride, column_stride)
+    view = TensorView(turned.value, turned.offset_bytes, shape, panel_strides, matrix.dtype)
+    order = Symbol("memory_format", "contiguous_format")
+    launches.append(_launch(len(launches), "aten::clone", (view, order), values[-1]))
+    inside = Program(
+        device=program.device,
+        values=tuple(values),
+        launches=tuple(launches),
+        inputs=(whole_view(values[0]),),
+        results=(Result(whole_view(values[-1])),),
+        arguments_structure=Structure(
+            "tuple", (leaves(1), Structure("dict", type_name="dict")), type_name="tuple"
+        ),
+        result_structure=leaves(1),
+    )
+    return Packing(dataclasses.replace(matrix, value=0), inside)
+
+
+def _made(index: int, role: Role, shape: tuple[int, ...], dtype: str) -> Value:
+    strides = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+    size_bytes = math.prod(shape) * ITEM_BYTES[dtype]
+    return Value(index, role, shape, strides, dtype, size_bytes, "panels")
+
+
+def _launch(index: int, operator: str, arguments: tuple[object, ...], made: Value) -> Launch:
+    views = [one for one in arguments if isinstance(one, TensorView)]
+    return Launch(
+        index=index,
+        callee=Operator(operator),
+        arguments=arguments,  # type: ignore[arg-type]
+        results=(whole_view(made),),
+        reads=tuple(view.value for view in views),
+        writes=(made.index,),
+        random=False,
+        guard=None,
+        guards_shape=False,
+        source="",
+    )
