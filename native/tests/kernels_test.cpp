@@ -15,6 +15,7 @@ namespace {
 
 using offload::kernels::Activation;
 using offload::kernels::Attention;
+using offload::kernels::kPanelColumns;
 using offload::kernels::Linear;
 using offload::kernels::MaskStrides;
 using offload::kernels::Order;
@@ -53,8 +54,14 @@ void check_product() {
   const Floats x(m_size * k_size), w(k_size * n_size), bias(n_size);
   Floats out(m_size * n_size);
   constexpr long w_stride = order == Order::kRows ? n_size : k_size;
+  const float* const added = has_bias ? bias.data() : nullptr;
   Linear<m_size, n_size, k_size, k_size, order, w_stride, n_size, Activation::kRelu, has_bias>::run(
-      x.data(), w.data(), has_bias ? bias.data() : nullptr, out.data());
+      x.data(), w.data(), added, out.data());
+  constexpr long panels = (n_size + kPanelColumns - 1) / kPanelColumns;
+  Floats packed(panels * kPanelColumns * k_size), of_packed(m_size * n_size);
+  offload::kernels::pack<n_size, k_size, order, w_stride>(w.data(), packed.data());
+  Linear<m_size, n_size, k_size, k_size, Order::kPacked, 0, n_size, Activation::kRelu,
+         has_bias>::run(x.data(), packed.data(), added, of_packed.data());
   bool holds = true;
   for (long m = 0; m < m_size; ++m) {
     for (long n = 0; n < n_size; ++n) {
@@ -63,7 +70,8 @@ void check_product() {
         const long at = order == Order::kRows ? k * n_size + n : n * k_size + k;
         sum += static_cast<double>(x[m * k_size + k]) * w[at];
       }
-      holds = holds && is_near(out[m * n_size + n], std::max(sum, 0.0));
+      holds = holds && is_near(out[m * n_size + n], std::max(sum, 0.0)) &&
+              is_near(of_packed[m * n_size + n], std::max(sum, 0.0));
     }
   }
   CHECK_THAT(holds);
@@ -162,9 +170,11 @@ int main() {
   check_products<1, 33, 67>();
   check_products<3, 17, 5>();
   check_products<4, 48, 32>();
+  check_products<2, 70, 9>();
   check_products<9, 50, 67>();
   check_products<13, 7, 300>();
   check_products<16, 96, 513>();
+  check_products<25, 33, 769>();
   check_activations();
   check_exponential();
   check_attention<1, 70, 32, false>();

@@ -26,7 +26,7 @@ def bound():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
     with torch.no_grad():
-        return offload.capture(model, torch.randn(4, 8)).bound
+        return offload.capture(model, torch.randn(1, 8)).bound  # of one row: nothing is packed
 
 
 @pytest.fixture

@@ -12,8 +12,11 @@ from kernel_sources import call, library, needs_compiler, region_of
 from torch import nn
 from torch.nn import functional
 
+from offload.compile.extraction import Extracted
+from offload.compile.packing import Packing, pack
+from offload.compile.proof import run
 from offload.compile.refusal import UnsupportedRegion
-from offload.compile.templates import PRELUDE, function
+from offload.compile.templates import PRELUDE, function, matrix_of, packing_function
 from offload.program import Program
 
 pytestmark = needs_compiler
@@ -54,13 +57,25 @@ def place(tensor: torch.Tensor) -> torch.Tensor:
 
 def check(loaded: ctypes.CDLL, symbol: str, model, inputs, region) -> None:
     """Run a function beside the model in float64, on memory between guards."""
-    wide = model.double()(*(one.double() for one in inputs))
     given = [place(one) for one in region_inputs(region, model.float(), inputs)]
+    check_with(loaded, symbol, model, inputs, given)
+
+
+def check_with(loaded: ctypes.CDLL, symbol: str, model, inputs, given) -> None:
+    wide = model.double()(*(one.double() for one in inputs))
+    model.float()
     made, around = guarded(*wide.shape)
     call(loaded, symbol, [*given, made])
     assert around[: GUARD + 1].isnan().all()
     assert around[-GUARD:].isnan().all()
     torch.testing.assert_close(made.double(), wide, rtol=2e-5, atol=2e-5)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Its memory from its first element on."""
+    size_bytes = tensor.untyped_storage().nbytes() - 4 * tensor.storage_offset()
+    flat = torch.empty(0, dtype=torch.uint8)
+    return flat.set_(tensor.untyped_storage(), 4 * tensor.storage_offset(), (size_bytes,), (1,))
 
 
 def region_inputs(region, model, inputs):
@@ -123,6 +138,8 @@ def products(tmp_path_factory: pytest.TempPathFactory):
         model, inputs = make(), (torch.randn(shape),)
         region = region_of(model, *inputs)
         texts.append(function(f"product_{number}", region.program))
+        texts.append(function(f"packed_{number}", region.program, packed=True))
+        texts.append(packing_function(f"pack_{number}", packing_of(region).matrix))
         made[name] = (f"product_{number}", model, inputs, region)
     return library("\n".join(texts), tmp_path_factory.mktemp("products")), made
 
@@ -132,6 +149,31 @@ def test_products(products, name):
     loaded, made = products
     symbol, model, inputs, region = made[name]
     check(loaded, symbol, model, inputs, region)
+
+
+def packing_of(region: Extracted) -> Packing:
+    matrix = matrix_of(region.program.launches[0])
+    assert matrix is not None
+    return pack(region.program, matrix)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_with_panels(products, name):
+    """The panels are what the launches that they stand for make, zeros and all."""
+    loaded, made = products
+    symbol, model, inputs, region = made[name]
+    number = symbol.partition("_")[2]
+    matrix = matrix_of(region.program.launches[0])
+    position = [view.value for view in region.program.inputs].index(matrix.value)
+    given = [place(one) for one in region_inputs(region, model.float(), inputs)]
+    panels, around = guarded(*packing_of(region).program.results[0].view.shape)
+    call(loaded, f"pack_{number}", [given[position], panels])
+    assert around[: GUARD + 1].isnan().all()
+    assert around[-GUARD:].isnan().all()
+    expected = run(packing_of(region).program, [as_bytes(given[position])])
+    assert torch.equal(panels, expected[0])
+    given[position] = torch.full_like(given[position], float("nan"))  # which nobody reads
+    check_with(loaded, f"packed_{number}", model, inputs, [*given, panels])
 
 
 HEADS = {

@@ -82,7 +82,7 @@ class KernelProof:
 
     def _prove(self, addresses: Sequence[int]) -> bool:
         inputs = self._inputs(addresses)
-        recorded = _run(self._replaces, inputs)
+        recorded = run(self._replaces, inputs)
         exact = _exact(self._replaces, inputs)
         ranges = [_Guarded(one.end_bytes) for one in self._results()]
         ranges += [_Guarded(size_bytes) for size_bytes in self._scratch_bytes]
@@ -111,7 +111,7 @@ class KernelProof:
         """
         with _plain_torch():
             inputs = self._inputs(addresses)
-            results = _run(self._replaces, inputs)
+            results = run(self._replaces, inputs)
             for address, view, result in zip(
                 addresses[self._n_given :], self._results(), results, strict=False
             ):
@@ -161,7 +161,7 @@ def _on(content: torch.Tensor, view: TensorView) -> torch.Tensor:
     return tensor.set_(content.untyped_storage(), offset, view.shape, view.strides)
 
 
-def _run(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def run(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results of a program without weights, by plain torch calls."""
     bases = {
         view.value: (content.untyped_storage(), int(content.storage_offset()))
@@ -177,7 +177,7 @@ def _exact(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
     """The results in float64; None where the launches give another dtype for one of theirs."""
     wide = widened(program)
     try:
-        return None if wide is None else _run(wide, _widened_inputs(program, wide, inputs))
+        return None if wide is None else run(wide, _widened_inputs(program, wide, inputs))
     except CaptureError:  # as of integers that are divided, which gives the default dtype
         return None
 

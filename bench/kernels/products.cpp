@@ -1,0 +1,98 @@
+// How quickly products run with their weights in place and packed, from the caches and from memory.
+//
+//   g++ -std=c++20 -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=fast \
+//       -fno-tree-loop-vectorize -I capture/offload/compile/kernels bench/kernels/products.cpp \
+//       -o products && ./products
+//
+// One line for each size: medians in microseconds of one thread. Weights are cycled through so many
+// MiB, so that they come from the caches or from memory: of columns and of rows in place, and as
+// panels.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "linear.hpp"
+
+namespace {
+
+using namespace offload::kernels;
+
+constexpr int kRounds = 21;
+constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+
+template <class Call>
+double median_us(int n_calls, const Call& call) {
+  std::vector<double> times;
+  for (int round = 0; round < kRounds; ++round) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int at = 0; at < n_calls; ++at) call(at);
+    const std::chrono::duration<double, std::micro> passed =
+        std::chrono::steady_clock::now() - begin;
+    times.push_back(passed.count() / n_calls);
+  }
+  std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
+  return times[kRounds / 2];
+}
+
+// In huge pages where the system gives them, as an executable keeps panels.
+float* numbers(std::size_t count) {
+  const std::size_t size_bytes =
+      (count * sizeof(float) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  auto* const begin = static_cast<float*>(std::aligned_alloc(kHugePageBytes, size_bytes));
+  if (begin == nullptr) std::abort();
+  madvise(begin, size_bytes, MADV_HUGEPAGE);
+  std::fill_n(begin, count, 0.25f);
+  return begin;
+}
+
+template <long m, long k, long n, Order order>
+double product_us(std::size_t cycled_bytes) {
+  constexpr long stride = order == Order::kColumns ? k : n;
+  constexpr std::size_t one = (n + kPanelColumns - 1) / kPanelColumns * kPanelColumns * k;
+  const auto copies = std::max<std::size_t>(1, cycled_bytes / (one * sizeof(float)));
+  float* const w = numbers(one * copies);
+  const std::vector<float> x(m * k, 0.5f), bias(n, 1.0f);
+  std::vector<float> out(m * n);
+  const double us = median_us(static_cast<int>(copies), [&](int at) {
+    Linear<m, n, k, k, order, stride, n, Activation::kNone, true>::run(
+        x.data(), w + one * static_cast<std::size_t>(at), bias.data(), out.data());
+    asm volatile("" : : "r"(out.data()) : "memory");
+  });
+  std::free(w);
+  return us;
+}
+
+template <long m, long k, long n>
+void measure(std::size_t cycled_bytes) {
+  const double columns = product_us<m, k, n, Order::kColumns>(cycled_bytes);
+  const double rows = product_us<m, k, n, Order::kRows>(cycled_bytes);
+  const double packed = product_us<m, k, n, Order::kPacked>(cycled_bytes);
+  std::printf("%4ld x %4ld x %4ld  columns %9.2f  rows %9.2f  packed %9.2f us %6.0f GFLOP/s\n", m,
+              k, n, columns, rows, packed, 2e-3 * m * n * k / packed);
+}
+
+void measure_all(std::size_t cycled_bytes) {
+  std::printf("weights through %zu MiB\n", cycled_bytes >> 20);
+  measure<1, 64, 64>(cycled_bytes);
+  measure<1, 384, 1536>(cycled_bytes);
+  measure<1, 768, 3072>(cycled_bytes);
+  measure<2, 384, 384>(cycled_bytes);
+  measure<4, 384, 1536>(cycled_bytes);
+  measure<9, 384, 384>(cycled_bytes);
+  measure<9, 1536, 384>(cycled_bytes);
+  measure<16, 64, 192>(cycled_bytes);
+  measure<64, 384, 1536>(cycled_bytes);
+  measure<128, 384, 1536>(cycled_bytes);
+  measure<128, 3072, 768>(cycled_bytes);
+}
+
+}  // namespace
+
+int main() {
+  measure_all(std::size_t{8} << 20);
+  measure_all(std::size_t{64} << 20);
+}
