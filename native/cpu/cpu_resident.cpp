@@ -177,6 +177,7 @@ void CpuResident::patch(const std::vector<Patch>& patches) noexcept {
 }
 
 void CpuResident::execute(Submission& submission, LaunchTimes* times) {
+  take_threads();
   if (stream_) stream_->begin_pass(launches_.size(), traces_weights_);
   submission.end_ns = now_ns();
   std::size_t current = 0;
@@ -209,6 +210,7 @@ void CpuResident::run_all(std::size_t& current, std::uint64_t begin_ns, LaunchTi
 }
 
 void CpuResident::issue(std::size_t launch) {
+  take_threads();
   if (stream_ && launch == 0) stream_->begin_pass(launches_.size(), traces_weights_);
   try {
     if (stream_) stream_->before(launch);

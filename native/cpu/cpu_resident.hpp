@@ -165,6 +165,7 @@ class CpuResident final : public Resident {
   void run(CpuLaunch& launch);
   void find_addresses(CpuKernel& kernel) const;
   void run_kernel(CpuLaunch& launch);
+  void take_threads() const;
   [[noreturn]] void fail(const CpuLaunch& launch);
   void call(CpuLaunch& launch);
   void check_gathered(const CpuLaunch& launch) const;
@@ -182,6 +183,7 @@ class CpuResident final : public Resident {
   std::vector<std::int64_t> indices_;  // of the gathering under way; kept for its memory
   std::shared_ptr<WeightStream> stream_;
   bool traces_weights_ = false;
+  bool has_kernels_ = false;
   bool proved_ = false;
   std::atomic<std::uint64_t> n_requests_ = 1;  // before the first execution nothing is derived
   Proof proof_;

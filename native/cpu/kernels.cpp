@@ -1,4 +1,6 @@
 // Compiled code in the place of launches.
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <stdexcept>
 
@@ -22,6 +24,7 @@ void CpuResident::add_kernel(CpuKernel kernel, std::string name, std::string sou
   if (kernel.sources.size() > kernel.words.size()) {
     throw std::invalid_argument("a kernel of fewer words than sources");
   }
+  has_kernels_ = true;
   kernel.addresses.resize(kernel.words.size());
   kernel.places.resize(kernel.sources.size());
   CpuLaunch launch;
@@ -40,6 +43,12 @@ void CpuResident::find_addresses(CpuKernel& kernel) const {
     kernel.addresses[index] =
         reinterpret_cast<std::uintptr_t>(base) + static_cast<std::uintptr_t>(word.offset_bytes);
   }
+}
+
+// Kernels ask OpenMP how many threads they have. Torch tells it in each thread that has run an
+// operator, and in others when it is asked.
+void CpuResident::take_threads() const {
+  if (has_kernels_) static_cast<void>(at::get_num_threads());
 }
 
 void CpuResident::run_kernel(CpuLaunch& launch) {

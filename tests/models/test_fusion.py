@@ -240,6 +240,53 @@ assert turns
     assert done.returncode == 0, done.stderr
 
 
+@pytest.fixture
+def threads():
+    """Sets how many threads torch uses, for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@torch.no_grad()
+def test_threads_share_the_work_and_give_the_same_bits(threads):
+    """Of packed and other products, attention and loops, all of a size that is shared."""
+    torch.manual_seed(0)
+    model, few, many = Block(256, 4).eval(), torch.randn(1, 40, 256), torch.randn(2, 300, 256)
+    for x in (few, many):
+        run = offload.capture(model, x).load(fuse=True)
+        threads(1)
+        expected = run(x)
+        near(expected, model(x))
+        for count in (2, 5):
+            threads(count)
+            assert torch.equal(run(x), expected)
+            assert torch.equal(run.submit(x).result(), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [1, 2])
+def test_errors_and_sums_of_much_work(threads, count):
+    """What may throw, and what sums in parts, is right with any number of threads."""
+    threads(count)
+    torch.manual_seed(0)
+    table, ids = torch.randn(50, 512), torch.randint(50, (400,))
+
+    def forward(ids, table, x):
+        return functional.embedding(ids, table) * 2, x.sum(), x.var(), (x * 2).softmax(0)
+
+    x = torch.rand(300_000)
+    run = offload.capture(forward, ids, table, x).load(fuse=True)
+    for other in (1, 2, 3):
+        threads(other)
+        for got, expected in zip(run(ids, table, x), forward(ids, table, x), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        wrong = ids.clone()
+        wrong[-1] = 50
+        with pytest.raises(offload.ExecutionError, match="index out of"):
+            run(wrong, table, x)
+
+
 @torch.no_grad()
 def test_launch_by_launch_by_the_host(captured):
     model, x, recorded = captured

@@ -16,7 +16,13 @@ from typing import Any
 import platformdirs
 import torch
 
-from offload.compile.toolchain import FLAGS, TEMPLATES, CompilerMissing, find_compiler
+from offload.compile.toolchain import (
+    FLAGS,
+    TEMPLATES,
+    CompilerMissing,
+    find_compiler,
+    most_threads,
+)
 
 FORMAT = 1
 
@@ -193,6 +199,7 @@ def _environment() -> str:
         [
             FORMAT,
             FLAGS,
+            most_threads(),
             torch.__version__,
             torch.version.git_version,
             platform.machine(),

@@ -19,7 +19,7 @@ import torch
 
 from offload.compile.graph import trace
 from offload.compile.refusal import UnsupportedRegion
-from offload.compile.toolchain import EXPORTED, Options
+from offload.compile.toolchain import EXPORTED, Options, most_threads
 from offload.program import ITEM_BYTES, Program
 from offload.torch_names import dtype_name
 
@@ -28,7 +28,7 @@ _LOCK = threading.Lock()  # of the registered wrapper, and of what it leaves
 _CONFIGURATION = {
     "allow_buffer_reuse": False,
     "comprehensive_padding": False,
-    "cpp.threads": 1,
+    "cpp.min_chunk_size": 16384,  # elements for a thread, half as many as torch's operators have
     "emulate_precision_casts": True,  # what the launches round is rounded
     "freezing": False,
     "fx_graph_cache": False,
@@ -41,11 +41,28 @@ _CONFIGURATION = {
 
 _KERNEL = re.compile(r"^async_compile\.cpp_pybinding\(\[.*?\], r'''(.*)'''\)\s*$", re.DOTALL)
 _PREFIX = "#include <torch/csrc/inductor/cpp_prefix.h>"
-PRELUDE = f"{_PREFIX}\n#include <cstring>"
+# Work is shared among as many threads as torch would use now, and at most as many as the code was
+# made for. One thread has what may throw (integers are divided, or are indices), which no thread of
+# OpenMP may, and what sums in just as many parts as there are threads.
+_SHARED = re.compile(r"#pragma omp parallel num_threads\((\d+)\)")
+_AS_MANY_AS_NOW = r"#pragma omp parallel num_threads(offload_threads(\1))"
+_SHARED_DTYPES = ("float64", "float32", "bfloat16", "float16", "bool")
+_OF_ONE_THREAD = re.compile(r"CHECK\(|\bthrow\b|_arr\[")
+_THREADS = """
+static int offload_threads(int most) {
+#ifdef _OPENMP
+  const int threads = omp_in_parallel() ? 1 : omp_get_max_threads();
+  return threads < most ? threads : most;
+#else
+  return 1;
+#endif
+}
+"""
+PRELUDE = f"{_PREFIX}\n#include <cstring>\n#ifdef _OPENMP\n#include <omp.h>\n#endif\n{_THREADS}"
 """What comes once before the sources of `Loops`."""
 
 # A division by zero is noted where all threads find it, for the end of the kernel (cpp_prefix.h).
-# Without a place for that note it throws at once, which is as good where a kernel has no threads.
+# Without a place for that note it throws at once, which is as good in one thread.
 _DIVISION_FLAG = re.compile(
     r"^.*\binductor_cpu_(throw_if_)?integer_div_error\w*\b.*\n", re.MULTILINE
 )
@@ -146,14 +163,24 @@ def lower(program: Program) -> Loops:
     try:
         with _LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, of its own deprecated parts
-            return _lower(program)
+            return _lowered(program)
     except UnsupportedRegion:
         raise
     except Exception as error:
         raise UnsupportedRegion(f"Inductor: {_first_line(error)}") from error
 
 
-def _lower(program: Program) -> Loops:
+def _lowered(program: Program) -> Loops:
+    """Loops whose work threads share, where that may be."""
+    most = most_threads()
+    if most > 1 and all(value.dtype in _SHARED_DTYPES for value in program.values):
+        loops = _lower(program, most)
+        if not any(_OF_ONE_THREAD.search(body) for body in loops.kernels.values()):
+            return loops
+    return _lower(program, 1)
+
+
+def _lower(program: Program, n_threads: int) -> Loops:
     from torch._inductor import config, decomposition  # noqa: PLC0415 - takes seconds
     from torch._inductor.codegen import common, wrapper_fxir  # noqa: PLC0415
     from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
@@ -186,7 +213,7 @@ def _lower(program: Program) -> Loops:
             torch._guards.tracing(torch._guards.TracingContext(mode)),
             V.set_fake_mode(mode),
             V.set_aot_compilation(True),
-            config.patch(_CONFIGURATION),
+            config.patch(_CONFIGURATION | {"cpp.threads": n_threads}),
         ):
             compile_fx_inner(
                 graph,
@@ -272,7 +299,8 @@ class _Reader:
         found = _KERNEL.match(body)
         if found is None or not _SIGNATURE.search(found[1]):
             raise UnsupportedRegion("Inductor defines a kernel otherwise than known")
-        self._kernels[name] = _DIVISION_FLAG.sub("", found[1].replace(_PREFIX, ""))
+        body = _DIVISION_FLAG.sub("", found[1].replace(_PREFIX, ""))
+        self._kernels[name] = _SHARED.sub(_AS_MANY_AS_NOW, body)
 
     def call(self, name: str, arguments: Any, c_types: list[str]) -> None:
         self._calls.append((name, list(zip(arguments, c_types, strict=True))))

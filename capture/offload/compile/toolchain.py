@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import os
@@ -20,7 +21,6 @@ FLAGS = (
     "-O3",
     "-march=native",
     "-fPIC",
-    "-shared",
     "-fvisibility=hidden",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -101,26 +101,55 @@ def build(source: str, options: Options, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="offload-") as folder:
         file = Path(folder) / "kernels.cpp"
         file.write_text(source)
-        command = [
+        machine_code = Path(folder) / "kernels.o"
+        _run(
             *compiler.command,
             *FLAGS,
+            *(["-fopenmp"] if most_threads() > 1 else []),
             *options.flags,
             *_each("-I", [str(TEMPLATES), *options.include_folders]),
             *_each("-D", options.definitions),
+            "-c",
             str(file),
+            "-o",
+            str(machine_code),
+        )
+        # Without -fopenmp: its library is the one that torch has loaded, and no other beside it.
+        _run(
+            *compiler.command,
+            "-shared",
+            str(machine_code),
             "-o",
             str(target),
             *_each("-L", options.library_folders),
             *_each("-l", options.libraries),
-        ]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_SECONDS, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CompilerFailed(str(error)) from error
+        )
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompilerFailed(str(error)) from error
     if done.returncode:
         raise CompilerFailed(_first_error(done.stderr) or f"it ended with {done.returncode}")
+
+
+@functools.cache
+def most_threads() -> int:
+    """So many threads kernels may share work among: torch's own, where these are of OpenMP.
+
+    GCC's functions of OpenMP must be found in the process, as torch's library of them makes them
+    known; clang calls others. Else 1.
+    """
+    try:
+        name = Path(find_compiler().command[0]).resolve().name
+        _ = ctypes.CDLL(None).GOMP_parallel
+    except (CompilerMissing, AttributeError):
+        return 1
+    return 1 if "clang" in name else len(os.sched_getaffinity(0))
 
 
 def merged(options: Sequence[Options]) -> Options:

@@ -27,23 +27,24 @@ struct Attention {
 
   static void run(const float* q, const float* k, const float* v, const float* mask, float* out,
                   float scale) {
-    for (long batch = 0; batch < batches; ++batch) {
-      for (long head = 0; head < heads; ++head) {
-        const float* const keys = k + batch * k_strides.batch + head / group * k_strides.head;
-        const float* const values = v + batch * v_strides.batch + head / group * v_strides.head;
-        const float* const added =
-            has_mask ? mask + batch * mask_strides.batch + head * mask_strides.head : nullptr;
-        const float* const asked = q + batch * q_strides.batch + head * q_strides.head;
-        float* const made = out + batch * out_strides.batch + head * out_strides.head;
-        constexpr long whole = rows / kRows * kRows;
-        for (long row = 0; row < whole; row += kRows) {
-          block<kRows>(asked, keys, values, added, made, scale, row);
-        }
-        if constexpr (whole < rows) {
-          block<rows - whole>(asked, keys, values, added, made, scale, whole);
-        }
+    constexpr long n_blocks = (rows + kRows - 1) / kRows;
+    constexpr long work = batches * heads * rows * columns * (width + value_width);
+    for_each<batches * heads * n_blocks, work>([=](long item) {
+      const long batch = item / (heads * n_blocks);
+      const long head = item / n_blocks % heads;
+      const long row = item % n_blocks * kRows;
+      const float* const keys = k + batch * k_strides.batch + head / group * k_strides.head;
+      const float* const values = v + batch * v_strides.batch + head / group * v_strides.head;
+      const float* const added =
+          has_mask ? mask + batch * mask_strides.batch + head * mask_strides.head : nullptr;
+      const float* const asked = q + batch * q_strides.batch + head * q_strides.head;
+      float* const made = out + batch * out_strides.batch + head * out_strides.head;
+      if (row + kRows <= rows) {
+        block<kRows>(asked, keys, values, added, made, scale, row);
+      } else if constexpr (rows % kRows != 0) {
+        block<rows % kRows>(asked, keys, values, added, made, scale, row);
       }
-    }
+    });
   }
 
  private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "panels.hpp"
+#include "threads.hpp"
 
 namespace offload::kernels {
 
@@ -39,37 +40,52 @@ struct Linear {
   static constexpr bool kIsCopied =
       order == Order::kColumns || (order == Order::kRows && m_size > kMostRows);
 
+  // On the threads that torch would use now, if it is much. They make no difference to the result.
   static void run(const float* x, const float* w, const float* bias, float* out) {
-    if constexpr (order == Order::kColumns && m_size < 4) {
-      for (long m = 0; m < m_size; ++m) by_dots(x + m * x_stride, w, bias, out + m * out_stride);
-    } else if constexpr (order == Order::kRows && m_size < 4) {
-      by_rows(x, w, bias, out);
-    } else {
-      panels(x, w, bias, out);
-    }
+    constexpr long n_items = (n_size + kColumnsAtOnce - 1) / kColumnsAtOnce;
+    // Of few rows reading the matrix is what takes time.
+    constexpr long work = n_size * k_size * (m_size < 4 ? 4 : m_size);
+    for_each<n_items, work>([=](long item) {
+      const long n = item * kColumnsAtOnce;
+      if (n + kColumnsAtOnce <= n_size) {
+        part<kColumnsAtOnce>(x, w + n * kColumnStep, bias + n, out + n);
+      } else if constexpr (n_size % kColumnsAtOnce != 0) {
+        part<n_size % kColumnsAtOnce>(x, w + n * kColumnStep, bias + n, out + n);
+      }
+    });
   }
 
  private:
+  // How the matrix is read: packed or many rows: by panels; few rows: in the order of memory.
+  static constexpr bool kIsSwept = order == Order::kRows && m_size < 4;
+  static constexpr bool kIsDotted = order == Order::kColumns && m_size < 4;
+  // Of a row of w at least 4 KiB, so that it is read as it lies.
+  static constexpr long kColumnsAtOnce = kIsSwept ? 1024 : kIsDotted ? kLanes : kPanelColumns;
+  static constexpr long kColumnStep =
+      order == Order::kRows ? 1 : (order == Order::kColumns ? w_stride : k_size);
+
+  // `columns` columns of the result.
+  template <long columns>
+  static void part(const float* x, const float* w, const float* bias, float* out) {
+    if constexpr (kIsDotted) {
+      for (long m = 0; m < m_size; ++m) {
+        dots<static_cast<int>(columns)>(x + m * x_stride, w, bias, out + m * out_stride);
+      }
+    } else if constexpr (kIsSwept) {
+      by_rows<columns>(x, w, bias, out);
+    } else {
+      panel<columns>(x, w, bias, out);
+    }
+  }
+
   // Rows of blocks of about the same height.
   static constexpr long kBlocks = (m_size + kMostRows - 1) / kMostRows;
   static constexpr long kHeight = m_size / kBlocks;
   static constexpr long kTaller = m_size % kBlocks;  // blocks that have one more
-  // From a row of K to the next, where a tile reads them; from a panel and a depth to the next.
+  // From a row of K to the next, where a tile reads them, and where they lie.
   static constexpr long kRowStep = order == Order::kRows && !kIsCopied ? w_stride : kPanelColumns;
-  static constexpr long kPanelStep =
-      order == Order::kRows ? 1 : (order == Order::kColumns ? w_stride : k_size);
   static constexpr long kDepthStep =
       order == Order::kRows ? w_stride : (order == Order::kColumns ? 1 : kPanelColumns);
-
-  static void panels(const float* x, const float* w, const float* bias, float* out) {
-    constexpr long whole = n_size / kPanelColumns * kPanelColumns;
-    for (long n = 0; n < whole; n += kPanelColumns) {
-      panel<kPanelColumns>(x, w + n * kPanelStep, bias + n, out + n);
-    }
-    if constexpr (whole < n_size) {
-      panel<n_size - whole>(x, w + whole * kPanelStep, bias + whole, out + whole);
-    }
-  }
 
   // The sums of blocks of depth are added up in out: the error grows with their number and their
   // depth, and not with the product of both.
@@ -159,30 +175,32 @@ struct Linear {
 
   // ---- few rows of x against rows of w, in the order in which these lie in memory ---------------
 
+  template <long columns>
   static void by_rows(const float* x, const float* w, const float* bias, float* out) {
     constexpr long whole = k_size / kRowsAtOnce * kRowsAtOnce;
     for (long k = 0; k < whole; k += kRowsAtOnce) {
-      sweep<kRowsAtOnce>(x + k, w + k * w_stride, bias, out, k == 0, k + kRowsAtOnce == k_size);
+      sweep<kRowsAtOnce, columns>(x + k, w + k * w_stride, bias, out, k == 0,
+                                  k + kRowsAtOnce == k_size);
     }
     if constexpr (whole < k_size) {
-      sweep<k_size - whole>(x + whole, w + whole * w_stride, bias, out, whole == 0, true);
+      sweep<k_size - whole, columns>(x + whole, w + whole * w_stride, bias, out, whole == 0, true);
     }
   }
 
-  template <long rows>
+  template <long rows, long columns>
   [[gnu::noinline]] static void sweep(const float* x, const float* w, const float* bias, float* out,
                                       bool is_first, bool is_last) {
     Vector factors[m_size][rows];
     for (long m = 0; m < m_size; ++m) {
       for (long row = 0; row < rows; ++row) factors[m][row] = splat(x[m * x_stride + row]);
     }
-    constexpr long whole = n_size / kLanes * kLanes;
+    constexpr long whole = columns / kLanes * kLanes;
     for (long n = 0; n < whole; n += kLanes) {
       add_rows<rows, kLanes>(factors, w + n, bias + n, out + n, is_first, is_last);
     }
-    if constexpr (whole < n_size) {
-      add_rows<rows, n_size - whole>(factors, w + whole, bias + whole, out + whole, is_first,
-                                     is_last);
+    if constexpr (whole < columns) {
+      add_rows<rows, columns - whole>(factors, w + whole, bias + whole, out + whole, is_first,
+                                      is_last);
     }
   }
 
@@ -211,17 +229,9 @@ struct Linear {
 
   // ---- a row of x against columns of w, as many at once as a vector has lanes ------------------
 
-  static void by_dots(const float* x, const float* w, const float* bias, float* out) {
-    constexpr long whole = n_size / kLanes * kLanes;
-    for (long n = 0; n < whole; n += kLanes) dots<kLanes>(x, w + n * w_stride, bias + n, out + n);
-    if constexpr (whole < n_size) {
-      dots<static_cast<int>(n_size - whole)>(x, w + whole * w_stride, bias + whole, out + whole);
-    }
-  }
-
   template <int columns>
-  [[gnu::always_inline]] static void dots(const float* x, const float* w, const float* bias,
-                                          float* out) {
+  [[gnu::noinline]] static void dots(const float* x, const float* w, const float* bias,
+                                     float* out) {
     constexpr long whole = k_size / kLanes * kLanes;
     Vector sum[kLanes] = {};
     for (long k = 0; k < whole; k += kLanes) {
