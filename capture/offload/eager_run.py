@@ -22,7 +22,13 @@ from offload.program import (
     TensorView,
     same_strides,
 )
-from offload.torch_names import dtype_name, find_dtype, find_overload, symbol_object
+from offload.torch_names import (
+    dtype_name,
+    find_dtype,
+    find_overload,
+    positional_and_named,
+    symbol_object,
+)
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -80,14 +86,8 @@ class EagerRun:
 
     def operands(self, launch: Launch) -> tuple[list[Any], dict[str, Any]]:
         """The positional and the keyword-only arguments of a launch, on the present memory."""
-        positional, named = [], {}
-        schema = find_overload(launch.name)._schema
-        for one, argument in zip(schema.arguments, launch.arguments, strict=True):
-            if one.kwarg_only:
-                named[one.name] = self._argument(argument)
-            else:
-                positional.append(self._argument(argument))
-        return positional, named
+        arguments = [self._argument(one) for one in launch.arguments]
+        return positional_and_named(find_overload(launch.name), arguments)
 
     def call(self, launch: Launch) -> Callable[[], Any]:
         """The launch as a function of no arguments; it may be called more than once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,3 +58,17 @@ def symbol_object(symbol: Symbol, bindings: Bindings) -> Any:
 def torch_object(symbol: Symbol) -> Any:
     """The dtype, device, layout or memory format that a Symbol names."""
     return torch.device(symbol.name) if symbol.kind == "device" else getattr(torch, symbol.name)
+
+
+def positional_and_named(
+    overload: Any, arguments: Sequence[object]
+) -> tuple[list[object], dict[str, object]]:
+    """Arguments in schema order as an overload is called with: keyword-only ones by name."""
+    positional: list[object] = []
+    named: dict[str, object] = {}
+    for declared, argument in zip(overload._schema.arguments, arguments, strict=True):
+        if declared.kwarg_only:
+            named[declared.name] = argument
+        else:
+            positional.append(argument)
+    return positional, named

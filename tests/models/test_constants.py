@@ -97,3 +97,13 @@ def test_empty_that_is_filled():
         return buffer, torch.empty(3).copy_(x), x.new_empty(2, 2).fill_(1.0)
 
     check(function, *normals(2, 3))
+
+
+def test_a_result_of_constants_beside_others_that_nobody_uses():
+    """A norm of a constant makes its mean too, which no one returns."""
+
+    def forward(x):
+        constant = torch.tensor([[0.5, 1.5], [2.5, 0.5]])
+        return nn.functional.layer_norm(constant, (2,)), x + constant
+
+    check(forward, Call(normal(2, 2)), Call(normal(2, 2)))

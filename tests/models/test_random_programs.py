@@ -2,77 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-import torch.nn.functional as F
 from checks import Call, check, normal
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import nn
-
-
-def written(tensor: torch.Tensor) -> None:
-    """A step in place adds no tensor to the pool."""
-
-
-STEPS: list[Callable[[list[torch.Tensor], int, int], torch.Tensor | None]] = [
-    lambda pool, i, j: pool[i] + pool[j],
-    lambda pool, i, j: pool[i] * 0.5,
-    lambda pool, i, j: pool[i].sin(),
-    lambda pool, i, j: (pool[i] @ pool[j]).tanh(),
-    lambda pool, i, j: pool[i].t(),
-    lambda pool, i, j: pool[i].flip(0),
-    lambda pool, i, j: pool[i].clone(),
-    lambda pool, i, j: pool[i].sort(dim=j % 2)[0],
-    lambda pool, i, j: torch.cat([pool[i][:1], pool[j][1:]]),
-    lambda pool, i, j: torch.where(pool[i] > 0, pool[i], pool[j]),
-    lambda pool, i, j: torch.softmax(pool[i], -1),
-    lambda pool, i, j: F.layer_norm(pool[i], (4,)),
-    lambda pool, i, j: torch.rand(4, 4) + pool[i],
-    lambda pool, i, j: torch.full((4, 4), 0.25) - pool[i],
-    lambda pool, i, j: torch.tensor([[0.5] * 4] * 4) - pool[i],
-    lambda pool, i, j: torch.tensor([[0.5] * 4] * 4),
-    lambda pool, i, j: torch.empty(4, 4).copy_(pool[i]),
-    lambda pool, i, j: pool[i].view(16).view(4, 4) if pool[i].is_contiguous() else None,
-    lambda pool, i, j: written(pool[i].mul_(0.5)),
-    lambda pool, i, j: written(pool[i].add_(pool[j])),
-    lambda pool, i, j: written(pool[i][j % 4].fill_(0.5)),
-    lambda pool, i, j: written(pool[i][:, ::2].mul_(2)),
-    lambda pool, i, j: written(pool[i].t()[1:].sub_(0.25)),
-    lambda pool, i, j: written(pool[i].copy_(pool[j].clone())),
-    lambda pool, i, j: written(torch.tanh(pool[j].clone(), out=pool[i])),
-    lambda pool, i, j: written(pool[i].masked_fill_(pool[j] > 1, 0.0)),
-    lambda pool, i, j: written(pool[i].clamp_(-3, 3)),
-]
-
-
-class RandomProgram(nn.Module):
-    """Steps over a pool of two inputs, a buffer and a parameter; returns some of the pool."""
-
-    def __init__(self, steps, returned):
-        super().__init__()
-        self.steps, self.returned = steps, returned
-        self.register_buffer("state", normal(4, 4))
-        self.weight = nn.Parameter(normal(4, 4))
-
-    def forward(self, x, y):
-        pool = [x, y, self.state, self.weight]
-        for kind, first, second in self.steps:
-            made = STEPS[kind](pool, first % len(pool), second % len(pool))
-            if made is not None:
-                pool.append(made)
-        return [pool[position % len(pool)] for position in self.returned]
+from random_programs import RETURNED, STEP_LISTS, RandomProgram
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(
-    steps=st.lists(
-        st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 15), st.integers(0, 15)),
-        max_size=14,
-    ),
-    returned=st.lists(st.integers(0, 15), min_size=1, max_size=4),
-)
+@given(steps=STEP_LISTS, returned=RETURNED)
 def test_random_programs(steps, returned):
     """Views, writes and reads in any order, on inputs, activations, buffers and parameters."""
     torch.manual_seed(len(steps))

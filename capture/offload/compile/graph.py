@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.views import find_steps
 from offload.program import ITEM_BYTES, Argument, Bindings, Launch, Program, Symbol, TensorView
-from offload.torch_names import find_dtype, find_overload, symbol_object
+from offload.torch_names import find_dtype, find_overload, positional_and_named, symbol_object
 
 
 def trace(
@@ -126,13 +126,9 @@ class _Interpreter:
         return [self._in_memory_order(result.view) for result in self._program.results]
 
     def _call(self, launch: Launch) -> Any:
-        positional, named = [], {}
         overload = find_overload(launch.name)
-        for declared, argument in zip(overload._schema.arguments, launch.arguments, strict=True):
-            if declared.kwarg_only:
-                named[declared.name] = self._argument(argument)
-            else:
-                positional.append(self._argument(argument))
+        arguments = [self._argument(one) for one in launch.arguments]
+        positional, named = positional_and_named(overload, arguments)
         return overload(*positional, **named)
 
     def _argument(self, argument: Argument) -> Any:

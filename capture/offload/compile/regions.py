@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence, Set
 import torch
 
 from offload.compile.extraction import Extracted, extract, is_plain, last_uses, whole_view
+from offload.compile.functional import functional_name, make_functional
 from offload.compile.packing import Packing, pack, pays
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.templates import ACTIVATIONS, TEMPLATES, function, matrix_of
-from offload.program import Launch, Operator, Program, TensorView
+from offload.program import Launch, Operator, Program, Role, TensorView
 from offload.torch_names import find_overload
 
 
@@ -128,8 +129,14 @@ def find_regions(
                 program, end, reasons
             ):
                 end += 1
-            found.append(Region(Kind.LOOPS, at, end, extract(program, at, end, last_use)))
-            at = end
+            followed = make_functional(program, at, end, last_use)
+            if followed is None:
+                kept[at] = _WRITES
+                at += 1
+                continue
+            inside = extract(followed.program, at, followed.end, followed.used_later)
+            found.append(Region(Kind.LOOPS, at, followed.end, inside))
+            at = followed.end
     return Regions(tuple(found), kept)
 
 
@@ -186,6 +193,15 @@ def _is_known(operator: str) -> bool:
     return torch.Tag.pointwise in overload.tags and not overload._schema.is_mutable
 
 
+def _is_followed(program: Program, launch: Launch) -> bool:
+    """Whether a write in place may be to memory that nobody else sees."""
+    return bool(functional_name(launch)) and all(
+        program.values[index].role in (Role.ACTIVATION, Role.OUTPUT) for index in launch.writes
+    )
+
+
+_WRITES = "writes what it is given"
+
 _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
     (
         lambda _, launch: not (isinstance(launch.callee, Operator) and launch.callee.is_aten),
@@ -194,11 +210,22 @@ _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
     (lambda _, launch: launch.random, "draws random numbers"),
     (lambda _, launch: launch.guard is not None or launch.guards_shape, "is guarded"),
     (
-        lambda _, launch: set(launch.writes) != {view.value for view in launch.made()},
-        "writes what it is given",
+        lambda program, launch: (
+            set(launch.writes) != {view.value for view in launch.made()}
+            and not _is_followed(program, launch)
+        ),
+        _WRITES,
     ),
-    (lambda _, launch: not launch.results or None in launch.results, "gives no new tensor"),
-    (lambda _, launch: not _is_known(launch.name), "no kernel is made of this operator"),
+    (
+        lambda _, launch: (
+            not launch.results or (None in launch.results and not functional_name(launch))
+        ),
+        "gives no new tensor",
+    ),
+    (
+        lambda _, launch: not _is_known(launch.name) and not functional_name(launch),
+        "no kernel is made of this operator",
+    ),
     (
         lambda program, launch: any(
             view.conjugate

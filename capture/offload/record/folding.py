@@ -47,11 +47,18 @@ def note_constants(
         tracked.constant = folds and is_there and is_small
 
 
-def folded_values(table: StorageTable, returned: Set[int]) -> Set[int]:
-    """The Values that were made of constants alone, nobody writes, and the call does not return."""
-    return {
+def folded_values(table: StorageTable, returned: Set[int], launches: Iterable[Launch]) -> Set[int]:
+    """The Values that were made of constants alone, nobody writes, and the call does not return.
+
+    Not what a launch makes that makes something else besides: that launch stays, and makes both.
+    """
+    folded = {
         one.value.index for one in table if one.value.role is Role.ACTIVATION and one.constant
     } - returned
+    for launch in launches:
+        if not is_folded(launch, folded):
+            folded -= {view.value for view in launch.made()}
+    return folded
 
 
 def is_folded(launch: Launch, folded: Set[int]) -> bool:

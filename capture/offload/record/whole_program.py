@@ -120,7 +120,7 @@ class SeenCall:
         )
 
     def _folded(self, *, folds: bool) -> Set[int]:
-        folded = folded_values(self.table, self._returned)
+        folded = folded_values(self.table, self._returned, self.log.launches)
         return (
             folded
             if folds

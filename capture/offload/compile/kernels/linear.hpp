@@ -140,20 +140,31 @@ struct Linear {
     constexpr long vectors = (columns + kLanes - 1) / kLanes;
     constexpr int tail = columns % kLanes == 0 ? kLanes : static_cast<int>(columns % kLanes);
     constexpr int read = order == Order::kPacked ? kLanes : tail;
-    Vector sum[rows][vectors] = {};
-    for (long k = 0; k < depth; ++k) {
+    // A sum waits for the one before it: few of them are made several, of every other k and so on.
+    constexpr long splits = rows * vectors >= 12 ? 1 : (rows * vectors >= 6 ? 2 : 4);
+    Vector sums[splits][rows][vectors] = {};
+    const auto add = [=](Vector(&to)[rows][vectors], long k) __attribute__((always_inline)) {
       Vector row[vectors];
 #pragma GCC unroll 8
       for (long v = 0; v < vectors; ++v) {
         const float* const from = w + k * kRowStep + v * kLanes;
         row[v] = v + 1 < vectors ? load(from) : load_first<read>(from);
+        if constexpr (rows > 1) keep(row[v]);
       }
 #pragma GCC unroll 16
       for (long m = 0; m < rows; ++m) {
         const Vector factor = splat(x[m * x_stride + k]);
 #pragma GCC unroll 8
-        for (long v = 0; v < vectors; ++v) sum[m][v] += factor * row[v];
+        for (long v = 0; v < vectors; ++v) to[m][v] += factor * row[v];
       }
+    };
+    long k = 0;
+    for (; k + splits <= depth; k += splits) {
+#pragma GCC unroll 4
+      for (long split = 0; split < splits; ++split) add(sums[split], k + split);
+    }
+    if constexpr (splits > 1) {
+      for (; k < depth; ++k) add(sums[0], k);
     }
 #pragma GCC unroll 16
     for (long m = 0; m < rows; ++m) {
@@ -161,7 +172,9 @@ struct Linear {
       for (long v = 0; v < vectors; ++v) {
         float* const to = out + m * out_stride + v * kLanes;
         const float* const from = is_first ? bias + v * kLanes : to;
-        Vector value = sum[m][v];
+        Vector value = sums[0][m][v];
+#pragma GCC unroll 4
+        for (long split = 1; split < splits; ++split) value += sums[split][m][v];
         if (!is_first || has_bias) value += v + 1 < vectors ? load(from) : load_first<tail>(from);
         if (is_last) value = activated<activation>(value);
         if (v + 1 < vectors) {

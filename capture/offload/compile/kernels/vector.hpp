@@ -31,6 +31,18 @@ using Integers [[gnu::vector_size(kLanes * sizeof(std::int32_t))]] = std::int32_
   std::memcpy(to, &value, sizeof value);
 }
 
+// Keeps a value that is used several times in a register: compilers would load it again for each
+// use.
+[[gnu::always_inline]] inline void keep(Vector& value) {
+#if defined(__x86_64__)
+  asm("" : "+v"(value));
+#elif defined(__aarch64__)
+  asm("" : "+w"(value));
+#else
+  static_cast<void>(value);
+#endif
+}
+
 // The first `count` lanes alone are read; the others are zero.
 template <int count>
 [[gnu::always_inline]] inline Vector load_first(const float* from) {
