@@ -60,9 +60,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(DecodeBlock(width, heads) for _ in range(4))
 
-    def forward(
-        self, x: torch.Tensor, position: torch.Tensor, cache: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, position: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
         """`cache` is [blocks, 2, 1, heads, length, head]; the result as x."""
         for block, held in zip(self.blocks, cache, strict=True):
             x = block(x, position, held[0], held[1])

@@ -106,4 +106,4 @@ def test_a_result_of_constants_beside_others_that_nobody_uses():
         constant = torch.tensor([[0.5, 1.5], [2.5, 0.5]])
         return torch.nn.functional.layer_norm(constant, (2,)), x + constant
 
-    check(forward, normal(2, 2), normal(2, 2))
+    check(forward, *normals(2, 2))
