@@ -13,8 +13,9 @@
 
 namespace offload {
 
-// Tensors of one storage, all of which is the weight. Tells when they were written, as `write_count`
-// does, and when they have another storage. Torch refuses to resize the storage meanwhile.
+// Tensors of one storage, all of which is the weight. Tells when they were written, as
+// `write_count` does, and when they have another storage. Torch refuses to resize the storage
+// meanwhile.
 //
 // Owner: the stream. Thread: as WeightSource. Errors: where the storage is shorter than the
 // weight BindingError, and of read FileError.
