@@ -6,7 +6,7 @@
 //
 // One line for each size: medians in microseconds of one thread. Weights are cycled through so many
 // MiB, so that they come from the caches or from memory: of columns and of rows in place, and as
-// panels.
+// panels; and the same in bfloat16.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "linear.hpp"
+#include "linear_bfloat16.hpp"
 
 namespace {
 
@@ -39,40 +39,56 @@ double median_us(int n_calls, const Call& call) {
 }
 
 // In huge pages where the system gives them, as an executable keeps panels.
-float* numbers(std::size_t count) {
+template <class Element>
+Element* numbers(std::size_t count) {
   const std::size_t size_bytes =
-      (count * sizeof(float) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-  auto* const begin = static_cast<float*>(std::aligned_alloc(kHugePageBytes, size_bytes));
+      (count * sizeof(Element) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  auto* const begin = static_cast<Element*>(std::aligned_alloc(kHugePageBytes, size_bytes));
   if (begin == nullptr) std::abort();
   madvise(begin, size_bytes, MADV_HUGEPAGE);
-  std::fill_n(begin, count, 0.25f);
+  Element value;
+  store_first<1>(&value, splat(0.25f));
+  std::fill_n(begin, count, value);
   return begin;
 }
 
-template <long m, long k, long n, Order order>
+template <class Element, long m, long k, long n, Order order>
 double product_us(std::size_t cycled_bytes) {
   constexpr long stride = order == Order::kColumns ? k : n;
-  constexpr std::size_t one = (n + kPanelColumns - 1) / kPanelColumns * kPanelColumns * k;
-  const auto copies = std::max<std::size_t>(1, cycled_bytes / (one * sizeof(float)));
-  float* const w = numbers(one * copies);
-  const std::vector<float> x(m * k, 0.5f), bias(n, 1.0f);
-  std::vector<float> out(m * n);
+  using Product = std::conditional_t<
+      std::is_same_v<Element, float>,
+      Linear<m, n, k, k, order, stride, n, Activation::kNone, true>,
+      LinearBFloat16<Element, m, n, k, k, order, stride, n, Activation::kNone, true>>;
+  constexpr std::size_t one =
+      (n + kPanelColumns - 1) / kPanelColumns * panel_size<Element>(k);
+  const auto copies = std::max<std::size_t>(1, cycled_bytes / (one * sizeof(Element)));
+  Element* const w = numbers<Element>(one * copies);
+  Element half, whole;
+  store_first<1>(&half, splat(0.5f));
+  store_first<1>(&whole, splat(1.0f));
+  const std::vector<Element> x(m * k, half), bias(n, whole);
+  std::vector<Element> out(m * n);
   const double us = median_us(static_cast<int>(copies), [&](int at) {
-    Linear<m, n, k, k, order, stride, n, Activation::kNone, true>::run(
-        x.data(), w + one * static_cast<std::size_t>(at), bias.data(), out.data());
+    Product::run(x.data(), w + one * static_cast<std::size_t>(at), bias.data(), out.data());
     asm volatile("" : : "r"(out.data()) : "memory");
   });
   std::free(w);
   return us;
 }
 
+template <class Element, long m, long k, long n>
+void measure_of(const char* element, std::size_t cycled_bytes) {
+  const double columns = product_us<Element, m, k, n, Order::kColumns>(cycled_bytes);
+  const double rows = product_us<Element, m, k, n, Order::kRows>(cycled_bytes);
+  const double packed = product_us<Element, m, k, n, Order::kPacked>(cycled_bytes);
+  std::printf("%4ld x %4ld x %4ld %s  columns %9.2f  rows %9.2f  packed %9.2f us %6.0f GFLOP/s\n",
+              m, k, n, element, columns, rows, packed, 2e-3 * m * n * k / packed);
+}
+
 template <long m, long k, long n>
 void measure(std::size_t cycled_bytes) {
-  const double columns = product_us<m, k, n, Order::kColumns>(cycled_bytes);
-  const double rows = product_us<m, k, n, Order::kRows>(cycled_bytes);
-  const double packed = product_us<m, k, n, Order::kPacked>(cycled_bytes);
-  std::printf("%4ld x %4ld x %4ld  columns %9.2f  rows %9.2f  packed %9.2f us %6.0f GFLOP/s\n", m,
-              k, n, columns, rows, packed, 2e-3 * m * n * k / packed);
+  measure_of<float, m, k, n>("float32 ", cycled_bytes);
+  measure_of<BFloat16, m, k, n>("bfloat16", cycled_bytes);
 }
 
 void measure_all(std::size_t cycled_bytes) {
@@ -85,6 +101,8 @@ void measure_all(std::size_t cycled_bytes) {
   measure<9, 384, 384>(cycled_bytes);
   measure<9, 1536, 384>(cycled_bytes);
   measure<16, 64, 192>(cycled_bytes);
+  measure<32, 384, 384>(cycled_bytes);
+  measure<32, 384, 1536>(cycled_bytes);
   measure<64, 384, 1536>(cycled_bytes);
   measure<128, 384, 1536>(cycled_bytes);
   measure<128, 3072, 768>(cycled_bytes);

@@ -2,37 +2,48 @@
 // reads or writes beyond it, and float64 what is wrong.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "attention.hpp"
 #include "check.hpp"
 #include "linear.hpp"
+#include "linear_bfloat16.hpp"
 
 namespace {
 
 using offload::kernels::Activation;
 using offload::kernels::Attention;
+using offload::kernels::BFloat16;
 using offload::kernels::kPanelColumns;
 using offload::kernels::Linear;
+using offload::kernels::LinearBFloat16;
 using offload::kernels::MaskStrides;
 using offload::kernels::Order;
 using offload::kernels::Strides;
 
-// Just as many numbers as a tensor has, one float beyond what an allocator aligns to.
-class Floats {
+float widened(float value) { return value; }
+float widened(BFloat16 value) { return offload::kernels::load_first<1>(&value)[0]; }
+
+// Just as many numbers as a tensor has, one beyond what an allocator aligns to.
+template <class Element>
+class Numbers {
  public:
-  explicit Floats(long count)
-      : count_(count), all_(new float[static_cast<std::size_t>(count) + 1]) {
+  explicit Numbers(long count)
+      : count_(count), all_(new Element[static_cast<std::size_t>(count) + 1]) {
     std::normal_distribution<float> normal;
-    for (long at = 0; at < count; ++at) data()[at] = normal(generator());
+    for (long at = 0; at < count; ++at) {
+      offload::kernels::store_first<1>(data() + at, offload::kernels::splat(normal(generator())));
+    }
   }
-  float* data() { return all_.get() + 1; }
-  const float* data() const { return all_.get() + 1; }
-  float& operator[](long at) { return data()[at]; }
-  float operator[](long at) const { return data()[at]; }
+  Element* data() { return all_.get() + 1; }
+  const Element* data() const { return all_.get() + 1; }
+  double operator[](long at) const { return widened(data()[at]); }
   long size() const { return count_; }
 
  private:
@@ -42,36 +53,56 @@ class Floats {
   }
 
   long count_;
-  std::unique_ptr<float[]> all_;
+  std::unique_ptr<Element[]> all_;
 };
 
-bool is_near(double found, double expected) {
-  return std::abs(found - expected) <= 2e-5 * (1.0 + std::abs(expected));
+// Half of a unit in the last place of 1: a result is rounded once.
+template <class Element>
+constexpr double kRounding = std::is_same_v<Element, float> ? 0.0 : 1.0 / 256;
+
+// `rounded` is what was rounded on the way, beside the result.
+template <class Element>
+bool is_near(double found, double expected, double rounded = 0.0) {
+  return std::abs(found - expected) <=
+         4e-5 * (1.0 + std::abs(expected)) +
+             kRounding<Element> * (1.001 * std::abs(expected) + rounded);
 }
 
-template <long m_size, long n_size, long k_size, Order order, bool has_bias>
+template <class Element, long m_size, long n_size, long k_size, Order order, long w_stride,
+          bool has_bias>
+void run_product(const Numbers<Element>& x, const Numbers<Element>& w, const Element* bias,
+                 Numbers<Element>& out) {
+  if constexpr (std::is_same_v<Element, float>) {
+    Linear<m_size, n_size, k_size, k_size, order, w_stride, n_size, Activation::kRelu,
+           has_bias>::run(x.data(), w.data(), bias, out.data());
+  } else {
+    LinearBFloat16<Element, m_size, n_size, k_size, k_size, order, w_stride, n_size,
+                   Activation::kRelu, has_bias>::run(x.data(), w.data(), bias, out.data());
+  }
+}
+
+template <class Element, long m_size, long n_size, long k_size, Order order, bool has_bias>
 void check_product() {
-  const Floats x(m_size * k_size), w(k_size * n_size), bias(n_size);
-  Floats out(m_size * n_size);
+  const Numbers<Element> x(m_size * k_size), w(k_size * n_size), bias(n_size);
+  Numbers<Element> out(m_size * n_size), of_packed(m_size * n_size);
   constexpr long w_stride = order == Order::kRows ? n_size : k_size;
-  const float* const added = has_bias ? bias.data() : nullptr;
-  Linear<m_size, n_size, k_size, k_size, order, w_stride, n_size, Activation::kRelu, has_bias>::run(
-      x.data(), w.data(), added, out.data());
+  const Element* const added = has_bias ? bias.data() : nullptr;
+  run_product<Element, m_size, n_size, k_size, order, w_stride, has_bias>(x, w, added, out);
   constexpr long panels = (n_size + kPanelColumns - 1) / kPanelColumns;
-  Floats packed(panels * kPanelColumns * k_size), of_packed(m_size * n_size);
+  Numbers<Element> packed(panels * offload::kernels::panel_size<Element>(k_size));
   offload::kernels::pack<n_size, k_size, order, w_stride>(w.data(), packed.data());
-  Linear<m_size, n_size, k_size, k_size, Order::kPacked, 0, n_size, Activation::kRelu,
-         has_bias>::run(x.data(), packed.data(), added, of_packed.data());
+  run_product<Element, m_size, n_size, k_size, Order::kPacked, 0, has_bias>(x, packed, added,
+                                                                           of_packed);
   bool holds = true;
   for (long m = 0; m < m_size; ++m) {
     for (long n = 0; n < n_size; ++n) {
       double sum = has_bias ? bias[n] : 0.0;
       for (long k = 0; k < k_size; ++k) {
         const long at = order == Order::kRows ? k * n_size + n : n * k_size + k;
-        sum += static_cast<double>(x[m * k_size + k]) * w[at];
+        sum += x[m * k_size + k] * w[at];
       }
-      holds = holds && is_near(out[m * n_size + n], std::max(sum, 0.0)) &&
-              is_near(of_packed[m * n_size + n], std::max(sum, 0.0));
+      holds = holds && is_near<Element>(out[m * n_size + n], std::max(sum, 0.0)) &&
+              is_near<Element>(of_packed[m * n_size + n], std::max(sum, 0.0));
     }
   }
   CHECK_THAT(holds);
@@ -79,9 +110,34 @@ void check_product() {
 
 template <long m_size, long n_size, long k_size>
 void check_products() {
-  check_product<m_size, n_size, k_size, Order::kColumns, true>();
-  check_product<m_size, n_size, k_size, Order::kColumns, false>();
-  check_product<m_size, n_size, k_size, Order::kRows, true>();
+  check_product<float, m_size, n_size, k_size, Order::kColumns, true>();
+  check_product<float, m_size, n_size, k_size, Order::kColumns, false>();
+  check_product<float, m_size, n_size, k_size, Order::kRows, true>();
+  check_product<BFloat16, m_size, n_size, k_size, Order::kColumns, true>();
+  check_product<BFloat16, m_size, n_size, k_size, Order::kColumns, false>();
+  check_product<BFloat16, m_size, n_size, k_size, Order::kRows, true>();
+}
+
+// Every number in bfloat16, and those on both sides of a tie between two of them.
+void check_rounding() {
+  using offload::kernels::splat;
+  bool holds = true;
+  for (std::uint32_t upper = 0; upper < 1u << 16; ++upper) {
+    for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      const std::uint32_t bits = upper << 16 | lower;
+      float value;
+      std::memcpy(&value, &bits, sizeof value);
+      BFloat16 found;
+      offload::kernels::store_first<1>(&found, splat(value));
+      if (std::isnan(value)) {
+        holds = holds && std::isnan(widened(found));
+        continue;
+      }
+      const bool is_up = lower > 0x8000u || (lower == 0x8000u && upper % 2 == 1);
+      holds = holds && found.bits == static_cast<std::uint16_t>(upper + (is_up ? 1 : 0));
+    }
+  }
+  CHECK_THAT(holds);
 }
 
 template <Activation activation>
@@ -124,17 +180,18 @@ void check_exponential() {
   CHECK_THAT(exponential(splat(-std::numeric_limits<float>::infinity()))[0] == 0.0f);
 }
 
-template <long rows, long columns, long width, bool is_causal>
+template <class Element, class MaskElement, long rows, long columns, long width, bool is_causal>
 void check_attention() {
   constexpr long heads = 2;
-  const Floats q(heads * rows * width), k(heads * columns * width), v(heads * columns * width);
-  const Floats mask(columns);
-  Floats out(heads * rows * width);
+  const Numbers<Element> q(heads * rows * width), k(heads * columns * width);
+  const Numbers<Element> v(heads * columns * width);
+  const Numbers<MaskElement> mask(columns);
+  Numbers<Element> out(heads * rows * width);
   constexpr Strides asked{heads * rows * width, rows * width, width};
   constexpr Strides known{heads * columns * width, columns * width, width};
-  Attention<1, heads, 1, rows, columns, width, width, asked, known, known, asked, is_causal, true,
-            MaskStrides{0, 0, 0, 1}>::run(q.data(), k.data(), v.data(), mask.data(), out.data(),
-                                          0.3f);
+  Attention<Element, MaskElement, 1, heads, 1, rows, columns, width, width, asked, known, known,
+            asked, is_causal, true, MaskStrides{0, 0, 0, 1}>::run(q.data(), k.data(), v.data(),
+                                                                  mask.data(), out.data(), 0.3f);
   bool holds = true;
   for (long head = 0; head < heads; ++head) {
     for (long row = 0; row < rows; ++row) {
@@ -143,23 +200,32 @@ void check_attention() {
       for (long column = 0; column < (is_causal ? std::min(row + 1, columns) : columns); ++column) {
         double score = 0.0;
         for (long at = 0; at < width; ++at) {
-          score += static_cast<double>(q[(head * rows + row) * width + at]) *
-                   k[(head * columns + column) * width + at];
+          score += q[(head * rows + row) * width + at] * k[(head * columns + column) * width + at];
         }
         weights.push_back(std::exp(score * 0.3 + mask[column]));
         sum += weights.back();
       }
       for (long at = 0; at < width; ++at) {
-        double expected = 0.0;
+        double expected = 0.0, rounded = 0.0;
         for (std::size_t column = 0; column < weights.size(); ++column) {
-          expected +=
+          const double product =
               weights[column] / sum * v[(head * columns + static_cast<long>(column)) * width + at];
+          expected += product;
+          rounded += std::abs(product);
         }
-        holds = holds && is_near(out[(head * rows + row) * width + at], expected);
+        holds = holds &&
+                is_near<Element>(out[(head * rows + row) * width + at], expected, rounded);
       }
     }
   }
   CHECK_THAT(holds);
+}
+
+template <long rows, long columns, long width, bool is_causal>
+void check_attentions() {
+  check_attention<float, float, rows, columns, width, is_causal>();
+  check_attention<BFloat16, BFloat16, rows, columns, width, is_causal>();
+  check_attention<BFloat16, float, rows, columns, width, is_causal>();
 }
 
 }  // namespace
@@ -175,11 +241,13 @@ int main() {
   check_products<13, 7, 300>();
   check_products<16, 96, 513>();
   check_products<25, 33, 769>();
+  check_products<100, 40, 769>();
+  check_rounding();
   check_activations();
   check_exponential();
-  check_attention<1, 70, 32, false>();
-  check_attention<5, 5, 8, true>();
-  check_attention<37, 4, 5, true>();
-  check_attention<20, 33, 16, false>();
+  check_attentions<1, 70, 32, false>();
+  check_attentions<5, 5, 8, true>();
+  check_attentions<37, 4, 5, true>();
+  check_attentions<20, 33, 16, false>();
   return offload::test::result();
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -41,41 +43,51 @@ SIZES = [
 GUARD = 64
 
 
-def guarded(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor of NaN at an address of no alignment but a float's, and the memory around it."""
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCES = {torch.float32: (2e-5, 2e-5), torch.bfloat16: (2**-8, 2e-5)}
+"""Relative and absolute, of products against float64. In bfloat16 a result is rounded once, by half
+a unit in the last place."""
+
+
+def guarded(*shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor of NaN at an address of no alignment but a number's, and the memory around it."""
     count = torch.Size(shape).numel()
-    around = torch.full((count + 2 * GUARD + 1,), float("nan"))
+    around = torch.full((count + 2 * GUARD + 1,), float("nan"), dtype=dtype)
     return around[GUARD + 1 : GUARD + 1 + count].view(shape), around
 
 
 def place(tensor: torch.Tensor) -> torch.Tensor:
     """A copy between NaN, which whatever reads beyond it makes NaN of."""
-    _, around = guarded(tensor.untyped_storage().nbytes() // 4)
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    _, around = guarded(count, dtype=tensor.dtype)
     inside = around[GUARD + 1 : -GUARD].as_strided(tensor.shape, tensor.stride(), GUARD + 1)
     return inside.copy_(tensor)
 
 
 def check(loaded: ctypes.CDLL, symbol: str, model, inputs, region) -> None:
     """Run a function beside the model in float64, on memory between guards."""
-    given = [place(one) for one in region_inputs(region, model.float(), inputs)]
+    given = [place(one) for one in region_inputs(region, model, inputs)]
     check_with(loaded, symbol, model, inputs, given)
 
 
 def check_with(loaded: ctypes.CDLL, symbol: str, model, inputs, given) -> None:
+    (dtype,) = {one.dtype for one in inputs}
     wide = model.double()(*(one.double() for one in inputs))
-    model.float()
-    made, around = guarded(*wide.shape)
+    model.to(dtype)
+    made, around = guarded(*wide.shape, dtype=dtype)
     call(loaded, symbol, [*given, made])
     assert around[: GUARD + 1].isnan().all()
     assert around[-GUARD:].isnan().all()
-    torch.testing.assert_close(made.double(), wide, rtol=2e-5, atol=2e-5)
+    relative, absolute = TOLERANCES[dtype]
+    torch.testing.assert_close(made.double(), wide, rtol=relative, atol=absolute)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Its memory from its first element on."""
-    size_bytes = tensor.untyped_storage().nbytes() - 4 * tensor.storage_offset()
+    offset_bytes = tensor.element_size() * tensor.storage_offset()
+    size_bytes = tensor.untyped_storage().nbytes() - offset_bytes
     flat = torch.empty(0, dtype=torch.uint8)
-    return flat.set_(tensor.untyped_storage(), 4 * tensor.storage_offset(), (size_bytes,), (1,))
+    return flat.set_(tensor.untyped_storage(), offset_bytes, (size_bytes,), (1,))
 
 
 def region_inputs(region, model, inputs):
@@ -89,7 +101,7 @@ def region_inputs(region, model, inputs):
 
 
 class Product(nn.Module):
-    def __init__(self, rows, columns, depth, bias, activation) -> None:
+    def __init__(self, columns, depth, bias, activation) -> None:
         super().__init__()
         self.linear = nn.Linear(depth, columns, bias=bias)
         self.activation = ACTIVATIONS[activation]
@@ -110,22 +122,20 @@ class Turned(nn.Module):
         return torch.addmm(self.bias, x, self.weight)
 
 
+def product_cases() -> Iterator[tuple[str, Callable[[], nn.Module], tuple[int, int]]]:
+    """Names, what makes a model, and the shape of its input."""
+    kinds = itertools.product([True, False], [*ACTIVATIONS, *ACTIVATIONS])
+    for size, (bias, activation) in zip(itertools.cycle(SIZES), kinds, strict=False):
+        make = functools.partial(Product, *size[1:], bias, activation)
+        yield f"{size} {bias} {activation}", make, (size[0], size[2])
+    for size in SIZES:
+        yield f"{size} turned", functools.partial(Turned, *size[1:]), (size[0], size[2])
+
+
 CASES = {
-    **{
-        f"{size} {bias} {activation}": (
-            lambda size=size, bias=bias, activation=activation: Product(*size, bias, activation),
-            (size[0], size[2]),
-        )
-        for size, (bias, activation) in zip(
-            itertools.cycle(SIZES),
-            itertools.product([True, False], [*ACTIVATIONS, *ACTIVATIONS]),
-            strict=False,
-        )
-    },
-    **{
-        f"{size} turned": (lambda size=size: Turned(size[1], size[2]), (size[0], size[2]))
-        for size in SIZES
-    },
+    f"{name} {str(dtype).removeprefix('torch.')}": (make, shape, dtype)
+    for dtype in DTYPES
+    for name, make, shape in product_cases()
 }
 
 
@@ -134,8 +144,8 @@ def products(tmp_path_factory: pytest.TempPathFactory):
     """One function for each case, all of one library."""
     made, texts = {}, [PRELUDE]
     torch.manual_seed(0)
-    for number, (name, (make, shape)) in enumerate(CASES.items()):
-        model, inputs = make(), (torch.randn(shape),)
+    for number, (name, (make, shape, dtype)) in enumerate(CASES.items()):
+        model, inputs = make().to(dtype), (torch.randn(shape, dtype=dtype),)
         region = region_of(model, *inputs)
         texts.append(function(f"product_{number}", region.program))
         texts.append(function(f"packed_{number}", region.program, packed=True))
@@ -159,19 +169,20 @@ def packing_of(region: Extracted) -> Packing:
 
 @pytest.mark.parametrize("name", CASES)
 def test_products_with_panels(products, name):
-    """The panels are what the launches that they stand for make, zeros and all."""
+    """The panels have the bits that the launches that they stand for make, zeros and all."""
     loaded, made = products
     symbol, model, inputs, region = made[name]
     number = symbol.partition("_")[2]
     matrix = matrix_of(region.program.launches[0])
     position = [view.value for view in region.program.inputs].index(matrix.value)
-    given = [place(one) for one in region_inputs(region, model.float(), inputs)]
-    panels, around = guarded(*packing_of(region).program.results[0].view.shape)
+    given = [place(one) for one in region_inputs(region, model, inputs)]
+    shape = packing_of(region).program.results[0].view.shape
+    panels, around = guarded(*shape, dtype=given[position].dtype)
     call(loaded, f"pack_{number}", [given[position], panels])
     assert around[: GUARD + 1].isnan().all()
     assert around[-GUARD:].isnan().all()
-    expected = run(packing_of(region).program, [as_bytes(given[position])])
-    assert torch.equal(panels, expected[0])
+    (expected,) = run(packing_of(region).program, [as_bytes(given[position])])
+    assert torch.equal(panels.view(expected.dtype), expected)
     given[position] = torch.full_like(given[position], float("nan"))  # which nobody reads
     check_with(loaded, f"packed_{number}", model, inputs, [*given, panels])
 
@@ -199,14 +210,28 @@ class Attention(nn.Module):
         )
 
 
+HEAD_CASES = {
+    f"{name} {kind}": (*shapes, dtype, mask_dtype)
+    for kind, dtype, mask_dtype in [
+        ("float32", torch.float32, torch.float32),
+        ("bfloat16", torch.bfloat16, torch.bfloat16),
+        ("bfloat16, mask float32", torch.bfloat16, torch.float32),
+    ]
+    for name, shapes in HEADS.items()
+    if shapes[3] is not None or dtype == mask_dtype
+}
+
+
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory):
     made, texts = {}, [PRELUDE]
     torch.manual_seed(1)
-    for number, (name, (asked, known, is_causal, mask)) in enumerate(HEADS.items()):
-        inputs = [torch.randn(asked), torch.randn(known), torch.randn(known)]
+    for number, (name, case) in enumerate(HEAD_CASES.items()):
+        asked, known, is_causal, mask, dtype, mask_dtype = case
+        inputs = [torch.randn(shape, dtype=dtype) for shape in (asked, known, known)]
         if mask is not None:
-            inputs.append(torch.randn(mask).masked_fill(torch.rand(mask) < 0.3, float("-inf")))
+            added = torch.randn(mask, dtype=mask_dtype)
+            inputs.append(added.masked_fill(torch.rand(mask) < 0.3, float("-inf")))
         model = Attention(is_causal)
         region = region_of(model, *inputs)
         texts.append(function(f"heads_{number}", region.program))
@@ -214,29 +239,48 @@ def heads(tmp_path_factory: pytest.TempPathFactory):
     return library("\n".join(texts), tmp_path_factory.mktemp("heads")), made
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_attention(heads, name):
-    loaded, made = heads
-    symbol, model, inputs, _ = made[name]
-    expected = model(*inputs)
+def tolerance_of(model: Attention, inputs: list[torch.Tensor]) -> torch.Tensor:
+    """How far a result of attention may be from float64, by element.
+
+    In bfloat16 the result and each weight are rounded by half a unit in the last place, so that
+    the same attention to the sizes of the values bounds what becomes of the weights' roundings.
+    """
+    q, k, v, *mask = (one.double() for one in inputs)
+    result, sizes = model(q, k, v, *mask).abs(), model(q, k, v.abs(), *mask)
+    if inputs[0].dtype == torch.float32:
+        return 2e-5 * result + 2e-6
+    return 2**-8 * (1.001 * result + sizes) + 2e-6
+
+
+def check_attention(loaded: ctypes.CDLL, symbol: str, model, inputs: list[torch.Tensor]) -> None:
+    recorded = model(*inputs)
+    expected = model(*(one.double() for one in inputs))
     given = [place(one) for one in inputs]
-    _, around = guarded(expected.untyped_storage().nbytes() // 4)
-    found = around.as_strided(expected.shape, expected.stride(), GUARD + 1)
+    count = recorded.untyped_storage().nbytes() // recorded.element_size()
+    _, around = guarded(count, dtype=recorded.dtype)
+    found = around.as_strided(recorded.shape, recorded.stride(), GUARD + 1)
     call(loaded, symbol, [*given, found])
     assert around[: GUARD + 1].isnan().all()
     assert around[-GUARD:].isnan().all()
-    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6)
+    assert ((found.double() - expected).abs() <= tolerance_of(model, inputs)).all()
 
 
-def test_a_row_that_sees_nothing_is_as_torch_has_it(heads):
+@pytest.mark.parametrize("name", HEAD_CASES)
+def test_attention(heads, name):
     loaded, made = heads
-    symbol, model, inputs, _ = made["mask"]
+    symbol, model, inputs, _ = made[name]
+    check_attention(loaded, symbol, model, inputs)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_a_row_that_sees_nothing_is_as_torch_has_it(heads, kind):
+    loaded, made = heads
+    symbol, model, inputs, _ = made[f"mask {kind}"]
     inputs = [one.clone() for one in inputs]
     inputs[3][:, :, 2] = float("-inf")
     expected = model(*inputs)
-    found = torch.empty_strided(expected.shape, expected.stride())
-    call(loaded, symbol, [*inputs, found])
-    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6, equal_nan=True)
+    assert not expected[:, :, 2].any()
+    check_attention(loaded, symbol, model, inputs)
 
 
 def refused(program: Program) -> str:
@@ -252,6 +296,17 @@ def test_what_templates_do_not_take_is_refused():
     by_row = region_of(torch.addmm, torch.randn(4, 5), x, w)
     assert "bias by row" in refused(by_row.program)
     wide = region_of(torch.mm, x.double(), w.double())
-    assert "float32" in refused(wide.program)
+    assert "float32 and bfloat16, not of float64" in refused(wide.program)
     sparse = region_of(torch.mm, x, torch.randn(12, 10)[::2, ::2])
     assert "neither rows nor columns" in refused(sparse.program)
+
+
+def test_tensors_of_several_dtypes_are_refused():
+    region = region_of(torch.mm, torch.randn(4, 6), torch.randn(6, 5))
+    (launch,) = region.program.launches
+    x, w = launch.arguments
+    mixed = dataclasses.replace(launch, arguments=(dataclasses.replace(x, dtype="bfloat16"), w))
+    program = dataclasses.replace(region.program, launches=(mixed,))
+    assert "of bfloat16 and float32" in refused(program)
+    with pytest.raises(UnsupportedRegion, match="float64 is not packed"):
+        pack(program, dataclasses.replace(w, dtype="float64"))

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from offload.compile.extraction import is_plain, leaves, program_key, whole_view
+from offload.compile.refusal import UnsupportedRegion
 from offload.program import (
     ITEM_BYTES,
     BoundProgram,
@@ -21,7 +22,11 @@ from offload.program import (
 from offload.structure import Structure
 
 PANEL_COLUMNS = 32
-"""Of a panel, as `kernels/linear.hpp` has it (`kPanelColumns`)."""
+"""Of a panel, as `kernels/panels.hpp` has it (`kPanelColumns`)."""
+
+_ROWS_SIDE_BY_SIDE = {"float32": 1, "bfloat16": 2}
+_BITS = {"float32": "int32", "bfloat16": "int16"}
+"""Panels are compared as integers, of which all bits count."""
 
 FEWEST_ROWS = 2
 MOST_ROWS = 64
@@ -53,9 +58,10 @@ class Packing:
 
     Attributes:
         matrix: K rows of N columns of the program's one input.
-        program: the launches that make the panels: its one input is the whole weight, its one
-            result ceil(N / 32) panels of K rows of 32 columns, the last ones zeros where N is no
-            multiple.
+        program: the launches that make the panels, as integers of the same bits: its one input is
+            the whole weight, its one result ceil(N / 32) panels of K rows of 32 columns, the last
+            ones zeros where N is no multiple. In bfloat16 two rows are one, as pairs of each
+            column's numbers, of which the last is zero where K is odd.
     """
 
     matrix: TensorView
@@ -68,28 +74,36 @@ class Packing:
 
 
 def pack(program: Program, matrix: TensorView) -> Packing:
-    """What makes panels of a matrix of K rows and N columns of one of a Program's plain weights."""
+    """What makes panels of a matrix of K rows and N columns of one of a Program's plain weights.
+
+    Raises:
+        UnsupportedRegion: there are no panels of its dtype.
+    """
     weight = program.values[matrix.value]
+    if matrix.dtype not in _BITS or weight.dtype != matrix.dtype:
+        raise UnsupportedRegion(f"a matrix of {matrix.dtype} is not packed")
+    dtype, paired = _BITS[matrix.dtype], _ROWS_SIDE_BY_SIDE[matrix.dtype]
     depth, columns = matrix.shape
-    panels = -(-columns // PANEL_COLUMNS)
-    padded_shape = (panels * PANEL_COLUMNS, depth)
-    values = [dataclasses.replace(weight, index=0, role=Role.INPUT)]
-    turned = TensorView(
-        0, matrix.offset_bytes, (columns, depth), matrix.strides[::-1], matrix.dtype
-    )
+    panels, pairs = -(-columns // PANEL_COLUMNS), -(-depth // paired)
+    values = [dataclasses.replace(weight, index=0, role=Role.INPUT, dtype=dtype)]
+    turned = TensorView(0, matrix.offset_bytes, (columns, depth), matrix.strides[::-1], dtype)
     launches = []
-    if panels * PANEL_COLUMNS != columns:
-        values.append(_made(1, Role.ACTIVATION, padded_shape, matrix.dtype))
-        lacking = panels * PANEL_COLUMNS - columns
-        launches.append(
-            _launch(0, "aten::constant_pad_nd", (turned, (0, 0, 0, lacking), 0), values[1])
-        )
+    padded_shape = (panels * PANEL_COLUMNS, pairs * paired)
+    if padded_shape != turned.shape:
+        values.append(_made(1, Role.ACTIVATION, padded_shape, dtype))
+        lacking = (0, padded_shape[1] - depth, 0, padded_shape[0] - columns)
+        launches.append(_launch(0, "aten::constant_pad_nd", (turned, lacking, 0), values[1]))
         turned = whole_view(values[1])
-    shape = (panels, depth, PANEL_COLUMNS)
-    values.append(_made(len(values), Role.OUTPUT, shape, matrix.dtype))
+    shape = (panels, pairs, PANEL_COLUMNS, paired)
+    values.append(_made(len(values), Role.OUTPUT, shape, dtype))
     column_stride, depth_stride = turned.strides
-    panel_strides = (PANEL_COLUMNS * column_stride, depth_stride, column_stride)
-    view = TensorView(turned.value, turned.offset_bytes, shape, panel_strides, matrix.dtype)
+    panel_strides = (
+        PANEL_COLUMNS * column_stride,
+        paired * depth_stride,
+        column_stride,
+        depth_stride,
+    )
+    view = TensorView(turned.value, turned.offset_bytes, shape, panel_strides, dtype)
     order = Symbol("memory_format", "contiguous_format")
     launches.append(_launch(len(launches), "aten::clone", (view, order), values[-1]))
     inside = Program(

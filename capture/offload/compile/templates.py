@@ -10,7 +10,7 @@ from offload.compile.refusal import UnsupportedRegion
 from offload.compile.toolchain import EXPORTED
 from offload.program import Argument, Launch, Program, TensorView
 
-PRELUDE = '#include "linear.hpp"\n#include "attention.hpp"'
+PRELUDE = '#include "linear.hpp"\n#include "linear_bfloat16.hpp"\n#include "attention.hpp"'
 """What comes once before the sources that `function` gives."""
 
 _ACTIVATIONS: Mapping[tuple[str, tuple[Argument, ...]], str] = {
@@ -27,6 +27,8 @@ ACTIVATIONS = frozenset(name for name, _ in _ACTIVATIONS)
 
 _PRODUCTS = ("aten::addmm", "aten::mm")
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+_ELEMENTS = {"float32": "float", "bfloat16": "offload::kernels::BFloat16"}
 
 TEMPLATES = frozenset((*_PRODUCTS, _ATTENTION))
 """Operators that have a template."""
@@ -64,10 +66,12 @@ def packing_function(symbol: str, matrix: TensorView) -> str:
     """
     depth, columns = matrix.shape
     order, stride = _order(matrix)
+    element = _element(matrix)
     return _function(
         symbol,
         f"offload::kernels::pack<{columns}, {depth}, offload::kernels::Order::{order}, {stride}>("
-        f"(const float*)((const char*)words[0] + {matrix.offset_bytes}), (float*)words[1]);",
+        f"(const {element}*)((const char*)words[0] + {matrix.offset_bytes}), "
+        f"({element}*)words[1]);",
     )
 
 
@@ -86,9 +90,17 @@ def _pointer(program: Program, view: TensorView, n_packed: int = 0) -> str:
     """Where a view begins, in the words of the region; packed matrices are behind its inputs."""
     order = [one.value for one in program.inputs] + [_PACKED] * n_packed
     order += [one.view.value for one in program.results]
-    if view.dtype != "float32":
-        raise UnsupportedRegion(f"templates are of float32, not of {view.dtype}")
-    return f"(float*)((char*)words[{order.index(view.value)}] + {view.offset_bytes})"
+    return f"({_element(view)}*)((char*)words[{order.index(view.value)}] + {view.offset_bytes})"
+
+
+def _element(*views: TensorView) -> str:
+    """The type in C++ of the elements that tensors have in common."""
+    dtypes = list(dict.fromkeys(view.dtype for view in views))
+    if len(dtypes) > 1:
+        raise UnsupportedRegion(f"a template of tensors of {' and '.join(dtypes)}")
+    if dtypes[0] not in _ELEMENTS:
+        raise UnsupportedRegion(f"templates are of float32 and bfloat16, not of {dtypes[0]}")
+    return _ELEMENTS[dtypes[0]]
 
 
 def _view(argument: object) -> TensorView:
@@ -136,16 +148,19 @@ def _linear(program: Program, packed: bool) -> str:
     matrix = _pointer(program, product.w)
     if packed:
         order, w_stride = "kPacked", 0
-        matrix = f"(float*)words[{len(program.inputs)}]"
+        matrix = f"({_element(product.w)}*)words[{len(program.inputs)}]"
     if len(result) != 1 or not _is_contiguous(result[0].view):
         raise UnsupportedRegion("a product whose result is laid out otherwise than in rows")
+    given = [product.x, product.w, *([] if product.bias is None else [product.bias])]
+    element = _element(*given, result[0].view)
+    template = "Linear<" if element == "float" else f"LinearBFloat16<{element}, "
     bias = "nullptr" if product.bias is None else _pointer(program, product.bias)
     out = _pointer(program, result[0].view, n_packed=int(packed))
     numbers = (rows, columns, depth, product.x.strides[0], f"Order::{order}", w_stride, columns)
     has_bias = "false" if product.bias is None else "true"
     return (
         "using namespace offload::kernels;\n  "
-        f"Linear<{', '.join(map(str, numbers))}, Activation::{activation}, {has_bias}>::run("
+        f"{template}{', '.join(map(str, numbers))}, Activation::{activation}, {has_bias}>::run("
         f"{_pointer(program, product.x)}, {matrix}, {bias}, {out});"
     )
 
@@ -198,6 +213,8 @@ def _attention(program: Program) -> str:
     if any(one.shape[3] > 1 and one.strides[3] != 1 for one in (q, k, v, out)):
         raise UnsupportedRegion("attention whose heads do not lie side by side")
     added = None if mask is None else _mask(_view(mask), (batches, heads, rows, columns))
+    element = _element(q, k, v, out)
+    mask_element = element if mask is None else _element(_view(mask))
     numbers = (batches, heads, heads // k.shape[1], rows, columns, width, v.shape[3])
     strides = ", ".join(
         f"Strides{{{', '.join(map(str, one.strides[:3]))}}}" for one in (q, k, v, out)
@@ -209,7 +226,7 @@ def _attention(program: Program) -> str:
     factor = 1 / math.sqrt(width) if scale is None else float(scale)  # type: ignore[arg-type]
     return (
         "using namespace offload::kernels;\n  "
-        f"Attention<{', '.join(map(str, numbers))}, {strides}, {_flag(is_causal)}, "
+        f"Attention<{element}, {mask_element}, {', '.join(map(str, numbers))}, {strides}, {_flag(is_causal)}, "
         f"{_flag(mask is not None)}, MaskStrides{{{mask_strides}}}>::run("
         f"{', '.join(pointers)}, {factor!r}f);"
     )

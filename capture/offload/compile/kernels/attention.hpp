@@ -1,9 +1,20 @@
 // Attention whose sizes are known: softmax(scale q k^T + mask) v, by batch and head.
 #pragma once
 
-#include "linear.hpp"
+#include <type_traits>
+
+#include "linear_bfloat16.hpp"
 
 namespace offload::kernels {
+
+// A product of matrices of Element, added up in floats, as Result.
+template <class Element, class Result, long m_size, long n_size, long k_size, long x_stride,
+          Order order, long w_stride, long out_stride>
+using Product = std::conditional_t<
+    std::is_same_v<Element, float>,
+    Linear<m_size, n_size, k_size, x_stride, order, w_stride, out_stride, Activation::kNone, false>,
+    LinearBFloat16<Result, m_size, n_size, k_size, x_stride, order, w_stride, out_stride,
+                   Activation::kNone, false>>;
 
 // Strides in elements, by batch, head and token; those of a mask by batch, head, row and column.
 struct Strides {
@@ -14,8 +25,9 @@ struct MaskStrides {
 };
 
 // q is [batch, heads, rows, width], k [batch, heads / group, columns, width], v likewise of
-// value_width, out as q of value_width. A causal row sees the columns up to its own number.
-template <long batches, long heads, long group, long rows, long columns, long width,
+// value_width, out as q of value_width. A causal row sees the columns up to its own number. Scores
+// are floats; in bfloat16 their weights are rounded, as in torch's kernel.
+template <class Element, class MaskElement, long batches, long heads, long group, long rows, long columns, long width,
           long value_width, Strides q_strides, Strides k_strides, Strides v_strides,
           Strides out_strides, bool is_causal, bool has_mask, MaskStrides mask_strides>
 struct Attention {
@@ -24,21 +36,22 @@ struct Attention {
   static constexpr long kRows = rows < kMostRows ? rows : kMostRows;
   static_assert(columns <= 4096);
   static constexpr long kScoreStride = (columns + kLanes - 1) / kLanes * kLanes;
+  static constexpr long kWeightStride = kScoreStride * (sizeof(float) / sizeof(Element));
 
-  static void run(const float* q, const float* k, const float* v, const float* mask, float* out,
-                  float scale) {
+  static void run(const Element* q, const Element* k, const Element* v, const MaskElement* mask,
+                  Element* out, float scale) {
     constexpr long n_blocks = (rows + kRows - 1) / kRows;
     constexpr long work = batches * heads * rows * columns * (width + value_width);
     for_each<batches * heads * n_blocks, work>([=](long item) {
       const long batch = item / (heads * n_blocks);
       const long head = item / n_blocks % heads;
       const long row = item % n_blocks * kRows;
-      const float* const keys = k + batch * k_strides.batch + head / group * k_strides.head;
-      const float* const values = v + batch * v_strides.batch + head / group * v_strides.head;
-      const float* const added =
+      const Element* const keys = k + batch * k_strides.batch + head / group * k_strides.head;
+      const Element* const values = v + batch * v_strides.batch + head / group * v_strides.head;
+      const MaskElement* const added =
           has_mask ? mask + batch * mask_strides.batch + head * mask_strides.head : nullptr;
-      const float* const asked = q + batch * q_strides.batch + head * q_strides.head;
-      float* const made = out + batch * out_strides.batch + head * out_strides.head;
+      const Element* const asked = q + batch * q_strides.batch + head * q_strides.head;
+      Element* const made = out + batch * out_strides.batch + head * out_strides.head;
       if (row + kRows <= rows) {
         block<kRows>(asked, keys, values, added, made, scale, row);
       } else if constexpr (rows % kRows != 0) {
@@ -49,23 +62,25 @@ struct Attention {
 
  private:
   template <long count>
-  static void block(const float* q, const float* k, const float* v, const float* mask, float* out,
-                    float scale, long first) {
-    using Scores = Linear<count, columns, width, q_strides.token, Order::kColumns, k_strides.token,
-                          kScoreStride, Activation::kNone, false>;
-    using Values = Linear<count, value_width, columns, kScoreStride, Order::kRows, v_strides.token,
-                          out_strides.token, Activation::kNone, false>;
+  static void block(const Element* q, const Element* k, const Element* v, const MaskElement* mask,
+                    Element* out, float scale, long first) {
+    using Scores = Product<Element, float, count, columns, width, q_strides.token, Order::kColumns,
+                           k_strides.token, kScoreStride>;
+    using Values = Product<Element, Element, count, value_width, columns, kWeightStride,
+                           Order::kRows, v_strides.token, out_strides.token>;
     alignas(64) float scores[count * kScoreStride];
     Scores::run(q + first * q_strides.token, k, nullptr, scores);
     for (long row = 0; row < count; ++row) {
-      const float* const added = has_mask ? mask + (first + row) * mask_strides.row : nullptr;
+      const MaskElement* const added = has_mask ? mask + (first + row) * mask_strides.row : nullptr;
       normalize(scores + row * kScoreStride, added, scale, first + row);
     }
-    Values::run(scores, v, nullptr, out + first * out_strides.token);
+    // A row of weights lies where its scores lay.
+    Values::run(reinterpret_cast<const Element*>(scores), v, nullptr,
+                out + first * out_strides.token);
   }
 
   // A row of scores as weights. One without any column to see is all zero, as in torch's kernel.
-  static void normalize(float* scores, const float* mask, float scale, long row) {
+  static void normalize(float* scores, const MaskElement* mask, float scale, long row) {
     constexpr float kNothing = -__builtin_inff();
     const long seen = is_causal && row + 1 < columns ? row + 1 : columns;
     Vector largest = splat(kNothing);
@@ -91,12 +106,13 @@ struct Attention {
     }
     const float sum = sum_of(sums);
     const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+    Element* const weights = reinterpret_cast<Element*>(scores);
     for (long at = 0; at < kScoreStride; at += kLanes) {
-      store(scores + at, load(scores + at) * factor);
+      store(weights + at, load(scores + at) * factor);
     }
   }
 
-  static Vector masked(const float* mask, long at) {
+  static Vector masked(const MaskElement* mask, long at) {
     Vector value{};
     if constexpr (mask_strides.column == 1) {
       if (at + kLanes <= columns) return load(mask + at);
@@ -104,7 +120,7 @@ struct Attention {
       return value;
     }
     for (int lane = 0; lane < kLanes && at + lane < columns; ++lane) {
-      value[lane] = mask[(at + lane) * mask_strides.column];
+      value[lane] = load_first<1>(mask + (at + lane) * mask_strides.column)[0];
     }
     return value;
   }

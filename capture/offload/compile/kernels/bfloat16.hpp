@@ -1,0 +1,150 @@
+// Numbers in bfloat16: how they are read, rounded, and multiplied in pairs.
+#pragma once
+
+#include "vector.hpp"
+
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace offload::kernels {
+
+// The upper half of a float's bits.
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+using Words [[gnu::vector_size(kLanes * sizeof(std::uint32_t))]] = std::uint32_t;
+using Halves [[gnu::vector_size(kLanes * sizeof(std::uint16_t))]] = std::uint16_t;
+
+[[gnu::always_inline]] inline Words bits_of(Vector value) {
+  Words bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+[[gnu::always_inline]] inline Vector vector_of(Words bits) {
+  Vector value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// The first `count` lanes alone are read; the others are zero.
+template <int count>
+[[gnu::always_inline]] inline Words load_first_halves(const BFloat16* from) {
+  static_assert(0 < count && count <= kLanes);
+  Halves halves{};
+  std::memcpy(&halves, from, count * sizeof(BFloat16));
+  return __builtin_convertvector(halves, Words);
+}
+
+[[gnu::always_inline]] inline Vector load(const BFloat16* from) {
+  return vector_of(load_first_halves<kLanes>(from) << 16);
+}
+
+template <int count>
+[[gnu::always_inline]] inline Vector load_first(const BFloat16* from) {
+  return vector_of(load_first_halves<count>(from) << 16);
+}
+
+// To nearest, ties to even. NaN stays NaN: its upper half could be that of an infinity.
+[[gnu::always_inline]] inline Halves rounded(Vector value) {
+  const Words bits = bits_of(value);
+  const Words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const Words quiet = (bits >> 16) | 0x40;
+  return __builtin_convertvector(value == value ? nearest : quiet, Halves);
+}
+
+template <int count>
+[[gnu::always_inline]] inline void store_first(BFloat16* to, Vector value) {
+  static_assert(0 < count && count <= kLanes);
+  const Halves halves = rounded(value);
+  std::memcpy(to, &halves, count * sizeof(BFloat16));
+}
+
+[[gnu::always_inline]] inline void store(BFloat16* to, Vector value) {
+  store_first<kLanes>(to, value);
+}
+
+// Pairs of numbers, one in each lane, for `add_products`. Where the processor multiplies them
+// itself, it sums in float32, to nearest; subnormal numbers count as zero there.
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+
+using Pairs = Words;
+
+[[gnu::always_inline]] inline Pairs pairs_of(Words bits) { return bits; }
+
+// sum + the first of each pair multiplied + the second of each pair multiplied.
+[[gnu::always_inline]] inline Vector add_products(Vector sum, Pairs one, Pairs other) {
+  __m512bh first, second;
+  std::memcpy(&first, &one, sizeof first);
+  std::memcpy(&second, &other, sizeof second);
+  return _mm512_dpbf16_ps(sum, first, second);
+}
+
+[[gnu::always_inline]] inline void keep(Pairs& pairs) { asm("" : "+v"(pairs)); }
+
+// As what a product reads its factors, and a pair of them in all lanes.
+using Factor = BFloat16;
+
+[[gnu::always_inline]] inline Pairs splat_pair(const Factor* from) {
+  std::uint32_t pair;
+  std::memcpy(&pair, from, sizeof pair);
+  return pair - Words{};
+}
+
+// Of a last one, behind which there is none.
+[[gnu::always_inline]] inline Pairs splat_first(const Factor* from) {
+  std::uint16_t bits;
+  std::memcpy(&bits, from, sizeof bits);
+  return bits - Words{};
+}
+
+#else
+
+struct Pairs {
+  Vector first, second;
+};
+
+[[gnu::always_inline]] inline Pairs pairs_of(Words bits) {
+  return {vector_of(bits << 16), vector_of(bits & 0xffff0000)};
+}
+
+[[gnu::always_inline]] inline Vector add_products(Vector sum, const Pairs& one,
+                                                  const Pairs& other) {
+  return sum + one.first * other.first + one.second * other.second;
+}
+
+[[gnu::always_inline]] inline void keep(Pairs& pairs) {
+  keep(pairs.first);
+  keep(pairs.second);
+}
+
+using Factor = float;
+
+[[gnu::always_inline]] inline Pairs splat_pair(const Factor* from) {
+  return {splat(from[0]), splat(from[1])};
+}
+
+[[gnu::always_inline]] inline Pairs splat_first(const Factor* from) {
+  return {splat(*from), Vector{}};
+}
+
+#endif
+
+[[gnu::always_inline]] inline Pairs load_pairs(const BFloat16* from) {
+  Words bits;
+  std::memcpy(&bits, from, sizeof bits);
+  return pairs_of(bits);
+}
+
+// The first `count` numbers alone are read; the others are zero.
+template <int count>
+[[gnu::always_inline]] inline Pairs load_first_pairs(const BFloat16* from) {
+  static_assert(0 < count && count <= 2 * kLanes);
+  Words bits{};
+  std::memcpy(&bits, from, count * sizeof(BFloat16));
+  return pairs_of(bits);
+}
+
+}  // namespace offload::kernels
