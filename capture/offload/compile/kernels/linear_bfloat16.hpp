@@ -148,6 +148,10 @@ struct LinearBFloat16 {
     }
   }
 
+  // Packed panels are read in order. While one is multiplied with many rows, the next one is asked
+  // for: it would come too late else. With few rows reading is all that takes time, and goes on.
+  static constexpr long kPanelBytes = panel_size<BFloat16>(k_size) * sizeof(BFloat16);
+
   // Pairs of rows of a panel are whole vectors. What is not first continues sums.
   template <long rows, long columns, long stride>
   [[gnu::noinline]] static void tile(const Factor* x, const BFloat16* w, const BFloat16* bias,
@@ -159,6 +163,9 @@ struct LinearBFloat16 {
     Vector found[splits][rows][vectors] = {};
     const auto add = [=](Vector(&to)[rows][vectors], long k, const auto& pair_of)
                          __attribute__((always_inline)) {
+      if constexpr (order == Order::kPacked && splits == 1) {
+        prefetch<vectors * sizeof(Vector)>(w + k * kPanelColumns, kPanelBytes);
+      }
       Pairs row[vectors];
 #pragma GCC unroll 8
       for (long v = 0; v < vectors; ++v) {

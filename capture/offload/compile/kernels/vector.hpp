@@ -31,6 +31,19 @@ using Integers [[gnu::vector_size(kLanes * sizeof(std::int32_t))]] = std::int32_
   std::memcpy(to, &value, sizeof value);
 }
 
+// Asks for memory that is read soon: of as many bytes, `ahead_bytes` behind an address. It need not
+// be there.
+template <long size_bytes>
+[[gnu::always_inline]] inline void prefetch(const void* from, long ahead_bytes) {
+  constexpr long kLineBytes = 64;
+  const std::uintptr_t begin =
+      reinterpret_cast<std::uintptr_t>(from) + static_cast<std::uintptr_t>(ahead_bytes);
+#pragma GCC unroll 8
+  for (long at = 0; at < size_bytes; at += kLineBytes) {
+    __builtin_prefetch(reinterpret_cast<const void*>(begin + static_cast<std::uintptr_t>(at)));
+  }
+}
+
 // Keeps a value that is used several times in a register: compilers would load it again for each
 // use.
 [[gnu::always_inline]] inline void keep(Vector& value) {
