@@ -133,6 +133,10 @@ struct Linear {
     }
   }
 
+  // Packed panels are read in order. While one is multiplied with many rows, the next one is asked
+  // for: it would come too late else. With few rows reading is all that takes time, and goes on.
+  static constexpr long kPanelBytes = panel_size<float>(k_size) * sizeof(float);
+
   // What is not first continues sums that lie in out. Packed rows are whole: their zeros are read.
   template <long rows, long columns>
   [[gnu::noinline]] static void tile(const float* x, const float* w, const float* bias, float* out,
@@ -144,6 +148,9 @@ struct Linear {
     constexpr long splits = rows * vectors >= 12 ? 1 : (rows * vectors >= 6 ? 2 : 4);
     Vector sums[splits][rows][vectors] = {};
     const auto add = [=](Vector(&to)[rows][vectors], long k) __attribute__((always_inline)) {
+      if constexpr (order == Order::kPacked && splits == 1) {
+        prefetch<vectors * sizeof(Vector)>(w + k * kRowStep, kPanelBytes);
+      }
       Vector row[vectors];
 #pragma GCC unroll 8
       for (long v = 0; v < vectors; ++v) {
