@@ -29,10 +29,10 @@ _BITS = {"float32": "int32", "bfloat16": "int16"}
 """Panels are compared as integers, of which all bits count."""
 
 FEWEST_ROWS = 2
-MOST_ROWS = 64
-"""Of a product whose weight is packed. On Zen 5, one thread, packed weights took 0.4 to 0.6 of the
-time of weights in place at 2 to 16 rows, from the caches and from memory, 0.9 at 128 rows, and as
-long at one row (`bench/kernels/products.cpp`)."""
+MOST_ROWS = 128
+"""Of a product whose weight is packed. On Zen 5, one thread, packed weights took 0.3 to 0.6 of the
+time of weights in place at 2 to 32 rows, from the caches and from memory, 0.7 to 0.9 at 64 and 128
+rows, and as long at one row, in float32 as in bfloat16 (`bench/kernels/products.cpp`)."""
 
 
 def packable_weights(bound: BoundProgram) -> frozenset[int]:

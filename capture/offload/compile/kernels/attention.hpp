@@ -31,8 +31,9 @@ template <class Element, class MaskElement, long batches, long heads, long group
           long value_width, Strides q_strides, Strides k_strides, Strides v_strides,
           Strides out_strides, bool is_causal, bool has_mask, MaskStrides mask_strides>
 struct Attention {
-  // So many rows of scores are on the stack: at most 64 KiB.
-  static constexpr long kMostRows = columns <= 1024 ? 16 : 4;
+  // So many rows of scores are on the stack: at most 64 KiB. For each block of rows keys and values
+  // are copied as panels.
+  static constexpr long kMostRows = columns <= 256 ? 64 : (columns <= 1024 ? 16 : 4);
   static constexpr long kRows = rows < kMostRows ? rows : kMostRows;
   static_assert(columns <= 4096);
   static constexpr long kScoreStride = (columns + kLanes - 1) / kLanes * kLanes;

@@ -3,7 +3,7 @@
 
 #include "vector.hpp"
 
-#if defined(__AVX512BF16__) && defined(__AVX512F__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -29,13 +29,41 @@ using Halves [[gnu::vector_size(kLanes * sizeof(std::uint16_t))]] = std::uint16_
   return value;
 }
 
+// GCC splits conversions of 16 lanes in two.
+[[gnu::always_inline]] inline Words widened(Halves halves) {
+#if defined(__AVX512F__)
+  __m256i narrow;
+  std::memcpy(&narrow, &halves, sizeof narrow);
+  const __m512i wide = _mm512_cvtepu16_epi32(narrow);
+  Words words;
+  std::memcpy(&words, &wide, sizeof words);
+  return words;
+#else
+  return __builtin_convertvector(halves, Words);
+#endif
+}
+
+// The lower half of each lane.
+[[gnu::always_inline]] inline Halves narrowed(Words words) {
+#if defined(__AVX512F__)
+  __m512i wide;
+  std::memcpy(&wide, &words, sizeof wide);
+  const __m256i narrow = _mm512_cvtepi32_epi16(wide);
+  Halves halves;
+  std::memcpy(&halves, &narrow, sizeof halves);
+  return halves;
+#else
+  return __builtin_convertvector(words, Halves);
+#endif
+}
+
 // The first `count` lanes alone are read; the others are zero.
 template <int count>
 [[gnu::always_inline]] inline Words load_first_halves(const BFloat16* from) {
   static_assert(0 < count && count <= kLanes);
   Halves halves{};
   std::memcpy(&halves, from, count * sizeof(BFloat16));
-  return __builtin_convertvector(halves, Words);
+  return widened(halves);
 }
 
 [[gnu::always_inline]] inline Vector load(const BFloat16* from) {
@@ -52,7 +80,7 @@ template <int count>
   const Words bits = bits_of(value);
   const Words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const Words quiet = (bits >> 16) | 0x40;
-  return __builtin_convertvector(value == value ? nearest : quiet, Halves);
+  return narrowed(value == value ? nearest : quiet);
 }
 
 template <int count>

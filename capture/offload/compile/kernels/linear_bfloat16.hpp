@@ -64,9 +64,14 @@ struct LinearBFloat16 {
 
   // ---- by panels --------------------------------------------------------------------------------
 
-  // Sums of a deep product wait in memory of their own between blocks of depth: of so many rows,
-  // 12 KiB.
-  static constexpr long kRowsOfPanel = k_size > kDepth && m_size > 96 ? 96 : m_size;
+  // Sums of a deep product wait in memory of their own between blocks of depth: those of at most
+  // 144 rows, 18 KiB. Rows are shared out evenly, in whole tiles.
+  static constexpr long kMostSums = k_size > kDepth ? 144 : m_size;
+  static constexpr long kShares = (m_size + kMostSums - 1) / kMostSums;
+  static constexpr long kTilesOfShare =
+      ((m_size + kShares - 1) / kShares + kMostRows - 1) / kMostRows;
+  static constexpr long kRowsOfPanel =
+      kTilesOfShare * kMostRows < m_size ? kTilesOfShare * kMostRows : m_size;
   static constexpr long kDepthStep =
       order == Order::kRows ? w_stride : (order == Order::kColumns ? 1 : kPanelColumns);
 

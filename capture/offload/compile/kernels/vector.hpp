@@ -71,8 +71,13 @@ template <int count>
   std::memcpy(to, &value, count * sizeof(float));
 }
 
+// The second one where one of both is NaN.
 [[gnu::always_inline]] inline Vector larger(Vector one, Vector other) {
   return one > other ? one : other;
+}
+
+[[gnu::always_inline]] inline Vector smaller(Vector one, Vector other) {
+  return one < other ? one : other;
 }
 
 namespace detail {
@@ -104,16 +109,27 @@ template <int distance>
   return detail::sums<kLanes / 2>(vectors);
 }
 
-inline float sum_of(Vector value) {
-  float sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += value[lane];
-  return sum;
+namespace detail {
+
+// Each lane beside the one that lies `distance` away, by halves, quarters and so on, until all are
+// in each lane.
+template <int distance, class Combine, std::size_t... lanes>
+[[gnu::always_inline]] inline Vector combined(Vector value, const Combine& combine,
+                                              std::index_sequence<lanes...> all) {
+  value = combine(value, __builtin_shufflevector(value, value, (lanes ^ distance)...));
+  if constexpr (distance > 1) return combined<distance / 2>(value, combine, all);
+  return value;
 }
 
-inline float largest_of(Vector value) {
-  float largest = value[0];
-  for (int lane = 1; lane < kLanes; ++lane) largest = value[lane] > largest ? value[lane] : largest;
-  return largest;
+}  // namespace detail
+
+[[gnu::always_inline]] inline float sum_of(Vector value) {
+  const auto add = [](Vector one, Vector other) { return one + other; };
+  return detail::combined<kLanes / 2>(value, add, std::make_index_sequence<kLanes>())[0];
+}
+
+[[gnu::always_inline]] inline float largest_of(Vector value) {
+  return detail::combined<kLanes / 2>(value, larger, std::make_index_sequence<kLanes>())[0];
 }
 
 // e to the power of x, within 1 unit in the last place where it is no subnormal number: x is
@@ -122,8 +138,7 @@ inline float largest_of(Vector value) {
 // series to its 7th power, whose error is below 6e-9.
 [[gnu::always_inline]] inline Vector exponential(Vector x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  x = x > 100.0f ? splat(100.0f) : x;
-  x = x < -120.0f ? splat(-120.0f) : x;
+  x = larger(splat(-120.0f), smaller(splat(100.0f), x));
   const Vector n = (x * 1.44269504f + kRound) - kRound;
   const Vector rest = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   Vector sum = rest * (1.0f / 5040.0f) + 1.0f / 720.0f;
