@@ -3,7 +3,7 @@
 Regions of launches in a row (`regions`) are taken out as Programs by themselves (`extraction`).
 Each becomes the C++ source of one function: of loops by torch's Inductor (`graph`, `inductor`), of
 linear layers and attention by templates (`templates`). All sources that are new become one shared
-object (`toolchain`), which is kept for later processes (`cache`). A kernel is proved at its first
+object (`making`, `toolchain`), kept for later processes (`cache`). A kernel is proved at its first
 execution against what it replaces (`proof`).
 """
 

@@ -43,12 +43,14 @@ class Entry:
         library: the name of its file.
         scratch_bytes: of each range of scratch memory that it takes.
         refusal: why no kernel is made of it, for people.
+        is_lasting: another time would end as this one. Only such entries are kept.
     """
 
     symbol: str = ""
     library: str = ""
     scratch_bytes: tuple[int, ...] = ()
     refusal: str = ""
+    is_lasting: bool = True
 
 
 class KernelCache:
@@ -140,6 +142,7 @@ class KernelCache:
             for key, entry in entries.items():
                 document: dict[str, Any] = dataclasses.asdict(entry)
                 document["compiler"] = _compiler()
+                del document["is_lasting"]
                 self._put(f"{key}.json", json.dumps(document).encode())
         except OSError as error:
             raise CacheRefused(f"a kernel cannot be kept: {error}") from error

@@ -17,6 +17,7 @@ from offload.program import (
     Symbol,
     TensorView,
     Value,
+    contiguous_strides,
 )
 from offload.structure import Structure
 
@@ -107,7 +108,7 @@ def pack(program: Program, matrix: TensorView) -> Packing:
 
 
 def _made(index: int, role: Role, shape: tuple[int, ...], dtype: str) -> Value:
-    strides = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+    strides = contiguous_strides(shape)
     size_bytes = math.prod(shape) * ITEM_BYTES[dtype]
     return Value(index, role, shape, strides, dtype, size_bytes, "panels")
 
