@@ -7,6 +7,17 @@ object (`making`, `toolchain`), kept for later processes (`cache`). A kernel is 
 execution against what it replaces (`proof`).
 """
 
-from offload.compile.fusion import Fused, Fusion, fuse
+from offload.compile.cache import CacheRefused, KernelCache
+from offload.compile.choice import Choice, choice_key
+from offload.compile.fusion import Fused, FusedRegion, Fusion, fuse
 
-__all__ = ["Fused", "Fusion", "fuse"]
+__all__ = [
+    "CacheRefused",
+    "Choice",
+    "Fused",
+    "FusedRegion",
+    "Fusion",
+    "KernelCache",
+    "choice_key",
+    "fuse",
+]

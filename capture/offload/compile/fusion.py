@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from offload.byte_sizes import show_bytes
+from offload.compile.choice import Choice
 from offload.compile.extraction import whole_view
 from offload.compile.making import Kernels
 from offload.compile.packing import Packing, packable_weights
@@ -29,28 +30,55 @@ from offload.program import (
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class FusedRegion:
+    """A kernel and the launches that it stands for.
+
+    Attributes:
+        key: the same for regions of which the same kernel is made.
+        first, end: from which recorded launch up to and without which one.
+        kernel: its index in `Bindings.kernels`.
+    """
+
+    key: str
+    first: int
+    end: int
+    kernel: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Fusion:
     """What became kernels, and what did not.
 
     Attributes:
-        n_kernels: launches of compiled code.
-        n_replaced: launches that these stand for.
+        regions: of which a kernel was made, in order.
         packed_bytes: of each weight that kernels read as panels, those of its panels.
         kept: how many other launches stay as recorded, by operator and reason.
-        proofs: of each kernel launch, in order.
+        proofs: of each kernel in `Bindings.kernels`.
+        choice: what times have told, where these were asked for; else None.
     """
 
-    n_kernels: int
-    n_replaced: int
+    regions: tuple[FusedRegion, ...]
     packed_bytes: tuple[int, ...]
     kept: Mapping[tuple[str, str], int]
     proofs: tuple[KernelProof, ...]
+    choice: Choice | None = None
+
+    @property
+    def n_kernels(self) -> int:
+        """Launches of compiled code, besides those that pack weights."""
+        return len(self.regions)
+
+    @property
+    def n_replaced(self) -> int:
+        """Recorded launches that these stand for."""
+        return sum(region.end - region.first for region in self.regions)
 
     def explain(self) -> list[str]:
         """What became of the launches, in lines for people."""
         lines = [
             f"fused: {self.n_kernels} kernels in the place of {self.n_replaced} recorded launches"
         ]
+        lines += [] if self.choice is None else [f"  {self.choice.explain()}"]
         if self.packed_bytes:
             lines.append(
                 f"  {len(self.packed_bytes)} packed weights, {show_bytes(sum(self.packed_bytes))} "
@@ -82,6 +110,7 @@ def fuse(
     cache_folder: Path | None = None,
     *,
     packs: bool = True,
+    choice: Choice | None = None,
 ) -> Fused:
     """Make kernels of what can be compiled; the rest stays as recorded.
 
@@ -93,6 +122,7 @@ def fuse(
         kept_operators: operators that stay as recorded, with the reason for people.
         cache_folder: where kernels are kept; None: in the user's folder for caches.
         packs: weights may be packed where that pays, in memory beside them.
+        choice: which regions stay as recorded; None: all that can be become kernels.
     """
     program = bound.program
     packable = packable_weights(bound) if packs else frozenset()
@@ -109,9 +139,9 @@ def fuse(
             rewriter.launches.append(program.launches[at])
             at += 1
             continue
-        refusal = next(
-            (why for one in _needed(region) if (why := kernels.entries[one].refusal)), ""
-        )
+        refusals = [kernels.entries[key].refusal for key in _needed(region)]
+        refusals += [] if choice is None else [choice.refusal, choice.kept.get(region.key, "")]
+        refusal = next(filter(None, refusals), "")
         if refusal:
             recorded = program.launches[region.first : region.end]
             rewriter.launches += recorded
@@ -119,7 +149,7 @@ def fuse(
         else:
             rewriter.add_region(region)
         at = region.end
-    return rewriter.fused(bound, kept)
+    return rewriter.fused(bound, kept, choice)
 
 
 def _needed(region: Region) -> dict[str, Region | Packing]:
@@ -166,7 +196,7 @@ class _Rewriter:
         self._kernels = kernels
         self._proofs: list[KernelProof] = []
         self._functions: list[KernelFunction] = []
-        self._n_replaced = 0
+        self._regions: list[FusedRegion] = []
         self._packed: dict[tuple[int, str], TensorView] = {}
         self.launches: list[Launch] = []
         self.values: list[Value] = list(program.values)
@@ -187,7 +217,8 @@ class _Rewriter:
             made=(*extracted.made, *scratch),
             replaced=replaced,
         )
-        self._n_replaced += len(replaced)
+        kernel = len(self._functions) - 1
+        self._regions.append(FusedRegion(region.key, region.first, region.end, kernel))
 
     def _panels(self, weight: int, packing: Packing, users: Sequence[Launch]) -> TensorView:
         """The packed matrix of a weight, made once for all that read it."""
@@ -249,17 +280,19 @@ class _Rewriter:
         self._proofs.append(proof)
         self._functions.append(KernelFunction(address, proof.prove, proof.run_replaced))
 
-    def fused(self, bound: BoundProgram, kept: Mapping[tuple[str, str], int]) -> Fused:
+    def fused(
+        self, bound: BoundProgram, kept: Mapping[tuple[str, str], int], choice: Choice | None
+    ) -> Fused:
         rewritten = rewrite(self._program, self.launches, self.values)
         bindings = dataclasses.replace(
             bound.bindings.moved(rewritten.positions), kernels=tuple(self._functions)
         )
         fusion = Fusion(
-            len(self._functions) - len(self._packed),
-            self._n_replaced,
+            tuple(self._regions),
             tuple(self.values[view.value].size_bytes for view in self._packed.values()),
             dict(kept),
             tuple(self._proofs),
+            choice,
         )
         return Fused(BoundProgram(rewritten.program, bindings), fusion)
 
