@@ -58,7 +58,7 @@ def test_panels_are_counted_and_placed_together():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rows", [1, 65])
+@pytest.mark.parametrize("rows", [1, 129])
 def test_products_where_it_does_not_pay_read_weights_in_place(rows):
     model, _ = net()
     x = torch.randn(rows, 24)

@@ -25,7 +25,7 @@ PANEL_COLUMNS = 32
 """Of a panel, as `kernels/linear.hpp` has it (`kPanelColumns`)."""
 
 FEWEST_ROWS = 2
-MOST_ROWS = 64
+MOST_ROWS = 128
 """Of a product whose weight is packed. On Zen 5, one thread, packed weights took 0.4 to 0.6 of the
 time of weights in place at 2 to 16 rows, from the caches and from memory, 0.9 at 128 rows, and as
 long at one row (`bench/kernels/products.cpp`)."""
