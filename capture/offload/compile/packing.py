@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from offload.compile.extraction import is_plain, leaves, program_key, whole_view
@@ -48,7 +49,7 @@ def pays(rows: int) -> bool:
     return FEWEST_ROWS <= rows <= MOST_ROWS
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Packing:
     """How a matrix of a weight becomes panels.
 
@@ -62,7 +63,7 @@ class Packing:
     matrix: TensorView
     program: Program
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """The same for matrices of which panels are made alike."""
         return f"packing-{program_key(self.program)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Mapping, Sequence, Set
 
 import torch
@@ -24,7 +25,7 @@ class Kind(enum.StrEnum):
     TEMPLATE = "template"  # by one of ours: a product with its activation, or attention
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Region:
     """Launches in a row that become one kernel.
 
@@ -43,7 +44,7 @@ class Region:
     packing: Packing | None = None
     weight: int = -1
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """The same for regions of which the same kernel is made."""
         return f"{self.kind}-{'' if self.packing is None else 'packed-'}{self.extracted.key}"
