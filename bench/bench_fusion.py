@@ -6,6 +6,7 @@ results, while ONNX Runtime and OpenVINO keep theirs where they were bound.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -15,34 +16,43 @@ import pytest
 import torch
 
 import offload
+from fused_models import FUSED_MODELS
 from measurements import Case, figure_of, ratio_of
-from models import MODELS
-from peers import PEERS, prepare
+from peers import PEERS, prepare, tuned_aot_inductor
 from turns import take_turns
 
 FUSED = "offload, fused"
 UNFUSED = "offload"
 NOT_FUSING = ("eager", "StaticModule")
+FUSING = {
+    **{peer: make for peer, make in PEERS.items() if peer not in NOT_FUSING},
+    "AOTInductor, tuned": tuned_aot_inductor,
+}
+ALL_THREADS = len(os.sched_getaffinity(0))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_fusion(benchmark: Any, record: Callable[[Case], None], tmp_path: Path, name: str) -> None:
-    title, make = MODELS[name]
+@pytest.mark.parametrize("threads", sorted({1, ALL_THREADS}))
+@pytest.mark.parametrize("name", FUSED_MODELS)
+def test_fusion(
+    benchmark: Any, record: Callable[[Case], None], tmp_path: Path, name: str, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    title, make = FUSED_MODELS[name]
     model, inputs = make()
     with torch.no_grad(), offload.capture(model) as captured:
         expected = model(*inputs)
     unfused, fused = captured.load(), captured.load(fuse=True)
-    torch.testing.assert_close(fused(*inputs), expected, rtol=1e-4, atol=1e-5)
+    tolerance = 1e-4 if expected.dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(fused(*inputs), expected, rtol=tolerance, atol=tolerance)
     unfused(*inputs)
-    peers = {peer: make for peer, make in PEERS.items() if peer not in NOT_FUSING}
-    contenders, absent = prepare(peers, model, inputs, expected, tmp_path)
+    contenders, absent = prepare(FUSING, model, inputs, expected, tmp_path)
     calls = {FUSED: lambda: fused(*inputs), UNFUSED: lambda: unfused(*inputs), **contenders}
     times = take_turns(calls)
     quickest = min(contenders, key=lambda peer: statistics.median(times[peer]))
     others = [peer for peer in (UNFUSED, *contenders) if peer != quickest]
     record(
         Case(
-            title,
+            title if threads == 1 else f"{title}; {threads} threads",
             ratios={
                 f"the quickest peer, {quickest}": ratio_of(
                     times[quickest], times[FUSED], at_least=1

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -133,7 +133,7 @@ class Captured:
         verify: bool = True,
         weights_budget: int | str | None = None,
         share_store: bool = True,
-        fuse: bool = False,
+        fuse: bool | Literal["auto"] = False,
         progress: Progress = None,
     ) -> Executable:
         """Make the Program resident on a device.
@@ -164,8 +164,10 @@ class Captured:
                 compiler, and keeps what it made in the user's folder for caches). Results then
                 differ from eager's by rounding: at its first execution each kernel is proved to be
                 at most 4 times as far from float64 as the launches that it replaces, else these
-                run. Kernels run on one thread. False: torch's own kernels, with eager's bits.
-                `explain()` says what was fused, what not, and why.
+                run. "auto": only where kernels are quicker, by executions of both on made-up inputs
+                when it is first loaded with so many of torch's threads; what was found is kept
+                beside the kernels. False: torch's own kernels, with eager's bits. `explain()` says
+                what was fused, what not, and why.
             progress: of a load that reads weights. None shows it on stderr, where that is a
                 terminal, once two seconds have passed or are expected to; False shows nothing. A
                 function is called with (done, total, what): `reading weights` counts their bytes,

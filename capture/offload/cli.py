@@ -208,7 +208,10 @@ def run(file: Path, input_file: Path | None, output_file: Path | None, device: s
 
 @main.command("compile")
 @click.argument("file", type=_FILE)
-def compile_kernels(file: Path) -> None:
+@click.option(
+    "--auto", is_flag=True, help="Find out which kernels are quicker, for load(fuse='auto')."
+)
+def compile_kernels(file: Path, auto: bool) -> None:
     """Make the kernels of a saved program ahead of time.
 
     They are kept in the user's folder for caches, where `load(fuse=True)` finds them: it needs
@@ -217,7 +220,7 @@ def compile_kernels(file: Path) -> None:
     opened = open_model(file)
     if isinstance(opened, OfflineModel):
         raise click.UsageError(f"{file} is an offline model (.om), which holds its kernels")
-    with opened.load("cpu", fuse=True) as executable:
+    with opened.load("cpu", fuse="auto" if auto else True) as executable:
         assert executable.fusion is not None  # as it was loaded
         for line in executable.fusion.explain():
             click.echo(printable(line))

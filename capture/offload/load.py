@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -17,12 +18,13 @@ from offload.backends import (
     on_device,
 )
 from offload.byte_sizes import parse_bytes
-from offload.compile import Fusion
-from offload.compile import fuse as fused
+from offload.compile import Choice, Fused, Fusion
+from offload.compile import fuse as fuse_regions
 from offload.errors import (
     BackendUnavailable,
     BindingError,
 )
+from offload.fusion_choice import chosen
 from offload.place import place
 from offload.program import BoundProgram, Program
 from offload.progress import Progress, telling
@@ -30,6 +32,8 @@ from offload.proved_load import load_proved
 from offload.replay import Executable
 from offload.streamed_load import AUTO, StreamedLoad
 from offload.timeline import Scheduling
+
+_AUTO: Literal["auto"] = "auto"
 
 
 def load_program(
@@ -40,7 +44,7 @@ def load_program(
     verify: bool,
     weights_budget: int | str | None,
     share_store: bool,
-    fuse: bool,
+    fuse: bool | Literal["auto"],
     progress: Progress,
 ) -> Executable:
     """Make a Program resident; the arguments are those of `Captured.load`.
@@ -62,11 +66,16 @@ def load_program(
         budget = _budget(weights_budget)
         bound = dataclasses.replace(bound, program=on_device(program, index))
         is_streamed = weights_budget is not None or bool(bound.bindings.stored)
-        bound, fusion = _fused(bound, backend, fuse, is_streamed=is_streamed)
-        if not is_streamed:
+        _check_fuse(fuse, backend, is_streamed=is_streamed)
+
+        def resident(bound: BoundProgram, fusion: Fusion | None) -> Executable:
             return load_proved(
                 backend, lambda one: _resident(bound, one, how, verify=verify, fusion=fusion)
             )
+
+        bound, fusion = _fused(bound, fuse, resident, is_streamed=is_streamed)
+        if not is_streamed:
+            return resident(bound, fusion)
 
         def streamed(one: Backend) -> Executable:
             store = _streaming_backend(bound, one)
@@ -96,20 +105,37 @@ def _resident(
     )
 
 
+def _check_fuse(fuse: object, backend: Backend, *, is_streamed: bool) -> None:
+    """Refuse what is no way to fuse, or none of this device or of these weights."""
+    if not isinstance(fuse, bool) and fuse != _AUTO:
+        raise BindingError(f"fuse: expected True, False or {_AUTO!r}, got {fuse!r}")
+    if fuse and not backend.capabilities.runs_kernels:
+        raise BackendUnavailable(
+            f"device {backend.name!r} runs no compiled kernels: load without fuse={fuse!r}"
+        )
+    if fuse == _AUTO and is_streamed:
+        raise BindingError(
+            f"fuse={_AUTO!r} times two executables beside one another, which weights in files or "
+            "under a budget leave no memory for: give fuse=True or fuse=False"
+        )
+
+
 def _fused(
-    bound: BoundProgram, backend: Backend, wanted: bool, *, is_streamed: bool
+    bound: BoundProgram,
+    wanted: bool | Literal["auto"],
+    resident: Callable[[BoundProgram, Fusion | None], Executable],
+    *,
+    is_streamed: bool,
 ) -> tuple[BoundProgram, Fusion | None]:
     """The Program with kernels in the place of launches, where that is wanted."""
-    if not isinstance(wanted, bool):
-        raise BindingError(f"fuse: expected True or False, got {wanted!r}")
     if not wanted:
         return bound, None
-    if not backend.capabilities.runs_kernels:
-        raise BackendUnavailable(
-            f"device {backend.name!r} runs no compiled kernels: load without fuse=True"
-        )
     kept = {"aten::embedding": "reads a table that may stay in its store"} if is_streamed else {}
-    found = fused(bound, kept, packs=not is_streamed)
+
+    def fused(choice: Choice | None) -> Fused:
+        return fuse_regions(bound, kept, packs=not is_streamed, choice=choice)
+
+    found = chosen(bound, fused, resident) if wanted == _AUTO else fused(None)
     return found.bound, found.fusion
 
 
@@ -141,9 +167,9 @@ def _backend_and_index(device: str | torch.device | Backend) -> tuple[Backend, i
 
 
 def _budget(given: int | str | None) -> int | Literal["auto"] | None:
-    if given is None or given == AUTO:
+    if given is None or given == _AUTO:
         return given
-    return parse_bytes(given, f"weights_budget (if not {AUTO!r})")
+    return parse_bytes(given, f"weights_budget (if not {_AUTO!r})")
 
 
 def _refuse_foreign(program: Program, backend: Backend) -> None:

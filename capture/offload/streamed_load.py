@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Literal
 
 from offload import passes
@@ -17,7 +15,6 @@ from offload.backends import (
     managed_weights,
 )
 from offload.compile import Fusion
-from offload.eager_run import bytes_of
 from offload.errors import (
     BackendUnavailable,
     BindingError,
@@ -27,16 +24,15 @@ from offload.errors import (
     PlanError,
 )
 from offload.files import check_stored_tensors
-from offload.made_up_inputs import input_tensors, made_up_inputs
 from offload.own_generators import DrawingAlone, drawing_alone
 from offload.place import place
 from offload.plan import Plan
-from offload.program import BoundProgram, Program
-from offload.progress import advance, stage
+from offload.program import Program
+from offload.progress import stage
 from offload.replay import Executable
 from offload.streaming import Link, Streaming, WeightDemand
-from offload.structure import unflatten
-from offload.timeline import Scheduling, SpanKind
+from offload.timeline import Scheduling
+from offload.trial import execute_made_up, quickest_ns
 
 AUTO: Literal["auto"] = "auto"
 """The budget that takes what memory is free."""
@@ -194,7 +190,7 @@ class StreamedLoad:
             return self._loaded(streaming, verify=self._verify)
         with self._loaded(streaming, verify=self._verify, alone=True) as run:
             try:
-                _execute_made_up(run, 1)
+                execute_made_up(run, 1)
             except OutOfMemory:
                 raise
             except (BindingError, ExecutionError):
@@ -210,7 +206,7 @@ class StreamedLoad:
         try:
             expected_s = self.all_bytes * _TIMED_NS_PER_BYTE / 1e9
             with stage("timing launches", _N_WARM_UP, expected_s=expected_s):
-                self._launch_ns = _timed_ns(run)
+                self._launch_ns = quickest_ns(run, _N_WARM_UP)
         except OutOfMemory:
             raise
         except (BindingError, ExecutionError) as error:
@@ -295,53 +291,3 @@ def _estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, 
         + sum(sizes_bytes[index] for index in {*launch.reads, *launch.writes}) / memory_bytes_per_ns
         for launch in program.launches
     )
-
-
-def _timed_ns(run: Executable) -> tuple[float, ...]:
-    """What each launch takes, by executions on made-up inputs, waits for weights left out.
-
-    Raises:
-        BindingError, ExecutionError: as `_execute_made_up`.
-    """
-    with run.timeline() as timeline:
-        _execute_made_up(run, _N_WARM_UP)
-    spans = [
-        sorted(one.of_kind(SpanKind.LAUNCH), key=lambda span: span.launch)
-        for one in timeline.executions
-    ]
-    durations = [[span.duration_ns for span in one] for one in spans]
-    return tuple(float(min(times)) for times in zip(*durations, strict=True))
-
-
-def _execute_made_up(run: Executable, n_executions: int) -> None:
-    """Execute on made-up inputs; weights that are written are put back.
-
-    The executable draws from generators of its own.
-
-    Raises:
-        BindingError: a guard refuses the inputs.
-        ExecutionError: a launch does.
-    """
-    tensors = input_tensors(run.bound, made_up_inputs(run.bound, 0))
-    args, kwargs = unflatten(run.bound.arguments_structure, tensors)
-    with _weights_kept(run.bound):
-        for _ in range(n_executions):
-            run(*args, **kwargs)
-            advance()
-
-
-@contextlib.contextmanager
-def _weights_kept(bound: BoundProgram) -> Iterator[None]:
-    """Put back weights in memory that the Program writes."""
-    written = {index for launch in bound.program.launches for index in launch.writes}
-    storages = [
-        tensors[0].untyped_storage()
-        for index, tensors in bound.bindings.weights.items()
-        if index in written
-    ]
-    contents = [bytes_of(storage).clone() for storage in storages]
-    try:
-        yield
-    finally:
-        for storage, content in zip(storages, contents, strict=True):
-            bytes_of(storage).copy_(content)

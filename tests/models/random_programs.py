@@ -15,6 +15,9 @@ def written(tensor: torch.Tensor) -> None:
     """A step in place adds no tensor to the pool."""
 
 
+ROW, ROWS = torch.tensor([2]), torch.tensor([3, 1])
+PLACES = torch.tensor([[1, 0], [3, 2]])
+
 STEPS: list[Callable[[list[torch.Tensor], int, int], torch.Tensor | None]] = [
     lambda pool, i, j: pool[i] + pool[j],
     lambda pool, i, j: pool[i] * 0.5,
@@ -43,6 +46,12 @@ STEPS: list[Callable[[list[torch.Tensor], int, int], torch.Tensor | None]] = [
     lambda pool, i, j: written(torch.tanh(pool[j].clone(), out=pool[i])),
     lambda pool, i, j: written(pool[i].masked_fill_(pool[j] > 1, 0.0)),
     lambda pool, i, j: written(pool[i].clamp_(-3, 3)),
+    lambda pool, i, j: written(pool[i][1:3].copy_(pool[j][:2].clone())),
+    lambda pool, i, j: written(pool[i][0, 1:].zero_()),
+    lambda pool, i, j: written(pool[i].index_copy_(0, ROW, pool[j][:1].clone())),
+    lambda pool, i, j: written(pool[i].t()[:2].index_add_(1, ROWS, pool[j][:2, :2].clone())),
+    lambda pool, i, j: written(pool[i].index_put_((ROWS,), pool[j][:2].clone())),
+    lambda pool, i, j: written(pool[i][::2].scatter_(1, PLACES, 0.5)),
 ]
 
 

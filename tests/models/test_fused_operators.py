@@ -99,7 +99,6 @@ def plain(outcome: Any) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-@pytest.mark.filterwarnings("ignore")
 def check(some: list[Sample]) -> offload.Executable:
     counts = [len(tensors) for _, _, tensors in some]
     ends = list(itertools.accumulate(counts))
@@ -132,6 +131,7 @@ def check(some: list[Sample]) -> offload.Executable:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_the_operator_database(samples):
     """What is fused of it is near eager, and no kernel fails its proof."""
     names = list(dict.fromkeys(name for name, _, _ in samples))

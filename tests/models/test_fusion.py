@@ -427,7 +427,7 @@ def test_closed_executables_give_their_memory_back(captured):
 
 @pytest.mark.parametrize("given", ["yes", 1, None, 0])
 def test_fuse_is_true_or_false(captured, given):
-    with pytest.raises(offload.BindingError, match="fuse: expected True or False, got"):
+    with pytest.raises(offload.BindingError, match="fuse: expected True, False or 'auto', got"):
         captured[2].load(fuse=given)
 
 

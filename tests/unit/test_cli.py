@@ -300,6 +300,10 @@ def test_compile_makes_kernels_of_a_saved_program(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "fused: " in result.output
     assert "recorded launches" in result.output
+    assert "auto" not in result.output
+    result = offload_command("compile", "--auto", tmp_path / "model.offload")
+    assert result.exit_code == 0
+    assert "fuse='auto', by calls on made-up inputs" in result.output
 
 
 def test_doctor_says_why_a_backend_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

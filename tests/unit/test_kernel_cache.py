@@ -48,7 +48,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append(source)
         build(source, options, target)
 
-    monkeypatch.setattr("offload.compile.fusion.build", noted)
+    monkeypatch.setattr("offload.compile.making.build", noted)
     return made
 
 
@@ -90,7 +90,7 @@ with torch.no_grad():
     bound = offload.capture(model, torch.randn(4, 8)).bound
 if sys.argv[1] == "again":
     def refuse(*_): raise AssertionError("compiles")
-    import offload.compile.fusion as fusing
+    import offload.compile.making as fusing
     fusing.build = refuse
 fusion = fuse(bound, cache_folder=pathlib.Path({str(folder)!r})).fusion
 print(fusion.n_kernels, "torch._inductor.codegen" in sys.modules, "torch._dynamo" in sys.modules)
@@ -219,7 +219,7 @@ def test_what_the_compiler_refuses_is_alone_and_tried_again(folder, monkeypatch)
         build(source, options, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("offload.compile.fusion.build", refuse_norms)
+        patch.setattr("offload.compile.making.build", refuse_norms)
         fusion = fuse(bound, cache_folder=folder).fusion
     assert fusion.n_kernels == 2
     assert fusion.kept == {

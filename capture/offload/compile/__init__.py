@@ -3,10 +3,21 @@
 Regions of launches in a row (`regions`) are taken out as Programs by themselves (`extraction`).
 Each becomes the C++ source of one function: of loops by torch's Inductor (`graph`, `inductor`), of
 linear layers and attention by templates (`templates`). All sources that are new become one shared
-object (`toolchain`), which is kept for later processes (`cache`). A kernel is proved at its first
+object (`making`, `toolchain`), kept for later processes (`cache`). A kernel is proved at its first
 execution against what it replaces (`proof`).
 """
 
-from offload.compile.fusion import Fused, Fusion, fuse
+from offload.compile.cache import CacheRefused, KernelCache
+from offload.compile.choice import Choice, choice_key
+from offload.compile.fusion import Fused, FusedRegion, Fusion, fuse
 
-__all__ = ["Fused", "Fusion", "fuse"]
+__all__ = [
+    "CacheRefused",
+    "Choice",
+    "Fused",
+    "FusedRegion",
+    "Fusion",
+    "KernelCache",
+    "choice_key",
+    "fuse",
+]

@@ -9,13 +9,14 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import platformdirs
 import torch
 
+from offload.compile.choice import Choice
 from offload.compile.toolchain import (
     FLAGS,
     TEMPLATES,
@@ -24,7 +25,9 @@ from offload.compile.toolchain import (
     most_threads,
 )
 
-FORMAT = 1
+T = TypeVar("T")
+
+FORMAT = 2
 
 LIMIT_BYTES = 2**29
 """Of all that is kept for one environment; what was used least lately goes first."""
@@ -43,12 +46,14 @@ class Entry:
         library: the name of its file.
         scratch_bytes: of each range of scratch memory that it takes.
         refusal: why no kernel is made of it, for people.
+        is_lasting: another time would end as this one. Only such entries are kept.
     """
 
     symbol: str = ""
     library: str = ""
     scratch_bytes: tuple[int, ...] = ()
     refusal: str = ""
+    is_lasting: bool = True
 
 
 class KernelCache:
@@ -88,29 +93,29 @@ class KernelCache:
         One that another compiler has made is none, unless there is no compiler now. A damaged one
         is removed.
         """
+        entry = self._read(key, _entry)
+        return entry if entry is None or entry.refusal or self._is_whole(entry.library) else None
+
+    def find_choice(self, key: str) -> Choice | None:
+        """What was chosen before; None where nothing was, or where another compiler had made it."""
+        return self._read(key, Choice.of_document)
+
+    def _read(self, key: str, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
         path = self.folder / f"{key}.json"
         try:
             document = json.loads(path.read_text())
-            entry = Entry(
-                str(document["symbol"]),
-                str(document["library"]),
-                tuple(int(one) for one in document["scratch_bytes"]),
-                str(document["refusal"]),
-            )
-            compiler = str(document["compiler"])
+            found, compiler = parse(document), str(document["compiler"])
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
         if _compiler() not in (compiler, ""):
             return None
-        if entry.refusal or self._is_whole(entry.library):
-            with contextlib.suppress(OSError):
-                os.utime(path)
-            return entry
-        return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return found
 
     def library_path(self, entry: Entry) -> Path:
         """The file of an entry's library."""
@@ -136,13 +141,25 @@ class KernelCache:
         Raises:
             CacheRefused: they cannot be kept.
         """
+        for key, entry in entries.items():
+            document = dataclasses.asdict(entry)
+            del document["is_lasting"]
+            self._write(key, document)
+
+    def keep_choice(self, key: str, choice: Choice) -> None:
+        """Keep what was chosen.
+
+        Raises:
+            CacheRefused: it cannot be kept.
+        """
+        self._write(key, choice.to_document())
+
+    def _write(self, key: str, document: Mapping[str, Any]) -> None:
+        content = json.dumps({**document, "compiler": _compiler()})
         try:
-            for key, entry in entries.items():
-                document: dict[str, Any] = dataclasses.asdict(entry)
-                document["compiler"] = _compiler()
-                self._put(f"{key}.json", json.dumps(document).encode())
+            self._put(f"{key}.json", content.encode())
         except OSError as error:
-            raise CacheRefused(f"a kernel cannot be kept: {error}") from error
+            raise CacheRefused(f"it cannot be kept in the cache of kernels: {error}") from error
 
     def _put(self, name: str, content: bytes) -> None:
         """Write a file in one step, whoever else does."""
@@ -178,6 +195,15 @@ class KernelCache:
             with contextlib.suppress(OSError):
                 path.unlink()
             total -= size
+
+
+def _entry(document: Mapping[str, Any]) -> Entry:
+    return Entry(
+        str(document["symbol"]),
+        str(document["library"]),
+        tuple(int(one) for one in document["scratch_bytes"]),
+        str(document["refusal"]),
+    )
 
 
 def _digest(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Sequence
 
@@ -19,7 +20,7 @@ from offload.program import (
 from offload.structure import Structure
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Extracted:
     """Launches in a row, apart from the Program that they are of.
 
@@ -34,7 +35,7 @@ class Extracted:
     inputs: tuple[TensorView, ...]
     made: tuple[TensorView, ...]
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """The same for launches that do the same, wherever they were recorded; hexadecimal."""
         return program_key(self.program)

@@ -21,6 +21,7 @@ from offload.program import (
     Symbol,
     TensorView,
     Value,
+    contiguous_strides,
     same_strides,
 )
 from offload.torch_names import (
@@ -37,19 +38,32 @@ class Functional:
     """Launches that write nothing but what they make.
 
     Attributes:
-        end: behind the last of them; those behind could not be followed.
+        recorded_end: behind the last recorded one that they stand for; those behind could not be
+            followed.
+        end: behind the last of them. It is more where parts are put into the rest.
         program: as it was, with these in the place of the recorded ones, and with the Values that
             they make besides behind the others.
-        used_later: by Value the launch that uses it last.
+        used_later: by Value the launch of this program that uses it last.
     """
 
+    recorded_end: int
     end: int
     program: Program
     used_later: Sequence[int]
 
 
+_WRITES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "copy", "fill.Scalar", "fill.Tensor", "index_add", "index_copy", "index_fill.int_Scalar",
+        "index_fill.int_Tensor", "index_put", "scatter.src", "scatter.value", "scatter_add", "zero",
+    )
+)  # fmt: skip
+"""Besides those that torch tags as pointwise: of which the in-place form is known."""
+
+
 def functional_name(launch: Launch) -> str:
-    """The pointwise operator that gives what an in-place one writes; empty where there is none."""
+    """The operator that gives as a whole what an in-place one writes; empty where none is known."""
     name, dot, overload = launch.name.partition(".")
     if not (
         isinstance(launch.callee, Operator)
@@ -68,7 +82,8 @@ def functional_name(launch: Launch) -> str:
         return ""
     takes = [(one.name, str(one.type)) for one in found._schema.arguments]
     is_alike = takes == [(one.name, str(one.type)) for one in written._schema.arguments]
-    return functional if is_alike and torch.Tag.pointwise in found.tags else ""
+    is_known = torch.Tag.pointwise in found.tags or functional in _WRITES
+    return functional if is_alike and is_known else ""
 
 
 def make_functional(
@@ -76,8 +91,8 @@ def make_functional(
 ) -> Functional | None:
     """Follow in-place writes through launches in a row.
 
-    A write is followed on a Value that is used by nobody behind these launches, or that they make
-    and write as a whole; later launches read what was written, or parts beside it.
+    A write is followed on a Value that is used by nobody behind these launches, or that they make.
+    Parts that were written are put into the rest where something else than these is read.
 
     Args:
         program: what they are of.
@@ -90,7 +105,7 @@ def make_functional(
     """
     while end > first:
         if not any(launch.results == (None,) for launch in program.launches[first:end]):
-            return Functional(end, program, used_later)
+            return Functional(end, end, program, used_later)
         try:
             return _Follower(program, first, end, used_later).followed()
         except _Cut as cut:
@@ -117,6 +132,7 @@ class _Follower:
         self._launches: list[Launch] = []
         self._base: dict[int, int] = {}  # of a written Value: which one holds its whole content
         self._parts: dict[int, list[tuple[TensorView, int]]] = {}  # written since, apart
+        self._begun = self._without_content()
         self._last_write = self._outliving()
 
     def followed(self) -> Functional:
@@ -130,11 +146,25 @@ class _Follower:
             values=tuple(self._values),
             launches=(*launches[: self._first], *self._launches, *launches[self._end :]),
         )
-        return Functional(self._end, program, self._used_later)
+        end = self._first + len(self._launches)
+        moved = end - self._end
+        used_later = [at + moved if at >= self._end else at for at in self._used_later]
+        return Functional(self._end, end, program, used_later)
+
+    def _without_content(self) -> set[int]:
+        """The Values that begin without content, and are first written here."""
+        inside = self._program.launches[self._first : self._end]
+        written = {index for launch in inside for index in launch.writes}
+        before = {index for one in self._program.launches[: self._first] for index in one.writes}
+        made = {view.value for launch in inside for view in launch.made()}
+        roles = (Role.ACTIVATION, Role.OUTPUT)
+        return {
+            index for index in written - made - before if self._program.values[index].role in roles
+        }
 
     def _outliving(self) -> dict[int, int]:
-        """By Value that others use later: which launch writes it last. These write all of it."""
-        made: set[int] = set()
+        """By Value that others use later: which launch writes it last. These also make it."""
+        made = set(self._begun)
         last: dict[int, int] = {}
         for launch in self._program.launches[self._first : self._end]:
             made |= {view.value for view in launch.made()}
@@ -142,9 +172,8 @@ class _Follower:
                 continue
             (index,) = launch.writes
             if self._used_later[index] >= self._end:
-                target = launch.arguments[0]
-                if index not in made or target != whole_view(self._program.values[index]):
-                    raise _Cut(last.get(index, launch.index))
+                if index not in made:
+                    raise _Cut(launch.index)
                 last[index] = launch.index
         return last
 
@@ -164,8 +193,12 @@ class _Follower:
     def _written(self, launch: Launch) -> Launch:
         target = launch.arguments[0]
         assert isinstance(target, TensorView)  # as functional_name found
+        if target.value in self._begun:
+            self._begin(target.value, launch)
         given = self._given(launch)
         callee = Operator(functional_name(launch))
+        if callee.name in _WRITES:  # which keep the place in memory of what they are given
+            given = (self._gathered(given[0], launch), *given[1:])
         like = self._result_like(callee, given, launch)
         value = self._program.values[target.value]
         is_whole = target == whole_view(value) and same_strides(
@@ -173,24 +206,70 @@ class _Follower:
         )
         if is_whole:
             like = dataclasses.replace(like, strides=value.strides)
-        if self._last_write.get(target.value) == launch.index:
-            if not is_whole:
-                raise _Cut(launch.index)
-            made = target.value
-        else:
-            made = self._new_value(like)
+        is_last = self._last_write.get(target.value) == launch.index
+        made = target.value if is_last and is_whole else self._new_value(like)
+        result = self._launch(launch, callee, given, (whole_view(self._values[made]),))
         if is_whole:
             self._base[target.value] = made
             self._parts.pop(target.value, None)
-        else:
-            if target.value in self._last_write:
-                raise _Cut(launch.index)
+            return result
+        parts = self._parts.setdefault(target.value, [])
+        parts[:] = [part for part in parts if part[0] != target]
+        if not all(_are_apart(target, part) for part, _ in parts):
+            self._merge(target.value, launch)
             parts = self._parts.setdefault(target.value, [])
-            parts[:] = [part for part in parts if part[0] != target]
-            if not all(_are_apart(target, part) for part, _ in parts):
+        parts.append((target, made))
+        if not is_last:
+            return result
+        self._launches.append(result)
+        self._merge(target.value, launch, is_last=True)
+        return self._launches.pop()
+
+    def _begin(self, index: int, launch: Launch) -> None:
+        """Let a Value without content begin with zeros."""
+        value = self._program.values[index]
+        like = dataclasses.replace(value, strides=contiguous_strides(value.shape))
+        if like.strides != value.strides:
+            raise _Cut(launch.index)
+        self._begun.discard(index)
+        self._base[index] = self._new_value(like)
+        callee, dtype = Operator("aten::full"), Symbol("dtype", value.dtype)
+        given = (value.shape, 0, dtype, None, None, None)
+        result = (whole_view(self._values[self._base[index]]),)
+        self._launches.append(self._launch(launch, callee, given, result))
+
+    def _gathered(self, argument: Argument, launch: Launch) -> TensorView:
+        """A view of a whole Value, or a copy of one of a part."""
+        assert isinstance(argument, TensorView)  # as functional_name found
+        if argument == whole_view(self._values[argument.value]):
+            return argument
+        callee = Operator("aten::clone")
+        given = (argument, Symbol("memory_format", "contiguous_format"))
+        copied = whole_view(self._values[self._new_value(self._result_like(callee, given, launch))])
+        self._launches.append(self._launch(launch, callee, given, (copied,)))
+        return copied
+
+    def _merge(self, index: int, launch: Launch, *, is_last: bool = False) -> None:
+        """Put the parts that were written into what holds the rest.
+
+        Args:
+            index: the Value that they are of.
+            launch: for which that is done.
+            is_last: what holds all of it then has the Value's own name.
+        """
+        value = self._program.values[index]
+        parts = self._parts.pop(index)
+        for number, (part, made) in enumerate(parts, 1):
+            offset, rest = divmod(part.offset_bytes, ITEM_BYTES[part.dtype])
+            if rest or part.dtype != value.dtype:
                 raise _Cut(launch.index)
-            parts.append((target, made))
-        return self._launch(launch, callee, given, (whole_view(self._values[made]),))
+            base = whole_view(self._values[self._base.get(index, index)])
+            given = (base, whole_view(self._values[made]), part.shape, part.strides, offset)
+            whole = index if is_last and number == len(parts) else self._new_value(value)
+            callee = Operator("aten::as_strided_scatter")
+            result = (whole_view(self._values[whole]),)
+            self._launches.append(self._launch(launch, callee, given, result))
+            self._base[index] = whole
 
     def _given(self, launch: Launch) -> tuple[Argument, ...]:
         def present(argument: Argument) -> Argument:
@@ -206,7 +285,8 @@ class _Follower:
             if part == view:
                 return whole_view(self._values[value])
             if not _are_apart(part, view):
-                raise _Cut(launch.index)
+                self._merge(view.value, launch)
+                break
         return dataclasses.replace(view, value=self._base.get(view.value, view.value))
 
     def _result_like(self, callee: Operator, given: tuple[Argument, ...], launch: Launch) -> Value:
@@ -214,9 +294,14 @@ class _Follower:
         overload = find_overload(callee.name)
         arguments = [_without_memory(one) for one in given]
         positional, named = positional_and_named(overload, arguments)
-        found = overload(*positional, **named)
+        try:
+            found = overload(*positional, **named)
+        except (
+            RuntimeError
+        ) as error:  # as of truth values that are indices, whose number is unknown
+            raise _Cut(launch.index) from error
         target = launch.arguments[0]
-        assert isinstance(target, TensorView)
+        assert isinstance(target, TensorView)  # as functional_name found
         shape, dtype = tuple(found.shape), dtype_name(found.dtype)
         if (shape, dtype) != (target.shape, target.dtype):  # the in-place one rounds to its own
             raise _Cut(launch.index)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -12,21 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from offload.byte_sizes import show_bytes
-from offload.compile import templates
-from offload.compile.cache import CacheRefused, Entry, KernelCache
+from offload.compile.choice import Choice
 from offload.compile.extraction import whole_view
+from offload.compile.making import Kernels
 from offload.compile.packing import Packing, packable_weights
 from offload.compile.proof import KernelProof
-from offload.compile.refusal import UnsupportedRegion
-from offload.compile.regions import Kind, Region, find_regions
-from offload.compile.toolchain import (
-    CompilerFailed,
-    CompilerMissing,
-    Options,
-    build,
-    find_compiler,
-    merged,
-)
+from offload.compile.regions import Kind, Region, Regions, divide, find_regions
 from offload.program import (
     BoundProgram,
     Kernel,
@@ -38,7 +27,22 @@ from offload.program import (
     Value,
     rewrite,
 )
-from offload.progress import stage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FusedRegion:
+    """A kernel and the launches that it stands for.
+
+    Attributes:
+        key: the same for regions of which the same kernel is made.
+        first, end: from which recorded launch up to and without which one.
+        kernel: its index in `Bindings.kernels`.
+    """
+
+    key: str
+    first: int
+    end: int
+    kernel: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,24 +50,35 @@ class Fusion:
     """What became kernels, and what did not.
 
     Attributes:
-        n_kernels: launches of compiled code.
-        n_replaced: launches that these stand for.
+        regions: of which a kernel was made, in order.
         packed_bytes: of each weight that kernels read as panels, those of its panels.
         kept: how many other launches stay as recorded, by operator and reason.
-        proofs: of each kernel launch, in order.
+        proofs: of each kernel in `Bindings.kernels`.
+        choice: what times have told, where these were asked for; else None.
     """
 
-    n_kernels: int
-    n_replaced: int
+    regions: tuple[FusedRegion, ...]
     packed_bytes: tuple[int, ...]
     kept: Mapping[tuple[str, str], int]
     proofs: tuple[KernelProof, ...]
+    choice: Choice | None = None
+
+    @property
+    def n_kernels(self) -> int:
+        """Launches of compiled code, besides those that pack weights."""
+        return len(self.regions)
+
+    @property
+    def n_replaced(self) -> int:
+        """Recorded launches that these stand for."""
+        return sum(region.end - region.first for region in self.regions)
 
     def explain(self) -> list[str]:
         """What became of the launches, in lines for people."""
         lines = [
             f"fused: {self.n_kernels} kernels in the place of {self.n_replaced} recorded launches"
         ]
+        lines += [] if self.choice is None else [f"  {self.choice.explain()}"]
         if self.packed_bytes:
             lines.append(
                 f"  {len(self.packed_bytes)} packed weights, {show_bytes(sum(self.packed_bytes))} "
@@ -89,23 +104,13 @@ class Fused:
     fusion: Fusion
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Source:
-    """One function in C++."""
-
-    symbol: str
-    prelude: str
-    text: str
-    options: Options
-    scratch_bytes: tuple[int, ...]
-
-
 def fuse(
     bound: BoundProgram,
     kept_operators: Mapping[str, str] = MappingProxyType({}),
     cache_folder: Path | None = None,
     *,
     packs: bool = True,
+    choice: Choice | None = None,
 ) -> Fused:
     """Make kernels of what can be compiled; the rest stays as recorded.
 
@@ -117,14 +122,14 @@ def fuse(
         kept_operators: operators that stay as recorded, with the reason for people.
         cache_folder: where kernels are kept; None: in the user's folder for caches.
         packs: weights may be packed where that pays, in memory beside them.
+        choice: which regions stay as recorded; None: all that can be become kernels.
     """
     program = bound.program
     packable = packable_weights(bound) if packs else frozenset()
     regions = find_regions(program, kept_operators, packable)
-    distinct: dict[str, Region | Packing] = {region.key: region for region in regions.found}
-    distinct |= {one.key: one for region in regions.found if (one := region.packing) is not None}
-    entries, addresses = _loaded(*_entries(distinct, cache_folder))
-    rewriter = _Rewriter(program, addresses)
+    kernels = Kernels(cache_folder)
+    regions = _made(program, regions, kernels)
+    rewriter = _Rewriter(program, kernels)
     kept = Counter((program.launches[at].name, why) for at, why in regions.kept.items())
     beginning = {region.first: region for region in regions.found}
     at = 0
@@ -134,135 +139,47 @@ def fuse(
             rewriter.launches.append(program.launches[at])
             at += 1
             continue
-        needed = [region.key, *([] if region.packing is None else [region.packing.key])]
-        refusal = next((entries[key].refusal for key in needed if not entries[key].symbol), None)
-        if refusal is None:
-            rewriter.add_region(region, entries)
-        else:
+        refusals = [kernels.entries[key].refusal for key in _needed(region)]
+        refusals += [] if choice is None else [choice.refusal, choice.kept.get(region.key, "")]
+        refusal = next(filter(None, refusals), "")
+        if refusal:
             recorded = program.launches[region.first : region.end]
             rewriter.launches += recorded
             kept += Counter((one.name, refusal) for one in recorded)
+        else:
+            rewriter.add_region(region)
         at = region.end
-    return rewriter.fused(bound, kept)
+    return rewriter.fused(bound, kept, choice)
 
 
-def _entries(
-    distinct: Mapping[str, Region | Packing], cache_folder: Path | None
-) -> tuple[dict[str, Entry], Path]:
-    """The entry of each region, compiled where it is not in the cache; and where libraries lie."""
-    try:
-        cache = KernelCache(cache_folder)
-    except CacheRefused as error:
-        return {key: Entry(refusal=str(error)) for key in distinct}, Path()
-    entries = {key: found for key in distinct if (found := cache.find(key)) is not None}
-    missing = {key: one for key, one in distinct.items() if key not in entries}
-    if not missing:
-        return entries, cache.folder
-    try:
-        find_compiler()
-    except CompilerMissing as error:
-        refused = {key: Entry(refusal=str(error)) for key in missing}
-        return entries | refused, cache.folder
-    try:
-        made = _made(missing, cache)
-    except CacheRefused as error:
-        made = {key: Entry(refusal=str(error)) for key in missing}
-    return entries | made, cache.folder
+def _needed(region: Region) -> dict[str, Region | Packing]:
+    """What functions a region takes, by key."""
+    needed: dict[str, Region | Packing] = {region.key: region}
+    if region.packing is not None:
+        needed[region.packing.key] = region.packing
+    return needed
 
 
-def _loaded(
-    entries: Mapping[str, Entry], folder: Path
-) -> tuple[dict[str, Entry], dict[tuple[str, str], int]]:
-    """The entries whose functions could be loaded, the others refused; and where functions are."""
-    addresses: dict[tuple[str, str], int] = {}
-    found = dict(entries)
-    for key, entry in entries.items():
-        if not entry.symbol:
-            continue
-        try:
-            function = getattr(ctypes.CDLL(str(folder / entry.library)), entry.symbol)
-        except (OSError, AttributeError) as error:
-            found[key] = Entry(refusal=f"its compiled code cannot be loaded: {error}")
-            continue
-        address = ctypes.cast(function, ctypes.c_void_p).value
-        assert address is not None  # a function that was found is somewhere
-        addresses[entry.library, entry.symbol] = address
-    return found, addresses
+def _made(program: Program, regions: Regions, kernels: Kernels) -> Regions:
+    """Make kernels of regions. One of loops that is refused is halved, and so are its halves."""
+    found, kept = list(regions.found), dict(regions.kept)
+    while True:
+        kernels.make({key: one for region in found for key, one in _needed(region).items()})
+        divided = [region for region in found if _is_divided(region, kernels)]
+        if not divided:
+            return Regions(tuple(found), kept)
+        for region in divided:
+            halves = divide(program, region)
+            at = found.index(region)
+            found[at : at + 1] = halves.found
+            kept |= halves.kept
 
 
-def _made(missing: Mapping[str, Region | Packing], cache: KernelCache) -> dict[str, Entry]:
-    """Compile regions into one library, and those that the compiler refuses there by themselves.
-
-    What the compiler refuses is tried again another time: it may be that the disk was full.
-
-    Raises:
-        CacheRefused: what was made cannot be kept.
-    """
-    entries: dict[str, Entry] = {}
-    sources: dict[str, _Source] = {}
-    failed: dict[str, Entry] = {}
-    with stage("making kernels", len(missing) + 1) as told:
-        for number, (key, region) in enumerate(missing.items(), 1):
-            try:
-                sources[key] = _source(_symbol(key), region)
-            except UnsupportedRegion as error:
-                entries[key] = Entry(refusal=str(error))
-            told.reach(number)
-        try:
-            entries |= _compiled(sources, cache)
-        except CompilerFailed:
-            for key, source in sources.items():
-                try:
-                    entries |= _compiled({key: source}, cache)
-                except CompilerFailed as error:
-                    failed[key] = Entry(refusal=f"the compiler refuses it: {error}")
-        cache.keep(entries)
-        told.reach(len(missing) + 1)
-    return entries | failed
-
-
-def _symbol(key: str) -> str:
-    """The name of a function."""
-    return key.replace("-", "_")
-
-
-def _source(symbol: str, region: Region | Packing) -> _Source:
-    """The function of a region, or what packs a matrix.
-
-    Raises:
-        UnsupportedRegion: none can be made.
-    """
-    if isinstance(region, Packing):
-        text = templates.packing_function(symbol, region.matrix)
-        return _Source(symbol, templates.PRELUDE, text, Options(), ())
-    if region.kind is Kind.LOOPS:
-        from offload.compile import inductor  # noqa: PLC0415 - takes seconds
-
-        loops = inductor.lower(region.extracted.program)
-        return _Source(
-            symbol,
-            inductor.PRELUDE,
-            loops.source(symbol),
-            inductor.build_options(),
-            loops.scratch_bytes,
-        )
-    is_packed = region.packing is not None
-    text = templates.function(symbol, region.extracted.program, packed=is_packed)
-    return _Source(symbol, templates.PRELUDE, text, Options(), ())
-
-
-def _compiled(sources: Mapping[str, _Source], cache: KernelCache) -> dict[str, Entry]:
-    if not sources:
-        return {}
-    preludes = dict.fromkeys(source.prelude for source in sources.values())
-    text = "\n".join([*preludes, *(source.text for source in sources.values())])
-    with tempfile.TemporaryDirectory(prefix="offload-") as folder:
-        target = Path(folder) / "kernels.so"
-        build(text, merged([source.options for source in sources.values()]), target)
-        library = cache.keep_library(target)
-    return {
-        key: Entry(source.symbol, library, source.scratch_bytes) for key, source in sources.items()
-    }
+def _is_divided(region: Region, kernels: Kernels) -> bool:
+    """Whether a region is one of which parts may become kernels where the whole did not."""
+    entry = kernels.entries[region.key]
+    is_refused = bool(entry.refusal) and entry.is_lasting
+    return is_refused and region.kind is Kind.LOOPS and region.end - region.first > 1
 
 
 def _shared_ranges(launches: Sequence[Launch]) -> tuple[str, ...]:
@@ -274,36 +191,36 @@ def _shared_ranges(launches: Sequence[Launch]) -> tuple[str, ...]:
 class _Rewriter:
     """Gathers the launches of the fused Program."""
 
-    def __init__(self, program: Program, addresses: Mapping[tuple[str, str], int]) -> None:
+    def __init__(self, program: Program, kernels: Kernels) -> None:
         self._program = program
-        self._addresses = addresses
+        self._kernels = kernels
         self._proofs: list[KernelProof] = []
         self._functions: list[KernelFunction] = []
-        self._n_replaced = 0
+        self._regions: list[FusedRegion] = []
         self._packed: dict[tuple[int, str], TensorView] = {}
         self.launches: list[Launch] = []
         self.values: list[Value] = list(program.values)
 
-    def add_region(self, region: Region, entries: Mapping[str, Entry]) -> None:
+    def add_region(self, region: Region) -> None:
         """A kernel in the place of the region's launches, what packs its matrix before it."""
-        extracted, entry = region.extracted, entries[region.key]
+        extracted = region.extracted
         replaced = self._program.launches[region.first : region.end]
         packed = []
         if (packing := region.packing) is not None:
-            packed.append(self._panels(region.weight, packing, entries[packing.key], replaced))
-        scratch = [self._scratch(size_bytes) for size_bytes in entry.scratch_bytes]
+            packed.append(self._panels(region.weight, packing, replaced))
+        scratch_bytes = self._kernels.entries[region.key].scratch_bytes
+        scratch = [self._scratch(size_bytes) for size_bytes in scratch_bytes]
         self._add_kernel(
-            entry,
+            region.key,
             extracted.program,
             (*extracted.inputs, *packed),
             made=(*extracted.made, *scratch),
             replaced=replaced,
         )
-        self._n_replaced += len(replaced)
+        kernel = len(self._functions) - 1
+        self._regions.append(FusedRegion(region.key, region.first, region.end, kernel))
 
-    def _panels(
-        self, weight: int, packing: Packing, entry: Entry, users: Sequence[Launch]
-    ) -> TensorView:
+    def _panels(self, weight: int, packing: Packing, users: Sequence[Launch]) -> TensorView:
         """The packed matrix of a weight, made once for all that read it."""
         if (weight, packing.key) not in self._packed:
             made = packing.program.results[0].view
@@ -317,14 +234,19 @@ class _Rewriter:
             view = whole_view(value)
             given = whole_view(self._program.values[weight])
             self._add_kernel(
-                entry, packing.program, (given,), made=(view,), replaced=users, derives=True
+                packing.key,
+                packing.program,
+                (given,),
+                made=(view,),
+                replaced=users,
+                derives=True,
             )
             self._packed[weight, packing.key] = view
         return self._packed[weight, packing.key]
 
     def _add_kernel(
         self,
-        entry: Entry,
+        key: str,
         replaces: Program,
         given: tuple[TensorView, ...],
         *,
@@ -333,10 +255,13 @@ class _Rewriter:
         derives: bool = False,
     ) -> None:
         """A launch of a compiled function, in the place in people's code of those it replaces."""
-        address = self._addresses[entry.library, entry.symbol]
+        address, scratch_bytes = (
+            self._kernels.address(key),
+            self._kernels.entries[key].scratch_bytes,
+        )
         callee = Kernel(len(self._functions), replaces, derives)
         n_derived = len(given) - len(replaces.inputs)
-        proof = KernelProof(callee.name, address, replaces, entry.scratch_bytes, n_derived)
+        proof = KernelProof(callee.name, address, replaces, scratch_bytes, n_derived)
         self.launches.append(
             Launch(
                 index=len(self.launches),
@@ -355,17 +280,19 @@ class _Rewriter:
         self._proofs.append(proof)
         self._functions.append(KernelFunction(address, proof.prove, proof.run_replaced))
 
-    def fused(self, bound: BoundProgram, kept: Mapping[tuple[str, str], int]) -> Fused:
+    def fused(
+        self, bound: BoundProgram, kept: Mapping[tuple[str, str], int], choice: Choice | None
+    ) -> Fused:
         rewritten = rewrite(self._program, self.launches, self.values)
         bindings = dataclasses.replace(
             bound.bindings.moved(rewritten.positions), kernels=tuple(self._functions)
         )
         fusion = Fusion(
-            len(self._functions) - len(self._packed),
-            self._n_replaced,
+            tuple(self._regions),
             tuple(self.values[view.value].size_bytes for view in self._packed.values()),
             dict(kept),
             tuple(self._proofs),
+            choice,
         )
         return Fused(BoundProgram(rewritten.program, bindings), fusion)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from offload.compile.extraction import is_plain, leaves, program_key, whole_view
@@ -18,6 +19,7 @@ from offload.program import (
     Symbol,
     TensorView,
     Value,
+    contiguous_strides,
 )
 from offload.structure import Structure
 
@@ -52,7 +54,7 @@ def pays(rows: int) -> bool:
     return FEWEST_ROWS <= rows <= MOST_ROWS
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Packing:
     """How a matrix of a weight becomes panels.
 
@@ -67,7 +69,7 @@ class Packing:
     matrix: TensorView
     program: Program
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """The same for matrices of which panels are made alike."""
         return f"packing-{program_key(self.program)}"
@@ -121,7 +123,7 @@ def pack(program: Program, matrix: TensorView) -> Packing:
 
 
 def _made(index: int, role: Role, shape: tuple[int, ...], dtype: str) -> Value:
-    strides = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+    strides = contiguous_strides(shape)
     size_bytes = math.prod(shape) * ITEM_BYTES[dtype]
     return Value(index, role, shape, strides, dtype, size_bytes, "panels")
 

@@ -83,7 +83,6 @@ class KernelProof:
     def _prove(self, addresses: Sequence[int]) -> bool:
         inputs = self._inputs(addresses)
         recorded = run(self._replaces, inputs)
-        exact = _exact(self._replaces, inputs)
         ranges = [_Guarded(one.end_bytes) for one in self._results()]
         ranges += [_Guarded(size_bytes) for size_bytes in self._scratch_bytes]
         words = [*addresses[: self._n_given], *(one.address for one in ranges)]
@@ -95,10 +94,12 @@ class KernelProof:
         if not all(one.is_intact() for one in ranges):
             self.failure = "it wrote beyond what it makes"
             return False
-        for number, view in enumerate(self._results()):
-            found = _on(ranges[number].content, view)
-            reference = None if exact is None else exact[number]
-            if difference := _difference(found, recorded[number], reference):
+        found = [_on(one.content, view) for one, view in zip(ranges, self._results(), strict=False)]
+        if all(_same_bits(*one) for one in zip(found, recorded, strict=True)):
+            return True  # whatever float64 gives
+        exact = _exact(self._replaces, inputs)
+        for number, (one, launched) in enumerate(zip(found, recorded, strict=True)):
+            if difference := _difference(one, launched, None if exact is None else exact[number]):
                 self.failure = f"result {number} {difference}"
                 return False
         return True
@@ -196,6 +197,12 @@ def _widened_inputs(
         flat = torch.empty(0, dtype=torch.uint8)
         found.append(flat.set_(values.untyped_storage(), 0, (wide_view.end_bytes,), (1,)))
     return found
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors that are laid out alike hold the same bytes."""
+    flat = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in (one, other)]
+    return torch.equal(*(tensor.view(torch.uint8) for tensor in flat))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Mapping, Sequence, Set
 
 import torch
@@ -24,7 +25,7 @@ class Kind(enum.StrEnum):
     TEMPLATE = "template"  # by one of ours: a product with its activation, or attention
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Region:
     """Launches in a row that become one kernel.
 
@@ -43,7 +44,7 @@ class Region:
     packing: Packing | None = None
     weight: int = -1
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """The same for regions of which the same kernel is made."""
         return f"{self.kind}-{'' if self.packing is None else 'packed-'}{self.extracted.key}"
@@ -65,13 +66,31 @@ class Regions:
 LOOP_OPERATORS = frozenset(
     f"aten::{name}"
     for name in (
-        "_log_softmax", "_softmax", "_to_copy", "amax", "amin", "any", "any.dim", "all", "all.dim",
-        "argmax", "argmin", "cat", "clone", "embedding", "gather", "index_select", "max.dim",
-        "mean", "mean.dim", "min.dim", "native_group_norm", "native_layer_norm",
-        "select_scatter", "slice_scatter", "sum", "sum.dim_IntList", "var.correction",
-        "var_mean.correction", "where.self", "_native_batch_norm_legit_no_training",
-        "constant_pad_nd", "stack", "full_like", "zeros_like", "ones_like", "arange.start_step",
-        "tril", "triu", "flip", "roll", "repeat",
+        "_adaptive_avg_pool2d", "_chunk_cat", "_log_softmax",
+        "_native_batch_norm_legit_no_training", "_prelu_kernel", "_safe_softmax", "_softmax",
+        "_to_copy", "_unsafe_index.Tensor", "_unsafe_masked_index",
+        "_unsafe_masked_index_put_accumulate", "adaptive_max_pool2d", "adaptive_max_pool3d",
+        "addmv", "addr", "all", "all.dim", "amax", "amin", "aminmax", "any", "any.dim",
+        "arange.start_step", "argmax", "argmin", "as_strided_copy", "as_strided_scatter",
+        "avg_pool2d", "avg_pool3d", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+        "block_diag", "cat", "channel_shuffle", "clone", "constant_pad_nd", "count_nonzero",
+        "diag_embed", "diagonal_copy", "diagonal_scatter", "dist", "dot", "embedding",
+        "expand_copy", "fill.Scalar", "flip", "floor_divide", "full_like", "gather", "glu",
+        "grid_sampler_2d", "hardswish", "huber_loss", "index.Tensor", "index_add", "index_copy",
+        "index_fill.int_Scalar", "index_fill.int_Tensor", "index_put", "index_select",
+        "log_sigmoid_forward", "logsumexp", "masked_fill.Tensor", "max", "max.dim",
+        "max_pool2d_with_indices", "max_pool3d_with_indices", "max_unpool2d", "max_unpool3d",
+        "mean", "mean.dim", "min", "min.dim", "mse_loss", "multi_margin_loss",
+        "multilabel_margin_loss_forward", "mv", "nansum", "narrow_copy", "native_group_norm",
+        "native_layer_norm", "new_full", "new_ones", "new_zeros", "nll_loss_forward",
+        "norm.ScalarOpt_dim", "ones_like", "permute_copy", "pixel_shuffle", "pixel_unshuffle",
+        "prod", "prod.dim_int", "put", "reflection_pad1d", "renorm", "repeat", "replication_pad1d",
+        "replication_pad2d", "roll", "rot90", "rsub.Tensor", "scatter.reduce", "scatter.src",
+        "scatter_add", "select_scatter", "slice_scatter", "smooth_l1_loss", "soft_margin_loss",
+        "split_with_sizes_copy", "squeeze_copy", "stack", "std.correction", "std_mean.correction",
+        "sum", "sum.dim_IntList", "t_copy", "take", "trace", "transpose_copy.int", "tril", "triu",
+        "unbind_copy.int", "unfold_copy", "unsqueeze_copy", "upsample_linear1d", "var.correction",
+        "var_mean.correction", "vdot", "view_copy", "where.self", "zeros_like",
     )
 )  # fmt: skip
 """Besides those that torch tags as pointwise: what Inductor makes loops of, without a fallback."""
@@ -105,56 +124,94 @@ def find_regions(
         kept_operators: operators that stay as recorded, with the reason for people.
         packable: the weights that may be packed.
     """
-    found: list[Region] = []
-    kept: dict[int, str] = {}
-    last_use = last_uses(program)
-    reasons = [
-        kept_operators.get(launch.name) or _why_not(program, launch) for launch in program.launches
-    ]
-    at = 0
-    while at < len(program.launches):
-        if reasons[at]:
-            kept[at] = reasons[at]
-            at += 1
-        elif program.launches[at].name in TEMPLATES:
-            region, reason = _template(program, at, last_use, reasons)
-            if region is None:
-                kept[at] = reason
-            else:
-                found.append(_packed(program, region, packable))
-            at += 1 if region is None else region.end - at
-        else:
-            end = at
-            while end < min(len(program.launches), at + MOST_LAUNCHES) and _is_loop(
-                program, end, reasons
-            ):
-                end += 1
-            followed = make_functional(program, at, end, last_use)
-            if followed is None:
-                kept[at] = _WRITES
+    finder = _Finder(program, kept_operators, packable)
+    finder.find(0, len(program.launches))
+    return Regions(tuple(finder.found), finder.kept)
+
+
+def divide(program: Program, region: Region) -> Regions:
+    """The regions of both halves of one that is of loops, and has several launches."""
+    finder = _Finder(program, {})
+    middle = (region.first + region.end) // 2
+    finder.find(region.first, middle)
+    finder.find(middle, region.end)
+    return Regions(tuple(finder.found), finder.kept)
+
+
+class _Finder:
+    """Gathers regions and what stays as recorded."""
+
+    def __init__(
+        self,
+        program: Program,
+        kept_operators: Mapping[str, str],
+        packable: Set[int] = frozenset(),
+    ) -> None:
+        self.found: list[Region] = []
+        self.kept: dict[int, str] = {}
+        self._program = program
+        self._kept_operators = kept_operators
+        self._packable = packable
+        self._last_use = last_uses(program)
+
+    def find(self, first: int, end: int) -> None:
+        """Look at the launches from `first` up to and without `end`."""
+        launches = self._program.launches
+        reasons = {
+            at: self._kept_operators.get(launches[at].name) or _why_not(self._program, launches[at])
+            for at in range(first, end)
+        }
+        at = first
+        while at < end:
+            if reasons[at]:
+                self.kept[at] = reasons[at]
                 at += 1
-                continue
-            inside = extract(followed.program, at, followed.end, followed.used_later)
-            found.append(Region(Kind.LOOPS, at, followed.end, inside))
-            at = followed.end
-    return Regions(tuple(found), kept)
+            elif launches[at].name in TEMPLATES:
+                activation = at + 1 if at + 1 < end and not reasons[at + 1] else None
+                at = self._add_template(at, activation)
+            else:
+                stop = at + 1
+                while (
+                    stop < min(end, at + MOST_LAUNCHES)
+                    and not reasons[stop]
+                    and launches[stop].name not in TEMPLATES
+                ):
+                    stop += 1
+                at = self._add_loops(at, stop)
 
+    def _add_template(self, at: int, activation: int | None) -> int:
+        """A template's region that begins at a launch, with the activation behind it if it can."""
+        region, reason = _template(self._program, at, activation, self._last_use)
+        if region is None:
+            self.kept[at] = reason
+            return at + 1
+        self.found.append(_packed(self._program, region, self._packable))
+        return region.end
 
-def _is_loop(program: Program, at: int, reasons: Sequence[str]) -> bool:
-    return not reasons[at] and program.launches[at].name not in TEMPLATES
+    def _add_loops(self, first: int, end: int) -> int:
+        """Loops of launches from `first` on, as many up to `end` as can be followed."""
+        followed = make_functional(self._program, first, end, self._last_use)
+        if followed is None:
+            self.kept[first] = _WRITES
+            return first + 1
+        inside = extract(followed.program, first, followed.end, followed.used_later)
+        self.found.append(Region(Kind.LOOPS, first, followed.recorded_end, inside))
+        return followed.recorded_end
 
 
 def _template(
-    program: Program, at: int, last_use: Sequence[int], reasons: Sequence[str]
+    program: Program, at: int, activation: int | None, last_use: Sequence[int]
 ) -> tuple[Region | None, str]:
-    """The region of a template that begins at a launch, its activation with it; or why not."""
+    """The region of a template that begins at a launch, its activation with it; or why not.
+
+    `activation` is the launch behind it, where that may be fused at all.
+    """
     (made, *_) = program.launches[at].made()
     is_activated = (
-        at + 1 < len(program.launches)
-        and not reasons[at + 1]
-        and program.launches[at + 1].name in ACTIVATIONS
-        and [view.value for view in program.launches[at + 1].views()] == [made.value]
-        and last_use[made.value] == at + 1
+        activation is not None
+        and program.launches[activation].name in ACTIVATIONS
+        and [view.value for view in program.launches[activation].views()] == [made.value]
+        and last_use[made.value] == activation
     )
     reason = ""
     for end in [at + 2, at + 1] if is_activated else [at + 1]:

@@ -133,6 +133,11 @@ def same_strides(shape: tuple[int, ...], one: Sequence[int], other: Sequence[int
     )
 
 
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor whose elements lie in the order of their indices."""
+    return tuple(math.prod(size or 1 for size in shape[at + 1 :]) for at in range(len(shape)))
+
+
 def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether a strided tensor fills its span, each element at a place of its own."""
     reached = 1

@@ -1,0 +1,71 @@
+"""Which regions become kernels, as times have told."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from offload.compile.extraction import program_key
+from offload.program import Program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """Which regions become kernels, as executions on made-up inputs have told.
+
+    Attributes:
+        kept: by key of a region, why its launches stay as recorded, for people.
+        fused_ns: what a call takes with the other regions as kernels; the median.
+        recorded_ns: what it takes with none.
+        n_threads: that torch had meanwhile.
+        refusal: why nothing could be timed, so that all stays as recorded; else empty.
+    """
+
+    kept: Mapping[str, str]
+    fused_ns: float = 0.0
+    recorded_ns: float = 0.0
+    n_threads: int = 0
+    refusal: str = ""
+
+    def explain(self) -> str:
+        """What was found, in a line for people."""
+        if self.refusal:
+            return f"fuse='auto' leaves all as recorded: {self.refusal}"
+        return (
+            f"fuse='auto', by calls on made-up inputs, torch's threads {self.n_threads}: "
+            f"{self.fused_ns / 1e3:,.1f} us with kernels, {self.recorded_ns / 1e3:,.1f} us without"
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def of_document(document: Mapping[str, Any]) -> Choice:
+        """Read what `to_document` gave.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: it is no such document.
+        """
+        return Choice(
+            {str(key): str(why) for key, why in document["kept"].items()},
+            float(document["fused_ns"]),
+            float(document["recorded_ns"]),
+            int(document["n_threads"]),
+            str(document["refusal"]),
+        )
+
+
+def choice_key(program: Program, regions: Iterable[str], n_threads: int) -> str:
+    """The same for loads that are alike in what is timed; hexadecimal.
+
+    Args:
+        program: as recorded.
+        regions: the keys of those that may become kernels.
+        n_threads: that torch has.
+    """
+    content = json.dumps([program_key(program), sorted(regions), n_threads])
+    return f"choice-{hashlib.sha256(content.encode()).hexdigest()}"

@@ -1,0 +1,177 @@
+"""Making kernels: what is not in the cache is lowered, compiled and kept there."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from offload.compile import templates
+from offload.compile.cache import CacheRefused, Entry, KernelCache
+from offload.compile.packing import Packing
+from offload.compile.refusal import UnsupportedRegion
+from offload.compile.regions import Kind, Region
+from offload.compile.toolchain import (
+    CompilerFailed,
+    CompilerMissing,
+    Options,
+    build,
+    find_compiler,
+    merged,
+)
+from offload.progress import stage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Source:
+    """One function in C++."""
+
+    symbol: str
+    prelude: str
+    text: str
+    options: Options
+    scratch_bytes: tuple[int, ...]
+
+
+class Kernels:
+    """Functions of regions: found in the cache, or made and kept there.
+
+    Attributes:
+        entries: what became of each region that was asked for, by key.
+    """
+
+    def __init__(self, cache_folder: Path | None = None) -> None:
+        """Open the cache; where that is refused, so is every region, for that reason."""
+        self.entries: dict[str, Entry] = {}
+        self._addresses: dict[tuple[str, str], int] = {}
+        self._refusal = ""
+        try:
+            self._cache: KernelCache | None = KernelCache(cache_folder)
+        except CacheRefused as error:
+            self._cache, self._refusal = None, str(error)
+
+    def make(self, wanted: Mapping[str, Region | Packing]) -> None:
+        """See that there is an entry of each.
+
+        What nobody has asked for before, in this process or another, is lowered and compiled. Where
+        there is no compiler, it has no function.
+        """
+        missing = {}
+        for key, one in wanted.items():
+            if key not in self.entries:
+                found = None if self._cache is None else self._cache.find(key)
+                if found is None:
+                    missing[key] = one
+                else:
+                    self._add(key, found)
+        for key, entry in self._made(missing).items() if missing else ():
+            self._add(key, entry)
+
+    def address(self, key: str) -> int:
+        """Where the function of a region is that has one."""
+        entry = self.entries[key]
+        return self._addresses[entry.library, entry.symbol]
+
+    def _made(self, missing: Mapping[str, Region | Packing]) -> dict[str, Entry]:
+        if self._cache is None:
+            return dict.fromkeys(missing, Entry(refusal=self._refusal, is_lasting=False))
+        try:
+            find_compiler()
+            return _made(missing, self._cache)
+        except (CompilerMissing, CacheRefused) as error:
+            return dict.fromkeys(missing, Entry(refusal=str(error), is_lasting=False))
+
+    def _add(self, key: str, entry: Entry) -> None:
+        """Keep an entry whose function can be loaded, or why it cannot."""
+        self.entries[key] = entry
+        if not entry.symbol:
+            return
+        assert self._cache is not None  # which the library is in
+        try:
+            function = getattr(ctypes.CDLL(str(self._cache.library_path(entry))), entry.symbol)
+        except (OSError, AttributeError) as error:
+            refusal = f"its compiled code cannot be loaded: {error}"
+            self.entries[key] = Entry(refusal=refusal, is_lasting=False)
+            return
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        assert address is not None  # a function that was found is somewhere
+        self._addresses[entry.library, entry.symbol] = address
+
+
+def _made(missing: Mapping[str, Region | Packing], cache: KernelCache) -> dict[str, Entry]:
+    """Compile regions into one library; where the compiler refuses that, each by itself.
+
+    What the compiler refuses is tried again another time: it may be that the disk was full.
+
+    Raises:
+        CacheRefused: what was made cannot be kept.
+    """
+    entries: dict[str, Entry] = {}
+    sources: dict[str, _Source] = {}
+    failed: dict[str, Entry] = {}
+    with stage("making kernels", len(missing) + 1) as told:
+        for number, (key, region) in enumerate(missing.items(), 1):
+            try:
+                sources[key] = _source(_symbol(key), region)
+            except UnsupportedRegion as error:
+                entries[key] = Entry(refusal=str(error))
+            told.reach(number)
+        try:
+            entries |= _compiled(sources, cache)
+        except CompilerFailed:
+            for key, source in sources.items():
+                try:
+                    entries |= _compiled({key: source}, cache)
+                except CompilerFailed as error:
+                    failed[key] = Entry(
+                        refusal=f"the compiler refuses it: {error}", is_lasting=False
+                    )
+        cache.keep(entries)
+        told.reach(len(missing) + 1)
+    return entries | failed
+
+
+def _symbol(key: str) -> str:
+    """The name of a function."""
+    return key.replace("-", "_")
+
+
+def _source(symbol: str, region: Region | Packing) -> _Source:
+    """The function of a region, or what packs a matrix.
+
+    Raises:
+        UnsupportedRegion: none can be made.
+    """
+    if isinstance(region, Packing):
+        text = templates.packing_function(symbol, region.matrix)
+        return _Source(symbol, templates.PRELUDE, text, Options(), ())
+    if region.kind is Kind.LOOPS:
+        from offload.compile import inductor  # noqa: PLC0415 - takes seconds
+
+        loops = inductor.lower(region.extracted.program)
+        return _Source(
+            symbol,
+            inductor.PRELUDE,
+            loops.source(symbol),
+            inductor.build_options(),
+            loops.scratch_bytes,
+        )
+    is_packed = region.packing is not None
+    text = templates.function(symbol, region.extracted.program, packed=is_packed)
+    return _Source(symbol, templates.PRELUDE, text, Options(), ())
+
+
+def _compiled(sources: Mapping[str, _Source], cache: KernelCache) -> dict[str, Entry]:
+    if not sources:
+        return {}
+    preludes = dict.fromkeys(source.prelude for source in sources.values())
+    text = "\n".join([*preludes, *(source.text for source in sources.values())])
+    with tempfile.TemporaryDirectory(prefix="offload-") as folder:
+        target = Path(folder) / "kernels.so"
+        build(text, merged([source.options for source in sources.values()]), target)
+        library = cache.keep_library(target)
+    return {
+        key: Entry(source.symbol, library, source.scratch_bytes) for key, source in sources.items()
+    }
