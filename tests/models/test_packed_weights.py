@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import threading
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import offload
+from offload import _native
 from offload.compile.toolchain import CompilerMissing, find_compiler
 from offload.errors import ProgramError
 from offload.plan import SlotKind
@@ -22,12 +24,19 @@ except CompilerMissing as missing:
 
 
 def near(got: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    tolerance = 1e-5 if got.dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 def net() -> tuple[nn.Sequential, torch.Tensor]:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 24)).eval(), torch.randn(5, 24)
+
+
+def net_of(depth: int, dtype: torch.dtype) -> tuple[nn.Sequential, torch.Tensor]:
+    torch.manual_seed(0)
+    layers = nn.Linear(depth, 40), nn.ReLU(), nn.Linear(40, depth)
+    return nn.Sequential(*layers).eval().to(dtype), torch.randn(5, depth, dtype=dtype)
 
 
 def fused(model: nn.Module, x: torch.Tensor) -> offload.Executable:
@@ -55,6 +64,49 @@ def test_panels_are_counted_and_placed_together():
     words = run.last_execution.words_patched
     run(x.clone(), feature_map=torch.empty(run.feature_map_bytes, dtype=torch.uint8))
     assert run.last_execution.words_patched <= min(words, 3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("depth", [24, 25])
+def test_weights_in_bfloat16_are_packed_in_pairs(depth):
+    """Two rows of a panel are one, behind an odd last one are zeros."""
+    model, x = net_of(depth, torch.bfloat16)
+    run = fused(model, x)
+    near(run(x), model(x))
+    assert run.fusion is not None
+    assert run.fusion.n_replaced == 3
+    assert sorted(run.fusion.packed_bytes) == [2 * 32 * 40, 2 * 2 * 32 * (depth + depth % 2)]
+    model[0].weight.mul_(1.5)
+    model[2].weight[3:7].zero_()
+    near(run(x), model(x))
+    assert {report.mode for report in run.launch_reports()} == {"kernel"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_panels_have_the_bits_of_the_weight(monkeypatch, dtype, is_right):
+    """A single wrong bit of a panel fails the proof, NaN or not."""
+    model, x = net_of(25, dtype)
+    model[0].weight[3, 2] = float("nan")
+    run = fused(model, x)
+    if not is_right:
+        call = _native.call_kernel
+
+        def wrong(address: int, words: list[int]) -> None:
+            call(address, words)
+            if len(words) == 2:  # a weight's and its panels'
+                last_byte = ctypes.c_uint8.from_address(words[1] + 4 * 32 - 1)
+                last_byte.value ^= 1
+
+        monkeypatch.setattr("offload.compile.proof._native.call_kernel", wrong)
+    run(x)
+    derived = [
+        report.mode
+        for report, launch in zip(run.launch_reports(), run.program.launches, strict=True)
+        if isinstance(launch.callee, Kernel) and launch.callee.derives
+    ]
+    assert derived == ["kernel" if is_right else "replaced"] * 2
 
 
 @torch.no_grad()

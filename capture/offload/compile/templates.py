@@ -226,8 +226,8 @@ def _attention(program: Program) -> str:
     factor = 1 / math.sqrt(width) if scale is None else float(scale)  # type: ignore[arg-type]
     return (
         "using namespace offload::kernels;\n  "
-        f"Attention<{element}, {mask_element}, {', '.join(map(str, numbers))}, {strides}, {_flag(is_causal)}, "
-        f"{_flag(mask is not None)}, MaskStrides{{{mask_strides}}}>::run("
+        f"Attention<{element}, {mask_element}, {', '.join(map(str, numbers))}, {strides}, "
+        f"{_flag(is_causal)}, {_flag(mask is not None)}, MaskStrides{{{mask_strides}}}>::run("
         f"{', '.join(pointers)}, {factor!r}f);"
     )
 
