@@ -1,20 +1,9 @@
 // Attention whose sizes are known: softmax(scale q k^T + mask) v, by batch and head.
 #pragma once
 
-#include <type_traits>
-
 #include "linear_bfloat16.hpp"
 
 namespace offload::kernels {
-
-// A product of matrices of Element, added up in floats, as Result.
-template <class Element, class Result, long m_size, long n_size, long k_size, long x_stride,
-          Order order, long w_stride, long out_stride>
-using Product = std::conditional_t<
-    std::is_same_v<Element, float>,
-    Linear<m_size, n_size, k_size, x_stride, order, w_stride, out_stride, Activation::kNone, false>,
-    LinearBFloat16<Result, m_size, n_size, k_size, x_stride, order, w_stride, out_stride,
-                   Activation::kNone, false>>;
 
 // Strides in elements, by batch, head and token; those of a mask by batch, head, row and column.
 struct Strides {
@@ -27,9 +16,10 @@ struct MaskStrides {
 // q is [batch, heads, rows, width], k [batch, heads / group, columns, width], v likewise of
 // value_width, out as q of value_width. A causal row sees the columns up to its own number. Scores
 // are floats; in bfloat16 their weights are rounded, as in torch's kernel.
-template <class Element, class MaskElement, long batches, long heads, long group, long rows, long columns, long width,
-          long value_width, Strides q_strides, Strides k_strides, Strides v_strides,
-          Strides out_strides, bool is_causal, bool has_mask, MaskStrides mask_strides>
+template <class Element, class MaskElement, long batches, long heads, long group, long rows,
+          long columns, long width, long value_width, Strides q_strides, Strides k_strides,
+          Strides v_strides, Strides out_strides, bool is_causal, bool has_mask,
+          MaskStrides mask_strides>
 struct Attention {
   // So many rows of scores are on the stack: at most 64 KiB. For each block of rows keys and values
   // are copied as panels.

@@ -13,7 +13,7 @@ template <class Result, long m_size, long n_size, long k_size, long x_stride, Or
 struct LinearBFloat16 {
   static constexpr long kMostRows = kLanes == 16 ? 12 : 6;
   static constexpr long kStrip = (kLanes == 4 ? 4 : 2) * kLanes;  // columns with sums in registers
-  static constexpr long kDepth = 768;    // of a panel at a time: 48 KiB, near the processor
+  static constexpr long kDepth = 768;     // of a panel at a time: 48 KiB, near the processor
   static constexpr long kRowsAtOnce = 8;  // of w, where they are read in the order of memory
 
   // On the threads that torch would use now, if it is much. They make no difference to the result.
@@ -168,22 +168,23 @@ struct LinearBFloat16 {
     Vector found[splits][rows][vectors] = {};
     const auto add = [=](Vector(&to)[rows][vectors], long k, const auto& pair_of)
                          __attribute__((always_inline)) {
-      if constexpr (order == Order::kPacked && splits == 1) {
-        prefetch<vectors * sizeof(Vector)>(w + k * kPanelColumns, kPanelBytes);
-      }
-      Pairs row[vectors];
+                           if constexpr (order == Order::kPacked && splits == 1) {
+                             prefetch<vectors * sizeof(Vector)>(w + k * kPanelColumns, kPanelBytes);
+                           }
+                           Pairs row[vectors];
 #pragma GCC unroll 8
-      for (long v = 0; v < vectors; ++v) {
-        row[v] = load_pairs(w + k * kPanelColumns + v * 2 * kLanes);
-        if constexpr (rows > 1) keep(row[v]);
-      }
+                           for (long v = 0; v < vectors; ++v) {
+                             row[v] = load_pairs(w + k * kPanelColumns + v * 2 * kLanes);
+                             if constexpr (rows > 1) keep(row[v]);
+                           }
 #pragma GCC unroll 16
-      for (long m = 0; m < rows; ++m) {
-        const Pairs factor = pair_of(x + m * stride + k);
+                           for (long m = 0; m < rows; ++m) {
+                             const Pairs factor = pair_of(x + m * stride + k);
 #pragma GCC unroll 8
-        for (long v = 0; v < vectors; ++v) to[m][v] = add_products(to[m][v], factor, row[v]);
-      }
-    };
+                             for (long v = 0; v < vectors; ++v)
+                               to[m][v] = add_products(to[m][v], factor, row[v]);
+                           }
+                         };
     long k = 0;
     for (; k + 2 * splits <= block.depth; k += 2 * splits) {
 #pragma GCC unroll 4
@@ -315,5 +316,14 @@ struct LinearBFloat16 {
     finish<columns>({sums_of(sum)}, bias, nullptr, out, Block{k_size, true, true});
   }
 };
+
+// A product of matrices of Element, added up in floats, as Result.
+template <class Element, class Result, long m_size, long n_size, long k_size, long x_stride,
+          Order order, long w_stride, long out_stride>
+using Product = std::conditional_t<
+    std::is_same_v<Element, float>,
+    Linear<m_size, n_size, k_size, x_stride, order, w_stride, out_stride, Activation::kNone, false>,
+    LinearBFloat16<Result, m_size, n_size, k_size, x_stride, order, w_stride, out_stride,
+                   Activation::kNone, false>>;
 
 }  // namespace offload::kernels
