@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,11 +36,13 @@ N_OPERATORS = 40  # of one program
 Sample = tuple[str, Callable[..., Any], list[torch.Tensor]]
 
 
-def samples_of(operator: OpInfo) -> Iterator[Sample]:
-    """The first samples of an operator that are of float32 and not empty, on contiguous copies."""
+def samples_of(
+    operator: OpInfo, dtype: torch.dtype = torch.float32, count: int = N_SAMPLES
+) -> Iterator[Sample]:
+    """The first samples of an operator that are not empty, on contiguous copies."""
     name = f"{operator.name}.{operator.variant_test_name}".strip(".").replace(".", "_")
-    inputs = operator.sample_inputs("cpu", torch.float32, requires_grad=False)
-    for sample in itertools.islice(inputs, N_SAMPLES):
+    inputs = operator.sample_inputs("cpu", dtype, requires_grad=False)
+    for sample in itertools.islice(inputs, count):
         leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
         places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         tensors = [leaves[at].detach().clone() for at in places]
@@ -147,3 +150,42 @@ def test_the_operator_database(samples):
         failures += [(one.name, one.failure) for one in run.fusion.proofs if one.failure]
     assert replaced > 400
     assert not failures
+
+
+OF_TEMPLATES = (
+    "mm", "addmm", "addmm.decomposed", "matmul", "__rmatmul__", "nn.functional.linear",
+)  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")
+def test_products_in_bfloat16():
+    """Each result is within a unit in the last place of its largest number of float64."""
+    some = [
+        sample
+        for operator in op_db
+        if f"{operator.name}.{operator.variant_test_name}".strip(".") in OF_TEMPLATES
+        for sample in samples_of(operator, torch.bfloat16, count=100)
+        if is_fusible(*sample[1:])
+    ]
+    counts = [len(tensors) for _, _, tensors in some]
+    ends = list(itertools.accumulate(counts))
+
+    def model(*given: torch.Tensor) -> list[list[torch.Tensor]]:
+        return [
+            plain(call(*given[end - count : end]))
+            for (_, call, _), end, count in zip(some, ends, counts, strict=True)
+        ]
+
+    inputs = [one for _, _, tensors in some for one in tensors]
+    run = offload.capture(model, *inputs).load(fuse=True)
+    got, exact = run(*inputs), model(*(one.double() for one in inputs))
+    for (name, _, _), found, expected in zip(some, got, exact, strict=True):
+        for one, wanted in zip(found, expected, strict=True):
+            bound = torch.finfo(torch.bfloat16).eps * wanted.abs().max()
+            assert one.dtype == torch.bfloat16, name
+            assert ((one.double() - wanted).abs() <= bound).all(), name
+    assert run.fusion is not None
+    made = Counter(one.name for one in run.fusion.proofs)
+    assert sum(count for name, count in made.items() if "mm" in name) >= 10
+    assert not [(one.name, one.failure) for one in run.fusion.proofs if one.failure]

@@ -295,6 +295,8 @@ def test_what_templates_do_not_take_is_refused():
     assert "factors other than 1" in refused(scaled.program)
     by_row = region_of(torch.addmm, torch.randn(4, 5), x, w)
     assert "bias by row" in refused(by_row.program)
+    of_one_number = region_of(torch.addmm, torch.tensor(2.0), x, w)
+    assert "a bias that is no row" in refused(of_one_number.program)
     wide = region_of(torch.mm, x.double(), w.double())
     assert "float32 and bfloat16, not of float64" in refused(wide.program)
     sparse = region_of(torch.mm, x, torch.randn(12, 10)[::2, ::2])

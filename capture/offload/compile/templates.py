@@ -130,7 +130,7 @@ def _product(launch: Launch) -> _Product:
     if [float(one) for one in launch.arguments[3:5]] != [1.0, 1.0]:  # type: ignore[arg-type]
         raise UnsupportedRegion("a product with factors other than 1")
     columns = w.shape[1]
-    if bias.shape[-1] != columns or (columns > 1 and bias.strides[-1] != 1):
+    if bias.shape[-1:] != (columns,) or (columns > 1 and bias.strides[-1] != 1):
         raise UnsupportedRegion("a product with a bias that is no row")
     if any(
         size != 1 and stride for size, stride in zip(bias.shape[:-1], bias.strides, strict=False)
