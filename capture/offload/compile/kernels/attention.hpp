@@ -27,9 +27,10 @@ struct MaskStrides {
 // q is [batch, heads, rows, width], k [batch, heads / group, columns, width], v likewise of
 // value_width, out as q of value_width. A causal row sees the columns up to its own number. Scores
 // are floats; in bfloat16 their weights are rounded, as in torch's kernel.
-template <class Element, class MaskElement, long batches, long heads, long group, long rows, long columns, long width,
-          long value_width, Strides q_strides, Strides k_strides, Strides v_strides,
-          Strides out_strides, bool is_causal, bool has_mask, MaskStrides mask_strides>
+template <class Element, class MaskElement, long batches, long heads, long group, long rows,
+          long columns, long width, long value_width, Strides q_strides, Strides k_strides,
+          Strides v_strides, Strides out_strides, bool is_causal, bool has_mask,
+          MaskStrides mask_strides>
 struct Attention {
   // So many rows of scores are on the stack: at most 64 KiB. For each block of rows keys and values
   // are copied as panels.

@@ -13,7 +13,7 @@ template <class Result, long m_size, long n_size, long k_size, long x_stride, Or
 struct LinearBFloat16 {
   static constexpr long kMostRows = kLanes == 16 ? 12 : 6;
   static constexpr long kStrip = (kLanes == 4 ? 4 : 2) * kLanes;  // columns with sums in registers
-  static constexpr long kDepth = 768;    // of a panel at a time: 48 KiB, near the processor
+  static constexpr long kDepth = 768;     // of a panel at a time: 48 KiB, near the processor
   static constexpr long kRowsAtOnce = 8;  // of w, where they are read in the order of memory
 
   // On the threads that torch would use now, if it is much. They make no difference to the result.
@@ -80,6 +80,12 @@ struct LinearBFloat16 {
     bool is_first, is_last;
   };
 
+  // There are none where one block of depth is all.
+  static float* sums_from(float* sums, long offset) {
+    if constexpr (k_size > kDepth) return sums + offset;
+    return nullptr;
+  }
+
   template <long rows, long columns>
   static void panel(const BFloat16* x, const BFloat16* w, const BFloat16* bias, Result* out) {
     alignas(64) float sums[k_size > kDepth ? rows * kPanelColumns : 1];
@@ -108,12 +114,12 @@ struct LinearBFloat16 {
     long m = 0;
     if constexpr (taller > 0) {
       for (; m < taller * (height + 1); m += height + 1) {
-        strips<height + 1, columns>(x + m * x_stride, w, bias, sums + m * kPanelColumns,
+        strips<height + 1, columns>(x + m * x_stride, w, bias, sums_from(sums, m * kPanelColumns),
                                     out + m * out_stride, block);
       }
     }
     for (; m < rows; m += height) {
-      strips<height, columns>(x + m * x_stride, w, bias, sums + m * kPanelColumns,
+      strips<height, columns>(x + m * x_stride, w, bias, sums_from(sums, m * kPanelColumns),
                               out + m * out_stride, block);
     }
   }
@@ -133,7 +139,9 @@ struct LinearBFloat16 {
 
   static void widen(const BFloat16* from, long count, float* to) {
     long at = 0;
-    for (; at + kLanes <= count; at += kLanes) store(to + at, load(from + at));
+    if constexpr (k_size >= kLanes) {
+      for (; at + kLanes <= count; at += kLanes) store(to + at, load(from + at));
+    }
     constexpr int rest = k_size % kLanes;  // of the last block of depth
     if constexpr (rest > 0) {
       if (at < count) store_first<rest>(to + at, load_first<rest>(from + at));
@@ -145,11 +153,11 @@ struct LinearBFloat16 {
                         Result* out, const Block& block) {
     constexpr long whole = columns / kStrip * kStrip;
     for (long n = 0; n < whole; n += kStrip) {
-      tile<rows, kStrip, stride>(x, w + 2 * n, bias + n, sums + n, out + n, block);
+      tile<rows, kStrip, stride>(x, w + 2 * n, bias + n, sums_from(sums, n), out + n, block);
     }
     if constexpr (whole < columns) {
-      tile<rows, columns - whole, stride>(x, w + 2 * whole, bias + whole, sums + whole, out + whole,
-                                          block);
+      tile<rows, columns - whole, stride>(x, w + 2 * whole, bias + whole, sums_from(sums, whole),
+                                          out + whole, block);
     }
   }
 
@@ -168,22 +176,23 @@ struct LinearBFloat16 {
     Vector found[splits][rows][vectors] = {};
     const auto add = [=](Vector(&to)[rows][vectors], long k, const auto& pair_of)
                          __attribute__((always_inline)) {
-      if constexpr (order == Order::kPacked && splits == 1) {
-        prefetch<vectors * sizeof(Vector)>(w + k * kPanelColumns, kPanelBytes);
-      }
-      Pairs row[vectors];
+                           if constexpr (order == Order::kPacked && splits == 1) {
+                             prefetch<vectors * sizeof(Vector)>(w + k * kPanelColumns, kPanelBytes);
+                           }
+                           Pairs row[vectors];
 #pragma GCC unroll 8
-      for (long v = 0; v < vectors; ++v) {
-        row[v] = load_pairs(w + k * kPanelColumns + v * 2 * kLanes);
-        if constexpr (rows > 1) keep(row[v]);
-      }
+                           for (long v = 0; v < vectors; ++v) {
+                             row[v] = load_pairs(w + k * kPanelColumns + v * 2 * kLanes);
+                             if constexpr (rows > 1) keep(row[v]);
+                           }
 #pragma GCC unroll 16
-      for (long m = 0; m < rows; ++m) {
-        const Pairs factor = pair_of(x + m * stride + k);
+                           for (long m = 0; m < rows; ++m) {
+                             const Pairs factor = pair_of(x + m * stride + k);
 #pragma GCC unroll 8
-        for (long v = 0; v < vectors; ++v) to[m][v] = add_products(to[m][v], factor, row[v]);
-      }
-    };
+                             for (long v = 0; v < vectors; ++v)
+                               to[m][v] = add_products(to[m][v], factor, row[v]);
+                           }
+                         };
     long k = 0;
     for (; k + 2 * splits <= block.depth; k += 2 * splits) {
 #pragma GCC unroll 4
@@ -200,7 +209,8 @@ struct LinearBFloat16 {
 #pragma GCC unroll 8
         for (long v = 0; v < vectors; ++v) found[0][m][v] += found[split][m][v];
       }
-      finish<columns>(found[0][m], bias, sums + m * kPanelColumns, out + m * out_stride, block);
+      finish<columns>(found[0][m], bias, sums_from(sums, m * kPanelColumns), out + m * out_stride,
+                      block);
     }
   }
 
