@@ -92,7 +92,7 @@ void check_product() {
   Numbers<Element> packed(panels * offload::kernels::panel_size<Element>(k_size));
   offload::kernels::pack<n_size, k_size, order, w_stride>(w.data(), packed.data());
   run_product<Element, m_size, n_size, k_size, Order::kPacked, 0, has_bias>(x, packed, added,
-                                                                           of_packed);
+                                                                            of_packed);
   bool holds = true;
   for (long m = 0; m < m_size; ++m) {
     for (long n = 0; n < n_size; ++n) {
@@ -213,8 +213,7 @@ void check_attention() {
           expected += product;
           rounded += std::abs(product);
         }
-        holds = holds &&
-                is_near<Element>(out[(head * rows + row) * width + at], expected, rounded);
+        holds = holds && is_near<Element>(out[(head * rows + row) * width + at], expected, rounded);
       }
     }
   }

@@ -80,6 +80,12 @@ struct LinearBFloat16 {
     bool is_first, is_last;
   };
 
+  // There are none where one block of depth is all.
+  static float* sums_from(float* sums, long offset) {
+    if constexpr (k_size > kDepth) return sums + offset;
+    return nullptr;
+  }
+
   template <long rows, long columns>
   static void panel(const BFloat16* x, const BFloat16* w, const BFloat16* bias, Result* out) {
     alignas(64) float sums[k_size > kDepth ? rows * kPanelColumns : 1];
@@ -108,12 +114,12 @@ struct LinearBFloat16 {
     long m = 0;
     if constexpr (taller > 0) {
       for (; m < taller * (height + 1); m += height + 1) {
-        strips<height + 1, columns>(x + m * x_stride, w, bias, sums + m * kPanelColumns,
+        strips<height + 1, columns>(x + m * x_stride, w, bias, sums_from(sums, m * kPanelColumns),
                                     out + m * out_stride, block);
       }
     }
     for (; m < rows; m += height) {
-      strips<height, columns>(x + m * x_stride, w, bias, sums + m * kPanelColumns,
+      strips<height, columns>(x + m * x_stride, w, bias, sums_from(sums, m * kPanelColumns),
                               out + m * out_stride, block);
     }
   }
@@ -133,7 +139,9 @@ struct LinearBFloat16 {
 
   static void widen(const BFloat16* from, long count, float* to) {
     long at = 0;
-    for (; at + kLanes <= count; at += kLanes) store(to + at, load(from + at));
+    if constexpr (k_size >= kLanes) {
+      for (; at + kLanes <= count; at += kLanes) store(to + at, load(from + at));
+    }
     constexpr int rest = k_size % kLanes;  // of the last block of depth
     if constexpr (rest > 0) {
       if (at < count) store_first<rest>(to + at, load_first<rest>(from + at));
@@ -145,11 +153,11 @@ struct LinearBFloat16 {
                         Result* out, const Block& block) {
     constexpr long whole = columns / kStrip * kStrip;
     for (long n = 0; n < whole; n += kStrip) {
-      tile<rows, kStrip, stride>(x, w + 2 * n, bias + n, sums + n, out + n, block);
+      tile<rows, kStrip, stride>(x, w + 2 * n, bias + n, sums_from(sums, n), out + n, block);
     }
     if constexpr (whole < columns) {
-      tile<rows, columns - whole, stride>(x, w + 2 * whole, bias + whole, sums + whole, out + whole,
-                                          block);
+      tile<rows, columns - whole, stride>(x, w + 2 * whole, bias + whole, sums_from(sums, whole),
+                                          out + whole, block);
     }
   }
 
@@ -201,7 +209,8 @@ struct LinearBFloat16 {
 #pragma GCC unroll 8
         for (long v = 0; v < vectors; ++v) found[0][m][v] += found[split][m][v];
       }
-      finish<columns>(found[0][m], bias, sums + m * kPanelColumns, out + m * out_stride, block);
+      finish<columns>(found[0][m], bias, sums_from(sums, m * kPanelColumns), out + m * out_stride,
+                      block);
     }
   }
 
