@@ -160,7 +160,8 @@ def _source(symbol: str, region: Region | Packing) -> _Source:
         )
     is_packed = region.packing is not None
     text = templates.function(symbol, region.extracted.program, packed=is_packed)
-    return _Source(symbol, templates.PRELUDE, text, Options(), ())
+    scratch_bytes = templates.scratch_bytes(region.extracted.program)
+    return _Source(symbol, templates.PRELUDE, text, Options(), scratch_bytes)
 
 
 def _compiled(sources: Mapping[str, _Source], cache: KernelCache) -> dict[str, Entry]:

@@ -13,7 +13,7 @@ from offload.compile.extraction import Extracted, extract, is_plain, last_uses, 
 from offload.compile.functional import functional_name, make_functional
 from offload.compile.packing import Packing, pack, pays
 from offload.compile.refusal import UnsupportedRegion
-from offload.compile.templates import ACTIVATIONS, TEMPLATES, function, matrix_of
+from offload.compile.templates import ACTIVATIONS, TEMPLATES, function, matrix_of, n_rows
 from offload.program import Launch, Operator, Program, Role, TensorView
 from offload.torch_names import find_overload
 
@@ -216,15 +216,13 @@ def _template(
     `activation` is the launch behind it, where that may be fused at all.
     """
     (made, *_) = program.launches[at].made()
-    is_activated = (
-        activation is not None
-        and program.launches[activation].name in ACTIVATIONS
-        and [view.value for view in program.launches[activation].views()] == [made.value]
-        and last_use[made.value] == activation
-    )
+    is_activated = activation is not None and _activates(program, made, activation, last_use)
     reason = ""
     for end in [at + 2, at + 1] if is_activated else [at + 1]:
-        extracted = extract(program, at, end, last_use)
+        followed = make_functional(program, at, end, last_use)
+        if followed is None or (followed.recorded_end, followed.end) != (end, end):
+            continue
+        extracted = extract(followed.program, at, end, followed.used_later)
         try:
             function("kernel", extracted.program)
         except UnsupportedRegion as error:
@@ -234,11 +232,20 @@ def _template(
     return None, reason
 
 
+def _activates(program: Program, made: TensorView, at: int, last_use: Sequence[int]) -> bool:
+    """Whether a launch is an activation of what is made before, which nobody else uses as made."""
+    launch = program.launches[at]
+    if functional_name(launch) in ACTIVATIONS:
+        return set(launch.writes) == {made.value}
+    is_alone = [view.value for view in launch.views()] == [made.value]
+    return launch.name in ACTIVATIONS and is_alone and last_use[made.value] == at
+
+
 def _packed(program: Program, region: Region, packable: Set[int]) -> Region:
     """The region with a packed matrix, where that may be and pays."""
     matrix = matrix_of(program.launches[region.first])
-    (made, *_) = program.launches[region.first].made()
-    if matrix is None or matrix.value not in packable or not pays(made.shape[0]):
+    rows = n_rows(program.launches[region.first])
+    if matrix is None or matrix.value not in packable or not pays(rows):
         return region
     return dataclasses.replace(region, packing=pack(program, matrix), weight=matrix.value)
 

@@ -1,4 +1,4 @@
-"""Products and attention as calls of templates of our own (`kernels/*.hpp`)."""
+"""Products, convolutions and attention as calls of templates of our own (`kernels/*.hpp`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from offload.compile.convolutions import CONVOLUTION, convolution
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.toolchain import EXPORTED
 from offload.program import Argument, Launch, Program, TensorView
 
-PRELUDE = '#include "attention.hpp"\n#include "batched.hpp"'
+PRELUDE = '#include "attention.hpp"\n#include "batched.hpp"\n#include "convolution.hpp"'
 """What comes once before the sources that `function` gives."""
 
 _ACTIVATIONS: Mapping[tuple[str, tuple[Argument, ...]], str] = {
@@ -20,6 +21,8 @@ _ACTIVATIONS: Mapping[tuple[str, tuple[Argument, ...]], str] = {
     ("aten::silu", ()): "kSilu",
     ("aten::tanh", ()): "kTanh",
     ("aten::sigmoid", ()): "kSigmoid",
+    ("aten::hardtanh", (0, 6)): "kRelu6",
+    ("aten::hardswish", ()): "kHardswish",
 }
 
 ACTIVATIONS = frozenset(name for name, _ in _ACTIVATIONS)
@@ -31,7 +34,7 @@ _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 _ELEMENTS = {"float32": "float", "bfloat16": "offload::kernels::BFloat16"}
 
-TEMPLATES = frozenset((*_PRODUCTS, _BATCHED, _ATTENTION))
+TEMPLATES = frozenset((*_PRODUCTS, _BATCHED, _ATTENTION, CONVOLUTION))
 """Operators that have a template."""
 
 _PACKED = -1  # stands for a Value that no region has
@@ -53,7 +56,16 @@ def function(symbol: str, program: Program, *, packed: bool = False) -> str:
     name = program.launches[0].name
     if name in _PRODUCTS:
         return _function(symbol, _linear(program, packed))
+    if name == CONVOLUTION:
+        return _function(symbol, _convolution(program, packed))
     return _function(symbol, _batched(program) if name == _BATCHED else _attention(program))
+
+
+def scratch_bytes(program: Program) -> tuple[int, ...]:
+    """Of each range of memory that the function of a region takes behind its results."""
+    launch = program.launches[0]
+    size_bytes = convolution(launch).scratch_bytes if launch.name == CONVOLUTION else 0
+    return (size_bytes,) if size_bytes else ()
 
 
 def packing_function(symbol: str, matrix: TensorView) -> str:
@@ -78,10 +90,21 @@ def packing_function(symbol: str, matrix: TensorView) -> str:
 
 
 def matrix_of(launch: Launch) -> TensorView | None:
-    """The matrix that a product multiplies with; None of a launch that is no product."""
+    """The matrix that rows are multiplied with; None of a launch that multiplies none."""
+    if launch.name == CONVOLUTION:
+        found = convolution(launch)
+        return found.matrix if found.has_few_pixels else None
     if launch.name not in _PRODUCTS:
         return None
     return _view(launch.arguments[1 if launch.name == "aten::mm" else 2])
+
+
+def n_rows(launch: Launch) -> int:
+    """How many rows are multiplied with that matrix."""
+    if launch.name == CONVOLUTION:
+        return convolution(launch).n_pixels
+    (made, *_) = launch.made()
+    return made.shape[0]
 
 
 def _function(symbol: str, body: str) -> str:
@@ -219,6 +242,38 @@ def _is_contiguous(view: TensorView) -> bool:
             return False
         expected *= size
     return True
+
+
+# ---- convolutions -------------------------------------------------------------------------------
+
+
+def _convolution(program: Program, packed: bool) -> str:
+    found, result = convolution(program.launches[0]), program.results
+    activation = _activation(program)
+    if len(result) != 1 or not _is_contiguous(result[0].view):
+        raise UnsupportedRegion("a convolution whose result is laid out otherwise than by channel")
+    template, numbers, weights = "Convolution", [found.sizes], _pointer(program, found.w)
+    if found.has_few_pixels:
+        template = "ConvolutionOfFewPixels"
+        numbers += ["Order::kPacked", "0"] if packed else _matrix_order(found.matrix)
+        weights = f"(float*)words[{len(program.inputs)}]" if packed else weights
+    elif found.is_pointwise:
+        template = "PointwiseConvolution"
+    numbers += [f"Activation::{activation}", _flag(found.bias is not None)]
+    pointers = [_pointer(program, found.x), weights]
+    pointers.append("nullptr" if found.bias is None else _pointer(program, found.bias))
+    pointers.append(_pointer(program, result[0].view, n_packed=int(packed)))
+    if found.scratch_bytes:
+        pointers.append(f"(float*)words[{len(program.inputs) + int(packed) + 1}]")
+    return (
+        "using namespace offload::kernels;\n  "
+        f"{template}<{', '.join(numbers)}>::run({', '.join(pointers)});"
+    )
+
+
+def _matrix_order(matrix: TensorView) -> list[str]:
+    order, stride = _order(matrix.shape, matrix.strides)
+    return [f"Order::{order}", str(stride)]
 
 
 # ---- attention ----------------------------------------------------------------------------------

@@ -6,13 +6,27 @@
 
 namespace offload::kernels {
 
-enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid };
+enum class Activation {
+  kNone,
+  kRelu,
+  kRelu6,
+  kGelu,
+  kGeluTanh,
+  kSilu,
+  kHardswish,
+  kTanh,
+  kSigmoid
+};
 
 // As torch's operators: NaN stays NaN.
 template <Activation activation>
 [[gnu::always_inline]] inline Vector activated(Vector x) {
   if constexpr (activation == Activation::kRelu) {
     return x < 0.0f ? Vector{} : x;
+  } else if constexpr (activation == Activation::kRelu6) {
+    return x < 0.0f ? Vector{} : (x > 6.0f ? splat(6.0f) : x);
+  } else if constexpr (activation == Activation::kHardswish) {
+    return x * activated<Activation::kRelu6>(x + 3.0f) * (1.0f / 6.0f);
   } else if constexpr (activation == Activation::kGelu) {
     return 0.5f * x * (1.0f + error_function(x * 0.70710678118654752f));
   } else if constexpr (activation == Activation::kGeluTanh) {
@@ -30,8 +44,9 @@ template <Activation activation>
 }
 
 // Sizes and strides in elements: out[m, n] = activation(bias[n] + sum over k of x[m, k] w[k, n]).
+// The bias may be of rows, bias[m], instead.
 template <long m_size, long n_size, long k_size, long x_stride, Order order, long w_stride,
-          long out_stride, Activation activation, bool has_bias>
+          long out_stride, Activation activation, bool has_bias, bool bias_is_of_rows = false>
 struct Linear {
   static constexpr long kMostRows = kLanes == 16 ? 12 : 6;
   static constexpr long kStrip = (kLanes == 4 ? 4 : 2) * kLanes;  // columns with sums in registers
@@ -48,16 +63,39 @@ struct Linear {
     for_each<n_items, work>([=](long item) {
       const long n = item * kColumnsAtOnce;
       if (n + kColumnsAtOnce <= n_size) {
-        part<kColumnsAtOnce>(x, w + n * kColumnStep, bias + n, out + n);
+        part<kColumnsAtOnce>(x, w + n * kColumnStep, of_columns(bias, n), out + n);
       } else if constexpr (n_size % kColumnsAtOnce != 0) {
-        part<n_size % kColumnsAtOnce>(x, w + n * kColumnStep, bias + n, out + n);
+        part<n_size % kColumnsAtOnce>(x, w + n * kColumnStep, of_columns(bias, n), out + n);
       }
     });
   }
 
+  // Adds a block of depth of some columns, whose rows of w lie in order: as panels, or w_stride
+  // apart. What is not first continues sums that lie in out.
+  template <long columns>
+  static void strips(const float* x, const float* w, const float* bias, float* out, long depth,
+                     bool is_first, bool is_last) {
+    constexpr long whole = columns / kStrip * kStrip;
+    for (long n = 0; n < whole; n += kStrip) {
+      blocks_of_rows<kStrip>(x, w + n, of_columns(bias, n), out + n, depth, is_first, is_last);
+    }
+    if constexpr (whole < columns) {
+      blocks_of_rows<columns - whole>(x, w + whole, of_columns(bias, whole), out + whole, depth,
+                                      is_first, is_last);
+    }
+  }
+
  private:
+  static const float* of_columns(const float* bias, long n) {
+    return bias_is_of_rows ? bias : bias + n;
+  }
+
+  static const float* of_rows(const float* bias, long m) {
+    return bias_is_of_rows ? bias + m : bias;
+  }
+
   // How the matrix is read: packed or many rows: by panels; few rows: in the order of memory.
-  static constexpr bool kIsSwept = order == Order::kRows && m_size < 4;
+  static constexpr bool kIsSwept = order == Order::kRows && m_size < 4 && !bias_is_of_rows;
   static constexpr bool kIsDotted = order == Order::kColumns && m_size < 4;
   // Of a row of w at least 4 KiB, so that it is read as it lies.
   static constexpr long kColumnsAtOnce = kIsSwept ? 1024 : kIsDotted ? kLanes : kPanelColumns;
@@ -105,31 +143,18 @@ struct Linear {
   }
 
   template <long columns>
-  static void strips(const float* x, const float* w, const float* bias, float* out, long depth,
-                     bool is_first, bool is_last) {
-    constexpr long whole = columns / kStrip * kStrip;
-    for (long n = 0; n < whole; n += kStrip) {
-      blocks_of_rows<kStrip>(x, w + n, bias + n, out + n, depth, is_first, is_last);
-    }
-    if constexpr (whole < columns) {
-      blocks_of_rows<columns - whole>(x, w + whole, bias + whole, out + whole, depth, is_first,
-                                      is_last);
-    }
-  }
-
-  template <long columns>
   static void blocks_of_rows(const float* x, const float* w, const float* bias, float* out,
                              long depth, bool is_first, bool is_last) {
     long m = 0;
     if constexpr (kTaller > 0) {
       for (; m < kTaller * (kHeight + 1); m += kHeight + 1) {
-        tile<kHeight + 1, columns>(x + m * x_stride, w, bias, out + m * out_stride, depth, is_first,
-                                   is_last);
+        tile<kHeight + 1, columns>(x + m * x_stride, w, of_rows(bias, m), out + m * out_stride,
+                                   depth, is_first, is_last);
       }
     }
     for (; m < m_size; m += kHeight) {
-      tile<kHeight, columns>(x + m * x_stride, w, bias, out + m * out_stride, depth, is_first,
-                             is_last);
+      tile<kHeight, columns>(x + m * x_stride, w, of_rows(bias, m), out + m * out_stride, depth,
+                             is_first, is_last);
     }
   }
 
@@ -178,11 +203,17 @@ struct Linear {
 #pragma GCC unroll 8
       for (long v = 0; v < vectors; ++v) {
         float* const to = out + m * out_stride + v * kLanes;
-        const float* const from = is_first ? bias + v * kLanes : to;
         Vector value = sums[0][m][v];
 #pragma GCC unroll 4
         for (long split = 1; split < splits; ++split) value += sums[split][m][v];
-        if (!is_first || has_bias) value += v + 1 < vectors ? load(from) : load_first<tail>(from);
+        if (!is_first) {
+          value += v + 1 < vectors ? load(to) : load_first<tail>(to);
+        } else if constexpr (has_bias && bias_is_of_rows) {
+          value += splat(bias[m]);
+        } else if constexpr (has_bias) {
+          const float* const from = bias + v * kLanes;
+          value += v + 1 < vectors ? load(from) : load_first<tail>(from);
+        }
         if (is_last) value = activated<activation>(value);
         if (v + 1 < vectors) {
           store(to, value);

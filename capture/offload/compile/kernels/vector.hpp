@@ -82,6 +82,12 @@ template <int count>
 
 namespace detail {
 
+template <std::size_t... lanes>
+[[gnu::always_inline]] inline Vector every_other(Vector one, Vector other,
+                                                 std::index_sequence<lanes...>) {
+  return __builtin_shufflevector(one, other, (2 * lanes)...);
+}
+
 template <int distance, std::size_t... lanes>
 [[gnu::always_inline]] inline Vector folded(Vector one, Vector other,
                                             std::index_sequence<lanes...>) {
@@ -103,6 +109,11 @@ template <int distance>
 }
 
 }  // namespace detail
+
+// Of two vectors side by side the first lane, the third, and so on.
+[[gnu::always_inline]] inline Vector every_other(Vector one, Vector other) {
+  return detail::every_other(one, other, std::make_index_sequence<kLanes>());
+}
 
 // Of as many vectors as there are lanes: lane i of the result is the sum of vector i.
 [[gnu::always_inline]] inline Vector sums_of(const Vector (&vectors)[kLanes]) {

@@ -1,0 +1,135 @@
+"""What the template of convolutions takes (`kernels/convolution.hpp`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from offload.compile.refusal import UnsupportedRegion
+from offload.program import ITEM_BYTES, Launch, TensorView, contiguous_strides, same_strides
+
+CONVOLUTION = "aten::convolution"
+
+FEW_PIXELS = 32
+"""Up to that many the weights are read as a packed matrix, beyond them in place."""
+
+_SLACK_BYTES = 2 * 64
+"""Behind padded images: as many as two of the longest vectors have (`Convolution::kSlack`)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution of images in one or two dimensions, of which one is as of height 1.
+
+    Attributes:
+        x: [images, channels, (height,) width].
+        w: [out_channels, channels / groups, (kernel_height,) kernel_width].
+        bias: [out_channels], or None.
+        out: [images, out_channels, (out_height,) out_width].
+        stride, padding, dilation: of height and width.
+        groups: of channels.
+    """
+
+    x: TensorView
+    w: TensorView
+    bias: TensorView | None
+    out: TensorView
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    @property
+    def sizes(self) -> str:
+        """A `ConvolutionSizes` in C++."""
+        (height, width), (out_height, out_width) = _area(self.x), _area(self.out)
+        numbers = (
+            *(*self.x.shape[:2], height, width),
+            *(self.out.shape[1], out_height, out_width),
+            *_area(self.w),
+            *self.stride,
+            *self.padding,
+            *self.dilation,
+            self.groups,
+        )
+        return f"ConvolutionSizes{{{', '.join(map(str, numbers))}}}"
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each pixel of the result is of one pixel at the same place."""
+        taps = _area(self.w)
+        return taps == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
+
+    @property
+    def n_pixels(self) -> int:
+        """Of the result, in all images."""
+        return self.out.shape[0] * math.prod(self.out.shape[2:])
+
+    @property
+    def has_few_pixels(self) -> bool:
+        """Whether reading the weights takes the time, so that they are multiplied as a matrix."""
+        return self.groups == 1 and self.n_pixels <= FEW_PIXELS
+
+    @property
+    def matrix(self) -> TensorView:
+        """The weights as such a matrix: a column for each channel of the result."""
+        columns, depth = self.w.shape[0], math.prod(self.w.shape[1:])
+        return dataclasses.replace(self.w, shape=(depth, columns), strides=(1, depth))
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Of the memory between its inputs and its result; 0 where it needs none."""
+        if self.has_few_pixels:
+            count = self.n_pixels * (self.matrix.shape[0] + self.matrix.shape[1])
+            return count * ITEM_BYTES[self.x.dtype]
+        if self.is_pointwise:
+            return 0
+        (height, width), (above, before) = _area(self.x), self.padding
+        count = self.x.shape[0] * self.x.shape[1] * (height + 2 * above) * (width + 2 * before)
+        return count * ITEM_BYTES[self.x.dtype] + _SLACK_BYTES
+
+
+def convolution(launch: Launch) -> Convolution:
+    """Read a launch of `CONVOLUTION`.
+
+    Raises:
+        UnsupportedRegion: the template does not take it.
+    """
+    x, w, bias, stride, padding, dilation, transposed, _, groups = launch.arguments
+    (out,) = launch.made()
+    if not (isinstance(x, TensorView) and isinstance(w, TensorView)):
+        raise UnsupportedRegion("a convolution of no tensors")
+    if transposed:
+        raise UnsupportedRegion("a transposed convolution")
+    if len(x.shape) not in (3, 4):
+        raise UnsupportedRegion(f"a convolution of {len(x.shape)} dimensions, not of 3 or 4")
+    given = [x, w, out, *([bias] if isinstance(bias, TensorView) else [])]
+    if any(one.dtype != "float32" for one in given):
+        dtypes = sorted({one.dtype for one in given})
+        raise UnsupportedRegion(f"convolutions are of float32, not of {' and '.join(dtypes)}")
+    if not all(
+        same_strides(one.shape, one.strides, contiguous_strides(one.shape)) for one in given
+    ):
+        raise UnsupportedRegion("a convolution of images that are not laid out channel by channel")
+    return Convolution(
+        x,
+        w,
+        bias if isinstance(bias, TensorView) else None,
+        out,
+        _pair(stride, 1),
+        _pair(padding, 0),
+        _pair(dilation, 1),
+        int(groups),  # type: ignore[arg-type]
+    )
+
+
+def _area(view: TensorView) -> tuple[int, int]:
+    return (view.shape[2], view.shape[3]) if len(view.shape) == 4 else (1, view.shape[2])
+
+
+def _pair(argument: object, of_height: int) -> tuple[int, int]:
+    """Numbers of height and width; `of_height` is that of the one height of one dimension."""
+    if not isinstance(argument, tuple) or not all(isinstance(one, int) for one in argument):
+        raise UnsupportedRegion(f"a convolution with {argument!r}")
+    height, width = argument if len(argument) == 2 else (of_height, *argument)
+    return height, width

@@ -1,0 +1,212 @@
+// Convolutions in two dimensions whose sizes are known, with bias and activation.
+#pragma once
+
+#include "linear.hpp"
+
+namespace offload::kernels {
+
+// Of a convolution. Images, weights and results lie side by side in the order [images, channels,
+// height, width] and [out_channels, channels / groups, kernel_height, kernel_width].
+struct ConvolutionSizes {
+  long images, channels, height, width;
+  long out_channels, out_height, out_width;
+  long kernel_height, kernel_width;
+  long stride_height, stride_width;
+  long padding_height, padding_width;
+  long dilation_height, dilation_width;
+  long groups;
+};
+
+// The result of a group is the product of its weights, a row for each channel of the result, with
+// the inputs of its pixels, a column for each. Panels of 32 such columns are gathered near the
+// processor out of images with their padding around them.
+template <ConvolutionSizes sizes, Activation activation, bool has_bias>
+struct Convolution {
+  static constexpr long kPaddedHeight = sizes.height + 2 * sizes.padding_height;
+  static constexpr long kPaddedWidth = sizes.width + 2 * sizes.padding_width;
+  static constexpr long kPaddedPlane = kPaddedHeight * kPaddedWidth;
+  // Vectors are read beyond the last pixel, those of every other pixel two at a time.
+  static constexpr long kSlack = 2 * kLanes;
+  static constexpr long kPlane = sizes.height * sizes.width;
+  static constexpr long kPixels = sizes.out_height * sizes.out_width;
+  static constexpr long kGroupChannels = sizes.channels / sizes.groups;
+  static constexpr long kGroupRows = sizes.out_channels / sizes.groups;
+  static constexpr long kTaps = sizes.kernel_height * sizes.kernel_width;
+  static constexpr long kDepth = kGroupChannels * kTaps;
+
+  // `padded` is memory for all images with their padding and the slack, in floats.
+  static constexpr long kPaddedCount = sizes.images * sizes.channels * kPaddedPlane + kSlack;
+
+  // On the threads that torch would use now, if it is much. They make no difference to the result.
+  static void run(const float* x, const float* w, const float* bias, float* out, float* padded) {
+    pad(x, padded);
+    constexpr long n_panels = (kPixels + kPanelColumns - 1) / kPanelColumns;
+    constexpr long items = sizes.images * sizes.groups * n_panels;
+    constexpr long work = sizes.images * kPixels * sizes.out_channels * kDepth;
+    for_each<items, work>([=](long item) {
+      const long image = item / (sizes.groups * n_panels);
+      const long group = item / n_panels % sizes.groups;
+      const long pixel = item % n_panels * kPanelColumns;
+      const float* const from =
+          padded + (image * sizes.channels + group * kGroupChannels) * kPaddedPlane;
+      const float* const weights = w + group * kGroupRows * kDepth;
+      const float* const biases = has_bias ? bias + group * kGroupRows : nullptr;
+      float* const to =
+          out + (image * sizes.out_channels + group * kGroupRows) * kPixels + pixel;
+      if (pixel + kPanelColumns <= kPixels) {
+        panel<kPanelColumns>(from, pixel, weights, biases, to);
+      } else if constexpr (kPixels % kPanelColumns != 0) {
+        panel<kPixels % kPanelColumns>(from, pixel, weights, biases, to);
+      }
+    });
+  }
+
+ private:
+  static void pad(const float* x, float* padded) {
+    for_each<sizes.images * sizes.channels, sizes.images * sizes.channels * kPaddedPlane>(
+        [=](long channel) {
+          const float* const from = x + channel * kPlane;
+          float* const to = padded + channel * kPaddedPlane;
+          constexpr long above = sizes.padding_height * kPaddedWidth;
+          std::memset(to, 0, above * sizeof(float));
+          for (long row = 0; row < sizes.height; ++row) {
+            float* const begin = to + above + row * kPaddedWidth;
+            std::memset(begin, 0, sizes.padding_width * sizeof(float));
+            std::memcpy(begin + sizes.padding_width, from + row * sizes.width,
+                        sizes.width * sizeof(float));
+            std::memset(begin + sizes.padding_width + sizes.width, 0,
+                        sizes.padding_width * sizeof(float));
+          }
+          std::memset(to + kPaddedPlane - above, 0, above * sizeof(float));
+        });
+    std::memset(padded + kPaddedCount - kSlack, 0, kSlack * sizeof(float));
+  }
+
+  // Pixels of a panel in one row of the result.
+  struct Segment {
+    long column, from, count;
+  };
+
+  template <long columns>
+  static void panel(const float* images, long first, const float* w, const float* bias,
+                    float* out) {
+    using Product = Linear<kGroupRows, columns, kDepth, kDepth, Order::kRows, kPanelColumns,
+                           kPixels, activation, has_bias, true>;
+    constexpr long most_segments = (columns - 1) / sizes.out_width + 2;
+    Segment segments[most_segments];
+    long n_segments = 0;
+    for (long column = 0; column < columns;) {
+      const long row = (first + column) / sizes.out_width;
+      const long at = (first + column) % sizes.out_width;
+      const long rest = columns - column;
+      const long count = sizes.out_width - at < rest ? sizes.out_width - at : rest;
+      segments[n_segments++] = {
+          column, row * sizes.stride_height * kPaddedWidth + at * sizes.stride_width, count};
+      column += count;
+    }
+    // A row is written up to a vector beyond its end, where the next one follows.
+    alignas(64) float rows[Product::kDepth * kPanelColumns + kLanes];
+    for (long k = 0; k < kDepth; k += Product::kDepth) {
+      const long depth = kDepth - k < Product::kDepth ? kDepth - k : Product::kDepth;
+      for (long at = 0; at < depth; ++at) {
+        const float* const from = images + place_of(k + at);
+        float* const to = rows + at * kPanelColumns;
+        for (long number = 0; number < n_segments; ++number) {
+          const Segment& segment = segments[number];
+          copy(from + segment.from, to + segment.column, segment.count);
+        }
+      }
+      Product::template strips<columns>(w + k, rows, bias, out, depth, k == 0, k + depth == kDepth);
+    }
+  }
+
+  // Where what a weight of a row is multiplied with lies, for the first pixel.
+  static long place_of(long k) {
+    const long tap = k % kTaps;
+    return k / kTaps * kPaddedPlane +
+           tap / sizes.kernel_width * sizes.dilation_height * kPaddedWidth +
+           tap % sizes.kernel_width * sizes.dilation_width;
+  }
+
+  [[gnu::always_inline]] static void copy(const float* from, float* to, long count) {
+    if constexpr (sizes.stride_width == 1) {
+      for (long at = 0; at < count; at += kLanes) store(to + at, load(from + at));
+    } else if constexpr (sizes.stride_width == 2) {
+      for (long at = 0; at < count; at += kLanes) {
+        store(to + at, every_other(load(from + 2 * at), load(from + 2 * at + kLanes)));
+      }
+    } else {
+      for (long at = 0; at < count; ++at) to[at] = from[at * sizes.stride_width];
+    }
+  }
+};
+
+// Of so few pixels that reading the weights is what takes time: the pixels' inputs are rows, which
+// are multiplied with the weights as a linear layer does. `order` and `w_stride` are of these as
+// a matrix with a column for each channel of the result.
+template <ConvolutionSizes sizes, Order order, long w_stride, Activation activation, bool has_bias>
+struct ConvolutionOfFewPixels {
+  static_assert(sizes.groups == 1);
+  static constexpr long kPixels = sizes.out_height * sizes.out_width;
+  static constexpr long kRows = sizes.images * kPixels;
+  static constexpr long kTaps = sizes.kernel_height * sizes.kernel_width;
+  static constexpr long kDepth = sizes.channels * kTaps;
+
+  // `rows` is memory for kRows times kDepth + out_channels floats.
+  static void run(const float* x, const float* w, const float* bias, float* out, float* rows) {
+    using Product = Linear<kRows, sizes.out_channels, kDepth, kDepth, order, w_stride,
+                           sizes.out_channels, activation, has_bias>;
+    for (long row = 0; row < kRows; ++row) gather(x, row, rows + row * kDepth);
+    float* const made = rows + kRows * kDepth;
+    Product::run(rows, w, bias, made);
+    for (long image = 0; image < sizes.images; ++image) {
+      for (long channel = 0; channel < sizes.out_channels; ++channel) {
+        for (long pixel = 0; pixel < kPixels; ++pixel) {
+          out[(image * sizes.out_channels + channel) * kPixels + pixel] =
+              made[(image * kPixels + pixel) * sizes.out_channels + channel];
+        }
+      }
+    }
+  }
+
+ private:
+  static void gather(const float* x, long row, float* to) {
+    const long image = row / kPixels;
+    const long top = row % kPixels / sizes.out_width * sizes.stride_height - sizes.padding_height;
+    const long left = row % sizes.out_width * sizes.stride_width - sizes.padding_width;
+    for (long tap = 0; tap < kTaps; ++tap) {
+      const long at_row = top + tap / sizes.kernel_width * sizes.dilation_height;
+      const long at_column = left + tap % sizes.kernel_width * sizes.dilation_width;
+      const bool is_inside = at_row >= 0 && at_row < sizes.height && at_column >= 0 &&
+                             at_column < sizes.width;
+      const float* const from = x + (image * sizes.channels * sizes.height + at_row) * sizes.width +
+                                at_column;
+      for (long channel = 0; channel < sizes.channels; ++channel) {
+        to[channel * kTaps + tap] =
+            is_inside ? from[channel * sizes.height * sizes.width] : 0.0f;
+      }
+    }
+  }
+};
+
+// A convolution of one tap without padding and strides: its columns lie in the images as they are.
+template <ConvolutionSizes sizes, Activation activation, bool has_bias>
+struct PointwiseConvolution {
+  static constexpr long kPixels = sizes.height * sizes.width;
+  static constexpr long kGroupChannels = sizes.channels / sizes.groups;
+  static constexpr long kGroupRows = sizes.out_channels / sizes.groups;
+
+  static void run(const float* x, const float* w, const float* bias, float* out) {
+    using Product = Linear<kGroupRows, kPixels, kGroupChannels, kGroupChannels, Order::kRows,
+                           kPixels, kPixels, activation, has_bias, true>;
+    constexpr long items = sizes.images * sizes.groups;
+    for_each<items, items * kGroupRows * kPixels * kGroupChannels>([=](long item) {
+      const long group = item % sizes.groups;
+      Product::run(w + group * kGroupRows * kGroupChannels, x + item * kGroupChannels * kPixels,
+                   has_bias ? bias + group * kGroupRows : nullptr,
+                   out + item * kGroupRows * kPixels);
+    });
+  }
+};
+
+}  // namespace offload::kernels
