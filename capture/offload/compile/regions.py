@@ -231,7 +231,11 @@ def _packed(program: Program, region: Region, packable: Set[int]) -> Region:
     (made, *_) = program.launches[region.first].made()
     if matrix is None or matrix.value not in packable or not pays(made.shape[0]):
         return region
-    return dataclasses.replace(region, packing=pack(program, matrix), weight=matrix.value)
+    try:
+        packing = pack(program, matrix)
+    except UnsupportedRegion:
+        return region  # whose matrix is read in place
+    return dataclasses.replace(region, packing=packing, weight=matrix.value)
 
 
 def _why_not(program: Program, launch: Launch) -> str:
