@@ -187,6 +187,44 @@ def test_products_with_panels(products, name):
     check_with(loaded, f"packed_{number}", model, inputs, [*given, panels])
 
 
+class Batched(nn.Module):
+    """Products of a matrix with each of many, whose rows or columns lie side by side."""
+
+    def __init__(self, batches, columns, depth, turned) -> None:
+        super().__init__()
+        self.turned = turned
+        self.weight = nn.Parameter(
+            torch.randn(batches, *((columns, depth) if turned else (depth, columns)))
+        )
+
+    def forward(self, x):
+        return torch.bmm(x, self.weight.transpose(1, 2) if self.turned else self.weight)
+
+
+BATCHED_CASES = list(itertools.product(SIZES, [1, 3], [True, False], DTYPES))
+
+
+@pytest.fixture(scope="module")
+def batched(tmp_path_factory: pytest.TempPathFactory):
+    made, texts = {}, [PRELUDE]
+    torch.manual_seed(2)
+    for number, case in enumerate(BATCHED_CASES):
+        (rows, columns, depth), batches, turned, dtype = case
+        model = Batched(batches, columns, depth, turned).to(dtype)
+        inputs = (torch.randn(batches, rows, depth, dtype=dtype),)
+        region = region_of(model, *inputs)
+        texts.append(function(f"batched_{number}", region.program))
+        made[case] = (f"batched_{number}", model, inputs, region)
+    return library("\n".join(texts), tmp_path_factory.mktemp("batched")), made
+
+
+@pytest.mark.parametrize("case", BATCHED_CASES)
+def test_batched_products(batched, case):
+    loaded, made = batched
+    symbol, model, inputs, region = made[case]
+    check(loaded, symbol, model, inputs, region)
+
+
 HEADS = {
     "causal": ((2, 3, 5, 8), (2, 3, 5, 8), True, None),
     "more columns": ((1, 2, 3, 16), (1, 2, 33, 16), False, None),
@@ -301,6 +339,8 @@ def test_what_templates_do_not_take_is_refused():
     assert "float32 and bfloat16, not of float64" in refused(wide.program)
     sparse = region_of(torch.mm, x, torch.randn(12, 10)[::2, ::2])
     assert "neither rows nor columns" in refused(sparse.program)
+    turned = region_of(lambda a, b: torch.bmm(a.mT, b), x.T[None].contiguous(), w[None])
+    assert "whose rows do not lie side by side" in refused(turned.program)
 
 
 def test_tensors_of_several_dtypes_are_refused():

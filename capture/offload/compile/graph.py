@@ -49,6 +49,49 @@ def trace(
     return mode.module(results), inputs
 
 
+def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> Any:
+    return torch.gather(x, dim, _spread(x, dim, index)) if x.dim() else NotImplemented
+
+
+def _index_copy(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> Any:
+    return torch.scatter(x, dim, _spread(x, dim, index), source) if x.dim() else NotImplemented
+
+
+def _index_add(
+    x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, alpha: complex = 1
+) -> Any:
+    if not x.dim():
+        return NotImplemented
+    return torch.scatter_add(x, dim, _spread(x, dim, index), source * alpha)
+
+
+def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:
+    if not x.dim():
+        return NotImplemented
+    filled = value if isinstance(value, torch.Tensor) else x.new_full((), value)
+    return torch.index_put(x, (*[None] * (dim % x.dim()), index), filled)
+
+
+def _spread(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """Indices along a dimension, for all elements of the others."""
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    sizes = list(x.shape)
+    sizes[dim] = -1
+    return index.to(torch.int64).reshape(shape).expand(sizes)
+
+
+STRICT_INDICES: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten.index_select.default: _index_select,
+    torch.ops.aten.index_copy.default: _index_copy,
+    torch.ops.aten.index_add.default: _index_add,
+    torch.ops.aten.index_fill.int_Scalar: _index_fill,
+    torch.ops.aten.index_fill.int_Tensor: _index_fill,
+}
+"""Operators that refuse negative indices, as operators that do so in Inductor too. The last two
+take them, and would become one that does not."""
+
+
 class _GraphMode(TorchDispatchMode):
     """Notes each operator that is called on fake tensors as a node of a graph."""
 

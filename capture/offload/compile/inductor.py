@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from offload.compile.graph import trace
+from offload.compile.graph import STRICT_INDICES, trace
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.toolchain import EXPORTED, Options, most_threads
 from offload.program import ITEM_BYTES, Program
@@ -201,7 +201,7 @@ def _lower(program: Program, n_threads: int) -> Loops:
             nothing = torch.fx.GraphModule({}, torch.fx.Graph())
             return types.SimpleNamespace(gm=nothing), None
 
-    graph, inputs = trace(program, decomposition.select_decomp_table())
+    graph, inputs = trace(program, {**decomposition.select_decomp_table(), **STRICT_INDICES})
     if not inputs:
         raise UnsupportedRegion("it has no input")
     mode = inputs[0].fake_mode

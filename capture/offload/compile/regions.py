@@ -157,10 +157,7 @@ class _Finder:
     def find(self, first: int, end: int) -> None:
         """Look at the launches from `first` up to and without `end`."""
         launches = self._program.launches
-        reasons = {
-            at: self._kept_operators.get(launches[at].name) or _why_not(self._program, launches[at])
-            for at in range(first, end)
-        }
+        reasons = {at: self._reason(launches[at]) for at in range(first, end)}
         at = first
         while at < end:
             if reasons[at]:
@@ -178,6 +175,18 @@ class _Finder:
                 ):
                     stop += 1
                 at = self._add_loops(at, stop)
+
+    def _reason(self, launch: Launch) -> str:
+        """Why a launch stays as recorded; empty where it may be fused."""
+        if kept := self._kept_operators.get(launch.name):
+            return kept
+        empty = (view.value for view in launch.made() if not self._size_bytes(view))
+        if any(self._last_use[index] > launch.index for index in empty):
+            return _NOT_PLAIN
+        return _why_not(self._program, launch)
+
+    def _size_bytes(self, view: TensorView) -> int:
+        return self._program.values[view.value].size_bytes
 
     def _add_template(self, at: int, activation: int | None) -> int:
         """A template's region that begins at a launch, with the activation behind it if it can."""
@@ -243,8 +252,10 @@ def _why_not(program: Program, launch: Launch) -> str:
     return next((why for is_so, why in _OBSTACLES if is_so(program, launch)), "")
 
 
-def _used(launch: Launch) -> tuple[TensorView, ...]:
-    return (*launch.views(), *launch.made())
+def _used(program: Program, launch: Launch) -> tuple[TensorView, ...]:
+    """What a launch is given, and what it makes but for empty tensors."""
+    made = (view for view in launch.made() if program.values[view.value].size_bytes)
+    return (*launch.views(), *made)
 
 
 def _is_known(operator: str) -> bool:
@@ -262,6 +273,7 @@ def _is_followed(program: Program, launch: Launch) -> bool:
 
 
 _WRITES = "writes what it is given"
+_NOT_PLAIN = "of a tensor that is empty, that does not fill its memory, or a part of a larger one"
 
 _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
     (
@@ -292,15 +304,15 @@ _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
             view.conjugate
             or view.negative
             or not {view.dtype, program.values[view.value].dtype} <= _DTYPES
-            for view in _used(launch)
+            for view in _used(program, launch)
         ),
         "of a dtype, or of a lazy view, that kernels do not take",
     ),
     (
         lambda program, launch: (
-            not all(is_plain(program.values[view.value]) for view in _used(launch))
+            not all(is_plain(program.values[view.value]) for view in _used(program, launch))
         ),
-        "of a tensor that is empty, that does not fill its memory, or a part of a larger one",
+        _NOT_PLAIN,
     ),
     (
         lambda program, launch: any(

@@ -1,4 +1,4 @@
-"""Linear layers and attention as calls of templates of our own (`kernels/*.hpp`)."""
+"""Products and attention as calls of templates of our own (`kernels/*.hpp`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from offload.compile.refusal import UnsupportedRegion
 from offload.compile.toolchain import EXPORTED
 from offload.program import Argument, Launch, Program, TensorView
 
-PRELUDE = '#include "linear.hpp"\n#include "linear_bfloat16.hpp"\n#include "attention.hpp"'
+PRELUDE = '#include "attention.hpp"\n#include "batched.hpp"'
 """What comes once before the sources that `function` gives."""
 
 _ACTIVATIONS: Mapping[tuple[str, tuple[Argument, ...]], str] = {
@@ -26,11 +26,12 @@ ACTIVATIONS = frozenset(name for name, _ in _ACTIVATIONS)
 """Operators that a product's template may end with."""
 
 _PRODUCTS = ("aten::addmm", "aten::mm")
+_BATCHED = "aten::bmm"
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 _ELEMENTS = {"float32": "float", "bfloat16": "offload::kernels::BFloat16"}
 
-TEMPLATES = frozenset((*_PRODUCTS, _ATTENTION))
+TEMPLATES = frozenset((*_PRODUCTS, _BATCHED, _ATTENTION))
 """Operators that have a template."""
 
 _PACKED = -1  # stands for a Value that no region has
@@ -49,9 +50,10 @@ def function(symbol: str, program: Program, *, packed: bool = False) -> str:
     Raises:
         UnsupportedRegion: the template does not take these tensors.
     """
-    launch = program.launches[0]
-    body = _linear(program, packed) if launch.name in _PRODUCTS else _attention(program)
-    return _function(symbol, body)
+    name = program.launches[0].name
+    if name in _PRODUCTS:
+        return _function(symbol, _linear(program, packed))
+    return _function(symbol, _batched(program) if name == _BATCHED else _attention(program))
 
 
 def packing_function(symbol: str, matrix: TensorView) -> str:
@@ -65,7 +67,7 @@ def packing_function(symbol: str, matrix: TensorView) -> str:
         UnsupportedRegion: the template does not take the matrix.
     """
     depth, columns = matrix.shape
-    order, stride = _order(matrix)
+    order, stride = _order(matrix.shape, matrix.strides)
     element = _element(matrix)
     return _function(
         symbol,
@@ -144,7 +146,7 @@ def _linear(program: Program, packed: bool) -> str:
     (rows, depth), columns = product.x.shape, product.w.shape[1]
     if depth > 1 and product.x.strides[1] != 1:
         raise UnsupportedRegion("a product of a matrix whose rows do not lie side by side")
-    order, w_stride = _order(product.w)
+    order, w_stride = _order(product.w.shape, product.w.strides)
     matrix = _pointer(program, product.w)
     if packed:
         order, w_stride = "kPacked", 0
@@ -178,13 +180,35 @@ def _activation(program: Program) -> str:
     return name
 
 
-def _order(w: TensorView) -> tuple[str, int]:
+def _batched(program: Program) -> str:
+    launch, result = program.launches[0], program.results
+    if len(program.launches) > 1:
+        raise UnsupportedRegion("an activation of batched products")
+    x, w = (_view(one) for one in launch.arguments[:2])
+    (batches, rows, depth), columns = x.shape, w.shape[2]
+    if depth > 1 and x.strides[2] != 1:
+        raise UnsupportedRegion("a product of a matrix whose rows do not lie side by side")
+    if len(result) != 1 or not _is_contiguous(result[0].view):
+        raise UnsupportedRegion("a product whose result is laid out otherwise than in rows")
+    order, w_stride = _order(w.shape[1:], w.strides[1:])
+    element = _element(x, w, result[0].view)
+    numbers = (rows, columns, depth, x.strides[1], f"Order::{order}", w_stride, columns)
+    steps = (batches, x.strides[0], w.strides[0], rows * columns, batches * rows * columns * depth)
+    pointers = (_pointer(program, one) for one in (x, w, result[0].view))
+    return (
+        "using namespace offload::kernels;\n  "
+        f"Batched<Product<{element}, {element}, {', '.join(map(str, numbers))}>, "
+        f"{', '.join(map(str, steps))}>::run({', '.join(pointers)});"
+    )
+
+
+def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[str, int]:
     """Which elements of a matrix of K rows and N columns lie side by side, and the other stride."""
-    depth, columns = w.shape
-    if depth == 1 or w.strides[0] == 1:
-        return "kColumns", w.strides[1] if columns > 1 else depth
-    if columns == 1 or w.strides[1] == 1:
-        return "kRows", w.strides[0]
+    depth, columns = shape
+    if depth == 1 or strides[0] == 1:
+        return "kColumns", strides[1] if columns > 1 else depth
+    if columns == 1 or strides[1] == 1:
+        return "kRows", strides[0]
     raise UnsupportedRegion("a product with a matrix of which neither rows nor columns are whole")
 
 

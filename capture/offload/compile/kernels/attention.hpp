@@ -1,20 +1,9 @@
 // Attention whose sizes are known: softmax(scale q k^T + mask) v, by batch and head.
 #pragma once
 
-#include <type_traits>
-
 #include "linear_bfloat16.hpp"
 
 namespace offload::kernels {
-
-// A product of matrices of Element, added up in floats, as Result.
-template <class Element, class Result, long m_size, long n_size, long k_size, long x_stride,
-          Order order, long w_stride, long out_stride>
-using Product = std::conditional_t<
-    std::is_same_v<Element, float>,
-    Linear<m_size, n_size, k_size, x_stride, order, w_stride, out_stride, Activation::kNone, false>,
-    LinearBFloat16<Result, m_size, n_size, k_size, x_stride, order, w_stride, out_stride,
-                   Activation::kNone, false>>;
 
 // Strides in elements, by batch, head and token; those of a mask by batch, head, row and column.
 struct Strides {

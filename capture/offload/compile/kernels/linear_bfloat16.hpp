@@ -337,4 +337,13 @@ struct LinearBFloat16 {
   }
 };
 
+// A product of matrices of Element, added up in floats, as Result.
+template <class Element, class Result, long m_size, long n_size, long k_size, long x_stride,
+          Order order, long w_stride, long out_stride>
+using Product = std::conditional_t<
+    std::is_same_v<Element, float>,
+    Linear<m_size, n_size, k_size, x_stride, order, w_stride, out_stride, Activation::kNone, false>,
+    LinearBFloat16<Result, m_size, n_size, k_size, x_stride, order, w_stride, out_stride,
+                   Activation::kNone, false>>;
+
 }  // namespace offload::kernels
