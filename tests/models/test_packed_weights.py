@@ -201,6 +201,32 @@ def test_a_part_of_a_weight_is_packed():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    ("stored", "dtype", "packed"),
+    [
+        (torch.int32, torch.float32, 1),
+        (torch.int16, torch.bfloat16, 1),
+        (torch.int32, torch.bfloat16, 0),  # in place: two numbers are one element
+    ],
+)
+def test_a_weight_that_is_stored_as_other_numbers(stored, dtype, packed):
+    class Stored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("bits", torch.randn(20, 16).to(dtype).view(stored))
+
+        def forward(self, x):
+            return torch.mm(x, self.bits.view(dtype))
+
+    torch.manual_seed(0)
+    model, x = Stored(), torch.randn(4, 20).to(dtype)
+    run = fused(model, x)
+    near(run(x), model(x))
+    assert n_packed(run) == packed
+    assert {report.mode for report in run.launch_reports()} == {"kernel"}
+
+
+@torch.no_grad()
 def test_weights_that_the_model_writes_are_read_in_place():
     class Counting(nn.Module):
         def __init__(self) -> None:

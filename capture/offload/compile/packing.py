@@ -79,10 +79,11 @@ def pack(program: Program, matrix: TensorView) -> Packing:
     """What makes panels of a matrix of K rows and N columns of one of a Program's plain weights.
 
     Raises:
-        UnsupportedRegion: there are no panels of its dtype.
+        UnsupportedRegion: there are no panels of its dtype, or the weight's numbers have another
+            size.
     """
     weight = program.values[matrix.value]
-    if matrix.dtype not in _BITS or weight.dtype != matrix.dtype:
+    if matrix.dtype not in _BITS or ITEM_BYTES[weight.dtype] != ITEM_BYTES[matrix.dtype]:
         raise UnsupportedRegion(f"a matrix of {matrix.dtype} is not packed")
     dtype, paired = _BITS[matrix.dtype], _ROWS_SIDE_BY_SIDE[matrix.dtype]
     depth, columns = matrix.shape

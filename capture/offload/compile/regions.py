@@ -247,7 +247,11 @@ def _packed(program: Program, region: Region, packable: Set[int]) -> Region:
     rows = n_rows(program.launches[region.first])
     if matrix is None or matrix.value not in packable or not pays(rows):
         return region
-    return dataclasses.replace(region, packing=pack(program, matrix), weight=matrix.value)
+    try:
+        packing = pack(program, matrix)
+    except UnsupportedRegion:
+        return region  # whose matrix is read in place
+    return dataclasses.replace(region, packing=packing, weight=matrix.value)
 
 
 def _why_not(program: Program, launch: Launch) -> str:

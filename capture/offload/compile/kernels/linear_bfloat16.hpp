@@ -165,7 +165,30 @@ struct LinearBFloat16 {
   // for: it would come too late else. With few rows reading is all that takes time, and goes on.
   static constexpr long kPanelBytes = panel_size<BFloat16>(k_size) * sizeof(BFloat16);
 
-  // Pairs of rows of a panel are whole vectors. What is not first continues sums.
+  // Two rows of w, side by side, times a pair of each row of x. Pairs of a panel fill whole
+  // vectors.
+  template <bool is_prefetching, long stride, long rows, long vectors, class PairOf>
+  [[gnu::always_inline]] static void add_pair(const Factor* x, const BFloat16* w,
+                                              const PairOf& pair_of,
+                                              Vector (&sums)[rows][vectors]) {
+    if constexpr (order == Order::kPacked && is_prefetching) {
+      prefetch<vectors * sizeof(Vector)>(w, kPanelBytes);
+    }
+    Pairs row[vectors];
+#pragma GCC unroll 8
+    for (long v = 0; v < vectors; ++v) {
+      row[v] = load_pairs(w + v * 2 * kLanes);
+      if constexpr (rows > 1) keep(row[v]);
+    }
+#pragma GCC unroll 16
+    for (long m = 0; m < rows; ++m) {
+      const Pairs factor = pair_of(x + m * stride);
+#pragma GCC unroll 8
+      for (long v = 0; v < vectors; ++v) sums[m][v] = add_products(sums[m][v], factor, row[v]);
+    }
+  }
+
+  // What is not first continues sums.
   template <long rows, long columns, long stride>
   [[gnu::noinline]] static void tile(const Factor* x, const BFloat16* w, const BFloat16* bias,
                                      float* sums, Result* out, Block block) {
@@ -174,34 +197,22 @@ struct LinearBFloat16 {
     // on.
     constexpr long splits = rows * vectors >= 12 ? 1 : (rows * vectors >= 6 ? 2 : 4);
     Vector found[splits][rows][vectors] = {};
-    const auto add = [=](Vector(&to)[rows][vectors], long k, const auto& pair_of)
-                         __attribute__((always_inline)) {
-                           if constexpr (order == Order::kPacked && splits == 1) {
-                             prefetch<vectors * sizeof(Vector)>(w + k * kPanelColumns, kPanelBytes);
-                           }
-                           Pairs row[vectors];
-#pragma GCC unroll 8
-                           for (long v = 0; v < vectors; ++v) {
-                             row[v] = load_pairs(w + k * kPanelColumns + v * 2 * kLanes);
-                             if constexpr (rows > 1) keep(row[v]);
-                           }
-#pragma GCC unroll 16
-                           for (long m = 0; m < rows; ++m) {
-                             const Pairs factor = pair_of(x + m * stride + k);
-#pragma GCC unroll 8
-                             for (long v = 0; v < vectors; ++v)
-                               to[m][v] = add_products(to[m][v], factor, row[v]);
-                           }
-                         };
     long k = 0;
     for (; k + 2 * splits <= block.depth; k += 2 * splits) {
 #pragma GCC unroll 4
-      for (long split = 0; split < splits; ++split) add(found[split], k + 2 * split, splat_pair);
+      for (long split = 0; split < splits; ++split) {
+        const long at = k + 2 * split;
+        add_pair<splits == 1, stride>(x + at, w + at * kPanelColumns, splat_pair, found[split]);
+      }
     }
     if constexpr (splits > 1) {
-      for (; k + 2 <= block.depth; k += 2) add(found[0], k, splat_pair);
+      for (; k + 2 <= block.depth; k += 2) {
+        add_pair<false, stride>(x + k, w + k * kPanelColumns, splat_pair, found[0]);
+      }
     }
-    if (k < block.depth) add(found[0], k, splat_first);
+    if (k < block.depth) {
+      add_pair<false, stride>(x + k, w + k * kPanelColumns, splat_first, found[0]);
+    }
 #pragma GCC unroll 16
     for (long m = 0; m < rows; ++m) {
 #pragma GCC unroll 4
