@@ -14,7 +14,7 @@ FEW_PIXELS = 32
 """Up to that many the weights are read as a packed matrix, beyond them in place."""
 
 _SLACK_BYTES = 2 * 64
-"""Behind padded images: as many as two of the longest vectors have (`Convolution::kSlack`)."""
+"""Behind padded images: as many as two of the longest vectors have (`PaddedImages::kSlack`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,6 +61,11 @@ class Convolution:
         return taps == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
 
     @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel of the result is of one channel of the images."""
+        return self.groups == self.x.shape[1]
+
+    @property
     def n_pixels(self) -> int:
         """Of the result, in all images."""
         return self.out.shape[0] * math.prod(self.out.shape[2:])
@@ -68,7 +73,17 @@ class Convolution:
     @property
     def has_few_pixels(self) -> bool:
         """Whether reading the weights takes the time, so that they are multiplied as a matrix."""
-        return self.groups == 1 and self.n_pixels <= FEW_PIXELS
+        is_one_product = self.groups == 1 and not self.is_depthwise
+        return is_one_product and self.n_pixels <= FEW_PIXELS
+
+    @property
+    def template(self) -> str:
+        """The name of the struct in C++."""
+        if self.has_few_pixels:
+            return "ConvolutionOfFewPixels"
+        if self.is_depthwise:
+            return "DepthwiseConvolution"
+        return "PointwiseConvolution" if self.is_pointwise else "Convolution"
 
     @property
     def matrix(self) -> TensorView:
@@ -82,7 +97,7 @@ class Convolution:
         if self.has_few_pixels:
             count = self.n_pixels * (self.matrix.shape[0] + self.matrix.shape[1])
             return count * ITEM_BYTES[self.x.dtype]
-        if self.is_pointwise:
+        if self.template == "PointwiseConvolution":
             return 0
         (height, width), (above, before) = _area(self.x), self.padding
         count = self.x.shape[0] * self.x.shape[1] * (height + 2 * above) * (width + 2 * before)

@@ -252,13 +252,10 @@ def _convolution(program: Program, packed: bool) -> str:
     activation = _activation(program)
     if len(result) != 1 or not _is_contiguous(result[0].view):
         raise UnsupportedRegion("a convolution whose result is laid out otherwise than by channel")
-    template, numbers, weights = "Convolution", [found.sizes], _pointer(program, found.w)
+    numbers, weights = [found.sizes], _pointer(program, found.w)
     if found.has_few_pixels:
-        template = "ConvolutionOfFewPixels"
         numbers += ["Order::kPacked", "0"] if packed else _matrix_order(found.matrix)
         weights = f"(float*)words[{len(program.inputs)}]" if packed else weights
-    elif found.is_pointwise:
-        template = "PointwiseConvolution"
     numbers += [f"Activation::{activation}", _flag(found.bias is not None)]
     pointers = [_pointer(program, found.x), weights]
     pointers.append("nullptr" if found.bias is None else _pointer(program, found.bias))
@@ -267,7 +264,7 @@ def _convolution(program: Program, packed: bool) -> str:
         pointers.append(f"(float*)words[{len(program.inputs) + int(packed) + 1}]")
     return (
         "using namespace offload::kernels;\n  "
-        f"{template}<{', '.join(numbers)}>::run({', '.join(pointers)});"
+        f"{found.template}<{', '.join(numbers)}>::run({', '.join(pointers)});"
     )
 
 

@@ -17,29 +17,51 @@ struct ConvolutionSizes {
   long groups;
 };
 
+// Images with zeros around them. What reads them may read some numbers beyond the last one.
+template <ConvolutionSizes sizes>
+struct PaddedImages {
+  static constexpr long kHeight = sizes.height + 2 * sizes.padding_height;
+  static constexpr long kWidth = sizes.width + 2 * sizes.padding_width;
+  static constexpr long kPlane = kHeight * kWidth;
+  static constexpr long kSlack = 2 * kLanes;
+
+  // `padded` is memory for all images and the slack, in floats.
+  static void make(const float* x, float* padded) {
+    for_each<sizes.images * sizes.channels, sizes.images * sizes.channels * kPlane>(
+        [=](long channel) {
+          const float* const from = x + channel * sizes.height * sizes.width;
+          float* const to = padded + channel * kPlane;
+          constexpr long above = sizes.padding_height * kWidth;
+          std::memset(to, 0, above * sizeof(float));
+          for (long row = 0; row < sizes.height; ++row) {
+            float* const begin = to + above + row * kWidth;
+            std::memset(begin, 0, sizes.padding_width * sizeof(float));
+            std::memcpy(begin + sizes.padding_width, from + row * sizes.width,
+                        sizes.width * sizeof(float));
+            std::memset(begin + sizes.padding_width + sizes.width, 0,
+                        sizes.padding_width * sizeof(float));
+          }
+          std::memset(to + kPlane - above, 0, above * sizeof(float));
+        });
+    std::memset(padded + sizes.images * sizes.channels * kPlane, 0, kSlack * sizeof(float));
+  }
+};
+
 // The result of a group is the product of its weights, a row for each channel of the result, with
 // the inputs of its pixels, a column for each. Panels of 32 such columns are gathered near the
 // processor out of images with their padding around them.
 template <ConvolutionSizes sizes, Activation activation, bool has_bias>
 struct Convolution {
-  static constexpr long kPaddedHeight = sizes.height + 2 * sizes.padding_height;
-  static constexpr long kPaddedWidth = sizes.width + 2 * sizes.padding_width;
-  static constexpr long kPaddedPlane = kPaddedHeight * kPaddedWidth;
-  // Vectors are read beyond the last pixel, those of every other pixel two at a time.
-  static constexpr long kSlack = 2 * kLanes;
-  static constexpr long kPlane = sizes.height * sizes.width;
+  using Images = PaddedImages<sizes>;
   static constexpr long kPixels = sizes.out_height * sizes.out_width;
   static constexpr long kGroupChannels = sizes.channels / sizes.groups;
   static constexpr long kGroupRows = sizes.out_channels / sizes.groups;
   static constexpr long kTaps = sizes.kernel_height * sizes.kernel_width;
   static constexpr long kDepth = kGroupChannels * kTaps;
 
-  // `padded` is memory for all images with their padding and the slack, in floats.
-  static constexpr long kPaddedCount = sizes.images * sizes.channels * kPaddedPlane + kSlack;
-
   // On the threads that torch would use now, if it is much. They make no difference to the result.
   static void run(const float* x, const float* w, const float* bias, float* out, float* padded) {
-    pad(x, padded);
+    Images::make(x, padded);
     constexpr long n_panels = (kPixels + kPanelColumns - 1) / kPanelColumns;
     constexpr long items = sizes.images * sizes.groups * n_panels;
     constexpr long work = sizes.images * kPixels * sizes.out_channels * kDepth;
@@ -48,11 +70,10 @@ struct Convolution {
       const long group = item / n_panels % sizes.groups;
       const long pixel = item % n_panels * kPanelColumns;
       const float* const from =
-          padded + (image * sizes.channels + group * kGroupChannels) * kPaddedPlane;
+          padded + (image * sizes.channels + group * kGroupChannels) * Images::kPlane;
       const float* const weights = w + group * kGroupRows * kDepth;
       const float* const biases = has_bias ? bias + group * kGroupRows : nullptr;
-      float* const to =
-          out + (image * sizes.out_channels + group * kGroupRows) * kPixels + pixel;
+      float* const to = out + (image * sizes.out_channels + group * kGroupRows) * kPixels + pixel;
       if (pixel + kPanelColumns <= kPixels) {
         panel<kPanelColumns>(from, pixel, weights, biases, to);
       } else if constexpr (kPixels % kPanelColumns != 0) {
@@ -62,26 +83,6 @@ struct Convolution {
   }
 
  private:
-  static void pad(const float* x, float* padded) {
-    for_each<sizes.images * sizes.channels, sizes.images * sizes.channels * kPaddedPlane>(
-        [=](long channel) {
-          const float* const from = x + channel * kPlane;
-          float* const to = padded + channel * kPaddedPlane;
-          constexpr long above = sizes.padding_height * kPaddedWidth;
-          std::memset(to, 0, above * sizeof(float));
-          for (long row = 0; row < sizes.height; ++row) {
-            float* const begin = to + above + row * kPaddedWidth;
-            std::memset(begin, 0, sizes.padding_width * sizeof(float));
-            std::memcpy(begin + sizes.padding_width, from + row * sizes.width,
-                        sizes.width * sizeof(float));
-            std::memset(begin + sizes.padding_width + sizes.width, 0,
-                        sizes.padding_width * sizeof(float));
-          }
-          std::memset(to + kPaddedPlane - above, 0, above * sizeof(float));
-        });
-    std::memset(padded + kPaddedCount - kSlack, 0, kSlack * sizeof(float));
-  }
-
   // Pixels of a panel in one row of the result.
   struct Segment {
     long column, from, count;
@@ -101,7 +102,7 @@ struct Convolution {
       const long rest = columns - column;
       const long count = sizes.out_width - at < rest ? sizes.out_width - at : rest;
       segments[n_segments++] = {
-          column, row * sizes.stride_height * kPaddedWidth + at * sizes.stride_width, count};
+          column, row * sizes.stride_height * Images::kWidth + at * sizes.stride_width, count};
       column += count;
     }
     // A row is written up to a vector beyond its end, where the next one follows.
@@ -123,8 +124,8 @@ struct Convolution {
   // Where what a weight of a row is multiplied with lies, for the first pixel.
   static long place_of(long k) {
     const long tap = k % kTaps;
-    return k / kTaps * kPaddedPlane +
-           tap / sizes.kernel_width * sizes.dilation_height * kPaddedWidth +
+    return k / kTaps * Images::kPlane +
+           tap / sizes.kernel_width * sizes.dilation_height * Images::kWidth +
            tap % sizes.kernel_width * sizes.dilation_width;
   }
 
@@ -137,6 +138,67 @@ struct Convolution {
       }
     } else {
       for (long at = 0; at < count; ++at) to[at] = from[at * sizes.stride_width];
+    }
+  }
+};
+
+// Each channel of the result is of one channel of the images: sums over its taps, of as many pixels
+// at once as a vector has lanes. Where no pixel is left out, rows are one behind the other, their
+// padding among them.
+template <ConvolutionSizes sizes, Activation activation, bool has_bias>
+struct DepthwiseConvolution {
+  using Images = PaddedImages<sizes>;
+  static constexpr long kPixels = sizes.out_height * sizes.out_width;
+  static constexpr long kMultiplier = sizes.out_channels / sizes.channels;
+  static constexpr long kTaps = sizes.kernel_height * sizes.kernel_width;
+  static_assert(sizes.groups == sizes.channels);
+
+  // On the threads that torch would use now, if it is much. They make no difference to the result.
+  static void run(const float* x, const float* w, const float* bias, float* out, float* padded) {
+    Images::make(x, padded);
+    constexpr long items = sizes.images * sizes.out_channels;
+    for_each<items, items * kPixels * kTaps>([=](long item) {
+      const long channel = item % sizes.out_channels;
+      const float* const from = padded + item / kMultiplier * Images::kPlane;
+      plane(from, w + channel * kTaps, has_bias ? bias[channel] : 0.0f, out + item * kPixels);
+    });
+  }
+
+ private:
+  static constexpr long kAllRows = (sizes.out_height - 1) * Images::kWidth + sizes.out_width;
+  static constexpr bool kIsWhole =
+      sizes.stride_height == 1 && sizes.stride_width == 1 && kAllRows <= 4096;
+  static constexpr long kCount =
+      kIsWhole ? kAllRows : (sizes.out_width - 1) * sizes.stride_width + 1;
+
+  static void plane(const float* from, const float* w, float bias, float* out) {
+    alignas(64) float made[(kCount + kLanes - 1) / kLanes * kLanes];
+    if constexpr (kIsWhole) {
+      sums(from, w, bias, made);
+      for (long row = 0; row < sizes.out_height; ++row) {
+        std::memcpy(out + row * sizes.out_width, made + row * Images::kWidth,
+                    sizes.out_width * sizeof(float));
+      }
+    } else {
+      for (long row = 0; row < sizes.out_height; ++row) {
+        sums(from + row * sizes.stride_height * Images::kWidth, w, bias, made);
+        for (long at = 0; at < sizes.out_width; ++at) {
+          out[row * sizes.out_width + at] = made[at * sizes.stride_width];
+        }
+      }
+    }
+  }
+
+  static void sums(const float* from, const float* w, float bias, float* made) {
+    for (long at = 0; at < kCount; at += kLanes) {
+      Vector sum = splat(bias);
+#pragma GCC unroll 9
+      for (long tap = 0; tap < kTaps; ++tap) {
+        const long distance = tap / sizes.kernel_width * sizes.dilation_height * Images::kWidth +
+                              tap % sizes.kernel_width * sizes.dilation_width;
+        sum += load(from + at + distance) * w[tap];
+      }
+      store(made + at, activated<activation>(sum));
     }
   }
 };
@@ -177,13 +239,12 @@ struct ConvolutionOfFewPixels {
     for (long tap = 0; tap < kTaps; ++tap) {
       const long at_row = top + tap / sizes.kernel_width * sizes.dilation_height;
       const long at_column = left + tap % sizes.kernel_width * sizes.dilation_width;
-      const bool is_inside = at_row >= 0 && at_row < sizes.height && at_column >= 0 &&
-                             at_column < sizes.width;
-      const float* const from = x + (image * sizes.channels * sizes.height + at_row) * sizes.width +
-                                at_column;
+      const bool is_inside =
+          at_row >= 0 && at_row < sizes.height && at_column >= 0 && at_column < sizes.width;
+      const float* const from =
+          x + (image * sizes.channels * sizes.height + at_row) * sizes.width + at_column;
       for (long channel = 0; channel < sizes.channels; ++channel) {
-        to[channel * kTaps + tap] =
-            is_inside ? from[channel * sizes.height * sizes.width] : 0.0f;
+        to[channel * kTaps + tap] = is_inside ? from[channel * sizes.height * sizes.width] : 0.0f;
       }
     }
   }
