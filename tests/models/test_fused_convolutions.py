@@ -1,0 +1,194 @@
+"""Convolutions become kernels: near eager, proved, and the same bits for any threads."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import offload
+from offload.compile.toolchain import CompilerMissing, find_compiler
+
+try:
+    find_compiler()
+except CompilerMissing as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+ACTIVATIONS = {
+    "none": nn.Identity,
+    "relu": nn.ReLU,
+    "relu in place": lambda: nn.ReLU(inplace=True),
+    "relu6": nn.ReLU6,
+    "silu": nn.SiLU,
+    "hardswish": nn.Hardswish,
+    "gelu": nn.GELU,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One convolution: of images, or where `dimensions` is 1 of rows."""
+
+    dimensions: int
+    images: int
+    groups: int
+    given: int  # channels of a group
+    made: int
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    bias: bool
+    activation: str
+
+    def model(self) -> nn.Module:
+        kind = nn.Conv2d if self.dimensions == 2 else nn.Conv1d
+        settings = (
+            getattr(self, name)[2 - self.dimensions :]
+            for name in ("kernel", "stride", "padding", "dilation")
+        )
+        convolution = kind(
+            self.groups * self.given, self.groups * self.made, *settings, self.groups, self.bias
+        )
+        return nn.Sequential(convolution, ACTIVATIONS[self.activation]()).eval()
+
+    def shape(self) -> tuple[int, ...]:
+        """Of the input, which is as large as the taps need at least."""
+        needed = [
+            (kernel - 1) * dilation + 1 - 2 * padding
+            for kernel, dilation, padding in zip(
+                self.kernel, self.dilation, self.padding, strict=True
+            )
+        ]
+        area = [max(one, least, 1) for one, least in zip(self.size, needed, strict=True)]
+        return (self.images, self.groups * self.given, *area[2 - self.dimensions :])
+
+
+def pairs(low: int, high: int) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(st.integers(low, high), st.integers(low, high))
+
+
+CASES = st.builds(
+    Case,
+    st.sampled_from([2, 2, 2, 1]),
+    st.integers(1, 3),
+    st.sampled_from([1, 1, 1, 2, 5]),
+    st.sampled_from([1, 1, 3, 8, 45]),
+    st.sampled_from([1, 2, 7, 16, 33]),
+    st.sampled_from([(1, 1), (2, 2), (4, 4), (5, 7), (8, 8), (9, 17), (13, 40)]),
+    st.sampled_from([(1, 1), (3, 3), (3, 3), (2, 5), (7, 1)]),
+    st.sampled_from([(1, 1), (1, 1), (2, 2), (3, 1), (1, 4)]),
+    pairs(0, 3),
+    st.sampled_from([(1, 1), (1, 1), (2, 2), (1, 3)]),
+    st.booleans(),
+    st.sampled_from(sorted(ACTIVATIONS)),
+)
+
+
+class Together(nn.Module):
+    """Several modules, each on an input of its own: one program, so one compilation."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        super().__init__()
+        self.inside = nn.ModuleList(modules)
+
+    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        return [module(x) for module, x in zip(self.inside, inputs, strict=True)]
+
+
+def fused(model: nn.Module, *inputs: torch.Tensor) -> offload.Executable:
+    return offload.capture(model, *inputs).load(fuse=True)
+
+
+def near(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert got.stride() == expected.stride()
+    torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
+
+
+@torch.no_grad()
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(cases=st.lists(CASES, min_size=10, max_size=20))
+def test_convolutions_of_all_kinds(cases):
+    torch.manual_seed(len(cases))
+    model = Together([case.model() for case in cases])
+    run = fused(model, *(torch.randn(case.shape()) for case in cases))
+    for _ in range(2):
+        inputs = [torch.randn(case.shape()) for case in cases]
+        for case, got, expected in zip(cases, run(*inputs), model(*inputs), strict=True):
+            try:
+                near(got, expected)
+            except AssertionError as error:
+                raise AssertionError(str(case)) from error
+    assert run.fusion.n_replaced == len(run.program.launches) or not run.fusion.kept
+    assert not [one.failure for one in run.fusion.proofs if one.failure]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("module", "shape", "reason"),
+    [
+        (nn.ConvTranspose2d(3, 4, 3), (1, 3, 5, 5), "a transposed convolution"),
+        (nn.Conv3d(3, 4, 3), (1, 3, 5, 5, 5), "of 5 dimensions"),
+        (nn.Conv2d(3, 4, 3).double(), (1, 3, 5, 5), "are of float32, not of float64"),
+    ],
+)
+def test_others_stay_as_recorded(module, shape, reason):
+    x = torch.randn(shape, dtype=next(module.parameters()).dtype)
+    run = fused(module, x)
+    assert [why for _, why in run.fusion.kept if reason in why]
+    assert torch.equal(run(x), module(x))
+
+
+@torch.no_grad()
+def test_images_of_channels_that_lie_last_stay_as_recorded():
+    module = nn.Conv2d(3, 4, 3)
+    x = torch.randn(1, 3, 9, 9).to(memory_format=torch.channels_last)
+    run = fused(module, x)
+    assert [why for _, why in run.fusion.kept if "not laid out channel by channel" in why]
+    near(run(x), module(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_give_the_same_bits(threads):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(16, 64, 3, padding=1),
+        nn.Conv2d(64, 64, 3, padding=1, groups=64),
+        nn.ReLU(),
+        nn.Conv2d(64, 48, 1),
+        nn.Conv2d(48, 96, 3, stride=2, padding=1),
+    ).eval()
+    x = torch.randn(2, 16, 40, 40)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        run = fused(model, x)
+        expected = run(x)
+        torch.set_num_threads(threads)
+        assert torch.equal(run(x), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@torch.no_grad()
+def test_few_pixels_read_packed_weights_and_see_writes():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(24, 40, 3, padding=1), nn.ReLU(inplace=True)).eval()
+    x = torch.randn(1, 24, 4, 4)
+    run = fused(model, x)
+    near(run(x), model(x))
+    assert run.fusion.packed_bytes == (4 * 24 * 9 * 64,)
+    for change in (lambda w: w.mul_(-2), lambda w: w[3:5].zero_()):
+        change(model[0].weight)
+        near(run(x), model(x))
+    other = copy.deepcopy(model)
+    nn.init.normal_(other[0].weight)
+    model.load_state_dict(other.state_dict())
+    near(run(x), other(x))
