@@ -1,0 +1,118 @@
+// Templates of convolutions, on memory that ends where a tensor does: the sanitizers see what reads
+// or writes beyond it, and float64 what is wrong.
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "check.hpp"
+#include "convolution.hpp"
+
+namespace {
+
+using offload::kernels::Activation;
+using offload::kernels::Convolution;
+using offload::kernels::ConvolutionOfFewPixels;
+using offload::kernels::ConvolutionSizes;
+using offload::kernels::DepthwiseConvolution;
+using offload::kernels::Order;
+using offload::kernels::PaddedImages;
+using offload::kernels::PointwiseConvolution;
+
+constexpr Activation kRelu = Activation::kRelu;
+
+// Just as many numbers as a tensor has.
+std::unique_ptr<float[]> numbers(long count) {
+  static std::mt19937 generator(1);
+  std::normal_distribution<float> normal;
+  std::unique_ptr<float[]> made(new float[static_cast<std::size_t>(count)]);
+  for (long at = 0; at < count; ++at) made[static_cast<std::size_t>(at)] = normal(generator);
+  return made;
+}
+
+// A number of the result, before its activation.
+double expected_at(const ConvolutionSizes& sizes, const float* x, const float* w, const float* bias,
+                   long image, long channel, long row, long column) {
+  const long inputs = sizes.channels / sizes.groups;
+  const long group = channel / (sizes.out_channels / sizes.groups);
+  double sum = bias[channel];
+  for (long input = 0; input < inputs; ++input) {
+    for (long y = 0; y < sizes.kernel_height; ++y) {
+      for (long z = 0; z < sizes.kernel_width; ++z) {
+        const long from_row =
+            row * sizes.stride_height - sizes.padding_height + y * sizes.dilation_height;
+        const long from_column =
+            column * sizes.stride_width - sizes.padding_width + z * sizes.dilation_width;
+        if (from_row < 0 || from_row >= sizes.height || from_column < 0 ||
+            from_column >= sizes.width) {
+          continue;
+        }
+        const long plane = image * sizes.channels + group * inputs + input;
+        const double factor =
+            w[((channel * inputs + input) * sizes.kernel_height + y) * sizes.kernel_width + z];
+        sum += factor * x[(plane * sizes.height + from_row) * sizes.width + from_column];
+      }
+    }
+  }
+  return sum;
+}
+
+enum class Kind { kGathered, kPointwise, kDepthwise, kFewPixels };
+
+template <ConvolutionSizes sizes, Kind kind>
+void check_convolution() {
+  constexpr long inputs = sizes.channels / sizes.groups;
+  constexpr long taps = sizes.kernel_height * sizes.kernel_width;
+  constexpr long pixels = sizes.out_height * sizes.out_width;
+  const auto x = numbers(sizes.images * sizes.channels * sizes.height * sizes.width);
+  const auto w = numbers(sizes.out_channels * inputs * taps);
+  const auto bias = numbers(sizes.out_channels);
+  const auto out = numbers(sizes.images * sizes.out_channels * pixels);
+  using Images = PaddedImages<sizes>;
+  if constexpr (kind == Kind::kPointwise) {
+    PointwiseConvolution<sizes, kRelu, true>::run(x.get(), w.get(), bias.get(), out.get());
+  } else if constexpr (kind == Kind::kFewPixels) {
+    using Few = ConvolutionOfFewPixels<sizes, Order::kColumns, inputs * taps, kRelu, true>;
+    const auto rows = numbers(sizes.images * pixels * (inputs * taps + sizes.out_channels));
+    Few::run(x.get(), w.get(), bias.get(), out.get(), rows.get());
+  } else {
+    const auto padded = numbers(sizes.images * sizes.channels * Images::kPlane + Images::kSlack);
+    if constexpr (kind == Kind::kDepthwise) {
+      DepthwiseConvolution<sizes, kRelu, true>::run(x.get(), w.get(), bias.get(), out.get(),
+                                                    padded.get());
+    } else {
+      Convolution<sizes, kRelu, true>::run(x.get(), w.get(), bias.get(), out.get(), padded.get());
+    }
+  }
+  bool holds = true;
+  for (long at = 0; at < sizes.images * sizes.out_channels * pixels; ++at) {
+    const double sum = expected_at(
+        sizes, x.get(), w.get(), bias.get(), at / (sizes.out_channels * pixels),
+        at / pixels % sizes.out_channels, at % pixels / sizes.out_width, at % sizes.out_width);
+    const double expected = sum < 0 ? 0 : sum;
+    holds =
+        holds && std::abs(out[static_cast<std::size_t>(at)] - expected) <= 1e-4 + 1e-4 * expected;
+  }
+  CHECK_THAT(holds);
+}
+
+}  // namespace
+
+int main() {
+  // Images, channels, height, width; channels, height, width of the result; kernel, stride,
+  // padding, dilation; groups.
+  check_convolution<{2, 3, 9, 11, 8, 9, 11, 3, 3, 1, 1, 1, 1, 1, 1, 1}, Kind::kGathered>();
+  check_convolution<{1, 3, 17, 16, 13, 9, 8, 3, 3, 2, 2, 1, 1, 1, 1, 1}, Kind::kGathered>();
+  check_convolution<{1, 4, 12, 13, 6, 4, 3, 2, 5, 3, 4, 0, 1, 1, 1, 2}, Kind::kGathered>();
+  check_convolution<{1, 60, 4, 4, 5, 4, 4, 3, 3, 1, 1, 2, 2, 2, 2, 1}, Kind::kGathered>();
+  check_convolution<{2, 4, 1, 50, 6, 1, 48, 1, 3, 1, 1, 0, 0, 1, 1, 1}, Kind::kGathered>();
+  check_convolution<{2, 5, 7, 7, 7, 7, 7, 1, 1, 1, 1, 0, 0, 1, 1, 1}, Kind::kPointwise>();
+  check_convolution<{1, 6, 3, 33, 26, 3, 33, 1, 1, 1, 1, 0, 0, 1, 1, 2}, Kind::kPointwise>();
+  check_convolution<{1, 9, 2, 2, 9, 2, 2, 3, 3, 1, 1, 1, 1, 1, 1, 9}, Kind::kDepthwise>();
+  check_convolution<{2, 3, 9, 20, 6, 5, 10, 3, 3, 2, 2, 1, 1, 1, 1, 3}, Kind::kDepthwise>();
+  check_convolution<{1, 2, 70, 70, 2, 70, 70, 5, 3, 1, 1, 2, 2, 1, 2, 2}, Kind::kDepthwise>();
+  check_convolution<{1, 33, 2, 2, 20, 2, 2, 3, 3, 1, 1, 1, 1, 1, 1, 1}, Kind::kFewPixels>();
+  check_convolution<{3, 4, 5, 6, 7, 2, 3, 2, 2, 2, 2, 0, 0, 2, 1, 1}, Kind::kFewPixels>();
+  return offload::test::result();
+}
