@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import offload
+from convolutional_models import CONVOLUTIONAL_MODELS
 from fused_models import FUSED_MODELS
 from measurements import Case, figure_of, ratio_of
 from peers import PEERS, prepare, tuned_aot_inductor
@@ -28,16 +29,17 @@ FUSING = {
     **{peer: make for peer, make in PEERS.items() if peer not in NOT_FUSING},
     "AOTInductor, tuned": tuned_aot_inductor,
 }
+ALL_MODELS = {**FUSED_MODELS, **CONVOLUTIONAL_MODELS}
 ALL_THREADS = len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize("threads", sorted({1, ALL_THREADS}))
-@pytest.mark.parametrize("name", FUSED_MODELS)
+@pytest.mark.parametrize("name", ALL_MODELS)
 def test_fusion(
     benchmark: Any, record: Callable[[Case], None], tmp_path: Path, name: str, threads: int
 ) -> None:
     torch.set_num_threads(threads)
-    title, make = FUSED_MODELS[name]
+    title, make = ALL_MODELS[name]
     model, inputs = make()
     with torch.no_grad(), offload.capture(model) as captured:
         expected = model(*inputs)

@@ -192,3 +192,41 @@ def test_few_pixels_read_packed_weights_and_see_writes():
     nn.init.normal_(other[0].weight)
     model.load_state_dict(other.state_dict())
     near(run(x), other(x))
+
+
+class ActivatedInPart(nn.Module):
+    """A convolution of which an activation in place changes the first channels alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.convolution(x)
+        y[:, :4].relu_()
+        return y
+
+
+@torch.no_grad()
+def test_an_activation_in_place_of_some_channels_leaves_the_others():
+    model, x = ActivatedInPart().eval(), torch.randn(1, 3, 9, 11)
+    run = fused(model, x)
+    got = run(x)
+    near(got, model(x))
+    assert (got[:, 4:] < 0).any()
+    assert not [one.failure for one in run.fusion.proofs if one.failure]
+
+
+@torch.no_grad()
+def test_statistics_that_are_written_are_seen():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    x = torch.randn(1, 3, 9, 11)
+    run = fused(model, x)
+    before = run(x).clone()
+    for tensor in (model[1].running_mean, model[1].weight, model[1].bias, model[0].weight):
+        tensor.data.add_(0.5)
+        after = run(x)
+        near(after, model(x))
+        assert not torch.allclose(after, before)
+        before = after.clone()
