@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -257,6 +258,19 @@ def test_tensors_of_inference_mode_are_read_in_place():
         near(run(x), model(x))
         model[0].weight.mul_(2)
         near(run(x), model(x))
+
+
+@torch.no_grad()
+def test_memory_that_other_processes_share_is_read_in_place():
+    """They may write it, of which torch's count here tells nothing."""
+    model, x = net()
+    model.share_memory()
+    run = fused(model, x)
+    near(run(x), model(x))
+    assert n_packed(run) == 0
+    memory = np.frombuffer((ctypes.c_char * 8).from_address(model[0].weight.data_ptr()), np.float32)
+    memory += 1.0  # as another process would
+    near(run(x), model(x))
 
 
 @torch.no_grad()

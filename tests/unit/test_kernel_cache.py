@@ -119,13 +119,61 @@ def test_a_library_that_is_not_what_was_written_is_made_again(bound, folder, con
     assert only(folder, ".so").read_bytes() != content
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"symbol": 3', '{"symbol": "k"}', "null"])
+DAMAGED = {
+    "empty": "",
+    "no fields": "{}",
+    "a list": "[]",
+    "cut off": '{"symbol": 3',
+    "one field": '{"symbol": "k"}',
+    "nothing": "null",
+    "too large a number": '{"symbol": "k", "library": "l", "scratch_bytes": [1e400]}',
+    "too deep": "[" * 200_000,
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_entry_is_made_again(bound, folder, text, monkeypatch):
     fuse(bound, cache_folder=folder)
     only(folder, ".json").write_text(text)
     made = builds(monkeypatch)
     assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
     assert len(made) == 1
+
+
+COMPILERS = {
+    "printing no text": r"""case "$*" in *--version*) exec g++ --version;; esac
+printf "fout: \351 error\n" >&2; exit 1""",
+    "writing nothing": r"""printf "\273\377 1.0\n" """,
+}
+
+
+@pytest.mark.parametrize("script", COMPILERS.values(), ids=COMPILERS)
+def test_a_compiler_that_is_none_leaves_all_as_recorded(bound, folder, script, monkeypatch):
+    compiler = folder.parent / "compiler"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    toolchain.find_compiler.cache_clear()
+    try:
+        fusion = fuse(bound, cache_folder=folder).fusion
+    finally:
+        monkeypatch.undo()
+        toolchain.find_compiler.cache_clear()
+    assert fusion.n_kernels == 0
+    assert all("the compiler refuses it" in reason for _, reason in fusion.kept)
+    assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
+
+
+def test_no_room_for_the_compilers_files_leaves_all_as_recorded(bound, folder, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("offload.compile.toolchain.tempfile.TemporaryDirectory", refuse)
+    fusion = fuse(bound, cache_folder=folder).fusion
+    monkeypatch.undo()
+    assert fusion.n_kernels == 0
+    assert all("No space left on device" in reason for _, reason in fusion.kept)
+    assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
 
 
 def test_an_entry_of_another_compiler_is_made_again(bound, folder, monkeypatch):

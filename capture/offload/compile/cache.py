@@ -27,6 +27,17 @@ from offload.compile.toolchain import (
 
 T = TypeVar("T")
 
+_DAMAGED = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What reading a document raises that is not as it was written."""
+
 FORMAT = 2
 
 LIMIT_BYTES = 2**29
@@ -107,7 +118,7 @@ class KernelCache:
             found, compiler = parse(document), str(document["compiler"])
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except _DAMAGED:
             with contextlib.suppress(OSError):
                 path.unlink()
             return None

@@ -75,9 +75,8 @@ class Fusion:
 
     def explain(self) -> list[str]:
         """What became of the launches, in lines for people."""
-        lines = [
-            f"fused: {self.n_kernels} kernels in the place of {self.n_replaced} recorded launches"
-        ]
+        replaced = f"{self.n_kernels} kernels in the place of {self.n_replaced} recorded launches"
+        lines = [f"fused: {replaced if self.regions else 'nothing'}"]
         lines += [] if self.choice is None else [f"  {self.choice.explain()}"]
         if self.packed_bytes:
             lines.append(

@@ -19,7 +19,7 @@ import torch
 
 from offload.compile.graph import STRICT_INDICES, trace
 from offload.compile.refusal import UnsupportedRegion
-from offload.compile.toolchain import EXPORTED, Options, most_threads
+from offload.compile.toolchain import EXPORTED, Options, find_compiler, most_threads
 from offload.program import ITEM_BYTES, Program
 from offload.torch_names import dtype_name
 
@@ -133,10 +133,11 @@ def build_options() -> Options:
         UnsupportedRegion: this torch says it otherwise.
     """
     try:
-        from torch._inductor import cpp_builder, cpu_vec_isa  # noqa: PLC0415 - takes seconds
+        from torch._inductor import config, cpp_builder, cpu_vec_isa  # noqa: PLC0415 - seconds
 
-        isa = cpu_vec_isa.pick_vec_isa()
-        options = cpp_builder.CppTorchOptions(vec_isa=isa, warning_all=False)
+        with config.patch(_compiler()):
+            isa = cpu_vec_isa.pick_vec_isa()
+            options = cpp_builder.CppTorchOptions(vec_isa=isa, warning_all=False)
         return Options(
             include_folders=tuple(options.get_include_dirs()),
             library_folders=tuple(options.get_libraries_dirs()),
@@ -148,6 +149,11 @@ def build_options() -> Options:
         raise UnsupportedRegion(
             f"this torch's Inductor is another: {_first_line(error)}"
         ) from error
+
+
+def _compiler() -> dict[str, Any]:
+    """The compiler that kernels are made with, as Inductor's setting, which would be CXX."""
+    return {"cpp.cxx": (None, find_compiler().command[0])}
 
 
 def lower(program: Program) -> Loops:
@@ -213,7 +219,7 @@ def _lower(program: Program, n_threads: int) -> Loops:
             torch._guards.tracing(torch._guards.TracingContext(mode)),
             V.set_fake_mode(mode),
             V.set_aot_compilation(True),
-            config.patch(_CONFIGURATION | {"cpp.threads": n_threads}),
+            config.patch(_CONFIGURATION | _compiler() | {"cpp.threads": n_threads}),
         ):
             compile_fx_inner(
                 graph,

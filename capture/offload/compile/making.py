@@ -165,14 +165,23 @@ def _source(symbol: str, region: Region | Packing) -> _Source:
 
 
 def _compiled(sources: Mapping[str, _Source], cache: KernelCache) -> dict[str, Entry]:
+    """Compile sources into one library, and keep it.
+
+    Raises:
+        CompilerFailed: the compiler refuses one, or there is no room for its files.
+        CacheRefused: what was made cannot be kept.
+    """
     if not sources:
         return {}
     preludes = dict.fromkeys(source.prelude for source in sources.values())
     text = "\n".join([*preludes, *(source.text for source in sources.values())])
-    with tempfile.TemporaryDirectory(prefix="offload-") as folder:
-        target = Path(folder) / "kernels.so"
-        build(text, merged([source.options for source in sources.values()]), target)
-        library = cache.keep_library(target)
+    try:
+        with tempfile.TemporaryDirectory(prefix="offload-") as folder:
+            target = Path(folder) / "kernels.so"
+            build(text, merged([source.options for source in sources.values()]), target)
+            library = cache.keep_library(target)
+    except OSError as error:
+        raise CompilerFailed(f"there is no folder for its files: {error}") from error
     return {
         key: Entry(source.symbol, library, source.scratch_bytes) for key, source in sources.items()
     }

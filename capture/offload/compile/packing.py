@@ -38,14 +38,17 @@ rows, and as long at one row, in float32 as in bfloat16 (`bench/kernels/products
 
 
 def packable_weights(bound: BoundProgram) -> frozenset[int]:
-    """The weights of which it is known when they are written, and that launches do not write."""
+    """The weights of which it is known when they are written, and that launches do not write.
+
+    Other processes write memory that is shared with them unseen.
+    """
     written = {index for launch in bound.program.launches for index in launch.writes}
     return frozenset(
         index
         for index, holders in bound.bindings.weights.items()
         if index not in written
         and is_plain(bound.program.values[index])
-        and not any(holder.is_inference() for holder in holders)
+        and not any(holder.is_inference() or holder.is_shared() for holder in holders)
     )
 
 

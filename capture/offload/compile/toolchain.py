@@ -94,9 +94,16 @@ def build(source: str, options: Options, target: Path) -> None:
 
     Raises:
         CompilerMissing: there is no compiler.
-        CompilerFailed: it refused the source, or took longer than five minutes.
-        OSError: the target cannot be written.
+        CompilerFailed: it refused the source, took longer than five minutes, or found no room for
+            what it makes.
     """
+    try:
+        _build(source, options, target)
+    except OSError as error:
+        raise CompilerFailed(f"its files cannot be written: {error}") from error
+
+
+def _build(source: str, options: Options, target: Path) -> None:
     compiler = find_compiler()
     with tempfile.TemporaryDirectory(prefix="offload-") as folder:
         file = Path(folder) / "kernels.cpp"
@@ -129,7 +136,12 @@ def build(source: str, options: Options, target: Path) -> None:
 def _run(*command: str) -> None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompilerFailed(str(error)) from error
