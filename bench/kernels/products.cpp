@@ -55,9 +55,10 @@ Element* numbers(std::size_t count) {
 template <class Element, long m, long k, long n, Order order>
 double product_us(std::size_t cycled_bytes) {
   constexpr long stride = order == Order::kColumns ? k : n;
+  constexpr Ending kBiased{.has_bias = true};
   using Product = std::conditional_t<
-      std::is_same_v<Element, float>, Linear<m, n, k, k, order, stride, n, Activation::kNone, true>,
-      LinearBFloat16<Element, m, n, k, k, order, stride, n, Activation::kNone, true>>;
+      std::is_same_v<Element, float>, Linear<m, n, k, k, order, stride, n, kBiased>,
+      LinearBFloat16<Element, m, n, k, k, order, stride, n, kBiased>>;
   constexpr std::size_t one = (n + kPanelColumns - 1) / kPanelColumns * panel_size<Element>(k);
   const auto copies = std::max<std::size_t>(1, cycled_bytes / (one * sizeof(Element)));
   Element* const w = numbers<Element>(one * copies);
@@ -67,7 +68,7 @@ double product_us(std::size_t cycled_bytes) {
   const std::vector<Element> x(m * k, half), bias(n, whole);
   std::vector<Element> out(m * n);
   const double us = median_us(static_cast<int>(copies), [&](int at) {
-    Product::run(x.data(), w + one * static_cast<std::size_t>(at), bias.data(), out.data());
+    Product::run(x.data(), w + one * static_cast<std::size_t>(at), {bias.data()}, out.data());
     asm volatile("" : : "r"(out.data()) : "memory");
   });
   std::free(w);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "check.hpp"
@@ -16,11 +17,13 @@ using offload::kernels::Convolution;
 using offload::kernels::ConvolutionOfFewPixels;
 using offload::kernels::ConvolutionSizes;
 using offload::kernels::DepthwiseConvolution;
+using offload::kernels::Ending;
 using offload::kernels::Order;
 using offload::kernels::PaddedImages;
 using offload::kernels::PointwiseConvolution;
+using offload::kernels::Terms;
 
-constexpr Activation kRelu = Activation::kRelu;
+constexpr float kEpsilon = 1e-3f;
 
 // Just as many numbers as a tensor has.
 std::unique_ptr<float[]> numbers(long count) {
@@ -31,12 +34,12 @@ std::unique_ptr<float[]> numbers(long count) {
   return made;
 }
 
-// A number of the result, before its activation.
-double expected_at(const ConvolutionSizes& sizes, const float* x, const float* w, const float* bias,
-                   long image, long channel, long row, long column) {
+// A number of the convolution, without bias.
+double expected_at(const ConvolutionSizes& sizes, const float* x, const float* w, long image,
+                   long channel, long row, long column) {
   const long inputs = sizes.channels / sizes.groups;
   const long group = channel / (sizes.out_channels / sizes.groups);
-  double sum = bias[channel];
+  double sum = 0;
   for (long input = 0; input < inputs; ++input) {
     for (long y = 0; y < sizes.kernel_height; ++y) {
       for (long z = 0; z < sizes.kernel_width; ++z) {
@@ -60,41 +63,94 @@ double expected_at(const ConvolutionSizes& sizes, const float* x, const float* w
 
 enum class Kind { kGathered, kPointwise, kDepthwise, kFewPixels };
 
-template <ConvolutionSizes sizes, Kind kind>
-void check_convolution() {
+template <ConvolutionSizes sizes, Kind kind, Ending ending>
+void run_convolution(const float* x, const float* w, Terms terms, float* out) {
+  constexpr long depth =
+      sizes.channels / sizes.groups * sizes.kernel_height * sizes.kernel_width;
+  constexpr long pixels = sizes.out_height * sizes.out_width;
+  using Images = PaddedImages<sizes>;
+  if constexpr (kind == Kind::kPointwise) {
+    PointwiseConvolution<sizes, ending>::run(x, w, terms, out);
+  } else if constexpr (kind == Kind::kFewPixels) {
+    using Few = ConvolutionOfFewPixels<sizes, Order::kColumns, depth, ending>;
+    const auto rows = numbers(sizes.images * pixels * (depth + sizes.out_channels));
+    Few::run(x, w, terms, out, rows.get());
+  } else {
+    const auto padded = numbers(sizes.images * sizes.channels * Images::kPlane + Images::kSlack);
+    using Made = std::conditional_t<kind == Kind::kDepthwise, DepthwiseConvolution<sizes, ending>,
+                                    Convolution<sizes, ending>>;
+    Made::run(x, w, terms, out, padded.get());
+  }
+}
+
+// Of a channel: a bias; where the ending is scaled, a batch norm behind it.
+struct Channels {
+  explicit Channels(long count)
+      : bias(numbers(count)),
+        weight(numbers(count)),
+        shift(numbers(count)),
+        mean(numbers(count)),
+        variance(numbers(count)) {
+    for (long at = 0; at < count; ++at) {
+      float& of_channel = variance[static_cast<std::size_t>(at)];
+      of_channel = std::abs(of_channel);
+    }
+  }
+
+  double normed(double value, long channel) const {
+    const auto at = static_cast<std::size_t>(channel);
+    const double spread = std::sqrt(static_cast<double>(variance[at]) + kEpsilon);
+    return (value - mean[at]) / spread * weight[at] + shift[at];
+  }
+
+  std::unique_ptr<float[]> bias, weight, shift, mean, variance;
+};
+
+template <ConvolutionSizes sizes, Kind kind, Ending ending>
+void check_ending() {
   constexpr long inputs = sizes.channels / sizes.groups;
   constexpr long taps = sizes.kernel_height * sizes.kernel_width;
   constexpr long pixels = sizes.out_height * sizes.out_width;
+  constexpr long count = sizes.images * sizes.out_channels * pixels;
   const auto x = numbers(sizes.images * sizes.channels * sizes.height * sizes.width);
   const auto w = numbers(sizes.out_channels * inputs * taps);
-  const auto bias = numbers(sizes.out_channels);
-  const auto out = numbers(sizes.images * sizes.out_channels * pixels);
-  using Images = PaddedImages<sizes>;
-  if constexpr (kind == Kind::kPointwise) {
-    PointwiseConvolution<sizes, kRelu, true>::run(x.get(), w.get(), bias.get(), out.get());
-  } else if constexpr (kind == Kind::kFewPixels) {
-    using Few = ConvolutionOfFewPixels<sizes, Order::kColumns, inputs * taps, kRelu, true>;
-    const auto rows = numbers(sizes.images * pixels * (inputs * taps + sizes.out_channels));
-    Few::run(x.get(), w.get(), bias.get(), out.get(), rows.get());
-  } else {
-    const auto padded = numbers(sizes.images * sizes.channels * Images::kPlane + Images::kSlack);
-    if constexpr (kind == Kind::kDepthwise) {
-      DepthwiseConvolution<sizes, kRelu, true>::run(x.get(), w.get(), bias.get(), out.get(),
-                                                    padded.get());
-    } else {
-      Convolution<sizes, kRelu, true>::run(x.get(), w.get(), bias.get(), out.get(), padded.get());
-    }
+  const auto added = numbers(count), out = numbers(count);
+  const Channels channels(sizes.out_channels);
+  const auto made = numbers(2 * sizes.out_channels);
+  Terms terms{channels.bias.get()};
+  if constexpr (ending.is_scaled) {
+    terms = offload::kernels::norm_terms<sizes.out_channels>(
+        channels.bias.get(), channels.weight.get(), channels.shift.get(), channels.mean.get(),
+        channels.variance.get(), kEpsilon, made.get());
   }
+  terms.added = ending.has_added ? added.get() : nullptr;
+  run_convolution<sizes, kind, ending>(x.get(), w.get(), terms, out.get());
   bool holds = true;
-  for (long at = 0; at < sizes.images * sizes.out_channels * pixels; ++at) {
-    const double sum = expected_at(
-        sizes, x.get(), w.get(), bias.get(), at / (sizes.out_channels * pixels),
-        at / pixels % sizes.out_channels, at % pixels / sizes.out_width, at % sizes.out_width);
-    const double expected = sum < 0 ? 0 : sum;
-    holds =
-        holds && std::abs(out[static_cast<std::size_t>(at)] - expected) <= 1e-4 + 1e-4 * expected;
+  for (long at = 0; at < count; ++at) {
+    const long channel = at / pixels % sizes.out_channels;
+    double value = expected_at(sizes, x.get(), w.get(), at / (sizes.out_channels * pixels), channel,
+                               at % pixels / sizes.out_width, at % sizes.out_width);
+    value += channels.bias[static_cast<std::size_t>(channel)];
+    const double before = value;
+    if (ending.is_scaled) value = channels.normed(value, channel);
+    const double scaled = before == 0 ? 1 : std::abs(value / before);
+    if (ending.has_added) value += added[static_cast<std::size_t>(at)];
+    const double expected = value < 0 ? 0 : value;
+    holds = holds && std::abs(out[static_cast<std::size_t>(at)] - expected) <=
+                         1e-4 * (1 + scaled + expected);
   }
   CHECK_THAT(holds);
+}
+
+template <ConvolutionSizes sizes, Kind kind>
+void check_convolution() {
+  constexpr Ending biased{Activation::kRelu, true}, normed{Activation::kRelu, true, true};
+  check_ending<sizes, kind, biased>();
+  check_ending<sizes, kind, normed>();
+  if constexpr (kind == Kind::kGathered || kind == Kind::kPointwise) {
+    check_ending<sizes, kind, Ending{Activation::kRelu, true, false, true}>();
+    check_ending<sizes, kind, Ending{Activation::kRelu, true, true, true}>();
+  }
 }
 
 }  // namespace

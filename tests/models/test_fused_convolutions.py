@@ -30,6 +30,46 @@ ACTIVATIONS = {
 }
 
 
+def trained(norm: nn.Module) -> nn.Module:
+    """A batch norm with statistics as after training."""
+    for tensor in (norm.weight, norm.bias, norm.running_mean):
+        if tensor is not None:
+            nn.init.normal_(tensor)
+    nn.init.uniform_(norm.running_var, 0.2, 3.0)
+    return norm.eval()
+
+
+def norm_of(dimensions: int, channels: int, **settings: bool) -> nn.Module:
+    kind = nn.BatchNorm2d if dimensions == 2 else nn.BatchNorm1d
+    return trained(kind(channels, **settings))
+
+
+NORMS = {
+    "none": None,
+    "affine": norm_of,
+    "plain": lambda dimensions, channels: norm_of(dimensions, channels, affine=False),
+}
+
+
+class Ended(nn.Module):
+    """A product with a batch norm, a tensor that is added, and an activation."""
+
+    def __init__(
+        self,
+        product: nn.Module,
+        norm: nn.Module,
+        rest: torch.Tensor | None,
+        activation: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.product, self.norm, self.activation = product, norm, activation
+        self.register_buffer("rest", rest)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.product(x))
+        return self.activation(y if self.rest is None else y + self.rest)
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One convolution: of images, or where `dimensions` is 1 of rows."""
@@ -45,6 +85,8 @@ class Case:
     padding: tuple[int, int]
     dilation: tuple[int, int]
     bias: bool
+    norm: str
+    added: bool
     activation: str
 
     def model(self) -> nn.Module:
@@ -56,7 +98,13 @@ class Case:
         convolution = kind(
             self.groups * self.given, self.groups * self.made, *settings, self.groups, self.bias
         )
-        return nn.Sequential(convolution, ACTIVATIONS[self.activation]()).eval()
+        channels, kind_of_norm = convolution.out_channels, NORMS[self.norm]
+        norm = kind_of_norm(self.dimensions, channels) if kind_of_norm else nn.Identity()
+        made = convolution.to("meta")(torch.empty(self.shape(), device="meta")).shape
+        convolution = convolution.to_empty(device="cpu")
+        convolution.reset_parameters()
+        rest = torch.randn(made) if self.added else None
+        return Ended(convolution, norm, rest, ACTIVATIONS[self.activation]()).eval()
 
     def shape(self) -> tuple[int, ...]:
         """Of the input, which is as large as the taps need at least."""
@@ -86,6 +134,8 @@ CASES = st.builds(
     st.sampled_from([(1, 1), (1, 1), (2, 2), (3, 1), (1, 4)]),
     pairs(0, 3),
     st.sampled_from([(1, 1), (1, 1), (2, 2), (1, 3)]),
+    st.booleans(),
+    st.sampled_from(sorted(NORMS)),
     st.booleans(),
     st.sampled_from(sorted(ACTIVATIONS)),
 )
@@ -218,14 +268,79 @@ def test_an_activation_in_place_of_some_channels_leaves_the_others():
 
 
 @torch.no_grad()
-def test_statistics_that_are_written_are_seen():
+@pytest.mark.parametrize(
+    ("product", "norm", "shape", "rest", "n_kernels"),
+    [
+        (nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), (1, 3, 9, 11), True, 1),
+        (nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), (2, 3, 9, 11), True, 1),
+        (nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8), (1, 8, 9, 11), False, 1),
+        (nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8), (1, 8, 9, 11), True, 2),
+        (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), (1, 3, 4, 5), False, 1),
+        (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), (1, 3, 4, 5), True, 2),
+        (nn.Conv1d(3, 8, 3), nn.BatchNorm1d(8), (2, 3, 40), True, 1),
+        (nn.Linear(12, 33), nn.BatchNorm1d(33), (5, 12), False, 1),
+        (nn.Linear(12, 33, bias=False), nn.BatchNorm1d(33), (200, 12), False, 1),
+        (nn.Linear(12, 33), nn.BatchNorm1d(33), (5, 12), True, 2),
+    ],
+)
+def test_batch_norms_and_sums_are_part_of_a_product(product, norm, shape, rest, n_kernels):
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    added = torch.randn(product(x).shape) if rest else None
+    model = Ended(product, trained(norm), added, nn.ReLU(inplace=True)).eval()
+    run = fused(model, x)
+    assert run.fusion.n_kernels == n_kernels
+    assert run.fusion.n_replaced == len(offload.capture(model, x).program.launches)
+    near(run(x), model(x))
+    assert not [one.failure for one in run.fusion.proofs if one.failure]
+
+
+class UsedBetween(nn.Module):
+    """Convolutions whose parts of an ending others use too, or that end with something like one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(3, 8, 3, padding=1) for _ in range(6))
+        self.norm = trained(nn.BatchNorm2d(8))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        of = [convolution(x) for convolution in self.convolutions]
+        normed = self.norm(self.convolutions[0](x))
+        return [
+            normed,
+            normed.relu(),
+            self.norm(of[1]) + of[1],
+            torch.add(self.convolutions[2](x), of[2], alpha=2).relu(),
+            self.convolutions[3](x) + of[3][:, :1],
+            (self.convolutions[4](x) + 1).relu(),
+            self.norm(self.convolutions[5](x).relu()),
+            self.convolutions[5](x).add_(of[5]).relu_(),
+            of[0].add_(self.norm(self.convolutions[0](x))),
+        ]
+
+
+@torch.no_grad()
+def test_what_others_use_in_between_is_made():
+    torch.manual_seed(0)
+    model, x = UsedBetween().eval(), torch.randn(1, 3, 9, 11)
+    run = fused(model, x)
+    for _ in range(2):
+        for got, expected in zip(run(x), model(x), strict=True):
+            near(got, expected)
+        x = torch.randn(1, 3, 9, 11)
+    assert not [one.failure for one in run.fusion.proofs if one.failure]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(9, 11), (4, 4)])
+def test_statistics_that_are_written_are_seen(size):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()).eval()
-    x = torch.randn(1, 3, 9, 11)
+    x = torch.randn(1, 3, *size)
     run = fused(model, x)
     before = run(x).clone()
     for tensor in (model[1].running_mean, model[1].weight, model[1].bias, model[0].weight):
-        tensor.data.add_(0.5)
+        tensor.add_(0.5)
         after = run(x)
         near(after, model(x))
         assert not torch.allclose(after, before)

@@ -128,3 +128,38 @@ def test_the_wide_program_computes_in_float64():
 def test_what_is_viewed_as_other_numbers_has_no_wide_program():
     region = region_of(lambda x: x.view(torch.int32) + 1, torch.ones(N))
     assert widened(region.program) is None
+
+
+CLAMPED = {
+    "as_the_launches": "for (int i = 0; i < 64; ++i) z[i] = s[i] > 0 ? s[i] : 0;",
+    "in_a_last_place": "for (int i = 0; i < 64; ++i) z[i] = s[i] > 0 ? s[i] + 1e-6f : 0;",
+    "by_a_thousandth": "for (int i = 0; i < 64; ++i) z[i] = s[i] > 0 ? s[i] + 1e-3f : 0;",
+    "unclamped": "for (int i = 0; i < 64; ++i) z[i] = s[i];",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "sums", "is_proved"),
+    [
+        ("as_the_launches", 0, True),
+        ("in_a_last_place", 0, True),
+        ("in_a_last_place", -1, False),
+        ("by_a_thousandth", 0, False),
+        ("unclamped", 0, False),
+    ],
+)
+def test_clamped_sums_are_as_exact_as_the_sums(name, sums, is_proved, tmp_path):
+    """Of a row of sums around -1, one is just above 0: its last places are those of the row."""
+    region = region_of(lambda x, w: torch.mm(x, w).relu(), torch.ones(1, 2), torch.ones(2, N))
+    w = torch.stack([torch.full((N,), -1.0), torch.randn(N) * 0.1])
+    w[:, 5] = torch.tensor([1e-5, 0.0])
+    sums_of = "float s[64]; for (int i = 0; i < 64; ++i) s[i] = x[0] * w[i] + x[1] * w[64 + i]; "
+    source = (
+        f"{EXPORTED} void kernel(void* const* words) {{ const float* x = (const float*)words[0]; "
+        f"const float* w = (const float*)words[1]; float* z = (float*)words[2]; "
+        f"{sums_of}{CLAMPED[name]} }}"
+    )
+    address = address_of(library(source, tmp_path), "kernel")
+    proof = KernelProof(name, address, region.program, (), sums=sums)
+    x, z = torch.ones(1, 2), torch.empty(1, N)
+    assert proof.prove([one.data_ptr() for one in (x, w, z)]) == is_proved, proof.failure

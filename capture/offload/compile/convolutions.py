@@ -86,6 +86,11 @@ class Convolution:
         return "PointwiseConvolution" if self.is_pointwise else "Convolution"
 
     @property
+    def adds(self) -> bool:
+        """Whether the template adds a tensor to the result."""
+        return self.template in ("Convolution", "PointwiseConvolution")
+
+    @property
     def matrix(self) -> TensorView:
         """The weights as such a matrix: a column for each channel of the result."""
         columns, depth = self.w.shape[0], math.prod(self.w.shape[1:])

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from offload.byte_sizes import show_bytes
 from offload.compile.choice import Choice
+from offload.compile.endings import sums_of
 from offload.compile.extraction import whole_view
 from offload.compile.making import Kernels
 from offload.compile.packing import Packing, packable_weights
@@ -215,6 +216,7 @@ class _Rewriter:
             (*extracted.inputs, *packed),
             made=(*extracted.made, *scratch),
             replaced=replaced,
+            sums=sums_of(extracted.program) if region.kind is Kind.TEMPLATE else -1,
         )
         kernel = len(self._functions) - 1
         self._regions.append(FusedRegion(region.key, region.first, region.end, kernel))
@@ -252,6 +254,7 @@ class _Rewriter:
         made: tuple[TensorView, ...],
         replaced: Sequence[Launch],
         derives: bool = False,
+        sums: int = -1,
     ) -> None:
         """A launch of a compiled function, in the place in people's code of those it replaces."""
         address, scratch_bytes = (
@@ -260,7 +263,9 @@ class _Rewriter:
         )
         callee = Kernel(len(self._functions), replaces, derives)
         n_derived = len(given) - len(replaces.inputs)
-        proof = KernelProof(callee.name, address, replaces, scratch_bytes, n_derived)
+        proof = KernelProof(
+            callee.name, address, replaces, scratch_bytes, n_derived=n_derived, sums=sums
+        )
         self.launches.append(
             Launch(
                 index=len(self.launches),

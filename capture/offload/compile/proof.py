@@ -49,7 +49,9 @@ class KernelProof:
         address: int,
         replaces: Program,
         scratch_bytes: Sequence[int],
+        *,
         n_derived: int = 0,
+        sums: int = -1,
     ) -> None:
         """Keep what a proof needs.
 
@@ -59,7 +61,9 @@ class KernelProof:
             replaces: the launches that it stands for.
             scratch_bytes: of each range of scratch memory.
             n_derived: how many Values it is given in the place of weights.
+            sums: the launch that makes what the others add to and clamp; -1: there is none.
         """
+        self._sums = sums
         self._n_given = len(replaces.inputs) + n_derived
         self.name = name
         self._address = address
@@ -72,7 +76,8 @@ class KernelProof:
 
         Run on memory of its own, it must write just that, and give what they give: bits where
         these are no floating-point numbers, else with an error against the same launches in
-        float64 of at most ERROR_RATIO times theirs and ROUNDINGS. Of infinities and NaN all.
+        float64 of at most ERROR_RATIO times theirs and ROUNDINGS. Of infinities and NaN all. Sums
+        that are added to or clamped were rounded before: ROUNDINGS are of the larger of both.
 
         Raises:
             Whatever the replaced launches raise.
@@ -97,9 +102,11 @@ class KernelProof:
         found = [_on(one.content, view) for one, view in zip(ranges, self._results(), strict=False)]
         if all(_same_bits(*one) for one in zip(found, recorded, strict=True)):
             return True  # whatever float64 gives
-        exact = _exact(self._replaces, inputs)
+        exact, sums = _exact(self._replaces, inputs, self._sums)
         for number, (one, launched) in enumerate(zip(found, recorded, strict=True)):
-            if difference := _difference(one, launched, None if exact is None else exact[number]):
+            if difference := _difference(
+                one, launched, None if exact is None else exact[number], sums
+            ):
                 self.failure = f"result {number} {difference}"
                 return False
         return True
@@ -162,8 +169,10 @@ def _on(content: torch.Tensor, view: TensorView) -> torch.Tensor:
     return tensor.set_(content.untyped_storage(), offset, view.shape, view.strides)
 
 
-def run(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of a program without weights, by plain torch calls."""
+def run(
+    program: Program, inputs: Sequence[torch.Tensor], besides: Sequence[TensorView] = ()
+) -> list[torch.Tensor]:
+    """The results of a program without weights, by plain torch calls, and some views besides."""
     bases = {
         view.value: (content.untyped_storage(), int(content.storage_offset()))
         for view, content in zip(program.inputs, inputs, strict=True)
@@ -171,16 +180,23 @@ def run(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     run = EagerRun(BoundProgram(program), bases, fill=None)
     for launch in program.launches:
         run.keep(launch, run.call(launch)())
-    return [run.tensor(result.view) for result in program.results]
+    return [run.tensor(view) for view in (*(one.view for one in program.results), *besides)]
 
 
-def _exact(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """The results in float64; None where the launches give another dtype for one of theirs."""
+def _exact(
+    program: Program, inputs: Sequence[torch.Tensor], sums: int
+) -> tuple[list[torch.Tensor] | None, torch.Tensor | None]:
+    """The results in float64, and the sums; None where launches give another dtype for theirs."""
     wide = widened(program)
+    if wide is None:
+        return None, None
+    besides = [next(wide.launches[sums].made())] if sums >= 0 else []
     try:
-        return None if wide is None else run(wide, _widened_inputs(program, wide, inputs))
+        found = run(wide, _widened_inputs(program, wide, inputs), besides)
     except CaptureError:  # as of integers that are divided, which gives the default dtype
-        return None
+        return None, None
+    n_results = len(wide.results)
+    return found[:n_results], next(iter(found[n_results:]), None)
 
 
 def _widened_inputs(
@@ -214,7 +230,12 @@ class _Errors:
     largest: torch.Tensor
 
 
-def _difference(found: torch.Tensor, recorded: torch.Tensor, exact: torch.Tensor | None) -> str:
+def _difference(
+    found: torch.Tensor,
+    recorded: torch.Tensor,
+    exact: torch.Tensor | None,
+    sums: torch.Tensor | None,
+) -> str:
     """In what a kernel's result is not what it should be; empty where it is."""
     if not found.dtype.is_floating_point:
         return "" if torch.equal(found, recorded) else "differs in its bits"
@@ -226,7 +247,11 @@ def _difference(found: torch.Tensor, recorded: torch.Tensor, exact: torch.Tensor
     if exact is None or not bool(exact[finite].isfinite().all()):
         exact = recorded.double()
     errors = _errors(found.double(), recorded.double(), exact, finite)
-    roundings = ROUNDINGS * torch.finfo(found.dtype).eps * errors.largest
+    largest = errors.largest
+    if sums is not None:
+        numbers = sums.reshape(found.shape).nan_to_num(0.0, 0.0, 0.0)
+        largest = largest.maximum(_largest(numbers, finite))
+    roundings = ROUNDINGS * torch.finfo(found.dtype).eps * largest
     tolerance = ERROR_RATIO * errors.of_recorded + roundings
     if bool((errors.of_found <= tolerance).all()):
         return ""
@@ -237,9 +262,12 @@ def _difference(found: torch.Tensor, recorded: torch.Tensor, exact: torch.Tensor
 def _errors(
     found: torch.Tensor, recorded: torch.Tensor, exact: torch.Tensor, finite: torch.Tensor
 ) -> _Errors:
-    rows = (-1, found.shape[-1]) if found.dim() and found.shape[-1] >= _ROW else (1, -1)
+    return _Errors(
+        _largest(found - exact, finite), _largest(recorded - exact, finite), _largest(exact, finite)
+    )
 
-    def largest(of: torch.Tensor) -> torch.Tensor:
-        return of.abs().where(finite, 0.0).reshape(rows).amax(-1)
 
-    return _Errors(largest(found - exact), largest(recorded - exact), largest(exact))
+def _largest(of: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
+    """By row, of the numbers that are finite in the result."""
+    rows = (-1, of.shape[-1]) if of.dim() and of.shape[-1] >= _ROW else (1, -1)
+    return of.abs().where(finite, 0.0).reshape(rows).amax(-1)

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 import torch
 
+from offload.compile import endings
 from offload.compile.extraction import Extracted, extract, is_plain, last_uses, whole_view
 from offload.compile.functional import functional_name, make_functional
 from offload.compile.packing import Packing, pack, pays
 from offload.compile.refusal import UnsupportedRegion
-from offload.compile.templates import ACTIVATIONS, TEMPLATES, function, matrix_of, n_rows
+from offload.compile.templates import TEMPLATES, function, matrix_of, n_rows
 from offload.program import Launch, Operator, Program, Role, TensorView
 from offload.torch_names import find_overload
 
@@ -164,8 +165,11 @@ class _Finder:
                 self.kept[at] = reasons[at]
                 at += 1
             elif launches[at].name in TEMPLATES:
-                activation = at + 1 if at + 1 < end and not reasons[at + 1] else None
-                at = self._add_template(at, activation)
+                stop = at + 1
+                most = min(end, stop + endings.MOST_LAUNCHES)
+                while stop < most and not reasons[stop] and endings.may_end(launches[stop]):
+                    stop += 1
+                at = self._add_template(at, stop)
             else:
                 stop = at + 1
                 while (
@@ -188,9 +192,9 @@ class _Finder:
     def _size_bytes(self, view: TensorView) -> int:
         return self._program.values[view.value].size_bytes
 
-    def _add_template(self, at: int, activation: int | None) -> int:
-        """A template's region that begins at a launch, with the activation behind it if it can."""
-        region, reason = _template(self._program, at, activation, self._last_use)
+    def _add_template(self, at: int, stop: int) -> int:
+        """A template's region that begins at a launch, with what it may end with before `stop`."""
+        region, reason = _template(self._program, at, stop, self._last_use)
         if region is None:
             self.kept[at] = reason
             return at + 1
@@ -209,16 +213,14 @@ class _Finder:
 
 
 def _template(
-    program: Program, at: int, activation: int | None, last_use: Sequence[int]
+    program: Program, at: int, stop: int, last_use: Sequence[int]
 ) -> tuple[Region | None, str]:
-    """The region of a template that begins at a launch, its activation with it; or why not.
+    """The region of a template that begins at a launch, its ending with it; or why not.
 
-    `activation` is the launch behind it, where that may be fused at all.
+    The launches behind it and before `stop` may be its ending: as many of them as can.
     """
-    (made, *_) = program.launches[at].made()
-    is_activated = activation is not None and _activates(program, made, activation, last_use)
     reason = ""
-    for end in [at + 2, at + 1] if is_activated else [at + 1]:
+    for end in range(stop, at, -1):
         followed = make_functional(program, at, end, last_use)
         if followed is None or (followed.recorded_end, followed.end) != (end, end):
             continue
@@ -230,15 +232,6 @@ def _template(
         else:
             return Region(Kind.TEMPLATE, at, end, extracted), ""
     return None, reason
-
-
-def _activates(program: Program, made: TensorView, at: int, last_use: Sequence[int]) -> bool:
-    """Whether a launch is an activation of what is made before, which nobody else uses as made."""
-    launch = program.launches[at]
-    if functional_name(launch) in ACTIVATIONS:
-        return set(launch.writes) == {made.value}
-    is_alone = [view.value for view in launch.views()] == [made.value]
-    return launch.name in ACTIVATIONS and is_alone and last_use[made.value] == at
 
 
 def _packed(program: Program, region: Region, packable: Set[int]) -> Region:

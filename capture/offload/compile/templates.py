@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 
 from offload.compile.convolutions import CONVOLUTION, convolution
+from offload.compile.endings import Ending, read_ending
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.toolchain import EXPORTED
-from offload.program import Argument, Launch, Program, TensorView
+from offload.program import ITEM_BYTES, Launch, Program, TensorView
 
 PRELUDE = '#include "attention.hpp"\n#include "batched.hpp"\n#include "convolution.hpp"'
 """What comes once before the sources that `function` gives."""
-
-_ACTIVATIONS: Mapping[tuple[str, tuple[Argument, ...]], str] = {
-    ("aten::relu", ()): "kRelu",
-    ("aten::gelu", ("none",)): "kGelu",
-    ("aten::gelu", ("tanh",)): "kGeluTanh",
-    ("aten::silu", ()): "kSilu",
-    ("aten::tanh", ()): "kTanh",
-    ("aten::sigmoid", ()): "kSigmoid",
-    ("aten::hardtanh", (0, 6)): "kRelu6",
-    ("aten::hardswish", ()): "kHardswish",
-}
-
-ACTIVATIONS = frozenset(name for name, _ in _ACTIVATIONS)
-"""Operators that a product's template may end with."""
 
 _PRODUCTS = ("aten::addmm", "aten::mm")
 _BATCHED = "aten::bmm"
@@ -37,8 +23,6 @@ _ELEMENTS = {"float32": "float", "bfloat16": "offload::kernels::BFloat16"}
 TEMPLATES = frozenset((*_PRODUCTS, _BATCHED, _ATTENTION, CONVOLUTION))
 """Operators that have a template."""
 
-_PACKED = -1  # stands for a Value that no region has
-
 _MOST_COLUMNS = 4096  # of scores in a row of attention, which lie on the stack
 
 
@@ -47,25 +31,27 @@ def function(symbol: str, program: Program, *, packed: bool = False) -> str:
 
     Args:
         symbol: its name.
-        program: the region by itself: a product, which an activation may follow, or attention.
+        program: the region by itself: a product with its ending, or attention.
         packed: of a product: behind its inputs it is given its matrix as panels, and reads those.
 
     Raises:
         UnsupportedRegion: the template does not take these tensors.
     """
-    name = program.launches[0].name
+    name, words = program.launches[0].name, _Words(program, packed)
     if name in _PRODUCTS:
-        return _function(symbol, _linear(program, packed))
+        return _function(symbol, _linear(words))
     if name == CONVOLUTION:
-        return _function(symbol, _convolution(program, packed))
-    return _function(symbol, _batched(program) if name == _BATCHED else _attention(program))
+        return _function(symbol, _convolution(words))
+    return _function(symbol, _batched(words) if name == _BATCHED else _attention(words))
 
 
 def scratch_bytes(program: Program) -> tuple[int, ...]:
     """Of each range of memory that the function of a region takes behind its results."""
     launch = program.launches[0]
-    size_bytes = convolution(launch).scratch_bytes if launch.name == CONVOLUTION else 0
-    return (size_bytes,) if size_bytes else ()
+    of_images = convolution(launch).scratch_bytes if launch.name == CONVOLUTION else 0
+    is_normed = launch.name in (CONVOLUTION, *_PRODUCTS) and read_ending(program).norm is not None
+    of_terms = 2 * _n_channels(launch) * ITEM_BYTES["float32"] if is_normed else 0
+    return tuple(size_bytes for size_bytes in (of_images, of_terms) if size_bytes)
 
 
 def packing_function(symbol: str, matrix: TensorView) -> str:
@@ -111,11 +97,40 @@ def _function(symbol: str, body: str) -> str:
     return f"{EXPORTED} void {symbol}(void* const* words) {{\n  {body}\n}}"
 
 
-def _pointer(program: Program, view: TensorView, n_packed: int = 0) -> str:
-    """Where a view begins, in the words of the region; packed matrices are behind its inputs."""
-    order = [one.value for one in program.inputs] + [_PACKED] * n_packed
-    order += [one.view.value for one in program.results]
-    return f"({_element(view)}*)((char*)words[{order.index(view.value)}] + {view.offset_bytes})"
+def _n_channels(launch: Launch) -> int:
+    (made, *_) = launch.made()
+    return made.shape[1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Words:
+    """What the words of a region's function point at: its inputs, packed, results, scratch."""
+
+    program: Program
+    packed: bool
+
+    def pointer(self, view: TensorView) -> str:
+        """Where a view of an input or a result begins."""
+        inputs = [one.value for one in self.program.inputs]
+        results = [one.view.value for one in self.program.results]
+        if view.value in inputs:
+            word = inputs.index(view.value)
+        else:
+            word = len(inputs) + int(self.packed) + results.index(view.value)
+        return f"({_element(view)}*)((char*)words[{word}] + {view.offset_bytes})"
+
+    def optional(self, view: TensorView | None) -> str:
+        """The same, and a null pointer of none."""
+        return "nullptr" if view is None else self.pointer(view)
+
+    def panels(self, matrix: TensorView) -> str:
+        """Where a packed matrix begins."""
+        return f"({_element(matrix)}*)words[{len(self.program.inputs)}]"
+
+    def scratch(self, number: int) -> str:
+        """Where a range of scratch memory begins."""
+        before = len(self.program.inputs) + int(self.packed) + len(self.program.results)
+        return f"(float*)words[{before + number}]"
 
 
 def _element(*views: TensorView) -> str:
@@ -162,51 +177,57 @@ def _product(launch: Launch) -> _Product:
     return _Product(x, w, bias)
 
 
-def _linear(program: Program, packed: bool) -> str:
-    launch, result = program.launches[0], program.results
-    product = _product(launch)
-    activation = _activation(program)
+def _linear(words: _Words) -> str:
+    program = words.program
+    launch = program.launches[0]
+    product, ending = _product(launch), read_ending(program)
     (rows, depth), columns = product.x.shape, product.w.shape[1]
     if depth > 1 and product.x.strides[1] != 1:
         raise UnsupportedRegion("a product of a matrix whose rows do not lie side by side")
     order, w_stride = _order(product.w.shape, product.w.strides)
-    matrix = _pointer(program, product.w)
-    if packed:
+    matrix = words.pointer(product.w)
+    if words.packed:
         order, w_stride = "kPacked", 0
-        matrix = f"({_element(product.w)}*)words[{len(program.inputs)}]"
-    if len(result) != 1 or not _is_contiguous(result[0].view):
+        matrix = words.panels(product.w)
+    (result,) = program.results
+    if not _is_contiguous(result.view):
         raise UnsupportedRegion("a product whose result is laid out otherwise than in rows")
     given = [product.x, product.w, *([] if product.bias is None else [product.bias])]
-    element = _element(*given, result[0].view)
+    element = _element(*given, result.view)
+    if ending.added is not None or (ending.norm is not None and element != "float"):
+        raise UnsupportedRegion("a product with another ending than its template has")
     template = "Linear<" if element == "float" else f"LinearBFloat16<{element}, "
-    bias = "nullptr" if product.bias is None else _pointer(program, product.bias)
-    out = _pointer(program, result[0].view, n_packed=int(packed))
     numbers = (rows, columns, depth, product.x.strides[0], f"Order::{order}", w_stride, columns)
-    has_bias = "false" if product.bias is None else "true"
+    before, terms = _terms(words, product.bias, ending)
     return (
-        "using namespace offload::kernels;\n  "
-        f"{template}{', '.join(map(str, numbers))}, Activation::{activation}, {has_bias}>::run("
-        f"{_pointer(program, product.x)}, {matrix}, {bias}, {out});"
+        f"using namespace offload::kernels;\n  {before}"
+        f"{template}{', '.join(map(str, numbers))}, "
+        f"{ending.source(has_bias=product.bias is not None)}>::run("
+        f"{words.pointer(product.x)}, {matrix}, {terms}, {words.pointer(result.view)});"
     )
 
 
-def _activation(program: Program) -> str:
-    if len(program.launches) == 1:
-        return "kNone"
-    launch = program.launches[1]
-    (made,), given = program.launches[0].made(), _view(launch.arguments[0])
-    if not _is_contiguous(given) or given.offset_bytes or given.end_bytes != made.end_bytes:
-        raise UnsupportedRegion("an activation of a part of a product")
-    name = _ACTIVATIONS.get((launch.name, launch.arguments[1:]))
-    if name is None:
-        raise UnsupportedRegion(f"{launch.name} with other arguments than known")
-    return name
+def _terms(words: _Words, bias: TensorView | None, ending: Ending) -> tuple[str, str]:
+    """The `Terms` of an ending in C++, and the statement that makes them of a batch norm's."""
+    added = "" if ending.added is None else words.pointer(ending.added)
+    if ending.norm is None:
+        given = words.optional(bias)
+        return "", f"{{{given}, nullptr, {added}}}" if added else f"{{{given}}}"
+    norm, launch = ending.norm, words.program.launches[0]
+    of_norm = [words.optional(one) for one in (bias, norm.weight, norm.bias)]
+    of_norm += [words.pointer(norm.mean), words.pointer(norm.variance)]
+    scratch = words.scratch(len(scratch_bytes(words.program)) - 1)  # behind all other
+    before = (
+        f"const Terms terms = norm_terms<{_n_channels(launch)}>("
+        f"{', '.join(of_norm)}, {norm.epsilon!r}f, {scratch});\n  "
+    )
+    return before, f"{{terms.bias, terms.scale, {added or 'nullptr'}}}"
 
 
-def _batched(program: Program) -> str:
-    launch, result = program.launches[0], program.results
-    if len(program.launches) > 1:
-        raise UnsupportedRegion("an activation of batched products")
+def _batched(words: _Words) -> str:
+    launch, result = words.program.launches[0], words.program.results
+    if len(words.program.launches) > 1:
+        raise UnsupportedRegion("batched products with an ending")
     x, w = (_view(one) for one in launch.arguments[:2])
     (batches, rows, depth), columns = x.shape, w.shape[2]
     if depth > 1 and x.strides[2] != 1:
@@ -217,7 +238,7 @@ def _batched(program: Program) -> str:
     element = _element(x, w, result[0].view)
     numbers = (rows, columns, depth, x.strides[1], f"Order::{order}", w_stride, columns)
     steps = (batches, x.strides[0], w.strides[0], rows * columns, batches * rows * columns * depth)
-    pointers = (_pointer(program, one) for one in (x, w, result[0].view))
+    pointers = (words.pointer(one) for one in (x, w, result[0].view))
     return (
         "using namespace offload::kernels;\n  "
         f"Batched<Product<{element}, {element}, {', '.join(map(str, numbers))}>, "
@@ -247,23 +268,24 @@ def _is_contiguous(view: TensorView) -> bool:
 # ---- convolutions -------------------------------------------------------------------------------
 
 
-def _convolution(program: Program, packed: bool) -> str:
-    found, result = convolution(program.launches[0]), program.results
-    activation = _activation(program)
-    if len(result) != 1 or not _is_contiguous(result[0].view):
+def _convolution(words: _Words) -> str:
+    found, ending = convolution(words.program.launches[0]), read_ending(words.program)
+    (result,) = words.program.results
+    if not _is_contiguous(result.view):
         raise UnsupportedRegion("a convolution whose result is laid out otherwise than by channel")
-    numbers, weights = [found.sizes], _pointer(program, found.w)
+    if ending.added is not None and not found.adds:
+        raise UnsupportedRegion("a convolution with another ending than its template has")
+    numbers, weights = [found.sizes], words.pointer(found.w)
     if found.has_few_pixels:
-        numbers += ["Order::kPacked", "0"] if packed else _matrix_order(found.matrix)
-        weights = f"(float*)words[{len(program.inputs)}]" if packed else weights
-    numbers += [f"Activation::{activation}", _flag(found.bias is not None)]
-    pointers = [_pointer(program, found.x), weights]
-    pointers.append("nullptr" if found.bias is None else _pointer(program, found.bias))
-    pointers.append(_pointer(program, result[0].view, n_packed=int(packed)))
+        numbers += ["Order::kPacked", "0"] if words.packed else _matrix_order(found.matrix)
+        weights = words.panels(found.w) if words.packed else weights
+    numbers.append(ending.source(has_bias=found.bias is not None))
+    before, terms = _terms(words, found.bias, ending)
+    pointers = [words.pointer(found.x), weights, terms, words.pointer(result.view)]
     if found.scratch_bytes:
-        pointers.append(f"(float*)words[{len(program.inputs) + int(packed) + 1}]")
+        pointers.append(words.scratch(0))
     return (
-        "using namespace offload::kernels;\n  "
+        f"using namespace offload::kernels;\n  {before}"
         f"{found.template}<{', '.join(numbers)}>::run({', '.join(pointers)});"
     )
 
@@ -276,7 +298,8 @@ def _matrix_order(matrix: TensorView) -> list[str]:
 # ---- attention ----------------------------------------------------------------------------------
 
 
-def _attention(program: Program) -> str:
+def _attention(words: _Words) -> str:
+    program = words.program
     launch = program.launches[0]
     q, k, v = (_view(one) for one in launch.arguments[:3])
     dropout, is_causal, mask, scale = launch.arguments[3:7]
@@ -296,9 +319,9 @@ def _attention(program: Program) -> str:
         f"Strides{{{', '.join(map(str, one.strides[:3]))}}}" for one in (q, k, v, out)
     )
     mask_strides = ", ".join(map(str, (0, 0, 0, 0) if added is None else added))
-    pointers = [_pointer(program, one) for one in (q, k, v)]
-    pointers.append("nullptr" if mask is None else _pointer(program, _view(mask)))
-    pointers.append(_pointer(program, out))
+    pointers = [words.pointer(one) for one in (q, k, v)]
+    pointers.append(words.optional(None if mask is None else _view(mask)))
+    pointers.append(words.pointer(out))
     factor = 1 / math.sqrt(width) if scale is None else float(scale)  # type: ignore[arg-type]
     return (
         "using namespace offload::kernels;\n  "

@@ -60,13 +60,13 @@ struct Attention {
     using Values = Product<Element, Element, count, value_width, columns, kWeightStride,
                            Order::kRows, v_strides.token, out_strides.token>;
     alignas(64) float scores[count * kScoreStride];
-    Scores::run(q + first * q_strides.token, k, nullptr, scores);
+    Scores::run(q + first * q_strides.token, k, {}, scores);
     for (long row = 0; row < count; ++row) {
       const MaskElement* const added = has_mask ? mask + (first + row) * mask_strides.row : nullptr;
       normalize(scores + row * kScoreStride, added, scale, first + row);
     }
     // A row of weights lies where its scores lay.
-    Values::run(reinterpret_cast<const Element*>(scores), v, nullptr,
+    Values::run(reinterpret_cast<const Element*>(scores), v, {},
                 out + first * out_strides.token);
   }
 

@@ -13,7 +13,7 @@ struct Batched {
   template <class Element>
   static void run(const Element* x, const Element* w, Element* out) {
     for_each<batches, work>([=](long batch) {
-      One::run(x + batch * x_step, w + batch * w_step, nullptr, out + batch * out_step);
+      One::run(x + batch * x_step, w + batch * w_step, {}, out + batch * out_step);
     });
   }
 };

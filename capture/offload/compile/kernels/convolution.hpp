@@ -1,4 +1,4 @@
-// Convolutions in two dimensions whose sizes are known, with bias and activation.
+// Convolutions in two dimensions whose sizes are known, with their ending by channel of the result.
 #pragma once
 
 #include "linear.hpp"
@@ -50,7 +50,7 @@ struct PaddedImages {
 // The result of a group is the product of its weights, a row for each channel of the result, with
 // the inputs of its pixels, a column for each. Panels of 32 such columns are gathered near the
 // processor out of images with their padding around them.
-template <ConvolutionSizes sizes, Activation activation, bool has_bias>
+template <ConvolutionSizes sizes, Ending ending>
 struct Convolution {
   using Images = PaddedImages<sizes>;
   static constexpr long kPixels = sizes.out_height * sizes.out_width;
@@ -60,7 +60,7 @@ struct Convolution {
   static constexpr long kDepth = kGroupChannels * kTaps;
 
   // On the threads that torch would use now, if it is much. They make no difference to the result.
-  static void run(const float* x, const float* w, const float* bias, float* out, float* padded) {
+  static void run(const float* x, const float* w, Terms terms, float* out, float* padded) {
     Images::make(x, padded);
     constexpr long n_panels = (kPixels + kPanelColumns - 1) / kPanelColumns;
     constexpr long items = sizes.images * sizes.groups * n_panels;
@@ -72,12 +72,12 @@ struct Convolution {
       const float* const from =
           padded + (image * sizes.channels + group * kGroupChannels) * Images::kPlane;
       const float* const weights = w + group * kGroupRows * kDepth;
-      const float* const biases = has_bias ? bias + group * kGroupRows : nullptr;
-      float* const to = out + (image * sizes.out_channels + group * kGroupRows) * kPixels + pixel;
+      const long place = (image * sizes.out_channels + group * kGroupRows) * kPixels + pixel;
+      const Terms its = moved<ending>(terms, group * kGroupRows, place);
       if (pixel + kPanelColumns <= kPixels) {
-        panel<kPanelColumns>(from, pixel, weights, biases, to);
+        panel<kPanelColumns>(from, pixel, weights, its, out + place);
       } else if constexpr (kPixels % kPanelColumns != 0) {
-        panel<kPixels % kPanelColumns>(from, pixel, weights, biases, to);
+        panel<kPixels % kPanelColumns>(from, pixel, weights, its, out + place);
       }
     });
   }
@@ -89,10 +89,10 @@ struct Convolution {
   };
 
   template <long columns>
-  static void panel(const float* images, long first, const float* w, const float* bias,
+  static void panel(const float* images, long first, const float* w, Terms terms,
                     float* out) {
     using Product = Linear<kGroupRows, columns, kDepth, kDepth, Order::kRows, kPanelColumns,
-                           kPixels, activation, has_bias, true>;
+                           kPixels, ending, true>;
     constexpr long most_segments = (columns - 1) / sizes.out_width + 2;
     Segment segments[most_segments];
     long n_segments = 0;
@@ -117,7 +117,7 @@ struct Convolution {
           copy(from + segment.from, to + segment.column, segment.count);
         }
       }
-      Product::template strips<columns>(w + k, rows, bias, out, depth, k == 0, k + depth == kDepth);
+      Product::template strips<columns>(w + k, rows, terms, out, depth, k == 0, k + depth == kDepth);
     }
   }
 
@@ -145,22 +145,22 @@ struct Convolution {
 // Each channel of the result is of one channel of the images: sums over its taps, of as many pixels
 // at once as a vector has lanes. Where no pixel is left out, rows are one behind the other, their
 // padding among them.
-template <ConvolutionSizes sizes, Activation activation, bool has_bias>
+template <ConvolutionSizes sizes, Ending ending>
 struct DepthwiseConvolution {
   using Images = PaddedImages<sizes>;
   static constexpr long kPixels = sizes.out_height * sizes.out_width;
   static constexpr long kMultiplier = sizes.out_channels / sizes.channels;
   static constexpr long kTaps = sizes.kernel_height * sizes.kernel_width;
-  static_assert(sizes.groups == sizes.channels);
+  static_assert(sizes.groups == sizes.channels && !ending.has_added);
 
   // On the threads that torch would use now, if it is much. They make no difference to the result.
-  static void run(const float* x, const float* w, const float* bias, float* out, float* padded) {
+  static void run(const float* x, const float* w, Terms terms, float* out, float* padded) {
     Images::make(x, padded);
     constexpr long items = sizes.images * sizes.out_channels;
     for_each<items, items * kPixels * kTaps>([=](long item) {
       const long channel = item % sizes.out_channels;
       const float* const from = padded + item / kMultiplier * Images::kPlane;
-      plane(from, w + channel * kTaps, has_bias ? bias[channel] : 0.0f, out + item * kPixels);
+      plane(from, w + channel * kTaps, moved<ending>(terms, channel, 0), out + item * kPixels);
     });
   }
 
@@ -171,17 +171,17 @@ struct DepthwiseConvolution {
   static constexpr long kCount =
       kIsWhole ? kAllRows : (sizes.out_width - 1) * sizes.stride_width + 1;
 
-  static void plane(const float* from, const float* w, float bias, float* out) {
+  static void plane(const float* from, const float* w, Terms terms, float* out) {
     alignas(64) float made[(kCount + kLanes - 1) / kLanes * kLanes];
     if constexpr (kIsWhole) {
-      sums(from, w, bias, made);
+      sums(from, w, terms, made);
       for (long row = 0; row < sizes.out_height; ++row) {
         std::memcpy(out + row * sizes.out_width, made + row * Images::kWidth,
                     sizes.out_width * sizeof(float));
       }
     } else {
       for (long row = 0; row < sizes.out_height; ++row) {
-        sums(from + row * sizes.stride_height * Images::kWidth, w, bias, made);
+        sums(from + row * sizes.stride_height * Images::kWidth, w, terms, made);
         for (long at = 0; at < sizes.out_width; ++at) {
           out[row * sizes.out_width + at] = made[at * sizes.stride_width];
         }
@@ -189,16 +189,17 @@ struct DepthwiseConvolution {
     }
   }
 
-  static void sums(const float* from, const float* w, float bias, float* made) {
+  static void sums(const float* from, const float* w, Terms terms, float* made) {
     for (long at = 0; at < kCount; at += kLanes) {
-      Vector sum = splat(bias);
+      Vector sum = ending.has_bias && !ending.is_scaled ? splat(*terms.bias) : Vector{};
 #pragma GCC unroll 9
       for (long tap = 0; tap < kTaps; ++tap) {
         const long distance = tap / sizes.kernel_width * sizes.dilation_height * Images::kWidth +
                               tap % sizes.kernel_width * sizes.dilation_width;
         sum += load(from + at + distance) * w[tap];
       }
-      store(made + at, activated<activation>(sum));
+      if constexpr (ending.is_scaled) sum = sum * splat(*terms.scale) + splat(*terms.bias);
+      store(made + at, activated<ending.activation>(sum));
     }
   }
 };
@@ -206,7 +207,7 @@ struct DepthwiseConvolution {
 // Of so few pixels that reading the weights is what takes time: the pixels' inputs are rows, which
 // are multiplied with the weights as a linear layer does. `order` and `w_stride` are of these as
 // a matrix with a column for each channel of the result.
-template <ConvolutionSizes sizes, Order order, long w_stride, Activation activation, bool has_bias>
+template <ConvolutionSizes sizes, Order order, long w_stride, Ending ending>
 struct ConvolutionOfFewPixels {
   static_assert(sizes.groups == 1);
   static constexpr long kPixels = sizes.out_height * sizes.out_width;
@@ -215,12 +216,12 @@ struct ConvolutionOfFewPixels {
   static constexpr long kDepth = sizes.channels * kTaps;
 
   // `rows` is memory for kRows times kDepth + out_channels floats.
-  static void run(const float* x, const float* w, const float* bias, float* out, float* rows) {
+  static void run(const float* x, const float* w, Terms terms, float* out, float* rows) {
     using Product = Linear<kRows, sizes.out_channels, kDepth, kDepth, order, w_stride,
-                           sizes.out_channels, activation, has_bias>;
+                           sizes.out_channels, ending>;
     for (long row = 0; row < kRows; ++row) gather(x, row, rows + row * kDepth);
     float* const made = rows + kRows * kDepth;
-    Product::run(rows, w, bias, made);
+    Product::run(rows, w, terms, made);
     for (long image = 0; image < sizes.images; ++image) {
       for (long channel = 0; channel < sizes.out_channels; ++channel) {
         for (long pixel = 0; pixel < kPixels; ++pixel) {
@@ -251,20 +252,20 @@ struct ConvolutionOfFewPixels {
 };
 
 // A convolution of one tap without padding and strides: its columns lie in the images as they are.
-template <ConvolutionSizes sizes, Activation activation, bool has_bias>
+template <ConvolutionSizes sizes, Ending ending>
 struct PointwiseConvolution {
   static constexpr long kPixels = sizes.height * sizes.width;
   static constexpr long kGroupChannels = sizes.channels / sizes.groups;
   static constexpr long kGroupRows = sizes.out_channels / sizes.groups;
 
-  static void run(const float* x, const float* w, const float* bias, float* out) {
+  static void run(const float* x, const float* w, Terms terms, float* out) {
     using Product = Linear<kGroupRows, kPixels, kGroupChannels, kGroupChannels, Order::kRows,
-                           kPixels, kPixels, activation, has_bias, true>;
+                           kPixels, kPixels, ending, true>;
     constexpr long items = sizes.images * sizes.groups;
     for_each<items, items * kGroupRows * kPixels * kGroupChannels>([=](long item) {
       const long group = item % sizes.groups;
       Product::run(w + group * kGroupRows * kGroupChannels, x + item * kGroupChannels * kPixels,
-                   has_bias ? bias + group * kGroupRows : nullptr,
+                   moved<ending>(terms, group * kGroupRows, item * kGroupRows * kPixels),
                    out + item * kGroupRows * kPixels);
     });
   }

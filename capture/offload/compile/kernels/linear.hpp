@@ -1,53 +1,18 @@
 // Products of matrices whose sizes are known, with bias and activation.
 #pragma once
 
+#include "ending.hpp"
 #include "panels.hpp"
 #include "threads.hpp"
 
 namespace offload::kernels {
 
-enum class Activation {
-  kNone,
-  kRelu,
-  kRelu6,
-  kGelu,
-  kGeluTanh,
-  kSilu,
-  kHardswish,
-  kTanh,
-  kSigmoid
-};
-
-// As torch's operators: NaN stays NaN.
-template <Activation activation>
-[[gnu::always_inline]] inline Vector activated(Vector x) {
-  if constexpr (activation == Activation::kRelu) {
-    return x < 0.0f ? Vector{} : x;
-  } else if constexpr (activation == Activation::kRelu6) {
-    return x < 0.0f ? Vector{} : (x > 6.0f ? splat(6.0f) : x);
-  } else if constexpr (activation == Activation::kHardswish) {
-    return x * activated<Activation::kRelu6>(x + 3.0f) * (1.0f / 6.0f);
-  } else if constexpr (activation == Activation::kGelu) {
-    return 0.5f * x * (1.0f + error_function(x * 0.70710678118654752f));
-  } else if constexpr (activation == Activation::kGeluTanh) {
-    const Vector inner = 0.79788456080286536f * (x + 0.044715f * (x * x * x));
-    return 0.5f * x * (1.0f + hyperbolic_tangent(inner));
-  } else if constexpr (activation == Activation::kSilu) {
-    return x / (1.0f + exponential(-x));
-  } else if constexpr (activation == Activation::kTanh) {
-    return hyperbolic_tangent(x);
-  } else if constexpr (activation == Activation::kSigmoid) {
-    return 1.0f / (1.0f + exponential(-x));
-  } else {
-    return x;
-  }
-}
-
-// Sizes and strides in elements: out[m, n] = activation(bias[n] + sum over k of x[m, k] w[k, n]).
-// The bias may be of rows, bias[m], instead.
+// Sizes and strides in elements: out[m, n] = ending of (sum over k of x[m, k] w[k, n]). Its channels
+// are the columns, or else the rows; what is added is laid out as `out` is.
 template <long m_size, long n_size, long k_size, long x_stride, Order order, long w_stride,
-          long out_stride, Activation activation, bool has_bias, bool bias_is_of_rows = false>
+          long out_stride, Ending ending, bool channels_are_rows = false>
 struct Linear {
+  static_assert(channels_are_rows || !ending.has_added);
   static constexpr long kMostRows = kLanes == 16 ? 12 : 6;
   static constexpr long kStrip = (kLanes == 4 ? 4 : 2) * kLanes;  // columns with sums in registers
   static constexpr long kRowsAtOnce = 8;  // of w, where they are read in the order of memory
@@ -56,16 +21,16 @@ struct Linear {
       order == Order::kColumns || (order == Order::kRows && m_size > kMostRows);
 
   // On the threads that torch would use now, if it is much. They make no difference to the result.
-  static void run(const float* x, const float* w, const float* bias, float* out) {
+  static void run(const float* x, const float* w, Terms terms, float* out) {
     constexpr long n_items = (n_size + kColumnsAtOnce - 1) / kColumnsAtOnce;
     // Of few rows reading the matrix is what takes time.
     constexpr long work = n_size * k_size * (m_size < 4 ? 4 : m_size);
     for_each<n_items, work>([=](long item) {
       const long n = item * kColumnsAtOnce;
       if (n + kColumnsAtOnce <= n_size) {
-        part<kColumnsAtOnce>(x, w + n * kColumnStep, of_columns(bias, n), out + n);
+        part<kColumnsAtOnce>(x, w + n * kColumnStep, of_columns(terms, n), out + n);
       } else if constexpr (n_size % kColumnsAtOnce != 0) {
-        part<n_size % kColumnsAtOnce>(x, w + n * kColumnStep, of_columns(bias, n), out + n);
+        part<n_size % kColumnsAtOnce>(x, w + n * kColumnStep, of_columns(terms, n), out + n);
       }
     });
   }
@@ -73,29 +38,29 @@ struct Linear {
   // Adds a block of depth of some columns, whose rows of w lie in order: as panels, or w_stride
   // apart. What is not first continues sums that lie in out.
   template <long columns>
-  static void strips(const float* x, const float* w, const float* bias, float* out, long depth,
+  static void strips(const float* x, const float* w, Terms terms, float* out, long depth,
                      bool is_first, bool is_last) {
     constexpr long whole = columns / kStrip * kStrip;
     for (long n = 0; n < whole; n += kStrip) {
-      blocks_of_rows<kStrip>(x, w + n, of_columns(bias, n), out + n, depth, is_first, is_last);
+      blocks_of_rows<kStrip>(x, w + n, of_columns(terms, n), out + n, depth, is_first, is_last);
     }
     if constexpr (whole < columns) {
-      blocks_of_rows<columns - whole>(x, w + whole, of_columns(bias, whole), out + whole, depth,
+      blocks_of_rows<columns - whole>(x, w + whole, of_columns(terms, whole), out + whole, depth,
                                       is_first, is_last);
     }
   }
 
  private:
-  static const float* of_columns(const float* bias, long n) {
-    return bias_is_of_rows ? bias : bias + n;
+  static Terms of_columns(Terms terms, long n) {
+    return moved<ending>(terms, channels_are_rows ? 0 : n, n);
   }
 
-  static const float* of_rows(const float* bias, long m) {
-    return bias_is_of_rows ? bias + m : bias;
+  static Terms of_rows(Terms terms, long m) {
+    return moved<ending>(terms, channels_are_rows ? m : 0, m * out_stride);
   }
 
   // How the matrix is read: packed or many rows: by panels; few rows: in the order of memory.
-  static constexpr bool kIsSwept = order == Order::kRows && m_size < 4 && !bias_is_of_rows;
+  static constexpr bool kIsSwept = order == Order::kRows && m_size < 4 && !channels_are_rows;
   static constexpr bool kIsDotted = order == Order::kColumns && m_size < 4;
   // Of a row of w at least 4 KiB, so that it is read as it lies.
   static constexpr long kColumnsAtOnce = kIsSwept ? 1024 : kIsDotted ? kLanes : kPanelColumns;
@@ -104,15 +69,15 @@ struct Linear {
 
   // `columns` columns of the result.
   template <long columns>
-  static void part(const float* x, const float* w, const float* bias, float* out) {
+  static void part(const float* x, const float* w, Terms terms, float* out) {
     if constexpr (kIsDotted) {
       for (long m = 0; m < m_size; ++m) {
-        dots<static_cast<int>(columns)>(x + m * x_stride, w, bias, out + m * out_stride);
+        dots<static_cast<int>(columns)>(x + m * x_stride, w, terms, out + m * out_stride);
       }
     } else if constexpr (kIsSwept) {
-      by_rows<columns>(x, w, bias, out);
+      by_rows<columns>(x, w, terms, out);
     } else {
-      panel<columns>(x, w, bias, out);
+      panel<columns>(x, w, terms, out);
     }
   }
 
@@ -128,34 +93,53 @@ struct Linear {
   // The sums of blocks of depth are added up in out: the error grows with their number and their
   // depth, and not with the product of both.
   template <long columns>
-  static void panel(const float* x, const float* w, const float* bias, float* out) {
+  static void panel(const float* x, const float* w, Terms terms, float* out) {
     for (long k = 0; k < k_size; k += kDepth) {
       const long depth = k_size - k < kDepth ? k_size - k : kDepth;
       const float* const from = w + k * kDepthStep;
       if constexpr (kIsCopied) {
         alignas(64) float rows[kDepth * kPanelColumns];
         copy_panel<order, w_stride, columns>(from, depth, rows);
-        strips<columns>(x + k, rows, bias, out, depth, k == 0, k + depth == k_size);
+        strips<columns>(x + k, rows, terms, out, depth, k == 0, k + depth == k_size);
       } else {
-        strips<columns>(x + k, from, bias, out, depth, k == 0, k + depth == k_size);
+        strips<columns>(x + k, from, terms, out, depth, k == 0, k + depth == k_size);
       }
     }
   }
 
   template <long columns>
-  static void blocks_of_rows(const float* x, const float* w, const float* bias, float* out,
+  static void blocks_of_rows(const float* x, const float* w, Terms terms, float* out,
                              long depth, bool is_first, bool is_last) {
     long m = 0;
     if constexpr (kTaller > 0) {
       for (; m < kTaller * (kHeight + 1); m += kHeight + 1) {
-        tile<kHeight + 1, columns>(x + m * x_stride, w, of_rows(bias, m), out + m * out_stride,
+        tile<kHeight + 1, columns>(x + m * x_stride, w, of_rows(terms, m), out + m * out_stride,
                                    depth, is_first, is_last);
       }
     }
     for (; m < m_size; m += kHeight) {
-      tile<kHeight, columns>(x + m * x_stride, w, of_rows(bias, m), out + m * out_stride, depth,
+      tile<kHeight, columns>(x + m * x_stride, w, of_rows(terms, m), out + m * out_stride, depth,
                              is_first, is_last);
     }
+  }
+
+  // Sums of a block of depth with what is due: of some lanes, whose numbers the terms begin with. A
+  // bias that nothing is multiplied with comes first, as in a dot product.
+  template <int count>
+  [[gnu::always_inline]] static Vector ended(Vector value, Terms terms, bool is_first,
+                                             bool is_last) {
+    const auto of_channels = [](const float* from) __attribute__((always_inline)) {
+      return channels_are_rows ? splat(*from) : load_first<count>(from);
+    };
+    if constexpr (ending.has_bias && !ending.is_scaled) {
+      if (is_first) value += of_channels(terms.bias);
+    }
+    if (!is_last) return value;
+    if constexpr (ending.is_scaled) {
+      value = value * of_channels(terms.scale) + of_channels(terms.bias);
+    }
+    if constexpr (ending.has_added) value += load_first<count>(terms.added);
+    return activated<ending.activation>(value);
   }
 
   // Packed panels are read in order. While one is multiplied with many rows, the next one is asked
@@ -164,7 +148,7 @@ struct Linear {
 
   // What is not first continues sums that lie in out. Packed rows are whole: their zeros are read.
   template <long rows, long columns>
-  [[gnu::noinline]] static void tile(const float* x, const float* w, const float* bias, float* out,
+  [[gnu::noinline]] static void tile(const float* x, const float* w, Terms terms, float* out,
                                      long depth, bool is_first, bool is_last) {
     constexpr long vectors = (columns + kLanes - 1) / kLanes;
     constexpr int tail = columns % kLanes == 0 ? kLanes : static_cast<int>(columns % kLanes);
@@ -206,15 +190,10 @@ struct Linear {
         Vector value = sums[0][m][v];
 #pragma GCC unroll 4
         for (long split = 1; split < splits; ++split) value += sums[split][m][v];
-        if (!is_first) {
-          value += v + 1 < vectors ? load(to) : load_first<tail>(to);
-        } else if constexpr (has_bias && bias_is_of_rows) {
-          value += splat(bias[m]);
-        } else if constexpr (has_bias) {
-          const float* const from = bias + v * kLanes;
-          value += v + 1 < vectors ? load(from) : load_first<tail>(from);
-        }
-        if (is_last) value = activated<activation>(value);
+        if (!is_first) value += v + 1 < vectors ? load(to) : load_first<tail>(to);
+        const Terms its = of_columns(of_rows(terms, m), v * kLanes);
+        value = v + 1 < vectors ? ended<kLanes>(value, its, is_first, is_last)
+                                : ended<tail>(value, its, is_first, is_last);
         if (v + 1 < vectors) {
           store(to, value);
         } else {
@@ -227,19 +206,19 @@ struct Linear {
   // ---- few rows of x against rows of w, in the order in which these lie in memory ---------------
 
   template <long columns>
-  static void by_rows(const float* x, const float* w, const float* bias, float* out) {
+  static void by_rows(const float* x, const float* w, Terms terms, float* out) {
     constexpr long whole = k_size / kRowsAtOnce * kRowsAtOnce;
     for (long k = 0; k < whole; k += kRowsAtOnce) {
-      sweep<kRowsAtOnce, columns>(x + k, w + k * w_stride, bias, out, k == 0,
+      sweep<kRowsAtOnce, columns>(x + k, w + k * w_stride, terms, out, k == 0,
                                   k + kRowsAtOnce == k_size);
     }
     if constexpr (whole < k_size) {
-      sweep<k_size - whole, columns>(x + whole, w + whole * w_stride, bias, out, whole == 0, true);
+      sweep<k_size - whole, columns>(x + whole, w + whole * w_stride, terms, out, whole == 0, true);
     }
   }
 
   template <long rows, long columns>
-  [[gnu::noinline]] static void sweep(const float* x, const float* w, const float* bias, float* out,
+  [[gnu::noinline]] static void sweep(const float* x, const float* w, Terms terms, float* out,
                                       bool is_first, bool is_last) {
     Vector factors[m_size][rows];
     for (long m = 0; m < m_size; ++m) {
@@ -247,17 +226,17 @@ struct Linear {
     }
     constexpr long whole = columns / kLanes * kLanes;
     for (long n = 0; n < whole; n += kLanes) {
-      add_rows<rows, kLanes>(factors, w + n, bias + n, out + n, is_first, is_last);
+      add_rows<rows, kLanes>(factors, w + n, of_columns(terms, n), out + n, is_first, is_last);
     }
     if constexpr (whole < columns) {
-      add_rows<rows, columns - whole>(factors, w + whole, bias + whole, out + whole, is_first,
-                                      is_last);
+      add_rows<rows, columns - whole>(factors, w + whole, of_columns(terms, whole), out + whole,
+                                      is_first, is_last);
     }
   }
 
   template <long rows, int columns>
   [[gnu::always_inline]] static void add_rows(const Vector (&factors)[m_size][rows], const float* w,
-                                              const float* bias, float* out, bool is_first,
+                                              Terms terms, float* out, bool is_first,
                                               bool is_last) {
     Vector sum[m_size] = {};
 #pragma GCC unroll 16
@@ -269,19 +248,15 @@ struct Linear {
 #pragma GCC unroll 4
     for (long m = 0; m < m_size; ++m) {
       float* const to = out + m * out_stride;
-      if (!is_first) {
-        sum[m] += load_first<columns>(to);
-      } else if (has_bias) {
-        sum[m] += load_first<columns>(bias);
-      }
-      store_first<columns>(to, is_last ? activated<activation>(sum[m]) : sum[m]);
+      if (!is_first) sum[m] += load_first<columns>(to);
+      store_first<columns>(to, ended<columns>(sum[m], terms, is_first, is_last));
     }
   }
 
   // ---- a row of x against columns of w, as many at once as a vector has lanes ------------------
 
   template <int columns>
-  [[gnu::noinline]] static void dots(const float* x, const float* w, const float* bias,
+  [[gnu::noinline]] static void dots(const float* x, const float* w, Terms terms,
                                      float* out) {
     constexpr long whole = k_size / kLanes * kLanes;
     Vector sum[kLanes] = {};
@@ -297,9 +272,7 @@ struct Linear {
       for (int n = 0; n < columns; ++n)
         sum[n] += factor * load_first<rest>(w + n * w_stride + whole);
     }
-    Vector value = sums_of(sum);
-    if constexpr (has_bias) value += load_first<columns>(bias);
-    store_first<columns>(out, activated<activation>(value));
+    store_first<columns>(out, ended<columns>(sums_of(sum), terms, true, true));
   }
 };
 

@@ -9,8 +9,9 @@ namespace offload::kernels {
 
 // As Linear, of which x, w and bias are in bfloat16, and out in bfloat16 or in float32.
 template <class Result, long m_size, long n_size, long k_size, long x_stride, Order order,
-          long w_stride, long out_stride, Activation activation, bool has_bias>
+          long w_stride, long out_stride, Ending ending>
 struct LinearBFloat16 {
+  static_assert(!ending.is_scaled && !ending.has_added);
   static constexpr long kMostRows = kLanes == 16 ? 12 : 6;
   static constexpr long kStrip = (kLanes == 4 ? 4 : 2) * kLanes;  // columns with sums in registers
   static constexpr long kDepth = 768;     // of a panel at a time: 48 KiB, near the processor
@@ -236,7 +237,7 @@ struct LinearBFloat16 {
     for (long v = 0; v < vectors; ++v) {
       const long n = v * kLanes;
       Vector value = found[v];
-      if constexpr (has_bias) {
+      if constexpr (ending.has_bias) {
         if (block.is_first) value += v + 1 < vectors ? load(bias + n) : load_first<tail>(bias + n);
       }
       if constexpr (k_size > kDepth) {
@@ -246,7 +247,7 @@ struct LinearBFloat16 {
           continue;
         }
       }
-      value = activated<activation>(value);
+      value = activated<ending.activation>(value);
       if (v + 1 < vectors) {
         store(out + n, value);
       } else {
@@ -342,8 +343,8 @@ template <class Element, class Result, long m_size, long n_size, long k_size, lo
           Order order, long w_stride, long out_stride>
 using Product = std::conditional_t<
     std::is_same_v<Element, float>,
-    Linear<m_size, n_size, k_size, x_stride, order, w_stride, out_stride, Activation::kNone, false>,
+    Linear<m_size, n_size, k_size, x_stride, order, w_stride, out_stride, Ending{}>,
     LinearBFloat16<Result, m_size, n_size, k_size, x_stride, order, w_stride, out_stride,
-                   Activation::kNone, false>>;
+                   Ending{}>>;
 
 }  // namespace offload::kernels
