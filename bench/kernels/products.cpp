@@ -56,9 +56,10 @@ template <class Element, long m, long k, long n, Order order>
 double product_us(std::size_t cycled_bytes) {
   constexpr long stride = order == Order::kColumns ? k : n;
   constexpr Ending kBiased{.has_bias = true};
-  using Product = std::conditional_t<
-      std::is_same_v<Element, float>, Linear<m, n, k, k, order, stride, n, kBiased>,
-      LinearBFloat16<Element, m, n, k, k, order, stride, n, kBiased>>;
+  using Product =
+      std::conditional_t<std::is_same_v<Element, float>,
+                         Linear<m, n, k, k, order, stride, n, kBiased>,
+                         LinearBFloat16<Element, m, n, k, k, order, stride, n, kBiased>>;
   constexpr std::size_t one = (n + kPanelColumns - 1) / kPanelColumns * panel_size<Element>(k);
   const auto copies = std::max<std::size_t>(1, cycled_bytes / (one * sizeof(Element)));
   Element* const w = numbers<Element>(one * copies);

@@ -1,7 +1,8 @@
-// Templates of convolutions, on memory that ends where a tensor does: the sanitizers see what reads
-// or writes beyond it, and float64 what is wrong.
+// Templates of convolutions and of pooling, on memory that ends where a tensor does: the sanitizers
+// see what reads or writes beyond it, and float64 what is wrong.
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <random>
 #include <type_traits>
@@ -9,6 +10,7 @@
 
 #include "check.hpp"
 #include "convolution.hpp"
+#include "pooling.hpp"
 
 namespace {
 
@@ -18,9 +20,11 @@ using offload::kernels::ConvolutionOfFewPixels;
 using offload::kernels::ConvolutionSizes;
 using offload::kernels::DepthwiseConvolution;
 using offload::kernels::Ending;
+using offload::kernels::MaxPool;
 using offload::kernels::Order;
 using offload::kernels::PaddedImages;
 using offload::kernels::PointwiseConvolution;
+using offload::kernels::PoolSizes;
 using offload::kernels::Terms;
 
 constexpr float kEpsilon = 1e-3f;
@@ -65,8 +69,7 @@ enum class Kind { kGathered, kPointwise, kDepthwise, kFewPixels };
 
 template <ConvolutionSizes sizes, Kind kind, Ending ending>
 void run_convolution(const float* x, const float* w, Terms terms, float* out) {
-  constexpr long depth =
-      sizes.channels / sizes.groups * sizes.kernel_height * sizes.kernel_width;
+  constexpr long depth = sizes.channels / sizes.groups * sizes.kernel_height * sizes.kernel_width;
   constexpr long pixels = sizes.out_height * sizes.out_width;
   using Images = PaddedImages<sizes>;
   if constexpr (kind == Kind::kPointwise) {
@@ -153,9 +156,58 @@ void check_convolution() {
   }
 }
 
+// The largest number under a window as torch's kernel finds it; a NaN is the last one that is
+// taken.
+float largest_at(const PoolSizes& sizes, const float* plane, long out_row, long out_column) {
+  float found = -std::numeric_limits<float>::infinity();
+  for (long y = 0; y < sizes.kernel_height; ++y) {
+    for (long z = 0; z < sizes.kernel_width; ++z) {
+      const long row =
+          out_row * sizes.stride_height - sizes.padding_height + y * sizes.dilation_height;
+      const long column =
+          out_column * sizes.stride_width - sizes.padding_width + z * sizes.dilation_width;
+      if (row < 0 || row >= sizes.height || column < 0 || column >= sizes.width) continue;
+      const float value = plane[row * sizes.width + column];
+      if (value > found || std::isnan(value)) found = value;
+    }
+  }
+  return found;
+}
+
+template <PoolSizes sizes>
+void check_pooling() {
+  const long count = sizes.planes * sizes.height * sizes.width;
+  const long area = sizes.out_height * sizes.out_width;
+  const auto x = numbers(count);
+  for (const float special :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity(),
+        std::numeric_limits<float>::infinity()}) {
+    for (long at = special > 0 ? 3 : 1; at < count; at += 29)
+      x[static_cast<std::size_t>(at)] = special;
+  }
+  const auto out = numbers(sizes.planes * area);
+  MaxPool<sizes>::run(x.get(), out.get());
+  bool holds = true;
+  for (long at = 0; at < sizes.planes * area; ++at) {
+    const float* const plane = x.get() + at / area * sizes.height * sizes.width;
+    const float expected =
+        largest_at(sizes, plane, at % area / sizes.out_width, at % sizes.out_width);
+    const float found = out[static_cast<std::size_t>(at)];
+    holds = holds && (std::isnan(expected) ? std::isnan(found) : found == expected);
+  }
+  CHECK_THAT(holds);
+}
+
 }  // namespace
 
 int main() {
+  // Planes, height, width; those of the result; kernel, stride, padding, dilation.
+  check_pooling<{3, 32, 32, 16, 16, 3, 3, 2, 2, 1, 1, 1, 1}>();
+  check_pooling<{2, 17, 5, 17, 5, 3, 3, 1, 1, 1, 1, 1, 1}>();
+  check_pooling<{2, 20, 33, 10, 17, 2, 2, 2, 2, 0, 0, 1, 1}>();
+  check_pooling<{1, 9, 40, 3, 13, 4, 5, 2, 3, 1, 2, 1, 1}>();
+  check_pooling<{1, 30, 70, 9, 62, 2, 3, 3, 1, 0, 0, 3, 4}>();
+  check_pooling<{5, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1}>();
   // Images, channels, height, width; channels, height, width of the result; kernel, stride,
   // padding, dilation; groups.
   check_convolution<{2, 3, 9, 11, 8, 9, 11, 3, 3, 1, 1, 1, 1, 1, 1, 1}, Kind::kGathered>();

@@ -133,8 +133,8 @@ void check_normed(bool has_bias) {
       }
       const double scale = (has_bias ? weight[n] : 1.0) / std::sqrt(variance[n] + kEpsilon);
       const double expected = std::max(sum * scale + (has_bias ? shift[n] : 0.0), 0.0);
-      holds = holds && std::abs(out[m * n_size + n] - expected) <=
-                           1e-4 * (1.0 + std::abs(scale) + expected);
+      holds = holds &&
+              std::abs(out[m * n_size + n] - expected) <= 1e-4 * (1.0 + std::abs(scale) + expected);
     }
   }
   CHECK_THAT(holds);

@@ -295,6 +295,62 @@ def test_batch_norms_and_sums_are_part_of_a_product(product, norm, shape, rest, 
     assert not [one.failure for one in run.fusion.proofs if one.failure]
 
 
+POOLS = st.builds(
+    dict,
+    kernel_size=pairs(1, 4),
+    stride=st.one_of(st.none(), pairs(1, 4)),
+    padding=st.sampled_from([(0, 0), (1, 1), (2, 0)]),
+    dilation=st.sampled_from([(1, 1), (1, 1), (2, 3)]),
+    ceil_mode=st.booleans(),
+).filter(
+    lambda one: all(
+        2 * pad <= size for pad, size in zip(one["padding"], one["kernel_size"], strict=True)
+    )
+)
+
+
+@torch.no_grad()
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(cases=st.lists(st.tuples(POOLS, pairs(12, 40), st.integers(1, 3)), min_size=8, max_size=16))
+def test_the_largest_numbers_of_windows_have_the_same_bits(cases):
+    torch.manual_seed(len(cases))
+    model = Together([nn.MaxPool2d(**settings) for settings, _, _ in cases])
+    images = [torch.randn(2, channels, *size) for _, size, channels in cases]
+    images[0].flatten()[::7] = torch.nan
+    images[1].flatten()[::3] = -torch.inf
+    run = fused(model, *images)
+    for (window, *_), got, expected in zip(cases, run(*images), model(*images), strict=True):
+        assert torch.equal(got.view(torch.int32), expected.view(torch.int32)), window
+    assert run.fusion.n_kernels == len(cases)
+    assert not [one.failure for one in run.fusion.proofs if one.failure]
+
+
+class Pools(nn.Module):
+    """Pooling of which more is used than the template gives, or of what it does not take."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        last = x.to(memory_format=torch.channels_last)
+        pool = torch.nn.functional.max_pool2d
+        return [
+            *torch.nn.functional.max_pool2d_with_indices(x, 3, 2),
+            pool(last, 3, 2),
+            pool(x.double(), 2),
+            pool(x.bfloat16(), 2),
+            pool(x[0], (1, 3)),
+            torch.nn.functional.max_pool1d(x[0], 3),
+        ]
+
+
+@torch.no_grad()
+def test_other_pooling_is_loops():
+    model, x = Pools(), torch.randn(1, 3, 12, 14)
+    run = fused(model, x)
+    for got, expected in zip(run(x), model(x), strict=True):
+        assert torch.equal(got, expected)
+        assert got.stride() == expected.stride()
+    assert not [why for (operator, why) in run.fusion.kept if "pool" in operator]
+
+
 class UsedBetween(nn.Module):
     """Convolutions whose parts of an ending others use too, or that end with something like one."""
 

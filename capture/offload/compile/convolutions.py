@@ -1,4 +1,4 @@
-"""What the template of convolutions takes (`kernels/convolution.hpp`)."""
+"""What templates of images take: convolutions and pooling."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from offload.compile.refusal import UnsupportedRegion
 from offload.program import ITEM_BYTES, Launch, TensorView, contiguous_strides, same_strides
 
 CONVOLUTION = "aten::convolution"
+MAX_POOL = "aten::max_pool2d_with_indices"
 
 FEW_PIXELS = 32
 """Up to that many the weights are read as a packed matrix, beyond them in place."""
+
+_WIDEST_POOLED = 4096  # some rows lie on the stack
 
 _SLACK_BYTES = 2 * 64
 """Behind padded images: as many as two of the longest vectors have (`PaddedImages::kSlack`)."""
@@ -20,6 +23,8 @@ _SLACK_BYTES = 2 * 64
 @dataclasses.dataclass(frozen=True, slots=True)
 class Convolution:
     """A convolution of images in one or two dimensions, of which one is as of height 1.
+
+    Its template is in `kernels/convolution.hpp`.
 
     Attributes:
         x: [images, channels, (height,) width].
@@ -143,6 +148,32 @@ def convolution(launch: Launch) -> Convolution:
     )
 
 
+def max_pool_sizes(launch: Launch) -> str:
+    """A `PoolSizes` in C++ (`kernels/pooling.hpp`) of a launch of `MAX_POOL`.
+
+    Raises:
+        UnsupportedRegion: the template does not take it.
+    """
+    x, kernel, stride, padding, dilation, _ = launch.arguments
+    (out, *_) = launch.made()
+    if not isinstance(x, TensorView) or x.dtype != "float32":
+        raise UnsupportedRegion("pooling of something else than float32")
+    if not all(
+        same_strides(one.shape, one.strides, contiguous_strides(one.shape)) for one in (x, out)
+    ):
+        raise UnsupportedRegion("pooling of images that are not laid out channel by channel")
+    if x.shape[-1] > _WIDEST_POOLED:
+        raise UnsupportedRegion(f"pooling of rows that are longer than {_WIDEST_POOLED}")
+    numbers = (
+        *(math.prod(x.shape[:-2]), *x.shape[-2:], *out.shape[-2:]),
+        *_both(kernel),
+        *_both(stride or kernel),
+        *_both(padding),
+        *_both(dilation),
+    )
+    return f"PoolSizes{{{', '.join(map(str, numbers))}}}"
+
+
 def _area(view: TensorView) -> tuple[int, int]:
     return (view.shape[2], view.shape[3]) if len(view.shape) == 4 else (1, view.shape[2])
 
@@ -153,3 +184,10 @@ def _pair(argument: object, of_height: int) -> tuple[int, int]:
         raise UnsupportedRegion(f"a convolution with {argument!r}")
     height, width = argument if len(argument) == 2 else (of_height, *argument)
     return height, width
+
+
+def _both(argument: object) -> tuple[int, int]:
+    """Numbers of height and width, of which one may stand for both."""
+    if isinstance(argument, tuple) and len(argument) == 1:
+        argument *= 2
+    return _pair(argument, 1)

@@ -196,6 +196,8 @@ class _Finder:
         """A template's region that begins at a launch, with what it may end with before `stop`."""
         region, reason = _template(self._program, at, stop, self._last_use)
         if region is None:
+            if self._program.launches[at].name in LOOP_OPERATORS:
+                return self._add_loops(at, at + 1)
             self.kept[at] = reason
             return at + 1
         self.found.append(_packed(self._program, region, self._packable))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
 
-from offload.compile.convolutions import CONVOLUTION, convolution
+from offload.compile.convolutions import CONVOLUTION, MAX_POOL, convolution, max_pool_sizes
 from offload.compile.endings import Ending, read_ending
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.toolchain import EXPORTED
 from offload.program import ITEM_BYTES, Launch, Program, TensorView
 
-PRELUDE = '#include "attention.hpp"\n#include "batched.hpp"\n#include "convolution.hpp"'
+PRELUDE = "\n".join(
+    f'#include "{name}.hpp"' for name in ("attention", "batched", "convolution", "pooling")
+)
 """What comes once before the sources that `function` gives."""
 
 _PRODUCTS = ("aten::addmm", "aten::mm")
@@ -19,9 +22,6 @@ _BATCHED = "aten::bmm"
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 _ELEMENTS = {"float32": "float", "bfloat16": "offload::kernels::BFloat16"}
-
-TEMPLATES = frozenset((*_PRODUCTS, _BATCHED, _ATTENTION, CONVOLUTION))
-"""Operators that have a template."""
 
 _MOST_COLUMNS = 4096  # of scores in a row of attention, which lie on the stack
 
@@ -37,12 +37,8 @@ def function(symbol: str, program: Program, *, packed: bool = False) -> str:
     Raises:
         UnsupportedRegion: the template does not take these tensors.
     """
-    name, words = program.launches[0].name, _Words(program, packed)
-    if name in _PRODUCTS:
-        return _function(symbol, _linear(words))
-    if name == CONVOLUTION:
-        return _function(symbol, _convolution(words))
-    return _function(symbol, _batched(words) if name == _BATCHED else _attention(words))
+    body = _BODIES[program.launches[0].name]
+    return _function(symbol, body(_Words(program, packed)))
 
 
 def scratch_bytes(program: Program) -> tuple[int, ...]:
@@ -295,6 +291,17 @@ def _matrix_order(matrix: TensorView) -> list[str]:
     return [f"Order::{order}", str(stride)]
 
 
+def _max_pool(words: _Words) -> str:
+    launch = words.program.launches[0]
+    x, (out, *_) = _view(launch.arguments[0]), launch.made()
+    if [one.view.value for one in words.program.results] != [out.value]:
+        raise UnsupportedRegion("pooling of which more than the largest numbers are used")
+    return (
+        "using namespace offload::kernels;\n  "
+        f"MaxPool<{max_pool_sizes(launch)}>::run({words.pointer(x)}, {words.pointer(out)});"
+    )
+
+
 # ---- attention ----------------------------------------------------------------------------------
 
 
@@ -344,3 +351,15 @@ def _mask(mask: TensorView, shape: tuple[int, ...]) -> tuple[int, ...]:
         if size not in (1, wanted):
             raise UnsupportedRegion("attention with a mask of another shape")
     return tuple(stride if size > 1 else 0 for size, stride in zip(sizes, strides, strict=True))
+
+
+_BODIES: Mapping[str, Callable[[_Words], str]] = {
+    **dict.fromkeys(_PRODUCTS, _linear),
+    _BATCHED: _batched,
+    CONVOLUTION: _convolution,
+    MAX_POOL: _max_pool,
+    _ATTENTION: _attention,
+}
+
+TEMPLATES = frozenset(_BODIES)
+"""Operators that have a template."""

@@ -66,8 +66,7 @@ struct Attention {
       normalize(scores + row * kScoreStride, added, scale, first + row);
     }
     // A row of weights lies where its scores lay.
-    Values::run(reinterpret_cast<const Element*>(scores), v, {},
-                out + first * out_strides.token);
+    Values::run(reinterpret_cast<const Element*>(scores), v, {}, out + first * out_strides.token);
   }
 
   // A row of scores as weights. One without any column to see is all zero, as in torch's kernel.

@@ -83,50 +83,86 @@ struct Convolution {
   }
 
  private:
-  // Pixels of a panel in one row of the result.
+  // Pixels of a panel in one row of the result: from which column of the panel on, where the first
+  // one's inputs lie behind the panel's, and how many they are.
   struct Segment {
     long column, from, count;
   };
 
+  // All panels have segments of the same size, one behind the other.
+  static constexpr bool kIsRegular =
+      kPanelColumns % sizes.out_width == 0 || sizes.out_width % kPanelColumns == 0;
+  static constexpr long kRowStep = sizes.stride_height * Images::kWidth;
+
   template <long columns>
-  static void panel(const float* images, long first, const float* w, Terms terms,
-                    float* out) {
+  static void panel(const float* images, long first, const float* w, Terms terms, float* out) {
     using Product = Linear<kGroupRows, columns, kDepth, kDepth, Order::kRows, kPanelColumns,
                            kPixels, ending, true>;
-    constexpr long most_segments = (columns - 1) / sizes.out_width + 2;
-    Segment segments[most_segments];
-    long n_segments = 0;
-    for (long column = 0; column < columns;) {
-      const long row = (first + column) / sizes.out_width;
-      const long at = (first + column) % sizes.out_width;
-      const long rest = columns - column;
-      const long count = sizes.out_width - at < rest ? sizes.out_width - at : rest;
-      segments[n_segments++] = {
-          column, row * sizes.stride_height * Images::kWidth + at * sizes.stride_width, count};
-      column += count;
-    }
+    images += first / sizes.out_width * kRowStep + first % sizes.out_width * sizes.stride_width;
+    Segment segments[(columns - 1) / sizes.out_width + 2];
+    const long n_segments = segments_of<columns>(first % sizes.out_width, segments);
+    // Blocks are of whole channels, if these are not deeper.
+    constexpr bool is_by_channel = kTaps <= Product::kDepth;
+    constexpr long most = is_by_channel ? Product::kDepth / kTaps * kTaps : Product::kDepth;
     // A row is written up to a vector beyond its end, where the next one follows.
-    alignas(64) float rows[Product::kDepth * kPanelColumns + kLanes];
-    for (long k = 0; k < kDepth; k += Product::kDepth) {
-      const long depth = kDepth - k < Product::kDepth ? kDepth - k : Product::kDepth;
-      for (long at = 0; at < depth; ++at) {
-        const float* const from = images + place_of(k + at);
-        float* const to = rows + at * kPanelColumns;
-        for (long number = 0; number < n_segments; ++number) {
-          const Segment& segment = segments[number];
-          copy(from + segment.from, to + segment.column, segment.count);
+    alignas(64) float rows[most * kPanelColumns + kLanes];
+    for (long k = 0; k < kDepth; k += most) {
+      const long depth = kDepth - k < most ? kDepth - k : most;
+      if constexpr (is_by_channel) {
+        for (long at = 0; at < depth; at += kTaps) {
+          const float* const channel = images + (k + at) / kTaps * Images::kPlane;
+#pragma GCC unroll 9
+          for (long tap = 0; tap < kTaps; ++tap) {
+            float* const to = rows + (at + tap) * kPanelColumns;
+            gather<columns>(channel + place_of(tap), to, segments, n_segments);
+          }
+        }
+      } else {
+        for (long at = 0; at < depth; ++at) {
+          const float* const from = images + (k + at) / kTaps * Images::kPlane;
+          gather<columns>(from + place_of((k + at) % kTaps), rows + at * kPanelColumns, segments,
+                          n_segments);
         }
       }
-      Product::template strips<columns>(w + k, rows, terms, out, depth, k == 0, k + depth == kDepth);
+      Product::template strips<columns>(w + k, rows, terms, out, depth, k == 0,
+                                        k + depth == kDepth);
     }
   }
 
-  // Where what a weight of a row is multiplied with lies, for the first pixel.
-  static long place_of(long k) {
-    const long tap = k % kTaps;
-    return k / kTaps * Images::kPlane +
-           tap / sizes.kernel_width * sizes.dilation_height * Images::kWidth +
+  // Of a panel whose first pixel is the one at a place in its row.
+  template <long columns>
+  static long segments_of(long place, Segment* segments) {
+    long n_segments = 0, from = 0;
+    for (long column = 0; column < columns; place = 0) {
+      const long rest = columns - column;
+      const long count = sizes.out_width - place < rest ? sizes.out_width - place : rest;
+      segments[n_segments++] = {column, from, count};
+      from += kRowStep - place * sizes.stride_width;
+      column += count;
+    }
+    return n_segments;
+  }
+
+  // Where the inputs of a tap lie in a channel.
+  static constexpr long place_of(long tap) {
+    return tap / sizes.kernel_width * sizes.dilation_height * Images::kWidth +
            tap % sizes.kernel_width * sizes.dilation_width;
+  }
+
+  template <long columns>
+  [[gnu::always_inline]] static void gather(const float* from, float* to, const Segment* segments,
+                                            long n_segments) {
+    if constexpr (kIsRegular) {
+      constexpr long count = sizes.out_width < columns ? sizes.out_width : columns;
+#pragma GCC unroll 8
+      for (long number = 0; number < columns / count; ++number) {
+        copy(from + number * kRowStep, to + number * count, count);
+      }
+    } else {
+      for (long number = 0; number < n_segments; ++number) {
+        copy(from + segments[number].from, to + segments[number].column, segments[number].count);
+      }
+    }
   }
 
   [[gnu::always_inline]] static void copy(const float* from, float* to, long count) {

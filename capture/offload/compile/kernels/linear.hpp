@@ -7,8 +7,8 @@
 
 namespace offload::kernels {
 
-// Sizes and strides in elements: out[m, n] = ending of (sum over k of x[m, k] w[k, n]). Its channels
-// are the columns, or else the rows; what is added is laid out as `out` is.
+// Sizes and strides in elements: out[m, n] = ending of (sum over k of x[m, k] w[k, n]). Its
+// channels are the columns, or else the rows; what is added is laid out as `out` is.
 template <long m_size, long n_size, long k_size, long x_stride, Order order, long w_stride,
           long out_stride, Ending ending, bool channels_are_rows = false>
 struct Linear {
@@ -108,8 +108,8 @@ struct Linear {
   }
 
   template <long columns>
-  static void blocks_of_rows(const float* x, const float* w, Terms terms, float* out,
-                             long depth, bool is_first, bool is_last) {
+  static void blocks_of_rows(const float* x, const float* w, Terms terms, float* out, long depth,
+                             bool is_first, bool is_last) {
     long m = 0;
     if constexpr (kTaller > 0) {
       for (; m < kTaller * (kHeight + 1); m += kHeight + 1) {
@@ -256,8 +256,7 @@ struct Linear {
   // ---- a row of x against columns of w, as many at once as a vector has lanes ------------------
 
   template <int columns>
-  [[gnu::noinline]] static void dots(const float* x, const float* w, Terms terms,
-                                     float* out) {
+  [[gnu::noinline]] static void dots(const float* x, const float* w, Terms terms, float* out) {
     constexpr long whole = k_size / kLanes * kLanes;
     Vector sum[kLanes] = {};
     for (long k = 0; k < whole; k += kLanes) {

@@ -1,0 +1,109 @@
+// The largest number under each place of a window, in planes whose sizes are known.
+#pragma once
+
+#include <limits>
+
+#include "threads.hpp"
+#include "vector.hpp"
+
+namespace offload::kernels {
+
+// Planes lie side by side. The window need not end within its plane and the padding.
+struct PoolSizes {
+  long planes, height, width;
+  long out_height, out_width;
+  long kernel_height, kernel_width;
+  long stride_height, stride_width;
+  long padding_height, padding_width;
+  long dilation_height, dilation_width;
+};
+
+// As torch's operator: a NaN under the window is the result, and padding is smaller than all else.
+template <PoolSizes sizes>
+struct MaxPool {
+  // On the threads that torch would use now, if it is much. They make no difference to the result.
+  static void run(const float* x, float* out) {
+    constexpr long area = sizes.out_height * sizes.out_width;
+    constexpr long work = sizes.planes * area * sizes.kernel_height * sizes.kernel_width;
+    for_each<sizes.planes, work>(
+        [=](long item) { plane(x + item * sizes.height * sizes.width, out + item * area); });
+  }
+
+ private:
+  static constexpr float kLowest = -std::numeric_limits<float>::infinity();
+  // Of a row with its padding, as far as vectors of the last windows reach.
+  static constexpr long kReach = (sizes.out_width + kLanes - 1) * sizes.stride_width +
+                                 (sizes.kernel_width - 1) * sizes.dilation_width + 2 * kLanes;
+  static constexpr long kPadded = sizes.padding_width + sizes.width;
+  static constexpr long kCount = ((kReach > kPadded ? kReach : kPadded) + 15) / 16 * 16;
+  static constexpr long kRowsAtOnce = 8;
+
+  [[gnu::always_inline]] static Vector largest(Vector so_far, Vector next) {
+    return (next > so_far) | (next != next) ? next : so_far;
+  }
+
+  // Some rows at once: what was just written cannot be read yet, of other places than it was
+  // written to, without waiting.
+  static void plane(const float* x, float* out) {
+    alignas(64) float rows[kRowsAtOnce * kCount];
+    for (long at = 0; at < kRowsAtOnce * kCount; at += kLanes) store(rows + at, splat(kLowest));
+    for (long first = 0; first < sizes.out_height; first += kRowsAtOnce) {
+      const long rest = sizes.out_height - first;
+      const long count = rest < kRowsAtOnce ? rest : kRowsAtOnce;
+      for (long at = 0; at < count; ++at) {
+        const long top = (first + at) * sizes.stride_height - sizes.padding_height;
+        of_columns(x, top, rows + at * kCount + sizes.padding_width);
+      }
+      for (long at = 0; at < count; ++at) {
+        of_rows(rows + at * kCount, out + (first + at) * sizes.out_width);
+      }
+    }
+  }
+
+  // Of each column the largest number under windows whose first row that is.
+  static void of_columns(const float* x, long top, float* row) {
+    constexpr long whole = sizes.width / kLanes * kLanes;
+    for (long at = 0; at < whole; at += kLanes) column<kLanes>(x + at, top, row + at);
+    if constexpr (whole < sizes.width) column<sizes.width - whole>(x + whole, top, row + whole);
+  }
+
+  template <int count>
+  [[gnu::always_inline]] static void column(const float* x, long top, float* row) {
+    Vector found = splat(kLowest);
+#pragma GCC unroll 4
+    for (long tap = 0; tap < sizes.kernel_height; ++tap) {
+      const long from = top + tap * sizes.dilation_height;
+      if (from < 0 || from >= sizes.height) continue;
+      found = largest(found, load_first<count>(x + from * sizes.width));
+    }
+    store_first<count>(row, found);
+  }
+
+  // Of the windows along a row.
+  static void of_rows(const float* row, float* out) {
+    constexpr long whole = sizes.out_width / kLanes * kLanes;
+    for (long at = 0; at < whole; at += kLanes) window<kLanes>(row, at, out);
+    if constexpr (whole < sizes.out_width) window<sizes.out_width - whole>(row, whole, out);
+  }
+
+  template <int count>
+  [[gnu::always_inline]] static void window(const float* row, long at, float* out) {
+    Vector found = splat(kLowest);
+#pragma GCC unroll 4
+    for (long tap = 0; tap < sizes.kernel_width; ++tap) {
+      found = largest(found, strided(row + at * sizes.stride_width + tap * sizes.dilation_width));
+    }
+    store_first<count>(out + at, found);
+  }
+
+  [[gnu::always_inline]] static Vector strided(const float* from) {
+    if constexpr (sizes.stride_width == 1) return load(from);
+    if constexpr (sizes.stride_width == 2) return every_other(load(from), load(from + kLanes));
+    Vector found;
+#pragma GCC unroll 16
+    for (int lane = 0; lane < kLanes; ++lane) found[lane] = from[lane * sizes.stride_width];
+    return found;
+  }
+};
+
+}  // namespace offload::kernels
