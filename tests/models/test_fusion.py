@@ -170,6 +170,32 @@ def test_an_index_out_of_range_is_an_error_as_in_eager():
     near(run(right), model(right))
 
 
+class Deep(nn.Module):
+    """More steps for an element than a processor looks ahead, with truth values between them."""
+
+    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        results = []
+        for x in inputs:
+            y = x
+            for step in range(16):
+                y = torch.where(x > 0.1 * step, (y * 1.5).sigmoid() - 0.3, (y - x).tanh() + x)
+            results.append(y)
+        return results
+
+
+@torch.no_grad()
+def test_deep_loops_of_any_size_and_dtype():
+    torch.manual_seed(0)
+    sizes = ((15,), (48,), (64,), (5, 7, 128))
+    inputs = [torch.randn(size) for size in sizes]
+    inputs += [torch.randn(64).to(dtype) for dtype in (torch.float64, torch.bfloat16)]
+    run = offload.capture(Deep(), *inputs).load(fuse=True)
+    for got, expected in zip(run(*inputs), Deep()(*inputs), strict=True):
+        tolerance = 4 * torch.finfo(expected.dtype).eps
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    assert not [one.failure for one in run.fusion.proofs if one.failure]
+
+
 @torch.no_grad()
 def test_a_division_by_zero_is_the_error_of_its_own_execution():
     """Also where other threads divide by what is not zero."""
