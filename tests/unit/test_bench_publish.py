@@ -57,6 +57,16 @@ CLAIMS = {
         "Arenas are small.",
         [reports.case("A", ratios={"bound": measurements.counted_ratio(99, 100, at_least=0.98)})],
     ),
+    "fusion": (
+        "Kernels are quick.",
+        [
+            reports.case(
+                "stack",
+                ratios={"the quickest peer, OpenVINO": ratio(1.2, 1), "offload": ratio(4.5, 1)},
+                figures={"offload, fused": time(3.71, "us"), "offload": time(22.7, "us")},
+            )
+        ],
+    ),
     "open": ("Perhaps.", [reports.case("B", ratios={"eager": ratio(1.05, 1)})]),
     "silent": ("No promise.", [reports.case("C", ratios={"eager": ratio(2)})]),
 }
@@ -118,6 +128,11 @@ def test_tables_hold_the_ratios(published):
     assert "Absent: OpenVINO for large: ImportError: none." in page
     assert "Test Processor" in page
     assert "torch 2.13.0" in page
+
+
+def test_fused_calls_have_a_table(published):
+    page = published.page.read_text()
+    assert "| stack | 3.71 | 4.5 (4.4–4.6) | 1.2 (1.1–1.3) | OpenVINO |" in page
 
 
 def test_promises_are_judged(published):

@@ -70,8 +70,6 @@ PRELUDE = f"{_PREFIX}\n#include <cstring>\n#ifdef _OPENMP\n#include <omp.h>\n#en
 _DIVISION_FLAG = re.compile(
     r"^.*\binductor_cpu_(throw_if_)?integer_div_error\w*\b.*\n", re.MULTILINE
 )
-
-
 _DIVISIONS = frozenset(("div", "floor_divide", "fmod", "remainder"))
 
 _VECTORS_AT_ONCE = 4
