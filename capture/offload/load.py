@@ -73,7 +73,9 @@ def load_program(
                 backend, lambda one: _resident(bound, one, how, verify=verify, fusion=fusion)
             )
 
-        bound, fusion = _fused(bound, fuse, resident, is_streamed=is_streamed)
+        bound, fusion = _fused(
+            bound, fuse, resident, is_streamed=is_streamed, packs=weights_budget is None
+        )
         if not is_streamed:
             return resident(bound, fusion)
 
@@ -126,14 +128,18 @@ def _fused(
     resident: Callable[[BoundProgram, Fusion | None], Executable],
     *,
     is_streamed: bool,
+    packs: bool,
 ) -> tuple[BoundProgram, Fusion | None]:
-    """The Program with kernels in the place of launches, where that is wanted."""
+    """The Program with kernels in the place of launches, where that is wanted.
+
+    Under a budget there is no packing (`packs`): panels would take as many bytes beside it.
+    """
     if not wanted:
         return bound, None
     kept = {"aten::embedding": "reads a table that may stay in its store"} if is_streamed else {}
 
     def fused(choice: Choice | None) -> Fused:
-        return fuse_regions(bound, kept, packs=not is_streamed, choice=choice)
+        return fuse_regions(bound, kept, packs=packs, choice=choice)
 
     found = chosen(bound, fused, resident) if wanted == _AUTO else fused(None)
     return found.bound, found.fusion

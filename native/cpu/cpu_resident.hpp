@@ -68,8 +68,9 @@ struct CpuKernel {
     std::int64_t offset_bytes = 0;
   };
 
-  // The weights that it derives something from, each by the tensors that hold it. With them it runs
-  // where one of these was written, as torch counts writes, or lies elsewhere; none: always.
+  // The weights that it derives something from, each by the tensors that hold it: none of one that
+  // a stream brings. With weights it runs where one was written, as torch counts writes, lies
+  // elsewhere, or was read anew; without: always.
   using Sources = std::vector<std::vector<at::Tensor>>;
 
   Function function = nullptr;
@@ -84,7 +85,7 @@ struct CpuKernel {
 
   // Of one with sources: as it found them when it last ran.
   std::uint64_t n_writes = 0;
-  std::uint64_t n_requests = 0;  // of `derive_again`
+  std::uint64_t n_requests = 0;  // of `derive_again`, and generations of the stream
   std::vector<std::uintptr_t> places;
 };
 

@@ -256,7 +256,8 @@ class _Builder:
         )
 
     def _sources(self, launch: Launch) -> list[tuple[torch.Tensor, ...]]:
-        return [self._bound.bindings.weights[view.value] for view in launch.views()]
+        holders = self._bound.bindings.weights  # a weight in a file has none
+        return [tuple(holders.get(view.value, ())) for view in launch.views()]
 
     def _describe(self, launch: Launch) -> dict[str, Any]:
         name, overload = split_operator(launch.name)

@@ -40,15 +40,19 @@ rows, and as long at one row, in float32 as in bfloat16 (`bench/kernels/products
 def packable_weights(bound: BoundProgram) -> frozenset[int]:
     """The weights of which it is known when they are written, and that launches do not write.
 
-    Other processes write memory that is shared with them unseen.
+    Other processes write memory that is shared with them unseen. Weights in files have memory of
+    their own.
     """
     written = {index for launch in bound.program.launches for index in launch.writes}
-    return frozenset(
+    known = {
         index
         for index, holders in bound.bindings.weights.items()
-        if index not in written
-        and is_plain(bound.program.values[index])
-        and not any(holder.is_inference() or holder.is_shared() for holder in holders)
+        if not any(holder.is_inference() or holder.is_shared() for holder in holders)
+    }
+    return frozenset(
+        index
+        for index in (*known, *bound.bindings.stored)
+        if index not in written and is_plain(bound.program.values[index])
     )
 
 
