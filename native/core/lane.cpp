@@ -145,8 +145,8 @@ void watch_forks() {
 
 void run(const std::shared_ptr<LaneState>& state) {
   own_lane = state.get();
-  std::unique_lock lock(state->mutex);
   while (true) {
+    std::unique_lock lock(state->mutex);
     if (state->queue.empty() && !state->closed) {
       lock.unlock();
       const auto until = std::chrono::steady_clock::now() + kLookFor;
@@ -175,8 +175,10 @@ void run(const std::shared_ptr<LaneState>& state) {
     state->changed.notify_all();
     // Under the lock, so that a fork finds it finished or current.
     if (task.ticket && (error || !task.hands_on)) task.ticket->finish(error);
-    task.ticket.reset();
     state->current.reset();
+    lock.unlock();
+    // The ticket and the error go here: letting go of Python's takes the GIL, with which somebody
+    // may wait for the lock.
   }
 }
 

@@ -56,6 +56,42 @@ void errors_go_to_their_ticket() {
   CHECK_THAT(bad->done());
 }
 
+// As an error of Python's, which the GIL is taken for where its last reference goes.
+struct HeldError {
+  explicit HeldError(std::mutex& held, std::atomic<bool>& is_going)
+      : held(&held), is_going(&is_going) {}
+  HeldError(const HeldError&) = default;
+  HeldError& operator=(const HeldError&) = delete;
+  ~HeldError() {
+    is_going->store(true);
+    bool is_held = held->try_lock();
+    for (int turn = 0; turn < 5000 && !is_held; ++turn) {
+      pause_for(1);
+      is_held = held->try_lock();
+    }
+    CHECK_THAT(is_held);
+    if (is_held) held->unlock();
+  }
+
+  std::mutex* held;
+  std::atomic<bool>* is_going;
+};
+
+void an_error_that_nobody_wants_goes_without_the_lock() {
+  Lane lane;
+  std::mutex held;
+  std::atomic<bool> is_going = false;
+  const auto last = std::make_shared<Ticket>();
+  {
+    const std::lock_guard lock(held);
+    lane.submit([&] { throw std::make_shared<HeldError>(held, is_going); },
+                std::make_shared<Ticket>());
+    while (!is_going) pause_for(1);
+    lane.submit([] {}, last);  // with what the worker waits for
+  }
+  last->wait();
+}
+
 void a_ticket_may_be_handed_on() {
   Lane lane;
   Lane finisher;
@@ -282,6 +318,7 @@ void lanes_made_after_the_end_start_no_thread() {
 int main() {
   tasks_run_in_order();
   errors_go_to_their_ticket();
+  an_error_that_nobody_wants_goes_without_the_lock();
   a_ticket_may_be_handed_on();
   close_finishes_what_is_queued();
   many_threads_submit();
