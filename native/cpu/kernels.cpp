@@ -56,8 +56,8 @@ void CpuResident::run_kernel(CpuLaunch& launch) {
   find_addresses(kernel);
   // Asked before the sources are read: what is written meanwhile is seen by the next execution.
   const std::uint64_t n_writes = count_writes(kernel.sources);
-  const std::uint64_t n_requests = n_requests_.load(std::memory_order_relaxed) +
-                                   (stream_ ? stream_->generation() : 0);
+  const std::uint64_t n_requests =
+      n_requests_.load(std::memory_order_relaxed) + (stream_ ? stream_->generation() : 0);
   if (!kernel.sources.empty() && kernel.n_writes == n_writes && kernel.n_requests == n_requests &&
       std::equal(kernel.places.begin(), kernel.places.end(), kernel.addresses.begin())) {
     return;
