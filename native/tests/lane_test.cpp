@@ -58,9 +58,8 @@ void errors_go_to_their_ticket() {
 
 // As an error of Python's, which the GIL is taken for where its last reference goes.
 struct HeldError {
-  explicit HeldError(std::mutex& held, std::atomic<bool>& is_going)
-      : held(&held), is_going(&is_going) {}
-  HeldError(const HeldError&) = default;
+  HeldError(std::mutex& mutex, std::atomic<bool>& begins) : held(&mutex), is_going(&begins) {}
+  HeldError(const HeldError&) = delete;
   HeldError& operator=(const HeldError&) = delete;
   ~HeldError() {
     is_going->store(true);
