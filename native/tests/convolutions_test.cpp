@@ -220,6 +220,8 @@ int main() {
   check_convolution<{1, 9, 2, 2, 9, 2, 2, 3, 3, 1, 1, 1, 1, 1, 1, 9}, Kind::kDepthwise>();
   check_convolution<{2, 3, 9, 20, 6, 5, 10, 3, 3, 2, 2, 1, 1, 1, 1, 3}, Kind::kDepthwise>();
   check_convolution<{1, 2, 70, 70, 2, 70, 70, 5, 3, 1, 1, 2, 2, 1, 2, 2}, Kind::kDepthwise>();
+  check_convolution<{1, 2, 1, 9001, 2, 1, 9001, 1, 3, 1, 1, 0, 1, 1, 1, 2}, Kind::kDepthwise>();
+  check_convolution<{1, 1, 2, 9999, 1, 2, 4999, 1, 3, 1, 2, 0, 0, 1, 1, 1}, Kind::kDepthwise>();
   check_convolution<{1, 33, 2, 2, 20, 2, 2, 3, 3, 1, 1, 1, 1, 1, 1, 1}, Kind::kFewPixels>();
   check_convolution<{3, 4, 5, 6, 7, 2, 3, 2, 2, 2, 2, 0, 0, 2, 1, 1}, Kind::kFewPixels>();
   return offload::test::result();

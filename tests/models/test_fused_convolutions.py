@@ -325,6 +325,26 @@ def test_the_largest_numbers_of_windows_have_the_same_bits(cases):
     assert not [one.failure for one in run.fusion.proofs if one.failure]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("module", "shape", "is_template"),
+    [
+        (nn.MaxPool2d(2, stride=200_000), (1, 1, 4, 40), False),
+        (nn.MaxPool2d((1, 200_000), padding=(0, 100_000)), (1, 1, 4, 40), False),
+        (nn.MaxPool2d(3, 2), (1, 1, 4, 100_000), False),
+        (nn.Conv1d(2, 2, 3, groups=2), (1, 2, 4_000_000), True),
+        (nn.Conv1d(2, 2, 3, stride=5, groups=2), (1, 2, 4_000_000), True),
+    ],
+)
+def test_long_rows_and_steps_take_no_stack(module, shape, is_template):
+    """A thread's stack has 8 MiB."""
+    model, x = module.eval(), torch.randn(shape)
+    run = fused(model, x)
+    near(run(x), model(x))
+    assert not [one.failure for one in run.fusion.proofs if one.failure]
+    assert run.fusion.regions[0].key.startswith("template") == is_template
+
+
 class Pools(nn.Module):
     """Pooling of which more is used than the template gives, or of what it does not take."""
 
@@ -384,6 +404,7 @@ def test_what_others_use_in_between_is_made():
         for got, expected in zip(run(x), model(x), strict=True):
             near(got, expected)
         x = torch.randn(1, 3, 9, 11)
+    assert not run.fusion.kept
     assert not [one.failure for one in run.fusion.proofs if one.failure]
 
 

@@ -14,9 +14,12 @@ MAX_POOL = "aten::max_pool2d_with_indices"
 FEW_PIXELS = 32
 """Up to that many the weights are read as a packed matrix, beyond them in place."""
 
-_WIDEST_POOLED = 4096  # some rows lie on the stack
+_MOST_POOLED = 1 << 13
+"""Numbers of a row with its padding, as far as windows reach; some rows lie on the stack."""
 
-_SLACK_BYTES = 2 * 64
+_LONGEST_VECTOR = 16  # floats
+
+_SLACK_BYTES = 2 * 4 * _LONGEST_VECTOR
 """Behind padded images: as many as two of the longest vectors have (`PaddedImages::kSlack`)."""
 
 
@@ -162,15 +165,14 @@ def max_pool_sizes(launch: Launch) -> str:
         same_strides(one.shape, one.strides, contiguous_strides(one.shape)) for one in (x, out)
     ):
         raise UnsupportedRegion("pooling of images that are not laid out channel by channel")
-    if x.shape[-1] > _WIDEST_POOLED:
-        raise UnsupportedRegion(f"pooling of rows that are longer than {_WIDEST_POOLED}")
-    numbers = (
-        *(math.prod(x.shape[:-2]), *x.shape[-2:], *out.shape[-2:]),
-        *_both(kernel),
-        *_both(stride or kernel),
-        *_both(padding),
-        *_both(dilation),
-    )
+    area, steps = _both(kernel), _both(stride or kernel)
+    around, apart = _both(padding), _both(dilation)
+    reach = out.shape[-1] * steps[1] + (area[1] - 1) * apart[1]
+    # A vector of windows more is read behind the last one.
+    if max(reach, x.shape[-1] + around[1]) + _LONGEST_VECTOR * steps[1] > _MOST_POOLED:
+        raise UnsupportedRegion(f"pooling of rows of more than {_MOST_POOLED} numbers")
+    planes = math.prod(x.shape[:-2])
+    numbers = (planes, *x.shape[-2:], *out.shape[-2:], *area, *steps, *around, *apart)
     return f"PoolSizes{{{', '.join(map(str, numbers))}}}"
 
 

@@ -56,13 +56,11 @@ class Ending:
         norm: a batch norm of its channels, the second dimension.
         added: a tensor that is laid out like the result.
         activation: by its name in C++ (`kernels/ending.hpp`).
-        made: what comes out of all of that.
     """
 
     norm: Norm | None
     added: TensorView | None
     activation: str
-    made: TensorView
 
     def source(self, *, has_bias: bool) -> str:
         """An `Ending` in C++, of a product that has a bias or none."""
@@ -102,7 +100,7 @@ def read_ending(program: Program) -> Ending:
         raise UnsupportedRegion(f"{rest[0].name} behind a product")
     if [one.view.value for one in program.results] != [made.value]:
         raise UnsupportedRegion("a product that others use as it is")
-    return Ending(norm, added, activation, made)
+    return Ending(norm, added, activation)
 
 
 def sums_of(program: Program) -> int:

@@ -204,8 +204,11 @@ struct DepthwiseConvolution {
   static constexpr long kAllRows = (sizes.out_height - 1) * Images::kWidth + sizes.out_width;
   static constexpr bool kIsWhole =
       sizes.stride_height == 1 && sizes.stride_width == 1 && kAllRows <= 4096;
-  static constexpr long kCount =
-      kIsWhole ? kAllRows : (sizes.out_width - 1) * sizes.stride_width + 1;
+  // Results of a row that are made at once, as many as take about so much memory near the
+  // processor.
+  static constexpr long kMost = 4096 / sizes.stride_width > 0 ? 4096 / sizes.stride_width : 1;
+  static constexpr long kPiece = sizes.out_width < kMost ? sizes.out_width : kMost;
+  static constexpr long kCount = kIsWhole ? kAllRows : (kPiece - 1) * sizes.stride_width + 1;
 
   static void plane(const float* from, const float* w, Terms terms, float* out) {
     alignas(64) float made[(kCount + kLanes - 1) / kLanes * kLanes];
@@ -217,9 +220,14 @@ struct DepthwiseConvolution {
       }
     } else {
       for (long row = 0; row < sizes.out_height; ++row) {
-        sums(from + row * sizes.stride_height * Images::kWidth, w, terms, made);
-        for (long at = 0; at < sizes.out_width; ++at) {
-          out[row * sizes.out_width + at] = made[at * sizes.stride_width];
+        for (long next = 0; next < sizes.out_width; next += kPiece) {
+          const long last = sizes.out_width - kPiece;  // which begins within the one before it
+          const long first = next < last ? next : last;
+          sums(from + row * sizes.stride_height * Images::kWidth + first * sizes.stride_width, w,
+               terms, made);
+          for (long at = 0; at < kPiece; ++at) {
+            out[row * sizes.out_width + first + at] = made[at * sizes.stride_width];
+          }
         }
       }
     }
