@@ -404,7 +404,8 @@ def test_what_others_use_in_between_is_made():
         for got, expected in zip(run(x), model(x), strict=True):
             near(got, expected)
         x = torch.randn(1, 3, 9, 11)
-    assert not run.fusion.kept
+    # The last one writes over what was made long before.
+    assert [operator for operator, _ in run.fusion.kept] == ["aten::add_.Tensor"]
     assert not [one.failure for one in run.fusion.proofs if one.failure]
 
 
