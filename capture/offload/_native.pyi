@@ -163,6 +163,8 @@ class WeightStream:
     @property
     def busy_ns(self) -> int: ...
     @property
+    def discarded_bytes(self) -> int: ...
+    @property
     def generation(self) -> int: ...
 
 class DeviceWeightStream:
@@ -309,15 +311,24 @@ class CpuResident(Resident):
         function: int,
         words: Sequence[tuple[int, int]],
         prove: Callable[[list[int]], bool],
-        run_replaced: Callable[[list[int]], None],
+        make_replaced: Callable[[], CpuReplaced],
         name: str,
         source: str,
         releases: Sequence[int],
-        sources: Sequence[Sequence[torch.Tensor]] = (),
+        sources: Sequence[Sequence[torch.Tensor] | int] = (),  # int: the weight's in the stream
     ) -> None: ...
+    def set_packed_weights(self, weights: Sequence[tuple[int, Sequence[int]]]) -> None: ...
     def derive_again(self) -> None: ...
     @property
     def launch_modes(self) -> list[tuple[str, int]]: ...
+
+class CpuReplaced:
+    def __init__(
+        self,
+        resident: CpuResident,
+        inputs: Sequence[int],
+        results: Sequence[tuple[int, int]],
+    ) -> None: ...
 
 class NullResident(Resident):
     def __init__(

@@ -40,6 +40,7 @@ from offload.timeline.summary import microseconds
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+_PIPED_WIDTH = 250  # columns
 _CSV_COLUMNS = ("id", "lower", "upper", "size")
 
 
@@ -106,7 +107,7 @@ def _ranking_table(ranking: Ranking) -> Table:
     return table
 
 
-def _load(file: Path, device: str | None) -> Executable:
+def _load(file: Path, device: str | None, *, fuse: bool = False) -> Executable:
     """What `offload.open` finds in a file, loaded where it belongs unless a device is named.
 
     Raises:
@@ -114,8 +115,10 @@ def _load(file: Path, device: str | None) -> Executable:
     """
     opened = open_model(file)
     if isinstance(opened, OfflineModel):
+        if fuse:
+            raise click.UsageError(f"{file} is an offline model (.om), which holds its kernels")
         return opened.load() if device is None else opened.load(device)
-    return opened.load(device)
+    return opened.load(device, fuse=fuse)
 
 
 # ---- inspect ------------------------------------------------------------------------------------
@@ -177,7 +180,15 @@ def _memory_map(program: Program, plan: Plan) -> Table:
 @click.option(
     "--device", help="Device to run on; by default the recorded one, npu for an offline model."
 )
-def run(file: Path, input_file: Path | None, output_file: Path | None, device: str | None) -> None:
+@click.option("--fuse", is_flag=True, help="With compiled kernels, which are made if need be.")
+def run(
+    file: Path,
+    input_file: Path | None,
+    output_file: Path | None,
+    device: str | None,
+    *,
+    fuse: bool,
+) -> None:
     """Execute a program once.
 
     FILE is a saved program, or an Ascend offline model (.om).
@@ -188,7 +199,7 @@ def run(file: Path, input_file: Path | None, output_file: Path | None, device: s
     --input the program must take no tensors.
     """
     given = {} if input_file is None else load_tensors(input_file)
-    with _load(file, device) as executable:
+    with _load(file, device, fuse=fuse) as executable:
         program = executable.program
         tensors = [one.to(program.device) for one in inputs_of(program, given)]
         args, kwargs = unflatten(executable.bound.arguments_structure, tensors)
@@ -215,15 +226,29 @@ def compile_kernels(file: Path, auto: bool) -> None:
     """Make the kernels of a saved program ahead of time.
 
     They are kept in the user's folder for caches, where `load(fuse=True)` finds them: it needs
-    neither the time to make them nor a compiler then. Prints what was fused, and what not and why.
+    neither the time to make them nor a compiler then. Prints what was fused, and what not and why,
+    where the kernels are, and how long that took. With --auto times are taken anew. Ends with
+    status 1 where there is no kernel.
     """
     opened = open_model(file)
     if isinstance(opened, OfflineModel):
         raise click.UsageError(f"{file} is an offline model (.om), which holds its kernels")
+    begin = time.perf_counter()
+    try:
+        cache = KernelCache()
+    except CacheRefused as error:
+        raise click.ClickException(str(error)) from error
+    if auto:
+        cache.forget_choices(opened.program)
     with opened.load("cpu", fuse="auto" if auto else True) as executable:
-        assert executable.fusion is not None  # as it was loaded
-        for line in executable.fusion.explain():
-            click.echo(printable(line))
+        fusion = executable.fusion
+    assert fusion is not None  # as it was loaded
+    for line in fusion.explain():
+        click.echo(printable(line))
+    if not fusion.regions and fusion.choice is None:
+        raise click.ClickException("no kernel was made")
+    took = f"{time.perf_counter() - begin:.1f} s"
+    click.echo(f"in {took}; kernels are in {printable(str(cache.folder))}")
 
 
 # ---- diagnose -----------------------------------------------------------------------------------
@@ -386,7 +411,8 @@ def doctor() -> None:
     versions.add_column(overflow="fold")
     for what, found in _versions():
         versions.add_row(what, plain(found))
-    console = Console()
+    # Where nobody looks, a path is not broken over lines.
+    console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
     console.print(backends)
     console.print(versions)
 

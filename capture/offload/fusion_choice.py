@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from offload.compile import CacheRefused, Choice, Fused, Fusion, KernelCache, choice_key
+from offload.compile import CacheRefused, Choice, Fused, Fusion, choice_key, open_cache
 from offload.errors import BindingError, CaptureError, ExecutionError, OutOfMemory
 from offload.own_generators import drawing_alone
 from offload.program import BoundProgram, Kernel
@@ -40,7 +40,7 @@ def chosen(bound: BoundProgram, fuse: Callable[[Choice | None], Fused], load: Lo
         return everything
     keys = {region.key for region in everything.fusion.regions}
     key = choice_key(bound.program, keys, torch.get_num_threads())
-    cache = KernelCache()  # in which these kernels are
+    cache = open_cache()  # in which these kernels are
     found = cache.find_choice(key)
     choice = _timed(bound, everything, fuse, load) if found is None else found
     if found is None and not choice.refusal:

@@ -20,15 +20,17 @@ from torch._dynamo.utils import counters
 
 from offload.api import capture
 from offload.block_recording import refuse_nested
-from offload.captured import Captured
 from offload.errors import CaptureError
 from offload.record import is_user_file, located_at, portable_location
+from offload.replay import Executable
 
 # Captures that one compiled graph may make; each holds an arena and its own constants.
 CAPTURE_LIMIT = 16
 
 # What a graph does when it is called with more combinations of sizes than it may capture.
 BEYOND_LIMIT = ("eager", "raise")
+
+OPTIONS = ("beyond_limit", "capture_limit", "fuse", "host_reads")
 
 # Of threads that call a graph with one new size at once, one records it.
 _one_recording = threading.RLock()
@@ -42,7 +44,7 @@ def backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Capture a traced graph at its first call, and execute the capture afterwards.
+    """Capture and load a traced graph at its first call, and execute it afterwards.
 
     A graph of dynamic sizes is captured once for each combination of sizes that it is called with,
     up to a limit. Calls with other sizes then run the graph eagerly, with one warning per graph;
@@ -55,8 +57,8 @@ def backend(
         graph_module: what torch traced, or any GraphModule of torch operators.
         example_inputs: inputs like those of the call; tensors may be fake and sizes symbolic.
         options: `capture_limit`, the number of combinations of sizes, by default CAPTURE_LIMIT;
-            `beyond_limit`, what calls with further ones do: "eager" (the default) or "raise"; and
-            `host_reads`, as for `offload.capture`.
+            `beyond_limit`, what calls with further ones do: "eager" (the default) or "raise";
+            `host_reads`, as for `offload.capture`; and `fuse`, as for `Captured.load`.
         mode: refused, for offload has none.
 
     Returns:
@@ -87,6 +89,7 @@ class CompiledGraph:
         self._raises_beyond_limit = options.get("beyond_limit") == "raise"
         self._is_warned = False
         self._host_reads = options.get("host_reads", "avoid")
+        self._fuse = options.get("fuse", False)
         self._numbers = _take_numbers(graph_module)
         self._graph = _LocatedGraph(graph_module)
         self._state = [*graph_module.parameters(), *graph_module.buffers()]
@@ -97,7 +100,7 @@ class CompiledGraph:
             for position, given in enumerate(example_inputs)
             if position in self._numbers or _may_vary(given)
         )
-        self._captures: dict[tuple[Any, ...], Captured] = {}
+        self._runs: dict[tuple[Any, ...], Executable] = {}
 
     def __call__(self, *args: Any) -> Any:
         """Execute the capture for these sizes, or record it; beyond the limit run eagerly.
@@ -116,13 +119,13 @@ class CompiledGraph:
                 for position, given in enumerate(args)
             )
         key = tuple(_size(args[position]) for position in self._varying)
-        captured = self._captures.get(key)
-        if captured is None:
+        run = self._runs.get(key)
+        if run is None:
             return self._record(key, args)
         # `param.data = ...` changes no guard of torch's. What is opaque keeps its addresses.
-        if self._state and captured.program.opaque is None:
-            captured.rebind_weights()
-        return _without_gradients(captured, args)
+        if self._state and run.program.opaque is None:
+            run.rebind_weights()
+        return _without_gradients(run, args)
 
     def _refuse_gradients(self, args: tuple[Any, ...]) -> None:
         gradients = self._gradients[torch.is_grad_enabled()]
@@ -144,26 +147,26 @@ class CompiledGraph:
     def _record(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         if self._refusal is not None:
             raise CaptureError(self._refusal)
-        if len(self._captures) >= self._capture_limit:  # for good, so no recording is waited for
+        if len(self._runs) >= self._capture_limit:  # for good, so no recording is waited for
             return self._call_beyond_limit(key, args)
         refuse_nested()  # rather than wait for a thread that waits for this one's recording
         with _one_recording:
-            captured = self._captures.get(key)
-            if captured is None and len(self._captures) < self._capture_limit:
+            run = self._runs.get(key)
+            if run is None and len(self._runs) < self._capture_limit:
                 with capture(self._graph, host_reads=self._host_reads) as captured, torch.no_grad():
                     result = captured(*args)
-                self._captures[key] = captured
+                self._runs[key] = captured.load(fuse=self._fuse)
                 _count("captures")
                 return result
-        if captured is None:  # other threads have reached the limit meanwhile
+        if run is None:  # other threads have reached the limit meanwhile
             return self._call_beyond_limit(key, args)
-        return _without_gradients(captured, args)  # another thread has recorded it meanwhile
+        return _without_gradients(run, args)  # another thread has recorded it meanwhile
 
     def _call_beyond_limit(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-        if (captured := self._captures.get(key)) is not None:  # the last one, recorded meanwhile
-            return _without_gradients(captured, args)
+        if (run := self._runs.get(key)) is not None:  # the last one, recorded meanwhile
+            return _without_gradients(run, args)
         reached = (
-            f"this compiled graph was captured for {len(self._captures)} combinations of sizes and "
+            f"this compiled graph was captured for {len(self._runs)} combinations of sizes and "
             f"numbers, its limit, and is called with another: {key}"
         )
         advice = (
@@ -192,12 +195,12 @@ def _count(what: str) -> None:
         counters["offload"][what] += 1
 
 
-def _without_gradients(captured: Captured, args: tuple[Any, ...]) -> Any:
+def _without_gradients(run: Executable, args: tuple[Any, ...]) -> Any:
     """Execute for a caller that may be in grad mode, but whose graph records no gradients."""
     if not torch.is_grad_enabled():
-        return captured(*args)
+        return run(*args)
     with torch.no_grad():
-        return captured(*args)
+        return run(*args)
 
 
 # ---- what can be told from the graph ------------------------------------------------------------
@@ -209,11 +212,14 @@ def _refused_settings(options: Mapping[str, Any], mode: str | None) -> str | Non
         return (
             f"torch.compile's mode {mode!r} is not one of offload's, which has none: leave it out"
         )
-    if unknown := sorted(set(options) - {"beyond_limit", "capture_limit", "host_reads"}):
-        return f"expected no options but beyond_limit, capture_limit and host_reads, got {unknown}"
+    if unknown := sorted(set(options) - set(OPTIONS)):
+        return f"expected no options but {', '.join(OPTIONS)}, got {unknown}"
     beyond = options.get("beyond_limit", "eager")
     if beyond not in BEYOND_LIMIT:
         return f"beyond_limit: expected one of {', '.join(BEYOND_LIMIT)}, got {beyond!r}"
+    fuse = options.get("fuse", False)
+    if fuse != "auto" and not isinstance(fuse, bool):
+        return f"fuse: expected True, False or 'auto', got {fuse!r}"
     limit = options.get("capture_limit", CAPTURE_LIMIT)
     if not isinstance(limit, int) or limit < 1:
         return f"capture_limit: expected a number of captures, 1 or more, got {limit!r}"

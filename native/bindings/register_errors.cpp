@@ -2,6 +2,7 @@
 
 #include <exception>
 
+#include "interrupted.hpp"
 #include "offload/errors.hpp"
 #include "registers.hpp"
 
@@ -21,6 +22,8 @@ py::object in_python(const std::exception_ptr& pointer) {
     std::rethrow_exception(pointer);
   } catch (const py::error_already_set& error) {
     return error.value();
+  } catch (const Interrupted& error) {
+    return error.raised().value();
   } catch (const python_error& error) {
     python_error(error).restore();  // a copy, as it may be asked for again
   } catch (...) {
@@ -29,12 +32,30 @@ py::object in_python(const std::exception_ptr& pointer) {
   return py::error_already_set().value();
 }
 
-// Gives the exception that is being raised the one that it was made of as its cause.
-void set_cause(const std::exception& error) {
+bool is_interrupt(const std::exception_ptr& pointer, const py::object& found) {
+  if (PyErr_GivenExceptionMatches(found.ptr(), PyExc_Exception) == 0) return true;
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const Interrupted&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+// Raises an error with the exception that it was made of as its cause, or that exception itself
+// where it is an interrupt of Python's.
+void raise_of_cause(const char* class_name, const std::exception& error) {
   const auto* const nested = dynamic_cast<const std::nested_exception*>(&error);
-  if (nested == nullptr || !nested->nested_ptr()) return;
+  if (nested == nullptr || !nested->nested_ptr()) return raise_as(class_name, error.what());
+  py::object cause = in_python(nested->nested_ptr());
+  if (is_interrupt(nested->nested_ptr(), cause)) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(cause.ptr())), cause.ptr());
+    return;
+  }
+  raise_as(class_name, error.what());
   py::error_already_set raised;
-  PyException_SetCause(raised.value().ptr(), in_python(nested->nested_ptr()).release().ptr());
+  PyException_SetCause(raised.value().ptr(), cause.release().ptr());
   raised.restore();
 }
 
@@ -51,13 +72,11 @@ void register_errors(py::module_&) {
     } catch (const PlanError& error) {
       raise_as("PlanError", error.what());
     } catch (const OutOfMemory& error) {
-      raise_as("OutOfMemory", error.what());
-      set_cause(error);
+      raise_of_cause("OutOfMemory", error);
     } catch (const OutOfStreams& error) {
       raise_as("OutOfStreams", error.what());
     } catch (const ExecutionError& error) {
-      raise_as("ExecutionError", error.what());
-      set_cause(error);
+      raise_of_cause("ExecutionError", error);
     } catch (const FileError& error) {
       raise_as("FileError", error.what());
     } catch (const BackendUnavailable& error) {

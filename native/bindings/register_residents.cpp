@@ -6,6 +6,7 @@
 #include "cpu/allocations.hpp"
 #include "cpu/cpu_resident.hpp"
 #include "gil.hpp"
+#include "interrupted.hpp"
 #include "null/null_resident.hpp"
 #include "registers.hpp"
 
@@ -63,20 +64,29 @@ void add_launch(CpuResident& resident, const std::string& operator_name,
   resident.add(std::move(launch));
 }
 
-// A function of Python's over addresses, called and dropped under the GIL. What it raises becomes
+// Whether torch raises such an error of an operator. Others come of an interrupt, or of a signal's
+// handler.
+bool is_of_operators(const py::error_already_set& error) {
+  return error.matches(PyExc_RuntimeError) || error.matches(PyExc_ValueError) ||
+         error.matches(PyExc_TypeError) || error.matches(PyExc_LookupError) ||
+         error.matches(PyExc_ArithmeticError) || error.matches(PyExc_MemoryError);
+}
+
+// A function of Python's, called and dropped under the GIL. What an operator raises in it becomes
 // an exception that may be handled and dropped without.
-template <typename Result>
-std::function<Result(const CpuKernel::Addresses&)> over_addresses(py::object function) {
+template <typename Result, typename... Arguments>
+std::function<Result(Arguments...)> calling(py::object function) {
   const std::shared_ptr<PyObject> held(function.release().ptr(), [](PyObject* object) {
     if (Py_IsInitialized() == 0) return;
     const GilHeld gil;
     Py_DECREF(object);
   });
-  return [held](const CpuKernel::Addresses& addresses) {
+  return [held](const Arguments&... arguments) {
     const GilHeld gil;
     try {
-      return py::reinterpret_borrow<py::object>(held.get())(addresses).cast<Result>();
+      return py::reinterpret_borrow<py::object>(held.get())(arguments...).template cast<Result>();
     } catch (const py::error_already_set& error) {
+      if (!is_of_operators(error)) throw Interrupted(error);
       throw std::runtime_error(py::str(error.value()).cast<std::string>());
     }
   };
@@ -84,14 +94,20 @@ std::function<Result(const CpuKernel::Addresses&)> over_addresses(py::object fun
 
 void add_kernel(CpuResident& resident, std::uintptr_t function,
                 const std::vector<std::pair<std::size_t, std::int64_t>>& words, py::object prove,
-                py::object run_replaced, const std::string& name, const std::string& source,
+                py::object make_replaced, const std::string& name, const std::string& source,
                 std::vector<std::size_t> releases, const py::sequence& sources) {
   CpuKernel kernel;
-  for (const py::handle holders : sources) kernel.sources.push_back(to_tensors(holders));
+  for (const py::handle one : sources) {
+    if (py::isinstance<py::int_>(one)) {
+      kernel.sources.push_back({{}, one.cast<std::size_t>()});
+    } else {
+      kernel.sources.push_back({to_tensors(one), std::nullopt});
+    }
+  }
   kernel.function = reinterpret_cast<CpuKernel::Function>(function);
   for (const auto& [slot, offset_bytes] : words) kernel.words.push_back({slot, offset_bytes});
-  kernel.prove = over_addresses<bool>(std::move(prove));
-  kernel.run_replaced = over_addresses<void>(std::move(run_replaced));
+  kernel.prove = calling<bool, CpuKernel::Addresses>(std::move(prove));
+  kernel.make_replaced = calling<CpuReplaced>(std::move(make_replaced));
   resident.add_kernel(std::move(kernel), name, source, std::move(releases));
 }
 
@@ -167,10 +183,28 @@ void register_residents(py::module_& module) {
            py::arg("releases"), py::arg("guard"), py::arg("guards_shape"), py::arg("source"),
            py::arg("table") = py::none())
       .def("add_kernel", &add_kernel, py::kw_only(), py::arg("function"), py::arg("words"),
-           py::arg("prove"), py::arg("run_replaced"), py::arg("name"), py::arg("source"),
+           py::arg("prove"), py::arg("make_replaced"), py::arg("name"), py::arg("source"),
            py::arg("releases"), py::arg("sources") = py::tuple())
+      .def(
+          "set_packed_weights",
+          [](CpuResident& resident,
+             std::vector<std::pair<std::size_t, std::vector<std::size_t>>> weights) {
+            std::vector<PackedWeight> packed;
+            for (auto& [weight, launches] : weights)
+              packed.push_back({weight, std::move(launches)});
+            resident.set_packed_weights(std::move(packed));
+          },
+          py::arg("weights"))
       .def("derive_again", &CpuResident::derive_again)
       .def_property_readonly("launch_modes", &launch_modes);
+  py::class_<CpuReplaced>(module, "CpuReplaced")
+      .def(py::init([](std::shared_ptr<CpuResident> resident, std::vector<std::size_t> inputs,
+                       const std::vector<std::pair<std::size_t, std::size_t>>& results) {
+             CpuReplaced replaced{std::move(resident), std::move(inputs), {}};
+             for (const auto& [word, slot] : results) replaced.results.push_back({word, slot});
+             return replaced;
+           }),
+           py::arg("resident"), py::arg("inputs"), py::arg("results"));
   py::class_<NullResident, Resident, std::shared_ptr<NullResident>>(module, "NullResident")
       .def(py::init([](const std::vector<std::array<std::uint64_t, 3>>& relocations,
                        std::uint64_t word_ns, std::uint64_t submit_ns,

@@ -127,7 +127,8 @@ void register_weight_stream(py::module_& module) {
       .def("tensor", &tensor_of, py::arg("index"));
   define_weight_stream<WeightStream>(stream);
   stream.def_property_readonly("wait_ns", &WeightStream::wait_ns)
-      .def_property_readonly("busy_ns", &WeightStream::busy_ns);
+      .def_property_readonly("busy_ns", &WeightStream::busy_ns)
+      .def_property_readonly("discarded_bytes", &WeightStream::discarded_bytes);
   py::class_<DeviceWeightStream, std::shared_ptr<DeviceWeightStream>> on_device(
       module, "DeviceWeightStream");
   define_weight_stream<DeviceWeightStream>(on_device);

@@ -191,8 +191,7 @@ void CpuResident::execute(Submission& submission, LaunchTimes* times) {
     if (stream_) stream_->abandon_pass();
     fail(launches_[current]);
   }
-  if (stream_) stream_->end_pass();
-  proved_ = true;
+  end_pass();
 }
 
 template <bool streamed>
@@ -220,9 +219,14 @@ void CpuResident::issue(std::size_t launch) {
     if (stream_) stream_->abandon_pass();
     fail(launches_[launch]);
   }
-  if (launch + 1 < launches_.size()) return;
-  if (stream_) stream_->end_pass();
+  if (launch + 1 == launches_.size()) end_pass();
+}
+
+void CpuResident::end_pass() {
   proved_ = true;
+  if (!stream_) return;
+  if (discarded_in_ != stream_->generation()) discard_packed();
+  stream_->end_pass();
 }
 
 void CpuResident::run_one(CpuLaunch& launch) {
@@ -237,9 +241,7 @@ void CpuResident::prove_and_run(CpuLaunch& launch) {
   const bool is_unproved = launch.mode == CpuMode::kUnproved;
   const std::uint64_t begin_ns = now_ns();
   if (is_unproved && launch.kernel) {
-    find_addresses(*launch.kernel);
-    const bool is_proved = launch.kernel->prove(launch.kernel->addresses);
-    launch.mode = is_proved ? CpuMode::kKernel : CpuMode::kReplaced;
+    prove_kernel(launch);
   } else if (is_unproved) {
     launch.mode = prove_out_variant(launch);
   }

@@ -57,6 +57,20 @@ enum class CpuMode : std::uint8_t {
   kReplaced,  // compiled code failed its proof: the launches that it stands for run instead
 };
 
+class CpuResident;
+
+// The launches that compiled code stands for, which run in its place where it failed its proof.
+struct CpuReplaced {
+  struct Result {
+    std::size_t word = 0;  // of the compiled code's
+    std::size_t slot = 0;  // of the resident
+  };
+
+  std::shared_ptr<CpuResident> resident;
+  std::vector<std::size_t> inputs;  // the slots of the code's first words, which are patched
+  std::vector<Result> results;      // whose bytes are copied to where the code's words say
+};
+
 // Compiled code in the place of launches: what it is given and what it makes, as addresses.
 struct CpuKernel {
   using Function = void (*)(void* const* words);
@@ -68,25 +82,36 @@ struct CpuKernel {
     std::int64_t offset_bytes = 0;
   };
 
-  // The weights that it derives something from, each by the tensors that hold it: none of one that
-  // a stream brings. With weights it runs where one was written, as torch counts writes, lies
-  // elsewhere, or was read anew; without: always.
-  using Sources = std::vector<std::vector<at::Tensor>>;
+  // A weight that it derives something from: the tensors that hold it, or its number in the stream.
+  struct Source {
+    std::vector<at::Tensor> holders;
+    std::optional<std::size_t> streamed;
+  };
 
   Function function = nullptr;
   std::vector<Word> words;  // those of its sources first
-  Sources sources;
+  // With sources it runs where one was written, as torch counts writes, lies elsewhere, or was read
+  // anew; without: always.
+  std::vector<Source> sources;
   // Whether the function does as the launches do that it stands for, at these addresses, where
   // their Values are; changes none of them. Throws what those launches throw.
   std::function<bool(const Addresses&)> prove;
-  // Runs those launches.
-  std::function<void(const Addresses&)> run_replaced;
+  // Makes those launches, which is asked for where the proof fails.
+  std::function<CpuReplaced()> make_replaced;
+  std::optional<CpuReplaced> replaced;
   Addresses addresses;  // of the execution under way; kept for its memory
 
   // Of one with sources: as it found them when it last ran.
-  std::uint64_t n_writes = 0;
-  std::uint64_t n_requests = 0;  // of `derive_again`, and generations of the stream
+  std::uint64_t n_writes = 0;    // and reads by the stream
+  std::uint64_t n_requests = 0;  // of `derive_again`
   std::vector<std::uintptr_t> places;
+};
+
+// A weight of the stream whose bytes nobody needs while nothing is derived from it anew: only what
+// derives from it reads it, and the proofs of these launches, whose code has what was derived.
+struct PackedWeight {
+  std::size_t weight = 0;  // in the stream
+  std::vector<std::size_t> launches;
 };
 
 struct CpuLaunch {
@@ -141,6 +166,13 @@ class CpuResident final : public Resident {
   void add_kernel(CpuKernel kernel, std::string name, std::string source,
                   std::vector<std::size_t> releases);
 
+  // Copies what lies in a slot, and gives back what an operator has made there. After execute.
+  void copy_out(std::size_t slot, void* to) noexcept;
+
+  // Says of which weights the stream need not keep the bytes once the launches are proved. Throws
+  // std::out_of_range for a launch that was not added, and std::invalid_argument without a stream.
+  void set_packed_weights(std::vector<PackedWeight> weights);
+
   const std::vector<CpuLaunch>& launches() const { return launches_; }
 
   // Has the next execution derive everything again. Any thread.
@@ -165,7 +197,12 @@ class CpuResident final : public Resident {
   void prove_and_run(CpuLaunch& launch);
   void run(CpuLaunch& launch);
   void find_addresses(CpuKernel& kernel) const;
+  void prove_kernel(CpuLaunch& launch) const;
   void run_kernel(CpuLaunch& launch);
+  std::uint64_t count_writes(const CpuKernel& kernel) const;
+  std::uint64_t count_requests(const CpuKernel& kernel) const;
+  void discard_packed();
+  void end_pass();
   void take_threads() const;
   [[noreturn]] void fail(const CpuLaunch& launch);
   void call(CpuLaunch& launch);
@@ -183,6 +220,8 @@ class CpuResident final : public Resident {
   std::vector<c10::IValue> stack_;
   std::vector<std::int64_t> indices_;  // of the gathering under way; kept for its memory
   std::shared_ptr<WeightStream> stream_;
+  std::vector<PackedWeight> packed_weights_;
+  std::uint64_t discarded_in_ = 0;  // the generation in which that was done last
   bool traces_weights_ = false;
   bool has_kernels_ = false;
   bool proved_ = false;

@@ -5,6 +5,7 @@
 
 #include "offload/errors.hpp"
 #include "replay/kernel_scope.hpp"
+#include "replay/thread_count.hpp"
 
 namespace offload {
 
@@ -13,6 +14,7 @@ void HostScheduler::run(std::size_t launch) noexcept {
   if (launches_ != nullptr) launches_->begin_ns[launch] = now_ns();
   try {
     const KernelScope scope;
+    use_threads(n_threads_);
     resident_.issue(launch);
   } catch (...) {
     error_ = std::current_exception();
@@ -26,6 +28,7 @@ void HostScheduler::run(std::size_t launch) noexcept {
 void HostScheduler::execute(std::uint64_t& first_launch_ns, LaunchTimes* launches,
                             LaunchTimes* issues) {
   launches_ = launches;
+  n_threads_ = at::get_num_threads();
   error_ = nullptr;
   first_launch_ns = now_ns();
   const std::size_t n_launches = resident_.n_launches();

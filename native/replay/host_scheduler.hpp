@@ -32,6 +32,7 @@ class HostScheduler {
 
   Resident& resident_;
   LaunchTimes* launches_ = nullptr;
+  int n_threads_ = 1;         // of operators, where the execution under way was asked for
   std::exception_ptr error_;  // of the first launch that failed
   Lane device_;               // last, so that its thread ends before what it uses
 };

@@ -10,6 +10,7 @@
 #include "offload/lease.hpp"
 #include "replay/kernel_scope.hpp"
 #include "replay/overlaps.hpp"
+#include "replay/thread_count.hpp"
 
 namespace offload {
 
@@ -128,6 +129,7 @@ void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket,
 }
 
 std::shared_ptr<const HeldStorages> Replay::hold_memory(Call& call) const {
+  call.n_threads = at::get_num_threads();
   std::shared_ptr<const StoragePins> weights;
   {
     const std::lock_guard lock(weights_mutex_);
@@ -140,6 +142,7 @@ std::shared_ptr<const HeldStorages> Replay::hold_memory(Call& call) const {
 void Replay::run_queued(Call& call) {
   c10::OptionalStreamGuard torch_stream;
   if (call.torch_stream) torch_stream.reset_stream(*call.torch_stream);
+  use_threads(call.n_threads);
   run(call, /*queued=*/true);
 }
 

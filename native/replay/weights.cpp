@@ -106,6 +106,7 @@ void Weights::check() const {
   for (const Holder& holder : holders_) {
     if (holder.tensor->unsafe_storage().unsafeGetStorageImpl() != holder.storage ||
         holder.storage->nbytes() < holder.size_bytes) {
+      for (const WeightSpec& weight : specs_) check_laid_out_as_recorded(weight);  // or no advice
       throw BindingError(specs_[holder.weight].name +
                          ": its storage was swapped since it was bound (param.data = ...); call "
                          "run.rebind_weights() to use the new one");

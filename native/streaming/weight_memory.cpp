@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "offload/errors.hpp"
 #include "streaming/pages.hpp"
@@ -102,6 +103,31 @@ void WeightMemory::separate() {
   }
   close(file_);
   file_ = file;
+}
+
+// What lies side by side goes at once: of a huge page the system takes no parts back before it is
+// short of memory.
+std::size_t WeightMemory::discard(const StreamPlan& plan, const std::vector<bool>& discarded) {
+  if (base_ == nullptr || is_shared()) return 0;
+  std::vector<std::pair<std::size_t, std::size_t>> kept{{size_bytes_, size_bytes_}};
+  for (std::size_t weight = 0; weight < plan.weights.size(); ++weight) {
+    if (discarded[weight]) continue;
+    for (const WeightPiece& piece : plan.weights[weight].pieces) {
+      kept.emplace_back(piece.memory_offset_bytes, piece.memory_offset_bytes + piece.size_bytes);
+    }
+  }
+  std::sort(kept.begin(), kept.end());
+  const std::size_t page_bytes = whole_pages(1);
+  std::size_t n_bytes = 0;
+  std::size_t from = 0;
+  for (const auto& [begin, end] : kept) {
+    const std::size_t until = begin / page_bytes * page_bytes;
+    if (until > from && madvise(base_ + from, until - from, MADV_DONTNEED) == 0) {
+      n_bytes += until - from;
+    }
+    from = std::max(from, whole_pages(end));
+  }
+  return n_bytes;
 }
 
 // As they have no use any more, a failure is none.

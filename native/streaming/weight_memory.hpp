@@ -34,6 +34,11 @@ class WeightMemory {
   // throws, the addresses may show memory of either.
   void separate();
 
+  // Gives back the whole pages in which only weights lie that are `discarded`: they hold zeros
+  // until they are written. Gives how many bytes that are, also of pages that were given back
+  // before; none of memory that is shared with a fork.
+  std::size_t discard(const StreamPlan& plan, const std::vector<bool>& discarded);
+
   // Gives the memory back but for its addresses, which hold zeros from then on. Not between a fork
   // and separate.
   void give_back() noexcept;

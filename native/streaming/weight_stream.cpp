@@ -36,7 +36,9 @@ WeightStream::WeightStream(StreamPlan plan, std::vector<std::shared_ptr<WeightSo
     : plan_((check_plan(plan), std::move(plan))),
       memory_(plan_),
       content_(plan_, std::move(sources)),
-      n_before_(transfers_before(plan_)) {
+      n_before_(transfers_before(plan_)),
+      discarded_(plan_.weights.size(), false),
+      n_reads_(plan_.weights.size(), 0) {
   make_hooks(poison);
   register_thread_owner(*this);
 }
@@ -109,10 +111,15 @@ void WeightStream::begin_generation(const std::function<void(std::uint64_t)>& pr
 
 void WeightStream::read_residents(const std::vector<bool>& stale,
                                   const std::function<void(std::uint64_t)>& progress) {
+  for (std::size_t weight = 0; weight < stale.size(); ++weight) {
+    if (stale[weight]) discarded_[weight] = false;
+  }
+  if (discarded_bytes_ > 0) discarded_bytes_ = memory_.discard(plan_, discarded_);
   ReadBuffer buffer;
   std::uint64_t read_bytes = 0;
   for (std::size_t weight = 0; weight < stale.size(); ++weight) {
     if (!stale[weight]) continue;
+    ++n_reads_[weight];
     for (const WeightPiece& piece : plan_.weights[weight].pieces) {
       for (std::size_t at = 0; !piece.streamed && at < piece.size_bytes; at += kChunkBytes) {
         const std::size_t chunk_bytes = std::min(kChunkBytes, piece.size_bytes - at);
@@ -354,6 +361,17 @@ void WeightStream::note_end(std::size_t launch) noexcept {
     const std::lock_guard lock(mutex_);
     for_worker_.notify_all();
   }
+}
+
+void WeightStream::discard(const std::vector<std::size_t>& weights) {
+  const auto is_resident = [this](std::size_t weight) {
+    const std::vector<WeightPiece>& pieces = plan_.weights[weight].pieces;
+    return std::none_of(pieces.begin(), pieces.end(), [](const auto& one) { return one.streamed; });
+  };
+  const std::lock_guard lock(mutex_);  // a fork finds memory and what is known of it alike
+  if (memory_.is_shared()) return;
+  for (const std::size_t weight : weights) discarded_[weight] = is_resident(weight);
+  discarded_bytes_ = memory_.discard(plan_, discarded_);
 }
 
 void WeightStream::end_pass() {

@@ -98,6 +98,21 @@ class WeightStream final : private ThreadOwner {
     if (hooks_[launch] != 0) note_end(launch);
   }
 
+  // During a pass: gives back the memory of resident weights that no launch reads any more, in
+  // whole pages. It holds zeros until the stream reads such a weight again, as after refresh and
+  // replace, which `n_reads` tells. Does nothing for streamed weights, and under a budget by which
+  // pieces are mapped.
+  void discard(const std::vector<std::size_t>& weights);
+
+  // Whether a weight's memory was given back. To be asked during a pass.
+  bool is_discarded(std::size_t weight) const { return discarded_[weight]; }
+
+  // How often a resident weight has been read. To be asked during a pass.
+  std::uint64_t n_reads(std::size_t weight) const { return n_reads_[weight]; }
+
+  // Of memory that was given back, and holds nothing now.
+  std::uint64_t discarded_bytes() const noexcept { return discarded_bytes_; }
+
   // Ends a pass whose launches have all ended.
   void end_pass();
 
@@ -173,7 +188,9 @@ class WeightStream final : private ThreadOwner {
   bool traced_pass_ = false;
   std::uint64_t gathered_bytes_ = 0;  // of the pass
   std::uint64_t gather_ns_ = 0;
-  std::vector<ByteRun> runs_;  // of one gathering; kept for its memory
+  std::vector<ByteRun> runs_;           // of one gathering; kept for its memory
+  std::vector<bool> discarded_;         // by weight; as what follows, of a generation's beginning
+  std::vector<std::uint64_t> n_reads_;  // by weight
   PassReport report_;
 
   // Both sides count from the beginning of the generation, look for a while at what the other side
@@ -195,6 +212,7 @@ class WeightStream final : private ThreadOwner {
   std::atomic<std::uint64_t> wait_ns_ = 0;
   std::atomic<std::uint64_t> busy_ns_ = 0;
   std::atomic<std::uint64_t> generation_ = 0;
+  std::atomic<std::uint64_t> discarded_bytes_ = 0;
 
   std::mutex read_mutex_;     // held while a source is read, so that a fork finds no read under way
   mutable std::mutex mutex_;  // of all below; taken after read_mutex_

@@ -13,12 +13,12 @@ from torch import nn
 
 
 def n_captures(graphs: list[Any]) -> list[int]:
-    return [len(graph._captures) for graph in graphs]
+    return [len(graph._runs) for graph in graphs]
 
 
 def n_executions(graphs: list[Any]) -> int:
-    loaded = (one._default for graph in graphs for one in graph._captures.values())
-    return sum(run.last_execution.n_executions for run in loaded if run is not None)
+    loaded = (run for graph in graphs for run in graph._runs.values())
+    return sum(run.last_execution.n_executions for run in loaded)
 
 
 def compiled(model: Callable[..., Any], **options: Any) -> Any:

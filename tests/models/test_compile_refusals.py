@@ -126,7 +126,7 @@ def test_launches_know_the_users_line(graphs):
 
     with torch.no_grad():
         compiled(function)(normal(2))
-    (captured,) = graphs[0]._captures.values()
+    (captured,) = graphs[0]._runs.values()
     begin = line_of(function)
     here = Path(__file__).relative_to(Path.cwd()).as_posix()
     sources = [launch.source for launch in captured.program.launches]
@@ -164,6 +164,7 @@ def test_errors_of_operators_are_their_own():
         ({"options": {"capture_limit": 0}}, "1 or more"),
         ({"options": {"capture_limit": "9"}}, "'9'"),
         ({"options": {"beyond_limit": "warn"}}, "eager, raise, got 'warn'"),
+        ({"options": {"fuse": "always"}}, "True, False or 'auto', got 'always'"),
     ],
 )
 def test_unknown_settings_are_refused(settings, part):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from stored import save_weights, without_memory
 from torch import nn
 
 import offload
+from offload.backends.host_memory import PAGE_BYTES
+from offload.compile.proof import KernelProof
 from offload.compile.toolchain import CompilerMissing, find_compiler
 
 try:
@@ -72,6 +75,108 @@ def test_weights_in_files_are_packed(model, tmp_path):
     near(in_memory(TOKENS), model(TOKENS))
     assert n_packed(run) == n_packed(in_memory) == 4
     assert run.memory_report().derived_bytes == in_memory.memory_report().derived_bytes
+
+
+class Wide(nn.Module):
+    """Products with matrices of whole pages, of which one is used as it is as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(512, 1024), nn.Linear(1024, 512)
+        self.both = nn.Linear(512, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: x and the result [n, 512]."""
+        x = self.down(torch.relu(self.up(x)))
+        return self.both(x) * self.both.weight[0]
+
+
+WIDE_BYTES = 2 * 512 * 1024 * 4  # of `up` and `down`
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> nn.Module:
+    """Whose weights are in `tmp_path`."""
+    torch.manual_seed(0)
+    made = Wide().eval()
+    save_weights(made, tmp_path)
+    return made
+
+
+def loaded_wide(folder: Path) -> offload.Executable:
+    captured = offload.capture(without_memory(Wide), torch.randn(4, 512), weights=folder)
+    return captured.load(fuse=True)
+
+
+def n_discarded(run: offload.Executable) -> int:
+    return run.memory_report().discarded_bytes
+
+
+@torch.no_grad()
+def test_memory_of_packed_weights_is_given_back(wide, tmp_path):
+    run = loaded_wide(tmp_path)
+    x = torch.randn(4, 512)
+    assert n_discarded(run) == 0
+    for _ in range(3):
+        near(run(x), wide(x))
+        assert WIDE_BYTES - 4 * PAGE_BYTES <= n_discarded(run) <= WIDE_BYTES
+    assert n_packed(run) == 3
+    run.rebind_weights()
+    near(run(x), wide(x))
+
+
+@torch.no_grad()
+def test_what_was_given_back_is_read_again(wide, tmp_path):
+    """By itself: another weight's memory stays given back meanwhile."""
+    run = loaded_wide(tmp_path)
+    x = torch.randn(4, 512)
+    for name in ("up.weight", "down.bias", "both.weight", "down.weight"):
+        weight = wide.get_parameter(name)
+        weight.mul_(0.5)
+        run.streaming.replace({name: weight})
+        for _ in range(2):
+            near(run(x), wide(x))
+            assert n_discarded(run) >= WIDE_BYTES - 4 * PAGE_BYTES
+    run = loaded_wide(tmp_path)
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        other = Wide().eval()
+        save_weights(other, tmp_path)
+        run.streaming.refresh()
+        near(run(x), other(x))
+        run.rebind_weights()
+        near(run(x), other(x))
+
+
+@torch.no_grad()
+def test_a_weight_whose_kernel_fails_its_proof_stays(wide, tmp_path, monkeypatch):
+    """Its launches run as recorded, and read it; `down` lies beside it and is given back."""
+    proved = KernelProof.prove
+
+    def prove(self: KernelProof, addresses: list[int]) -> bool:
+        return proved(self, addresses) and "relu" not in self.name
+
+    monkeypatch.setattr(KernelProof, "prove", prove)
+    run = loaded_wide(tmp_path)
+    x = torch.randn(4, 512)
+    for _ in range(3):
+        near(run(x), wide(x))
+    assert WIDE_BYTES / 2 - 4 * PAGE_BYTES <= n_discarded(run) <= WIDE_BYTES / 2
+
+
+@torch.no_grad()
+def test_after_a_fork_both_have_their_weights(wide, tmp_path):
+    run = loaded_wide(tmp_path)
+    x = torch.randn(4, 512)
+    expected = wide(x)
+    near(run(x), expected)
+    child = os.fork()
+    if child == 0:
+        run.streaming.refresh()
+        is_near = torch.allclose(run(x), expected, rtol=1e-4, atol=1e-4)
+        os._exit(0 if is_near and n_discarded(run) > 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    near(run(x), expected)
 
 
 @torch.no_grad()

@@ -324,3 +324,33 @@ def test_a_program_that_derives_from_what_changes_is_refused():
     views = {index: one for index, one in program.weight_views.items() if index != weight}
     with pytest.raises(ProgramError, match="derives from values that are no weights"):
         check_program(dataclasses.replace(program, values=tuple(values), weight_views=views))
+
+
+@torch.no_grad()
+def test_a_kernel_that_leaves_out_what_it_has_nothing_for_is_refused():
+    model, x = net()
+    program = fused(model, x).program
+    kernel = next(one for one in program.launches if getattr(one.callee, "packed", ()))
+    assert isinstance(kernel.callee, Kernel)
+    roles = [program.values[view.value].role for view in kernel.views()]
+    assert [roles[at] for at in kernel.callee.packed] == [Role.WEIGHT]
+
+    def check(*packed: int) -> None:
+        callee = dataclasses.replace(kernel.callee, packed=packed)
+        changed = dataclasses.replace(kernel, callee=callee)
+        check_program(
+            dataclasses.replace(
+                program,
+                launches=tuple(
+                    changed if one.index == kernel.index else one for one in program.launches
+                ),
+            )
+        )
+
+    check(*kernel.callee.packed)
+    with pytest.raises(ProgramError, match="no derived values"):
+        check(*kernel.callee.packed, *kernel.callee.packed[:1], roles.index(Role.DERIVED))
+    with pytest.raises(ProgramError, match="no derived values"):
+        check(len(roles))
+    with pytest.raises(ProgramError, match="does not read what is no weight"):
+        check(next(at for at, role in enumerate(roles) if role is not Role.WEIGHT))

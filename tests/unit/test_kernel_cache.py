@@ -131,6 +131,53 @@ DAMAGED = {
 }
 
 
+def rewrite(entry: Path, **fields: object) -> None:
+    """Write fields of an entry anew, with the digest of what it has then."""
+    document = {**json.loads(entry.read_text()), **fields}
+    del document["digest"]
+    document["digest"] = caches._digest_of(entry.stem, document)
+    entry.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"scratch_bytes": [-8]}, {"scratch_bytes": [2**62]}, {"symbol": ""}, {"library": "a\0b"}],
+)
+def test_an_entry_that_was_changed_is_made_again(bound, folder, fields, monkeypatch):
+    fuse(bound, cache_folder=folder)
+    entry = only(folder, ".json")
+    entry.write_text(json.dumps({**json.loads(entry.read_text()), **fields}))
+    made = builds(monkeypatch)
+    assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
+    assert len(made) == 1
+
+
+def test_an_entry_of_another_name_is_made_again(bound, folder, monkeypatch):
+    fuse(bound, cache_folder=folder)
+    with torch.no_grad():
+        other = offload.capture(lambda x: torch.sigmoid(x) * 3, torch.randn(9)).bound
+    entry = only(folder, ".json")
+    fuse(other, cache_folder=folder)
+    (added,) = set(folder.rglob("*.json")) - {entry}
+    entry.write_text(added.read_text())
+    made = builds(monkeypatch)
+    assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("suffix", [".json", ".so"])
+def test_a_folder_in_the_place_of_a_file_is_removed(bound, folder, suffix, monkeypatch):
+    fuse(bound, cache_folder=folder)
+    path = only(folder, suffix)
+    path.unlink()
+    path.mkdir()
+    (path / "file").write_text("")
+    made = builds(monkeypatch)
+    assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
+    assert len(made) == 1
+    assert path.is_file()
+
+
 @pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_entry_is_made_again(bound, folder, text, monkeypatch):
     fuse(bound, cache_folder=folder)
@@ -179,8 +226,7 @@ def test_no_room_for_the_compilers_files_leaves_all_as_recorded(bound, folder, m
 def test_an_entry_of_another_compiler_is_made_again(bound, folder, monkeypatch):
     fuse(bound, cache_folder=folder)
     entry = only(folder, ".json")
-    document = json.loads(entry.read_text())
-    entry.write_text(json.dumps({**document, "compiler": "/usr/bin/another 1 2"}))
+    rewrite(entry, compiler="/usr/bin/another 1 2")
     made = builds(monkeypatch)
     assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
     assert len(made) == 1
@@ -191,8 +237,7 @@ def test_an_entry_cannot_name_a_file_elsewhere(bound, folder, tmp_path, monkeypa
     entry, library = only(folder, ".json"), only(folder, ".so")
     elsewhere = tmp_path / library.name
     elsewhere.write_bytes(library.read_bytes())
-    document = json.loads(entry.read_text())
-    entry.write_text(json.dumps({**document, "library": f"../../{library.name}"}))
+    rewrite(entry, library=f"../../{library.name}")
     made = builds(monkeypatch)
     assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
     assert len(made) == 1
@@ -204,9 +249,36 @@ def test_a_folder_that_others_may_write_to_is_refused(bound, folder, mode):
     folder.chmod(mode)
     with pytest.raises(CacheRefused, match="chmod go-w"):
         KernelCache(folder)
-    fusion = fuse(bound, cache_folder=folder).fusion
-    assert fusion.n_kernels == 0
-    assert all("written by others" in reason for _, reason in fusion.kept)
+    with pytest.warns(RuntimeWarning, match="for this process alone.*XDG_CACHE_HOME"):
+        fusion = fuse(bound, cache_folder=folder).fusion
+    assert fusion.n_kernels == 1
+    assert "written by others" in "\n".join(fusion.explain())
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_of_the_process_goes_with_it(tmp_path):
+    (tmp_path / "cache").write_text("")
+    script = """
+import torch, offload
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()
+x = torch.randn(4, 8)
+with torch.no_grad():
+    captured = offload.capture(model, x)
+    for _ in range(2):
+        run = captured.load(fuse="auto")
+        assert (run(x) - model(x)).abs().max() < 1e-5
+print(run.fusion.n_kernels + len(run.fusion.choice.kept))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "1\n", done.stderr
+    assert "kernels are kept for this process alone" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o000, 0o077])
@@ -229,9 +301,48 @@ def test_a_folder_of_another_user_is_refused(folder, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_is_refused(bound, tmp_path):
     (tmp_path / "file").write_text("")
-    fusion = fuse(bound, cache_folder=tmp_path / "file" / "kernels").fusion
+    with pytest.warns(RuntimeWarning, match="cannot be made"):
+        assert fuse(bound, cache_folder=tmp_path / "file" / "kernels").fusion.n_kernels == 1
+
+
+def test_without_any_folder_all_stays_as_recorded(bound, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+
+    def refuse(**_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(caches.tempfile, "mkdtemp", refuse)
+    fusion = fuse(bound, cache_folder=tmp_path / "file" / "other").fusion
     assert fusion.n_kernels == 0
-    assert all("cannot be made" in reason for _, reason in fusion.kept)
+    assert all("Read-only file system" in reason for _, reason in fusion.kept)
+
+
+@pytest.mark.parametrize("name", ["env g++", "env -u HOME g++"])
+def test_a_compiler_may_be_several_words(bound, folder, name, monkeypatch):
+    """As `ccache g++`: Inductor takes one path alone."""
+    monkeypatch.setenv("CXX", name)
+    toolchain.find_compiler.cache_clear()
+    try:
+        fusion = fuse(bound, cache_folder=folder).fusion
+        with torch.no_grad():
+            loops = offload.capture(lambda x: torch.sigmoid(x) * 3, torch.randn(9)).bound
+        assert fuse(loops, cache_folder=folder).fusion.n_kernels == 1
+    finally:
+        monkeypatch.undo()
+        toolchain.find_compiler.cache_clear()
+    assert fusion.n_kernels == 1
+
+
+def test_a_compilers_name_that_cannot_be_read_is_told(bound, folder, monkeypatch):
+    monkeypatch.setenv("CXX", 'g++ "')
+    toolchain.find_compiler.cache_clear()
+    try:
+        fusion = fuse(bound, cache_folder=folder).fusion
+    finally:
+        monkeypatch.undo()
+        toolchain.find_compiler.cache_clear()
+    assert fusion.n_kernels == 0
+    assert all("CXX cannot be read: No closing quotation" in reason for _, reason in fusion.kept)
 
 
 def test_what_was_used_least_lately_goes_first(folder, monkeypatch, tmp_path):

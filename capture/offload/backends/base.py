@@ -57,9 +57,9 @@ class LaunchReport:
             proof), `gathered` (rows of a table are read from the store into its result),
             `unproved` (not executed yet), `graph` (as nodes of a device's own graph), `opaque`
             (likewise, all nodes of the recorded callable as one launch), `kernel` (compiled code in
-            the place of launches), `replaced` (these launches run instead, by plain torch calls:
-            the compiled code failed its proof), `model` (as tasks of one
-            model on the device), `none` (nothing is computed).
+            the place of launches), `replaced` (these launches run instead, as recorded: the
+            compiled code failed its proof), `model` (as tasks of one model on the device), `none`
+            (nothing is computed).
         outside_bytes: bytes that it allocates outside the arena, counted at the first execution.
     """
 

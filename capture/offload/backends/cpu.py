@@ -21,9 +21,10 @@ from offload.backends.base import (
 )
 from offload.backends.cpu_streaming import gathered_tables, make_stream, measure_link
 from offload.backends.host_memory import PAGE_BYTES, free_bytes, is_address_space_limited
+from offload.backends.weight_sources import managed_weights
 from offload.errors import CaptureError
 from offload.machine import CostTable, Machine
-from offload.plan import Plan, Slot, SlotKind, check_plan
+from offload.plan import Lifetime, Place, Plan, Slot, SlotKind, check_plan
 from offload.program import (
     Argument,
     BoundProgram,
@@ -185,6 +186,57 @@ def _memory(slot: Slot, operator_slots: Set[int]) -> _native.CpuMemory:
     return _native.CpuMemory.PATCHED
 
 
+def _derives_from(launch: Launch, value: int) -> bool:
+    """Whether a launch makes something of one weight alone, when that was written."""
+    return (
+        isinstance(launch.callee, Kernel) and launch.callee.derives and set(launch.reads) == {value}
+    )
+
+
+def _needs_no(launch: Launch, value: int) -> bool:
+    """Whether a kernel has something else in the place of a weight."""
+    views = list(launch.views())
+    return isinstance(launch.callee, Kernel) and all(
+        at in launch.callee.packed for at, view in enumerate(views) if view.value == value
+    )
+
+
+def _replaced(launch: Launch) -> _native.CpuReplaced:
+    """The launches that a kernel stands for, as recorded, each result in memory of its own."""
+    assert isinstance(launch.callee, Kernel)
+    program = launch.callee.replaces
+    inputs = [view.value for view in program.inputs]
+    results = [result.view.value for result in program.results]
+    last = dict.fromkeys(results, len(program.launches) + 1)
+    for one in program.launches:
+        for value in (*one.reads, *one.writes):
+            last[value] = max(last.get(value, 0), one.index + 1)
+    made = frozenset(range(len(program.values))) - {*inputs}
+    slots = [
+        Slot(
+            value.index,
+            SlotKind.OPERATOR if value.index in made else SlotKind.INPUT,
+            value.size_bytes,
+            value.name,
+        )
+        for value in program.values
+    ]
+    plan = Plan(
+        tuple(slots),
+        tuple(Place(slot.index, 0) for slot in slots),
+        tuple(Lifetime(0, last.get(slot.index, 0)) for slot in slots),
+        alignment_bytes=1,
+        feature_map_bytes=0,
+        lower_bound_bytes=0,
+        unshared_bytes=0,
+        method="each by itself",
+    )
+    resident, _, _ = _Builder(BoundProgram(program), plan, made).resident()
+    first_result = len(list(launch.views()))
+    words = range(first_result, first_result + len(results))
+    return _native.CpuReplaced(resident, inputs, list(zip(words, results, strict=True)))
+
+
 class _Builder:
     """Translates one Program and Plan into a CpuResident."""
 
@@ -195,9 +247,24 @@ class _Builder:
         self._operator_allocated = operator_allocated
         self._index: dict[TensorView, int] = {}
         self._tensors: list[_native.CpuTensor] = []
+        self._numbers: Mapping[int, int] = {}  # in the stream, by Value
         self._tables = gathered_tables(bound, plan.streaming) if plan.streaming is not None else {}
 
     def loaded(self) -> Loaded:
+        resident, weights, stream = self.resident()
+        return Loaded(
+            resident,
+            self._operator_allocated,
+            lambda: tuple(LaunchReport(mode, size) for mode, size in resident.launch_modes),
+            weights=weights,
+            stream=stream,
+            derive_again=resident.derive_again if self._derives() else None,
+        )
+
+    def resident(
+        self,
+    ) -> tuple[_native.CpuResident, Mapping[int, torch.Tensor], _native.WeightStream | None]:
+        """The launches on their storages; weights that a stream brings, and the stream."""
         launches = [
             None if isinstance(launch.callee, Kernel) else self._describe(launch)
             for launch in self._program.launches
@@ -215,6 +282,7 @@ class _Builder:
         weights: Mapping[int, torch.Tensor] = {}
         if self._plan.streaming is not None:
             stream, weights = make_stream(self._bound, self._plan.streaming)
+            self._numbers = {value: at for at, value in enumerate(managed_weights(self._bound))}
         resident = _native.CpuResident(slots, self._tensors, stream)
         for launch, description in zip(self._program.launches, launches, strict=True):
             if description is None:
@@ -224,14 +292,9 @@ class _Builder:
                 resident.add(**description)
             except (TypeError, ValueError) as error:
                 raise CaptureError(f"{launch.source}: {error}") from error
-        return Loaded(
-            resident,
-            self._operator_allocated,
-            lambda: tuple(LaunchReport(mode, size) for mode, size in resident.launch_modes),
-            weights=weights,
-            stream=stream,
-            derive_again=resident.derive_again if self._derives() else None,
-        )
+        if stream is not None:
+            resident.set_packed_weights(self._packed_weights())
+        return resident, weights, stream
 
     def _derives(self) -> bool:
         return any(True for _ in self._plan.of_kind(SlotKind.DERIVED))
@@ -248,20 +311,46 @@ class _Builder:
             function=function.address,
             words=words,
             prove=function.prove,
-            run_replaced=function.run_replaced,
+            make_replaced=functools.partial(_replaced, launch),
             name=launch.name,
             source=launch.source,
             releases=self._releases(launch),
             sources=self._sources(launch) if launch.callee.derives else (),
         )
 
-    def _sources(self, launch: Launch) -> list[tuple[torch.Tensor, ...]]:
-        holders = self._bound.bindings.weights  # a weight in a file has none
-        return [tuple(holders.get(view.value, ())) for view in launch.views()]
+    def _sources(self, launch: Launch) -> list[tuple[torch.Tensor, ...] | int]:
+        holders = self._bound.bindings.weights
+        values = [view.value for view in launch.views()]
+        return [
+            self._numbers[value] if value in self._numbers else tuple(holders[value])
+            for value in values
+        ]
+
+    def _packed_weights(self) -> list[tuple[int, list[int]]]:
+        """The streamed weights of which kernels have what was derived, and nobody needs more.
+
+        Returns:
+            The weight's number in the stream, and the launches that read it as long as their
+            proofs last.
+        """
+        program = self._program
+        seen = {result.view.value for result in program.results}
+        readers: dict[int, list[Launch]] = {}
+        for launch in program.launches:
+            for value in {*launch.reads, *launch.writes} & self._numbers.keys():
+                readers.setdefault(value, []).append(launch)
+        packed = []
+        for value, launches in readers.items():
+            others = [one for one in launches if not _derives_from(one, value)]
+            is_derived = len(others) < len(launches)
+            if is_derived and value not in seen and all(_needs_no(one, value) for one in others):
+                packed.append((self._numbers[value], [one.index for one in others]))
+        return packed
 
     def _describe(self, launch: Launch) -> dict[str, Any]:
         name, overload = split_operator(launch.name)
-        out_overload = out_variant(launch)
+        is_allocated = any(view.value in self._operator_allocated for view in launch.made())
+        out_overload = None if is_allocated else out_variant(launch)
         outputs = [] if out_overload is None else [self._tensor(view) for view in launch.made()]
         return {
             "operator_name": name,

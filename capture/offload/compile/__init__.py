@@ -7,7 +7,7 @@ object (`making`, `toolchain`), kept for later processes (`cache`). A kernel is 
 execution against what it replaces (`proof`).
 """
 
-from offload.compile.cache import CacheRefused, KernelCache
+from offload.compile.cache import CacheRefused, KernelCache, open_cache
 from offload.compile.choice import Choice, choice_key
 from offload.compile.fusion import Fused, FusedRegion, Fusion, fuse
 
@@ -20,4 +20,5 @@ __all__ = [
     "KernelCache",
     "choice_key",
     "fuse",
+    "open_cache",
 ]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import platform
+import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +20,7 @@ from typing import Any, TypeVar
 import platformdirs
 import torch
 
-from offload.compile.choice import Choice
+from offload.compile.choice import Choice, choices_of
 from offload.compile.toolchain import (
     FLAGS,
     TEMPLATES,
@@ -24,6 +28,7 @@ from offload.compile.toolchain import (
     find_compiler,
     most_threads,
 )
+from offload.program import Program
 
 T = TypeVar("T")
 
@@ -38,7 +43,7 @@ _DAMAGED = (
 )
 """What reading a document raises that is not as it was written."""
 
-FORMAT = 2
+FORMAT = 3
 
 LIMIT_BYTES = 2**29
 """Of all that is kept for one environment; what was used least lately goes first."""
@@ -70,9 +75,16 @@ class Entry:
 class KernelCache:
     """The kernels of one user on one machine, for one torch and one version of the templates.
 
-    A region's entry is a JSON file, and says in which shared object its function is. Code is loaded
-    from files alone whose digest the entry's name has, in a folder that nobody else may write to.
+    A region's entry is a JSON file, and says in which shared object its function is. It has its own
+    name and a digest in it, so that what was changed or exchanged is not read. Code is loaded from
+    files alone whose digest is their name, in a folder that nobody else may write to.
+
+    Attributes:
+        folder: where the files are.
+        refusal: why that is a folder of this process alone; empty where it is the user's.
     """
+
+    refusal = ""
 
     def __init__(self, folder: Path | None = None) -> None:
         """Open the folder, and make it where it is not there.
@@ -115,12 +127,13 @@ class KernelCache:
         path = self.folder / f"{key}.json"
         try:
             document = json.loads(path.read_text())
+            if document.pop("digest") != _digest_of(key, document):
+                raise ValueError(f"{path} is not as it was written")
             found, compiler = parse(document), str(document["compiler"])
         except FileNotFoundError:
             return None
         except _DAMAGED:
-            with contextlib.suppress(OSError):
-                path.unlink()
+            _remove(path)
             return None
         if _compiler() not in (compiler, ""):
             return None
@@ -165,8 +178,14 @@ class KernelCache:
         """
         self._write(key, choice.to_document())
 
+    def forget_choices(self, program: Program) -> None:
+        """Forget what was chosen for a program, so that it is timed again."""
+        for path in self.folder.glob(f"{choices_of(program)}*.json"):
+            _remove(path)
+
     def _write(self, key: str, document: Mapping[str, Any]) -> None:
-        content = json.dumps({**document, "compiler": _compiler()})
+        complete = {**document, "compiler": _compiler()}
+        content = json.dumps({**complete, "digest": _digest_of(key, complete)})
         try:
             self._put(f"{key}.json", content.encode())
         except OSError as error:
@@ -177,7 +196,10 @@ class KernelCache:
         handle, partial = tempfile.mkstemp(dir=self.folder, suffix=".partial")
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        os.replace(partial, self.folder / name)
+        target = self.folder / name
+        if target.is_dir():
+            _remove(target)
+        os.replace(partial, target)
 
     def _is_whole(self, library: str) -> bool:
         path = self.folder / library
@@ -189,7 +211,7 @@ class KernelCache:
             if is_whole:
                 os.utime(path)
             else:
-                path.unlink()
+                _remove(path)
         return is_whole
 
     def _make_room(self) -> None:
@@ -206,6 +228,52 @@ class KernelCache:
             with contextlib.suppress(OSError):
                 path.unlink()
             total -= size
+
+
+def open_cache(folder: Path | None = None) -> KernelCache:
+    """The folder, or where it cannot be used one of this process alone, with a warning.
+
+    Raises:
+        CacheRefused: there is no folder for that either.
+    """
+    try:
+        return KernelCache(folder)
+    except CacheRefused as error:
+        cache = KernelCache(_own_folder(folder))
+        cache.refusal = str(error)
+        warnings.warn(
+            f"{error}; kernels are kept for this process alone, and made again by the next one. "
+            "XDG_CACHE_HOME names another place for caches",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return cache
+
+
+@functools.cache
+def _own_folder(_: Path | None) -> Path:
+    """A folder in the place of another, that goes with the process."""
+    try:
+        folder = tempfile.mkdtemp(prefix="offload-kernels-")
+    except OSError as error:
+        raise CacheRefused(f"there is no folder for kernels either: {error}") from error
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder) / "kernels"
+
+
+def _remove(path: Path) -> None:
+    """Remove what should not be there, whatever it is."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _digest_of(key: str, document: Mapping[str, Any]) -> str:
+    """Of an entry with its name, without the digest itself."""
+    content = json.dumps([key, document], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _entry(document: Mapping[str, Any]) -> Entry:

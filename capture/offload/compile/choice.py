@@ -67,5 +67,10 @@ def choice_key(program: Program, regions: Iterable[str], n_threads: int) -> str:
         regions: the keys of those that may become kernels.
         n_threads: that torch has.
     """
-    content = json.dumps([program_key(program), sorted(regions), n_threads])
-    return f"choice-{hashlib.sha256(content.encode()).hexdigest()}"
+    content = json.dumps([sorted(regions), n_threads])
+    return f"{choices_of(program)}{hashlib.sha256(content.encode()).hexdigest()}"
+
+
+def choices_of(program: Program) -> str:
+    """What the keys of all choices for a program begin with."""
+    return f"choice-{program_key(program)}-"

@@ -135,10 +135,12 @@ def convolution(launch: Launch) -> Convolution:
     if any(one.dtype != "float32" for one in given):
         dtypes = sorted({one.dtype for one in given})
         raise UnsupportedRegion(f"convolutions are of float32, not of {' and '.join(dtypes)}")
-    if not all(
-        same_strides(one.shape, one.strides, contiguous_strides(one.shape)) for one in given
-    ):
-        raise UnsupportedRegion("a convolution of images that are not laid out channel by channel")
+    named = ["images", "weights", "images", "biases"]
+    for one, what in zip(given, named, strict=False):
+        if not same_strides(one.shape, one.strides, contiguous_strides(one.shape)):
+            raise UnsupportedRegion(
+                f"a convolution of {what} that are not laid out channel by channel"
+            )
     return Convolution(
         x,
         w,

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from offload.byte_sizes import show_bytes
 from offload.compile.choice import Choice
 from offload.compile.endings import sums_of
-from offload.compile.extraction import whole_view
+from offload.compile.extraction import Extracted, whole_view
 from offload.compile.making import Kernels
 from offload.compile.packing import Packing, packable_weights
 from offload.compile.proof import KernelProof
@@ -51,11 +51,12 @@ class Fusion:
     """What became kernels, and what did not.
 
     Attributes:
-        regions: of which a kernel was made, in order.
+        regions: of which a kernel was made, in order, also where its proof has failed.
         packed_bytes: of each weight that kernels read as panels, those of its panels.
         kept: how many other launches stay as recorded, by operator and reason.
         proofs: of each kernel in `Bindings.kernels`.
         choice: what times have told, where these were asked for; else None.
+        cache_refusal: why kernels are kept for this process alone; else empty.
     """
 
     regions: tuple[FusedRegion, ...]
@@ -63,26 +64,36 @@ class Fusion:
     kept: Mapping[tuple[str, str], int]
     proofs: tuple[KernelProof, ...]
     choice: Choice | None = None
+    cache_refusal: str = ""
 
     @property
     def n_kernels(self) -> int:
-        """Launches of compiled code, besides those that pack weights."""
-        return len(self.regions)
+        """Launches of compiled code that have not failed, besides those that pack weights."""
+        return len(self._used)
 
     @property
     def n_replaced(self) -> int:
         """Recorded launches that these stand for."""
-        return sum(region.end - region.first for region in self.regions)
+        return sum(region.end - region.first for region in self._used)
+
+    @property
+    def _used(self) -> list[FusedRegion]:
+        return [region for region in self.regions if not self.proofs[region.kernel].failure]
+
+    def __str__(self) -> str:
+        """As `explain`, in one text."""
+        return "\n".join(self.explain())
 
     def explain(self) -> list[str]:
         """What became of the launches, in lines for people."""
-        replaced = f"{self.n_kernels} kernels in the place of {self.n_replaced} recorded launches"
-        lines = [f"fused: {replaced if self.regions else 'nothing'}"]
+        kernels = "1 kernel" if self.n_kernels == 1 else f"{self.n_kernels} kernels"
+        replaced = f"{kernels} in the place of {self.n_replaced} recorded launches"
+        lines = [f"fused: {replaced if self._used else 'nothing'}"]
         lines += [] if self.choice is None else [f"  {self.choice.explain()}"]
         if self.packed_bytes:
             lines.append(
-                f"  {len(self.packed_bytes)} packed weights, {show_bytes(sum(self.packed_bytes))} "
-                "beside the model's own, made again where these are written"
+                f"  {len(self.packed_bytes)} packed weights, {show_bytes(sum(self.packed_bytes))}, "
+                "made again where the model's are written"
             )
         lines += [
             f"  {count} x {operator} as recorded: {reason}"
@@ -93,6 +104,13 @@ class Fusion:
             f"  {count} x {name} failed its proof: {failure}"
             for (name, failure), count in sorted(failures.items())
         ]
+        if self.cache_refusal:
+            lines.append(f"  kernels are kept for this process alone: {self.cache_refusal}")
+        if failures:
+            lines.append(
+                "  what failed runs as recorded for good; if the first execution's inputs were "
+                "unusual, as of infinities, load again and begin with others"
+            )
         return lines
 
 
@@ -188,6 +206,19 @@ def _shared_ranges(launches: Sequence[Launch]) -> tuple[str, ...]:
     return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
+def _unread(extracted: Extracted, weight: int) -> tuple[int, ...]:
+    """A packed weight's position among the inputs, unless more of it than the matrix is used."""
+    position = next(at for at, view in enumerate(extracted.inputs) if view.value == weight)
+    inside = extracted.program.inputs[position].value
+    uses = [
+        view
+        for launch in extracted.program.launches
+        for view in launch.views()
+        if view.value == inside
+    ]
+    return (position,) if len(uses) == 1 else ()
+
+
 class _Rewriter:
     """Gathers the launches of the fused Program."""
 
@@ -205,17 +236,20 @@ class _Rewriter:
         """A kernel in the place of the region's launches, what packs its matrix before it."""
         extracted = region.extracted
         replaced = self._program.launches[region.first : region.end]
-        packed = []
+        panels: list[TensorView] = []
+        packed: tuple[int, ...] = ()
         if (packing := region.packing) is not None:
-            packed.append(self._panels(region.weight, packing, replaced))
+            panels.append(self._panels(region.weight, packing, replaced))
+            packed = _unread(extracted, region.weight)
         scratch_bytes = self._kernels.entries[region.key].scratch_bytes
         scratch = [self._scratch(size_bytes) for size_bytes in scratch_bytes]
         self._add_kernel(
             region.key,
             extracted.program,
-            (*extracted.inputs, *packed),
+            (*extracted.inputs, *panels),
             made=(*extracted.made, *scratch),
             replaced=replaced,
+            packed=packed,
             sums=sums_of(extracted.program) if region.kind is Kind.TEMPLATE else -1,
         )
         kernel = len(self._functions) - 1
@@ -254,6 +288,7 @@ class _Rewriter:
         made: tuple[TensorView, ...],
         replaced: Sequence[Launch],
         derives: bool = False,
+        packed: tuple[int, ...] = (),
         sums: int = -1,
     ) -> None:
         """A launch of a compiled function, in the place in people's code of those it replaces."""
@@ -261,7 +296,7 @@ class _Rewriter:
             self._kernels.address(key),
             self._kernels.entries[key].scratch_bytes,
         )
-        callee = Kernel(len(self._functions), replaces, derives)
+        callee = Kernel(len(self._functions), replaces, derives, packed)
         n_derived = len(given) - len(replaces.inputs)
         proof = KernelProof(
             callee.name, address, replaces, scratch_bytes, n_derived=n_derived, sums=sums
@@ -282,7 +317,7 @@ class _Rewriter:
             )
         )
         self._proofs.append(proof)
-        self._functions.append(KernelFunction(address, proof.prove, proof.run_replaced))
+        self._functions.append(KernelFunction(address, proof.prove))
 
     def fused(
         self, bound: BoundProgram, kept: Mapping[tuple[str, str], int], choice: Choice | None
@@ -297,6 +332,7 @@ class _Rewriter:
             dict(kept),
             tuple(self._proofs),
             choice,
+            self._kernels.cache_refusal,
         )
         return Fused(BoundProgram(rewritten.program, bindings), fusion)
 

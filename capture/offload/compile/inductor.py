@@ -8,6 +8,7 @@ written for makes a region unsupported, and never raises anything else.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -15,6 +16,7 @@ import re
 import threading
 import types
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch
 
 from offload.compile.graph import STRICT_INDICES, trace
 from offload.compile.loops import SIGNATURE, Copy, Loops, Word
+from offload.compile.moments import MOMENTS
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.toolchain import Options, find_compiler, most_threads
 from offload.program import ITEM_BYTES, Program
@@ -70,7 +73,10 @@ PRELUDE = f"{_PREFIX}\n#include <cstring>\n#ifdef _OPENMP\n#include <omp.h>\n#en
 _DIVISION_FLAG = re.compile(
     r"^.*\binductor_cpu_(throw_if_)?integer_div_error\w*\b.*\n", re.MULTILINE
 )
+_INDEX_ERROR = re.compile(r'"index out of bounds: 0 <= \w+ < (\d+)L?"')  # which names a variable
 _DIVISIONS = frozenset(("div", "floor_divide", "fmod", "remainder"))
+
+_EXACT_NEAR_ZERO = ("atanh", "expm1")
 
 _VECTORS_AT_ONCE = 4
 _DEEP = 64
@@ -106,7 +112,7 @@ def build_options() -> Options:
 
 def _compiler() -> dict[str, Any]:
     """The compiler that kernels are made with, as Inductor's setting, which would be CXX."""
-    return {"cpp.cxx": (None, find_compiler().command[0])}
+    return {"cpp.cxx": (None, find_compiler().as_one_path)}
 
 
 def lower(program: Program) -> Loops:
@@ -160,7 +166,8 @@ def _lower(program: Program, n_threads: int) -> Loops:
             nothing = torch.fx.GraphModule({}, torch.fx.Graph())
             return types.SimpleNamespace(gm=nothing), None
 
-    graph, inputs = trace(program, {**decomposition.select_decomp_table(), **STRICT_INDICES})
+    decompositions = {**decomposition.select_decomp_table(), **STRICT_INDICES, **MOMENTS}
+    graph, inputs = trace(program, decompositions)
     if not inputs:
         raise UnsupportedRegion("it has no input")
     if not _notes_divisions() and any(map(_divides_integers, graph.graph.nodes)):
@@ -173,6 +180,7 @@ def _lower(program: Program, n_threads: int) -> Loops:
     cpp.TilingSelect = _deep_loops(cpp)  # type: ignore[misc]
     try:
         with (
+            _exact_near_zero(cpp.CppVecOverrides),
             torch._guards.tracing(torch._guards.TracingContext(mode)),
             V.set_fake_mode(mode),
             V.set_aot_compilation(True),
@@ -213,6 +221,27 @@ def _deep_loops(cpp: Any) -> Any:
             return factors, indices, *rest
 
     return DeepLoops
+
+
+@contextlib.contextmanager
+def _exact_near_zero(vectors: Any) -> Iterator[None]:
+    """Vectors by torch's own functions, of which Inductor makes others that are 0 near 0.
+
+    It writes `exp(x) - 1` for `expm1(x)`, of which elu and its like are made, and
+    `log((1 + x) / (1 - x)) / 2` for `atanh(x)`. Another thread's loops are right with either.
+    """
+    before = {name: vars(vectors)[name] for name in _EXACT_NEAR_ZERO if name in vars(vectors)}
+    for name in before:
+        setattr(vectors, name, staticmethod(functools.partial(_call_of, name)))
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(vectors, name, function)
+
+
+def _call_of(name: str, x: object) -> str:
+    return f"{x}.{name}()"
 
 
 @functools.cache
@@ -301,6 +330,7 @@ class _Reader:
         if found is None or not SIGNATURE.search(found[1]):
             raise UnsupportedRegion("Inductor defines a kernel otherwise than known")
         body = _DIVISION_FLAG.sub("", found[1].replace(_PREFIX, ""))
+        body = _INDEX_ERROR.sub(r'"index out of bounds for a dimension of size \1"', body)
         self._kernels[name] = _SHARED.sub(_AS_MANY_AS_NOW, body)
 
     def call(self, name: str, arguments: Any, c_types: list[str]) -> None:

@@ -10,6 +10,10 @@ from offload.compile.toolchain import EXPORTED
 SIGNATURE = re.compile(r'extern "C"\s+void\s+kernel\(')
 """Of each kernel in its own source."""
 
+_POINTER = re.compile(r"\*\s*(?=\w)")
+_NAME = re.compile(r"(\w+)\s*(?:,|$)")
+_SHARED_WHOLE = re.compile(r"\s*\{\s*(#pragma omp parallel [^\n]*)\n(?=\s*\{)")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Word:
@@ -56,7 +60,7 @@ class Loops:
     def source(self, symbol: str) -> str:
         """The functions, and one `void symbol(void* const* words)` that calls them in order."""
         texts = [
-            SIGNATURE.sub(f"static void {symbol}_{name}(", body, count=1)
+            _function(f"{symbol}_{name}", body, is_apart=self._is_apart(name))
             for name, body in self.kernels.items()
         ]
         lines = [f"{EXPORTED} void {symbol}(void* const* words) {{"]
@@ -66,3 +70,35 @@ class Loops:
             arguments = f"words[{copy.to}], {copy.source.pointer}, {copy.size_bytes}"
             lines.append(f"  std::memcpy({arguments});")
         return "\n".join([*texts, *lines, "}"])
+
+    def _is_apart(self, name: str) -> bool:
+        """Whether the pointers of a kernel are never to the same input, result or scratch."""
+        return all(
+            len({word.number for word in words}) == len(words)
+            for called, words in self.calls
+            if called == name
+        )
+
+
+def _function(name: str, body: str, *, is_apart: bool) -> str:
+    """A kernel's source under its name.
+
+    Of pointers that are apart it says so: a compiler then computes what is the same for a row once,
+    though the row is written meanwhile. As it forgets that of what threads share, what these do is
+    a function by itself.
+    """
+    signature = SIGNATURE.search(body)
+    assert signature is not None  # of each kernel, as it was read
+    begin = body[: signature.start()]
+    parameters, _, rest = body[signature.end() :].partition(")")
+    if not is_apart:
+        return f"{begin}static void {name}({parameters}){rest}"
+    apart = _POINTER.sub("* __restrict__ ", parameters)
+    shared = _SHARED_WHOLE.match(rest)
+    if shared is None or rest.count("#pragma omp parallel") > 1:
+        return f"{begin}static void {name}({apart}){rest}"
+    given = ", ".join(_NAME.findall(parameters))
+    return (
+        f"{begin}static void {name}_of_thread({apart}) {{{rest[shared.end() :]}\n"
+        f"static void {name}({parameters}) {{\n{shared[1]}\n  {name}_of_thread({given});\n}}"
+    )

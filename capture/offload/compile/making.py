@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from offload.compile import templates
-from offload.compile.cache import CacheRefused, Entry, KernelCache
+from offload.compile.cache import CacheRefused, Entry, KernelCache, open_cache
 from offload.compile.packing import Packing
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.regions import Kind, Region
@@ -43,12 +43,12 @@ class Kernels:
     """
 
     def __init__(self, cache_folder: Path | None = None) -> None:
-        """Open the cache; where that is refused, so is every region, for that reason."""
+        """Open the cache, or one of this process; without either every region is refused."""
         self.entries: dict[str, Entry] = {}
         self._addresses: dict[tuple[str, str], int] = {}
         self._refusal = ""
         try:
-            self._cache: KernelCache | None = KernelCache(cache_folder)
+            self._cache: KernelCache | None = open_cache(cache_folder)
         except CacheRefused as error:
             self._cache, self._refusal = None, str(error)
 
@@ -68,6 +68,11 @@ class Kernels:
                     self._add(key, found)
         for key, entry in self._made(missing).items() if missing else ():
             self._add(key, entry)
+
+    @property
+    def cache_refusal(self) -> str:
+        """Why kernels are kept for this process alone; empty where they are for others too."""
+        return "" if self._cache is None else self._cache.refusal
 
     def address(self, key: str) -> int:
         """Where the function of a region is that has one."""

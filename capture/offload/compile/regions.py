@@ -15,7 +15,7 @@ from offload.compile.functional import functional_name, make_functional
 from offload.compile.packing import Packing, pack, pays
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.templates import TEMPLATES, function, matrix_of, n_rows
-from offload.program import Launch, Operator, Program, Role, TensorView
+from offload.program import Launch, Operator, Program, Role, TensorView, Value, is_dense
 from offload.torch_names import find_overload
 
 
@@ -73,11 +73,11 @@ LOOP_OPERATORS = frozenset(
         "_unsafe_masked_index_put_accumulate", "adaptive_max_pool2d", "adaptive_max_pool3d",
         "addmv", "addr", "all", "all.dim", "amax", "amin", "aminmax", "any", "any.dim",
         "arange.start_step", "argmax", "argmin", "as_strided_copy", "as_strided_scatter",
-        "avg_pool2d", "avg_pool3d", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+        "avg_pool2d", "avg_pool3d", "binary_cross_entropy_with_logits",
         "block_diag", "cat", "channel_shuffle", "clone", "constant_pad_nd", "count_nonzero",
         "diag_embed", "diagonal_copy", "diagonal_scatter", "dist", "dot", "embedding",
         "expand_copy", "fill.Scalar", "flip", "floor_divide", "full_like", "gather", "glu",
-        "grid_sampler_2d", "hardswish", "huber_loss", "index.Tensor", "index_add", "index_copy",
+        "hardswish", "huber_loss", "index.Tensor", "index_add", "index_copy",
         "index_fill.int_Scalar", "index_fill.int_Tensor", "index_put", "index_select",
         "log_sigmoid_forward", "logsumexp", "masked_fill.Tensor", "max", "max.dim",
         "max_pool2d_with_indices", "max_pool3d_with_indices", "max_unpool2d", "max_unpool3d",
@@ -184,9 +184,12 @@ class _Finder:
         """Why a launch stays as recorded; empty where it may be fused."""
         if kept := self._kept_operators.get(launch.name):
             return kept
+        places = launch.results[1] if launch.name in _POOLS else None
+        if places is not None and self._last_use[places.value] > launch.index:
+            return "gives the places of largest numbers, of several NaN another one"
         empty = (view.value for view in launch.made() if not self._size_bytes(view))
         if any(self._last_use[index] > launch.index for index in empty):
-            return _NOT_PLAIN
+            return _EMPTY
         return _why_not(self._program, launch)
 
     def _size_bytes(self, view: TensorView) -> int:
@@ -251,7 +254,33 @@ def _packed(program: Program, region: Region, packable: Set[int]) -> Region:
 
 def _why_not(program: Program, launch: Launch) -> str:
     """Why a launch stays as recorded; empty where it may be fused."""
-    return next((why for is_so, why in _OBSTACLES if is_so(program, launch)), "")
+    whys = (why for is_so, why in _OBSTACLES if is_so(program, launch))
+    return next(whys, "") or _unlike(program, launch)
+
+
+def _unlike(program: Program, launch: Launch) -> str:
+    """How a tensor that a launch uses or makes differs from those that kernels take."""
+    for view in _used(program, launch):
+        if view.conjugate or view.negative:
+            return "of a lazy view, conjugated or negated"
+        if why := _why_not_of(program.values[view.value], view.dtype):
+            return why
+    if any(view != whole_view(program.values[view.value]) for view in launch.made()):
+        return "gives a part of what it makes"
+    return ""
+
+
+def _why_not_of(value: Value, seen_as: str) -> str:
+    """Why kernels do not take a Value; empty where they do."""
+    if unknown := [dtype for dtype in (seen_as, value.dtype) if dtype not in _DTYPES]:
+        return f"of {unknown[0]}"
+    if not value.size_bytes:
+        return _EMPTY
+    if not is_dense(value.shape, value.strides):
+        return "of a tensor with gaps, or of which elements share memory"
+    if not is_plain(value):
+        return "of a tensor in larger memory than its own, or in a device's format"
+    return ""
 
 
 def _used(program: Program, launch: Launch) -> tuple[TensorView, ...]:
@@ -275,7 +304,32 @@ def _is_followed(program: Program, launch: Launch) -> bool:
 
 
 _WRITES = "writes what it is given"
-_NOT_PLAIN = "of a tensor that is empty, that does not fill its memory, or a part of a larger one"
+_EMPTY = "of an empty tensor"
+
+_POOLS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "adaptive_max_pool2d", "adaptive_max_pool3d",
+        "max_pool2d_with_indices", "max_pool3d_with_indices",
+    )
+)  # fmt: skip
+
+
+def _rounds_quotients(program: Program, launch: Launch) -> bool:
+    """Whether Inductor rounds a quotient of fractions that torch finds exactly, by `fmod`."""
+    name = launch.name.removeprefix("aten::").partition(".")[0].removesuffix("_")
+    is_floor = name in ("floor_divide", "remainder") or (
+        name == "div" and "floor" in launch.arguments
+    )
+    return is_floor and any("float" in view.dtype for view in _used(program, launch))
+
+
+def _truncates_quotients(program: Program, launch: Launch) -> bool:
+    """Whether it divides integers as C++ does, which by zero would end the process."""
+    name = launch.name.removeprefix("aten::").partition(".")[0].removesuffix("_")
+    is_trunc = name == "div" and "trunc" in launch.arguments
+    return is_trunc and not any("float" in view.dtype for view in launch.views())
+
 
 _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
     (
@@ -283,6 +337,16 @@ _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
         "not an operator of torch's own",
     ),
     (lambda _, launch: launch.random, "draws random numbers"),
+    (
+        lambda _, launch: launch.name.removesuffix("_") == "aten::erf",
+        "torch's vectors have it from 1, and lose what is near 0",
+    ),
+    (
+        lambda _, launch: launch.name.removesuffix("_") == "aten::acosh",
+        "torch's vectors overflow beyond 1e19, which acosh does not",
+    ),
+    (_truncates_quotients, "divides integers, of which Inductor's loops note no zero"),
+    (_rounds_quotients, "finds a remainder exactly, which Inductor's loops do not"),
     (lambda _, launch: launch.guard is not None or launch.guards_shape, "is guarded"),
     (
         lambda program, launch: (
@@ -292,34 +356,13 @@ _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
         _WRITES,
     ),
     (
-        lambda _, launch: (
-            not launch.results or (None in launch.results and not functional_name(launch))
-        ),
-        "gives no new tensor",
-    ),
-    (
         lambda _, launch: not _is_known(launch.name) and not functional_name(launch),
         "no kernel is made of this operator",
     ),
     (
-        lambda program, launch: any(
-            view.conjugate
-            or view.negative
-            or not {view.dtype, program.values[view.value].dtype} <= _DTYPES
-            for view in _used(program, launch)
+        lambda _, launch: (
+            not launch.results or (None in launch.results and not functional_name(launch))
         ),
-        "of a dtype, or of a lazy view, that kernels do not take",
-    ),
-    (
-        lambda program, launch: (
-            not all(is_plain(program.values[view.value]) for view in _used(program, launch))
-        ),
-        _NOT_PLAIN,
-    ),
-    (
-        lambda program, launch: any(
-            view != whole_view(program.values[view.value]) for view in launch.made()
-        ),
-        "gives a part of what it makes",
+        "gives no new tensor",
     ),
 )

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -56,7 +57,7 @@ class Options:
     flags: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Compiler:
     """A compiler that was found.
 
@@ -68,6 +69,23 @@ class Compiler:
     command: tuple[str, ...]
     identity: str
 
+    @property
+    def is_clang(self) -> bool:
+        """Whether its functions for threads are others than GCC's."""
+        return "clang" in self.identity
+
+    @functools.cached_property
+    def as_one_path(self) -> str:
+        """The same compiler for who takes a path alone: a script, where there is more."""
+        if len(self.command) == 1:
+            return self.command[0]
+        folder = tempfile.mkdtemp(prefix="offload-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        script = Path(folder) / "c++"
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(self.command)} "$@"\n')
+        script.chmod(0o700)
+        return str(script)
+
 
 @functools.cache
 def find_compiler() -> Compiler:
@@ -76,17 +94,28 @@ def find_compiler() -> Compiler:
     Raises:
         CompilerMissing: there is none.
     """
-    named = shlex.split(os.environ.get("CXX", ""))
+    try:
+        named = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise CompilerMissing(f"no C++ compiler: CXX cannot be read: {error}") from error
     for command in [named] if named else [["g++"], ["c++"], ["clang++"]]:
         if path := shutil.which(command[0]):
-            real = Path(path).resolve()
-            status = real.stat()
-            identity = f"{real} {status.st_size} {status.st_mtime_ns} {' '.join(command[1:])}"
-            return Compiler((path, *command[1:]), identity)
+            found = (path, *command[1:])
+            return Compiler(found, " ".join(map(_identity, found)))
     raise CompilerMissing(
         f"no C++ compiler: {'CXX names ' + named[0] if named else 'g++, c++ and clang++'} "
         f"{'which is' if named else 'are'} not on PATH"
     )
+
+
+def _identity(word: str) -> str:
+    """A word of a command; of a program, as `g++` in `ccache g++`, also which one that is."""
+    path = shutil.which(word)
+    if path is None:
+        return word
+    real = Path(path).resolve()
+    status = real.stat()
+    return f"{real} {status.st_size} {status.st_mtime_ns}"
 
 
 def build(source: str, options: Options, target: Path) -> None:
@@ -157,11 +186,11 @@ def most_threads() -> int:
     known; clang calls others. Else 1.
     """
     try:
-        name = Path(find_compiler().command[0]).resolve().name
+        is_clang = find_compiler().is_clang
         _ = ctypes.CDLL(None).GOMP_parallel
     except (CompilerMissing, AttributeError):
         return 1
-    return 1 if "clang" in name else len(os.sched_getaffinity(0))
+    return 1 if is_clang else len(os.sched_getaffinity(0))
 
 
 def merged(options: Sequence[Options]) -> Options:

@@ -43,12 +43,10 @@ class KernelFunction:
         address: of its code, which stays loaded while the process lives.
         prove: of these addresses, whether the function may be used: called at the first execution,
             before the launch, on its live Values; changes none of their bytes.
-        run_replaced: runs the launches that it replaces instead, at these addresses.
     """
 
     address: int
     prove: Callable[[Sequence[int]], bool]
-    run_replaced: Callable[[Sequence[int]], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

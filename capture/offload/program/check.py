@@ -197,7 +197,7 @@ def _check_launches(program: Program) -> None:
             raise ProgramError(f"{where} reads or writes a value that does not exist")
         _check_accesses(program, launch, where)
         if isinstance(launch.callee, Kernel):
-            _check_kernel(program, launch, launch.callee.replaces, where)
+            _check_kernel(program, launch, launch.callee, where)
         _check_derived(program, launch, where)
         for view in launch.made():
             if made_at.setdefault(view.value, launch.index) != launch.index:
@@ -222,8 +222,9 @@ def _check_accesses(program: Program, launch: Launch, where: str) -> None:
             raise ProgramError(f"{where} makes the {program.values[index].role} %{index}")
 
 
-def _check_kernel(program: Program, launch: Launch, replaced: Program, where: str) -> None:
+def _check_kernel(program: Program, launch: Launch, kernel: Kernel, where: str) -> None:
     """Its code takes and writes as many bytes as the launches that it replaces."""
+    replaced = kernel.replaces
     check_program(replaced)
     made = [program.values[view.value] for view in launch.made()]
     inside = [
@@ -239,6 +240,12 @@ def _check_kernel(program: Program, launch: Launch, replaced: Program, where: st
         raise ProgramError(f"{where} makes values that what its kernel replaces does not give")
     if set(launch.writes) != {one.index for one in made}:
         raise ProgramError(f"{where} writes what it is given, as no kernel does")
+    derived = [one for one in given if one.role is Role.DERIVED]
+    packed = [one for at, one in enumerate(given) if at in kernel.packed]
+    if len(packed) != len(kernel.packed) or len(packed) > len(derived):
+        raise ProgramError(f"{where} has no derived values in the place of what it does not read")
+    if any(one.role is not Role.WEIGHT for one in packed):
+        raise ProgramError(f"{where} does not read what is no weight")
 
 
 def _check_derived(program: Program, launch: Launch, where: str) -> None:

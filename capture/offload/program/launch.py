@@ -63,11 +63,14 @@ class Kernel:
         replaces: the launches that it stands for, as a Program by themselves.
         derives: it makes Values of role derived: it runs where a weight that it reads was written
             since, and not in other executions.
+        packed: the positions of inputs that its code does not read, as it has what was derived of
+            these weights; who proves it against what it replaces does.
     """
 
     index: int
     replaces: Program
     derives: bool = False
+    packed: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:

@@ -413,6 +413,7 @@ class Executable(_native.CallableReplay):
             ),
             weight_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.WEIGHT)),
             derived_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.DERIVED)),
+            discarded_bytes=0 if self.streaming is None else self.streaming.discarded_bytes,
         )
 
 

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 _MODES = {
     "call": "run as recorded (in place, or into memory of their own)",
     "copied": "had an out-variant that failed its proof: run as recorded, results copied",
-    "unproved": "have an out-variant or compiled code, which the first execution will prove",
+    "unproved": "have a quicker variant, which the first execution will prove",
     "thunk": "write where the plan says (typed)",
     "gathered": "read rows of a table from the store into their result",
     "graph": "run as nodes of one graph on the device",
     "out": "write where the plan says (the operator's out-variant)",
     "kernel": "are compiled code, proved against the launches that it replaces",
-    "replaced": "run the launches that compiled code replaced, by plain torch calls: it failed its "
-    "proof",
+    "replaced": "run the launches that compiled code stands for, as recorded: it failed its proof",
     "opaque": "runs the recorded callable's own kernels as nodes of one graph on the device",
     "model": "run as tasks of one model on the device",
     "none": "compute nothing (null device)",

@@ -163,6 +163,8 @@ class MemoryReport:
         buffer_bytes: buffers of the inputs and outputs that are always copied.
         weight_bytes: the weights: held by reference, or streamed under a budget, the whole of them.
         derived_bytes: what is made of weights and kept beside them: packed for kernels.
+        discarded_bytes: of `weight_bytes` the memory of weights in files that was given back, as
+            only packed ones are needed; 0 before the first execution has proved the kernels.
     """
 
     feature_map_bytes: int
@@ -172,3 +174,4 @@ class MemoryReport:
     buffer_bytes: int
     weight_bytes: int
     derived_bytes: int
+    discarded_bytes: int

@@ -73,6 +73,12 @@ class WeightStreaming:
         return stream.wait_ns if isinstance(stream, _native.WeightStream) else None
 
     @property
+    def discarded_bytes(self) -> int:
+        """Of memory that was given back: of weights of which only packed ones are needed."""
+        stream = self._stream
+        return stream.discarded_bytes if isinstance(stream, _native.WeightStream) else 0
+
+    @property
     def store_bytes(self) -> int | None:
         """Of the host's memory, kept for the device to copy from; None where files are read.
 

@@ -36,7 +36,10 @@ struct MaxPool {
                                  (sizes.kernel_width - 1) * sizes.dilation_width + 2 * kLanes;
   static constexpr long kPadded = sizes.padding_width + sizes.width;
   static constexpr long kCount = ((kReach > kPadded ? kReach : kPadded) + 15) / 16 * 16;
-  static constexpr long kRowsAtOnce = 8;
+  // At most 64 KiB lie on the stack.
+  static constexpr long kMost = 64 * 1024 / (sizeof(float) * kCount);
+  static constexpr long kRowsAtOnce = kMost < 8 ? kMost : 8;
+  static_assert(kRowsAtOnce > 0);
 
   [[gnu::always_inline]] static Vector largest(Vector so_far, Vector next) {
     return (next > so_far) | (next != next) ? next : so_far;

@@ -1,0 +1,26 @@
+// What Python raised while an execution asked it something, and what is no error of the execution.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <exception>
+#include <utility>
+
+namespace offload {
+
+// An interrupt, or what a signal's handler raised: it comes through to the caller as it is,
+// whatever error is made of it on the way.
+//
+// Owner: whoever handles it. Thread: any; it takes the GIL itself.
+class Interrupted : public std::exception {
+ public:
+  explicit Interrupted(pybind11::error_already_set raised) : raised_(std::move(raised)) {}
+
+  const char* what() const noexcept override { return "interrupted"; }
+  const pybind11::error_already_set& raised() const { return raised_; }
+
+ private:
+  pybind11::error_already_set raised_;
+};
+
+}  // namespace offload
