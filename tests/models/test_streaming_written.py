@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -157,10 +158,9 @@ def test_parameters_that_become_views_of_one_vector_are_refused() -> None:
                 kept = [one.data for one in model.parameters()]
                 vector = nn.utils.parameters_to_vector(layers().parameters())
                 nn.utils.vector_to_parameters(vector, model.parameters())
-                with pytest.raises(offload.BindingError, match="its storage was swapped"):
-                    run(GIVEN)
-                with pytest.raises(offload.BindingError, match="another shape, dtype, strides"):
-                    run.rebind_weights()
+                for use in (functools.partial(run, GIVEN), run.rebind_weights):
+                    with pytest.raises(offload.BindingError, match="another shape, dtype, strides"):
+                        use()
                 for one, data in zip(model.parameters(), kept, strict=True):
                     one.data = data
                 assert torch.equal(run(GIVEN), model(GIVEN))
