@@ -208,7 +208,9 @@ def test_a_weight_that_was_cast_since_is_refused(n_columns: int, device_format: 
     expected = model(x.npu()).cpu()
     kept = model.weight.data
     model.weight.data = cast(kept, other)
-    with pytest.raises(offload.BindingError, match="weight: its storage was swapped"):
+    is_smaller = (n_columns, device_format) == (33, PLAIN)  # so that no rebinding is advised
+    told = "it has another .* size" if is_smaller else "its storage was swapped"
+    with pytest.raises(offload.BindingError, match=f"weight: {told}"):
         run(x.npu())
     with pytest.raises(offload.BindingError, match="stay where they were"):
         run.rebind_weights()
