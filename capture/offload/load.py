@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from offload.amounts import parse_bytes
 from offload.backends import (
     Backend,
     OfflineBackend,
@@ -17,7 +18,6 @@ from offload.backends import (
     find_backend,
     on_device,
 )
-from offload.byte_sizes import parse_bytes
 from offload.compile import Choice, Fused, Fusion
 from offload.compile import fuse as fuse_regions
 from offload.errors import (

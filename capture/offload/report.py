@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from offload.byte_sizes import show_bytes
+from offload.amounts import show_bytes
 from offload.program import one_line
 from offload.replay import Executable, LastExecution, MemoryReport
 from offload.replay.launch_waits import (

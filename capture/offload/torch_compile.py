@@ -21,8 +21,8 @@ from torch._dynamo.utils import counters
 from offload.api import capture
 from offload.block_recording import refuse_nested
 from offload.errors import CaptureError
-from offload.record import is_user_file, located_at, portable_location
 from offload.replay import Executable
+from offload.user_code import is_user_file, located_at, portable_location
 
 # Captures that one compiled graph may make; each holds an arena and its own constants.
 CAPTURE_LIMIT = 16

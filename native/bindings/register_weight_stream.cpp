@@ -4,6 +4,7 @@
 
 #include "convert.hpp"
 #include "gil.hpp"
+#include "offload/dtype_name.hpp"
 #include "offload/errors.hpp"
 #include "registers.hpp"
 #include "replay/tensor_source.hpp"
@@ -37,7 +38,7 @@ std::shared_ptr<WeightSource> make_source(const WeightPlacement& weight, py::han
   if (tensor.scalar_type() != c10::ScalarType::Byte || !tensor.is_contiguous() ||
       !tensor.device().is_cpu()) {
     throw BindingError(weight.name + ": expected a contiguous uint8 tensor on the CPU, got " +
-                       c10::toString(tensor.scalar_type()) + " on " + tensor.device().str());
+                       dtype_name(tensor.scalar_type()) + " on " + tensor.device().str());
   }
   std::shared_ptr<const std::byte> memory(
       static_cast<const std::byte*>(tensor.const_data_ptr()),

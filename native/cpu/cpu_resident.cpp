@@ -13,6 +13,7 @@
 
 #include "cpu/allocations.hpp"
 #include "cpu/kept_memory.hpp"
+#include "offload/dtype_name.hpp"
 #include "offload/errors.hpp"
 #include "replay/kernel_scope.hpp"
 
@@ -70,15 +71,16 @@ std::string told_apart(const at::Tensor& result, const CpuMade& made) {
   std::ostringstream message;
   if (result.defined()) {
     message << "returned shape " << result.sizes() << " with strides " << result.strides() << " of "
-            << result.scalar_type() << " from byte "
+            << dtype_name(result.scalar_type()) << " from byte "
             << result.storage_offset() * static_cast<std::int64_t>(result.element_size()) << " on"
             << (result.is_conj() ? ", conjugated" : "") << (result.is_neg() ? ", negated" : "");
   } else {
     message << "returned no tensor";
   }
   message << ", recorded was shape " << c10::IntArrayRef(made.layout.shape) << " with strides "
-          << c10::IntArrayRef(made.layout.strides) << " of " << made.layout.dtype << " from byte "
-          << made.offset_bytes << " on" << (made.layout.conjugate ? ", conjugated" : "")
+          << c10::IntArrayRef(made.layout.strides) << " of " << dtype_name(made.layout.dtype)
+          << " from byte " << made.offset_bytes << " on"
+          << (made.layout.conjugate ? ", conjugated" : "")
           << (made.layout.negative ? ", negated" : "");
   return message.str();
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cpu/cpu_resident.hpp"
+#include "offload/dtype_name.hpp"
 #include "offload/errors.hpp"
 
 namespace offload {
@@ -33,7 +34,7 @@ void CpuResident::check_gathered(const CpuLaunch& launch) const {
   }
   const c10::ScalarType dtype = launch.arguments.at(1).toTensor().scalar_type();
   if (dtype != c10::ScalarType::Int && dtype != c10::ScalarType::Long) {
-    refuse(std::string("indices of int32 or int64, got ") + c10::toString(dtype));
+    refuse("indices of int32 or int64, got " + dtype_name(dtype));
   }
   const std::size_t n_rows = static_cast<std::size_t>(launch.arguments[1].toTensor().numel());
   if (launch.outputs.size() != 1 || !launch.outputs.front().is_contiguous() ||

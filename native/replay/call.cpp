@@ -8,6 +8,7 @@
 #include <iterator>
 #include <sstream>
 
+#include "offload/dtype_name.hpp"
 #include "offload/errors.hpp"
 #include "replay/device_storages.hpp"
 #include "replay/host_constants.hpp"
@@ -19,13 +20,13 @@ namespace {
 
 std::string text(const TensorLayout& layout) {
   std::ostringstream out;
-  out << c10::toString(layout.dtype) << c10::IntArrayRef(layout.shape);
+  out << dtype_name(layout.dtype) << c10::IntArrayRef(layout.shape);
   return out.str();
 }
 
 std::string text(const at::Tensor& tensor) {
   std::ostringstream out;
-  out << c10::toString(tensor.scalar_type()) << tensor.sizes();
+  out << dtype_name(tensor.scalar_type()) << tensor.sizes();
   return out.str();
 }
 

@@ -5,6 +5,8 @@
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include "offload/dtype_name.hpp"
+
 namespace offload {
 namespace {
 
@@ -28,8 +30,7 @@ std::uint64_t autocast_field(c10::DeviceType device, const c10::impl::LocalDispa
 }
 
 std::string text(std::uint64_t field) {
-  return (field & kPresent) == 0 ? "off"
-                                 : c10::toString(static_cast<c10::ScalarType>(field & 0xFF));
+  return (field & kPresent) == 0 ? "off" : dtype_name(static_cast<c10::ScalarType>(field & 0xFF));
 }
 
 bool is_mode_active(c10::impl::TorchDispatchModeKey key) {

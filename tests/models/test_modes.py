@@ -70,13 +70,13 @@ MODES: dict[str, Callable[[], Any]] = {
 SURROUNDINGS = {
     "autocast": (
         lambda: torch.autocast("cpu", torch.bfloat16),
-        "autocast on cpu: off when it was recorded, BFloat16 now",
-        "autocast on cpu: BFloat16 when it was recorded, off now",
+        "autocast on cpu: off when it was recorded, bfloat16 now",
+        "autocast on cpu: bfloat16 when it was recorded, off now",
     ),
     "double": (
         lambda: default_dtype(torch.float64),
-        "the default dtype: Float when it was recorded, Double now",
-        "the default dtype: Double when it was recorded, Float now",
+        "the default dtype: float32 when it was recorded, float64 now",
+        "the default dtype: float64 when it was recorded, float32 now",
     ),
 }
 

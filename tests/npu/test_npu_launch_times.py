@@ -16,8 +16,8 @@ from torch import nn
 
 import offload
 from offload import _native
+from offload.amounts import show_bytes
 from offload.backends.ascend import TorchAscendBackend
-from offload.byte_sizes import show_bytes
 from offload.place import place
 from offload.report import report_on, report_table
 from offload.timeline import SpanKind

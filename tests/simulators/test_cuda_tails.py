@@ -18,9 +18,9 @@ from torch import nn
 
 import offload
 from offload import _native
+from offload.amounts import show_bytes
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.streamed_copies import check_copies, streamed_graph
-from offload.byte_sizes import show_bytes
 from offload.place import place
 from offload.streaming import Streaming
 

@@ -18,7 +18,7 @@ from test_streaming import Deep, weight_bytes
 from test_streaming_telemetry import NO_HEADER
 
 import offload
-from offload.byte_sizes import show_bytes
+from offload.amounts import show_bytes
 from offload.report import report_on, report_table
 from offload.timeline import SpanKind
 

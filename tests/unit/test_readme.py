@@ -107,7 +107,7 @@ def test_streaming(run_page, tmp_path, capsys):
 def test_servers(run_page, capsys):
     names = run_page(DOCS / "servers.md")
     printed = capsys.readouterr().out
-    assert "expected Float[1, 64], got Float[3, 64]" in printed
+    assert "expected float32[1, 64], got float32[3, 64]" in printed
     assert "index 9 is out of bounds" in printed
     assert names["answer"].shape == (1, 8)
     assert len(names["answers"]) == 200

@@ -29,6 +29,7 @@ from offload.compile.toolchain import (
     most_threads,
 )
 from offload.program import Program
+from offload.user_code import level_of_user
 
 T = TypeVar("T")
 
@@ -245,7 +246,7 @@ def open_cache(folder: Path | None = None) -> KernelCache:
             f"{error}; kernels are kept for this process alone, and made again by the next one. "
             "XDG_CACHE_HOME names another place for caches",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=level_of_user(),
         )
         return cache
 

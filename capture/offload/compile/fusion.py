@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 
-from offload.byte_sizes import show_bytes
+from offload.amounts import show_bytes, show_count
 from offload.compile.choice import Choice
 from offload.compile.endings import sums_of
 from offload.compile.extraction import Extracted, whole_view
@@ -86,14 +86,14 @@ class Fusion:
 
     def explain(self) -> list[str]:
         """What became of the launches, in lines for people."""
-        kernels = "1 kernel" if self.n_kernels == 1 else f"{self.n_kernels} kernels"
-        replaced = f"{kernels} in the place of {self.n_replaced} recorded launches"
+        launches = show_count(self.n_replaced, "recorded launch", "recorded launches")
+        replaced = f"{show_count(self.n_kernels, 'kernel')} in the place of {launches}"
         lines = [f"fused: {replaced if self._used else 'nothing'}"]
         lines += [] if self.choice is None else [f"  {self.choice.explain()}"]
         if self.packed_bytes:
             lines.append(
-                f"  {len(self.packed_bytes)} packed weights, {show_bytes(sum(self.packed_bytes))}, "
-                "made again where the model's are written"
+                f"  {show_count(len(self.packed_bytes), 'packed weight')}, "
+                f"{show_bytes(sum(self.packed_bytes))}, made again where the model's are written"
             )
         lines += [
             f"  {count} x {operator} as recorded: {reason}"

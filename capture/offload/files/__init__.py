@@ -42,8 +42,9 @@ from offload.program import (
     with_objects,
 )
 from offload.program.reader import parse
-from offload.record import default_generator, level_of_user
+from offload.record import default_generator
 from offload.torch_names import find_dtype, torch_object
+from offload.user_code import level_of_user
 
 __all__ = [
     "check_stored_tensors",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from offload.amounts import show_count
 from offload.program.launch import Launch, Opaque
 from offload.program.values import PLACED_ROLES, Role, TensorView, Value, one_line
 from offload.structure import Structure
@@ -115,7 +116,8 @@ class Program:
 
     def __str__(self) -> str:
         lines = [
-            f"program on {self.device}: {len(self.launches)} launches, {len(self.values)} values"
+            f"program on {self.device}: {show_count(len(self.launches), 'launch', 'launches')}, "
+            f"{show_count(len(self.values), 'value')}"
         ]
         lines += [
             f"  {value.role:<10} %{value.index} {value.dtype}{list(value.shape)} "

@@ -2,9 +2,8 @@
 
 from offload.record.callables import Parameters, parameters_of, refuse_hidden_reads
 from offload.record.fake_weights import FakeWeights, device_of_call
-from offload.record.operators import is_plain_class, is_user_file, located_at, portable_location
+from offload.record.operators import is_plain_class
 from offload.record.plain_call import PlainCall
-from offload.record.python_random import level_of_user
 from offload.record.recorded_call import called_again, is_called_again
 from offload.record.recorder import Recorder
 from offload.record.recording import Recording
@@ -24,11 +23,7 @@ __all__ = [
     "device_of_call",
     "is_called_again",
     "is_plain_class",
-    "is_user_file",
-    "level_of_user",
-    "located_at",
     "parameters_of",
-    "portable_location",
     "refuse_hidden_reads",
     "refuse_transforms",
     "verify",

@@ -7,7 +7,7 @@ import torch
 from offload.device_formats import own_format
 from offload.errors import CaptureError
 from offload.program import Value
-from offload.record.operators import user_location
+from offload.user_code import user_location
 
 
 def refuse_own_format(tensor: torch.Tensor, what: str) -> None:

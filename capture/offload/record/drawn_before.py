@@ -10,10 +10,11 @@ import torch
 from offload.constants import same_constant
 from offload.errors import CaptureError
 from offload.program import Argument, Launch, TensorView
-from offload.record.operators import Overload, user_location
+from offload.record.operators import Overload
 from offload.record.random_outcomes import RandomOutcome, by_launch
 from offload.record.storages import TrackedStorage
 from offload.torch_names import find_dtype
+from offload.user_code import user_location
 
 
 class DrawnBefore:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from offload.errors import CaptureError
-from offload.record.operators import Overload, user_location
+from offload.record.operators import Overload
+from offload.user_code import user_location
 
 if TYPE_CHECKING:
     from offload.record.storages import TrackedStorage

@@ -32,7 +32,6 @@ from offload.record.operators import (
     shape_depends_on_data,
     shape_sources,
     tensors_in,
-    user_location,
     written_arguments,
 )
 from offload.record.random_outcomes import RandomOutcome
@@ -40,6 +39,7 @@ from offload.record.recording_device import Allocations
 from offload.record.storages import StorageTable, TrackedStorage
 from offload.record.unused_results import UnusedResults
 from offload.record.used_generators import UsedGenerators
+from offload.user_code import user_location
 
 # A tensor that an operator is given, its storage, and whether the operator declares to write it.
 Touched = tuple[torch.Tensor, TrackedStorage, bool]

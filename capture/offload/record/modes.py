@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from offload import _native
 from offload.errors import CaptureError, OffloadError
 from offload.record import host_reads
-from offload.record.operators import user_location
 from offload.record.used_generators import UsedGenerators
+from offload.user_code import user_location
 
 
 class Watcher(Protocol):

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
 import functools
-import os
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,6 +13,7 @@ from offload.eager_run import flat
 from offload.errors import CaptureError
 from offload.program import Argument, Symbol
 from offload.torch_names import dtype_name
+from offload.user_code import user_location
 
 # Operators that only reserve memory: their Value starts without content and no launch is kept.
 _RESERVE_OPERATORS = frozenset(
@@ -69,69 +63,10 @@ _BATCH_NORMS = frozenset(
     {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
 )
 
-# Where the user's code is not: torch, offload, and what stands between a `with` and its exit.
-_SKIPPED = (
-    str(Path(torch.__file__).parent) + os.sep,
-    str(Path(__file__).parent.parent) + os.sep,
-    contextlib.__file__,
-)
-
 
 def is_tensor(thing: Any) -> bool:
     """Whether a leaf of a Structure."""
     return isinstance(thing, torch.Tensor)
-
-
-_traced_location = contextvars.ContextVar("traced_location", default="")
-
-
-@contextlib.contextmanager
-def located_at(location: str) -> Iterator[None]:
-    """Let `user_location` answer this, if not empty: a traced graph runs, not the user's code."""
-    token = _traced_location.set(location)
-    try:
-        yield
-    finally:
-        _traced_location.reset(token)
-
-
-def is_user_file(filename: str) -> bool:
-    """Whether code of this file is neither torch's nor offload's, nor generated."""
-    return not filename.startswith((*_SKIPPED, "<"))
-
-
-def user_location() -> str:
-    """`file:line` of the innermost frame outside torch and offload, as `portable_location`."""
-    if traced := _traced_location.get():
-        return traced
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            return portable_location(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return "unknown"
-
-
-def portable_location(filename: str, line: int | str) -> str:
-    """`file:line` without folders of this machine, as saved programs keep it.
-
-    Relative to the site-packages that the file lies in (`transformers/generation/utils.py`), else
-    to the working directory, else to its entry of `sys.path`; else the base name.
-    """
-    return f"{_portable_file(filename, os.getcwd(), tuple(sys.path))}:{line}"
-
-
-@functools.lru_cache(maxsize=1024)
-def _portable_file(filename: str, working_directory: str, search_path: tuple[str, ...]) -> str:
-    path = Path(filename)
-    if not path.is_absolute():
-        return filename
-    entries = sorted((Path(one) for one in search_path if one), key=lambda one: -len(one.parts))
-    packages = [one for one in entries if one.name in ("site-packages", "dist-packages")]
-    for folder in (*packages, Path(working_directory), *entries):
-        if folder != Path(folder.anchor) and path.is_relative_to(folder):
-            return path.relative_to(folder).as_posix()
-    return path.name
 
 
 def tensors_in(argument: Any) -> list[torch.Tensor]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 import sys
 import warnings
-from types import FrameType
 from typing import Any
 
-from offload.record.operators import is_user_file
+from offload.user_code import level_of_user
 
 
 class PythonRandom:
@@ -32,20 +31,6 @@ class PythonRandom:
                 "generators instead, or pass the numbers as tensors",
                 stacklevel=level_of_user(),
             )
-
-
-def level_of_user() -> int:
-    """The `stacklevel` of the user's line that makes the call, for the function that asks.
-
-    By its line Python knows a warning that it has shown, which another call's is not.
-    """
-    frame: FrameType | None = sys._getframe(2)
-    level = 2
-    while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            return level
-        frame, level = frame.f_back, level + 1
-    return 2
 
 
 def _states() -> dict[str, Any]:

@@ -14,8 +14,8 @@ from offload.program import ITEM_BYTES, Role, TensorView, Value, span_bytes
 from offload.record.device_formats import refuse_unwritten_in_own_format
 from offload.record.host_constants import check_host_constant, check_read_unseen
 from offload.record.model_state import ModelState, StorageWatch
-from offload.record.operators import user_location
 from offload.torch_names import dtype_name
+from offload.user_code import user_location
 
 
 @dataclasses.dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
-from offload.record.operators import user_location
+from offload.user_code import user_location
 
 
 class UnusedResults:

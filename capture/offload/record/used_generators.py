@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from offload.errors import CaptureError
-from offload.record.operators import user_location
+from offload.user_code import user_location
 
 _SEED_BYTES = 8
 

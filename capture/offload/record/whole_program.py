@@ -27,10 +27,10 @@ from offload.record.callables import Parameters
 from offload.record.fake_weights import FakeWeights
 from offload.record.folding import final_values, folded_values, holders_of, is_folded
 from offload.record.launches import LaunchRecorder
-from offload.record.operators import user_location
 from offload.record.recorded_call import RecordedCall
 from offload.record.storages import StorageTable, TrackedStorage
 from offload.structure import Structure
+from offload.user_code import user_location
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

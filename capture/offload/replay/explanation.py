@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from offload.byte_sizes import show_bytes
+from offload.amounts import show_bytes, show_count
 from offload.passes import SlotChoice
 from offload.program import Role
 
@@ -31,7 +31,7 @@ _MODES = {
 def explain(run: Executable) -> str:
     """Describe how launches are carried out, what lies outside the arena, what was avoided."""
     program, memory = run.program, run.memory_report()
-    lines = [f"{len(program.launches)} launches on {run.device}:"]
+    lines = [f"{_launches(len(program.launches))} on {run.device}:"]
     modes: dict[str, Counter[str]] = {}
     for launch, report in zip(program.launches, run.launch_reports(), strict=True):
         modes.setdefault(report.mode, Counter())[launch.name] += 1
@@ -103,20 +103,21 @@ def explain(run: Executable) -> str:
     return "\n".join(lines)
 
 
+def _launches(count: int) -> str:
+    return show_count(count, "launch", "launches")
+
+
 def _proof(run: Executable) -> list[str]:
     """What the first execution proves, or has proved."""
     proof = run.proof
     if proof is None:
         to_prove = sum(one.mode in ("unproved", "gathered") for one in run.launch_reports())
-        return (
-            [f"the first execution will prove {to_prove} launches, and takes longer: warm up once"]
-            if to_prove
-            else []
-        )
+        advice = f"will prove {_launches(to_prove)}, and takes longer: warm up once"
+        return [f"the first execution {advice}"] if to_prove else []
     if not proof.n_launches:
         return []
     return [
-        f"the first execution proved {proof.n_launches} launches in {proof.ns / 1e6:.3f} ms; "
+        f"the first execution proved {_launches(proof.n_launches)} in {proof.ns / 1e6:.3f} ms; "
         f"{proof.n_failed} of them failed and run as recorded"
     ]
 

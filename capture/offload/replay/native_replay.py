@@ -15,9 +15,9 @@ from offload.backends import Loaded, native_layout, slot_triggers
 from offload.passes import MovingSlot
 from offload.plan import Plan
 from offload.program import ITEM_BYTES, BoundProgram, Program, Role, Value, is_dense, span_bytes
-from offload.record import level_of_user
 from offload.replay.buffers import buffers_of
 from offload.structure import Structure, unflatten
+from offload.user_code import level_of_user
 
 
 def native_replay(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from offload import _native
-from offload.byte_sizes import show_bytes
+from offload.amounts import show_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from offload import _native
+from offload.amounts import show_bytes
 from offload.backends import managed_weights, native_source
-from offload.byte_sizes import show_bytes
 from offload.errors import BindingError, ExecutionError
 from offload.program import ITEM_BYTES, BoundProgram, Program, StoredTensor, is_dense
 from offload.replay.launch_waits import beyond_launches_ns, launch_waits

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import matplotlib
 from matplotlib.figure import Figure
 
+from offload.amounts import show_count
 from offload.errors import TimelineError
 from offload.timeline.chart import FONTS, Chart, Dimension, Lane, duration_text, lanes_of
 from offload.timeline.drawing import draw_charts
@@ -212,7 +213,7 @@ def _which(timeline: Timeline, execution: ExecutionTimeline) -> str:
         return "predicted"
     alike = measured_of(timeline.executions, execution.scheduling)
     launches = len(execution.of_kind(SpanKind.LAUNCH))
-    number = f"execution {execution.number:,}, {launches:,} launches"
+    number = f"execution {execution.number:,}, {show_count(launches, 'launch', 'launches')}"
     if len(alike) == 1:
         return number
     shortest, longest = (duration_text(extent_ns(one.spans)) for one in (alike[0], alike[-1]))

@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write them."""
+"""Numbers of bytes, and of things, as people write them."""
 
 from __future__ import annotations
 
@@ -40,3 +40,8 @@ def show_bytes(n_bytes: float) -> str:
         if n_bytes >= _UNITS[unit.upper()]:
             return f"{n_bytes / _UNITS[unit.upper()]:.2f} {unit}"
     return f"{n_bytes:.0f} bytes"
+
+
+def show_count(n_things: int, one: str, several: str = "") -> str:
+    """How many of what: `show_count(2, "launch", "launches")`; without the third an s is added."""
+    return f"{n_things:,} {one if n_things == 1 else several or one + 's'}"
