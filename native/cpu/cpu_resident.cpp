@@ -141,6 +141,9 @@ CpuResident::CpuResident(std::vector<CpuSlot> slots, const std::vector<CpuTensor
 
 void CpuResident::add(CpuLaunch launch) {
   launch.call = find_operator(launch.operator_name, launch.overload);
+  for (std::size_t at = 0; at < launch.arguments.size(); ++at) {
+    if (launch.arguments[at].isOptionalTensorList()) launch.lists.push_back(at);
+  }
   const std::string full_name =
       launch.operator_name + (launch.overload.empty() ? "" : "." + launch.overload);
   if (launch.table) {
@@ -293,7 +296,7 @@ void CpuResident::run(CpuLaunch& launch) {
       launch.thunk(launch.arguments.data(), launch.outputs.data());
       break;
     case CpuMode::kOut:
-      stack_.assign(launch.out_stack.begin(), launch.out_stack.end());
+      push(launch.out_stack, launch);
       launch.out->callBoxed(&stack_);
       stack_.clear();
       break;
@@ -309,8 +312,15 @@ void CpuResident::run(CpuLaunch& launch) {
   for (const std::size_t slot : launch.releases) release(slot);
 }
 
+// Lists are shared with whom they are given to. `_unsafe_masked_index` writes what it has clamped
+// into the list of its indices (torch 2.13, TensorAdvancedIndexing.cpp).
+void CpuResident::push(const std::vector<c10::IValue>& arguments, const CpuLaunch& launch) {
+  stack_.assign(arguments.begin(), arguments.end());
+  for (const std::size_t at : launch.lists) stack_[at] = stack_[at].toList().copy();
+}
+
 void CpuResident::call(CpuLaunch& launch) {
-  stack_.assign(launch.arguments.begin(), launch.arguments.end());
+  push(launch.arguments, launch);
   launch.call->callBoxed(&stack_);
   if (launch.guard && !equals(stack_.at(0), *launch.guard)) {
     std::ostringstream message;

@@ -134,6 +134,7 @@ struct CpuLaunch {
   std::optional<c10::OperatorHandle> out;
   Thunk thunk = nullptr;
   std::vector<c10::IValue> out_stack;
+  std::vector<std::size_t> lists;  // arguments that the operator may write tensors of its own into
   CpuMode mode = CpuMode::kCall;
   std::uint64_t outside_bytes = 0;  // allocated outside the arena, as counted once
 };
@@ -206,6 +207,7 @@ class CpuResident final : public Resident {
   void take_threads() const;
   [[noreturn]] void fail(const CpuLaunch& launch);
   void call(CpuLaunch& launch);
+  void push(const std::vector<c10::IValue>& arguments, const CpuLaunch& launch);
   void check_gathered(const CpuLaunch& launch) const;
   void gather(CpuLaunch& launch);
   at::Tensor embedded_from_few(const CpuLaunch& launch);

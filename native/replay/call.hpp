@@ -80,6 +80,7 @@ struct WeightSpec {
   std::vector<at::Tensor> holders;
   std::vector<TensorLayout> layouts;  // of each holder, as recorded
   std::vector<std::int64_t> offsets;  // of each holder in the storage, in elements
+  bool packed = false;                // launches read what was derived from it
   at::Tensor moved;                   // where launches find it; undefined: in the holders' storage
   c10::Storage storage;               // the holders' when they were bound
 

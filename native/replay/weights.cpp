@@ -74,9 +74,14 @@ void Weights::flatten() {
   holders_.clear();
   numbers_.clear();
   places_.clear();
+  packed_.clear();
   for (std::size_t weight = 0; weight < specs_.size(); ++weight) {
     const WeightSpec& spec = specs_[weight];
     places_.push_back({spec.slot, spec.place().unsafeGetStorageImpl()});
+    if (spec.packed) {
+      const c10::StorageImpl* const storage = spec.storage.unsafeGetStorageImpl();
+      packed_.push_back({weight, storage, storage->data()});
+    }
     for (const at::Tensor& holder : spec.holders) {
       holders_.push_back({holder.unsafeGetTensorImpl(), spec.storage.unsafeGetStorageImpl(),
                           spec.size_bytes, holder.dtype(), holder.key_set() & kLazy, weight,
@@ -112,6 +117,12 @@ void Weights::check() const {
                          "run.rebind_weights() to use the new one");
     }
     if (!is_as_bound(holder)) throw BindingError(specs_[holder.weight].name + kLaidOutAnew);
+  }
+  for (const Packed& packed : packed_) {
+    if (packed.storage->data() == packed.address) continue;
+    throw BindingError(specs_[packed.weight].name +
+                       ": its memory was moved since it was bound, as share_memory() does, and "
+                       "kernels read it packed; load the program again");
   }
 }
 

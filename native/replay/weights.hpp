@@ -34,7 +34,8 @@ class Weights {
   // Of those storages, for executions that hold them.
   const std::shared_ptr<const StoragePins>& pins() const { return pins_; }
 
-  // Refuses tensors that lie elsewhere, or are laid out anew, since they were bound. Done at each
+  // Refuses tensors that lie elsewhere, or are laid out anew, since they were bound, and packed
+  // weights whose memory was moved: other processes may write it now, unseen. Done at each
   // execution, when their memory has left the caches: all of it is asked for at once.
   void check() const;
 
@@ -63,12 +64,20 @@ class Weights {
     std::size_t first_number;  // in numbers_: sizes, strides, offset
   };
 
+  // A weight of which launches read what was derived from it, and where it was then.
+  struct Packed {
+    std::size_t weight;
+    const c10::StorageImpl* storage;
+    const void* address;
+  };
+
   bool is_as_bound(const Holder& holder) const;
   void flatten();
 
   std::vector<WeightSpec>& specs_;
   std::vector<Holder> holders_;
   std::vector<Place> places_;
+  std::vector<Packed> packed_;
   std::vector<std::int64_t> numbers_;
   std::shared_ptr<const StoragePins> pins_;
 };

@@ -165,7 +165,7 @@ def test_out_of_another_kind(two_results):
     fine = torch.zeros(4)
     for bad, parts in [
         ((torch.zeros(5), None), ["out[0]", "[4]", "[5]"]),
-        ((None, torch.zeros(4, dtype=torch.float64)), ["out[1]", "Float", "Double"]),
+        ((None, torch.zeros(4, dtype=torch.float64)), ["out[1]", "float32", "float64"]),
         ((torch.zeros(4, device="meta"), None), ["out[0]", "meta"]),
         ((torch.zeros(4, requires_grad=True), None), ["out[0]", "gradients"]),
         ((torch.zeros(4).to_sparse(), None), ["out[0]", "strided"]),

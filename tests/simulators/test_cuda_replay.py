@@ -278,7 +278,7 @@ def test_copies_are_in_a_timeline(make):
 
 def test_another_shape_is_refused_as_on_any_device(make):
     replay, _ = make()
-    with pytest.raises(BindingError, match="x: expected Long"):
+    with pytest.raises(BindingError, match="x: expected int64"):
         replay(torch.arange(COUNT + 1))
 
 

@@ -21,6 +21,7 @@ from offload.backends.base import (
 )
 from offload.backends.cpu_streaming import gathered_tables, make_stream, measure_link
 from offload.backends.host_memory import PAGE_BYTES, free_bytes, is_address_space_limited
+from offload.backends.refusals import refuse_shared
 from offload.backends.weight_sources import managed_weights
 from offload.errors import CaptureError
 from offload.machine import CostTable, Machine
@@ -252,13 +253,15 @@ class _Builder:
 
     def loaded(self) -> Loaded:
         resident, weights, stream = self.resident()
+        packed = self._program.packed_weights
         return Loaded(
             resident,
             self._operator_allocated,
             lambda: tuple(LaunchReport(mode, size) for mode, size in resident.launch_modes),
             weights=weights,
             stream=stream,
-            derive_again=resident.derive_again if self._derives() else None,
+            check_weights=functools.partial(refuse_shared, self._bound, packed),
+            derive_again=resident.derive_again if packed else None,
         )
 
     def resident(
@@ -295,9 +298,6 @@ class _Builder:
         if stream is not None:
             resident.set_packed_weights(self._packed_weights())
         return resident, weights, stream
-
-    def _derives(self) -> bool:
-        return any(True for _ in self._plan.of_kind(SlotKind.DERIVED))
 
     def _add_kernel(self, resident: _native.CpuResident, launch: Launch) -> None:
         assert isinstance(launch.callee, Kernel)

@@ -1,4 +1,4 @@
-"""What a device that runs a whole program as one task refuses, before anything runs."""
+"""What devices refuse before anything runs."""
 
 from __future__ import annotations
 
@@ -67,6 +67,21 @@ def check_formats(bound: BoundProgram) -> None:
             raise BindingError(
                 f"{value.name}: it lay in {was} when it was recorded, and lies in {now}: cast it "
                 "before the capture, and capture again"
+            )
+
+
+def refuse_shared(bound: BoundProgram, packed: Set[int]) -> None:
+    """Refuse packed weights in memory that other processes write, unseen.
+
+    Raises:
+        BindingError: one was moved there since the Program was loaded.
+    """
+    for index in packed & bound.bindings.weights.keys():
+        if any(holder.is_shared() for holder in bound.bindings.weights[index]):
+            raise BindingError(
+                f"{bound.program.values[index].name}: its memory is shared with other processes "
+                "now, whose writes are not seen, and kernels read it packed; load the program "
+                "again, which packs no shared weights"
             )
 
 

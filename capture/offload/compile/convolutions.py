@@ -141,14 +141,15 @@ def convolution(launch: Launch) -> Convolution:
             raise UnsupportedRegion(
                 f"a convolution of {what} that are not laid out channel by channel"
             )
+    dimensions = len(x.shape) - 2
     return Convolution(
         x,
         w,
         bias if isinstance(bias, TensorView) else None,
         out,
-        _pair(stride, 1),
-        _pair(padding, 0),
-        _pair(dilation, 1),
+        _pair(_spread(stride, dimensions), 1),
+        _pair(_spread(padding, dimensions), 0),
+        _pair(_spread(dilation, dimensions), 1),
         int(groups),  # type: ignore[arg-type]
     )
 
@@ -190,8 +191,12 @@ def _pair(argument: object, of_height: int) -> tuple[int, int]:
     return height, width
 
 
+def _spread(argument: object, dimensions: int) -> object:
+    """Numbers of each dimension, of which torch takes one for all."""
+    is_one = isinstance(argument, tuple) and len(argument) == 1
+    return argument * dimensions if is_one else argument  # type: ignore[operator]
+
+
 def _both(argument: object) -> tuple[int, int]:
     """Numbers of height and width, of which one may stand for both."""
-    if isinstance(argument, tuple) and len(argument) == 1:
-        argument *= 2
-    return _pair(argument, 1)
+    return _pair(_spread(argument, 2), 1)

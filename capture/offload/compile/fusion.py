@@ -91,9 +91,10 @@ class Fusion:
         lines = [f"fused: {replaced if self._used else 'nothing'}"]
         lines += [] if self.choice is None else [f"  {self.choice.explain()}"]
         if self.packed_bytes:
+            use = "made again where the model's are written" if self._used else "which nothing reads"
             lines.append(
                 f"  {show_count(len(self.packed_bytes), 'packed weight')}, "
-                f"{show_bytes(sum(self.packed_bytes))}, made again where the model's are written"
+                f"{show_bytes(sum(self.packed_bytes))}, {use}"
             )
         lines += [
             f"  {count} x {operator} as recorded: {reason}"

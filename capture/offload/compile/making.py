@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 from offload.compile import templates
 from offload.compile.cache import CacheRefused, Entry, KernelCache, open_cache
@@ -21,7 +25,10 @@ from offload.compile.toolchain import (
     find_compiler,
     merged,
 )
+from offload.program import Program
 from offload.progress import stage
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,7 +138,7 @@ def _made(missing: Mapping[str, Region | Packing], cache: KernelCache) -> dict[s
                     entries |= _compiled({key: source}, cache)
                 except CompilerFailed as error:
                     failed[key] = Entry(
-                        refusal=f"the compiler refuses it: {error}", is_lasting=False
+                        refusal=f"{find_compiler().command[0]} refuses it: {error}", is_lasting=False
                     )
         cache.keep(entries)
         told.reach(len(missing) + 1)
@@ -153,20 +160,37 @@ def _source(symbol: str, region: Region | Packing) -> _Source:
         text = templates.packing_function(symbol, region.matrix)
         return _Source(symbol, templates.PRELUDE, text, Options(), ())
     if region.kind is Kind.LOOPS:
-        from offload.compile import inductor  # noqa: PLC0415 - takes seconds
-
-        loops = inductor.lower(region.extracted.program)
-        return _Source(
-            symbol,
-            inductor.PRELUDE,
-            loops.source(symbol),
-            inductor.build_options(),
-            loops.scratch_bytes,
-        )
+        return _uninterrupted(functools.partial(_loops, symbol, region.extracted.program))
     is_packed = region.packing is not None
     text = templates.function(symbol, region.extracted.program, packed=is_packed)
     scratch_bytes = templates.scratch_bytes(region.extracted.program)
     return _Source(symbol, templates.PRELUDE, text, Options(), scratch_bytes)
+
+
+def _loops(symbol: str, program: Program) -> _Source:
+    from offload.compile import inductor  # noqa: PLC0415 - takes seconds
+
+    loops = inductor.lower(program)
+    options = inductor.build_options()
+    return _Source(symbol, inductor.PRELUDE, loops.source(symbol), options, loops.scratch_bytes)
+
+
+def _uninterrupted(work: Callable[[], T]) -> T:
+    """Work in a thread of its own, which goes on where an interrupt ends the waiting for it.
+
+    Modules that an interrupt leaves half imported are broken as long as the process lives, and
+    Inductor imports while it works.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="offload-compile").start()
+    return future.result()
 
 
 def _compiled(sources: Mapping[str, _Source], cache: KernelCache) -> dict[str, Entry]:

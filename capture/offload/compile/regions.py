@@ -69,29 +69,26 @@ LOOP_OPERATORS = frozenset(
     for name in (
         "_adaptive_avg_pool2d", "_chunk_cat", "_log_softmax",
         "_native_batch_norm_legit_no_training", "_prelu_kernel", "_safe_softmax", "_softmax",
-        "_to_copy", "_unsafe_index.Tensor", "_unsafe_masked_index",
-        "_unsafe_masked_index_put_accumulate", "adaptive_max_pool2d", "adaptive_max_pool3d",
-        "addmv", "addr", "all", "all.dim", "amax", "amin", "aminmax", "any", "any.dim",
-        "arange.start_step", "argmax", "argmin", "as_strided_copy", "as_strided_scatter",
-        "avg_pool2d", "avg_pool3d", "binary_cross_entropy_with_logits",
-        "block_diag", "cat", "channel_shuffle", "clone", "constant_pad_nd", "count_nonzero",
-        "diag_embed", "diagonal_copy", "diagonal_scatter", "dist", "dot", "embedding",
-        "expand_copy", "fill.Scalar", "flip", "floor_divide", "full_like", "gather", "glu",
-        "hardswish", "huber_loss", "index.Tensor", "index_add", "index_copy",
-        "index_fill.int_Scalar", "index_fill.int_Tensor", "index_put", "index_select",
+        "_to_copy", "adaptive_max_pool2d", "adaptive_max_pool3d", "addmv", "addr", "all", "all.dim",
+        "amax", "amin", "aminmax", "any", "any.dim", "arange.start_step", "argmax", "argmin",
+        "as_strided_copy", "as_strided_scatter", "avg_pool2d", "avg_pool3d",
+        "binary_cross_entropy_with_logits", "block_diag", "cat", "channel_shuffle", "clone",
+        "constant_pad_nd", "count_nonzero", "diag_embed", "diagonal_copy", "diagonal_scatter",
+        "dist", "dot", "embedding", "expand_copy", "fill.Scalar", "flip", "floor_divide",
+        "full_like", "gather", "glu", "hardswish", "huber_loss", "index.Tensor", "index_add",
+        "index_copy", "index_fill.int_Scalar", "index_fill.int_Tensor", "index_put", "index_select",
         "log_sigmoid_forward", "logsumexp", "masked_fill.Tensor", "max", "max.dim",
         "max_pool2d_with_indices", "max_pool3d_with_indices", "max_unpool2d", "max_unpool3d",
-        "mean", "mean.dim", "min", "min.dim", "mse_loss", "multi_margin_loss",
-        "multilabel_margin_loss_forward", "mv", "nansum", "narrow_copy", "native_group_norm",
-        "native_layer_norm", "new_full", "new_ones", "new_zeros", "nll_loss_forward",
-        "norm.ScalarOpt_dim", "ones_like", "permute_copy", "pixel_shuffle", "pixel_unshuffle",
-        "prod", "prod.dim_int", "put", "reflection_pad1d", "renorm", "repeat", "replication_pad1d",
-        "replication_pad2d", "roll", "rot90", "rsub.Tensor", "scatter.reduce", "scatter.src",
-        "scatter_add", "select_scatter", "slice_scatter", "smooth_l1_loss", "soft_margin_loss",
-        "split_with_sizes_copy", "squeeze_copy", "stack", "std.correction", "std_mean.correction",
-        "sum", "sum.dim_IntList", "t_copy", "take", "trace", "transpose_copy.int", "tril", "triu",
-        "unbind_copy.int", "unfold_copy", "unsqueeze_copy", "upsample_linear1d", "var.correction",
-        "var_mean.correction", "vdot", "view_copy", "where.self", "zeros_like",
+        "mean", "mean.dim", "min", "min.dim", "mse_loss", "mv", "nansum", "narrow_copy",
+        "native_group_norm", "native_layer_norm", "new_full", "new_ones", "new_zeros",
+        "nll_loss_forward", "norm.ScalarOpt_dim", "ones_like", "permute_copy", "pixel_shuffle",
+        "pixel_unshuffle", "prod", "prod.dim_int", "put", "reflection_pad1d", "renorm", "repeat",
+        "replication_pad1d", "replication_pad2d", "roll", "rot90", "rsub.Tensor", "scatter.reduce",
+        "scatter.src", "scatter_add", "select_scatter", "slice_scatter", "smooth_l1_loss",
+        "soft_margin_loss", "split_with_sizes_copy", "squeeze_copy", "stack", "std.correction",
+        "std_mean.correction", "sum", "sum.dim_IntList", "t_copy", "take", "trace",
+        "transpose_copy.int", "tril", "triu", "unbind_copy.int", "unfold_copy", "unsqueeze_copy",
+        "var.correction", "var_mean.correction", "vdot", "view_copy", "where.self", "zeros_like",
     )
 )  # fmt: skip
 """Besides those that torch tags as pointwise: what Inductor makes loops of, without a fallback."""
@@ -315,10 +312,24 @@ _POOLS = frozenset(
 )  # fmt: skip
 
 
+def _base_name(launch: Launch) -> str:
+    """Of torch's operator, without its overload and the mark of one in place."""
+    return launch.name.removeprefix("aten::").partition(".")[0].removesuffix("_")
+
+
+def _steps_beyond_half(launch: Launch) -> bool:
+    """Whether the next number is asked for of a dtype of 16 bits, which Inductor widens."""
+    is_half = any(view.dtype in ("bfloat16", "float16") for view in launch.views())
+    return _base_name(launch) == "nextafter" and is_half
+
+
 def _rounds_quotients(program: Program, launch: Launch) -> bool:
-    """Whether Inductor rounds a quotient of fractions that torch finds exactly, by `fmod`."""
-    name = launch.name.removeprefix("aten::").partition(".")[0].removesuffix("_")
-    is_floor = name in ("floor_divide", "remainder") or (
+    """Whether Inductor rounds a quotient of fractions that torch finds exactly, by `fmod`.
+
+    `fmod` itself is NaN in a compiler's fast form where its arguments are far apart.
+    """
+    name = _base_name(launch)
+    is_floor = name in ("floor_divide", "fmod", "remainder") or (
         name == "div" and "floor" in launch.arguments
     )
     return is_floor and any("float" in view.dtype for view in _used(program, launch))
@@ -326,8 +337,7 @@ def _rounds_quotients(program: Program, launch: Launch) -> bool:
 
 def _truncates_quotients(program: Program, launch: Launch) -> bool:
     """Whether it divides integers as C++ does, which by zero would end the process."""
-    name = launch.name.removeprefix("aten::").partition(".")[0].removesuffix("_")
-    is_trunc = name == "div" and "trunc" in launch.arguments
+    is_trunc = _base_name(launch) == "div" and "trunc" in launch.arguments
     return is_trunc and not any("float" in view.dtype for view in launch.views())
 
 
@@ -338,12 +348,20 @@ _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
     ),
     (lambda _, launch: launch.random, "draws random numbers"),
     (
-        lambda _, launch: launch.name.removesuffix("_") == "aten::erf",
+        lambda _, launch: _base_name(launch) == "erf",
         "torch's vectors have it from 1, and lose what is near 0",
     ),
     (
-        lambda _, launch: launch.name.removesuffix("_") == "aten::acosh",
+        lambda _, launch: _base_name(launch) == "acosh",
         "torch's vectors overflow beyond 1e19, which acosh does not",
+    ),
+    (
+        lambda _, launch: _base_name(launch).startswith("special_chebyshev_polynomial"),
+        "a compiler's fast form of its recurrence is not torch's where a number is NaN",
+    ),
+    (
+        lambda _, launch: _steps_beyond_half(launch),
+        "Inductor finds the next number in float32, of which 16 bits show nothing",
     ),
     (_truncates_quotients, "divides integers, of which Inductor's loops note no zero"),
     (_rounds_quotients, "finds a remainder exactly, which Inductor's loops do not"),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from offload.compile.convolutions import CONVOLUTION, MAX_POOL, convolution, max_pool_sizes
+from offload.compile.crossover import why_no_attention, why_no_product
 from offload.compile.endings import Ending, read_ending
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.toolchain import EXPORTED
@@ -139,6 +140,11 @@ def _element(*views: TensorView) -> str:
     return _ELEMENTS[dtypes[0]]
 
 
+def _refuse(why: str) -> None:
+    if why:
+        raise UnsupportedRegion(why)
+
+
 def _view(argument: object) -> TensorView:
     if not isinstance(argument, TensorView):
         raise UnsupportedRegion(f"{argument!r} is no tensor")
@@ -190,6 +196,7 @@ def _linear(words: _Words) -> str:
         raise UnsupportedRegion("a product whose result is laid out otherwise than in rows")
     given = [product.x, product.w, *([] if product.bias is None else [product.bias])]
     element = _element(*given, result.view)
+    _refuse(why_no_product(product.x.dtype, rows))
     if ending.added is not None or (ending.norm is not None and element != "float"):
         raise UnsupportedRegion("a product with another ending than its template has")
     template = "Linear<" if element == "float" else f"LinearBFloat16<{element}, "
@@ -230,6 +237,7 @@ def _batched(words: _Words) -> str:
         raise UnsupportedRegion("a product of a matrix whose rows do not lie side by side")
     if len(result) != 1 or not _is_contiguous(result[0].view):
         raise UnsupportedRegion("a product whose result is laid out otherwise than in rows")
+    _refuse(why_no_product(x.dtype, rows))
     order, w_stride = _order(w.shape[1:], w.strides[1:])
     element = _element(x, w, result[0].view)
     numbers = (rows, columns, depth, x.strides[1], f"Order::{order}", w_stride, columns)
@@ -314,6 +322,7 @@ def _attention(words: _Words) -> str:
     out = launch.results[0]
     if dropout or out is None or [one.view.value for one in program.results] != [out.value]:
         raise UnsupportedRegion("attention with dropout, or of which more than the result is used")
+    _refuse(why_no_attention(q.dtype, rows, columns))
     if columns > _MOST_COLUMNS or heads % k.shape[1] or v.shape[1] != k.shape[1]:
         raise UnsupportedRegion("attention of other sizes than the template takes")
     if any(one.shape[3] > 1 and one.strides[3] != 1 for one in (q, k, v, out)):

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from offload.amounts import show_count
-from offload.program.launch import Launch, Opaque
+from offload.program.launch import Kernel, Launch, Opaque
 from offload.program.values import PLACED_ROLES, Role, TensorView, Value, one_line
 from offload.structure import Structure
 
@@ -98,6 +98,16 @@ class Program:
     def of_role(self, role: Role) -> tuple[Value, ...]:
         """The Values of one role, in order."""
         return tuple(value for value in self.values if value.role is role)
+
+    @property
+    def packed_weights(self) -> frozenset[int]:
+        """The weights of which kernels read what was derived from them."""
+        return frozenset(
+            index
+            for launch in self.launches
+            if isinstance(launch.callee, Kernel) and launch.callee.derives
+            for index in launch.reads
+        )
 
     @property
     def opaque(self) -> Opaque | None:

@@ -188,7 +188,8 @@ class Executable(_native.CallableReplay):
 
         Raises:
             BindingError: a new storage is laid out otherwise than the recorded one, or is less
-                aligned than the device needs; or the program is opaque, or the device captures
+                aligned than the device needs; or a packed weight lies in shared memory now, which
+                other processes write unseen; or the program is opaque, or the device captures
                 models whole, so that kernels have the addresses of weights for good.
         """
         if not self._backend.capabilities.rebinds_weights:

@@ -98,6 +98,7 @@ def _call_spec(
 ) -> _native.CallSpec:
     program = bound.program
     written = {index for launch in program.launches for index in launch.writes}
+    packed = program.packed_weights
     return _native.CallSpec(
         device=program.device if loaded.device is None else str(loaded.device),
         inputs=_input_specs(program, plan, written, loaded.alignment_bytes, copied),
@@ -114,7 +115,14 @@ def _call_spec(
         ],
         results=_result_specs(program),
         weights=[
-            _weight_spec(bound, plan, value, value.index in written, loaded.weights)
+            _weight_spec(
+                bound,
+                plan,
+                value,
+                loaded.weights,
+                is_written=value.index in written,
+                is_packed=value.index in packed,
+            )
             for value in _device_weights(program)
         ],
         host_constants=list(_host_constants(bound)),
@@ -214,11 +222,12 @@ def _weight_spec(
     bound: BoundProgram,
     plan: Plan,
     value: Value,
-    is_written: bool,
     moved: Mapping[int, torch.Tensor],
+    *,
+    is_written: bool,
+    is_packed: bool,
 ) -> _native.WeightSpec:
-    program = bound.program
-    views, place = program.weight_views[value.index], moved.get(value.index)
+    views, place = bound.program.weight_views[value.index], moved.get(value.index)
     holders = list(bound.bindings.weights.get(value.index, ()))
     if place is not None and not holders:  # its content is in a file
         views, holders, place = views[:1], [place], None
@@ -230,6 +239,7 @@ def _weight_spec(
         holders=holders,
         layouts=[native_layout(view) for view in views],
         offsets=[view.offset_bytes // ITEM_BYTES[view.dtype] for view in views],
+        packed=is_packed and value.index not in moved,
         moved=place,
     )
 
