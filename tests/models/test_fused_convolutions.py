@@ -196,6 +196,19 @@ def test_others_stay_as_recorded(module, shape, reason):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("padding", [0, 1])
+def test_one_number_stands_for_height_and_width(padding):
+    x, w = torch.randn(1, 4, 20, 20), torch.randn(8, 4, 3, 3)
+
+    def model(x):
+        return torch.convolution(x, w, None, [2], [padding], [1], False, [0], 1)
+
+    run = fused(model, x)
+    torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
+    assert not run.fusion.proofs[0].failure
+
+
+@torch.no_grad()
 def test_images_of_channels_that_lie_last_stay_as_recorded():
     module = nn.Conv2d(3, 4, 3)
     x = torch.randn(1, 3, 9, 9).to(memory_format=torch.channels_last)

@@ -47,6 +47,24 @@ def test_what_vectors_cannot_hold_has_a_logarithm():
         torch.testing.assert_close(run(far), torch.acosh(far) * 2, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@torch.no_grad()
+def test_the_next_number_is_torchs(dtype):
+    x, up = torch.rand(64).to(dtype), torch.full((64,), torch.inf, dtype=dtype)
+    run = fused(lambda x, up: torch.nextafter(x * 2, up), x, up)
+    other = torch.rand(64).to(dtype)
+    assert torch.equal(run(other, up), torch.nextafter(other * 2, up))
+
+
+@pytest.mark.parametrize("n", [5, 64])
+@torch.no_grad()
+def test_remainders_of_numbers_far_apart_are_torchs(n):
+    run = fused(lambda x, y: torch.fmod(x, y) + 1, torch.rand(n) + 1, torch.rand(n) + 1)
+    far, tiny = torch.full((n,), 1e38), torch.full((n,), 1e-40)
+    expected = torch.fmod(far, tiny) + 1  # NaN where torch uses vectors
+    torch.testing.assert_close(run(far, tiny), expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -38,6 +38,21 @@ def test_several_results_and_tensor_lists(function):
     check(function, *normals(2, 4, 4), shares=False)
 
 
+@torch.no_grad()
+def test_lists_that_an_operator_writes_into_stay_as_recorded():
+    """`_unsafe_masked_index` puts what it has clamped into the list of indices that it is given."""
+    x, mask = torch.randn(8), torch.arange(8) != 2
+
+    def function(x, mask, index):
+        return torch.ops.aten._unsafe_masked_index(x, mask, [index], 0.0)
+
+    captured = capture(function, x, mask, torch.arange(8))
+    for fuse in (False, True):
+        run = captured.load(fuse=fuse)
+        for index in (torch.arange(8), torch.full((8,), 3), torch.full((8,), 1 << 40)):
+            assert torch.equal(run(x, mask, index), function(x, mask, index))
+
+
 @pytest.mark.parametrize("shape", [(0,), (2, 0, 3), (), (1,)])
 def test_zero_size_and_zero_dimensions(shape):
     def function(x):

@@ -14,7 +14,7 @@ from torch import nn
 import offload
 from offload import _native
 from offload.compile.toolchain import CompilerMissing, find_compiler
-from offload.errors import ProgramError
+from offload.errors import BindingError, ProgramError
 from offload.plan import SlotKind
 from offload.program import Kernel, Role, check_program
 
@@ -271,6 +271,21 @@ def test_memory_that_other_processes_share_is_read_in_place():
     memory = np.frombuffer((ctypes.c_char * 8).from_address(model[0].weight.data_ptr()), np.float32)
     memory += 1.0  # as another process would
     near(run(x), model(x))
+
+
+@torch.no_grad()
+def test_a_packed_weight_that_moves_to_shared_memory_is_refused():
+    model, x = net()
+    run = fused(model, x)
+    near(run(x), model(x))
+    model.share_memory()
+    with pytest.raises(BindingError, match=r"0\.weight: its memory was moved .* load the program"):
+        run(x)
+    with pytest.raises(BindingError, match=r"0\.weight: its memory is shared .* load the program"):
+        run.rebind_weights()
+    again = fused(model, x)
+    assert n_packed(again) == 0
+    near(again(x), model(x))
 
 
 @torch.no_grad()
