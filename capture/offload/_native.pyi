@@ -82,6 +82,7 @@ class WeightSpec:
         holders: list[torch.Tensor],
         layouts: Sequence[TensorLayout],
         offsets: Sequence[int],
+        packed: bool = False,
         moved: torch.Tensor | None = None,
     ) -> None: ...
 

@@ -107,9 +107,7 @@ def _ranking_table(ranking: Ranking) -> Table:
     return table
 
 
-def _load(
-    file: Path, device: str | None, *, fuse: bool | Literal["auto"] = False
-) -> Executable:
+def _load(file: Path, device: str | None, *, fuse: bool | Literal["auto"] = False) -> Executable:
     """What `offload.open` finds in a file, loaded where it belongs unless a device is named.
 
     Raises:
@@ -183,7 +181,9 @@ def _memory_map(program: Program, plan: Plan) -> Table:
     "--device", help="Device to run on; by default the recorded one, npu for an offline model."
 )
 @click.option("--fuse", is_flag=True, help="With compiled kernels, which are made if need be.")
-@click.option("--auto", is_flag=True, help="With those that are quicker, which is timed if need be.")
+@click.option(
+    "--auto", is_flag=True, help="With those that are quicker, which is timed if need be."
+)
 def run(
     file: Path,
     input_file: Path | None,

@@ -91,7 +91,9 @@ class Fusion:
         lines = [f"fused: {replaced if self._used else 'nothing'}"]
         lines += [] if self.choice is None else [f"  {self.choice.explain()}"]
         if self.packed_bytes:
-            use = "made again where the model's are written" if self._used else "which nothing reads"
+            use = (
+                "made again where the model's are written" if self._used else "which nothing reads"
+            )
             lines.append(
                 f"  {show_count(len(self.packed_bytes), 'packed weight')}, "
                 f"{show_bytes(sum(self.packed_bytes))}, {use}"

@@ -138,7 +138,8 @@ def _made(missing: Mapping[str, Region | Packing], cache: KernelCache) -> dict[s
                     entries |= _compiled({key: source}, cache)
                 except CompilerFailed as error:
                     failed[key] = Entry(
-                        refusal=f"{find_compiler().command[0]} refuses it: {error}", is_lasting=False
+                        refusal=f"{find_compiler().command[0]} refuses it: {error}",
+                        is_lasting=False,
                     )
         cache.keep(entries)
         told.reach(len(missing) + 1)
