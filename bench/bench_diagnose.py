@@ -11,7 +11,7 @@ import torch
 import models
 import offload
 from measurements import Case, Ratio
-from offload.diagnosis import Diagnosis, MeasuredGain, Verdict
+from offload.observe.diagnosis import Diagnosis, MeasuredGain, Verdict
 
 
 def tiny_operators() -> Diagnosis:

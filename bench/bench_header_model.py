@@ -17,7 +17,7 @@ import torch
 import models
 import offload
 from measurements import Case, counted_figure, counted_ratio, figure_of, ratio_of
-from offload.calibration import observe
+from offload.observe.calibration import observe
 
 ROUNDS, EXECUTIONS = 60, 100
 PROMISED = 0.8

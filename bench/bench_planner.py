@@ -19,8 +19,8 @@ import offload
 from headers import executable
 from measurements import Case, counted_ratio, figure_of, ratio_of
 from models import MODELS
-from offload.passes import Interval, check_placement, place_intervals
-from offload.passes.memory import lower_bound_bytes
+from offload.plan import Interval, check_placement, place_intervals
+from offload.plan.memory import lower_bound_bytes
 from turns import take_turns
 
 INSTANCES = Path(__file__).parents[1] / "tests" / "data" / "minimalloc"

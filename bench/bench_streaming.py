@@ -17,9 +17,9 @@ import pytest
 
 from decoders import ALIGNMENT_BYTES, GRANULE_BYTES, LINK, LLAMA_8B, LLAMA_70B, Decoder, demand_of
 from measurements import Case, Curve, counted_figure, counted_ratio, figure_of, ratio_of
-from offload.passes import check_streaming, roofline_ns, simulate_streaming, stream_weights
-from offload.passes.simulate_streaming import simulate_transfers
-from offload.streaming import Streaming, Transfer, WeightDemand
+from offload.plan import check_streaming, roofline_ns, simulate_streaming, stream_weights
+from offload.plan.simulate_streaming import simulate_transfers
+from offload.plan.streaming import Streaming, Transfer, WeightDemand
 from turns import take_single_turns
 
 BUDGETS_PERCENT = (15, 30, 50, 70, 85, 95)

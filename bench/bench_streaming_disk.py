@@ -32,11 +32,11 @@ import offload
 import process_memory
 import streaming_process
 from measurements import Case, Figure, counted_figure, figure_of, ratio_of
-from offload import _native
-from offload.captured import Captured
+from offload.api.captured import Captured
 from offload.files import find_stored_tensors
+from offload.native import _native
 from offload.program import StoredTensor
-from offload.replay import Executable
+from offload.run import Executable
 from streaming_process import Stack
 from turns import take_turns
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from offload.streaming import Link, WeightDemand, WeightUse
+from offload.plan.streaming import Link, WeightDemand, WeightUse
 
 FLOPS = 600e12
 MEMORY_BYTES_PER_SECOND = 4e12

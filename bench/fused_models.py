@@ -13,7 +13,7 @@ from models import MODELS, Encoder, Tensors
 
 def minilm128() -> tuple[nn.Module, Tensors]:
     """MiniLM on 128 tokens."""
-    from offload.demo.search import load_encoder
+    from offload.commands.demo.search import load_encoder
 
     model = load_encoder().model
     ids = torch.randint(1000, 20_000, (1, 128))
@@ -166,7 +166,7 @@ def recommender() -> tuple[nn.Module, Tensors]:
 
 def bert_bf16() -> tuple[nn.Module, Tensors]:
     """MiniLM's encoder in bfloat16 on 32 tokens."""
-    from offload.demo.search import load_encoder
+    from offload.commands.demo.search import load_encoder
 
     model = load_encoder().model.to(torch.bfloat16)
     ids = torch.randint(1000, 20_000, (1, 32))

@@ -99,7 +99,7 @@ class Encoder(nn.Module):
 
 def minilm() -> tuple[nn.Module, Tensors]:
     """MiniLM on a sentence of 9 tokens."""
-    from offload.demo.search import load_encoder
+    from offload.commands.demo.search import load_encoder
 
     encoder = load_encoder()
     inputs = encoder.tokenizer("the quick brown fox jumps over it", return_tensors="pt")

@@ -10,7 +10,6 @@ Or, for one call in a script: `captured = offload.capture(model, x)`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from offload import _installed_torch as _installed_torch  # first: it checks the version of torch
 from offload.errors import (
     BackendUnavailable,
     BindingError,
@@ -27,41 +26,39 @@ from offload.errors import (
     ProgramError,
     TimelineError,
 )
+from offload.native.installed_torch import check_torch, installed_version
 
 if TYPE_CHECKING:
-    from offload.api import capture
-    from offload.calibration import calibrate
-    from offload.captured import Captured
-    from offload.captured import open_model as open
+    from offload.api import Captured, capture, open
     from offload.costs import CostModel
-    from offload.diagnosis import Diagnosis, diagnose
-    from offload.replay import Executable, LastExecution, Ticket
+    from offload.observe.calibration import calibrate
+    from offload.observe.diagnosis import Diagnosis, diagnose
+    from offload.run import Executable, LastExecution, Ticket
     from offload.timeline import Timeline
 
 __version__ = "0.1.0"
 
+check_torch(installed_version())  # before anything that is linked against it
+
 # What is imported when it is first asked for: programs are data that need no torch, and who
 # executes them does not load what measures them.
 _ON_DEMAND = {
-    "Captured": ("offload.captured", "Captured"),
+    "Captured": ("offload.api", "Captured"),
     "CostModel": ("offload.costs", "CostModel"),
-    "Diagnosis": ("offload.diagnosis", "Diagnosis"),
-    "Executable": ("offload.replay", "Executable"),
-    "LastExecution": ("offload.replay", "LastExecution"),
-    "Ticket": ("offload.replay", "Ticket"),
+    "Diagnosis": ("offload.observe.diagnosis", "Diagnosis"),
+    "Executable": ("offload.run", "Executable"),
+    "LastExecution": ("offload.run", "LastExecution"),
+    "Ticket": ("offload.run", "Ticket"),
     "Timeline": ("offload.timeline", "Timeline"),
-    "calibrate": ("offload.calibration", "calibrate"),
+    "calibrate": ("offload.observe.calibration", "calibrate"),
     "capture": ("offload.api", "capture"),
-    "diagnose": ("offload.diagnosis", "diagnose"),
-    "open": ("offload.captured", "open_model"),
+    "diagnose": ("offload.observe.diagnosis", "diagnose"),
+    "open": ("offload.api", "open"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for the first time (PEP 562)."""
-    if name == "_native":  # which is linked against torch, so that torch comes first
-        importlib.import_module("torch")
-        return importlib.import_module("offload._native")
     if name not in _ON_DEMAND:
         raise AttributeError(f"module 'offload' has no attribute {name!r}")
     module, attribute = _ON_DEMAND[name]

@@ -137,7 +137,7 @@ py::object make_callable_replay() {
                                 {Py_tp_methods, methods},
                                 {0, nullptr}};
   static PyType_Spec spec = {
-      "offload._native.CallableReplay", sizeof(CallableReplay), 0,
+      "offload.native._native.CallableReplay", sizeof(CallableReplay), 0,
       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
       slots};
   rethrow = py::cpp_function([] { std::rethrow_exception(std::exchange(pending, nullptr)); })

@@ -3,11 +3,9 @@
 #include "registers.hpp"
 
 PYBIND11_MODULE(_native, module) {
-  module.doc() = "The compiled part of offload: placement, headers, residents and replay.";
+  module.doc() = "The compiled part of offload: headers, residents and replay.";
   module.attr("torch_version") = TORCH_VERSION;  // what it was compiled against
   offload::register_errors(module);
-  offload::register_placement(module);
-  offload::register_streaming(module);
   offload::register_call(module);
   offload::register_weight_stream(module);
   offload::register_residents(module);

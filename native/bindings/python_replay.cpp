@@ -12,7 +12,7 @@
 #include "convert.hpp"
 #include "gil.hpp"
 #include "offload/errors.hpp"
-#include "replay/caller_state.hpp"
+#include "run/caller_state.hpp"
 
 namespace py = pybind11;
 

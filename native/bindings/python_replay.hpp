@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "replay/replay.hpp"
+#include "run/replay.hpp"
 
 namespace offload {
 

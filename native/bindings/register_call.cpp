@@ -2,9 +2,9 @@
 
 #include "convert.hpp"
 #include "registers.hpp"
-#include "replay/call.hpp"
-#include "replay/device_storages.hpp"
-#include "replay/weights.hpp"
+#include "run/call.hpp"
+#include "run/device_storages.hpp"
+#include "run/weights.hpp"
 
 namespace py = pybind11;
 

@@ -4,17 +4,13 @@
 
 #include "interrupted.hpp"
 #include "offload/errors.hpp"
+#include "raise_as.hpp"
 #include "registers.hpp"
 
 namespace py = pybind11;
 
 namespace offload {
 namespace {
-
-void raise_as(const char* class_name, const char* message) {
-  const py::object type = py::module_::import("offload.errors").attr(class_name);
-  PyErr_SetString(type.ptr(), message);
-}
 
 // What an exception is in Python; none if it is nothing there.
 py::object in_python(const std::exception_ptr& pointer) {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "registers.hpp"
-#include "replay/execution.hpp"
+#include "run/execution.hpp"
 
 namespace py = pybind11;
 

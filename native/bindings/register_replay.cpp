@@ -7,7 +7,7 @@
 #include "gil.hpp"
 #include "python_replay.hpp"
 #include "registers.hpp"
-#include "replay/caller_state.hpp"
+#include "run/caller_state.hpp"
 
 namespace py = pybind11;
 

@@ -7,7 +7,7 @@
 #include "offload/dtype_name.hpp"
 #include "offload/errors.hpp"
 #include "registers.hpp"
-#include "replay/tensor_source.hpp"
+#include "run/tensor_source.hpp"
 #include "streaming/device_weight_stream.hpp"
 #include "streaming/weight_stream.hpp"
 #include "weight_arguments.hpp"

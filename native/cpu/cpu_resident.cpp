@@ -15,7 +15,7 @@
 #include "cpu/kept_memory.hpp"
 #include "offload/dtype_name.hpp"
 #include "offload/errors.hpp"
-#include "replay/kernel_scope.hpp"
+#include "run/kernel_scope.hpp"
 
 namespace offload {
 namespace {

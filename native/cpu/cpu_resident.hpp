@@ -13,7 +13,7 @@
 
 #include "cpu/thunks.hpp"
 #include "offload/resident.hpp"
-#include "replay/call.hpp"
+#include "run/call.hpp"
 #include "streaming/weight_stream.hpp"
 
 namespace offload {

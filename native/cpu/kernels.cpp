@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "cpu/cpu_resident.hpp"
-#include "replay/write_count.hpp"
+#include "run/write_count.hpp"
 
 namespace offload {
 

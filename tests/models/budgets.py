@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import offload
+from offload.api.captured import Captured
 from offload.backends import StreamingBackend
-from offload.captured import Captured
-from offload.place import place
-from offload.streamed_load import StreamedLoad
+from offload.load.budget import StreamedLoad
+from offload.load.place import place
 from offload.timeline import Scheduling
 
 

@@ -70,7 +70,7 @@ def compiler_reset() -> Iterator[None]:
 @pytest.fixture
 def graphs(compiler_reset: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that torch.compile hands to offload from now on."""
-    from offload.torch_compile import CompiledGraph
+    from offload.integrations.torch_compile import CompiledGraph
 
     made: list[Any] = []
     build = CompiledGraph.__init__

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import offload
-from offload import calibration
 from offload.costs import HeaderModel, fit, load_cost_model, save_cost_model
+from offload.observe import calibration
 from offload.timeline import Scheduling, SpanKind
 
 

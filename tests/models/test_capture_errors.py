@@ -13,7 +13,8 @@ from checks import assert_same, capture, normal
 from torch import nn
 
 import offload
-from offload import block_recording, errors
+from offload import errors
+from offload.api import block_recording
 from offload.record import recorder
 from offload.record.launches import LaunchRecorder
 

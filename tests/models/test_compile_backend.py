@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import offload
-from offload.torch_compile import CAPTURE_LIMIT, backend
+from offload.integrations.torch_compile import CAPTURE_LIMIT, backend
 
 pytestmark = pytest.mark.usefixtures("compiler_reset")
 

@@ -13,7 +13,7 @@ from compiling import compiled
 from torch import nn
 
 import offload
-from offload.torch_compile import backend
+from offload.integrations.torch_compile import backend
 
 pytestmark = pytest.mark.usefixtures("compiler_reset")
 

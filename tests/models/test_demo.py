@@ -8,8 +8,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from offload import cli, demo
-from offload.demo.search import LENGTH_TOKENS, DemoUnavailable
+from offload import cli
+from offload.commands import demo
+from offload.commands.demo.search import LENGTH_TOKENS, DemoUnavailable
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import offload
-from offload.diagnosis import (
+from offload.observe.diagnosis import (
     Confidence,
     Diagnosis,
     Effort,
@@ -19,8 +19,8 @@ from offload.diagnosis import (
     diagnose_call,
     diagnose_saved,
 )
-from offload.diagnosis.operators import device_ns_by_launch, operator_costs
-from offload.diagnosis.stopwatch import SteadyClock
+from offload.observe.diagnosis.operators import device_ns_by_launch, operator_costs
+from offload.observe.diagnosis.stopwatch import SteadyClock
 from offload.timeline import ExecutionTimeline, Span, SpanKind
 
 SHORT = Effort(turns=4, sample_ns=1, budget_ns=0, least_turns=3)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import offload
-from offload import fusion_choice
 from offload.compile import KernelCache
 from offload.compile.toolchain import CompilerMissing, find_compiler
+from offload.load import fusion_choice
 from offload.timeline import Timeline
 
 try:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import offload
-from offload import _native
+from offload.native import _native
 
 
 def model() -> torch.nn.Module:

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import offload
-from offload import _native
 from offload.compile.toolchain import CompilerMissing, find_compiler
 from offload.errors import BindingError, ProgramError
+from offload.native import _native
 from offload.plan import SlotKind
 from offload.program import Kernel, Role, check_program
 

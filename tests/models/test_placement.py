@@ -9,7 +9,7 @@ from torch import nn
 
 import offload
 from offload.backends.null import NullBackend
-from offload.passes import place_values
+from offload.plan import place_values
 
 
 def encoder() -> nn.Module:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import offload
-from offload.captured import Captured
+from offload.api.captured import Captured
 from offload.timeline import Scheduling
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import offload
-from offload.diagnosis.models import diagnose_call, diagnose_saved
-from offload.diagnosis.stopwatch import Effort
+from offload.observe.diagnosis.models import diagnose_call, diagnose_saved
+from offload.observe.diagnosis.stopwatch import Effort
 
 _RANGE = 2**31  # one number of the generator each
 _N_CAPTURES = 20

@@ -13,7 +13,7 @@ import offload
 from offload.compile.proof import run
 from offload.compile.regions import Kind, Region, find_regions
 from offload.compile.toolchain import CompilerMissing, find_compiler
-from offload.eager_run import EagerRun, bytes_of
+from offload.interpreter.eager_run import EagerRun, bytes_of
 from offload.program import BoundProgram, TensorView
 
 

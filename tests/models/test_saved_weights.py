@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import offload
-from offload.captured import Captured
+from offload.api.captured import Captured
 
 
 class Net(nn.Module):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import offload
-from offload.eager_run import EagerRun
+from offload.interpreter.eager_run import EagerRun
 from offload.program import same_strides
 
 

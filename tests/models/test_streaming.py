@@ -20,8 +20,9 @@ from torch import nn
 
 import offload
 from offload import Captured
-from offload.backends import NullBackend, cpu
-from offload.replay import Executable
+from offload.backends import NullBackend
+from offload.backends.cpu import backend as cpu
+from offload.run import Executable
 
 KIB = 1024
 
@@ -258,7 +259,7 @@ def test_one_load_at_a_time_has_memory(deep: Captured, monkeypatch: pytest.Monke
             super().__init__(*args, **kwargs)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr("offload.streamed_load.Executable", Watched)
+    monkeypatch.setattr("offload.load.budget.Executable", Watched)
     deep.load(weights_budget=floor_of(deep)).close()
     assert len(made) == 2  # the first times launches
 
@@ -332,7 +333,7 @@ def test_inputs_that_cannot_be_made_up_leave_estimates(
     save_weights(model, tmp_path)
     given = torch.randn(4, 128)
     captured = offload.capture(model, given, other, weights=tmp_path)
-    monkeypatch.setattr("offload.backends.cpu.free_bytes", lambda: 200 * KIB)
+    monkeypatch.setattr("offload.backends.cpu.backend.free_bytes", lambda: 200 * KIB)
     with captured.load(weights_budget=budget) as run, torch.no_grad():
         assert run.streaming.plan.transfers
         assert ("times of launches are estimates" in run.streaming.explain()) != known

@@ -14,9 +14,10 @@ from stored import save_weights, without_memory
 from torch import nn
 
 import offload
-from offload import Captured, streamed_load
+from offload import Captured
 from offload.backends import CpuBackend
-from offload.replay import Executable
+from offload.load import budget as streamed_load
+from offload.run import Executable
 
 KIB = 1024
 
@@ -115,7 +116,7 @@ def test_auto_tries_out_without_changing_stored_weights(tmp_path: Path) -> None:
 def test_auto_tries_less_where_memory_ran_out_alone(
     deep: Captured, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    from offload.backends import cpu
+    from offload.backends.cpu import backend as cpu
 
     budgets = []
     real = cpu.make_stream
@@ -145,7 +146,7 @@ def test_times_that_find_no_memory_are_no_estimates(
     def refuse(*_: Any) -> Any:
         raise offload.OutOfMemory("none left")
 
-    monkeypatch.setattr("offload.streamed_load.quickest_ns", refuse)
+    monkeypatch.setattr("offload.load.budget.quickest_ns", refuse)
     with pytest.raises(offload.OutOfMemory, match="none left"):
         deep.load(weights_budget=floor_of(deep))
 

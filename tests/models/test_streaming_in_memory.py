@@ -11,7 +11,7 @@ from test_stored_weights import mlp
 from torch import nn
 
 import offload
-from offload.captured import Captured
+from offload.api.captured import Captured
 
 
 def in_memory(model: nn.Module, given: torch.Tensor) -> tuple[Captured, list[int]]:

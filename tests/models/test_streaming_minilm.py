@@ -14,9 +14,9 @@ from stored import save_weights
 from torch import nn
 
 import offload
-from offload.captured import Captured
-from offload.demo import load_encoder
-from offload.demo.search import DemoUnavailable
+from offload.api.captured import Captured
+from offload.commands.demo import load_encoder
+from offload.commands.demo.search import DemoUnavailable
 
 SENTENCES = (
     "a capture records launches",

@@ -15,7 +15,7 @@ from test_stored_weights import mlp
 from torch import nn
 
 import offload
-from offload.replay import Executable
+from offload.run import Executable
 
 
 def test_weights_are_replaced_in_place(tmp_path: Path) -> None:

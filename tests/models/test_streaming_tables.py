@@ -17,9 +17,10 @@ from torch import nn
 from torch.nn import functional
 
 import offload
-from offload.backends import Capabilities, cpu
-from offload.backends.cpu import CpuBackend
-from offload.captured import Captured
+from offload.api.captured import Captured
+from offload.backends import Capabilities
+from offload.backends.cpu import backend as cpu
+from offload.backends.cpu.backend import CpuBackend
 from offload.program import StoredTensor
 from offload.timeline import SpanKind
 

@@ -10,11 +10,11 @@ from budgets import Deep, floor_of
 from stored import save_weights, without_memory
 
 import offload
-from offload.captured import Captured
+from offload.api.captured import Captured
 from offload.costs import STAGES, Coefficient, CostModel, HeaderModel, HeaderShape
-from offload.report import report_on, report_table
+from offload.observe.report import report_on, report_table
+from offload.observe.timelines.summary import launch_groups
 from offload.timeline import SpanKind
-from offload.timeline.summary import launch_groups
 
 KIB = 1024
 NOTHING = Coefficient(0, 0, 0)

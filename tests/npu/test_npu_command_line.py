@@ -11,7 +11,7 @@ from on_npu import check_same
 from test_ascend_offline import WEIGHTS, write_model
 
 from offload import cli
-from offload.tensor_files import load_tensors, save_tensors
+from offload.files.tensors import load_tensors, save_tensors
 
 
 def test_an_offline_model_is_inspected_and_run(

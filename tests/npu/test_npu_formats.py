@@ -15,8 +15,8 @@ from test_npu_offload import form, load  # noqa: F401
 from torch import nn
 
 import offload
-from offload import _native
 from offload.backends.ascend import AscendBackend, KernelCapture
+from offload.native import _native
 from offload.program import Program
 
 PLAIN, FRACTAL_NZ = 2, 29

@@ -15,11 +15,11 @@ from stored import save_weights, without_memory
 from torch import nn
 
 import offload
-from offload import _native
-from offload.amounts import show_bytes
 from offload.backends.ascend import TorchAscendBackend
-from offload.place import place
-from offload.report import report_on, report_table
+from offload.console.amounts import show_bytes
+from offload.load.place import place
+from offload.native import _native
+from offload.observe.report import report_on, report_table
 from offload.timeline import SpanKind
 
 WIDE = 384

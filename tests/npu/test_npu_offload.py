@@ -23,7 +23,7 @@ from torch import nn
 import offload
 from offload import backends
 from offload.backends.ascend import TorchAscendBackend
-from offload.report import report_on
+from offload.observe.report import report_on
 from offload.timeline import ExecutionTimeline, SpanKind
 
 FORMS: dict[str, dict[str, object]] = {

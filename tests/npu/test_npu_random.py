@@ -18,7 +18,7 @@ from torch import nn
 import offload
 from offload.backends.ascend import random_cells, torch_capture
 from offload.backends.ascend.random_cells import DrawLog
-from offload.memory_pools import segments_of
+from offload.interpreter.memory_pools import segments_of
 from offload.program import Launch, Operator
 
 N = 64

@@ -19,8 +19,9 @@ from test_streaming import floor_of, weight_bytes
 from torch import nn
 
 import offload
-from offload import _native, backends
+from offload import backends
 from offload.backends.ascend import TorchAscendBackend, torch_backend
+from offload.native import _native
 
 
 @pytest.fixture

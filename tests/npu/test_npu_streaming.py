@@ -19,10 +19,11 @@ from stored import save_weights, without_memory
 from torch import nn
 
 import offload
-from offload import _native, backends
+from offload import backends
 from offload.backends.ascend import TorchAscendBackend
 from offload.backends.ascend.torch_memory import TorchMemoryUnit
-from offload.backends.device_streaming import store_bytes
+from offload.backends.captured.device_streaming import store_bytes
+from offload.native import _native
 
 
 class Layers(nn.Module):

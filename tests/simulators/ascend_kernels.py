@@ -14,8 +14,8 @@ import numpy as np
 from ascend_simulator import AscendSimulator
 from aten_kernel import AtenKernel
 
-from offload import _native
 from offload.backends.ascend import Address, GatherKernel, Kernel, KernelCapture
+from offload.native import _native
 from offload.program import BoundProgram, Launch, Program
 
 

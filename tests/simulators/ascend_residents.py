@@ -11,7 +11,7 @@ import npu_device
 from ascend_kernels import gather_kernel
 from ascend_simulator import AscendSimulator
 
-from offload import _native
+from offload.native import _native
 
 COUNT = 4  # numbers in each tensor
 SIZE_BYTES = 8 * COUNT

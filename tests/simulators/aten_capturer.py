@@ -20,12 +20,12 @@ from aten_kernel import AtenKernel
 from opaque_capturing import Capture, capturing
 from simulator import Simulator
 
-from offload import _native
+from offload.backends.captured.relocation.captures import Allocation, GraphCapture
+from offload.backends.captured.relocation.fixed_weights import weight_ranges
 from offload.backends.cuda.graph import call, driver_bindings, read_graph
-from offload.backends.relocation.captures import Allocation, GraphCapture
-from offload.backends.relocation.fixed_weights import weight_ranges
-from offload.eager_run import EagerRun, host_storage
 from offload.errors import CaptureError
+from offload.interpreter.eager_run import EagerRun, host_storage
+from offload.native import _native
 from offload.program import BoundProgram, Launch, Program, Role
 from offload.record.callables import compiled_parts
 

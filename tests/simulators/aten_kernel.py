@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from offload.interpreter.torch_names import find_dtype, find_overload, symbol_object
 from offload.program import BoundProgram, Launch, Symbol, TensorView
-from offload.torch_names import find_dtype, find_overload, symbol_object
 
 # An integer that looks like an address, and is the same in every capture.
 LOOK_ALIKE = 0x7F40_0000_1000

@@ -15,7 +15,7 @@ from operator_client import Operators
 from stored import save_weights, without_memory
 
 import offload
-from offload import _native
+from offload.native import _native
 
 
 @pytest.fixture

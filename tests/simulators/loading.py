@@ -12,10 +12,10 @@ import weakref
 import torch
 from small_graphs import StepCapturer, current_context, floats, make_program, words
 
-from offload import Captured, load
+from offload import Captured
 from offload.backends.cuda import CudaBackend, backend
 from offload.backends.cuda.graph import call
-from offload.machine import CopyCosts
+from offload.plan.machine import CopyCosts
 from offload.program import BoundProgram, Program, Role
 
 IN, ACT, OUT, WEIGHT = Role.INPUT, Role.ACTIVATION, Role.OUTPUT, Role.WEIGHT
@@ -57,7 +57,7 @@ class Device:
     ):
         bound = program if isinstance(program, BoundProgram) else BoundProgram(program)
         simulated = backend(capturer or StepCapturer(steps))
-        self._monkeypatch.setattr(load, "find_backend", lambda name: simulated)
+        self._monkeypatch.setattr(options, "find_backend", lambda name: simulated)
         return Captured(bound).load("cuda", **options)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from offload.api.recorded_program import without_dead_launches
 from offload.program import BoundProgram, Program
 from offload.record import recorder as recording
 from offload.record import recording_device, storages
 from offload.record.callables import Parameters
 from offload.record.recorder import Recorder
-from offload.recorded_program import without_dead_launches
 
 META = torch.device("meta")
 

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from offload.backends.relocation.captures import Allocation
-from offload.eager_run import flat
+from offload.backends.captured.relocation.captures import Allocation
 from offload.errors import CaptureError
+from offload.interpreter.eager_run import flat
+from offload.interpreter.torch_names import dtype_name
 from offload.program import Launch, Operator, Program, Role, TensorView, Value, span_bytes
+from offload.program.structure import Structure
 from offload.record.operators import argument_data, operator_of
-from offload.structure import Structure
-from offload.torch_names import dtype_name
 
 _EMPTY = Structure("tuple")
 

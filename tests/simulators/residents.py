@@ -11,7 +11,7 @@ import torch
 from graphs import Cuda, read, write
 from simulator import Simulator
 
-from offload import _native
+from offload.native import _native
 
 COUNT = 4  # numbers in each tensor
 SIZE_BYTES = 8 * COUNT

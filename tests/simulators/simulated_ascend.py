@@ -17,11 +17,11 @@ from offload.backends import Prepared, TimedLaunches
 from offload.backends.ascend import AscendBackend, Refresh
 from offload.backends.ascend.relocated_model import ProofMemory
 from offload.backends.ascend.streaming import WeightMemory
-from offload.backends.device_streaming import refuse_unstored
+from offload.backends.captured.device_streaming import refuse_unstored
 from offload.errors import ExecutionError
 from offload.plan import Plan
+from offload.plan.streaming import Link, MemoryUnit
 from offload.program import BoundProgram, Program
-from offload.streaming import Link, MemoryUnit
 
 
 def device_memory(ascend: AscendSimulator, size_bytes: int) -> WeightMemory:

@@ -15,15 +15,15 @@ from simulator import Simulator
 
 from offload import backends
 from offload.backends import Prepared, TimedLaunches
+from offload.backends.captured.device_streaming import refuse_unstored
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import Capturer
 from offload.backends.cuda.memory import DeviceMemory
-from offload.backends.device_streaming import refuse_unstored
-from offload.machine import CopyCosts
 from offload.plan import Plan
+from offload.plan.machine import CopyCosts
+from offload.plan.streaming import Link
 from offload.program import BoundProgram
-from offload.streaming import Link
 
 
 class ProofMemory(DeviceMemory):

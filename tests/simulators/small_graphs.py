@@ -8,11 +8,11 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from offload import _native
 from offload.backends.cuda import Allocation, GraphCapture, GraphNode, NodeReader, OwnedRange
 from offload.backends.cuda.graph import call, driver_bindings, read_graph
+from offload.native import _native
 from offload.program import BoundProgram, Launch, Operator, Program, Result, Role, TensorView, Value
-from offload.structure import Structure
+from offload.program.structure import Structure
 
 Step = Callable[["Capturing"], None]
 

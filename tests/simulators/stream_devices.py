@@ -11,7 +11,7 @@ from ascend_client import INTERNAL_ERROR
 from ascend_simulator import AscendSimulator
 from graphs import Cuda
 
-from offload import _native
+from offload.native import _native
 
 COUNT = residents.COUNT
 RELAXED = 2

@@ -17,7 +17,7 @@ from ascend_residents import live
 from simulated_ascend import SimulatedAscendBackend, install
 
 import offload
-from offload import _native
+from offload.native import _native
 
 OVER_LIMIT = 207012
 EXTERNAL = 1  # a flag of one record or wait

@@ -11,10 +11,10 @@ from aten_kernel import AtenKernel
 from simulated_ascend import SimulatedAscendBackend, install
 
 import offload
-from offload import _native
 from offload.backends.ascend import AscendBackend
 from offload.errors import BackendUnavailable, BindingError, CaptureError, ExecutionError
-from offload.report import report_on
+from offload.native import _native
+from offload.observe.report import report_on
 from offload.timeline import ExecutionTimeline, SpanKind
 
 DEVICE = "npu-simulated"

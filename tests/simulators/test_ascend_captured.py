@@ -9,8 +9,8 @@ from ascend_client import FEATURE_NOT_SUPPORT, INTERNAL_ERROR, Client, peek
 from ascend_residents import live
 from ascend_simulator import AscendSimulator
 
-from offload import _native
 from offload.errors import BackendUnavailable, ExecutionError
+from offload.native import _native
 
 INPUT, OUTPUT, FEATURE_MAP = 0, 1, 2
 KERNEL, ADDED = 1, 100

@@ -22,8 +22,8 @@ from stored import save_weights, without_memory
 from test_ascend_offline import WEIGHTS, on_device, write_model
 
 import offload
-from offload import _native
 from offload.errors import OffloadError
+from offload.native import _native
 
 MOST_TRIES = 3
 # What a call that failed leaves, since it was to give that back and nothing else can.

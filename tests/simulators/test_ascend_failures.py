@@ -6,8 +6,8 @@ import pytest
 from ascend_client import INTERNAL_ERROR, MEMORY_ALLOCATION
 from ascend_residents import REFRESHES, Chain, live, plus, read
 
-from offload import _native
 from offload.errors import BackendUnavailable, ExecutionError, OutOfMemory
+from offload.native import _native
 
 # Calls of loading, by how a model is made and who refreshes it; some are made several times.
 LOADING = {

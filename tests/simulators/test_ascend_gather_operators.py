@@ -10,8 +10,8 @@ import pytest
 from ascend_client import INTERNAL_ERROR
 from ascend_residents import COUNT, Chain, gather_by, live, plus, read
 
-from offload import _native
 from offload.errors import ExecutionError
+from offload.native import _native
 
 COPY = "aclrtMemcpyAsync"
 SELECT, ADD = "aclnnIndexSelect", "aclnnAdd"

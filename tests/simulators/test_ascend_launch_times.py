@@ -11,10 +11,10 @@ from ascend_residents import COUNT, NUMBERS, Chain, add_one, live, plus, read
 from device_streaming import AscendDevice, floor_on
 
 import offload
-from offload import _native
 from offload.backends.ascend import AscendBackend
 from offload.backends.ascend.launch_times import timed_launches
-from offload.place import place
+from offload.load.place import place
+from offload.native import _native
 
 FEWEST_COPIES, MOST_COPIES = 16, 256  # that hold a group back
 GROUP = 64

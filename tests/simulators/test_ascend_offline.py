@@ -12,14 +12,9 @@ from click.testing import CliRunner
 from simulated_ascend import install
 
 import offload
-from offload import _native, cli
-from offload.errors import (
-    BackendUnavailable,
-    BindingError,
-    CaptureError,
-    ExecutionError,
-    FileError,
-)
+from offload import cli
+from offload.errors import BackendUnavailable, BindingError, CaptureError, ExecutionError, FileError
+from offload.native import _native
 
 DEVICE = "npu-simulated"
 COUNT = 4

@@ -9,7 +9,7 @@ import pytest
 from ascend_offline import INPUT, OUTPUT, WORK, Operand, Task, Tensor, pack_model
 from ascend_residents import COUNT, NUMBERS, SIZE_BYTES, Chain, live, plus, read
 
-from offload import _native
+from offload.native import _native
 
 RELAXED = 2
 

@@ -16,8 +16,8 @@ from ascend_residents import (
     read,
 )
 
-from offload import _native
 from offload.errors import ExecutionError
+from offload.native import _native
 
 COPY = "aclrtMemcpyAsync"
 LAUNCH = "aclrtLaunchKernel"

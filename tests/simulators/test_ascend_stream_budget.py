@@ -10,8 +10,8 @@ from ascend_residents import Chain, live
 from simulated_ascend import SimulatedAscendBackend, install
 
 import offload
-from offload import _native
 from offload.errors import OutOfStreams
+from offload.native import _native
 
 NAMES = {
     NO_STREAM_RESOURCE: "ACL_ERROR_RT_NO_STREAM_RESOURCE",

@@ -21,7 +21,6 @@ from device_streaming import (
 )
 
 import offload
-from offload import _native, passes
 from offload.backends.ascend import AscendBackend
 from offload.backends.ascend import backend as ascend_backend
 from offload.backends.ascend import streaming as ascend_streaming
@@ -33,9 +32,10 @@ from offload.backends.ascend.streamed_steps import (
     launch_graph,
     streamed_steps,
 )
-from offload.backends.streamed_copies import StreamedGraph, streamed_graph
-from offload.plan import NodeGraph
-from offload.streaming import Streaming
+from offload.backends.captured.streamed_copies import StreamedGraph, streamed_graph
+from offload.native import _native
+from offload.plan import NodeGraph, stream_weights, weight_demand
+from offload.plan.streaming import Streaming
 
 RELAXED = 2
 
@@ -85,10 +85,8 @@ class Case:
 def case(deep, npu, budget) -> Case:
     prepared = npu.backend.prepare(deep.bound)
     program, kernels = prepared.program, prepared.state.kernels
-    streaming = passes.stream_weights(
-        passes.weight_demand(
-            program, [1000.0] * len(program.launches), prepared.bindings.stored.keys()
-        ),
+    streaming = stream_weights(
+        weight_demand(program, [1000.0] * len(program.launches), prepared.bindings.stored.keys()),
         npu.backend.link(prepared.bound),
         budget,
         granule_bytes=npu.backend.alignment_bytes,

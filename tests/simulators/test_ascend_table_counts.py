@@ -12,7 +12,7 @@ from aten_kernel import AtenKernel
 from simulated_ascend import SimulatedAscendBackend, install
 
 import offload
-from offload import _native
+from offload.native import _native
 
 COPY, LAUNCH = "aclrtMemcpyAsync", "aclrtLaunchKernel"
 LAUNCH_WITH_BASES = "aclrtLaunchKernelWithHostArgs"

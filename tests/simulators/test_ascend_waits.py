@@ -6,9 +6,9 @@ import pytest
 import torch
 from device_streaming import GIVEN, AscendDevice, check, expected_of, floor_on
 
-from offload.report import report_on, report_table
+from offload.observe.report import report_on, report_table
+from offload.observe.timelines.summary import quantities_of
 from offload.timeline import SpanKind
-from offload.timeline.summary import quantities_of
 
 KERNEL_NS, LONG_NS = 1000, 500_000
 EVENT_REFUSED = 107000  # PARAM_INVALID

@@ -16,10 +16,10 @@ pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's 
 
 from small_graphs import StepCapturer, current_context, make_program, words
 
+from offload.backends.captured.relocation.touches import node_graph
 from offload.backends.cuda import CudaBackend, NodeKind, OwnedRange
 from offload.backends.cuda import graph as cuda_graph
 from offload.backends.cuda.graph import call, driver_bindings
-from offload.backends.relocation.touches import node_graph
 
 IN, ACT, OUT, WEIGHT = Role.INPUT, Role.ACTIVATION, Role.OUTPUT, Role.WEIGHT
 TWO_STEPS = ([(IN, 256), (ACT, 256), (OUT, 256)], [("0", "1"), ("1", "2")])

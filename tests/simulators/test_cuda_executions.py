@@ -37,9 +37,9 @@ from loading import (
 )
 from small_graphs import StepCapturer, floats, make_program, words
 
-from offload import _native
 from offload.backends.cuda import OwnedRange, backend
 from offload.backends.cuda.graph import call
+from offload.native import _native
 
 
 @pytest.fixture

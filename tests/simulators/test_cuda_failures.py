@@ -21,8 +21,8 @@ from residents import (
 )
 from simulator import Simulator
 
-from offload import _native
 from offload.errors import CaptureError, ExecutionError, OutOfMemory
+from offload.native import _native
 
 GRANULARITY = 2 << 20
 SLEPT_NS = 20_000_000

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from offload import _native
 from offload.errors import BackendUnavailable, ExecutionError
+from offload.native import _native
 
 MEGABYTE = 1 << 20
 GRANULARITY = 2 * MEGABYTE

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import offload
-from offload import Captured, load
+from offload import Captured
+from offload.load import options
 from offload.program import Bindings, BoundProgram, Role, TensorView
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
@@ -21,11 +22,11 @@ pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's 
 from simulated_backend import SimulatedBackend
 from small_graphs import StepCapturer, current_context, floats, make_program, words
 
+from offload.backends.captured.random_draws import RandomState
+from offload.backends.captured.relocation.captures import RANDOM_OWNER
 from offload.backends.cuda import OwnedRange
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.graph import call
-from offload.backends.random_draws import RandomState
-from offload.backends.relocation.captures import RANDOM_OWNER
 
 N = 16
 INCREMENT = 4
@@ -112,7 +113,7 @@ class Device:
         capturer = RandomCapturer((), generator=generator, n_cells=n_cells)
         capturer.steps = [self._step(capturer, index) for index in range(n_launches)]
         backend = SimulatedBackend(self._simulator, capturer)
-        self._monkeypatch.setattr(load, "find_backend", lambda name: backend)
+        self._monkeypatch.setattr(options, "find_backend", lambda name: backend)
         program = dataclasses.replace(program, launches=launches, device="cpu")
         return Captured(BoundProgram(program, bindings)).load(backend.name)
 
@@ -255,7 +256,7 @@ def load_plain(device: Device, tail: Tail, **options):
 
 def load_with(device: Device, program, capturer: RandomCapturer, **options):
     backend = SimulatedBackend(device._simulator, capturer)
-    device._monkeypatch.setattr(load, "find_backend", lambda name: backend)
+    device._monkeypatch.setattr(options, "find_backend", lambda name: backend)
     bound = BoundProgram(dataclasses.replace(program, device="cpu"))
     return Captured(bound).load(backend.name, **options)
 

@@ -15,8 +15,8 @@ import torch
 from graphs import Cuda, read
 from residents import COUNT, SIZE_BYTES, CalledReplay, Chain, make_replay_of
 
-from offload import _native
 from offload.errors import BindingError, ExecutionError
+from offload.native import _native
 
 Make = Callable[..., tuple[CalledReplay, Chain]]
 

@@ -18,9 +18,9 @@ pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's 
 from loading import IN, OUT, Device, N, on_device, result
 from small_graphs import StepCapturer, current_context, floats, make_program, words
 
+from offload.backends.captured.relocation.words import NoiseKind
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda.graph import call
-from offload.backends.relocation.words import NoiseKind
 from offload.program import BoundProgram
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

@@ -9,10 +9,9 @@ import torch
 from simulator import NEWEST_FIRST, OLDEST_FIRST
 
 import offload
-from offload import passes
+from offload.backends.captured.streamed_copies import StreamedGraph, check_copies, streamed_graph
 from offload.backends.cuda import backend as cuda_backend
-from offload.backends.streamed_copies import StreamedGraph, check_copies, streamed_graph
-from offload.plan import NodeGraph
+from offload.plan import NodeGraph, stream_weights, weight_demand
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
 from device_streaming import GIVEN, expected_of, floor_on, poison_after_last_use, results
@@ -40,8 +39,8 @@ def case(request, deep, backend, simulator, monkeypatch) -> Case:
         monkeypatch.setattr(type(backend), "granule_bytes", lambda self, program: None)
     prepared = backend.prepare(deep.bound)
     launches = prepared.state.capture.launches
-    streaming = passes.stream_weights(
-        passes.weight_demand(
+    streaming = stream_weights(
+        weight_demand(
             prepared.program,
             [1000.0] * len(prepared.program.launches),
             prepared.bindings.stored.keys(),

@@ -13,10 +13,10 @@ import torch
 from stored import Wide, compute_wide, without_memory, write_wide
 
 import offload
+from offload.backends.captured.device_streaming import refuse_unstored
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.graph import call, driver_bindings
 from offload.backends.cuda.streaming import link_meter
-from offload.backends.device_streaming import refuse_unstored
 from offload.program import Bindings, BoundProgram, Opaque
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")

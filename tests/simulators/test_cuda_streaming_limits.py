@@ -10,7 +10,7 @@ import torch
 import offload
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
-from offload.place import place
+from offload.load.place import place
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
 from device_streaming import GIVEN, floor_on

@@ -17,12 +17,12 @@ from stored import save_weights, without_memory
 from torch import nn
 
 import offload
-from offload import _native
-from offload.amounts import show_bytes
+from offload.backends.captured.streamed_copies import check_copies, streamed_graph
 from offload.backends.cuda import backend as cuda_backend
-from offload.backends.streamed_copies import check_copies, streamed_graph
-from offload.place import place
-from offload.streaming import Streaming
+from offload.console.amounts import show_bytes
+from offload.load.place import place
+from offload.native import _native
+from offload.plan.streaming import Streaming
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
 from device_streaming import (

@@ -11,8 +11,8 @@ import torch
 from graphs import Cuda
 from residents import COUNT, Chain, make_replay_of
 
-from offload import _native
 from offload.errors import ExecutionError
+from offload.native import _native
 
 LAUNCHED = "cuGraphLaunch"
 

@@ -19,9 +19,9 @@ from torch import nn
 import offload
 from offload import BindingError, Captured, CaptureError, PlanError
 from offload.backends import CpuBackend
+from offload.interpreter.torch_names import dtype_name, find_dtype
 from offload.plan import Place, SlotKind, check_plan
 from offload.program import Bindings, BoundProgram, Role, TensorView, Value
-from offload.torch_names import dtype_name, find_dtype
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
 from hidden_models import Raw

@@ -15,10 +15,10 @@ pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's 
 import driver_client
 from small_graphs import current_context
 
+from offload.backends.captured.relocation.captures import NodeKind
 from offload.backends.cuda import node_log
 from offload.backends.cuda.graph import call, driver_bindings, read_graph
 from offload.backends.cuda.node_log import NodeLog
-from offload.backends.relocation.captures import NodeKind
 
 
 def launch_of(index: int) -> SimpleNamespace:

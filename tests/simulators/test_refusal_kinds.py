@@ -21,10 +21,10 @@ from meta_recording import record, take_meta_for_an_accelerator
 from refusal_kinds import KINDS, NEVER_REFUSED, skip_reason
 from small_graphs import StepCapturer, current_context, make_program, words
 
+from offload.backends.captured.relocation import proof
 from offload.backends.cuda import CudaBackend, node_log, torch_capture, torch_pool
 from offload.backends.cuda.graph import call, driver_bindings
 from offload.backends.cuda.torch_capture import TorchCapturer
-from offload.backends.relocation import proof
 from offload.program import BoundProgram, Role
 
 

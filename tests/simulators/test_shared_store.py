@@ -27,10 +27,10 @@ from stored import save_weights, without_memory
 from test_simulated_streaming_failures import LOADS, on_devices
 
 import offload
-from offload.amounts import show_bytes
 from offload.backends import host_memory
-from offload.backends.device_streaming import store_bytes
-from offload.report import report_on, report_table
+from offload.backends.captured.device_streaming import store_bytes
+from offload.console.amounts import show_bytes
+from offload.observe.report import report_on, report_table
 
 PAGE = 4096
 

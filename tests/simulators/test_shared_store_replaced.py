@@ -15,7 +15,7 @@ from test_shared_store import file_weights, load, other_weights
 from torch import nn
 
 import offload
-from offload.captured import Captured
+from offload.api.captured import Captured
 from offload.program import StoredTensor
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")

@@ -10,7 +10,7 @@ from device_streaming import GIVEN, check, expected_of
 
 import offload
 from offload.backends import TimedLaunches
-from offload.place import place
+from offload.load.place import place
 
 
 @pytest.fixture

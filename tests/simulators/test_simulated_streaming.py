@@ -18,8 +18,8 @@ from test_streaming import Deep, weight_bytes
 from test_streaming_telemetry import NO_HEADER
 
 import offload
-from offload.amounts import show_bytes
-from offload.report import report_on, report_table
+from offload.console.amounts import show_bytes
+from offload.observe.report import report_on, report_table
 from offload.timeline import SpanKind
 
 

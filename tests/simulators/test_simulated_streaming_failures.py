@@ -11,7 +11,7 @@ from test_streaming import Deep
 
 import offload
 from offload.backends import host_memory
-from offload.backends.device_streaming import store_bytes
+from offload.backends.captured.device_streaming import store_bytes
 
 
 def test_a_file_that_cannot_be_read_again_fails_the_execution_alone(

@@ -21,9 +21,9 @@ from device_streaming import (
 from stored import save_weights, without_memory
 
 import offload
-from offload import passes
-from offload.report import report_on, report_table
-from offload.streaming import Streaming
+from offload.observe.report import report_on, report_table
+from offload.plan import simulate_streaming, weight_demand
+from offload.plan.streaming import Streaming
 from offload.timeline import SpanKind
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
@@ -233,8 +233,8 @@ def test_explain_and_the_report_show_what_was_measured_beside_what_was_predicted
     last, streaming = executions[2], report.streaming
     assert f"measured: {last.pass_ns / 1e6:.3f} ms by execution 3 of 4" in text
     assert f"of which launches waited {last.stream_wait_ns / 1e6:.3f} ms for weights" in text
-    predicted = passes.simulate_streaming(
-        passes.weight_demand(run.program, plan.launch_ns, run.bound.bindings.stored.keys()),
+    predicted = simulate_streaming(
+        weight_demand(run.program, plan.launch_ns, run.bound.bindings.stored.keys()),
         plan,
         plan.link,
     ).wait_ns

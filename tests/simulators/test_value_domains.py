@@ -12,8 +12,8 @@ from stored import save_weights, without_memory
 from torch.nn import functional
 
 import offload
-from offload.backends.relocation.weight_stand_ins import WeightStandIns
-from offload.made_up_inputs import made_up_inputs
+from offload.backends.captured.relocation.weight_stand_ins import WeightStandIns
+from offload.interpreter.made_up_inputs import made_up_inputs
 
 TABLE = torch.arange(12.0).view(4, 3)
 PROBABILITIES = torch.tensor([[0.0, 1.0], [0.25, 0.75], [1.0, 0.0]])

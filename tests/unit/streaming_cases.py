@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 from hypothesis import strategies as st
 
-from offload.passes.simulate_streaming import simulate_transfers
-from offload.streaming import Link, Streaming, Transfer, WeightDemand, WeightUse
+from offload.plan.simulate_streaming import simulate_transfers
+from offload.plan.streaming import Link, Streaming, Transfer, WeightDemand, WeightUse
 
 GRANULE = 4096
 ALIGNMENT = 256

@@ -10,11 +10,11 @@ from unittest import mock
 import torch
 
 import offload
-from offload import _native
-from offload.backends.cpu import CpuBackend
-from offload.passes import place_values
+from offload.backends.cpu.backend import CpuBackend
+from offload.native import _native
+from offload.plan import place_values
 from offload.program import BoundProgram, Program, Role
-from offload.replay import Executable
+from offload.run import Executable
 from offload.timeline import Scheduling
 
 PAGE_BYTES = 4096

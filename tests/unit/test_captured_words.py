@@ -13,8 +13,8 @@ import torch
 import offload
 from offload.backends.ascend.captured_tasks import ModelCapture, Task, TaskType
 from offload.backends.ascend.captured_words import RelocatedWords, relocated_words
-from offload.backends.relocation.captures import OwnedRange
-from offload.backends.relocation.words import CapturesDiffer
+from offload.backends.captured.relocation.captures import OwnedRange
+from offload.backends.captured.relocation.words import CapturesDiffer
 from offload.program import Program, Role
 
 POOL_BYTES = 1 << 21

@@ -15,12 +15,14 @@ import torch
 from click.testing import CliRunner, Result
 
 import offload
-from offload import cli, demo, fusion_choice
+from offload import cli
+from offload.commands import demo
 from offload.compile.cache import KernelCache
 from offload.compile.toolchain import CompilerMissing
 from offload.errors import BackendUnavailable
 from offload.files import save_program
-from offload.passes import Placement
+from offload.load import fusion_choice
+from offload.plan import Placement
 
 
 def offload_command(*arguments: Any) -> Result:

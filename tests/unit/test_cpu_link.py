@@ -12,7 +12,7 @@ from torch import nn
 
 import offload
 from offload import Captured
-from offload.backends import cpu_streaming
+from offload.backends.cpu import streaming as cpu_streaming
 
 MIB = 2**20
 

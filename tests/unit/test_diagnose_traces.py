@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from offload.diagnosis import (
+from offload.errors import DiagnosisError, FileError
+from offload.observe.diagnosis import (
     Confidence,
     DeviceWork,
     LaneIdle,
@@ -19,8 +20,7 @@ from offload.diagnosis import (
     diagnose_trace,
     split_idle,
 )
-from offload.diagnosis.kineto import read_kineto
-from offload.errors import DiagnosisError, FileError
+from offload.observe.diagnosis.kineto import read_kineto
 from offload.timeline import HOST_LANE, ExecutionTimeline, Span, SpanKind, Timeline
 
 Event = dict[str, Any]

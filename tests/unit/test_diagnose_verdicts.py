@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import offload
-from offload.diagnosis import (
+from offload.observe.diagnosis import (
     Confidence,
     Diagnosis,
     Effort,
@@ -25,7 +25,7 @@ from offload.diagnosis import (
     Verdict,
     diagnose_call,
 )
-from offload.diagnosis.evidence import (
+from offload.observe.diagnosis.evidence import (
     ENQUEUE_THRESHOLDS,
     SHARE_THRESHOLDS,
     Finding,
@@ -33,8 +33,8 @@ from offload.diagnosis.evidence import (
     enqueue_test,
     replay_test,
 )
-from offload.diagnosis.models import Contenders, Measurement, measure
-from offload.diagnosis.stopwatch import time_enqueue, time_in_turns
+from offload.observe.diagnosis.models import Contenders, Measurement, measure
+from offload.observe.diagnosis.stopwatch import time_enqueue, time_in_turns
 
 SHORT = Effort(turns=6, sample_ns=1000, budget_ns=10**12, least_turns=3)
 

@@ -22,7 +22,7 @@ import offload
 from offload import Captured
 from offload.files import open_program, save_program
 from offload.program import BoundProgram, Role
-from offload.structure import Structure
+from offload.program.structure import Structure
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 

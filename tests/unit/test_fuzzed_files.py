@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import offload
-from offload import passes
 from offload.backends import NullBackend
+from offload.plan import place_values
 
 FUZZ = settings(
     max_examples=300,
@@ -33,7 +33,7 @@ def open_or_refuse(content: bytes, folder: Path) -> None:
     with contextlib.suppress(offload.FileError):
         program = opened(content, folder)
         str(program)
-        passes.place_values(program, NullBackend().machine())
+        place_values(program, NullBackend().machine())
 
 
 def test_the_file_that_is_mutated_is_valid(tmp_path: Path) -> None:

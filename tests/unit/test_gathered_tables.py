@@ -17,10 +17,10 @@ from streaming_cases import (
 from test_streaming_plan import SLOW, floor_of, full_of, plan
 
 from offload.errors import PlanError
-from offload.passes import check_streaming, roofline_ns, simulate_streaming
-from offload.passes.gather_tables import LEAST_TABLE_OVER_ROWS, may_be_gathered
-from offload.passes.simulate_streaming import gather_ns
-from offload.streaming import Gather, Link, WeightDemand, WeightUse
+from offload.plan import check_streaming, roofline_ns, simulate_streaming
+from offload.plan.gather_tables import LEAST_TABLE_OVER_ROWS, may_be_gathered
+from offload.plan.simulate_streaming import gather_ns
+from offload.plan.streaming import Gather, Link, WeightDemand, WeightUse
 
 ROW_BYTES = 256
 

@@ -7,12 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.errors import PlanError
-from offload.machine import CostTable, Machine
-from offload.passes import graph_lifetimes, place_values
-from offload.passes.graph_lifetimes import node_segments
-from offload.plan import Lifetime, NodeGraph
+from offload.plan import Lifetime, NodeGraph, graph_lifetimes, place_values
+from offload.plan.graph_lifetimes import node_segments
+from offload.plan.machine import CostTable, Machine
 from offload.program import Program, Role, Value
-from offload.structure import Structure
+from offload.program.structure import Structure
 
 MACHINE = Machine("cuda", "test", 0, 256, CostTable())
 

@@ -20,7 +20,7 @@ from hostile import archive, members, opened, tree, valid_file
 import offload
 from offload.files import open_program
 from offload.files.operators import find_safe_operator
-from offload.torch_names import find_overload
+from offload.interpreter.torch_names import find_overload
 
 
 def launch_of(root: Any, operator: str) -> Any:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import offload
-from offload.made_up_inputs import input_tensors, made_up_inputs, valid_bytes
+from offload.interpreter.made_up_inputs import input_tensors, made_up_inputs, valid_bytes
 from offload.program import BoundProgram
 from offload.record import input_samples
 

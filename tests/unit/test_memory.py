@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
 from offload.errors import PlanError
-from offload.passes.memory import (
+from offload.plan.memory import (
     THOROUGH_SEARCH_STEPS,
     Interval,
     check_placement,

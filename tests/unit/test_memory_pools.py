@@ -14,10 +14,10 @@ import torch
 from torch_pools import take_for_devices
 
 import offload
-from offload import memory_pools
 from offload.backends.ascend.one_capture import OneCapture
 from offload.backends.cuda import torch_capture
-from offload.memory_pools import MemoryPool, region
+from offload.interpreter import memory_pools
+from offload.interpreter.memory_pools import MemoryPool, region
 from offload.record import recorder as recording
 from offload.record.launches import LaunchRecorder
 from offload.record.recording_device import Allocations

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import offload
-from offload import _native
+from offload.native import _native
 
 
 def scale(x, factor=2.0, *, shift):

@@ -13,18 +13,18 @@ import torch
 from torch import nn
 
 import offload
+from offload.api.recorded_program import without_dead_launches
+from offload.backends.captured.opaque_weights import weights_at_risk
+from offload.backends.captured.relocation.captures import GraphCapture
+from offload.backends.captured.relocation.fixed_weights import FixedWeights, weight_ranges
+from offload.backends.captured.torch_warm_up import _weights_kept
 from offload.backends.cuda import CudaBackend, GraphNode, NodeKind, torch_capture
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.torch_capture import _OneCapture
-from offload.backends.opaque_weights import weights_at_risk
-from offload.backends.relocation.captures import GraphCapture
-from offload.backends.relocation.fixed_weights import FixedWeights, weight_ranges
-from offload.backends.torch_warm_up import _weights_kept
 from offload.costs import signature_of
-from offload.eager_run import EagerRun
+from offload.interpreter.eager_run import EagerRun
 from offload.program import BoundProgram, Program, Role
 from offload.record import Recorder, parameters_of
-from offload.recorded_program import without_dead_launches
 
 
 class Counting(nn.Module):

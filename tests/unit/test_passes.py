@@ -8,11 +8,11 @@ import itertools
 import pytest
 
 from offload.errors import PlanError
-from offload.machine import CostTable, Machine
-from offload.passes import place_values, remove_dead_launches, value_lifetimes
-from offload.plan import Lifetime, Place, SlotKind, check_plan
+from offload.plan import Lifetime, Place, SlotKind, check_plan, place_values, value_lifetimes
+from offload.plan.machine import CostTable, Machine
 from offload.program import Launch, Operator, Program, Result, Role, TensorView, Value, span_bytes
-from offload.structure import Structure
+from offload.program.dead_launches import remove_dead_launches
+from offload.program.structure import Structure
 
 MACHINE = Machine("test", "test", 0, 64, CostTable())
 

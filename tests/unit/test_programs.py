@@ -37,7 +37,7 @@ from offload.program import (
     rewrite,
 )
 from offload.program.reader import parse
-from offload.structure import Structure
+from offload.program.structure import Structure
 
 N_BYTES = 32
 

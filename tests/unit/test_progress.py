@@ -17,10 +17,11 @@ import pytest
 import torch
 
 import offload
-from offload import calibration, progress
+from offload.console import progress
+from offload.console.progress import advance, stage, telling
 from offload.costs import fit
-from offload.diagnosis import Effort, diagnose_call, diagnose_saved
-from offload.progress import advance, stage, telling
+from offload.observe import calibration
+from offload.observe.diagnosis import Effort, diagnose_call, diagnose_saved
 
 SHORT = Effort(turns=4, sample_ns=1, budget_ns=0, least_turns=3)
 Told = list[tuple[int, int, str]]

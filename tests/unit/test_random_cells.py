@@ -6,14 +6,14 @@ import threading
 
 import pytest
 
+from offload.backends.captured.random_draws import RandomState, drawing
+from offload.backends.captured.relocation.captures import RANDOM_OWNER
+from offload.backends.captured.relocation.words import Discovery, NoiseKind, OwnedConstant
 from offload.backends.cuda import GraphCapture, GraphNode, NodeKind
 from offload.backends.cuda.random_cells import random_cells
-from offload.backends.random_draws import RandomState, drawing
-from offload.backends.relocation.captures import RANDOM_OWNER
-from offload.backends.relocation.words import Discovery, NoiseKind, OwnedConstant
 from offload.errors import CaptureError
 from offload.program import Launch, Operator, Program
-from offload.structure import Structure
+from offload.program.structure import Structure
 
 SEED, OFFSET = 0x6000_0000_0000, 0x6000_0000_0200
 OTHER_SEED, OTHER_OFFSET = SEED + 0x1000, OFFSET + 0x1000

@@ -9,8 +9,9 @@ import torch
 from meta_recording import record, record_bound, take_meta_for_an_accelerator
 from torch import nn
 
+from offload.api.recorded_program import without_dead_launches
+from offload.backends.captured.torch_warm_up import _private_bases
 from offload.backends.cuda.torch_capture import _OneCapture
-from offload.backends.torch_warm_up import _private_bases
 from offload.errors import CaptureError
 from offload.files import has_same_content
 from offload.program import BoundProgram, Program, Role
@@ -18,7 +19,6 @@ from offload.record import recorder, recording_device
 from offload.record.callables import Parameters
 from offload.record.fake_weights import FakeWeights
 from offload.record.recording import Recording
-from offload.recorded_program import without_dead_launches
 
 
 @pytest.fixture(autouse=True)

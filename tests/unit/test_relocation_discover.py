@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.backends.relocation.captures import (
+from offload.backends.captured.relocation.captures import (
     Allocation,
     GraphCapture,
     GraphNode,
     NodeKind,
     OwnedRange,
 )
-from offload.backends.relocation.discover import discover
-from offload.backends.relocation.words import CapturesDiffer, Noise, Word
+from offload.backends.captured.relocation.discover import discover
+from offload.backends.captured.relocation.words import CapturesDiffer, Noise, Word
 from offload.errors import CaptureError
 
 MIB = 1 << 20

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from offload.backends.relocation.proof import apart, prove
-from offload.backends.relocation.proof_bases import Placed
-from offload.backends.relocation.words import Noise
+from offload.backends.captured.relocation.proof import apart, prove
+from offload.backends.captured.relocation.proof_bases import Placed
+from offload.backends.captured.relocation.words import Noise
 from offload.errors import CaptureError
-from offload.machine import CostTable, Machine
-from offload.passes import place_values
-from offload.plan import Lifetime, Place, Plan
+from offload.plan import Lifetime, Place, Plan, place_values
+from offload.plan.machine import CostTable, Machine
 from offload.program import (
     Bindings,
     BoundProgram,
@@ -28,7 +27,7 @@ from offload.program import (
     TensorView,
     Value,
 )
-from offload.structure import Structure
+from offload.program.structure import Structure
 
 IN, ACT, OUT, WEIGHT = Role.INPUT, Role.ACTIVATION, Role.OUTPUT, Role.WEIGHT
 MACHINE = Machine("cuda", "test", 0, 256, CostTable())
@@ -234,7 +233,7 @@ def test_a_missed_word_of_an_output_is_found_where_all_results_are_zero(
     monkeypatch, dtype, tile_bytes
 ):
     """As they are where a threshold is above all numbers that are made up for zeros."""
-    monkeypatch.setattr("offload.backends.relocation.proof_bases._TILE_BYTES", tile_bytes)
+    monkeypatch.setattr("offload.backends.captured.relocation.proof_bases._TILE_BYTES", tile_bytes)
 
     class Below(MixingResident):
         def execute(self) -> None:

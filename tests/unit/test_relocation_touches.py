@@ -6,14 +6,13 @@ import dataclasses
 
 import pytest
 
+from offload.backends.captured.relocation.touches import node_graph, with_scratch
+from offload.backends.captured.relocation.words import Word
 from offload.backends.cuda import GraphCapture, GraphNode, NodeKind
-from offload.backends.relocation.touches import node_graph, with_scratch
-from offload.backends.relocation.words import Word
-from offload.machine import CostTable, Machine
-from offload.passes import graph_lifetimes, place_values
-from offload.plan import Lifetime, check_plan
+from offload.plan import Lifetime, check_plan, graph_lifetimes, place_values
+from offload.plan.machine import CostTable, Machine
 from offload.program import Launch, Operator, Program, Role, Value
-from offload.structure import Structure
+from offload.program.structure import Structure
 
 MACHINE = Machine("cuda", "test", 0, 256, CostTable())
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import offload
-from offload.passes import row_reads, weight_demand
+from offload.plan import row_reads, weight_demand
 
 
 def program_of(function, *inputs):

@@ -8,9 +8,14 @@ import struct
 import pytest
 from test_relocation_discover import LAYOUTS, Layout, capture, kernel, memcpy, pack
 
-from offload.backends.relocation.captures import GraphCapture, GraphNode, NodeKind, OwnedRange
-from offload.backends.relocation.discover import discover
-from offload.backends.relocation.words import Discovery, Noise, NoiseKind, Word
+from offload.backends.captured.relocation.captures import (
+    GraphCapture,
+    GraphNode,
+    NodeKind,
+    OwnedRange,
+)
+from offload.backends.captured.relocation.discover import discover
+from offload.backends.captured.relocation.words import Discovery, Noise, NoiseKind, Word
 from offload.errors import CaptureError
 
 HOST = 0x7E12_3456_7000

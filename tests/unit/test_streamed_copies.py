@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from streaming_cases import LINK
 
-from offload.backends.streamed_copies import (
+from offload.backends.captured.streamed_copies import (
     StreamedCopy,
     StreamedGraph,
     check_copies,
@@ -23,7 +23,7 @@ from offload.backends.streamed_copies import (
 )
 from offload.errors import CaptureError
 from offload.plan import NodeGraph
-from offload.streaming import Piece, Streaming, StreamingFloor, Transfer
+from offload.plan.streaming import Piece, Streaming, StreamingFloor, Transfer
 
 N_BYTES = 4096
 PROGRAM: Any = SimpleNamespace(

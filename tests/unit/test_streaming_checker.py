@@ -15,8 +15,8 @@ from streaming_cases import (
 )
 
 from offload.errors import PlanError
-from offload.passes import check_streaming, stream_weights
-from offload.streaming import Piece, Streaming, StreamingFloor, Transfer
+from offload.plan import check_streaming, stream_weights
+from offload.plan.streaming import Piece, Streaming, StreamingFloor, Transfer
 
 FLOOR = StreamingFloor(0, 0, 0, 0, "", 0.0)
 

@@ -20,9 +20,9 @@ from decoders import ALIGNMENT_BYTES, GRANULE_BYTES, LLAMA_8B, LLAMA_70B, demand
 from decoders import LINK as PCIE
 from offload.backends.ascend.torch_memory import TorchMemoryUnit
 from offload.errors import PlanError
-from offload.passes import check_streaming, roofline_ns, simulate_streaming, stream_weights
-from offload.passes.simulate_streaming import simulate_transfers, transfer_ns
-from offload.streaming import Link, MemoryUnit, Transfer, WeightDemand, WeightUse
+from offload.plan import check_streaming, roofline_ns, simulate_streaming, stream_weights
+from offload.plan.simulate_streaming import simulate_transfers, transfer_ns
+from offload.plan.streaming import Link, MemoryUnit, Transfer, WeightDemand, WeightUse
 
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.constants import same_constant
-from offload.structure import (
+from offload.program.constants import same_constant
+from offload.program.structure import (
     OpaqueStructure,
     Structure,
     StructureMismatch,

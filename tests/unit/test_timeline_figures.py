@@ -29,10 +29,10 @@ from timelines import (
 )
 
 from offload.errors import OffloadError, TimelineError
+from offload.observe.timelines.chart import TIMES, duration_text
+from offload.observe.timelines.summary import merged_names
+from offload.observe.timelines.trace import trace_of
 from offload.timeline import Timeline
-from offload.timeline.chart import TIMES, duration_text
-from offload.timeline.summary import merged_names
-from offload.timeline.trace import trace_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 COMPARISON = "Host-bound scheduling against model offload scheduling, end to end"

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timelines import launch, stage
 
+from offload.observe.timelines.chart import Chart, Lane, labels_of, lanes_of, text_width
+from offload.observe.timelines.folding import BLOCKS_PER_LANE, FEW_SPANS, fold
 from offload.timeline import Span
-from offload.timeline.chart import Chart, Lane, labels_of, lanes_of, text_width
-from offload.timeline.folding import BLOCKS_PER_LANE, FEW_SPANS, fold
 
 WIDTH = 618.0
 

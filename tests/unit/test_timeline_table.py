@@ -22,8 +22,7 @@ from timelines import (
     with_substages,
 )
 
-from offload.timeline import ExecutionTimeline, Timeline
-from offload.timeline.summary import (
+from offload.observe.timelines.summary import (
     SHOWN_EXECUTIONS,
     SHOWN_LAUNCHES,
     launch_groups,
@@ -31,6 +30,7 @@ from offload.timeline.summary import (
     representative,
     sections_of,
 )
+from offload.timeline import ExecutionTimeline, Timeline
 
 
 def shown(made: Timeline, width: int = 120) -> str:

@@ -13,12 +13,12 @@ import torch
 
 import offload
 from offload.backends.ascend.one_capture import OneCapture
+from offload.backends.captured.random_draws import RandomState, own_random_states
+from offload.backends.captured.relocation.captures import Allocation, GraphCapture
+from offload.backends.captured.torch_warm_up import first_line, last_uses_of
 from offload.backends.cuda import torch_capture, torch_pool
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.torch_pool import PoolMemory
-from offload.backends.random_draws import RandomState, own_random_states
-from offload.backends.relocation.captures import Allocation, GraphCapture
-from offload.backends.torch_warm_up import first_line, last_uses_of
 from offload.program import BoundProgram
 
 

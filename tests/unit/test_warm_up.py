@@ -9,8 +9,8 @@ import torch
 from torch_pools import FakeAllocator, take_for_devices
 
 import offload
-from offload.backends import torch_warm_up
-from offload.backends.torch_warm_up import warm_up
+from offload.backends.captured import torch_warm_up
+from offload.backends.captured.torch_warm_up import warm_up
 from offload.program import BoundProgram
 
 CPU = torch.device("cpu")

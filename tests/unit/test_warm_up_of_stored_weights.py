@@ -9,9 +9,9 @@ import torch
 from stored import Wide, save_weights, without_memory
 
 import offload
-from offload.backends.torch_warm_up import _take_stored, last_uses_of
-from offload.eager_run import EagerRun
-from offload.made_up_inputs import index_weights, stored_indices
+from offload.backends.captured.torch_warm_up import _take_stored, last_uses_of
+from offload.interpreter.eager_run import EagerRun
+from offload.interpreter.made_up_inputs import index_weights, stored_indices
 
 
 def test_each_weight_is_zeros_from_its_first_launch_to_its_last(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ class Orders(torch.nn.Module):
     ],
 )
 def test_indices_are_limited_in_all(monkeypatch, tmp_path: Path, limit_bytes, names) -> None:
-    monkeypatch.setattr("offload.made_up_inputs.INDICES_BYTES", limit_bytes)
+    monkeypatch.setattr("offload.interpreter.made_up_inputs.INDICES_BYTES", limit_bytes)
     save_weights(Orders(), tmp_path)
     with torch.no_grad():
         captured = offload.capture(without_memory(Orders), torch.randn(1, 4), weights=tmp_path)

@@ -6,7 +6,7 @@ import torch
 
 import offload
 from offload.errors import PlanError
-from offload.passes import weight_demand
+from offload.plan import weight_demand
 from offload.program import Role
 
 

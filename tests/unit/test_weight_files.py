@@ -12,8 +12,8 @@ import torch
 
 from offload.errors import FileError
 from offload.files import find_stored_tensors, has_same_content
+from offload.interpreter.torch_names import find_dtype
 from offload.program import StoredTensor
-from offload.torch_names import find_dtype
 
 DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32,

@@ -24,7 +24,7 @@ from streams import (
 )
 
 import offload
-from offload import _native
+from offload.native import _native
 from offload.timeline import Scheduling, SpanKind
 
 PLANS = [two_slots, three_slots, two_tails]

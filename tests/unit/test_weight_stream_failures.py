@@ -25,7 +25,7 @@ from streams import (
 )
 
 import offload
-from offload import _native
+from offload.native import _native
 from offload.timeline import Scheduling
 
 

@@ -16,10 +16,9 @@ from offload.backends.base import (
     TimedLaunches,
     TimingBackend,
     Unproved,
-    native_layout,
     slot_triggers,
 )
-from offload.backends.cpu import CpuBackend
+from offload.backends.cpu.backend import CpuBackend
 from offload.backends.devices import backend_and_index, on_device
 from offload.backends.null import NullBackend
 from offload.backends.weight_sources import managed_weights, native_source
@@ -83,7 +82,6 @@ __all__ = [
     "backend_names",
     "find_backend",
     "managed_weights",
-    "native_layout",
     "native_source",
     "on_device",
     "slot_triggers",

@@ -9,13 +9,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from offload import _native
 from offload.errors import CaptureError
-from offload.machine import CopyCosts, Machine
+from offload.native import _native
 from offload.plan import NodeGraph, Plan, SlotKind
-from offload.program import Bindings, BoundProgram, Program, TensorView
-from offload.streaming import Link, MemoryUnit, Streaming
-from offload.torch_names import find_dtype
+from offload.plan.machine import CopyCosts, Machine
+from offload.plan.streaming import Link, MemoryUnit, Streaming
+from offload.program import Bindings, BoundProgram, Program
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,13 +157,6 @@ _TRIGGERS = {
 def slot_triggers(plan: Plan) -> list[_native.Trigger]:
     """For each slot of a Plan what makes its address change."""
     return [_TRIGGERS[slot.kind] for slot in plan.slots]
-
-
-def native_layout(view: TensorView) -> _native.TensorLayout:
-    """A view's shape, strides and dtype for the native side."""
-    return _native.TensorLayout(
-        view.shape, view.strides, find_dtype(view.dtype), view.conjugate, view.negative
-    )
 
 
 @runtime_checkable

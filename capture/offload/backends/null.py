@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
-from offload.machine import CostTable, Machine
+from offload.native import _native
 from offload.plan import Plan, check_plan
+from offload.plan.machine import CostTable, Machine
 from offload.program import BoundProgram
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from offload.device_formats import own_format
 from offload.errors import BindingError, CaptureError
+from offload.interpreter.device_formats import own_format
 from offload.program import BoundProgram, Launch, Overlap, Program, Symbol
 
 

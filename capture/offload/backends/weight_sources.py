@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from offload import _native
-from offload.eager_run import EagerRun, bytes_of
+from offload.interpreter.eager_run import EagerRun, bytes_of
+from offload.native import _native
+from offload.plan.streaming import Streaming
 from offload.program import BoundProgram, Program, StoredTensor
-from offload.streaming import Streaming
 
 Sources = Mapping[int, list[torch.Tensor] | StoredTensor]
 """By Value of role weight where its content is; their order numbers the native side's weights."""

@@ -21,15 +21,9 @@ import platformdirs
 import torch
 
 from offload.compile.choice import Choice, choices_of
-from offload.compile.toolchain import (
-    FLAGS,
-    TEMPLATES,
-    CompilerMissing,
-    find_compiler,
-    most_threads,
-)
+from offload.compile.toolchain import FLAGS, TEMPLATES, CompilerMissing, find_compiler, most_threads
+from offload.console.user_code import level_of_user
 from offload.program import Program
-from offload.user_code import level_of_user
 
 T = TypeVar("T")
 

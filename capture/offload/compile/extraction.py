@@ -17,7 +17,7 @@ from offload.program import (
     renumbered,
     span_bytes,
 )
-from offload.structure import Structure
+from offload.program.structure import Structure
 
 
 @dataclasses.dataclass(frozen=True)

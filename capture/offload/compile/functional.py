@@ -9,6 +9,13 @@ import torch
 
 from offload.compile.extraction import whole_view
 from offload.errors import CaptureError
+from offload.interpreter.torch_names import (
+    dtype_name,
+    find_dtype,
+    find_overload,
+    positional_and_named,
+    symbol_object,
+)
 from offload.program import (
     ITEM_BYTES,
     Argument,
@@ -23,13 +30,6 @@ from offload.program import (
     Value,
     contiguous_strides,
     same_strides,
-)
-from offload.torch_names import (
-    dtype_name,
-    find_dtype,
-    find_overload,
-    positional_and_named,
-    symbol_object,
 )
 
 

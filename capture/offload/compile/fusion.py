@@ -9,7 +9,6 @@ from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 
-from offload.amounts import show_bytes, show_count
 from offload.compile.choice import Choice
 from offload.compile.endings import sums_of
 from offload.compile.extraction import Extracted, whole_view
@@ -17,6 +16,7 @@ from offload.compile.making import Kernels
 from offload.compile.packing import Packing, packable_weights
 from offload.compile.proof import KernelProof
 from offload.compile.regions import Kind, Region, Regions, divide, find_regions
+from offload.console.amounts import show_bytes, show_count
 from offload.program import (
     BoundProgram,
     Kernel,

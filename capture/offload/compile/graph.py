@@ -17,8 +17,13 @@ from torch.utils._pytree import tree_map_only
 
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.views import find_steps
+from offload.interpreter.torch_names import (
+    find_dtype,
+    find_overload,
+    positional_and_named,
+    symbol_object,
+)
 from offload.program import ITEM_BYTES, Argument, Bindings, Launch, Program, Symbol, TensorView
-from offload.torch_names import find_dtype, find_overload, positional_and_named, symbol_object
 
 
 def trace(

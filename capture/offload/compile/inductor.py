@@ -27,8 +27,8 @@ from offload.compile.loops import SIGNATURE, Copy, Loops, Word
 from offload.compile.moments import MOMENTS
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.toolchain import Options, find_compiler, most_threads
+from offload.interpreter.torch_names import dtype_name
 from offload.program import ITEM_BYTES, Program
-from offload.torch_names import dtype_name
 
 _LOCK = threading.Lock()  # of the registered wrapper, and of what it leaves
 

@@ -25,8 +25,8 @@ from offload.compile.toolchain import (
     find_compiler,
     merged,
 )
+from offload.console.progress import stage
 from offload.program import Program
-from offload.progress import stage
 
 T = TypeVar("T")
 

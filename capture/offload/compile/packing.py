@@ -21,7 +21,7 @@ from offload.program import (
     Value,
     contiguous_strides,
 )
-from offload.structure import Structure
+from offload.program.structure import Structure
 
 PANEL_COLUMNS = 32
 """Of a panel, as `kernels/panels.hpp` has it (`kPanelColumns`)."""

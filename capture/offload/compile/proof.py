@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from offload import _native
 from offload.compile.widened import widened
-from offload.eager_run import EagerRun
 from offload.errors import CaptureError
+from offload.interpreter.eager_run import EagerRun
+from offload.interpreter.torch_names import find_dtype
+from offload.native import _native
 from offload.program import BoundProgram, Program, TensorView
-from offload.torch_names import find_dtype
 
 GUARD_BYTES = 4096
 """Before and behind each range that a kernel writes; a loop that runs too far meets it."""

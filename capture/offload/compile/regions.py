@@ -15,8 +15,8 @@ from offload.compile.functional import functional_name, make_functional
 from offload.compile.packing import Packing, pack, pays
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.templates import TEMPLATES, function, matrix_of, n_rows
+from offload.interpreter.torch_names import find_overload
 from offload.program import Launch, Operator, Program, Role, TensorView, Value, is_dense
-from offload.torch_names import find_overload
 
 
 class Kind(enum.StrEnum):

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
+from offload.console.progress import advance
 from offload.costs.header_model import (
     STAGES,
     Coefficient,
@@ -17,7 +18,6 @@ from offload.costs.header_model import (
     observations_by_shape,
 )
 from offload.errors import CostModelError
-from offload.progress import advance
 
 _N_RESAMPLES = 100
 

@@ -19,10 +19,10 @@ import safetensors
 import safetensors.torch
 import torch
 
-from offload.eager_run import bytes_of
+from offload.console.progress import Stage, stage
 from offload.errors import FileError, ProgramError
+from offload.interpreter.eager_run import bytes_of
 from offload.program.reader import parse
-from offload.progress import Stage, stage
 
 _PROGRAM = "program.json"
 _WEIGHTS = "weights.safetensors"

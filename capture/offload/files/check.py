@@ -7,7 +7,7 @@ import torch
 from offload.errors import FileError, ProgramError
 from offload.files.operators import check_operator
 from offload.program import ITEM_BYTES, Program, Role, Symbol, check_program
-from offload.structure import constants
+from offload.program.structure import constants
 
 
 def check_file_program(program: Program) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from offload.errors import BindingError, FileError
+from offload.interpreter.torch_names import find_dtype, torch_object
 from offload.program import Program, with_objects
-from offload.structure import Structure, is_rebuilt, name_of, rebuild
-from offload.torch_names import find_dtype, torch_object
+from offload.program.structure import Structure, is_rebuilt, name_of, rebuild
 
 _PLAIN_NAMES = ("", *(name_of(cls) for cls in (list, tuple, dict)))
 _SINGLE_CLASSES = {name_of(cls): cls for cls in (collections.OrderedDict, torch.Size)}

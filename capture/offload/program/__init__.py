@@ -32,7 +32,6 @@ from offload.program.values import (
     Value,
     contiguous_strides,
     is_dense,
-    one_line,
     same_strides,
     span_bytes,
 )
@@ -67,7 +66,6 @@ __all__ = [
     "decode_program",
     "encode_program",
     "is_dense",
-    "one_line",
     "plain_structure",
     "renumbered",
     "rewrite",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offload.program.program import Program
-from offload.structure import Structure
+from offload.program.structure import Structure
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from offload.errors import ProgramError
 from offload.program.launch import Kernel, Launch, Opaque, Operator
 from offload.program.program import Program
+from offload.program.structure import Structure
 from offload.program.values import ITEM_BYTES, Role, TensorView, Value, span_bytes
-from offload.structure import Structure
 
 # More than any machine can address; sums of sizes stay far inside 64 bits.
 _MAXIMUM_BYTES = 2**56

@@ -12,8 +12,8 @@ from offload.program.encode import FORMAT_NAME, FORMAT_VERSION, MAXIMUM_DEPTH
 from offload.program.launch import Argument, Launch, Operator
 from offload.program.program import Overlap, Program, Result
 from offload.program.reader import MAXIMUM_INTEGER, Node
+from offload.program.structure import Structure
 from offload.program.values import ITEM_BYTES, Role, Symbol, TensorView, Value
-from offload.structure import Structure
 
 _ROLES = tuple(str(role) for role in Role if role not in (Role.SCRATCH, Role.DERIVED))
 _STRUCTURE_KINDS = ("list", "tuple", "dict", "record", "mapping", "object")

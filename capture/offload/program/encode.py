@@ -9,8 +9,8 @@ from offload.errors import FileError
 from offload.program.launch import Argument, Kernel, Launch
 from offload.program.plain_structure import TORCH_KINDS
 from offload.program.program import Program
+from offload.program.structure import Structure
 from offload.program.values import Symbol, TensorView, Value
-from offload.structure import Structure
 
 FORMAT_NAME = "offload program"
 FORMAT_VERSION = 1

@@ -7,7 +7,8 @@ import enum
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from offload.program.values import Symbol, TensorView, one_line
+from offload.console.text import one_line
+from offload.program.values import Symbol, TensorView
 
 if TYPE_CHECKING:
     from offload.program.program import Program

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from offload.constants import PLAIN_TYPES, Content
+from offload.program.constants import PLAIN_TYPES, Content
+from offload.program.structure import Structure
 from offload.program.values import Symbol
-from offload.structure import Structure
 
 TORCH_KINDS = ("dtype", "device", "layout", "memory_format")
 """The kinds of torch's own objects that stand for themselves, by their class's name."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from offload.amounts import show_count
+from offload.console.amounts import show_count
+from offload.console.text import one_line
 from offload.program.launch import Kernel, Launch, Opaque
-from offload.program.values import PLACED_ROLES, Role, TensorView, Value, one_line
-from offload.structure import Structure
+from offload.program.structure import Structure
+from offload.program.values import PLACED_ROLES, Role, TensorView, Value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

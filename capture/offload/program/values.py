@@ -108,11 +108,6 @@ ITEM_BYTES: Mapping[str, int] = {
 }  # fmt: skip
 
 
-def one_line(text: str) -> str:
-    """A name as it is printed: what is not printable, a line break among it, as an escape."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
-
-
 def span_bytes(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> int:
     """Bytes from the first element of a strided tensor to one past its last."""
     if math.prod(shape) == 0:

@@ -7,7 +7,6 @@ from offload.record.plain_call import PlainCall
 from offload.record.recorded_call import called_again, is_called_again
 from offload.record.recorder import Recorder
 from offload.record.recording import Recording
-from offload.record.recording_device import default_generator
 from offload.record.surroundings import refuse_transforms
 from offload.record.verify import OutcomeDiffers, verify
 
@@ -19,7 +18,6 @@ __all__ = [
     "Recorder",
     "Recording",
     "called_again",
-    "default_generator",
     "device_of_call",
     "is_called_again",
     "is_plain_class",

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
-from offload.record.operators import check_plain, is_tensor
-from offload.record.storages import StorageTable
-from offload.structure import (
+from offload.program.structure import (
     OpaqueStructure,
     StructureMismatch,
     flatten,
@@ -19,6 +17,8 @@ from offload.structure import (
     match,
     unflatten,
 )
+from offload.record.operators import check_plain, is_tensor
+from offload.record.storages import StorageTable
 
 # What torch keeps on an nn.Buffer. Names that begin with an underscore are what libraries note:
 # torch marks what it compiled for, transformers what it initialised.

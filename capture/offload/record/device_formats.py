@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from offload.device_formats import own_format
+from offload.console.user_code import user_location
 from offload.errors import CaptureError
+from offload.interpreter.device_formats import own_format
 from offload.program import Value
-from offload.user_code import user_location
 
 
 def refuse_own_format(tensor: torch.Tensor, what: str) -> None:

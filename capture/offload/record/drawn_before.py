@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from offload.constants import same_constant
+from offload.console.user_code import user_location
 from offload.errors import CaptureError
+from offload.interpreter.torch_names import find_dtype
 from offload.program import Argument, Launch, TensorView
+from offload.program.constants import same_constant
 from offload.record.operators import Overload
 from offload.record.random_outcomes import RandomOutcome, by_launch
 from offload.record.storages import TrackedStorage
-from offload.torch_names import find_dtype
-from offload.user_code import user_location
 
 
 class DrawnBefore:

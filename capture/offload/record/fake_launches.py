@@ -15,13 +15,13 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from offload.console.user_code import user_location
 from offload.errors import CaptureError
 from offload.record.fake_weights import FakeWeights
 from offload.record.guards import HostReadGuards
 from offload.record.host_constants import may_be_host_constant
 from offload.record.operators import Overload, tensors_in
 from offload.record.storages import StorageTable, TrackedStorage
-from offload.user_code import user_location
 
 
 class Tracker(Protocol):

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from offload.device_formats import own_format
-from offload.eager_run import bytes_of
 from offload.errors import CaptureError, FileError
+from offload.interpreter.device_formats import own_format
+from offload.interpreter.eager_run import bytes_of
+from offload.interpreter.torch_names import dtype_name
 from offload.program import ITEM_BYTES, StoredTensor, span_bytes
+from offload.program.structure import OpaqueStructure, flatten
 from offload.record.callables import module_of
 from offload.record.host_constants import may_be_host_constant
 from offload.record.operators import is_tensor
 from offload.record.recording_device import find_device
-from offload.structure import OpaqueStructure, flatten
-from offload.torch_names import dtype_name
 
 if TYPE_CHECKING:
     from offload.record.storages import TrackedStorage

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence, Set
 
 import torch
 
+from offload.interpreter.torch_names import find_dtype
 from offload.program import Launch, Role, Value
 from offload.record.operators import Overload
 from offload.record.storages import StorageTable, TrackedStorage
-from offload.torch_names import find_dtype
 
 # What is made from constants alone is kept with the weights up to this size; above it, computing it
 # again takes less memory.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from offload.console.user_code import user_location
 from offload.errors import CaptureError
 from offload.record.operators import NO_NESTED_ENCODER
-from offload.user_code import user_location
 
 if TYPE_CHECKING:
     from offload.record.storages import TrackedStorage

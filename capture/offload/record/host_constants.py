@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from offload.console.user_code import user_location
 from offload.errors import CaptureError
 from offload.record.operators import Overload
-from offload.user_code import user_location
 
 if TYPE_CHECKING:
     from offload.record.storages import TrackedStorage

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from offload.eager_run import bytes_of, content_bytes
-from offload.made_up_inputs import SAMPLE_BYTES
+from offload.interpreter.eager_run import bytes_of, content_bytes
+from offload.interpreter.made_up_inputs import SAMPLE_BYTES
+from offload.interpreter.torch_names import dtype_name
 from offload.program import is_dense, span_bytes
-from offload.torch_names import dtype_name
 
 SAMPLES_BYTES = 2**26
 """Of all: torch.compile makes inputs of parameters."""

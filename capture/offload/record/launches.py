@@ -11,10 +11,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from offload.eager_run import flat
+from offload.console.progress import advance
+from offload.console.user_code import user_location
 from offload.errors import CaptureError, OffloadError
+from offload.interpreter.eager_run import flat
 from offload.program import Argument, Launch, Operator, Role, Symbol, TensorView
-from offload.progress import advance
 from offload.record.device_formats import refuse_write_in_own_format
 from offload.record.drawn_before import DrawnBefore
 from offload.record.fake_launches import FakeLaunches
@@ -39,7 +40,6 @@ from offload.record.recording_device import Allocations
 from offload.record.storages import StorageTable, TrackedStorage
 from offload.record.unused_results import UnusedResults
 from offload.record.used_generators import UsedGenerators
-from offload.user_code import user_location
 
 # A tensor that an operator is given, its storage, and whether the operator declares to write it.
 Touched = tuple[torch.Tensor, TrackedStorage, bool]

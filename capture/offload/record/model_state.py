@@ -8,8 +8,8 @@ from collections.abc import Iterator, Set
 
 import torch
 
-from offload.eager_run import bytes_of
 from offload.errors import CaptureError
+from offload.interpreter.eager_run import bytes_of
 from offload.record.operators import has_plain_memory
 from offload.record.python_state import PythonState
 

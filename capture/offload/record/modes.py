@@ -15,11 +15,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from offload import _native
+from offload.console.user_code import user_location
 from offload.errors import CaptureError, OffloadError
+from offload.native import _native
 from offload.record import host_reads
 from offload.record.used_generators import UsedGenerators
-from offload.user_code import user_location
 
 
 class Watcher(Protocol):

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from offload.eager_run import flat
+from offload.console.user_code import user_location
 from offload.errors import CaptureError
+from offload.interpreter.eager_run import flat
+from offload.interpreter.torch_names import dtype_name
 from offload.program import Argument, Symbol
-from offload.torch_names import dtype_name
-from offload.user_code import user_location
 
 # Operators that only reserve memory: their Value starts without content and no launch is kept.
 _RESERVE_OPERATORS = frozenset(

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from offload.eager_run import bytes_of
 from offload.errors import CaptureError
+from offload.interpreter.eager_run import bytes_of
+from offload.interpreter.torch_names import find_dtype
 from offload.program import Role
+from offload.program.structure import Structure, StructureMismatch, match
 from offload.record.drawn_before import DrawnBefore
 from offload.record.operators import is_tensor
 from offload.record.same_outcome import as_dtype, same_bits, same_but_for_kernels
 from offload.record.storages import StorageTable, TrackedStorage
-from offload.structure import Structure, StructureMismatch, match
-from offload.torch_names import find_dtype
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

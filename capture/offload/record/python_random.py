@@ -7,7 +7,7 @@ import sys
 import warnings
 from typing import Any
 
-from offload.user_code import level_of_user
+from offload.console.user_code import level_of_user
 
 
 class PythonRandom:

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from offload.constants import PLAIN_TYPES, same_constant
 from offload.errors import CaptureError
+from offload.program.constants import PLAIN_TYPES, same_constant
 
 # How many containers and objects deep below a module or a variable, and how many functions deep
 # below the one that is called, state is followed. Submodules count as their module.

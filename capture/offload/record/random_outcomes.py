@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from offload.eager_run import EagerRun
+from offload.interpreter.eager_run import EagerRun
 from offload.program import Launch, TensorView
 from offload.record.storages import TrackedStorage
 

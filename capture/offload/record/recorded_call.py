@@ -10,12 +10,9 @@ from typing import Any
 
 import torch
 
-from offload.constants import same_constant
 from offload.errors import CaptureError
-from offload.record.operators import is_tensor
-from offload.record.python_state import PythonState
-from offload.record.thread_lookups import CompilingAnswers, eager_paths_taken
-from offload.structure import (
+from offload.program.constants import same_constant
+from offload.program.structure import (
     OpaqueStructure,
     Structure,
     StructureMismatch,
@@ -24,6 +21,9 @@ from offload.structure import (
     match,
     unflatten,
 )
+from offload.record.operators import is_tensor
+from offload.record.python_state import PythonState
+from offload.record.thread_lookups import CompilingAnswers, eager_paths_taken
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError, OffloadError
+from offload.interpreter.own_generators import default_generator
 from offload.program import BoundProgram, Overlap, Result, Role
+from offload.program.structure import OpaqueStructure, Structure, constants, flatten, unflatten
 from offload.record.call_arguments import CallArguments
 from offload.record.call_state import reachable_state, unseen_changes
 from offload.record.callables import (
@@ -41,17 +43,11 @@ from offload.record.plain_call import PlainCall, plain_call
 from offload.record.python_random import PythonRandom
 from offload.record.recorded_call import RecordedCall, Surroundings
 from offload.record.recording import Recording
-from offload.record.recording_device import (
-    Allocations,
-    default_generator,
-    recording_device,
-    refuse_capturing,
-)
+from offload.record.recording_device import Allocations, recording_device, refuse_capturing
 from offload.record.storages import StorageTable, alias
 from offload.record.surroundings import LeafGradients, caller_of, refuse_gradients, root_module
 from offload.record.thread_lookups import CompilingAnswers, eager_paths_taken
 from offload.record.whole_program import SeenCall
-from offload.structure import OpaqueStructure, Structure, constants, flatten, unflatten
 
 
 class Recorder:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from offload import _native
 from offload.errors import CaptureError
-from offload.memory_pools import MemoryPool, segments_of
+from offload.interpreter.memory_pools import MemoryPool, segments_of
+from offload.native import _native
 from offload.record.host_constants import may_be_host_constant
 
 
@@ -68,15 +68,6 @@ def refuse_capturing(device: torch.device) -> None:
             "a graph is being captured on the current stream: record the call before the capture "
             "begins"
         )
-
-
-def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that operators on a device draw from where none is given."""
-    if device.type == "cpu":
-        return torch.default_generator
-    module: Any = torch.get_device_module(device)
-    generator: torch.Generator = module.default_generators[device.index or 0]
-    return generator
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import torch
 
-from offload.device_formats import own_format
-from offload.eager_run import bytes_of
+from offload.console.user_code import user_location
 from offload.errors import CaptureError
+from offload.interpreter.device_formats import own_format
+from offload.interpreter.eager_run import bytes_of
+from offload.interpreter.torch_names import dtype_name
 from offload.program import ITEM_BYTES, Role, TensorView, Value, span_bytes
 from offload.record.device_formats import refuse_unwritten_in_own_format
 from offload.record.host_constants import check_host_constant, check_read_unseen
 from offload.record.model_state import ModelState, StorageWatch
-from offload.torch_names import dtype_name
-from offload.user_code import user_location
 
 
 @dataclasses.dataclass(slots=True)

@@ -8,8 +8,8 @@ from types import MethodType
 
 import torch
 
-from offload import _native
 from offload.errors import CaptureError
+from offload.native import _native
 from offload.program import Caller
 
 

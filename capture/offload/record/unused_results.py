@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from offload.console.user_code import user_location
 from offload.errors import CaptureError
-from offload.user_code import user_location
 
 
 class UnusedResults:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from offload.console.user_code import user_location
 from offload.errors import CaptureError
-from offload.user_code import user_location
 
 _SEED_BYTES = 8
 

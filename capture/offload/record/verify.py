@@ -8,18 +8,18 @@ from contextlib import contextmanager
 
 import torch
 
-from offload.constants import same_constant
-from offload.eager_run import EagerRun, bytes_of
+from offload.console.progress import advance, stage
 from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
-from offload.own_generators import drawing_alone
+from offload.interpreter.eager_run import EagerRun, bytes_of
+from offload.interpreter.own_generators import drawing_alone
+from offload.interpreter.torch_names import find_dtype
 from offload.program import BoundProgram, Launch, Role, Value
-from offload.progress import advance, stage
+from offload.program.constants import same_constant
 from offload.record.modes import seeding_noticed
 from offload.record.random_outcomes import RandomOutcome, by_launch
 from offload.record.recording import Recording
 from offload.record.recording_device import current
 from offload.record.same_outcome import as_dtype, is_close
-from offload.torch_names import find_dtype
 
 # Two fills that agree in no byte: what depends on memory that nobody wrote comes out differently.
 _FILLS = (0xFF, 0x01)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 import torch
 
+from offload.console.user_code import user_location
 from offload.program import (
     Bindings,
     BoundProgram,
@@ -22,6 +23,7 @@ from offload.program import (
     plain_structure,
     rewrite,
 )
+from offload.program.structure import Structure
 from offload.record.call_arguments import CallArguments
 from offload.record.callables import Parameters
 from offload.record.fake_weights import FakeWeights
@@ -29,8 +31,6 @@ from offload.record.folding import final_values, folded_values, holders_of, is_f
 from offload.record.launches import LaunchRecorder
 from offload.record.recorded_call import RecordedCall
 from offload.record.storages import StorageTable, TrackedStorage
-from offload.structure import Structure
-from offload.user_code import user_location
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Timelines: what executions did and when, as a table, a trace file, a picture or a page."""
+"""Timelines: what executions did and when, as data. `observe.timelines` draws them."""
 
 from offload.timeline.spans import (
     HOST_LANE,

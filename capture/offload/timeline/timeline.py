@@ -77,7 +77,7 @@ class Timeline:
         Args:
             console: of rich; the terminal if not given.
         """
-        table, terminal = _module("offload.timeline.table"), _module("rich.console")
+        table, terminal = _module("offload.observe.timelines.table"), _module("rich.console")
         (console or terminal.Console()).print(table.timeline_tables(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -90,7 +90,7 @@ class Timeline:
             TimelineError: the path ends otherwise, or there are no executions.
         """
         self._check_not_empty()
-        _module("offload.timeline.trace").save_trace(self, path)
+        _module("offload.observe.timelines.trace").save_trace(self, path)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw host-bound scheduling against model offload, and one execution with m_l_t marked.
@@ -105,7 +105,7 @@ class Timeline:
                 installed.
         """
         self._check_not_empty()
-        _module("offload.timeline.figures").save_figures(self, path)
+        _module("offload.observe.timelines.figures").save_figures(self, path)
 
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write one page with the figures, the tables and the trace; it refers to no other file.
@@ -114,7 +114,7 @@ class Timeline:
             TimelineError: there are no executions, or matplotlib or jinja2 is not installed.
         """
         self._check_not_empty()
-        _module("offload.timeline.page").save_page(self, path)
+        _module("offload.observe.timelines.page").save_page(self, path)
 
     def _check_not_empty(self) -> None:
         if not any(one.spans or one.predicted for one in self.executions):

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 
-from offload import _native
 from offload.backends.ascend.kernel_table import make_resident, table_words
 from offload.backends.ascend.kernels import (
     Capturer,
@@ -24,11 +23,7 @@ from offload.backends.ascend.kernels import (
 )
 from offload.backends.ascend.launch_times import N_ROUNDS, timed_launches
 from offload.backends.ascend.offline import open_offline
-from offload.backends.ascend.refresh import (
-    Refresh,
-    choose_gather,
-    notes_of_refresh,
-)
+from offload.backends.ascend.refresh import Refresh, choose_gather, notes_of_refresh
 from offload.backends.ascend.relocated_model import ProofMemory
 from offload.backends.ascend.stream_budget import streams_note
 from offload.backends.ascend.streaming import (
@@ -47,16 +42,17 @@ from offload.backends.base import (
     Prepared,
     TimedLaunches,
 )
-from offload.backends.device_streaming import refuse_unstored
+from offload.backends.captured.device_streaming import refuse_unstored
+from offload.backends.captured.relocation import proof
+from offload.backends.captured.relocation.proof_bases import Placed
+from offload.backends.captured.torch_warm_up import failure_of_torch
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
-from offload.backends.relocation import proof
-from offload.backends.relocation.proof_bases import Placed
-from offload.backends.torch_warm_up import failure_of_torch
 from offload.errors import BackendUnavailable
-from offload.machine import CostTable, Machine
+from offload.native import _native
 from offload.plan import Plan, check_plan
+from offload.plan.machine import CostTable, Machine
+from offload.plan.streaming import Link, MemoryUnit
 from offload.program import BoundProgram, Program
-from offload.streaming import Link, MemoryUnit
 
 ALIGNMENT_BYTES = 512
 """Of every Value in the feature map: what cube and vector units prefer, and torch_npu's unit."""

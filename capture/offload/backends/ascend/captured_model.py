@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from offload import _native
 from offload.backends.ascend.random_cells import Cell, CellFinder
-from offload.backends.random_draws import RandomState
+from offload.backends.captured.random_draws import RandomState
 from offload.errors import CaptureError
-from offload.memory_pools import MemoryPool, segments_of
+from offload.interpreter.memory_pools import MemoryPool, segments_of
+from offload.native import _native
 from offload.program import Program, Role, is_dense
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-from offload.backends.relocation.captures import (
+from offload.backends.captured.relocation.captures import (
     RANDOM_OWNER,
     Allocation,
     GraphCapture,
@@ -14,7 +14,7 @@ from offload.backends.relocation.captures import (
     NodeKind,
     OwnedRange,
 )
-from offload.backends.relocation.words import WORD_BYTES
+from offload.backends.captured.relocation.words import WORD_BYTES
 from offload.program import Program, Role
 
 

@@ -15,14 +15,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from offload.backends.ascend.captured_tasks import ModelCapture, Task, as_graph, inputs_of
-from offload.backends.relocation.captures import (
+from offload.backends.captured.relocation.captures import (
     GraphCapture,
     OwnedRange,
     node_text,
     place_text,
 )
-from offload.backends.relocation.discover import discover
-from offload.backends.relocation.words import WORD_BYTES, Discovery, Word
+from offload.backends.captured.relocation.discover import discover
+from offload.backends.captured.relocation.words import WORD_BYTES, Discovery, Word
 from offload.errors import CaptureError
 from offload.program import Launch, Program, Role
 

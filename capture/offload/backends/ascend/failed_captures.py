@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from offload import _native
-from offload.backends.torch_warm_up import first_line
+from offload.backends.captured.torch_warm_up import first_line
 from offload.errors import OutOfStreams
+from offload.native import _native
 from offload.program import Launch
 
 # torch_npu raises RuntimeErrors that have the runtime's code in their text alone.

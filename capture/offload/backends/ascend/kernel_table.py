@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from offload import _native
 from offload.backends.ascend.kernels import GatherKernel, KernelCapture
 from offload.backends.ascend.refresh import Gather
 from offload.backends.ascend.streaming import StreamedWeights
 from offload.backends.base import slot_triggers
 from offload.errors import CaptureError
+from offload.native import _native
 from offload.plan import Plan
 from offload.program import Program
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from offload import _native
 from offload.backends.base import TimedLaunches
+from offload.native import _native
 
 N_ROUNDS = 4
 """How often launches are timed; the first round, which loads and compiles, does not count."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offload import _native
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.errors import BackendUnavailable, CaptureError
-from offload.machine import Machine
+from offload.native import _native
 from offload.plan import Plan, SlotKind, check_plan
+from offload.plan.machine import Machine
 from offload.program import (
     ITEM_BYTES,
     BoundProgram,
@@ -24,7 +24,7 @@ from offload.program import (
     Value,
     plain_structure,
 )
-from offload.structure import flatten
+from offload.program.structure import flatten
 
 if TYPE_CHECKING:
     from offload.backends.ascend.backend import AscendBackend

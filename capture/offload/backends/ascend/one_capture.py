@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from offload import _native
 from offload.backends.ascend.captured_model import CapturedModel, Moving
 from offload.backends.ascend.failed_captures import (
     abandon,
@@ -17,14 +16,13 @@ from offload.backends.ascend.failed_captures import (
 )
 from offload.backends.ascend.random_cells import CellFinder
 from offload.backends.ascend.streaming import StreamedWeights
-from offload.backends.torch_warm_up import (
+from offload.backends.captured.torch_warm_up import (
     Bases,
     collector_off,
     failure_of_torch,
     first_line,
     last_uses_of,
 )
-from offload.eager_run import EagerRun, host_storage
 from offload.errors import (
     BackendUnavailable,
     CaptureError,
@@ -32,7 +30,9 @@ from offload.errors import (
     OffloadError,
     OutOfMemory,
 )
-from offload.memory_pools import MemoryPool, region, segments_of
+from offload.interpreter.eager_run import EagerRun, host_storage
+from offload.interpreter.memory_pools import MemoryPool, region, segments_of
+from offload.native import _native
 from offload.program import BoundProgram, Launch, Role
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from offload import _native
 from offload.backends.ascend.failed_captures import abandon
-from offload.backends.random_draws import RandomState
-from offload.backends.torch_warm_up import first_line
+from offload.backends.captured.random_draws import RandomState
+from offload.backends.captured.torch_warm_up import first_line
 from offload.errors import CaptureError, ExecutionError
-from offload.memory_pools import MemoryPool, region, segments_of
+from offload.interpreter.memory_pools import MemoryPool, region, segments_of
+from offload.native import _native
 from offload.program import Launch
 
 Cell = tuple[int, int]

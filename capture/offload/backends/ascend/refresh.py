@@ -6,9 +6,9 @@ import enum
 from collections.abc import Callable
 from typing import Literal
 
-from offload import _native
 from offload.backends.ascend.kernels import Capturer, GatherKernel
 from offload.errors import BackendUnavailable
+from offload.native import _native
 
 
 class Refresh(enum.StrEnum):

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from offload import _native
 from offload.backends.ascend.torch_relocation import BoundModel
 from offload.backends.base import Prepared
-from offload.backends.opaque_weights import device_weights
-from offload.backends.relocation.proof import prove
-from offload.backends.relocation.proof_bases import Placed
-from offload.backends.relocation.touches import relocations_of
-from offload.backends.torch_warm_up import failure_of_torch
+from offload.backends.captured.opaque_weights import device_weights
+from offload.backends.captured.relocation.proof import prove
+from offload.backends.captured.relocation.proof_bases import Placed
+from offload.backends.captured.relocation.touches import relocations_of
+from offload.backends.captured.torch_warm_up import failure_of_torch
+from offload.native import _native
 from offload.plan import Plan
 from offload.program import Program, Role
 

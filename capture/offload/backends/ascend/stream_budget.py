@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from offload import _native
+from offload.native import _native
 
 
 def streams_note(

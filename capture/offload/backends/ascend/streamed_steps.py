@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from offload import _native
-from offload.backends.streamed_copies import StreamedCopy, StreamedGraph, check_order
+from offload.backends.captured.streamed_copies import StreamedCopy, StreamedGraph, check_order
 from offload.errors import CaptureError
+from offload.native import _native
 from offload.plan import NodeGraph
+from offload.plan.streaming import Streaming
 from offload.program import Program
-from offload.streaming import Streaming
 
 Kind = _native.AscendStepKind
 Stream = _native.AscendStepStream

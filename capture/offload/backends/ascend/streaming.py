@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from offload import _native
 from offload.backends.ascend.streamed_steps import Step, launch_graph, streamed_steps
-from offload.backends.device_streaming import (
+from offload.backends.captured.device_streaming import (
     LinkMeter,
     refuse_unstored,
     require_store,
     stream_arguments,
 )
-from offload.backends.streamed_copies import streamed_graph
+from offload.backends.captured.streamed_copies import streamed_graph
 from offload.backends.weight_sources import managed_tensors
+from offload.native import _native
+from offload.plan.streaming import Streaming
 from offload.program import BoundProgram
-from offload.streaming import Streaming
 
 link_meter = LinkMeter(_native.ascend_link_samples)
 

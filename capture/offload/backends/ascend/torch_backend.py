@@ -10,23 +10,14 @@ from typing import Any, Literal
 
 import torch
 
-from offload import _native
 from offload.backends.ascend.backend import AscendBackend
 from offload.backends.ascend.captured_model import CapturedModel, Improve, moving_values
 from offload.backends.ascend.launch_times import timed_launches
 from offload.backends.ascend.refresh import stages_note
-from offload.backends.ascend.relocated_model import (
-    notes_of,
-    patched_arguments,
-    prove_relocation,
-)
+from offload.backends.ascend.relocated_model import notes_of, patched_arguments, prove_relocation
 from offload.backends.ascend.stream_budget import streams_note
 from offload.backends.ascend.streaming import StreamedWeights, stream_weights, streaming_notes
-from offload.backends.ascend.torch_capture import (
-    NONE_STREAMED,
-    TorchCapturer,
-    give_back_unused,
-)
+from offload.backends.ascend.torch_capture import NONE_STREAMED, TorchCapturer, give_back_unused
 from offload.backends.ascend.torch_relocation import BoundModel, Relocator
 from offload.backends.base import (
     Capabilities,
@@ -36,13 +27,14 @@ from offload.backends.base import (
     TimedLaunches,
     Unproved,
 )
-from offload.backends.random_draws import drawing
+from offload.backends.captured.random_draws import drawing
+from offload.backends.captured.relocation.touches import node_graph, with_scratch
 from offload.backends.refusals import check_formats
-from offload.backends.relocation.touches import node_graph, with_scratch
 from offload.errors import CaptureError
+from offload.native import _native
 from offload.plan import Plan, check_plan
+from offload.plan.streaming import Streaming
 from offload.program import BoundProgram, Launch, Program, Role
-from offload.streaming import Streaming
 
 
 class TorchAscendBackend(AscendBackend):

@@ -11,27 +11,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from offload import _native
-from offload.backends.ascend.captured_model import (
-    CapturedModel,
-    Improve,
-    Moving,
-    moving_values,
-)
+from offload.backends.ascend.captured_model import CapturedModel, Improve, Moving, moving_values
 from offload.backends.ascend.launch_times import N_ROUNDS
 from offload.backends.ascend.one_capture import OneCapture
 from offload.backends.ascend.random_cells import CellFinder, DrawLog
 from offload.backends.ascend.streaming import StreamedWeights
-from offload.backends.random_draws import generators_of, own_random_states
-from offload.backends.torch_warm_up import (
-    failure_of_torch,
-    warm_up,
-)
-from offload.errors import (
-    CaptureError,
-    OffloadError,
-)
-from offload.made_up_inputs import input_tensors, made_up_inputs
+from offload.backends.captured.random_draws import generators_of, own_random_states
+from offload.backends.captured.torch_warm_up import failure_of_torch, warm_up
+from offload.errors import CaptureError, OffloadError
+from offload.interpreter.made_up_inputs import input_tensors, made_up_inputs
+from offload.native import _native
 from offload.program import BoundProgram, Launch
 
 # A capture borrows what the process has once: the routes of torch_npu's allocator.

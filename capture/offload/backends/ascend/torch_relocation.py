@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-from offload import _native
 from offload.backends.ascend.captured_model import Capture, CapturedModel, Moving
 from offload.backends.ascend.captured_tasks import ModelCapture, Task
 from offload.backends.ascend.captured_words import RelocatedWords, relocated_words
 from offload.backends.ascend.streaming import StreamedWeights
-from offload.backends.relocation.captures import OwnedRange
-from offload.backends.relocation.words import CapturesDiffer
+from offload.backends.captured.relocation.captures import OwnedRange
+from offload.backends.captured.relocation.words import CapturesDiffer
 from offload.errors import (
     BackendUnavailable,
     CaptureError,
@@ -30,6 +29,7 @@ from offload.errors import (
     OutOfMemory,
     OutOfStreams,
 )
+from offload.native import _native
 from offload.program import BoundProgram, Role
 
 

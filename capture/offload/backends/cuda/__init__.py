@@ -1,15 +1,15 @@
 """The CUDA backend: a captured graph whose addresses are found, placed and patched."""
 
-from offload.backends.cuda.backend import CudaBackend
-from offload.backends.cuda.capture import Capturer
-from offload.backends.cuda.graph import NodeReader, read_graph
-from offload.backends.relocation.captures import (
+from offload.backends.captured.relocation.captures import (
     Allocation,
     GraphCapture,
     GraphNode,
     NodeKind,
     OwnedRange,
 )
+from offload.backends.cuda.backend import CudaBackend
+from offload.backends.cuda.capture import Capturer
+from offload.backends.cuda.graph import NodeReader, read_graph
 
 __all__ = [
     "Allocation",

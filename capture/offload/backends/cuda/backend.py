@@ -11,21 +11,19 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from offload import _native
-from offload.backends.base import (
-    Capabilities,
-    LaunchReport,
-    Loaded,
-    Prepared,
-    TimedLaunches,
-)
+from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared, TimedLaunches
+from offload.backends.captured.device_streaming import refuse_unstored
+from offload.backends.captured.random_draws import drawing
+from offload.backends.captured.relocation import advice
+from offload.backends.captured.relocation.captures import RANDOM_OWNER, GraphCapture, NodeKind
+from offload.backends.captured.relocation.discover import discover
+from offload.backends.captured.relocation.fixed_weights import WEIGHT_OWNER
+from offload.backends.captured.relocation.touches import node_graph, with_scratch
+from offload.backends.captured.relocation.words import CapturesDiffer, Discovery
+from offload.backends.captured.streamed_copies import StreamedGraph, streamed_graph
 from offload.backends.cuda.capture import Capturer, current_device, device_of, refuse_capturing
 from offload.backends.cuda.copy_costs import fit_copy_costs
-from offload.backends.cuda.graph import (
-    describe_address,
-    driver_bindings,
-    is_known_address,
-)
+from offload.backends.cuda.graph import describe_address, driver_bindings, is_known_address
 from offload.backends.cuda.layouts import capture_in_layouts
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
@@ -38,25 +36,13 @@ from offload.backends.cuda.resident_graph import (
 from offload.backends.cuda.streaming import free_bytes, link_meter, make_stream
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.twins import prove_twins, time_twin
-from offload.backends.device_streaming import refuse_unstored
-from offload.backends.random_draws import drawing
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
-from offload.backends.relocation import advice
-from offload.backends.relocation.captures import (
-    RANDOM_OWNER,
-    GraphCapture,
-    NodeKind,
-)
-from offload.backends.relocation.discover import discover
-from offload.backends.relocation.fixed_weights import WEIGHT_OWNER
-from offload.backends.relocation.touches import node_graph, with_scratch
-from offload.backends.relocation.words import CapturesDiffer, Discovery
-from offload.backends.streamed_copies import StreamedGraph, streamed_graph
 from offload.errors import BackendUnavailable, CaptureError
-from offload.machine import CopyCosts, CostTable, Machine
+from offload.native import _native
 from offload.plan import Plan, check_plan
+from offload.plan.machine import CopyCosts, CostTable, Machine
+from offload.plan.streaming import Link, MemoryUnit
 from offload.program import BoundProgram, Program
-from offload.streaming import Link, MemoryUnit
 
 ALIGNMENT_BYTES = 256
 """Of every Value: what cuBLASLt takes into account when it chooses a kernel. A kernel that was

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from offload.backends.relocation.captures import GraphCapture
+from offload.backends.captured.relocation.captures import GraphCapture
 from offload.errors import CaptureError
 from offload.program import BoundProgram, Program
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from offload.backends.fitted_lines import fit_line
-from offload.machine import CopyCosts
+from offload.backends.captured.fitted_lines import fit_line
+from offload.plan.machine import CopyCosts
 
 _LEAST_NS = 1.0  # of a call; a clock too coarse to see one must not make it free
 

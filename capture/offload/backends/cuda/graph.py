@@ -9,8 +9,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from offload.backends.captured.relocation.captures import Edge, GraphNode, NodeKind
 from offload.backends.cuda.driver_errors import driver_error
-from offload.backends.relocation.captures import Edge, GraphNode, NodeKind
 from offload.errors import BackendUnavailable, CaptureError
 
 _INVALID_VALUE = 1  # of CUresult

@@ -7,10 +7,10 @@ import dataclasses
 import struct
 from pathlib import Path
 
+from offload.backends.captured.relocation.addresses import Layout
+from offload.backends.captured.relocation.captures import GraphCapture, NodeKind
+from offload.backends.captured.relocation.words import HALF_BYTES, WORD_BYTES
 from offload.backends.cuda.graph import is_known_address
-from offload.backends.relocation.addresses import Layout
-from offload.backends.relocation.captures import GraphCapture, NodeKind
-from offload.backends.relocation.words import HALF_BYTES, WORD_BYTES
 
 # Above every number that may stand in arguments for another reason, a distance of two addresses
 # say; Linux gives heap, mappings and stacks of 64-bit programs higher addresses, but for the heap

@@ -6,15 +6,15 @@ import dataclasses
 import struct
 from collections.abc import Callable
 
-from offload import _native
+from offload.backends.captured.relocation import advice
+from offload.backends.captured.relocation.captures import GraphCapture
+from offload.backends.captured.relocation.words import WORD_BYTES, Discovery, Noise, NoiseKind
 from offload.backends.cuda.capture import Capturer, device_of
 from offload.backends.cuda.host_memory import with_host_words
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.resident_graph import CapturedProgram
-from offload.backends.relocation import advice
-from offload.backends.relocation.captures import GraphCapture
-from offload.backends.relocation.words import WORD_BYTES, Discovery, Noise, NoiseKind
 from offload.errors import CaptureError
+from offload.native import _native
 from offload.program import BoundProgram
 
 _DECOY_WORD = struct.pack("<Q", 3)  # as a number small, as an address nothing, as an index valid

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from offload.backends.captured.relocation.captures import GraphNode
 from offload.backends.cuda.graph import NodeReader, call, driver_bindings
-from offload.backends.relocation.captures import GraphNode
 from offload.errors import CaptureError, ExecutionError
 from offload.program import Launch
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from offload.backends.relocation.captures import RANDOM_OWNER, GraphCapture, NodeKind
-from offload.backends.relocation.words import WORD_BYTES, Discovery, Noise, NoiseKind
+from offload.backends.captured.relocation.captures import RANDOM_OWNER, GraphCapture, NodeKind
+from offload.backends.captured.relocation.words import WORD_BYTES, Discovery, Noise, NoiseKind
 from offload.errors import CaptureError
 from offload.program import Program
 

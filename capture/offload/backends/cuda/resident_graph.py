@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from offload import _native
+from offload.backends.captured.relocation.captures import GraphCapture, NodeKind
+from offload.backends.captured.relocation.touches import relocations_of
+from offload.backends.captured.relocation.words import WORD_BYTES, Discovery
+from offload.backends.captured.streamed_copies import StreamedGraph
 from offload.backends.cuda.random_cells import Cell
-from offload.backends.relocation.captures import GraphCapture, NodeKind
-from offload.backends.relocation.touches import relocations_of
-from offload.backends.relocation.words import WORD_BYTES, Discovery
-from offload.backends.streamed_copies import StreamedGraph
+from offload.native import _native
 from offload.plan import Plan
 from offload.program import Program
 

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 
 import torch
 
-from offload import _native
-from offload.backends.cuda.graph import call
-from offload.backends.cuda.memory import DeviceMemory, with_memory_of_torch
-from offload.backends.device_streaming import (
+from offload.backends.captured.device_streaming import (
     LinkMeter,
     refuse_unstored,
     require_store,
     stream_arguments,
 )
+from offload.backends.cuda.graph import call
+from offload.backends.cuda.memory import DeviceMemory, with_memory_of_torch
 from offload.backends.weight_sources import managed_tensors
+from offload.native import _native
+from offload.plan.streaming import Streaming
 from offload.program import BoundProgram
-from offload.streaming import Streaming
 
 link_meter = LinkMeter(_native.cuda_link_samples)
 

@@ -21,23 +21,25 @@ from typing import Any
 
 import torch
 
-from offload import _native
+from offload.backends.captured.random_draws import RandomState, generators_of, own_random_states
+from offload.backends.captured.relocation.captures import RANDOM_OWNER, GraphCapture, OwnedRange
+from offload.backends.captured.relocation.fixed_weights import weight_ranges
+from offload.backends.captured.torch_warm_up import (
+    Bases,
+    collector_off,
+    copied,
+    first_line,
+    warm_up,
+)
 from offload.backends.cuda.capture import device_of, refuse_capturing
 from offload.backends.cuda.capture_thread import capture_stream, run_on_capture_thread
 from offload.backends.cuda.graph import read_graph
 from offload.backends.cuda.node_log import NodeLog
 from offload.backends.cuda.torch_pool import PoolMemory
-from offload.backends.random_draws import RandomState, generators_of, own_random_states
-from offload.backends.relocation.captures import (
-    RANDOM_OWNER,
-    GraphCapture,
-    OwnedRange,
-)
-from offload.backends.relocation.fixed_weights import weight_ranges
-from offload.backends.torch_warm_up import Bases, collector_off, copied, first_line, warm_up
-from offload.eager_run import EagerRun, host_storage
 from offload.errors import CaptureError, ExecutionError, OffloadError
-from offload.memory_pools import MemoryPool, region
+from offload.interpreter.eager_run import EagerRun, host_storage
+from offload.interpreter.memory_pools import MemoryPool, region
+from offload.native import _native
 from offload.program import BoundProgram, Launch, Role
 
 _MAXIMUM_TRIES = 3

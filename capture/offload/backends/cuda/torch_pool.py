@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from offload import _native
-from offload.backends.relocation.captures import Allocation
+from offload.backends.captured.relocation.captures import Allocation
 from offload.errors import CaptureError, ExecutionError
-from offload.memory_pools import MemoryPool
+from offload.interpreter.memory_pools import MemoryPool
+from offload.native import _native
 
 # torch's allocator keeps two lists of blocks: requests up to 1 MiB get blocks of 2 MiB, and larger
 # requests larger blocks (kSmallSize and kSmallBuffer in c10/cuda/CUDACachingAllocator.h).

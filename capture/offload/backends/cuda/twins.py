@@ -11,17 +11,17 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from offload import _native
 from offload.backends.base import TimedLaunches
+from offload.backends.captured.opaque_weights import weights_at_risk
+from offload.backends.captured.relocation.captures import node_text, place_text
+from offload.backends.captured.relocation.proof import apart, prove, timed_rounds
+from offload.backends.captured.relocation.proof_bases import Placed
+from offload.backends.captured.relocation.touches import relocations_of
+from offload.backends.captured.relocation.words import Noise
 from offload.backends.cuda.layouts import check_decoy, clear_decoy, write_decoy
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.resident_graph import CapturedProgram, make_resident
-from offload.backends.opaque_weights import weights_at_risk
-from offload.backends.relocation.captures import node_text, place_text
-from offload.backends.relocation.proof import apart, prove, timed_rounds
-from offload.backends.relocation.proof_bases import Placed
-from offload.backends.relocation.touches import relocations_of
-from offload.backends.relocation.words import Noise
+from offload.native import _native
 from offload.plan import Plan
 from offload.program import BoundProgram, Program
 

@@ -1,0 +1,347 @@
+"""The recording of the one call of a with-block, from its arguments to its Program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from offload.api.captured import Captured
+from offload.api.recorded_program import recorded_program, runs_opaque
+from offload.console.progress import stage, telling
+from offload.errors import CaptureError, OffloadError
+from offload.files import has_same_content
+from offload.program import BoundProgram, StoredTensor
+from offload.record import (
+    FakeWeights,
+    PlainCall,
+    Recorder,
+    Recording,
+    called_again,
+    device_of_call,
+    parameters_of,
+    refuse_hidden_reads,
+    refuse_transforms,
+)
+
+# What a call of an executable takes for itself.
+_RESERVED = ("out", "feature_map")
+
+_recording = threading.local()
+
+
+def is_recording() -> bool:
+    """Whether this thread is recording a call."""
+    return getattr(_recording, "active", False)
+
+
+def refuse_nested() -> None:
+    """Refuse a capture inside of a call that this thread records.
+
+    Raises:
+        CaptureError: this thread is recording.
+    """
+    if is_recording():
+        raise CaptureError(
+            "a call is being recorded already: capture inside a captured call is not possible"
+        )
+
+
+class _Turn:
+    """One call of a process is recorded at a time, and calls on other threads wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._begin_in_child)
+
+    def _begin_in_child(self) -> None:
+        """Other threads, one of which may have been recording, are none of a forked process."""
+        if not is_recording():
+            self._lock = threading.Lock()
+
+    def take(self) -> None:
+        """Wait for the recordings of other threads; Ctrl-C ends the wait."""
+        self._lock.acquire()
+        _recording.active = True
+
+    def give_back(self) -> None:
+        """Let the next thread record."""
+        _recording.active = False
+        self._lock.release()
+
+
+_turn = _Turn()
+
+
+def raise_as_it_was(error: BaseException) -> NoReturn:
+    """Raise again what was raised before: its cause, its context and its notes stay."""
+    context = error.__context__
+    try:
+        raise error
+    except BaseException:
+        error.__context__ = context
+        raise
+    finally:
+        del error, context  # the traceback has this frame
+
+
+class BlockRecording:
+    """The recording of the one call of a with-block.
+
+    Owner: the block.
+
+    Attributes:
+        captured: who gets the Program.
+        failure: why the call was not recorded, if it was made and was not. Its traceback leads
+            here, so that the block forgets it at its end.
+        wrapper: what the model's code raised instead of it, if that is another error.
+        called_elsewhere: another thread has called the model meanwhile, unrecorded.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        host_reads: str,
+        stored: Mapping[str, StoredTensor] | None,
+    ) -> None:
+        self.captured = Captured()
+        self.failure: BaseException | None = None
+        self.wrapper: BaseException | None = None
+        self.called_elsewhere = False
+        self._function = function
+        self._host_reads = host_reads
+        self._stored = stored
+        self._fakes_given = contextlib.ExitStack()
+        self._progress = contextlib.ExitStack()
+        self._called: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    def record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make and record a call through the handle.
+
+        Raises:
+            CaptureError: it cannot be recorded.
+            OffloadError: another one of what making or checking the Program raises; or whatever
+                the call raises.
+        """
+        with self.failure_kept():
+            recorder = self.start(args, kwargs)
+            try:
+                args, kwargs = begin_call(recorder, self._function, args, kwargs)
+                result = self._function(*args, **kwargs)
+            except BaseException as error:
+                failure = self.abandon(recorder, error)
+                try:
+                    if failure is not error:  # an interpreter on the way has wrapped it
+                        raise_as_it_was(failure)
+                    raise
+                finally:
+                    del failure  # whose traceback has this frame
+            return self.finish(recorder, result)
+
+    @contextlib.contextmanager
+    def failure_kept(self) -> Iterator[None]:
+        """Keep what a call raises: code of the block that catches it has recorded nothing."""
+        self.failure = self.wrapper = None
+        try:
+            yield
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def check_recorded(self, how: str) -> None:
+        """At the block's end: one call was recorded.
+
+        Args:
+            how: to call the model, in words.
+
+        Raises:
+            CaptureError: no call was made; or the one that was made raised an error that is not
+                offload's, which is its cause.
+            OffloadError: what the call raised, itself.
+        """
+        failure = self.forget_failure()
+        try:
+            if self.captured._bound is not None:
+                return
+            if failure is None:
+                elsewhere = "; another thread has called it, which is not recorded"
+                raise CaptureError(
+                    f"nothing was called in the with-block: call {how} there exactly once, on the "
+                    f"block's own thread{elsewhere * self.called_elsewhere}"
+                )
+            if isinstance(failure, OffloadError):
+                raise_as_it_was(failure)
+            raise CaptureError(
+                "nothing was recorded: the call in the with-block raised "
+                f"{type(failure).__qualname__}: {failure}"
+            ) from failure
+        finally:
+            del failure
+
+    def forget_failure(self) -> BaseException | None:
+        """Why the call was not recorded, which is not kept."""
+        failure, self.failure, self.wrapper = self.failure, None, None
+        return failure
+
+    def start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder:
+        """The recorder of a call that is about to be made.
+
+        Raises:
+            CaptureError: a call is being recorded, or was recorded, already; or this one cannot be.
+        """
+        refuse_nested()
+        refuse_hidden_reads(self._function)
+        refuse_transforms()
+        _turn.take()
+        try:
+            if self.captured._bound is not None:
+                raise CaptureError(
+                    "the model was called twice in the with-block: one capture records one call; "
+                    "leave the block after the first, and call the captured model instead"
+                )
+            self._called = (args, kwargs)
+            self._progress.enter_context(telling())
+            self._progress.enter_context(stage("recording launches"))
+            if self._stored is None:
+                return self._recorder()
+            fakes = FakeWeights(self._stored, device_of_call(args, kwargs), has_same_content)
+            self._fakes_given.enter_context(fakes.given(self._function))
+            return self._recorder(fakes=fakes, read_untold=self._read_on_trial(fakes))
+        except BaseException:
+            self._leave()
+            raise
+
+    def _read_on_trial(self, fakes: FakeWeights) -> str:
+        """What the call would read on the host, and may not if it is told to avoid it.
+
+        Under fake tensors there is nothing to read, and an error that a forward raises ends the
+        call. Nothing is computed, so the call is tried beforehand.
+        """
+        recorder = self._recorder(fakes=fakes)
+        try:
+            args, kwargs = begin_call(recorder, self._function, *self._called)
+            with called_again():
+                self._function(*args, **kwargs)
+        except Exception:
+            return recorder.read_untold
+        finally:
+            recorder.abandon()
+        return ""
+
+    def _recorder(
+        self,
+        *,
+        fakes: FakeWeights | None = None,
+        plain: PlainCall | None = None,
+        read_untold: str = "",
+    ) -> Recorder:
+        return Recorder(
+            host_reads=self._host_reads,
+            function=self._function,
+            parameters=parameters_of(self._function),
+            runs_opaque=runs_opaque,
+            fakes=fakes,
+            plain=plain,
+            read_untold=read_untold,
+        )
+
+    def _leave(self) -> None:
+        try:
+            self._fakes_given.close()
+        finally:
+            self._progress.close()
+            self._called = ((), {})
+            _turn.give_back()
+
+    def abandon(self, recorder: Recorder, error: BaseException) -> BaseException:
+        """Give up: the call raised an error. Gives what to raise: what was refused, if it was."""
+        try:
+            refusal = recorder.abandon()
+        finally:
+            self._leave()
+        if refusal is None or refusal is error or not isinstance(error, Exception):
+            return error
+        refusal.add_note(f"the call went on to raise {type(error).__qualname__}: {error}")
+        return refusal
+
+    def give_up(self, recorder: Recorder, error: Exception) -> None:
+        """Abandon a call that raises on, whatever is raised here; the block's end raises it."""
+        self.failure = self.abandon(recorder, error)
+        if self.failure is not error:
+            self.wrapper = error
+
+    def finish(self, recorder: Recorder, result: Any) -> Any:
+        """End with what the call returned; gives the result to hand to the caller.
+
+        Raises:
+            CaptureError: what the call did cannot be done again.
+            ExecutionError: the device failed while that was checked.
+        """
+        try:
+            if recorder.has_deferred:
+                handed_out, plain = recorder.finish_plain(result)
+                del recorder, result
+                self.captured._bound = self._told(plain)
+            else:
+                handed_out, recording = recorder.finish(result)
+                self._fakes_given.close()
+                self.captured._bound = recorded_program(recorder, recording)
+        finally:
+            self._leave()
+        return handed_out
+
+    def _told(self, plain: PlainCall) -> BoundProgram:
+        """The same call recorded, told that it is being compiled; it leaves what that left.
+
+        Raises:
+            CaptureError: it does something else, or reads on the host as well.
+        """
+        try:
+            plain.put_back(before=True)
+            recorder, recording = self._recorded_told(plain)
+            return recorded_program(recorder, recording)
+        finally:
+            plain.put_back(before=False)
+
+    def _recorded_told(self, plain: PlainCall) -> tuple[Recorder, Recording]:
+        recorder = self._recorder(plain=plain)
+        try:
+            args, kwargs = begin_call(recorder, self._function, *self._called)
+            with called_again():
+                result = self._function(*args, **kwargs)
+        except Exception as error:
+            raise _refused_told(plain, recorder.abandon() or error) from error
+        except BaseException:
+            recorder.abandon()
+            raise
+        return recorder, recorder.finish(result)[1]
+
+
+def _refused_told(plain: PlainCall, error: Exception) -> CaptureError:
+    """The refusal of a read that the call does not avoid where it is told to."""
+    refusal = CaptureError(plain.refusal)
+    refusal.add_note(
+        "told that it is being compiled (torch.compiler.is_compiling), the model raises "
+        f"{type(error).__qualname__}: {error}"
+    )
+    return refusal
+
+
+def begin_call(
+    recorder: Recorder, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Begin the recording, unless the call gives a name that executions take for themselves.
+
+    Raises:
+        CaptureError: it does; or an argument cannot be recorded.
+    """
+    for name in (*parameters_of(function).positional[: len(args)], *kwargs):
+        if name in _RESERVED:
+            raise CaptureError(
+                f"the call gives the model's parameter {name!r}, a keyword by which an execution "
+                "takes buffers of its own: rename the parameter, or capture a function that calls "
+                "the model and names it otherwise"
+            )
+    return recorder.begin(args, kwargs)

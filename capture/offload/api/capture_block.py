@@ -1,0 +1,182 @@
+"""The with-block of `capture`: one call of a model is watched, recorded and made a Program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, TypeGuard
+
+import torch
+
+from offload.api.block_recording import BlockRecording, begin_call, is_recording, refuse_nested
+from offload.api.captured import Captured
+from offload.api.model_hooks import hooked
+from offload.errors import CaptureError
+from offload.files import find_stored_tensors
+from offload.program import StoredTensor
+from offload.record import Recorder, is_called_again
+from offload.record.freed_memory import give_back_freed
+
+HOST_READS = ("avoid", "guard")
+
+
+class CaptureBlock(contextlib.AbstractContextManager[Captured]):
+    """The with-block of `capture`: gives the Captured, and checks that one call was recorded."""
+
+    def __init__(
+        self, model: Callable[..., Any], host_reads: str, weights: str | os.PathLike[str] | None
+    ) -> None:
+        self._model = model
+        self._host_reads = host_reads
+        self._weights = weights
+        self._recording: BlockRecording | None = None
+        self._watching = contextlib.ExitStack()
+
+    def __enter__(self) -> Captured:
+        if self._recording is not None:
+            raise CaptureError("the block of a capture is entered once: call offload.capture again")
+        stored = _stored_tensors(self._model, self._host_reads, self._weights)
+        recording = BlockRecording(self._model, self._host_reads, stored)
+        self._watching.enter_context(_watching(self._model, recording))
+        self._recording, captured = recording, recording.captured
+        captured._record = recording.record_call
+        return captured
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        recording = self._recording
+        assert recording is not None
+        recording.captured._record = None
+        self._watching.__exit__(kind, error, traceback)
+        if error is not None and error is not recording.wrapper:
+            recording.forget_failure()
+            return
+        del error, traceback  # whose cause may be what is raised here, and have this frame
+        recording.check_recorded(_how_to_call(self._model))
+        give_back_freed(recording.captured.program)
+
+
+def _stored_tensors(
+    model: Callable[..., Any], host_reads: str, weights: str | os.PathLike[str] | None
+) -> Mapping[str, StoredTensor] | None:
+    """Check what `capture` was given; the tensors that the files of `weights` hold.
+
+    Raises:
+        CaptureError: the model, `host_reads` or both together are none that can be recorded; or a
+            call is being recorded already.
+        FileError: a file cannot be read.
+    """
+    if host_reads not in HOST_READS:
+        raise CaptureError(f"host_reads: expected one of {HOST_READS}, got {host_reads!r}")
+    if not callable(model):
+        raise CaptureError(f"expected a module or a function, got a {type(model).__qualname__}")
+    refuse_nested()
+    if weights is not None and host_reads != "avoid":
+        raise CaptureError(
+            f"host_reads={host_reads!r}: nothing is computed while a model with weights= is "
+            "recorded, so there are no values to read"
+        )
+    return None if weights is None else find_stored_tensors(weights)
+
+
+def _is_watchable(model: object) -> TypeGuard[torch.nn.Module]:
+    """Whether hooks can watch the model's own call.
+
+    Script modules take none before the call; torch compiles the hooks of a module that was compiled
+    in place (`model.compile()`) with it; and a TransformerEncoderLayer that has any leaves its
+    fast path, which gives other values for a row that is padded altogether.
+    """
+    unwatchable = (torch.jit.ScriptModule, torch.nn.TransformerEncoderLayer)
+    if not isinstance(model, torch.nn.Module) or isinstance(model, unwatchable):
+        return False
+    return model._compiled_call_impl is None
+
+
+def _how_to_call(model: Callable[..., Any]) -> str:
+    """How a with-block's call is made so that it is recorded, in words."""
+    if _is_watchable(model):
+        return "model(x)"
+    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        return "captured(x) (the model is scripted or traced by torch.jit, and takes no hooks)"
+    return "captured(x)"
+
+
+@contextlib.contextmanager
+def _watching(model: Callable[..., Any], recording: BlockRecording) -> Iterator[None]:
+    """Record the module's own call in the block, by hooks around its forward."""
+    if not _is_watchable(model):
+        yield
+        return
+    watch = _Watch(recording)
+    try:
+        with hooked(model, watch.before, watch.after):
+            yield
+    finally:
+        watch.end()
+
+
+class _Watch:
+    """The hooks of one with-block around one module's forward."""
+
+    def __init__(self, recording: BlockRecording) -> None:
+        self._recording = recording
+        self._recorder: Recorder | None = None
+        self._depth = 0
+        self._handled: BaseException | None = None
+        self._thread = threading.get_ident()
+
+    def before(self, module: Any, args: Any, kwargs: Any = None) -> Any:
+        """Start recording, unless this call is inside a recorded one, or another thread's."""
+        if is_called_again():
+            return None
+        if threading.get_ident() != self._thread:
+            self._recording.called_elsewhere = True
+            return None
+        if self._recorder is not None:
+            self._depth += 1
+            return None
+        if is_recording():
+            return None  # it is called through the handle
+        self._handled = sys.exc_info()[1]
+        with self._recording.failure_kept():
+            recorder = self._recording.start(args, kwargs)
+            try:
+                arguments = begin_call(recorder, module, args, kwargs)
+            except BaseException as error:
+                self._recording.abandon(recorder, error)
+                raise
+        self._recorder = recorder
+        return arguments
+
+    def after(self, module: Any, args: Any, kwargs: Any, result: Any = None) -> Any:
+        """End the recording; torch calls this hook when the forward raised as well."""
+        if threading.get_ident() != self._thread or self._recorder is None or is_called_again():
+            return None
+        if self._depth:
+            self._depth -= 1
+            return None
+        recorder, self._recorder = self._recorder, None
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception) and error is not self._handled:
+            self._recording.give_up(recorder, error)
+            return None
+        with self._recording.failure_kept():
+            return self._recording.finish(recorder, result)
+
+    def end(self) -> None:
+        """Drop a recording that never came to its end: torch calls no hook after an interrupt."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            interrupted = CaptureError(
+                "nothing was recorded: the call in the with-block was interrupted; make it again "
+                "in another block"
+            )
+            self._recording.failure = self._recording.abandon(recorder, interrupted)

@@ -1,0 +1,283 @@
+"""The Captured: a recorded call, to be executed, loaded, saved and explained."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NoReturn
+
+import torch
+
+from offload.api.offline_model import OfflineModel
+from offload.backends import Backend
+from offload.console.progress import Progress, telling
+from offload.errors import CaptureError, CopyError, FileError
+from offload.files import open_program, save_program
+from offload.load.pipeline import load_program
+from offload.program import Bindings, BoundProgram, Program
+from offload.run import Executable
+from offload.timeline import Scheduling
+
+
+class Captured:
+    """A model's recorded call. Call it with new tensors to execute.
+
+    Attributes:
+        program: the recorded Program, once the call in the with-block is done.
+        bindings: the live objects that it stands for.
+    """
+
+    def __init__(self, bound: BoundProgram | None = None) -> None:
+        """Begin with a Program, or with none until `offload.capture` has recorded a call.
+
+        Args:
+            bound: what was recorded.
+        """
+        # What `capture` sets: how calls are recorded in its block, and what came of it.
+        self._bound = bound
+        self._record: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
+        self._recorded_result: tuple[Any] | None = None
+        self._default: Executable | None = None
+        self._load_lock = threading.Lock()
+        self._loads: weakref.WeakSet[Executable] = weakref.WeakSet()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise CopyError(
+            "a captured program holds the model's own weights, and what is loaded of it, and "
+            "cannot be copied or pickled: load it once more; for another process, save it and open "
+            "it there (captured.save, offload.open)"
+        )
+
+    @property
+    def program(self) -> Program:
+        """The recorded Program.
+
+        Raises:
+            CaptureError: nothing has been recorded yet.
+        """
+        return self.bound.program
+
+    @property
+    def bindings(self) -> Bindings:
+        """The live objects that the Program stands for: weights, generators, opaque callables.
+
+        Raises:
+            CaptureError: nothing has been recorded yet.
+        """
+        return self.bound.bindings
+
+    @property
+    def bound(self) -> BoundProgram:
+        """The recorded Program with the live objects that it stands for.
+
+        Raises:
+            CaptureError: nothing has been recorded yet.
+        """
+        if self._bound is None:
+            raise CaptureError("nothing is recorded yet: call the model once inside the with-block")
+        return self._bound
+
+    @property
+    def recorded_result(self) -> Any:
+        """What the recorded call returned; kept alive by this object.
+
+        Raises:
+            CaptureError: the call was made in a with-block, which returned its result there, or
+                the Program was opened from a file.
+        """
+        if self._recorded_result is None:
+            raise CaptureError(
+                "only capture(model, *args) keeps the recorded call's result: in a with-block, "
+                "keep what the call returns"
+            )
+        return self._recorded_result[0]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Execute with new tensors; in the with-block, call the model and record it.
+
+        Takes what the model took and returns what it returned, nested alike.
+
+        Raises:
+            CaptureError: the call cannot be recorded.
+            BindingError: an argument does not fit the recorded call; nothing has run.
+            ExecutionError: a launch failed.
+        """
+        if self._default is not None:
+            return self._default(*args, **kwargs)
+        if self._record is not None:
+            return self._record(args, kwargs)
+        return self._loaded()(*args, **kwargs)
+
+    def _loaded(self) -> Executable:
+        with self._load_lock:
+            if self._default is None:
+                self._default = self.load()
+            return self._default
+
+    def rebind_weights(self) -> None:
+        """Use the storages that the parameters have now, in calls of this object.
+
+        Raises:
+            BindingError: a new storage is laid out otherwise than the recorded one.
+        """
+        if self._default is not None:
+            self._default.rebind_weights()
+
+    def load(
+        self,
+        device: str | torch.device | Backend | None = None,
+        *,
+        scheduling: str = Scheduling.OFFLOAD,
+        verify: bool = True,
+        weights_budget: int | str | None = None,
+        share_store: bool = True,
+        fuse: bool | Literal["auto"] = False,
+        progress: Progress = None,
+    ) -> Executable:
+        """Make the Program resident on a device.
+
+        Args:
+            device: device type, which may have an index (`cuda:1`); by default what the Program
+                was recorded on, or to which its file was read. Or a backend with options of its
+                own, such as `AscendBackend(capturer, refresh="gather")`.
+            scheduling: `offload` delivers the program as one task; `host` launch by launch, the
+                baseline that it is compared with.
+            verify: prove at load that a captured graph computes the same at other addresses, and
+                time its launches where weights are streamed. The cpu backend proves each launch
+                when it is first executed, whatever is said here.
+            weights_budget: all memory of the device that weights may use: bytes, text such as
+                `2GiB`, or `auto` for what is free. What does not fit is brought from the files of
+                `capture(weights=)`, or on the CPU from the model's own tensors, while launches run.
+                None: weights are used where they are; those in files are all read. Under a budget
+                the model's own tensors are read again once they were written, as torch counts it,
+                and after each step of a `torch.optim` optimizer; after writing through
+                `param.data`, NumPy or a storage, by a fused operator itself
+                (`torch._fused_adam_`), or to tensors made in inference mode, call
+                `run.streaming.refresh()`. Their storages cannot be resized until the executable is
+                closed.
+            share_store: let what is streamed from files to a GPU or NPU lie once in the host's
+                memory for all executables on the device that need it. False: this one has memory
+                of its own, as it needs on an NPU for `run.streaming.replace` while others share.
+            fuse: let compiled kernels take the place of launches (cpu backend; needs a C++
+                compiler, and keeps what it made in the user's folder for caches). Results then
+                differ from eager's by rounding: at its first execution each kernel is proved to be
+                at most 4 times as far from float64 as the launches that it replaces, else these
+                run. "auto": only where kernels are quicker, by executions of both on made-up inputs
+                when it is first loaded with so many of torch's threads; what was found is kept
+                beside the kernels. False: torch's own kernels, with eager's bits. `explain()` says
+                what was fused, what not, and why.
+            progress: of a load that reads weights. None shows it on stderr, where that is a
+                terminal, once two seconds have passed or are expected to; False shows nothing. A
+                function is called with (done, total, what): `reading weights` counts their bytes,
+                after each 8 MiB or less, and `timing launches` executions. Each begins at 0 and
+                reaches its total where it succeeds. Where some weights are streamed on the CPU
+                they are read twice, before launches are timed and after. What the function raises
+                ends the load.
+
+        Raises:
+            BackendUnavailable: there is no such device here, it cannot run this Program, or the
+                Program's weights and inputs are on another one of its type.
+            CaptureError: the device cannot capture the Program, or the proof failed.
+            BindingError: there is no such scheduling; `fuse` or `progress` is none; or a weight has
+                another shape, dtype or layout than when it was recorded.
+            PlanError: the Program cannot be placed, the budget is too small, or the host has no
+                room for what is streamed: the message says what is needed, and what sets it.
+            FileError: a weight's file is gone, or shorter than it was.
+            OutOfMemory: the device has no memory for what is loaded.
+            ExecutionError: the device failed.
+        """
+        run = load_program(
+            self.bound,
+            device,
+            scheduling=scheduling,
+            verify=verify,
+            weights_budget=weights_budget,
+            share_store=share_store,
+            fuse=fuse,
+            progress=progress,
+        )
+        self._loads.add(run)
+        return run
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the Program and its weights to one file; `offload.open` reads it without pickle.
+
+        Weights are written with the content that the model's tensors have now, which is what
+        `load()` would compute with: after training, `load_state_dict` or `param.data = other` the
+        new one.
+
+        Types of results are written by name. A UserWarning names those that `offload.open` finds
+        only if they are given to it (`types=`).
+
+        Raises:
+            CaptureError: nothing has been recorded yet.
+            FileError: something in the program cannot be written, such as weights in files
+                (`capture(weights=)`); a weight has another shape, dtype, strides or offset than
+                when it was recorded, or its memory was freed or shrunk; an executable loaded from
+                this and still open was given other weights by `streaming.replace`, which the
+                model's tensors do not hold; or the path cannot be written to.
+        """
+        for run in list(self._loads):
+            if not run.closed and run.streaming is not None and run.streaming.replaced:
+                raise FileError(
+                    f"{os.fspath(path)}: {', '.join(sorted(run.streaming.replaced))}: replaced in "
+                    "an executable (run.streaming.replace), while the model's own tensors, which "
+                    "would be saved, hold other content: copy the new content into the model's "
+                    "tensors and close that executable, or close it to save the model's content"
+                )
+        with telling():
+            save_program(self.bound, path)
+
+    def explain(self) -> str:
+        """Say of the executable that calls of this object use what `Executable.explain` says.
+
+        Loads the Program if it is not loaded.
+        """
+        return self._loaded().explain()
+
+
+def open_file(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captured:
+    """Open a saved Program; the model's code is not needed, and nothing is executed.
+
+    Args:
+        path: of the file.
+        types: classes that the result's containers had: named tuples, dataclasses, mappings, and
+            objects with attributes. Each stands for the container that was recorded under its
+            qualified name; else, where its module has another name now, for the only one whose
+            name ends in the class's own. `torch.return_types`, `torch.Size`, `OrderedDict` and the
+            outputs of transformers' models with the caches in them are found without, where
+            transformers is installed. Any other container becomes a plain tuple, list or
+            dictionary.
+
+    Raises:
+        FileError: the file is missing, truncated, corrupted, newer than this version, or asks for
+            an operator that is not on the list of safe ones; or one of `types` matches no container
+            of the result, or does not fit it.
+        BindingError: one of `types` is no class.
+    """
+    with telling():
+        return Captured(open_program(path, types))
+
+
+def open_model(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captured | OfflineModel:
+    """Open what was saved (see `open_file`), or by its ending `.om` an Ascend offline model.
+
+    Args:
+        path: of the file.
+        types: as `open_file`; none for an offline model, whose results are a tuple.
+
+    Raises:
+        FileError: as `open_file`; of an offline model, that there is no such file, or that `types`
+            are given.
+        BindingError: one of `types` is no class.
+    """
+    if not os.fspath(path).endswith(".om"):
+        return open_file(path, types)
+    if types:
+        raise FileError(
+            f"{os.fspath(path)}: types= is for saved programs, and the results of an offline model "
+            "are a tuple of tensors: open it without"
+        )
+    return OfflineModel(path)

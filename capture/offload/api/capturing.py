@@ -1,0 +1,85 @@
+"""What a user calls to record: `offload.capture`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, overload
+
+from offload.api.capture_block import CaptureBlock
+from offload.api.captured import Captured
+
+
+@overload
+def capture(
+    model: Callable[..., Any],
+    /,
+    *,
+    host_reads: str = ...,
+    weights: str | os.PathLike[str] | None = ...,
+) -> CaptureBlock: ...
+
+
+@overload
+def capture(
+    model: Callable[..., Any],
+    /,
+    *args: Any,
+    host_reads: str = ...,
+    weights: str | os.PathLike[str] | None = ...,
+    **kwargs: Any,
+) -> Captured: ...
+
+
+def capture(
+    model: Callable[..., Any],
+    /,
+    *args: Any,
+    host_reads: str = "avoid",
+    weights: str | os.PathLike[str] | None = None,
+    **kwargs: Any,
+) -> CaptureBlock | Captured:
+    """Record one call of `model`: this one, or without arguments the one made in the with-block.
+
+    `captured = capture(model, x)` calls `model(x)` and records it; the call's result is
+    `captured.recorded_result`.
+
+    `with capture(model) as captured: y = model(x)` records a module's own call. A plain function
+    cannot be watched, so it is called through the handle (`captured(x)` in the block), which works
+    for modules too. The block is also the way for a model that takes no arguments, or one with a
+    parameter named `host_reads` or `weights`.
+
+    With `weights=` the call is recorded without computing it, under fake tensors on the device of
+    the inputs: its weights are in files, and neither read nor held in memory, so the model may be
+    larger than memory and built on the meta device. Its result has shapes and no content, and the
+    Program is not checked by running it again.
+
+    Args:
+        model: an nn.Module, or any callable on tensors.
+        *args: what to call it with; **kwargs likewise.
+        host_reads: `avoid` tells model code that it is being compiled, so that it reads no tensor
+            on the host, and refuses what still does; `guard` records the value that was read and
+            checks it at each execution, before any state changes.
+        weights: a safetensors file, or a folder of them, with the module's parameters and buffers
+            by the names that they have in its `state_dict`, all of them. Other tensors that the
+            model holds must be in memory, buffers that are not saved (persistent=False) too.
+        **kwargs: see *args.
+
+    Returns:
+        With arguments the Captured, to be called with new tensors. Without, a context manager that
+        gives it.
+
+    Raises:
+        CaptureError: the call cannot be recorded; a capture inside a captured call; or, at the
+            block's end, that it made no call or two.
+        ExecutionError: the device failed while the recording was checked; as an OutOfMemory, it had
+            no memory for that.
+        FileError: the files of `weights` cannot be read, lack one of the model's tensors, or do not
+            fit it.
+    """
+    block = CaptureBlock(model, host_reads, weights)
+    if not (args or kwargs):
+        return block
+    with block as captured:
+        captured._recorded_result = (captured(*args, **kwargs),)
+    return captured

@@ -1,0 +1,139 @@
+"""What devices that copy streamed weights from a store on the host have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypedDict
+
+from offload.backends.captured.fitted_lines import fit_line
+from offload.backends.host_memory import PAGE_BYTES, require_free
+from offload.backends.weight_sources import native_transfers, native_weights
+from offload.errors import BackendUnavailable
+from offload.native import _native
+from offload.plan.streaming import Link, Streaming
+from offload.program import BoundProgram
+
+
+class StreamArguments(TypedDict):
+    """What every device's stream of weights is made of."""
+
+    memory_bytes: int
+    granule_bytes: int
+    weights: list[_native.StreamedWeight]
+    transfers: list[tuple[int, int, int, int, int, int]]
+    n_launches: int
+    shares_store: bool
+
+
+def stream_arguments(bound: BoundProgram, streaming: Streaming) -> StreamArguments:
+    """The plan and the sources of a Program's weights, for the native side.
+
+    Args:
+        bound: its weights are in files.
+        streaming: where they lie, and their transfers.
+
+    Raises:
+        FileError: a file is gone, or shorter than it was.
+    """
+    program = bound.program
+    return StreamArguments(
+        memory_bytes=streaming.memory_bytes,
+        granule_bytes=streaming.granule_bytes,
+        weights=native_weights(program, streaming, bound.bindings.stored),
+        transfers=native_transfers(streaming, bound.bindings.stored),
+        n_launches=len(program.launches),
+        shares_store=streaming.shares_store,
+    )
+
+
+def refuse_unstored(bound: BoundProgram) -> None:
+    """Refuse a Program whose weights have no store on the host.
+
+    Raises:
+        BackendUnavailable: they lie on the device, or it is opaque: its weights cannot move.
+    """
+    program = bound.program
+    if program.opaque is not None:
+        raise BackendUnavailable(
+            "a program that is one opaque launch keeps its weights where they are, so that none "
+            f"can be streamed ({program.opaque.reason}): load without weights_budget="
+        )
+    if not bound.bindings.stored:
+        raise BackendUnavailable(
+            "the model's weights lie on the device already, and streaming brings them from the "
+            "host: capture with weights=, the folder or files that hold them"
+        )
+
+
+def require_store(
+    bound: BoundProgram,
+    streaming: Streaming,
+    held_bytes: Callable[[list[tuple[str, int, int]]], int],
+) -> None:
+    """Refuse a plan whose store does not fit into what memory the host has free.
+
+    Args:
+        bound: its weights are in files.
+        streaming: the plan.
+        held_bytes: how many bytes of such ranges, as (path, offset, bytes), other executables have
+            there already.
+
+    Raises:
+        PlanError: it does not; the message says how much is missing and what to do.
+    """
+    held = held_bytes(_stored_ranges(bound, streaming)) if streaming.shares_store else 0
+    require_free(
+        store_bytes(streaming) - held,
+        "the store of the streamed weights needs",
+        "give a larger weights_budget=, so that fewer are streamed, or free some memory",
+    )
+
+
+def _stored_ranges(bound: BoundProgram, streaming: Streaming) -> list[tuple[str, int, int]]:
+    """Where in files the streamed pieces lie."""
+    pieces = [streaming.pieces[one.piece] for one in streaming.transfers]
+    places = [bound.bindings.stored[piece.value] for piece in pieces]
+    return [
+        (place.path, place.offset_bytes + piece.offset_bytes, piece.size_bytes)
+        for place, piece in zip(places, pieces, strict=True)
+    ]
+
+
+def store_bytes(streaming: Streaming) -> int:
+    """What the host store of streamed weights takes where nobody has any of it."""
+    sizes_bytes = (streaming.pieces[one.piece].size_bytes for one in streaming.transfers)
+    return sum(-(-n_bytes // PAGE_BYTES) * PAGE_BYTES for n_bytes in sizes_bytes)
+
+
+class LinkMeter:
+    """What copies from the host to the devices of one kind take: measured once in a process.
+
+    Owner: a backend's module. Thread: any; two that ask at once may both measure.
+    """
+
+    def __init__(self, sample: Callable[[int], Sequence[tuple[int, float]]]) -> None:
+        """Begin with nothing measured.
+
+        Args:
+            sample: times in ns of copies to the device of an index, by their bytes.
+        """
+        self._sample = sample
+        self._links: dict[int, Link] = {}
+
+    def link(self, device: int) -> Link:
+        """What a copy to this device takes.
+
+        Raises:
+            BackendUnavailable: the device is missing.
+            ExecutionError: it failed, or has no memory to measure with.
+        """
+        if device not in self._links:
+            fixed_ns, ns_per_byte = fit_line(self._sample(device))
+            self._links[device] = Link(
+                bytes_per_second=1e9 / max(ns_per_byte, 1e-6), overhead_ns=fixed_ns
+            )
+        return self._links[device]
+
+    def forget(self) -> None:
+        """Measure again when a link is asked for."""
+        self._links.clear()

@@ -1,0 +1,127 @@
+"""Whose an address is, in one capture: an allocation's, or that of an owner which keeps memory."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+from offload.backends.captured.relocation.captures import GraphCapture, OwnedRange
+
+_LOWER_HALF = 0xFFFF_FFFF
+_FAR_BYTES = 1 << 36
+"""How far outside of an allocation an address is looked for: as large as what a device may hold."""
+
+
+class Layout:
+    """Which allocations an address may belong to, in one capture."""
+
+    def __init__(self, capture: GraphCapture, guard_bytes: int) -> None:
+        """Sort a capture's allocations, each of which owns so many bytes around it as well."""
+        order = sorted(
+            (one.address, one.size_bytes, index)
+            for index, one in enumerate(capture.allocations)
+            if one.size_bytes
+        )
+        self._order = order
+        self._guard_bytes = guard_bytes
+        self._beyond_bytes = guard_bytes + 1 if guard_bytes else 0
+        self._starts = [address for address, _, _ in order]
+
+    def candidates(self, address: int) -> list[tuple[int, int]]:
+        """Each (allocation, offset) that the address can mean: of the two that are nearest."""
+        place = bisect.bisect_right(self._starts, address)
+        return [
+            (index, address - start)
+            for start, size_bytes, index in self._order[max(0, place - 1) : place + 1]
+            if -self._guard_bytes <= address - start < size_bytes + self._beyond_bytes
+        ]
+
+
+class Meanings:
+    """What a word means that all captures have: the same allocation and offset in each layout."""
+
+    def __init__(self, captures: Sequence[GraphCapture], guard_bytes: int) -> None:
+        """Of one capture in each of three layouts."""
+        self.layouts = [Layout(capture, guard_bytes) for capture in captures]
+        allocations = [[one.address for one in capture.allocations] for capture in captures]
+        self._addresses = list(zip(*allocations, strict=True))
+        self._by_moves: dict[tuple[int, int], list[int]] = {}
+        self._by_lower_moves: dict[tuple[int, int], list[int]] = {}
+        self._ends = [one.size_bytes + guard_bytes for one in captures[0].allocations]
+        self._guard_bytes = guard_bytes
+        every = [one for capture in captures for one in capture.allocations]
+        self._least = min((one.address for one in every), default=0) - guard_bytes
+        self._most = max((one.address + one.size_bytes for one in every), default=0) + guard_bytes
+        for index, (first, second, third) in enumerate(self._addresses if guard_bytes else ()):
+            if captures[0].allocations[index].size_bytes:
+                moves = second - first, third - first
+                lower = moves[0] & _LOWER_HALF, moves[1] & _LOWER_HALF
+                self._by_moves.setdefault(moves, []).append(index)
+                self._by_lower_moves.setdefault(lower, []).append(index)
+
+    def of(self, first: int, second: int, third: int) -> list[tuple[int, int]]:
+        """Each (allocation, offset) that explains a word in every layout."""
+        near = [
+            (index, offset)
+            for index, offset in self.layouts[0].candidates(first)
+            if self._addresses[index][1:] == (second - offset, third - offset)
+        ]
+        return near or self._far(first, second, third)
+
+    def _far(self, first: int, second: int, third: int) -> list[tuple[int, int]]:
+        """The same far outside of an allocation, if it is one alone.
+
+        As of a kernel that is given where an index of 0 would lie. Where allocations have gaps of
+        their own in each layout, none but its own is as far away in all three; of side by side
+        ones many are.
+        """
+        found = [
+            (index, first - self._addresses[index][0])
+            for index in self._by_moves.get((second - first, third - first), ())
+        ]
+        return found if len(found) == 1 and abs(found[0][1]) <= _FAR_BYTES else []
+
+    def of_lower_half(self, first: int, second: int, third: int) -> list[tuple[int, int]]:
+        """Each (allocation, offset) of whose address four bytes are the lower half in every layout.
+
+        The upper half must differ: if it is not in the arguments, no kernel has the whole address.
+        """
+        found = []
+        moves = (second - first) & _LOWER_HALF, (third - first) & _LOWER_HALF
+        for index in self._by_lower_moves.get(moves, ()):
+            offset = (first - self._addresses[index][0]) & _LOWER_HALF
+            if offset > self._ends[index]:
+                offset -= _LOWER_HALF + 1
+            uppers = {(address + offset) >> 32 for address in self._addresses[index]}
+            if offset >= -self._guard_bytes and len(uppers) > 1:
+                found.append((index, offset))
+        return found if len(found) == 1 else []
+
+    def is_of_pool(self, address: int) -> bool:
+        """Whether it belongs to an allocation of some layout."""
+        if not self._least <= address <= self._most:
+            return False
+        return any(layout.candidates(address) for layout in self.layouts)
+
+
+class Owned:
+    """Which owner keeps an address, in one capture."""
+
+    def __init__(self, ranges: Sequence[OwnedRange]) -> None:
+        """Sort what owners keep by address."""
+        self._ranges = sorted(ranges, key=lambda one: one.address)
+        self._starts = [one.address for one in self._ranges]
+
+    def candidates(self, address: int) -> list[tuple[str, int]]:
+        """Each owner that the address can mean, and the offset into what it keeps.
+
+        Who keeps what lies there comes first; one past the end of what lies before counts too. Of
+        two that lie side by side, which is meant shows where they do not.
+        """
+        place = bisect.bisect_right(self._starts, address)
+        nearest = reversed(self._ranges[max(0, place - 2) : place])
+        return [
+            (one.owner, address - one.address)
+            for one in nearest
+            if address - one.address <= one.size_bytes
+        ]

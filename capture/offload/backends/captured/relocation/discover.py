@@ -1,0 +1,417 @@
+"""Which words of a captured graph hold which address: told from captures in several layouts.
+
+A word is eight bytes of a kernel's arguments, of a copy's or memset's operands, or of a host table
+that a copy reads. Pure data: nothing here needs a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+from offload.backends.captured.relocation import advice
+from offload.backends.captured.relocation.addresses import Meanings, Owned
+from offload.backends.captured.relocation.alike import check_alike
+from offload.backends.captured.relocation.captures import (
+    GraphCapture,
+    NodeKind,
+    node_text,
+    place_text,
+)
+from offload.backends.captured.relocation.constants import Constants
+from offload.backends.captured.relocation.stale_words import (
+    StaleWords,
+    bytes_follow_layout,
+    differs_beside,
+    follows_layout,
+)
+from offload.backends.captured.relocation.words import (
+    HALF_BYTES,
+    WORD_BYTES,
+    Discovery,
+    Noise,
+    NoiseKind,
+    OwnedConstant,
+    Unexplained,
+    Unfollowed,
+    Word,
+    words_of,
+)
+
+GUARD_BYTES = 1 << 20
+"""An allocation owns the addresses so far around it: the discovery pool leaves at least so many
+bytes free on both sides."""
+
+
+def discover(
+    captures: Sequence[GraphCapture],
+    n_values: int,
+    launch_names: Sequence[str] = (),
+    is_known_address: Callable[[int], bool] | None = None,
+    *,
+    describe_address: Callable[[int], str] = hex,
+    guard_bytes: int = GUARD_BYTES,
+    numbers_look_alike: bool = False,
+    leaves_unexplained: bool = False,
+    decoy_address: int = 0,
+) -> Discovery:
+    """Name every word of a captured graph.
+
+    Args:
+        captures: four of one Program: two in one layout, and two in others. A word that is one
+            allocation plus one offset in the three layouts is an address; what differs between the
+            two captures of one layout is noise, but not what shares a word with it and differs
+            in other layouts.
+        n_values: of the Program; scratch Values are numbered from here.
+        launch_names: for messages, each launch's operator and source.
+        is_known_address: asks the driver about a constant that has no owner; None trusts it.
+        describe_address: says what the driver knows of such a constant, for messages.
+        guard_bytes: how far around itself an allocation owns addresses. 0: allocations may lie side
+            by side, and the address one past the end is the next one's.
+        numbers_look_alike: arguments hold numbers that may look like any address, so that a
+            constant is trusted even if it is an address of some capture's memory. It names none
+            of the memory that it was launched on: that differs between captures. What it might
+            name, memory of another capture that something keeps, the proof shows.
+        leaves_unexplained: a word that differs and is no address of an allocation is listed with
+            its node, which has to stay as it was captured; otherwise it is an error.
+        decoy_address: of the device's memory; the proof sets it instead of addresses of the host's
+            memory, which are noise where all captures have one (`stale_words`).
+
+    Raises:
+        CapturesDiffer: the captures are not of the same graph, or not in such layouts.
+        CaptureError: a word differs and is no address of an allocation, or is an address that has
+            no owner; the message names kernel, parameter and values.
+    """
+    check_alike(captures, launch_names)
+    search = _Search(captures, launch_names, guard_bytes, leaves_unexplained, decoy_address)
+    search.read_parts()
+    constants = search.constants.owned(is_known_address, numbers_look_alike, describe_address)
+    values, scratch_bytes = _number_scratch(captures[0], search.found, n_values)
+    return Discovery(
+        tuple(
+            Word(node, part, offset, values[allocation], address_offset, size_bytes)
+            for node, part, offset, allocation, address_offset, size_bytes in sorted(search.found)
+        ),
+        tuple(search.noise),
+        tuple(constants),
+        scratch_bytes,
+        tuple(search.unexplained),
+    )
+
+
+_Found = tuple[int, int, int, int, int, int]
+"""A Word, with the allocation instead of the Value."""
+
+
+def _number_scratch(
+    capture: GraphCapture, found: Iterable[_Found], n_values: int
+) -> tuple[dict[int, int], tuple[int, ...]]:
+    """The Value of each allocation that a word names, and the sizes of those that are scratch."""
+    values: dict[int, int] = {}
+    scratch_bytes: list[int] = []
+    for index in sorted({allocation for _, _, _, allocation, _, _ in found}):
+        allocation = capture.allocations[index]
+        if allocation.value is not None:
+            values[index] = allocation.value
+        else:
+            values[index] = n_values + len(scratch_bytes)
+            scratch_bytes.append(allocation.size_bytes)
+    return values, tuple(scratch_bytes)
+
+
+class _Search:
+    """The comparison of four captures, part by part and word by word."""
+
+    def __init__(
+        self,
+        captures: Sequence[GraphCapture],
+        launch_names: Sequence[str],
+        guard_bytes: int,
+        leaves_unexplained: bool,
+        decoy_address: int,
+    ) -> None:
+        self._captures = captures
+        self._names = launch_names
+        self._nodes = captures[0].nodes
+        first, _, second, third = captures
+        self._meanings = Meanings((first, second, third), guard_bytes)
+        self._halves_tell = guard_bytes > 0
+        self._owned = [Owned(capture.owned) for capture in captures]
+        self._stale = StaleWords(captures, self._meanings, self._owned, decoy_address)
+        self.constants = Constants(captures[0], launch_names, self._meanings, self._owned[0])
+        self.found: list[_Found] = []
+        self.noise: list[Noise] = []
+        self.unexplained: list[Unexplained] = []
+        self._leaves_unexplained = leaves_unexplained
+
+    def where(self, node: int) -> str:
+        """The node for messages: kind, name, and the launch that made it."""
+        return node_text(self._captures[0], self._names, node)
+
+    # ---- parts and words -----------------------------------------------------------------------
+
+    def read_parts(self) -> None:
+        for node, one in enumerate(self._nodes):
+            for part, content in enumerate(one.parts):
+                contents = [capture.nodes[node].parts[part] for capture in self._captures]
+                if all(other == content for other in contents):
+                    self.constants.add_part(node, part, content)
+                else:
+                    self._read_part(node, part, contents)
+
+    def _read_part(self, node: int, part: int, contents: list[bytes]) -> None:
+        n_found, n_noise, n_bytes = len(self.found), len(self.noise), len(contents[0])
+        columns = list(zip(*map(words_of, contents), strict=True))
+        is_constant = [words.count(words[0]) == len(words) for words in columns]
+        addresses = self._read_whole(node, part, columns, is_constant)
+        differ = [
+            index * WORD_BYTES
+            for index, same in enumerate(is_constant)
+            if not same and index * WORD_BYTES not in addresses
+        ]
+        rest = len(columns) * WORD_BYTES
+        if any(content[rest:] != contents[0][rest:] for content in contents):
+            differ.append(rest)
+        between = self._read_between(node, part, contents, differ, addresses)
+        for index, words in enumerate(columns):
+            begin = index * WORD_BYTES
+            if is_constant[index] and between.isdisjoint((begin, begin + HALF_BYTES)):
+                self.constants.add_word(node, part, begin, words[0])
+        for offset in differ:
+            middle, end = offset + HALF_BYTES, min(n_bytes, offset + WORD_BYTES)
+            begin = middle if offset in between else offset
+            end = middle if middle in between else end  # what is left of the word
+            left = {content[begin:end] for content in contents}
+            if len(left) > 1:
+                self._read_differing(node, part, begin, end, contents)
+        self._refuse_pieces(node, self.found[n_found:], self.noise[n_noise:])
+
+    def _read_whole(
+        self,
+        node: int,
+        part: int,
+        columns: Sequence[tuple[int, ...]],
+        is_constant: Sequence[bool],
+    ) -> set[int]:
+        """Name whole words that are addresses of the pool; where they are."""
+        addresses: set[int] = set()
+        for index, (first, _, second, third) in enumerate(columns):
+            # Whatever the second capture in the first layout has there: noise can be relocated too.
+            meanings = [] if is_constant[index] else self._meanings.of(first, second, third)
+            if meanings:
+                addresses.add(index * WORD_BYTES)
+                try:
+                    self._note(node, part, index * WORD_BYTES, meanings)
+                except Unfollowed as error:
+                    self._leave(node, part, index * WORD_BYTES, error)
+        return addresses
+
+    def _read_between(
+        self,
+        node: int,
+        part: int,
+        contents: list[bytes],
+        differ: Sequence[int],
+        addresses: set[int],
+    ) -> set[int]:
+        """Name addresses that begin in the middle of a word; which halves of words they take.
+
+        As in structures of numbers of four bytes, which are aligned to that. One of the two words
+        at least differs, and neither is in `addresses` as a whole.
+        """
+        is_kernel = self._nodes[node].kind is NodeKind.KERNEL
+        taken: set[int] = set()
+        if not self._halves_tell or not (is_kernel or part):
+            return taken
+        starts = {at + lead for at in differ for lead in (-HALF_BYTES, HALF_BYTES)}
+        for start in sorted(starts):
+            words = [content[start : start + WORD_BYTES] for content in contents]
+            if start < 0 or len(words[0]) < WORD_BYTES or words.count(words[0]) == len(words):
+                continue
+            if not addresses.isdisjoint((start - HALF_BYTES, start + HALF_BYTES)):
+                continue
+            meanings = self._meanings_at(start, contents) if words[0] == words[1] else []
+            is_host = is_kernel and not part and self._stale.is_host_address(contents, start)
+            if not (meanings or is_host) or self._is_claimed(start, contents):
+                continue
+            if meanings:
+                self._note(node, part, start, meanings)
+            else:
+                self.noise.append(
+                    Noise(node, part, start, words[0], self._stale.decoy, NoiseKind.HOST)
+                )
+            taken.update((start, start + HALF_BYTES))
+        if is_kernel and not part:
+            taken |= self._read_lower_halves(node, contents, differ, taken)
+        return taken
+
+    def _read_lower_halves(
+        self, node: int, contents: list[bytes], differ: Sequence[int], taken: set[int]
+    ) -> set[int]:
+        """Name lower halves of addresses that stand alone, or what is left of stale ones.
+
+        They are followed in either case, as nobody else reads them. What was written over the
+        lowest byte stays, since addresses move by multiples of 256 bytes.
+        """
+        found: set[int] = set()
+        for begin in (at + lead for at in differ for lead in (0, HALF_BYTES)):
+            halves = [content[begin : begin + HALF_BYTES] for content in contents]
+            if begin in taken or len(halves[0]) < HALF_BYTES or not follows_layout(halves):
+                continue
+            meanings = self._meanings.of_lower_half(*(_number(halves[one]) for one in (0, 2, 3)))
+            if meanings and not self._is_kept(begin - begin % WORD_BYTES, contents):
+                self._note(node, 0, begin, meanings, HALF_BYTES)
+                found.add(begin)
+        return found
+
+    def _note(
+        self,
+        node: int,
+        part: int,
+        offset: int,
+        meanings: list[tuple[int, int]],
+        size_bytes: int = WORD_BYTES,
+    ) -> None:
+        nearest = self._nearest(node, offset, meanings)
+        self.found.append((node, part, offset, *nearest, size_bytes))
+
+    def _is_claimed(self, start: int, contents: list[bytes]) -> bool:
+        """Whether a word that these eight bytes are half of is an owner's or the host's address."""
+        return any(
+            self._is_kept(offset, contents) for offset in (start - HALF_BYTES, start + HALF_BYTES)
+        )
+
+    def _is_kept(self, offset: int, contents: list[bytes]) -> bool:
+        """Whether a whole word that differs is an address of an owner's or the host's memory."""
+        words = [content[offset : offset + WORD_BYTES] for content in contents]
+        if len(words[0]) < WORD_BYTES or words.count(words[0]) == len(words):
+            return False
+        return bool(self._owner_of(words) or self._stale.is_host_address(contents, offset))
+
+    def _read_differing(
+        self, node: int, part: int, begin: int, end: int, contents: list[bytes]
+    ) -> None:
+        try:
+            self._read_other(node, part, begin, end, contents)
+        except Unfollowed as error:
+            self._leave(node, part, begin, error)
+
+    def _leave(self, node: int, part: int, offset: int, error: Unfollowed) -> None:
+        """Leave a word unexplained, if that is wanted."""
+        if not self._leaves_unexplained:
+            raise error
+        self.unexplained.append(Unexplained(node, part, offset, error.what))
+
+    def _meanings_at(self, offset: int, contents: list[bytes]) -> list[tuple[int, int]]:
+        """What a word means, whatever the second capture in the first layout has there."""
+        first, _, second, third = (_number(one[offset : offset + WORD_BYTES]) for one in contents)
+        return self._meanings.of(first, second, third)
+
+    def _read_other(
+        self, node: int, part: int, begin: int, end: int, contents: list[bytes]
+    ) -> None:
+        """Name a word that differs and is no address in the pool, or what is left of one."""
+        words = [content[begin:end] for content in contents]
+        first, again = words[:2]
+        owner = self._owner_of(words) if len(first) == WORD_BYTES else ""
+        if owner:
+            self.constants.keep(OwnedConstant(node, part, begin, _number(first), owner))
+            return
+        if bytes_follow_layout(words):
+            self._refuse_unaligned(node, begin, contents)
+        if first == again or (differs_beside(words) and not self._is_stale(words)):
+            is_kernel = self._nodes[node].kind is NodeKind.KERNEL and not part
+            parameters = self._nodes[node].parameters
+            replaced = (  # of copies and memsets every byte is used
+                self._stale.replaced(contents, begin, end, parameters)
+                if is_kernel and self._halves_tell
+                else None
+            )
+            if replaced is None:
+                what = "is no address of an allocation in all of them"
+                self._refuse(node, part, begin, what, words)
+            self.noise.append(Noise(node, part, begin, first, *replaced))
+            return
+        if self._nodes[node].kind is not NodeKind.KERNEL and not part:
+            self._refuse(node, part, begin, "is an operand, which is always used", words)
+        self.noise.append(Noise(node, part, begin, first, again))
+
+    def _is_stale(self, words: Sequence[bytes]) -> bool:
+        """Whether a word holds some address of the first layout in both captures of it."""
+        return all(self._meanings.layouts[0].candidates(_number(word)) for word in words[:2])
+
+    def _nearest(self, node: int, offset: int, meanings: list[tuple[int, int]]) -> tuple[int, int]:
+        """The allocation that an address is nearest to."""
+        allocations = self._captures[0].allocations
+        order = sorted(
+            (max(-distance, distance - allocations[index].size_bytes, 0), index, distance)
+            for index, distance in meanings
+        )
+        if len(order) > 1 and order[0][0] == order[1][0]:
+            raise Unfollowed(
+                f"{self.where(node)}: {self._parameter(node, offset)} is as near to one allocation "
+                "as to another in every layout: expected an address that is nearest to one, as "
+                "nothing else tells whose it is",
+                advice.LEAVE_OUT,
+            )
+        return order[0][1:]
+
+    def _owner_of(self, words: Sequence[bytes]) -> str:
+        """Who owns what a word points to, if in each capture it is the same place of the same."""
+        common = self._owned[0].candidates(_number(words[0]))
+        for owned, word in zip(self._owned[1:], words[1:], strict=True):
+            if not common:  # as of most words
+                return ""
+            others = owned.candidates(_number(word))
+            common = [one for one in common if one in others]
+        return common[0][0] if common else ""
+
+    def _refuse_pieces(self, node: int, found: Sequence[_Found], noise: Sequence[Noise]) -> None:
+        """Refuse arguments that may hold an address in two pieces: who follows one follows both."""
+        lower = [offset for _, _, offset, _, _, size_bytes in found if size_bytes == HALF_BYTES]
+        upper = [one.offset_bytes for one in noise if one.kind is NoiseKind.UPPER_HALF]
+        if lower and upper:
+            places = [self._parameter(node, offset) for offset in (lower[0], upper[0])]
+            raise Unfollowed(
+                f"{self.where(node)}: {places[0]} holds the lower half of an address at byte "
+                f"{lower[0]} of its arguments, and {places[1]} the upper half of one (in the word "
+                f"at byte {upper[0]}): expected both together",
+                advice.PASS_ALONE,
+            )
+
+    def _refuse_unaligned(self, node: int, offset: int, contents: list[bytes]) -> None:
+        """Refuse a differing word that is part of an address which is not aligned."""
+        first, again, *_ = contents
+        for start in range(max(0, offset - WORD_BYTES + 1), offset + WORD_BYTES):
+            end = start + WORD_BYTES
+            words = [content[start:end] for content in contents]
+            is_told = start % HALF_BYTES == 0 and self._halves_tell
+            is_noisy = again[start:end] != first[start:end]
+            if start == offset or is_told or end > len(first) or is_noisy or len(set(words)) == 1:
+                continue
+            if self._meanings_at(start, contents):
+                raise Unfollowed(
+                    f"{self.where(node)}: {self._parameter(node, offset)} holds an address at byte "
+                    f"{start} of its arguments: expected addresses at multiples of {HALF_BYTES}",
+                    advice.PASS_ALONE,
+                )
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def _parameter(self, node: int, offset: int, part: int = 0) -> str:
+        """The parameter that holds a byte of the arguments."""
+        return place_text(self._captures[0], node, part, offset)
+
+    def _refuse(self, node: int, part: int, offset: int, what: str, words: list[bytes]) -> NoReturn:
+        place = self._parameter(node, offset, part)
+        values = ", ".join(f"0x{int.from_bytes(word, 'little'):x}" for word in words)
+        raise Unfollowed(
+            f"{self.where(node)}: {place} (at byte {offset}) differs between captures and {what}: "
+            f"{values} (twice in one layout, and in two others); expected one allocation and one "
+            "offset in each layout, or padding, which differs within one",
+            advice.LEAVE_OUT,
+        )
+
+
+def _number(word: bytes) -> int:
+    return int.from_bytes(word, "little")

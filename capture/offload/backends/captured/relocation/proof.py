@@ -1,0 +1,261 @@
+"""The proof at load: a resident graph computes the same bits wherever its slots lie.
+
+1. A resident of the graph in which no two Values share memory executes an input: what it gives is
+   the expected result. It differs from what is loaded in the address of every activation, so a
+   placement or a lifetime that is wrong shows.
+2. A resident that is placed as the loaded one executes, another input where another is known to
+   be valid, and draws other random numbers. Its memory, which is kept, then holds another
+   execution's data everywhere. Where the memory is still there in which the graph was captured,
+   both take place in it.
+3. Every slot moves, noise is set to other values, and the second resident executes the first
+   input. The results must be equal bit for bit, and the memory of step 2 must be what it was: a
+   word that was missed would have read or written it there. Where results differ it executes
+   again at the same addresses, to tell a graph that never computes the same bits, and one that
+   reads its noise: then the noise is divided until the bytes are found that matter.
+
+Noise gets the values of the other capture in the same layout. Every byte of it changes, that being
+what made it noise; and what is read by mistake is as valid as before. A value that was made up
+could be a size, an index, an address or a counter that another kernel waits for, and the device
+would fault or never end. Only the values of that capture are safe in this way: an address in
+another layout leads nowhere any more. Noise that is known
+otherwise is set to the address of a decoy: memory of the device which holds the same small number
+everywhere. A kernel that reads it, or through it, finds something else, and no fault.
+
+A kernel may find an address elsewhere than in words: in a texture, or a variable of its module.
+Where the memory of the capture is none that executes here, all three would find the same there. So
+it is filled with zeros for the first two and with the decoy's number for the third, and must hold
+that afterwards.
+
+What is not shown: that the graph computes what the model does (its results are compared with eager
+where models are tested); and addresses of weights that no launch writes, which stay where they are
+in all three steps, since copies could take as much memory as the model. They have been moved once
+already, from the addresses that they were captured at, which the third step gives other content.
+Weights in files are read where the resident itself brings them, as a model of torch_npu does. Else
+they are not: in all three steps some share one block of made-up content (`WeightStandIns`), since a
+model may be larger than the device, and the copies that bring streamed weights are no part of what
+executes here; `streamed_copies.check_copies` proves their order by the graph's edges.
+A word of an input or an activation stays unseen where what it leads to holds the same bits whatever
+executes, as when a threshold, rounding or a cast to integers makes zeros of all made-up numbers.
+
+Inputs are those of the recorded call, as far as it left a sample; others are made up: see
+`made_up_inputs`. An operator that fails on the device about its values would fail it for the whole
+process. Where some input is then the same in both executions, what depends on it alone would be
+there anyway: the memory of step 2 is filled with zeros. Outputs begin with numbers that are no
+result, since results may be zeros too. Inputs at old addresses then get another content, which is
+only read if the proof fails. What launches write is a copy, so no state changes. Only weights whose
+addresses are constants, as those of an opaque Program, are written where they are: they are put
+back after each execution, and what it has left there is compared as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NoReturn, TypeVar
+
+from offload.backends.captured.relocation import advice
+from offload.backends.captured.relocation.fixed_weights import FixedWeights
+from offload.backends.captured.relocation.proof_bases import (
+    BoundWeights,
+    Memory,
+    PatchedResident,
+    Placed,
+    ProofBases,
+    ProvableResident,
+)
+from offload.backends.captured.relocation.weight_stand_ins import WeightStandIns
+from offload.backends.captured.relocation.words import Noise
+from offload.errors import CaptureError
+from offload.interpreter.made_up_inputs import made_up_inputs
+from offload.plan import Place, Plan
+from offload.program import BoundProgram, Program, Value
+
+T = TypeVar("T")
+
+_NONE_STREAMED: Mapping[int, int] = MappingProxyType({})
+
+
+def apart(program: Program, plan: Plan) -> Plan:
+    """The Plan with a feature map in which no two Values share a byte."""
+    feature_map = plan.feature_map
+    places = list(plan.places)
+    end_bytes = 0
+    for value in program.values:
+        place = places[value.index]
+        if place is not None and place.slot == feature_map.index:
+            places[value.index] = Place(place.slot, end_bytes)
+            unit = plan.alignment_bytes
+            end_bytes += -(-value.size_bytes // unit) * unit
+    slots = list(plan.slots)
+    slots[feature_map.index] = dataclasses.replace(feature_map, size_bytes=end_bytes)
+    return dataclasses.replace(
+        plan, slots=tuple(slots), places=tuple(places), feature_map_bytes=end_bytes
+    )
+
+
+def prove(
+    bound: BoundProgram,
+    loaded: Placed[ProvableResident],
+    unshared: Placed[ProvableResident],
+    memory: Memory,
+    *,
+    noise: Sequence[Noise] = (),
+    describe: Callable[[Noise], str] = repr,
+    fixed: Sequence[Value] = (),
+    streamed: Mapping[int, int] = _NONE_STREAMED,
+    before_moved: Callable[[], None] = lambda: None,
+) -> None:
+    """Execute three times, as the module says.
+
+    Args:
+        bound: what is resident.
+        loaded: a resident by the Plan that is loaded.
+        unshared: the same graph by the Plan that `apart` gives.
+        memory: of the device.
+        noise: of the graph.
+        describe: the kernel and parameter of noise, for messages.
+        fixed: weights that executions may write where they are.
+        streamed: by Value the address of weights that the resident itself brings.
+        before_moved: is called before the third execution, to change the memory in which the graph
+            was captured, if that is still there and none of the three should read it.
+
+    Raises:
+        CaptureError: results or written state differ, or old memory was written; noise that is
+            read is named by kernel and parameter.
+        ExecutionError: the device failed, or has no memory for the proof.
+    """
+    first, second = (made_up_inputs(bound, variant) for variant in range(2))
+    weights = BoundWeights(
+        FixedWeights(bound, memory, fixed, streamed),
+        WeightStandIns(bound, memory, streamed),
+        frozenset(value.index for value in fixed),
+    )
+    bases = ProofBases(bound.program, unshared, memory, first, weights)
+    bases.execute(unshared)
+    expected = bases.outcome()
+    bases.free()
+    old = ProofBases(bound.program, loaded, memory, second, weights, state=1)
+    old.execute(loaded)
+    if not first or any(one == other for one, other in zip(first, second, strict=True)):
+        old.clear()
+    old.write_inputs(made_up_inputs(bound, 2))
+    before = old.content()
+    new = ProofBases(bound.program, dataclasses.replace(loaded, home={}), memory, first, weights)
+    new.take_feature_map(old)
+    _set_noise(loaded, noise, changed=noise)
+    before_moved()
+    new.execute(loaded)
+    found, after = new.outcome(), old.content()
+    if found != expected and after == before:
+
+        def outcome_with(changed: Sequence[Noise]) -> dict[str, bytes]:
+            new.begin_again(old, first)
+            _set_noise(loaded, noise, changed)
+            new.execute(loaded)
+            return new.outcome()
+
+        _check_steady(found, outcome_with(noise))
+        if noise and outcome_with(()) == expected:
+            _refuse_noise(noise, describe, lambda some: outcome_with(some) != expected)
+    _compare(expected, found, "gives another result at other addresses: {} differs")
+    _compare(before, after, "was moved and still writes to its old addresses, in {}")
+    old.free()
+    new.free()
+    weights.fixed.free()
+    weights.stand_ins.free()
+
+
+def timed_rounds(
+    bound: BoundProgram,
+    placed: Placed[PatchedResident],
+    memory: Memory,
+    take: Callable[[], T],
+    n_rounds: int,
+) -> list[T]:
+    """What executions take, on inputs and weights that are made up as for the proof.
+
+    Args:
+        bound: what is resident.
+        placed: a resident of it.
+        memory: of the device.
+        take: executes the resident once and gives its times.
+        n_rounds: how often; each begins with the same content.
+
+    Returns:
+        By round what `take` gave.
+
+    Raises:
+        OutOfMemory: the device has no memory for it.
+        ExecutionError: the device failed.
+    """
+    inputs = made_up_inputs(bound, 0)
+    fixed = FixedWeights(bound, memory, (), _NONE_STREAMED)
+    stand_ins = WeightStandIns(bound, memory, _NONE_STREAMED)
+    weights = BoundWeights(fixed, stand_ins, frozenset())
+    bases = ProofBases(bound.program, placed, memory, inputs, weights)
+    rounds = []
+    for _ in range(n_rounds):
+        bases.clear()
+        bases.begin(inputs)
+        bases.patch(placed)
+        with weights.fixed.restored():
+            rounds.append(take())
+    bases.free()
+    weights.fixed.free()
+    weights.stand_ins.free()
+    return rounds
+
+
+def _compare(expected: dict[str, bytes], found: dict[str, bytes], message: str) -> None:
+    for name, content in expected.items():
+        if content != found[name]:
+            pairs = zip(content, found[name], strict=True)
+            place = next(place for place, (one, other) in enumerate(pairs) if one != other)
+            raise CaptureError(
+                f"the captured graph {message.format(name)} from byte {place} on: expected the "
+                f"same bits, so it cannot be relocated safely; {advice.FIND_THE_LAUNCH}"
+            )
+
+
+def _set_noise(
+    placed: Placed[ProvableResident], noise: Sequence[Noise], changed: Sequence[Noise]
+) -> None:
+    """Give some of the noise the values of the other capture, and the rest its own."""
+    contents = {(one.node, one.part, one.offset_bytes): one.first for one in noise}
+    contents |= {(one.node, one.part, one.offset_bytes): one.again for one in changed}
+    for place, content in contents.items():
+        placed.resident.overwrite(place, content)
+
+
+def _refuse_noise(
+    noise: Sequence[Noise],
+    describe: Callable[[Noise], str],
+    is_read: Callable[[Sequence[Noise]], bool],
+) -> NoReturn:
+    """Refuse noise that results depend on, by the fewest words that halving finds."""
+    while len(noise) > 1:
+        middle = len(noise) // 2
+        halves = (noise[:middle], noise[middle:])
+        found = next((half for half in halves if is_read(half)), None)
+        if found is None:
+            break  # they matter together
+        noise = found
+    more = f" (or one of {len(noise) - 1} other words)" if len(noise) > 1 else ""
+    raise CaptureError(
+        f"{describe(noise[0])}{more} {noise[0].kind} "
+        f"(0x{noise[0].first[::-1].hex()}, 0x{noise[0].again[::-1].hex()}), so it was taken for "
+        "padding, and the results depend on it: what the kernel would be given is not known; "
+        f"{advice.INITIALISE}"
+    )
+
+
+def _check_steady(found: dict[str, bytes], again: dict[str, bytes]) -> None:
+    """Tell a graph that never computes the same bits from one that cannot be moved."""
+    if found != again:
+        (name, *_) = (name for name, content in found.items() if content != again[name])
+        raise CaptureError(
+            f"the captured graph computes other bits each time that it is executed, in {name}: an "
+            "operator adds in any order, for example. Whether it can be relocated cannot be "
+            f"proved; {advice.NOT_PROVED}"
+        )

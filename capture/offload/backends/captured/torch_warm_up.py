@@ -1,0 +1,262 @@
+"""What captures by torch share; above all the warm-up, in which libraries choose algorithms."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import Any
+
+import torch
+
+from offload.backends.captured.opaque_weights import weights_at_risk
+from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
+from offload.interpreter.eager_run import EagerRun, bytes_of, host_storage
+from offload.interpreter.made_up_inputs import (
+    index_weights,
+    input_tensors,
+    made_up_inputs,
+    replaced_inputs,
+    stored_indices,
+)
+from offload.interpreter.memory_pools import MemoryPool
+from offload.program import BoundProgram, Launch, Role
+
+Bases = dict[int, tuple[torch.UntypedStorage, int]]
+"""By Value its storage, and the byte at which it begins there."""
+
+
+AFTER_A_FAULT = "a device that has faulted can be used again in a new process"
+
+
+def warm_up(
+    bound: BoundProgram,
+    device: torch.device,
+    inputs: Sequence[torch.Tensor] | None,
+    *,
+    free_workspaces: Callable[[], None] = lambda: None,
+    launching: Callable[[Launch], object] = lambda _: None,
+    launched: Callable[[Launch], object] = lambda _: None,
+) -> None:
+    """Run each launch once on private copies of what is written; all its memory is given back.
+
+    Weights in files are zeros from their first launch to their last, but for small ones of
+    integers, which may be an index.
+
+    The weights of an opaque Program are written where they are, and put back.
+
+    Args:
+        bound: what is to be captured.
+        device: where; the device's current stream is used.
+        inputs: a call's tensors in the Program's order; None: what `made_up_inputs` gives.
+        free_workspaces: lets libraries give back what they have allocated.
+        launching: is told of each launch before it is made, its weights being there.
+        launched: is told of it once it was made.
+
+    Raises:
+        CaptureError: a launch failed; the message names it.
+        OutOfMemory: the device has no memory for it.
+        ExecutionError: the device failed.
+        FileError: a weight of integers cannot be read.
+        OffloadError: another one that the callable of an opaque launch raises, with a note of it.
+    """
+    program = bound.program
+    torch_device: Any = torch.get_device_module(device)
+    closing = contextlib.closing(MemoryPool(device))
+    with closing as pool, pool.use(), contextlib.ExitStack() as tensors:
+        with memory_for("inputs and what is written, in the warm-up"):
+            run = EagerRun(bound, _private_bases(bound, device, inputs), fill=0)
+            tensors.callback(run.bases.clear)  # before the pool, which must be the last
+        last_uses = last_uses_of(bound)
+        indices = index_weights(bound.bindings)
+        for launch in program.launches:
+            with memory_for(f"weights of {launch.name} in files, in the warm-up"):
+                _take_stored(bound, launch, run.bases, device, indices)
+            launching(launch)
+            try:
+                with _weights_kept(bound):
+                    run.keep(launch, run.call(launch)())
+            except OffloadError as error:
+                error.add_note(f"{launch.source}: {launch.name}, in the warm-up")
+                raise
+            except Exception as error:  # of an opaque launch any that the user's code raises
+                raise _failure(error, launch, _inputs_text(bound, inputs)) from error
+            launched(launch)
+            for value in last_uses.get(launch.index, ()):
+                run.bases.pop(value, None)
+        try:
+            torch_device.current_stream(device).synchronize()
+        except RuntimeError as error:
+            raise ExecutionError(
+                f"the device failed in the warm-up, which runs on {_inputs_text(bound, inputs)}: "
+                f"{first_line(error)}; {AFTER_A_FAULT}"
+            ) from error
+        run.bases.clear()
+        free_workspaces()
+
+
+def _failure(error: Exception, launch: Launch, inputs: str) -> OffloadError:
+    """What a launch raised in the warm-up, as an error of offload; `inputs` says on which."""
+    what, why = f"{launch.source}: {launch.name}", first_line(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return OutOfMemory(f"{what} found no memory in the warm-up: {why}")
+    if isinstance(error, torch.AcceleratorError):  # maybe of a launch before it
+        return ExecutionError(
+            f"{what}: the device failed in the warm-up, there or before, which runs on {inputs}: "
+            f"{why}; {AFTER_A_FAULT}"
+        )
+    return CaptureError(
+        f"{what} failed in the warm-up, which runs on {inputs}, as the model must: {why}"
+    )
+
+
+def _inputs_text(bound: BoundProgram, given: Sequence[torch.Tensor] | None) -> str:
+    program = bound.program
+    if given is not None:
+        return "the inputs that were given"
+    if not program.inputs:
+        return "no inputs, as it has none"
+    made_up = "made-up inputs (numbers between 0 and 1, every integer 0: "
+    if not bound.bindings.input_samples:
+        return f"{made_up}a file holds no inputs)"
+    if any(view.end_bytes for view in program.inputs) and not any(bound.bindings.input_samples):
+        return f"{made_up}those of the recorded call had no content)"
+    text = "the inputs of the recorded call (their first bytes, repeated in large ones"
+    replaced = [
+        program.values[program.inputs[leaf].value].name for leaf in sorted(replaced_inputs(bound))
+    ]
+    if replaced:
+        text += f"; numbers near 0 for those that were all 0: {', '.join(replaced)}"
+    return f"{text})"
+
+
+def _private_bases(
+    bound: BoundProgram, device: torch.device, inputs: Sequence[torch.Tensor] | None
+) -> Bases:
+    """Inputs, and weights where they are; copies of what the Program writes.
+
+    Host constants are as they were recorded, whatever the model's tensors hold by now.
+    """
+    program = bound.program
+    written = {index for launch in program.launches for index in launch.writes}
+    bases: Bases = {
+        value.index: (host_storage(value.host_content), 0)
+        for value in program.values
+        if value.host_content is not None
+    }
+    if inputs is None:
+        inputs = input_tensors(bound, made_up_inputs(bound, 0))
+    for given, view in zip(inputs, program.inputs, strict=True):
+        if view.value in bases:
+            continue
+        size_bytes = program.values[view.value].size_bytes
+        content = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+        if size_bytes:
+            begin = int(given.storage_offset()) * given.element_size()
+            content.copy_(bytes_of(given.untyped_storage())[begin : begin + size_bytes])
+        bases[view.value] = (content.untyped_storage(), 0)
+    for index, holders in bound.bindings.weights.items():
+        if index in bases:
+            continue
+        storage = holders[0].untyped_storage()
+        is_copied = index in written and program.opaque is None
+        bases[index] = (copied(storage) if is_copied else storage, 0)
+    return bases
+
+
+@contextlib.contextmanager
+def _weights_kept(bound: BoundProgram) -> Iterator[None]:
+    """Put back what an opaque Program may write where it is, also if its call fails."""
+    storages = [
+        bound.bindings.weights[value.index][0].untyped_storage() for value in weights_at_risk(bound)
+    ]
+    kept = [copied(storage) for storage in storages]
+    try:
+        yield
+    finally:
+        for storage, content in zip(storages, kept, strict=True):
+            bytes_of(storage).copy_(bytes_of(content))
+
+
+def _take_stored(
+    bound: BoundProgram, launch: Launch, bases: Bases, device: torch.device, indices: Set[int]
+) -> None:
+    """Memory for the weights in files that a launch is the first to use: all may be too large.
+
+    Zeros, but for `indices`, the Values that may be an index.
+
+    Raises:
+        FileError: as `stored_indices`.
+    """
+    program = bound.program
+    for value in bound.bindings.stored.keys() & {*launch.reads, *launch.writes}:
+        if value not in bases:
+            size_bytes = program.values[value].size_bytes
+            content = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+            if value in indices:
+                held = bytearray(stored_indices(bound.bindings.stored[value]))
+                content.copy_(torch.frombuffer(held, dtype=torch.uint8))
+            bases[value] = (content.untyped_storage(), 0)
+
+
+def last_uses_of(bound: BoundProgram) -> dict[int, list[int]]:
+    """By launch the activations, and weights in files, that no later launch uses."""
+    program = bound.program
+    last: dict[int, int] = {}
+    for launch in program.launches:
+        for value in (*launch.reads, *launch.writes):
+            last[value] = launch.index
+    dead: dict[int, list[int]] = {}
+    for value, index in last.items():
+        if program.values[value].role is Role.ACTIVATION or value in bound.bindings.stored:
+            dead.setdefault(index, []).append(value)
+    return dead
+
+
+def copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """A storage with the same bytes, made on the current stream."""
+    copy = torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device)
+    copy.copy_(bytes_of(storage))
+    return copy.untyped_storage()
+
+
+@contextlib.contextmanager
+def memory_for(what: str) -> Iterator[None]:
+    """While memory of torch's is taken.
+
+    Raises:
+        OutOfMemory: the device has none left; the message says for what.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise failure_of_torch(error, f"no memory for {what}") from error
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """No garbage collection: it could free memory of another stream, which a capture forbids."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def failure_of_torch(error: RuntimeError, what: str) -> ExecutionError:
+    """What torch raised, as an error of offload: an OutOfMemory where the device's memory ran out.
+
+    Args:
+        error: of a call that takes memory of a device.
+        what: failed, in words.
+    """
+    kind = OutOfMemory if isinstance(error, torch.OutOfMemoryError) else ExecutionError
+    return kind(f"{what}: {first_line(error)}")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of torch says; the rest is advice and C++ frames."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

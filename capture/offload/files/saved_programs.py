@@ -1,0 +1,243 @@
+"""Saving a Program with its weights to one file, and opening it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offload.console.user_code import level_of_user
+from offload.errors import BindingError, FileError, ProgramError
+from offload.files.archive import open_archive, write_archive
+from offload.files.check import check_file_program
+from offload.files.result_types import check_types, types_not_found, with_types
+from offload.interpreter.device_formats import own_format
+from offload.interpreter.eager_run import bytes_of, host_storage
+from offload.interpreter.native_layouts import native_layout
+from offload.interpreter.own_generators import default_generator
+from offload.interpreter.torch_names import find_dtype, torch_object
+from offload.native import _native
+from offload.program import (
+    ITEM_BYTES,
+    Bindings,
+    BoundProgram,
+    Program,
+    TensorView,
+    Value,
+    decode_program,
+    encode_program,
+    with_objects,
+)
+from offload.program.reader import parse
+
+
+def save_program(bound: BoundProgram, path: str | os.PathLike[str]) -> None:
+    """Write a Program and the present content of its weights to one file.
+
+    The file replaces another at `path` only once it is whole. Classes of containers are written
+    by name only. Where those of the result are not found again by name (see `result_types`), a
+    UserWarning names them.
+
+    Raises:
+        FileError: something in the program cannot be written (an object among the arguments, a
+            generator of its own, an operator that is not torch's), it is one opaque launch, its
+            weights are in files of their own, a weight lies in a format of the device's own, its
+            tensors were laid out anew or its memory freed or shrunk since the capture, a host
+            constant was given another value, or the path cannot be written to.
+    """
+    path = Path(path)
+    program = bound.program
+    for index, stored in bound.bindings.stored.items():
+        raise FileError(
+            f"{path}: {program.values[index].name} is in {stored.path} and not in memory: instead "
+            "of saving the program, call offload.capture(model, ..., weights=) where it is used"
+        )
+    if program.opaque is not None:
+        raise FileError(
+            f"{path}: the program is one opaque launch, which calls the model itself "
+            f"({program.opaque.reason}): a file holds launches of torch's operators and no code. "
+            "Save the model, and capture it again where it is loaded"
+        )
+    try:
+        storages = {
+            index: _common_storage(bound, index, tensors)
+            for index, tensors in bound.bindings.weights.items()
+        }
+        storages = {
+            index: storage
+            for index, storage in storages.items()
+            if not _is_host_constant(program.values[index], storage)
+        }
+        data = encode_program(program)
+        text = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
+        _read_program(text)  # what could not be opened again is not written
+        _warn_of_types(types_not_found(program))
+        write_archive(
+            path,
+            text,
+            {
+                index: bytes_of(storage)[: program.values[index].size_bytes]
+                for index, storage in storages.items()
+            },
+        )
+    except ProgramError as error:
+        raise FileError(f"{path}: this program cannot be saved: {error}") from None
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from error
+
+
+def _warn_of_types(names: list[str]) -> None:
+    if names:
+        given = ", ".join(name.rpartition(".")[2] for name in names)
+        warnings.warn(
+            f"the result has containers of types that a file holds by name only: "
+            f"{', '.join(names)}. offload.open(path) gives plain tuples and dictionaries in their "
+            f"place, and offload.open(path, types=[{given}]) these types",
+            stacklevel=level_of_user(),
+        )
+
+
+def open_program(path: str | os.PathLike[str], types: Sequence[type] = ()) -> BoundProgram:
+    """Read a Program from a file that `save_program` wrote. Executes nothing.
+
+    Safe for any file, damaged and hostile ones included: no code is loaded from it, no module is
+    imported because it says so but transformers' own of models and caches, no size that it states
+    is believed, and what it launches is on a list of operators that reach nothing but tensors.
+    Executing a program from a stranger still means running torch's kernels on it.
+
+    Args:
+        path: of the file.
+        types: classes of containers in the result that are not found by name (`result_types`).
+
+    Returns:
+        The Program; its weights are tensors of their own on torch's current device of its type,
+        whichever it was saved on (on the CPU where there is none, and for host constants), its
+        random launches draw from torch's default generator, and its containers have no classes
+        but those of the result that were found.
+
+    Raises:
+        FileError: there is no such file, it is damaged or no program, it was written by a newer
+            offload, or it needs an operator that is refused or that this torch does not have; or
+            one of `types` matches no container of the result, or does not fit it.
+        BindingError: one of `types` is no class.
+    """
+    path = Path(path)
+    types = check_types(types)
+    try:
+        with open_archive(path) as archive:
+            program = _read_program(archive.program_text())
+            results = with_types(program, types)
+            values = [program.values[index] for index in program.weight_views]
+            sizes_bytes = {one.index: one.size_bytes for one in values if not one.on_host}
+            device = _available(program.device)
+            storages = archive.read_weights(sizes_bytes, device)
+    except ProgramError as error:
+        raise FileError(
+            f"{path}: {error}: the file is damaged, or offload did not write it; save the program "
+            "again"
+        ) from None
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from error
+    # Made in inference mode, weights could never be written outside it.
+    with torch.inference_mode(False):
+        for value in values:
+            if value.host_content is not None:
+                storages[value.index] = host_storage(value.host_content)
+        weights = {
+            index: tuple(_tensor_on(storages[index], view) for view in views)
+            for index, views in program.weight_views.items()
+        }
+    return BoundProgram(
+        dataclasses.replace(program, device_index=device.index),
+        Bindings(
+            weights=weights,
+            generators=(default_generator(device),),
+            arguments=with_objects(program.arguments_structure, torch_object),
+            results=results,
+        ),
+    )
+
+
+def _available(device: str) -> torch.device:
+    """The device that a Program is for; the CPU, to look at it, where there is none."""
+    host = torch.device("cpu")
+    if device == "cpu" or not device.isidentifier():
+        return host
+    try:
+        module: Any = torch.get_device_module(device)
+    except RuntimeError:  # torch knows no such device
+        return host
+    return torch.device(device, module.current_device()) if module.is_available() else host
+
+
+def _read_program(text: bytes) -> Program:
+    program = decode_program(parse(text, "program.json"))
+    check_file_program(program)
+    return program
+
+
+def _common_storage(
+    bound: BoundProgram, index: int, tensors: tuple[torch.Tensor, ...]
+) -> torch.UntypedStorage:
+    """The storage that all holders of a weight Value share.
+
+    Raises:
+        FileError: they do not, or no longer; one of them has another shape, dtype, strides or
+            offset than when it was recorded, or too little memory; or it lies in a format of the
+            device's own, whose bytes would be taken for plain.
+    """
+    program = bound.program
+    value = program.values[index]
+    device_format = own_format(tensors[0])
+    if device_format:
+        raise FileError(
+            f"{value.name} lies in the device's format {device_format}, which a file does not "
+            "hold: cast it with torch_npu.npu_format_cast(tensor, 2) before the capture"
+        )
+    views = program.weight_views[index]
+    try:
+        _native.check_weight(
+            _native.WeightSpec(
+                name=value.name,
+                slot=0,
+                size_bytes=value.size_bytes,
+                written=False,
+                holders=list(tensors),
+                layouts=[native_layout(view) for view in views],
+                offsets=[view.offset_bytes // ITEM_BYTES[view.dtype] for view in views],
+            )
+        )
+    except BindingError as error:
+        raise FileError(str(error)) from None
+    return tensors[0].untyped_storage()
+
+
+def _is_host_constant(value: Value, storage: torch.UntypedStorage) -> bool:
+    """Whether a weight is one, which the Program holds itself.
+
+    Raises:
+        FileError: it has another value than the recorded one.
+    """
+    if value.host_content is None:
+        return False
+    if bytes(bytes_of(storage).tolist()) != value.host_content:
+        raise FileError(
+            f"{value.name} was given another value since the capture, whose launches hold the "
+            "recorded one: set it back, or capture the model again"
+        )
+    return True
+
+
+def _tensor_on(storage: torch.UntypedStorage, view: TensorView) -> torch.Tensor:
+    dtype = find_dtype(view.dtype)
+    tensor = torch.empty(0, dtype=dtype, device=storage.device)
+    tensor.set_(storage, view.offset_bytes // dtype.itemsize, view.shape, view.strides)
+    if view.conjugate:
+        tensor = torch._conj(tensor)
+    return torch._neg_view(tensor) if view.negative else tensor

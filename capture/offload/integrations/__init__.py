@@ -1,0 +1,1 @@
+"""Ways into offload from other systems."""

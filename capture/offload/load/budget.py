@@ -1,0 +1,289 @@
+"""Loading a Program whose weights lie in a store, under budgets that are tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from offload.backends import (
+    PlacedWeightsBackend,
+    Prepared,
+    StreamingBackend,
+    TimingBackend,
+    managed_weights,
+)
+from offload.compile import Fusion
+from offload.console.progress import stage
+from offload.errors import (
+    BackendUnavailable,
+    BindingError,
+    CaptureError,
+    ExecutionError,
+    OutOfMemory,
+    PlanError,
+)
+from offload.files import check_stored_tensors
+from offload.interpreter.own_generators import DrawingAlone, drawing_alone
+from offload.load.options import AUTO
+from offload.load.place import place
+from offload.load.trial import execute_made_up, quickest_ns
+from offload.plan import Plan, round_up, row_reads, stream_weights, weight_demand
+from offload.plan.streaming import Link, Streaming, WeightDemand
+from offload.program import Program
+from offload.run import Executable
+from offload.timeline import Scheduling
+
+# What is left free of what was found free: others allocate meanwhile.
+_FREE_SHARE = 0.9
+_LESS = 0.8
+
+# Of launches that nobody has timed, besides what they read and write.
+_LAUNCH_NS = 1_000.0
+
+_N_WARM_UP = 2
+
+# Of all weights, what executing so often may take: for who waits, and for nothing else.
+_TIMED_NS_PER_BYTE = 2.0
+
+_NOT_PROVED = "load(verify=False) executes nothing on made-up inputs"
+_NOT_TIMED = "the device executes a graph, in which launches are not timed one by one"
+
+
+class StreamedLoad:
+    """One load of a Program whose weights lie in a store, under budgets that are tried.
+
+    Owner: one call of `load_program`.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        plan: Plan,
+        backend: StreamingBackend,
+        how: Scheduling,
+        *,
+        verify: bool,
+        share_store: bool = True,
+        fusion: Fusion | None = None,
+    ) -> None:
+        self._share_store = share_store
+        self._fusion = fusion
+        self._prepared = prepared
+        self._plan = plan
+        self._backend = backend
+        self._how = how
+        self._verify = verify
+        self._link = backend.link(prepared.bound)
+        self._granule_bytes = backend.granule_bytes(prepared.program)
+        self._unit = backend.memory_unit(prepared.program)
+        self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
+        self._estimated = ""
+        self._timing = ""
+        if backend.capabilities.queues_work:
+            # An execution does not tell when a launch began; and a device does not survive kernels
+            # that fault on made-up inputs, which is what proofs are left out for.
+            if not isinstance(backend, TimingBackend):
+                self._estimated = _NOT_TIMED
+            elif not verify:
+                self._estimated = _NOT_PROVED
+        self._is_timed = bool(self._estimated)
+
+    @functools.cached_property
+    def _mapped_link(self) -> Link | None:
+        """None: weights lie in one piece."""
+        if self._granule_bytes is None:
+            return None
+        return self._backend.mapped_link(self._prepared.bound)
+
+    @property
+    def all_bytes(self) -> int:
+        """The budget under which nothing is streamed."""
+        unit = self._backend.alignment_bytes
+        sizes_bytes = (round_up(one.size_bytes, unit) for one in self._demand().weights)
+        return self._unit.taken_bytes(sum(sizes_bytes))
+
+    def within(self, budget_bytes: int) -> Executable:
+        """Load under a budget. If some are streamed, launches are timed first where they can be.
+
+        Raises:
+            PlanError: the budget is below the floor.
+        """
+        return self._loaded(self._timed_plan(budget_bytes), verify=self._verify)
+
+    def _timed_plan(self, budget_bytes: int) -> Streaming:
+        """As `plan`, by times that were measured where they can be."""
+        streaming = self.plan(budget_bytes)
+        if streaming.is_resident or self._is_timed:
+            return streaming
+        self._time_launches(streaming)
+        return self.plan(budget_bytes)
+
+    def _time_launches(self, streaming: Streaming) -> None:
+        """By the device, or by an executable whose memory has gone when this returns."""
+        if isinstance(self._backend, TimingBackend):
+            self._take_times_of(self._backend)
+        elif self._alone.refusal:
+            self._estimated = f"launches were not timed: {self._alone.refusal}"
+        else:
+            with self._loaded(streaming, verify=False, alone=True) as run:
+                self._take_times(run)
+        self._is_timed = True
+
+    def _take_times_of(self, backend: TimingBackend) -> None:
+        """Let the device time launches; where it cannot, keep estimates and say why.
+
+        Raises:
+            ExecutionError: the device failed.
+        """
+        try:
+            timed = backend.time_launches(self._prepared, self._plan)
+        except OutOfMemory as error:
+            self._estimated = f"there is no memory to time launches with: {error}"
+        except (BackendUnavailable, CaptureError) as error:
+            self._estimated = f"launches could not be timed: {error}"
+        else:
+            self._launch_ns, self._timing = timed.times_ns, timed.how
+
+    def within_free_memory(self) -> Executable:
+        """Load under the largest budget that memory has room for; with less where that fails.
+
+        Raises:
+            PlanError: memory has no room for the floor beside the feature map.
+            OutOfMemory: not even the floor could be had.
+        """
+        free_bytes = self._backend.free_bytes(self._prepared.program)
+        room_bytes = max(0, int(free_bytes * _FREE_SHARE) - self._plan.feature_map_bytes)
+        budget_bytes = min(self.all_bytes, room_bytes)
+        floor_bytes = self.plan(self.all_bytes).floor.required_bytes
+        if budget_bytes < floor_bytes:
+            try:
+                self.plan(budget_bytes)
+            except PlanError as error:
+                raise PlanError(
+                    f"{error}; {AUTO!r} takes {_FREE_SHARE:.0%} of the {free_bytes} bytes that are "
+                    f"free, less {self._plan.feature_map_bytes} of the feature map: free some "
+                    "memory, or give the budget"
+                ) from None
+        while True:
+            try:
+                return self._tried_out(budget_bytes)
+            except OutOfMemory:
+                if budget_bytes <= floor_bytes:
+                    raise
+                budget_bytes = max(floor_bytes, int(budget_bytes * _LESS))
+
+    def _tried_out(self, budget_bytes: int) -> Executable:
+        """An executable for which executions find memory; what is streamed or proved has shown it.
+
+        It is not the one that was executed, on inputs that nobody gave.
+
+        Raises:
+            OutOfMemory: they find none.
+        """
+        streaming = self._timed_plan(budget_bytes)
+        is_shown = not streaming.is_resident or self._backend.capabilities.queues_work
+        if is_shown or self._alone.refusal:
+            return self._loaded(streaming, verify=self._verify)
+        with self._loaded(streaming, verify=self._verify, alone=True) as run:
+            try:
+                execute_made_up(run, 1)
+            except OutOfMemory:
+                raise
+            except (BindingError, ExecutionError):
+                pass  # the model refuses made-up inputs: nothing is known
+        return self.within(budget_bytes)
+
+    def _take_times(self, run: Executable) -> None:
+        """Let launches be timed; where made-up inputs are none for this model, keep estimates.
+
+        Raises:
+            OutOfMemory: executions find no memory under this budget.
+        """
+        try:
+            expected_s = self.all_bytes * _TIMED_NS_PER_BYTE / 1e9
+            with stage("timing launches", _N_WARM_UP, expected_s=expected_s):
+                self._launch_ns = quickest_ns(run, _N_WARM_UP)
+        except OutOfMemory:
+            raise
+        except (BindingError, ExecutionError) as error:
+            self._estimated = f"launches could not be timed on made-up inputs: {error}"
+
+    def _demand(self) -> WeightDemand:
+        """What a pass needs; weights that are used where they lie stay."""
+        program = self._prepared.program
+        stored = self._prepared.bindings.stored.keys()
+        demand = weight_demand(program, self._launch_ns, stored)
+        managed = managed_weights(self._prepared.bound)
+        gathers = self._backend.capabilities.gathers_rows
+        weights = tuple(
+            dataclasses.replace(
+                one,
+                stays=one.stays or one.value not in managed,
+                row_bytes=one.row_bytes if gathers else 0,
+                n_rows=one.n_rows if gathers else (),
+            )
+            for one in demand.weights
+        )
+        return dataclasses.replace(demand, weights=weights)
+
+    def plan(self, budget_bytes: int) -> Streaming:
+        """The plan of a budget, by what is known of times.
+
+        Raises:
+            PlanError: the budget is below the floor.
+        """
+        alignment_bytes = self._backend.alignment_bytes
+        streaming = stream_weights(
+            self._demand(),
+            self._link,
+            budget_bytes,
+            granule_bytes=self._granule_bytes or alignment_bytes,
+            alignment_bytes=alignment_bytes,
+            mapped_link=self._mapped_link if budget_bytes < self.all_bytes else None,
+            unit=self._unit,
+        )
+        return dataclasses.replace(
+            streaming,
+            estimated=self._estimated,
+            timing=self._timing,
+            launch_ns=self._launch_ns,
+            shares_store=self._share_store,
+        )
+
+    @functools.cached_property
+    def _alone(self) -> DrawingAlone:
+        return drawing_alone(self._prepared.bound)
+
+    def _loaded(self, streaming: Streaming, *, verify: bool, alone: bool = False) -> Executable:
+        """Load by a plan; `alone` for executions that nobody asked for, which must move nothing."""
+        prepared, plan = self._prepared, self._plan
+        if alone:
+            prepared = dataclasses.replace(prepared, bound=self._alone.bound)
+        stored = prepared.bindings.stored.values()
+        check_stored_tensors(stored)
+        if isinstance(self._backend, PlacedWeightsBackend):
+            prepared = self._backend.prepare_streamed(prepared, streaming)
+            plan = place(prepared, self._backend)
+        return Executable(
+            prepared,
+            dataclasses.replace(plan, streaming=streaming),
+            self._backend,
+            self._how,
+            verify=verify,
+            fusion=self._fusion,
+            check_stored=lambda: check_stored_tensors(stored),
+        )
+
+
+def _estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, ...]:
+    """What each launch may take, from the bytes that it reads and writes; of tables, of rows."""
+    tables = row_reads(program)
+    sizes_bytes = [
+        tables[value.index].most_bytes if value.index in tables else value.size_bytes
+        for value in program.values
+    ]
+    return tuple(
+        _LAUNCH_NS
+        + sum(sizes_bytes[index] for index in {*launch.reads, *launch.writes}) / memory_bytes_per_ns
+        for launch in program.launches
+    )

@@ -1,0 +1,31 @@
+"""Loading what a device's own compiler has made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from offload.backends import Backend, OfflineBackend
+from offload.errors import BackendUnavailable
+from offload.load.options import named_backend, named_scheduling
+from offload.load.place import place
+from offload.run import Executable
+
+
+def load_offline_model(
+    path: Path, device: str | torch.device | Backend, *, scheduling: str
+) -> Executable:
+    """Make an offline model resident; the arguments are those of `OfflineModel.load`.
+
+    Raises:
+        BackendUnavailable, CaptureError, BindingError, ExecutionError: as `OfflineModel.load`.
+    """
+    backend, index = named_backend(device)
+    how = named_scheduling(scheduling)
+    if not isinstance(backend, OfflineBackend):
+        raise BackendUnavailable(
+            f"{path}: device {backend.name!r} loads no offline models (.om): load it on npu"
+        )
+    prepared, its_backend = backend.open_offline(path, index)
+    return Executable(prepared, place(prepared, its_backend), its_backend, how)

@@ -1,0 +1,140 @@
+"""What a caller asks of a load, checked before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+
+from offload.backends import Backend, StreamingBackend, backend_and_index, find_backend
+from offload.console.amounts import parse_bytes
+from offload.errors import BackendUnavailable, BindingError
+from offload.program import BoundProgram, Program
+from offload.timeline import Scheduling
+
+AUTO: Literal["auto"] = "auto"
+"""The budget that takes what memory is free; and the fusion that keeps what is quicker."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked of one load; the words are those of `Captured.load`.
+
+    Attributes:
+        scheduling: who delivers launches.
+        fuse: whether kernels take the place of launches, or only quicker ones.
+        budget: of all memory for weights, in bytes; None: they are used where they are.
+        is_streamed: some weights may have to be brought from a store.
+        verify: whether captured graphs are proved and launches are timed.
+        share_store: whether executables share what lies in the host's memory.
+    """
+
+    scheduling: Scheduling
+    fuse: bool | Literal["auto"]
+    budget: int | Literal["auto"] | None
+    is_streamed: bool
+    verify: bool = True
+    share_store: bool = True
+
+
+def checked(
+    bound: BoundProgram,
+    backend: Backend,
+    scheduling: str,
+    weights_budget: int | str | None,
+    fuse: bool | Literal["auto"],
+) -> Options:
+    """The options of a load, each checked against the Program and the backend.
+
+    Raises:
+        BackendUnavailable: the backend does not run such a Program, or not in this way.
+        BindingError: one of them is none, or they exclude one another.
+    """
+    _refuse_foreign(bound.program, backend)
+    how = named_scheduling(scheduling)
+    if how is Scheduling.HOST and not backend.capabilities.schedules_launches:
+        raise BackendUnavailable(
+            f"device {backend.name!r} executes a model as a whole: load without scheduling='host'"
+        )
+    budget = _budget(weights_budget)
+    is_streamed = budget is not None or bool(bound.bindings.stored)
+    _check_fuse(fuse, backend, is_streamed=is_streamed)
+    return Options(how, fuse, budget, is_streamed)
+
+
+def _check_fuse(fuse: object, backend: Backend, *, is_streamed: bool) -> None:
+    """Refuse what is no way to fuse, or none of this device or of these weights."""
+    if not isinstance(fuse, bool) and fuse != AUTO:
+        raise BindingError(f"fuse: expected True, False or {AUTO!r}, got {fuse!r}")
+    if fuse and not backend.capabilities.runs_kernels:
+        raise BackendUnavailable(
+            f"device {backend.name!r} runs no compiled kernels: load without fuse={fuse!r}"
+        )
+    if fuse == AUTO and is_streamed:
+        raise BindingError(
+            f"fuse={AUTO!r} times two executables beside one another, which weights in files or "
+            "under a budget leave no memory for: give fuse=True or fuse=False"
+        )
+
+
+def named_backend(device: str | torch.device | Backend) -> tuple[Backend, int | None]:
+    """The backend that a caller names, and which of its devices; None: it does not say.
+
+    Raises:
+        BackendUnavailable: there is none of this name.
+    """
+    if isinstance(device, Backend):
+        if isinstance(device, type):  # which has all that a backend has
+            raise BackendUnavailable(f"no backend for device {device!r}: give one that was made")
+        return device, None
+    kind, index = backend_and_index(device)
+    return find_backend(kind), index
+
+
+def _budget(given: int | str | None) -> int | Literal["auto"] | None:
+    if given is None or given == AUTO:
+        return given
+    return parse_bytes(given, f"weights_budget (if not {AUTO!r})")
+
+
+def _refuse_foreign(program: Program, backend: Backend) -> None:
+    if backend.records() != program.device:
+        raise BackendUnavailable(
+            f"the program was recorded on {program.device}, and device {backend.name!r} runs "
+            f"programs recorded on {backend.records()}: capture the model there"
+        )
+    if program.opaque is not None and not backend.capabilities.runs_opaque:
+        raise BackendUnavailable(
+            f"the program is one opaque launch, which device {backend.name!r} does not run: "
+            f"{program.opaque.reason}"
+        )
+
+
+def streaming_backend(bound: BoundProgram, backend: Backend) -> StreamingBackend:
+    """The backend as one that brings weights from a store.
+
+    Raises:
+        BackendUnavailable: it is none.
+    """
+    if isinstance(backend, StreamingBackend):
+        return backend
+    advice = "load without weights_budget="
+    if bound.bindings.stored:
+        advice = "capture the model without weights=, its weights in the device's memory"
+    raise BackendUnavailable(
+        f"device {backend.name!r} cannot bring weights from a store while it computes: {advice}"
+    )
+
+
+def named_scheduling(name: str) -> Scheduling:
+    """The Scheduling that a caller names.
+
+    Raises:
+        BindingError: there is none of this name.
+    """
+    try:
+        return Scheduling(name)
+    except ValueError:
+        expected = [one.value for one in Scheduling]
+        raise BindingError(f"scheduling: expected one of {expected}, got {name!r}") from None

@@ -1,0 +1,109 @@
+"""The whole chain: a Program is fused, prepared, planned, instantiated and proved.
+
+`options` has what the caller asked for, checked; `budget` plans weights that are streamed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from offload.backends import Backend, on_device
+from offload.compile import Choice, Fused, Fusion
+from offload.compile import fuse as fuse_regions
+from offload.console.progress import Progress, telling
+from offload.load.budget import StreamedLoad
+from offload.load.fallback import load_proved
+from offload.load.fusion_choice import chosen
+from offload.load.options import AUTO, Options, checked, named_backend, streaming_backend
+from offload.load.place import place
+from offload.program import BoundProgram
+from offload.run import Executable
+
+Loading = Callable[[BoundProgram, Fusion | None], Executable]
+
+
+def load_program(
+    bound: BoundProgram,
+    device: str | torch.device | Backend | None,
+    *,
+    scheduling: str,
+    verify: bool,
+    weights_budget: int | str | None,
+    share_store: bool,
+    fuse: bool | Literal["auto"],
+    progress: Progress,
+) -> Executable:
+    """Make a Program resident; the arguments are those of `Captured.load`.
+
+    Raises:
+        BackendUnavailable, CaptureError, BindingError, PlanError, FileError, ExecutionError: as
+            `Captured.load`.
+    """
+    with telling(progress):
+        backend, index = named_backend(bound.program.device if device is None else device)
+        options = checked(bound, backend, scheduling, weights_budget, fuse)
+        options = dataclasses.replace(options, verify=verify, share_store=share_store)
+        bound = dataclasses.replace(bound, program=on_device(bound.program, index))
+
+        def load(bound: BoundProgram, fusion: Fusion | None) -> Executable:
+            one_way = _streamed if options.is_streamed else _resident
+            return load_proved(backend, lambda one: one_way(bound, one, options, fusion))
+
+        bound, fusion = _fused(bound, options, load)
+        return load(bound, fusion)
+
+
+def _fused(
+    bound: BoundProgram, options: Options, load: Loading
+) -> tuple[BoundProgram, Fusion | None]:
+    """The Program with kernels in the place of launches, where that is wanted.
+
+    Under a budget there is no packing: panels would take as many bytes beside it.
+    """
+    if not options.fuse:
+        return bound, None
+    kept = {}
+    if options.is_streamed:
+        kept["aten::embedding"] = "reads a table that may stay in its store"
+
+    def fused(choice: Choice | None) -> Fused:
+        return fuse_regions(bound, kept, packs=options.budget is None, choice=choice)
+
+    found = chosen(bound, fused, load) if options.fuse == AUTO else fused(None)
+    return found.bound, found.fusion
+
+
+def _resident(
+    bound: BoundProgram, backend: Backend, options: Options, fusion: Fusion | None
+) -> Executable:
+    """With all weights in memory."""
+    prepared = backend.prepare(bound)
+    plan = place(prepared, backend)
+    return Executable(
+        prepared, plan, backend, options.scheduling, verify=options.verify, fusion=fusion
+    )
+
+
+def _streamed(
+    bound: BoundProgram, backend: Backend, options: Options, fusion: Fusion | None
+) -> Executable:
+    """With weights from a store, which launches are timed for where a budget is short."""
+    store = streaming_backend(bound, backend)
+    prepared = store.prepare(bound)
+    plan = place(prepared, store)
+    load = StreamedLoad(
+        prepared,
+        plan,
+        store,
+        options.scheduling,
+        verify=options.verify,
+        share_store=options.share_store,
+        fusion=fusion,
+    )
+    if options.budget == AUTO:
+        return load.within_free_memory()
+    return load.within(load.all_bytes if options.budget is None else options.budget)

@@ -1,0 +1,17 @@
+"""The compiled modules, and the check that they fit the torch that is installed.
+
+`_planner` needs no torch. `_native` is linked against it: torch is imported first.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import what is asked for the first time (PEP 562)."""
+    if name != "_native":
+        raise AttributeError(f"module 'offload.native' has no attribute {name!r}")
+    importlib.import_module("torch")
+    return importlib.import_module("offload.native._native")

@@ -1,0 +1,709 @@
+"""The compiled part of offload. Contracts stand in native/**/*.hpp."""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+torch_version: str
+
+# ---- calls --------------------------------------------------------------------------------------
+
+PLAIN_DEVICE_FORMATS: tuple[int, ...]
+
+class TensorLayout:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        dtype: torch.dtype,
+        conjugate: bool,
+        negative: bool,
+    ) -> None: ...
+
+class InputSpec:
+    def __init__(
+        self,
+        *,
+        name: str,
+        layout: TensorLayout,
+        slot: int,
+        written: bool,
+        may_be_written: bool = False,
+        returned_as_view: bool = False,
+        alignment_bytes: int = 1,
+        copied: bool = False,
+        on_host: bool = False,
+    ) -> None: ...
+
+class OutputSpec:
+    def __init__(
+        self,
+        *,
+        name: str,
+        slot: int,
+        size_bytes: int,
+        operator_allocated: bool,
+        alignment_bytes: int = 1,
+        copied: bool = False,
+    ) -> None: ...
+
+class ResultSource:
+    INPUT: ResultSource
+    WEIGHT: ResultSource
+    OUTPUT: ResultSource
+
+class ResultSpec:
+    def __init__(
+        self,
+        *,
+        source: ResultSource,
+        index: int,
+        offset_bytes: int,
+        layout: TensorLayout,
+        is_argument: bool,
+        covers_output: bool,
+    ) -> None: ...
+
+def check_memory(name: str, tensor: torch.Tensor) -> None: ...
+def check_weight(weight: WeightSpec) -> None: ...
+
+class WeightSpec:
+    def __init__(
+        self,
+        *,
+        name: str,
+        slot: int,
+        size_bytes: int,
+        written: bool,
+        holders: list[torch.Tensor],
+        layouts: Sequence[TensorLayout],
+        offsets: Sequence[int],
+        packed: bool = False,
+        moved: torch.Tensor | None = None,
+    ) -> None: ...
+
+class HostConstantSpec:
+    def __init__(
+        self,
+        *,
+        name: str,
+        content: bytes,
+        layout: TensorLayout,
+        input: int | None = None,
+        holder: torch.Tensor | None = None,
+    ) -> None: ...
+
+class OverlapSpec:
+    def __init__(self, *, first: int, second: int, distance_bytes: int) -> None: ...
+
+class CallSpec:
+    def __init__(
+        self,
+        *,
+        device: str,
+        inputs: Sequence[InputSpec],
+        outputs: Sequence[OutputSpec],
+        results: Sequence[ResultSpec],
+        weights: Sequence[WeightSpec],
+        overlaps: Sequence[OverlapSpec],
+        feature_map_slot: int,
+        feature_map_bytes: int,
+        alignment_bytes: int,
+        host_constants: Sequence[HostConstantSpec] = ...,
+    ) -> None: ...
+
+# ---- weight streaming ---------------------------------------------------------------------------
+
+class FileRange:
+    def __init__(self, path: str, offset_bytes: int) -> None: ...
+
+class StreamedWeight:
+    def __init__(
+        self,
+        *,
+        name: str,
+        size_bytes: int,
+        pieces: Sequence[tuple[int, int, int, bool]],
+        source: FileRange | torch.Tensor | list[torch.Tensor],
+        gathered: bool = False,
+    ) -> None: ...
+
+class WeightStream:
+    def __init__(
+        self,
+        *,
+        memory_bytes: int,
+        granule_bytes: int,
+        weights: Sequence[StreamedWeight],
+        transfers: Sequence[tuple[int, int, int, int, int, int]],
+        n_launches: int,
+        poison: bool = False,
+    ) -> None: ...
+    def load(self, progress: Callable[[int], object] | None = None) -> None: ...
+    def tensor(self, index: int) -> torch.Tensor: ...  # of a gathered weight at no address
+    def refresh(self, weights: Sequence[int] | None = None) -> None: ...
+    def replace(
+        self, sources: Mapping[int, FileRange | torch.Tensor | list[torch.Tensor]]
+    ) -> None: ...
+    def close(self) -> None: ...
+    def give_back(self) -> None: ...
+    @property
+    def read_modes(self) -> list[str]: ...
+    @property
+    def load_bytes(self) -> int: ...
+    @property
+    def bytes_moved(self) -> int: ...
+    @property
+    def n_transfers(self) -> int: ...
+    @property
+    def wait_ns(self) -> int: ...
+    @property
+    def busy_ns(self) -> int: ...
+    @property
+    def discarded_bytes(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+
+class DeviceWeightStream:
+    def load(self, progress: Callable[[int], object] | None = None) -> None: ...
+    def refresh(self, weights: Sequence[int] | None = None) -> None: ...
+    def replace(
+        self, sources: Mapping[int, FileRange | torch.Tensor | list[torch.Tensor]]
+    ) -> None: ...
+    def close(self) -> None: ...
+    def give_back(self) -> None: ...
+    def forget_transfers(self) -> None: ...
+    @property
+    def store_bytes(self) -> int: ...
+    @property
+    def shared_store_bytes(self) -> int: ...
+    @property
+    def read_modes(self) -> list[str]: ...
+    @property
+    def load_bytes(self) -> int: ...
+    @property
+    def bytes_moved(self) -> int: ...
+    @property
+    def n_transfers(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+
+class CudaWeightStream(DeviceWeightStream):
+    def __init__(
+        self,
+        *,
+        device: int,
+        memory_bytes: int,
+        granule_bytes: int,
+        weights: Sequence[StreamedWeight],
+        transfers: Sequence[tuple[int, int, int, int, int, int]],
+        n_launches: int,
+        shares_store: bool = True,
+    ) -> None: ...
+    def tensor(self, index: int, device: str) -> torch.Tensor: ...
+
+class AscendWeightStream(DeviceWeightStream):
+    def __init__(
+        self,
+        *,
+        device: int,
+        memory_bytes: int,
+        granule_bytes: int,
+        weights: Sequence[StreamedWeight],
+        transfers: Sequence[tuple[int, int, int, int, int, int]],
+        n_launches: int,
+        memory: int,
+        release: Callable[[], object],
+        shares_store: bool = True,
+    ) -> None: ...
+    @property
+    def outputs_are_early(self) -> bool: ...
+
+class AscendStepKind(enum.Enum):
+    NODE = ...
+    COPY = ...
+    RECORD = ...
+    WAIT = ...
+    READY = ...
+
+class AscendStepStream(enum.Enum):
+    LAUNCHES = ...
+    COPIES = ...
+
+class AscendStreamedSteps:
+    def __init__(
+        self,
+        weights: AscendWeightStream,
+        steps: Sequence[tuple[AscendStepKind, AscendStepStream, int]],
+    ) -> None: ...
+    def before(self, node: int, stream: int) -> None: ...
+    def end(self, stream: int) -> None: ...
+
+class AscendLaunchTime:
+    @property
+    def time_ns(self) -> float: ...
+    @property
+    def host_was_ahead(self) -> bool: ...
+
+class AscendLaunchTimer:
+    def __init__(self, device: int) -> None: ...
+    def before(self, stream: int) -> None: ...
+    def after(self, stream: int) -> None: ...
+    def take(self) -> list[AscendLaunchTime]: ...
+
+def ascend_held_bytes(device: int, ranges: Sequence[tuple[str, int, int]]) -> int: ...
+def ascend_link_samples(device: int) -> list[tuple[int, float]]: ...
+def cuda_granularity_bytes(device: int) -> int: ...
+def cuda_held_bytes(device: int, ranges: Sequence[tuple[str, int, int]]) -> int: ...
+def cuda_link_samples(device: int) -> list[tuple[int, float]]: ...
+
+# ---- residents ----------------------------------------------------------------------------------
+
+class Resident: ...
+
+class TensorIndex:
+    def __init__(self, index: int) -> None: ...
+
+class CpuMemory(enum.Enum):
+    PATCHED = ...
+    OPERATOR = ...
+    KEPT = ...
+
+class CpuSlot:
+    def __init__(self, size_bytes: int, memory: CpuMemory) -> None: ...
+
+class CpuTensor:
+    def __init__(self, slot: int, offset_bytes: int, layout: TensorLayout) -> None: ...
+
+class CpuMade:
+    def __init__(
+        self, position: int, slot: int, offset_bytes: int, layout: TensorLayout
+    ) -> None: ...
+
+class CpuResident(Resident):
+    def __init__(
+        self,
+        slots: Sequence[CpuSlot],
+        tensors: Sequence[CpuTensor],
+        stream: WeightStream | None = None,
+    ) -> None: ...
+    def add(
+        self,
+        *,
+        operator_name: str,
+        overload: str,
+        arguments: tuple[Any, ...],
+        out_overload: str | None,
+        outputs: Sequence[int],
+        made: Sequence[CpuMade],
+        releases: Sequence[int],
+        guard: bool | int | float | complex | None,
+        guards_shape: bool,
+        source: str,
+        table: tuple[int, int, int, int] | None = None,
+    ) -> None: ...
+    def add_kernel(
+        self,
+        *,
+        function: int,
+        words: Sequence[tuple[int, int]],
+        prove: Callable[[list[int]], bool],
+        make_replaced: Callable[[], CpuReplaced],
+        name: str,
+        source: str,
+        releases: Sequence[int],
+        sources: Sequence[Sequence[torch.Tensor] | int] = (),  # int: the weight's in the stream
+    ) -> None: ...
+    def set_packed_weights(self, weights: Sequence[tuple[int, Sequence[int]]]) -> None: ...
+    def derive_again(self) -> None: ...
+    @property
+    def launch_modes(self) -> list[tuple[str, int]]: ...
+
+class CpuReplaced:
+    def __init__(
+        self,
+        resident: CpuResident,
+        inputs: Sequence[int],
+        results: Sequence[tuple[int, int]],
+    ) -> None: ...
+
+class NullResident(Resident):
+    def __init__(
+        self,
+        relocations: Sequence[tuple[int, int, int]],
+        word_ns: int,
+        submit_ns: int,
+        launch_ns: Sequence[int],
+    ) -> None: ...
+    @property
+    def words(self) -> list[int]: ...
+    @property
+    def clock_ns(self) -> int: ...
+
+def has_thunk(operator_name: str) -> bool: ...
+def call_kernel(function: int, words: Sequence[int]) -> None: ...
+
+class AllocationObserver:
+    def __init__(self) -> None: ...
+    def __enter__(self) -> AllocationObserver: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+    def contains(self, address: int) -> bool: ...
+    @property
+    def n_bytes(self) -> int: ...
+
+# ---- CUDA -------------------------------------------------------------------------------------
+
+def cuda_driver_version() -> int: ...
+def cuda_device_count() -> int: ...
+def cuda_is_fault(code: int) -> bool: ...
+def cuda_devices() -> list[tuple[str, int]]: ...
+
+class DiscoveryPool:
+    def __init__(self, device: int, seed: int) -> None: ...
+    def allocate(self, size_bytes: int) -> int: ...
+    def free(self, address: int) -> None: ...
+    def events(self, begin: int = 0) -> list[tuple[str, int, int]]: ...
+    @property
+    def n_events(self) -> int: ...
+    def rewind(self) -> None: ...
+    @property
+    def error(self) -> str | None: ...
+    @staticmethod
+    def set_current(pool: DiscoveryPool | None) -> None: ...
+
+class CudaArena:
+    def __init__(self, device: int) -> None: ...
+    def map(self, size_bytes: int) -> ArenaMapping: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+class ArenaMapping:
+    @property
+    def address(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+class CudaResident(Resident):
+    def __init__(
+        self,
+        *,
+        device: int,
+        graph: int,
+        arena: CudaArena,
+        arena_bytes: int,
+        node_handles: Sequence[int],
+        words: Sequence[tuple[int, int, int]],
+        relocations: Sequence[tuple[int, int, int]],
+        launches: Sequence[int],
+        n_launches: int,
+        host_tables: Mapping[int, bytes] = ...,
+        random_cells: Sequence[
+            tuple[Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]]]
+        ] = ...,
+        weights: CudaWeightStream | None = ...,
+        copies: Sequence[tuple[int, Sequence[int], Sequence[int], bool]] = ...,
+        ready_after: Sequence[int] = ...,
+        half_words: Sequence[int] = ...,
+        launch_names: Sequence[str] = ...,
+        keep: Any = ...,
+    ) -> None: ...
+    def load(self) -> None: ...
+    def patch(self, words: Sequence[tuple[int, int]]) -> None: ...
+    def set_stream(self, stream: int) -> None: ...
+    def set_random(self, seeds_and_offsets: Sequence[int]) -> None: ...
+    def execute(self) -> None: ...
+    def issue(self, launch: int) -> None: ...
+    def finish(self) -> None: ...
+    def overwrite(self, word: tuple[int, int, int], content: bytes) -> None: ...
+    def sample_copy_costs(self) -> tuple[list[float], list[float], list[tuple[int, float]]]: ...
+    def time_launches(self) -> list[float]: ...
+    def close(self) -> None: ...
+    @property
+    def arena_address(self) -> int: ...
+    @property
+    def n_launches(self) -> int: ...
+    @property
+    def n_set_params(self) -> int: ...
+    @property
+    def n_graph_launches(self) -> int: ...
+
+# ---- Ascend -----------------------------------------------------------------------------------
+
+def ascend_device_count() -> int: ...
+def ascend_device(index: int) -> tuple[str, int, int]: ...
+def ascend_capabilities() -> dict[str, bool]: ...
+def ascend_missing_operators() -> str: ...
+def ascend_initialize() -> None: ...
+def ascend_release() -> None: ...
+def ascend_streams() -> int: ...
+def ascend_stream_budget(soc_name: str) -> int | None: ...
+
+ASCEND_GATHER_ARGUMENTS_BYTES: int
+ASCEND_LAUNCH_BYTES: int
+
+class AscendBinary:
+    def __init__(self, device: int, image: bytes) -> None: ...
+    def function(self, name: str) -> int: ...
+
+class AscendResident(Resident):
+    def __init__(
+        self,
+        *,
+        device: int,
+        arena_bytes: int,
+        kernels: Sequence[tuple[int, int, int, bytes]],
+        words: Sequence[tuple[int, int]],
+        relocations: Sequence[tuple[int, int, int]],
+        triggers: Sequence[Trigger],
+        n_launches: int,
+        form: str | None = ...,
+        copies_on_device: bool = ...,
+        gather: tuple[int, int] | Literal["operators"] | None = ...,
+        steps: AscendStreamedSteps | None = ...,
+        for_next_pass: Sequence[int] = ...,
+        keep: Any = ...,
+    ) -> None: ...
+    def patch(self, words: Sequence[tuple[int, int]]) -> None: ...
+    def set_stream(self, stream: int) -> None: ...
+    def copy(self, to: int, from_: int, size_bytes: int) -> bool: ...
+    def execute(self) -> None: ...
+    def issue(self, launch: int) -> None: ...
+    def time_launches(self, timer: AscendLaunchTimer) -> list[AscendLaunchTime]: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def arena_address(self) -> int: ...
+    @property
+    def n_launches(self) -> int: ...
+    @property
+    def form(self) -> str: ...
+    @property
+    def model_streams(self) -> tuple[int, bool]: ...
+    @property
+    def refresh_counts(self) -> dict[str, int]: ...
+
+def ascend_capturing_model(stream: int) -> int: ...
+def ascend_abandon_capture(stream: int) -> None: ...
+def ascend_count_tasks(device: int, model: int) -> list[int]: ...
+def ascend_captured_tasks(
+    device: int, model: int
+) -> list[tuple[int, int, int, int, int, bytes]]: ...
+def ascend_read_memory(device: int, address: int, size_bytes: int) -> bytes: ...
+def ascend_write_memory(device: int, address: int, content: bytes) -> None: ...
+def ascend_copy_memory(device: int, to: int, from_: int, size_bytes: int) -> None: ...
+
+class AscendMovingCopies:
+    def __init__(
+        self, *, device: int, tensors: Sequence[tuple[int, bool, bool]], form: str | None = ...
+    ) -> None: ...
+    @property
+    def form(self) -> str: ...
+    def set_place(self, tensor: int, place: int) -> None: ...
+    def capture_in(self, stream: int) -> None: ...
+    def capture_out(self, stream: int) -> None: ...
+
+class AscendCapturedResident(Resident):
+    def __init__(
+        self,
+        *,
+        device: int,
+        model: int,
+        copies: AscendMovingCopies,
+        slots: Sequence[int],
+        n_launches: int,
+        random_cells: Sequence[tuple[int, int]] = (),
+        release: Callable[[], None],
+        blocks: Sequence[tuple[int, bytes]] = ...,
+        words: Sequence[tuple[int, int]] = ...,
+        places: Sequence[tuple[int, int]] = ...,
+        feature_map_slot: int = ...,
+        home: int = ...,
+        steps: AscendStreamedSteps | None = ...,
+        for_next_pass: Sequence[int] = ...,
+    ) -> None: ...
+    def patch(self, words: Sequence[tuple[int, int]]) -> None: ...
+    def set_stream(self, stream: int) -> None: ...
+    def set_random(self, seeds_and_offsets: Sequence[int]) -> None: ...
+    def execute(self) -> None: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def model_streams(self) -> tuple[int, bool]: ...
+    @property
+    def refresh_counts(self) -> dict[str, int]: ...
+    @property
+    def copy_counts(self) -> dict[str, int]: ...
+
+class AscendOfflineModel(Resident):
+    def __init__(self, *, device: int, path: str, copies_on_device: bool = ...) -> None: ...
+    @property
+    def inputs(self) -> list[tuple[str, int, tuple[int, ...], int, int]]: ...
+    @property
+    def outputs(self) -> list[tuple[str, int, tuple[int, ...], int, int]]: ...
+    @property
+    def work_bytes(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def n_updates(self) -> int: ...
+    def patch(self, words: Sequence[tuple[int, int]]) -> None: ...
+    def set_stream(self, stream: int) -> None: ...
+    def execute(self) -> None: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+
+# ---- replay -------------------------------------------------------------------------------------
+
+class Trigger:
+    IO: Trigger
+    FEATURE_MAP: Trigger
+    WEIGHT: Trigger
+    INTERNAL: Trigger
+
+class Drain:
+    begin_ns: int
+    end_ns: int
+
+class Proof:
+    n_launches: int
+    n_failed: int
+    ns: int
+
+class LastExecution:
+    call_ns: int
+    checked_ns: int
+    begin_ns: int
+    bound_ns: int
+    decided_ns: int
+    patched_ns: int
+    submitted_ns: int
+    substage_ends_ns: list[int]
+    end_ns: int
+    convert_ns: int
+    drain: Drain
+    drain_of_copies: Drain
+    drain_ns: int
+    policy_ns: int
+    patch_ns: int
+    submit_ns: int
+    device_ns: int
+    policy: str
+    slots_changed: int
+    words_patched: int
+    bytes_copied: int
+    outputs_allocated: int
+    bytes_streamed: int
+    stream_timed_bytes: int | None
+    stream_busy_ns: int | None
+    stream_wait_ns: int | None
+    pass_ns: int | None
+    stream_waits: list[tuple[int, int]] | None
+    n_executions: int
+    launches_proved: int
+    proof_ns: int
+
+class Transfer:
+    begin_ns: int
+    end_ns: int
+    size_bytes: int
+    inbound: bool
+
+class TransferTime:
+    weight: str
+    begin_ns: int
+    end_ns: int
+    size_bytes: int
+
+class WeightWait:
+    launch: int
+    begin_ns: int
+    end_ns: int
+
+class LaunchTimes:
+    begin_ns: list[int]
+    end_ns: list[int]
+
+class ExecutionTrace:
+    execution: LastExecution
+    launches: LaunchTimes
+    issues: LaunchTimes
+    transfers: list[Transfer]
+    weight_transfers: list[TransferTime]
+    weight_waits: list[WeightWait]
+
+def clock_read_ns(n_reads: int) -> float: ...
+
+class Ticket:
+    def done(self) -> bool: ...
+    def wait(self) -> None: ...
+    def result(self) -> Any: ...
+
+class CallableReplay:
+    def __call__(
+        self,
+        *args: Any,
+        out: Any = None,
+        feature_map: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any: ...
+    def _bind(self, replay: Replay) -> None: ...
+    def _submit(
+        self,
+        *args: Any,
+        out: Any = None,
+        feature_map: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Ticket: ...
+
+class Replay:
+    def __init__(
+        self,
+        *,
+        spec: CallSpec,
+        triggers: Sequence[Trigger],
+        resident: Resident,
+        host_scheduled: bool,
+        streamed: bool,
+        positional: Sequence[tuple[bool, Any]] | None,
+        keyword: Mapping[str, tuple[bool, Any]] | None,
+        match: Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]],
+        result_form: str,
+        build_result: Callable[[list[torch.Tensor]], Any],
+        match_buffers: Callable[[Any], list[torch.Tensor | None]],
+        check_feature_map: Callable[[Any], None],
+        current_stream: Callable[[int], int] | None = None,
+        draw: Callable[[], list[int]] | None = None,
+        drains_queue: bool = False,
+        caller: tuple[int, Callable[[], object] | None, bool] | None = None,
+        warn_of_gradients: Callable[[], object] | None = None,
+    ) -> None: ...
+    def wait_for_submitted(self) -> None: ...
+    def rebind_weights(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def proof(self) -> Proof | None: ...
+    @property
+    def last_execution(self) -> LastExecution: ...
+    @property
+    def substages(self) -> list[str]: ...
+    @property
+    def last_traced(self) -> LastExecution: ...
+    def start_trace(self) -> None: ...
+    def stop_trace(self) -> list[ExecutionTrace]: ...
+    @property
+    def trace_clock_reads(self) -> int: ...
+
+def close_all_lanes() -> None: ...
+def set_recording(recording: bool) -> None: ...
+def caller_state(device: str) -> int: ...
+def active_transform() -> str: ...

@@ -1,0 +1,43 @@
+"""Placement and weight streaming, planned. Contracts stand in native/include/offload."""
+
+from array import array
+from collections.abc import Sequence
+
+# ---- placement ----------------------------------------------------------------------------------
+
+DEFAULT_SEARCH_STEPS: int
+
+def place_intervals(
+    first: array[int],
+    last: array[int],
+    size_bytes: array[int],
+    *,
+    alignment_bytes: int,
+    capacity_bytes: int | None,
+    search_steps: int,
+) -> tuple[list[int], int, int, str, int]: ...
+def check_placement(
+    first: array[int], last: array[int], size_bytes: array[int], offsets_bytes: array[int]
+) -> None: ...
+def lower_bound_bytes(
+    first: array[int], last: array[int], size_bytes: array[int], *, alignment_bytes: int
+) -> int: ...
+
+# ---- weight streaming ---------------------------------------------------------------------------
+
+def simulate_streaming(
+    launch_ns: Sequence[float], transfers: Sequence[tuple[float, int, int]]
+) -> tuple[float, list[float], list[float], list[float], list[float]]: ...
+def search_streaming(
+    launch_ns: Sequence[float],
+    weights: Sequence[tuple[int, int, int, bool]],
+    *,
+    bytes_per_second: float,
+    overhead_ns: float,
+    budget_bytes: int,
+    floor_bytes: int,
+    floor_period_ns: float,
+    alignment_bytes: int,
+    granule_bytes: int,
+    tails: bool,
+) -> tuple[tuple[list[int], list[int], list[int], list[int], int, float] | None, int]: ...

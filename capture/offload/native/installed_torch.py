@@ -1,0 +1,63 @@
+"""The check of torch when offload is imported, before anything that is linked against it.
+
+Done first by the package. A native module that meets another torch fails with an undefined
+symbol, or later without a word. torch itself is not imported for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+from offload.native._built_against import TORCH_VERSION
+
+_REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def check_torch(found: str) -> None:
+    """Compare a version of torch with the one that offload was built against.
+
+    Args:
+        found: the version that is installed, such as `2.13.0+cpu`.
+
+    Raises:
+        ImportError: another minor version, whose C++ interface differs; the message says how to
+            build offload again.
+    """
+    if _minor(found) != _minor(TORCH_VERSION):
+        raise ImportError(
+            f"this build of offload is for torch {_minor(TORCH_VERSION)} (compiled against "
+            f"{TORCH_VERSION}), and torch {found} is installed: build it again from its sources "
+            f"({_REBUILD}), or install the torch that it is for "
+            f"(pip install 'torch=={_minor(TORCH_VERSION)}.*')"
+        )
+
+
+def installed_version() -> str:
+    """The version of the torch that `import torch` would find, or has found.
+
+    Raises:
+        ImportError: there is none.
+    """
+    if (imported := sys.modules.get("torch")) is not None:
+        return str(imported.__version__)
+    spec = importlib.util.find_spec("torch")
+    if spec is None:
+        raise ImportError(
+            f"offload needs torch {_minor(TORCH_VERSION)}, and no torch is installed: "
+            f"pip install 'torch=={_minor(TORCH_VERSION)}.*'"
+        )
+    for folder in spec.submodule_search_locations or ():
+        with contextlib.suppress(OSError):
+            text = (Path(folder) / "version.py").read_text()
+            if found := re.search(r"^__version__ = ['\"](.+?)['\"]", text, re.MULTILINE):
+                return found[1]
+    return str(importlib.import_module("torch").__version__)

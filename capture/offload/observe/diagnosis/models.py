@@ -1,0 +1,437 @@
+"""Diagnosis of a model by running it: eager against replay, and the enqueue test."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeGuard
+
+import torch
+
+from offload.api import capture
+from offload.api.captured import Captured
+from offload.console.progress import Progress, stage, telling
+from offload.errors import CaptureError, DiagnosisError, OffloadError
+from offload.interpreter.own_generators import drawing_alone
+from offload.observe.diagnosis.diagnosis import (
+    Diagnosis,
+    Gain,
+    MeasuredGain,
+    NamedTiming,
+    UnknownGain,
+)
+from offload.observe.diagnosis.evidence import (
+    Finding,
+    NotApplied,
+    conclude,
+    enqueue_test,
+    replay_test,
+)
+from offload.observe.diagnosis.operators import OperatorCosts, device_ns_by_launch, operator_costs
+from offload.observe.diagnosis.stopwatch import (
+    Clock,
+    Effort,
+    SteadyClock,
+    quartiles,
+    time_enqueue,
+    time_in_turns,
+)
+from offload.program.structure import OpaqueStructure, flatten
+from offload.run import Executable
+
+_TIMELINE_EXECUTIONS = 20
+_TIMING = "timing calls"
+_HOST_TIME_NOTE = (
+    "an operator's host time is one eager call by itself less its launch in a replay with a "
+    "timeline; views, modules and Python between operators are not in it"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contenders:
+    """The calls that a diagnosis times; each returns the model's result or nothing.
+
+    Attributes:
+        eager: calls the model; on a device with a queue it may return before the work is done.
+        replay: executes the captured model likewise, or says why there is none.
+        synchronize: waits until the device has done all work; None where calls return when it is.
+    """
+
+    eager: Callable[[], object]
+    replay: Callable[[], object] | NotApplied
+    synchronize: Callable[[], object] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measurement:
+    """What timing the contenders gave."""
+
+    timings: tuple[NamedTiming, ...]
+    findings: tuple[Finding, ...]
+    not_applied: tuple[NotApplied, ...]
+    gain: Gain
+
+
+def diagnose(
+    model: Callable[..., Any], *inputs: Any, progress: Progress = None, **kwargs: Any
+) -> Diagnosis:
+    """Tell whether a model is host-bound or device-bound, and what capture would gain.
+
+    Calls the model, captures it, and times both in turns, some hundred calls of each, without a
+    profiler. Its buffers and the input tensors are put back as they were; parameters that the
+    forward writes, and Python state, are not. What the model draws at random it draws from torch's
+    generators, which are not put back, since other threads may draw from them; replays and single
+    operators draw from generators of their own where they take one. Times hold for the inputs, the
+    gradient mode and the number of threads that are given: infer under `torch.no_grad()`.
+
+    Args:
+        model: an nn.Module, or any callable on tensors.
+        *inputs: what the model takes; **kwargs likewise.
+        progress: None shows it on stderr, where that is a terminal; False shows nothing. A
+            function is called between measurements with (done, total, what): what the diagnosis
+            is doing, and how far that is. Each `what` begins at 0 and reaches its total where it
+            succeeds. What the function raises ends the diagnosis. A model that takes a keyword of
+            this name is diagnosed by `offload.diagnosis.diagnose_call`.
+        **kwargs: see *inputs.
+
+    Raises:
+        BindingError: `progress` is none of these.
+        DiagnosisError: the model cannot be called as it is given.
+    """
+    return diagnose_call(model, inputs, kwargs, progress=progress)
+
+
+def diagnose_call(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    subject: str = "",
+    clock: Clock | None = None,
+    effort: Effort | None = None,
+    progress: Progress = None,
+) -> Diagnosis:
+    """Diagnose like `diagnose`, with a name for the report, a clock and a limit on the time.
+
+    Raises:
+        BindingError, DiagnosisError: as `diagnose`.
+    """
+    with telling(progress, after_s=0):
+        return _diagnose_call(
+            model,
+            args,
+            kwargs,
+            subject=subject,
+            clock=clock or SteadyClock(),
+            effort=effort or Effort(),
+        )
+
+
+def _diagnose_call(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    subject: str,
+    clock: Clock,
+    effort: Effort,
+) -> Diagnosis:
+    if not callable(model):
+        raise DiagnosisError(
+            f"expected a module or a function to diagnose, got a {type(model).__qualname__}"
+        )
+    tensors = _tensors_of(args, kwargs)
+    device = _device_of(model, tensors)
+    call = functools.partial(model, *args, **kwargs)
+    with _state_kept(model, tensors) as put_back:
+        with stage("capturing the model", 1):
+            captured = _capture(model, args, kwargs)
+        generator = torch.get_rng_state()
+        with contextlib.ExitStack() as stack:
+            run = _load(captured, stack) if isinstance(captured, Captured) else captured
+            replay = run if isinstance(run, NotApplied) else functools.partial(run, *args, **kwargs)
+            contenders = Contenders(call, replay, _synchronize(device))
+            measured = measure(contenders, clock, effort)
+            put_back()
+            operators, notes = None, (*_notes(model), *_note_of_draws(generator))
+            if isinstance(run, Executable):
+                operators, more = _operators(run, args, kwargs, tensors, clock)
+                notes += more
+    conclusion = conclude(measured.findings)
+    return Diagnosis(
+        subject=subject or _name_of(model),
+        device=device.type,
+        verdict=conclusion.verdict,
+        confidence=conclusion.confidence,
+        reasons=conclusion.reasons,
+        findings=measured.findings,
+        not_applied=measured.not_applied,
+        timings=measured.timings,
+        n_launches=len(run.program.launches) if isinstance(run, Executable) else None,
+        gain=measured.gain,
+        operators=operators,
+        notes=notes,
+    )
+
+
+def diagnose_saved(
+    captured: Captured,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    subject: str = "saved program",
+    clock: Clock | None = None,
+    effort: Effort | None = None,
+    progress: Progress = None,
+) -> Diagnosis:
+    """Say of a saved Program what can be said without its model: what replay and operators take.
+
+    Whether the model is host-bound stays undecided: there is no eager call to compare with.
+
+    Raises:
+        BindingError: the arguments do not fit the recorded call, or `progress`, which is that of
+            `diagnose`, is none.
+        BackendUnavailable, PlanError: the Program cannot be loaded here.
+    """
+    with telling(progress, after_s=0):
+        return _diagnose_saved(
+            captured,
+            args,
+            kwargs,
+            subject=subject,
+            clock=clock or SteadyClock(),
+            effort=effort or Effort(),
+        )
+
+
+def _diagnose_saved(
+    captured: Captured,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    subject: str,
+    clock: Clock,
+    effort: Effort,
+) -> Diagnosis:
+    reason = "the file holds the recorded program, and not the model to call eagerly"
+    with _drawing_alone(captured).load() as run:
+        tensors = _tensors_of(args, kwargs)
+        with _state_kept(None, tensors) as put_back:
+            with stage(_TIMING, effort.turns) as told:
+                calls = {"replay": lambda: run(*args, **kwargs)}
+                replay = time_in_turns(calls, clock, effort, told.advance)
+            put_back()
+            operators, notes = _operators(run, args, kwargs, tensors, clock)
+        conclusion = conclude(())
+        return Diagnosis(
+            subject=subject,
+            device=run.device,
+            verdict=conclusion.verdict,
+            confidence=conclusion.confidence,
+            reasons=(reason,),
+            findings=(),
+            not_applied=(NotApplied("enqueue", reason), NotApplied("replay", reason)),
+            timings=(NamedTiming("replay", replay["replay"]),),
+            n_launches=len(run.program.launches),
+            gain=UnknownGain(reason),
+            operators=operators,
+            notes=notes,
+        )
+
+
+def measure(contenders: Contenders, clock: Clock, effort: Effort) -> Measurement:
+    """Make the tests that apply: the enqueue test, and eager against replay."""
+    timings: list[NamedTiming] = []
+    findings: list[Finding] = []
+    not_applied: list[NotApplied] = []
+    if contenders.synchronize is None:
+        not_applied.append(
+            NotApplied(
+                "enqueue",
+                "the device has no queue: a call returns when its work is done, as on the CPU, "
+                "where each operator runs on the calling thread",
+            )
+        )
+    else:
+        with stage("timing how calls are enqueued", effort.turns) as told:
+            enqueue, total = time_enqueue(
+                contenders.eager, contenders.synchronize, clock, effort, told.advance
+            )
+        timings += [NamedTiming("eager, enqueue", enqueue), NamedTiming("eager, one call", total)]
+        findings.append(enqueue_test(enqueue, total))
+    calls = {"eager": _finished(contenders.eager, contenders.synchronize)}
+    if not isinstance(contenders.replay, NotApplied):
+        calls["replay"] = _finished(contenders.replay, contenders.synchronize)
+    with stage(_TIMING, effort.turns) as told:
+        timed = time_in_turns(calls, clock, effort, told.advance)
+    timings += [NamedTiming(name, timing) for name, timing in timed.items()]
+    gain: Gain
+    if isinstance(contenders.replay, NotApplied):
+        not_applied.append(contenders.replay)
+        gain = UnknownGain(contenders.replay.reason)
+    else:
+        finding = replay_test(timed["eager"], timed["replay"])
+        findings.append(finding)
+        gain = _measured_gain(timed["eager"].samples_ns, timed["replay"].samples_ns)
+    return Measurement(tuple(timings), tuple(findings), tuple(not_applied), gain)
+
+
+def _measured_gain(eager_ns: tuple[float, ...], replay_ns: tuple[float, ...]) -> Gain:
+    if not all(replay_ns):
+        return UnknownGain("a replay took no time that the clock can tell")
+    ratios = tuple(one / other for one, other in zip(eager_ns, replay_ns, strict=True))
+    lower, median, upper = quartiles(ratios)
+    return MeasuredGain(median, lower, upper)
+
+
+def _finished(
+    call: Callable[[], object], synchronize: Callable[[], object] | None
+) -> Callable[[], object]:
+    """The call and then the wait for its work."""
+    if synchronize is None:
+        return call
+
+    def call_and_wait() -> None:
+        call()
+        synchronize()
+
+    return call_and_wait
+
+
+# ---- the model ----------------------------------------------------------------------------------
+
+
+def _capture(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Captured | NotApplied:
+    try:
+        with capture(model) as captured:
+            captured(*args, **kwargs)
+    except CaptureError as error:
+        return NotApplied("replay", f"capture is refused: {error}")
+    return captured
+
+
+def _load(captured: Captured, stack: contextlib.ExitStack) -> Executable | NotApplied:
+    try:
+        return stack.enter_context(_drawing_alone(captured).load())
+    except OffloadError as error:
+        return NotApplied("replay", f"the captured program cannot be loaded: {error}")
+
+
+def _drawing_alone(captured: Captured) -> Captured:
+    """The same Program on generators of its own, where all its random launches take one."""
+    alone = drawing_alone(captured.bound)
+    return captured if alone.refusal else Captured(alone.bound)
+
+
+def _operators(
+    run: Executable,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    tensors: list[torch.Tensor],
+    clock: Clock,
+) -> tuple[OperatorCosts | None, tuple[str, ...]]:
+    """The operators' costs, and what is to be said of them."""
+    if run.program.opaque is not None:
+        return None, (f"operators cannot be timed one by one: {run.program.opaque.reason}",)
+    recording = stage("recording a timeline", _TIMELINE_EXECUTIONS)
+    with recording as told, run.timeline() as timeline:
+        for _ in range(_TIMELINE_EXECUTIONS):
+            run(*args, **kwargs)
+            told.advance()
+    device_ns = device_ns_by_launch(timeline.executions)
+    try:
+        return operator_costs(run.bound, tensors, clock, device_ns), (_HOST_TIME_NOTE,)
+    except (CaptureError, RuntimeError, IndexError, ValueError) as error:
+        return None, (f"operators could not be timed one by one: {error}",)
+
+
+def _notes(model: Callable[..., Any]) -> tuple[str, ...]:
+    parameters = model.parameters() if _is_module(model) else ()
+    if torch.is_grad_enabled() and any(one.requires_grad for one in parameters):
+        return (
+            "eager recorded for autograd, which a replay never does: for inference compare under "
+            "torch.no_grad()",
+        )
+    return ()
+
+
+def _note_of_draws(before: torch.Tensor) -> tuple[str, ...]:
+    """What is to be said of torch's generator on the CPU, whose state was this."""
+    if torch.equal(before, torch.get_rng_state()):
+        return ()
+    return (
+        "torch's random generator has moved on: the model drew from it in each eager call (or "
+        "another thread has), and it is not put back, since other threads may draw from it",
+    )
+
+
+def _is_tensor(thing: Any) -> bool:
+    return isinstance(thing, torch.Tensor)
+
+
+def _tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors of a call, in the order of a Program's inputs.
+
+    Raises:
+        DiagnosisError: they cannot be listed.
+    """
+    try:
+        tensors, _ = flatten((tuple(args), dict(kwargs)), _is_tensor, share_same=False)
+    except OpaqueStructure as error:
+        raise DiagnosisError(f"the arguments' tensors cannot be listed: {error}") from error
+    return tensors
+
+
+def _device_of(model: Callable[..., Any], tensors: list[torch.Tensor]) -> torch.device:
+    """The device of the model and its inputs; of several the one that is no CPU.
+
+    Raises:
+        DiagnosisError: they lie on the meta device, or on several accelerators.
+    """
+    held = list(model.parameters()) + list(model.buffers()) if _is_module(model) else []
+    devices = {one.device for one in (*held, *tensors)} - {torch.device("cpu")}
+    if any(device.type == "meta" for device in devices) or len(devices) > 1:
+        raise DiagnosisError(
+            "expected the model and its inputs on one device that computes, got "
+            f"{', '.join(sorted(str(device) for device in devices))}: move them with .to(device)"
+        )
+    return devices.pop() if devices else torch.device("cpu")
+
+
+def _is_module(model: object) -> TypeGuard[torch.nn.Module]:
+    return isinstance(model, torch.nn.Module)
+
+
+def _synchronize(device: torch.device) -> Callable[[], object] | None:
+    if device.type == "cpu":
+        return None
+    return functools.partial(torch.accelerator.synchronize, device)
+
+
+@contextlib.contextmanager
+def _state_kept(
+    model: Callable[..., Any] | None, tensors: list[torch.Tensor]
+) -> Iterator[Callable[[], None]]:
+    """Put buffers and inputs back at the end; yields what puts them back."""
+    buffers = list(model.buffers()) if _is_module(model) else []
+    kept = [(one, one.detach().clone()) for one in (*buffers, *tensors)]
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for tensor, content in kept:
+                if not torch.equal(tensor, content):
+                    tensor.copy_(content)
+
+    try:
+        yield put_back
+    finally:
+        put_back()
+
+
+def _name_of(model: Callable[..., Any]) -> str:
+    name = getattr(model, "__name__", None)
+    return name if isinstance(name, str) else type(model).__name__

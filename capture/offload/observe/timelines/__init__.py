@@ -1,0 +1,1 @@
+"""Timelines as a table, a trace file, a picture or a page."""

@@ -1,0 +1,77 @@
+"""Which tables are gathered, and which floor they leave: the choices that are planned."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from offload.plan.simulate_streaming import gather_ns
+from offload.plan.streaming import Gather, Link, WeightDemand, WeightUse
+from offload.plan.streaming_floor import SMALLEST_STREAMED_BYTES, FloorPlan, floor_plan
+
+LEAST_TABLE_OVER_ROWS = 4
+"""A table may be gathered if it is so many times as large as the rows that a pass reads of it.
+
+Each row costs the link's overhead, which a transfer of the table costs once; and what a pass reads
+of a table that is not much larger is no reason to read it anew each time.
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """Some tables gathered, and what is left to be placed and copied.
+
+    Attributes:
+        demand: all weights, and launches as long as they take with all of them resident.
+        rest: the weights that are not gathered, and launches as long as they take with gathering.
+        gathers: by table, in the order of the demand that it was made from.
+        floor: the least memory of the rest.
+    """
+
+    demand: WeightDemand
+    rest: WeightDemand
+    gathers: tuple[Gather, ...]
+    floor: FloorPlan
+
+
+def may_be_gathered(weight: WeightUse) -> bool:
+    """Whether a weight is a table of which a pass reads few enough rows."""
+    return (
+        weight.row_bytes > 0
+        and not weight.stays
+        and weight.size_bytes >= SMALLEST_STREAMED_BYTES
+        and weight.size_bytes >= LEAST_TABLE_OVER_ROWS * weight.rows_bytes
+    )
+
+
+def gather_choices(demand: WeightDemand, link: Link, alignment_bytes: int) -> list[Choice]:
+    """The choices: no table, and those that save most memory, twice as many each time, up to all.
+
+    Raises:
+        PlanError: the sizes add up to 2^63 bytes or more.
+    """
+    tables = [one for one in demand.weights if may_be_gathered(one)]
+    tables.sort(key=lambda one: one.rows_bytes - one.size_bytes)
+    counts = [0]
+    while counts[-1] < len(tables):
+        counts.append(min(len(tables), max(1, 2 * counts[-1])))
+    return [_choice(demand, tables[:n_tables], link, alignment_bytes) for n_tables in counts]
+
+
+def _choice(
+    demand: WeightDemand, tables: Sequence[WeightUse], link: Link, alignment_bytes: int
+) -> Choice:
+    values = {one.value for one in tables}
+    gathers = tuple(
+        Gather(weight.value, launch, n_rows, weight.row_bytes)
+        for weight in demand.weights
+        if weight.value in values
+        for launch, n_rows in zip(weight.launches, weight.n_rows, strict=True)
+    )
+    launch_ns = list(demand.launch_ns)
+    for one in gathers:
+        launch_ns[one.launch] += gather_ns(one, link)
+    rest = WeightDemand(
+        tuple(launch_ns), tuple(one for one in demand.weights if one.value not in values)
+    )
+    return Choice(demand, rest, gathers, floor_plan(rest, link, alignment_bytes))

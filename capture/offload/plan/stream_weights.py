@@ -1,0 +1,321 @@
+"""Plans weight streaming under a budget. The search is done in native/core/streaming_search.cpp."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from offload.errors import PlanError
+from offload.native import _planner
+from offload.plan.check_streaming import check_streaming
+from offload.plan.gather_tables import Choice, gather_choices, may_be_gathered
+from offload.plan.memory import round_up
+from offload.plan.simulate_streaming import simulate_transfers
+from offload.plan.streaming import (
+    Link,
+    MemoryUnit,
+    Piece,
+    Streaming,
+    StreamingFloor,
+    Transfer,
+    WeightDemand,
+    WeightUse,
+)
+from offload.plan.streaming_floor import FloorPlan
+
+
+def stream_weights(
+    demand: WeightDemand,
+    link: Link,
+    budget_bytes: int,
+    *,
+    granule_bytes: int,
+    alignment_bytes: int,
+    mapped_link: Link | None,
+    unit: MemoryUnit | None = None,
+) -> Streaming:
+    """Plan which bytes of weights stay in device memory, and when the others are copied.
+
+    The result is the quickest of a fixed family of plans, by simulation; the family's members that
+    a budget admits are all admitted by a larger one, so more budget is never slower. That holds for
+    each of the `gather_choices` of tables whose rows are gathered, and thus for the quickest of
+    them; of those that take the same time it is the one that reads least. Nothing is timed: the
+    same input gives the same plan. It has passed `check_streaming`.
+
+    Args:
+        demand: weights, their readers, and the time that hides transfers.
+        link: what copies take.
+        budget_bytes: every byte of device memory that weights may use, the ring included.
+        granule_bytes: the unit in which memory can be mapped.
+        alignment_bytes: of a weight that lies in one piece; divides the granule.
+        mapped_link: what copies take into memory that is mapped side by side, so that weights may
+            be streamed in part; None: there is none. The plan's `link` is the one it counts on.
+        unit: in which the device gives memory: all that it gives counts in the budget, and in what
+            a floor requires. None: it gives what is asked for.
+
+    Raises:
+        PlanError: no plan takes so little memory (the message says what the least is, and what
+            sets it), or the demand, the link or an option is out of range.
+    """
+    _require_valid(demand, (link, mapped_link), granule_bytes, alignment_bytes)
+    choices = gather_choices(demand, link, alignment_bytes)
+    options = _Options(link, mapped_link, granule_bytes, alignment_bytes)
+    unit = unit or MemoryUnit()
+    lowest = min(choices, key=lambda one: one.floor.required_bytes)
+    required_bytes = unit.taken_bytes(lowest.floor.required_bytes)
+    choice, layout = _quickest(choices, options, unit.usable_bytes(required_bytes))
+    floor = _floor(lowest, layout.period_ns, required_bytes)
+    if budget_bytes < required_bytes:
+        raise PlanError(_below_floor(floor, budget_bytes, unit))
+    if budget_bytes > required_bytes:
+        choice, layout = _quickest(choices, options, unit.usable_bytes(budget_bytes))
+    result = _streaming(choice, options, layout, floor, budget_bytes)
+    result = dataclasses.replace(result, unit=unit)
+    check_streaming(demand, result)
+    return result
+
+
+def roofline_ns(demand: WeightDemand, link: Link, budget_bytes: int) -> float:
+    """max(compute, (weights - budget) / bandwidth): no plan is quicker.
+
+    At the begin of a pass no more than the budget is there, and every byte is read; of tables that
+    may be gathered, the rows.
+    """
+    weights_bytes = sum(
+        one.rows_bytes if may_be_gathered(one) else one.size_bytes for one in demand.weights
+    )
+    streamed_bytes = max(0, weights_bytes - budget_bytes)
+    return max(math.fsum(demand.launch_ns), streamed_bytes / link.bytes_per_second * 1e9)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Options:
+    link: Link
+    mapped_link: Link | None
+    granule_bytes: int
+    alignment_bytes: int
+
+    @property
+    def links(self) -> tuple[tuple[Link, bool], ...]:
+        """Links to search with, and whether over each weights may be streamed in part.
+
+        A search with parts finds plans without them as well.
+        """
+        if self.mapped_link is None:
+            return ((self.link, False),)
+        if self.mapped_link == self.link:
+            return ((self.link, True),)
+        return ((self.link, False), (self.mapped_link, True))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Layout:
+    """What is streamed, by position in the demand: how many bytes, and where in the ring they lie.
+
+    `after_steps` count launches of the same pass from 0, of the pass before from -n_launches.
+    """
+
+    parts: dict[int, tuple[int, int]]
+    after_steps: Sequence[int]
+    ring_bytes: int
+    period_ns: float
+    link: Link
+
+
+def _quickest(
+    choices: Sequence[Choice], options: _Options, budget_bytes: int
+) -> tuple[Choice, _Layout]:
+    """Of the choices that the budget admits the quickest, and its layout.
+
+    Weights are also streamed in part where that is quicker, over the link to mapped memory.
+    """
+    found = [
+        (choice, _search(choice.rest, options, link, choice.floor, budget_bytes, tails=tails))
+        for choice in choices
+        if choice.floor.required_bytes <= budget_bytes
+        for link, tails in options.links
+    ]
+
+    def cost(one: tuple[Choice, _Layout]) -> tuple[float, int]:
+        choice, layout = one
+        streamed_bytes = sum(size_bytes for size_bytes, _ in layout.parts.values())
+        return layout.period_ns, streamed_bytes + sum(each.size_bytes for each in choice.gathers)
+
+    return min(found, key=cost)
+
+
+def _search(
+    demand: WeightDemand,
+    options: _Options,
+    link: Link,
+    serial: FloorPlan,
+    budget_bytes: int,
+    *,
+    tails: bool,
+) -> _Layout:
+    """The quickest plan of the family, or the serial one if none is quicker."""
+    weights_bytes = sum(round_up(one.size_bytes, options.alignment_bytes) for one in demand.weights)
+    if budget_bytes >= weights_bytes:
+        compute_ns = simulate_transfers(demand.launch_ns, (), (), link).period_ns
+        return _Layout({}, (), 0, compute_ns, link)
+    found, _ = _planner.search_streaming(
+        demand.launch_ns,
+        [
+            (one.size_bytes, 0, 0, True)
+            if one.stays
+            else (one.size_bytes, one.launches[0], one.launches[-1], False)
+            for one in demand.weights
+        ],
+        bytes_per_second=link.bytes_per_second,
+        overhead_ns=link.overhead_ns,
+        budget_bytes=budget_bytes,
+        floor_bytes=serial.required_bytes,
+        floor_period_ns=serial.period_ns,
+        alignment_bytes=options.alignment_bytes,
+        granule_bytes=options.granule_bytes,
+        tails=tails,
+    )
+    if found is None:
+        sizes_bytes = [demand.weights[index].size_bytes for index in serial.order]
+        places = zip(sizes_bytes, serial.offsets_bytes, strict=True)
+        parts = dict(zip(serial.order, places, strict=True))
+        return _Layout(parts, serial.after_steps, serial.ring_bytes, serial.period_ns, options.link)
+    streamed_bytes, offsets_bytes, order, after_steps, ring_bytes, period_ns = found
+    parts = {index: (streamed_bytes[index], offsets_bytes[index]) for index in order}
+    return _Layout(parts, after_steps, ring_bytes, period_ns, link)
+
+
+def _floor(choice: Choice, period_ns: float, required_bytes: int) -> StreamingFloor:
+    serial = choice.floor
+    largest = choice.rest.weights[serial.largest] if serial.largest >= 0 else None
+    return StreamingFloor(
+        required_bytes=required_bytes,
+        ring_bytes=serial.ring_bytes,
+        resident_bytes=serial.resident_bytes,
+        value=largest.value if largest else -1,
+        name=largest.name if largest else "nothing",
+        period_ns=period_ns,
+    )
+
+
+def _streaming(
+    choice: Choice,
+    options: _Options,
+    layout: _Layout,
+    floor: StreamingFloor,
+    budget_bytes: int,
+) -> Streaming:
+    """Resident parts of weights first, at granules, then the ring, then whole resident weights."""
+    cut_bytes = [
+        one.size_bytes - layout.parts[index][0] if index in layout.parts else 0
+        for index, one in enumerate(choice.rest.weights)
+    ]
+    ring_begin = sum(cut_bytes)
+    pieces: list[Piece] = []
+    streamed: dict[int, int] = {}
+    cut_at, whole_at = 0, ring_begin + layout.ring_bytes
+    for index, weight in enumerate(choice.rest.weights):
+        if index not in layout.parts:
+            pieces.append(Piece(weight.value, 0, weight.size_bytes, whole_at, False))
+            whole_at += round_up(weight.size_bytes, options.alignment_bytes)
+            continue
+        if cut_bytes[index]:
+            pieces.append(Piece(weight.value, 0, cut_bytes[index], cut_at, False))
+            cut_at += cut_bytes[index]
+        size_bytes, offset_bytes = layout.parts[index]
+        streamed[index] = len(pieces)
+        pieces.append(
+            Piece(weight.value, cut_bytes[index], size_bytes, ring_begin + offset_bytes, True)
+        )
+    return Streaming(
+        budget_bytes=budget_bytes,
+        memory_bytes=whole_at,
+        granule_bytes=options.granule_bytes,
+        pieces=tuple(pieces),
+        transfers=_transfers(choice.rest, layout, streamed),
+        period_ns=layout.period_ns,
+        compute_ns=simulate_transfers(choice.demand.launch_ns, (), (), options.link).period_ns,
+        roofline_ns=min(
+            roofline_ns(choice.demand, link, budget_bytes) for link, _ in options.links
+        ),
+        floor=floor,
+        link=layout.link,
+        gathers=choice.gathers,
+    )
+
+
+def _transfers(
+    demand: WeightDemand, layout: _Layout, streamed: dict[int, int]
+) -> tuple[Transfer, ...]:
+    n_launches = len(demand.launch_ns)
+    return tuple(
+        Transfer(
+            piece=streamed[index],
+            first_launch=demand.weights[index].launches[0],
+            last_launch=demand.weights[index].launches[-1],
+            after_launch=step % n_launches,
+            after_pass=step // n_launches,
+        )
+        for index, step in zip(layout.parts, layout.after_steps, strict=True)
+    )
+
+
+def _require_valid(
+    demand: WeightDemand,
+    links: Sequence[Link | None],
+    granule_bytes: int,
+    alignment_bytes: int,
+) -> None:
+    if alignment_bytes < 1 or granule_bytes < 1 or granule_bytes % alignment_bytes:
+        raise PlanError(
+            "expected an alignment of one byte or more that divides the granule, got "
+            f"{alignment_bytes} and {granule_bytes}"
+        )
+    for link in links:
+        if link is not None:
+            _require_valid_link(link)
+    for index, one in enumerate(demand.launch_ns):
+        if not 0 <= one < math.inf:
+            raise PlanError(f"expected a time of launch {index}, got {one} ns")
+    for weight in demand.weights:
+        _require_valid_weight(weight, len(demand.launch_ns))
+
+
+def _require_valid_link(link: Link) -> None:
+    overheads_ns = (link.overhead_ns, link.row_overhead_ns or 0.0)
+    is_finite = all(0 <= one < math.inf for one in overheads_ns)
+    if not (0 < link.bytes_per_second < math.inf and is_finite):
+        raise PlanError(f"expected a link of some bytes per second, got {link}")
+
+
+def _require_valid_weight(weight: WeightUse, n_launches: int) -> None:
+    if weight.size_bytes < 0:
+        raise PlanError(f"{weight.name} has {weight.size_bytes} bytes")
+    if not weight.launches and not weight.stays:
+        raise PlanError(f"{weight.name} is read by no launch, and does not stay")
+    if any(not 0 <= launch < n_launches for launch in weight.launches) or any(
+        one >= other for one, other in zip(weight.launches, weight.launches[1:], strict=False)
+    ):
+        raise PlanError(
+            f"{weight.name}: expected launches of {n_launches}, ascending, got {weight.launches}"
+        )
+    is_table = weight.row_bytes > 0 and len(weight.n_rows) == len(weight.launches)
+    if (weight.row_bytes or weight.n_rows) and not (
+        is_table and min(weight.n_rows, default=0) >= 0
+    ):
+        raise PlanError(
+            f"{weight.name}: expected how many rows each of {len(weight.launches)} launches reads, "
+            f"got {weight.n_rows} of {weight.row_bytes} bytes"
+        )
+
+
+def _below_floor(floor: StreamingFloor, budget_bytes: int, unit: MemoryUnit) -> str:
+    given = f" (the device gives memory by {unit.unit_bytes})" if unit.unit_bytes > 1 else ""
+    return (
+        f"weights need at least {floor.required_bytes} bytes of device memory{given}, the budget "
+        f"is {budget_bytes}: a ring of {floor.ring_bytes} bytes, set by {floor.name}, and "
+        f"{floor.resident_bytes} bytes of weights that stay. At that budget a pass is predicted to "
+        f"take {floor.period_ns / 1e6:.3f} ms. Give a budget of {floor.required_bytes} bytes or "
+        "more"
+    )

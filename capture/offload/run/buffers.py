@@ -1,0 +1,51 @@
+"""Buffers that a caller gives for the results: `out=`, nested like them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from offload.errors import BindingError
+from offload.program.structure import Structure
+
+
+def buffers_of(structure: Structure, n_results: int, out: Any) -> list[torch.Tensor | None]:
+    """The buffers of an `out=` that is nested like the result, by leaf; None where there is none.
+
+    Raises:
+        BindingError: it is nested otherwise, or holds something else than tensors and None.
+    """
+    buffers: list[torch.Tensor | None] = [None] * n_results
+    _take(structure, out, "out", buffers)
+    return buffers
+
+
+def _take(structure: Structure, out: Any, where: str, buffers: list[torch.Tensor | None]) -> None:
+    if out is None:
+        return
+    if structure.kind == "tensor":
+        if not isinstance(out, torch.Tensor):
+            raise BindingError(
+                f"{where}: expected a tensor or None, got a {type(out).__qualname__}"
+            )
+        if buffers[structure.leaf] is not None and buffers[structure.leaf] is not out:
+            raise BindingError(f"{where}: two buffers for one tensor of the result")
+        buffers[structure.leaf] = out
+        return
+    items: list[Any]
+    if hasattr(out, "keys") and structure.keys:
+        if set(out.keys()) - set(structure.keys):
+            raise BindingError(
+                f"{where}: expected keys among {list(structure.keys)}, got {list(out.keys())}"
+            )
+        items = [out.get(key) for key in structure.keys]
+    elif isinstance(out, (list, tuple)) and len(out) == len(structure.children):
+        items = list(out)
+    else:
+        raise BindingError(
+            f"{where}: expected buffers nested like the result, {len(structure.children)} items, "
+            f"got a {type(out).__qualname__}"
+        )
+    for position, (child, item) in enumerate(zip(structure.children, items, strict=True)):
+        _take(child, item, f"{where}[{position}]", buffers)

@@ -1,0 +1,436 @@
+"""Executables: a Program resident on a device, executed at new addresses."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from offload.backends import Backend, LaunchReport, Loaded, Prepared
+from offload.console.progress import stage
+from offload.costs import CostModel, HeaderShape, signature_of
+from offload.errors import BindingError, CopyError, TimelineError
+from offload.native import _native
+from offload.plan import Plan, SlotChoice, SlotKind, choose_copied_slots
+from offload.program import Role
+from offload.run.explanation import explain
+from offload.run.native_replay import moving_slots, native_replay
+from offload.run.optimizer_steps import watched_steps
+from offload.run.predicted_timeline import with_prediction
+from offload.run.recorded_timeline import execution_timeline
+from offload.run.reports import LastExecution, MemoryReport, Proof
+from offload.run.weight_streaming import WeightStreaming
+from offload.timeline import Scheduling, Timeline
+
+if TYPE_CHECKING:
+    from offload.compile import Fusion
+
+atexit.register(_native.close_all_lanes)
+
+# Over so many reads the clock's cost is known to a tenth of a nanosecond.
+_CLOCK_READS = 10_000
+
+
+class Ticket:
+    """An execution that was submitted. Dropping it does not stop the execution."""
+
+    def __init__(self, native: _native.Ticket) -> None:
+        self._native = native
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise CopyError(
+            "a ticket belongs to an execution of this process, and cannot be copied or pickled: "
+            "take its result()"
+        )
+
+    def done(self) -> bool:
+        """Whether the execution has ended, well or not."""
+        return self._native.done()
+
+    def wait(self) -> None:
+        """Block until the execution has ended.
+
+        Raises:
+            ExecutionError: a launch failed.
+            CaptureError: an operator laid its result out otherwise than it was recorded.
+            BindingError: a guard found another value than the recorded one.
+        """
+        self._native.wait()
+
+    def result(self) -> Any:
+        """Wait, and return what the model returns; the same objects at each call.
+
+        Raises:
+            ExecutionError, CaptureError, BindingError: as `wait`.
+        """
+        return self._native.result()
+
+
+class _CallSignature:
+    """What `inspect.signature` tells of an executable, whose call is native."""
+
+    _found = inspect.signature(lambda *args, out=None, feature_map=None, **kwargs: None)
+
+    def __get__(self, executable: object, owner: type) -> inspect.Signature:
+        if executable is None:
+            raise AttributeError("the class is called to make one")
+        return self._found
+
+
+class Executable(_native.CallableReplay):
+    """A Program resident on a device: loaded, executed, closed.
+
+    Owner of the arena. Calls from several threads are safe and run one at a time; tickets run in
+    the order of submission. Made by `Captured.load`.
+
+    Calling it, as `run(x)` or `run(x, out=y)`, executes the program and returns what the model
+    returns. A call takes what the model takes, and:
+        out: buffers for the results, nested like them; None entries are allocated.
+        feature_map: uint8 memory of at least `feature_map_bytes` for the activations.
+    It raises:
+        BindingError: an argument does not fit, or a host constant has another value; nothing
+            has run. Or a guard found another value than the recorded one; no input, weight or
+            generator has changed.
+        ExecutionError: a launch failed, or the executable is closed.
+        CaptureError: an operator laid its result out otherwise than it was recorded, as one
+            of your own whose fake implementation does so (`capture(weights=)`).
+
+    Attributes:
+        program, plan: what is resident, and where its Values lie.
+        bound: the program with the live objects that it stands for.
+        scheduling: as one task, or launch by launch.
+        fusion: what became of launches in `load(fuse=True)`; None where nothing was fused.
+        copy_choices: for each input and output that may be copied instead of re-setting the nodes
+            that hold its address: what was chosen, and by which costs; empty where none has
+            more than one such node.
+    """
+
+    __signature__ = _CallSignature()
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        plan: Plan,
+        backend: Backend,
+        scheduling: Scheduling = Scheduling.OFFLOAD,
+        *,
+        verify: bool = True,
+        fusion: Fusion | None = None,
+        check_stored: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make a Program resident; `check_stored` refuses files whose layout is another now."""
+        self.fusion = fusion
+        self._check_stored = check_stored
+        self.bound = prepared.bound
+        self.program = prepared.program
+        self.plan = plan
+        self.scheduling = scheduling
+        self._backend = backend
+        self._loaded = backend.instantiate(prepared, plan)
+        self._steps = watched_steps(prepared.bound, self._loaded)
+        _read_weights(self._loaded)
+        if verify:
+            backend.prove(prepared, plan)
+        self.copy_choices = self._choose_copies()
+        self._native = native_replay(
+            prepared.bound,
+            plan,
+            self._loaded,
+            host_scheduled=scheduling is Scheduling.HOST,
+            copied={choice.slot for choice in self.copy_choices if choice.is_copied},
+            check_feature_map=functools.partial(_check_feature_map, backend, self._loaded),
+        )
+        self._bind(self._native)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise CopyError(
+            "an executable lies in its device's memory, and cannot be copied or pickled: load the "
+            "captured program once more; for another process, save it (captured.save) and open it "
+            "there"
+        )
+
+    def _choose_copies(self) -> tuple[SlotChoice, ...]:
+        """Inputs and outputs to copy; none where no graph has nodes that would be re-set."""
+        measure = self._loaded.measure_copies
+        if measure is None or self.scheduling is Scheduling.HOST:
+            return ()
+        return choose_copied_slots(moving_slots(self.program, self.plan, self._loaded), measure)
+
+    def submit(
+        self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
+    ) -> Ticket:
+        """Queue an execution and return at once; arguments as in a call.
+
+        Inputs, buffers and the model's own tensors must not be written until the ticket is done.
+        Until then they are kept alive, and torch refuses to resize their storages; what is done
+        to the tensor objects (`set_`, `.data =`) does not change what is read and written. Memory
+        that is moved (`share_memory_`) before the execution begins is a BindingError of the
+        ticket; it must not be moved later. `streaming.replace` may be called before that.
+        Host constants are looked at here, and may change afterwards.
+
+        Raises:
+            BindingError: an argument does not fit, or a host constant has another value.
+            ExecutionError: the executable is closed.
+        """
+        return Ticket(self._submit(*args, out=out, feature_map=feature_map, **kwargs))
+
+    def rebind_weights(self) -> None:
+        """Use the storages that the parameters have now, after `param.data = ...`.
+
+        What is derived from them (packed weights) is made again by the next execution: call it also
+        after writes that torch does not count: through `param.data`, or through NumPy.
+
+        Raises:
+            BindingError: a new storage is laid out otherwise than the recorded one, or is less
+                aligned than the device needs; or a packed weight lies in shared memory now, which
+                other processes write unseen; or the program is opaque, or the device captures
+                models whole, so that kernels have the addresses of weights for good.
+        """
+        if not self._backend.capabilities.rebinds_weights:
+            raise BindingError(
+                f"weights of a model on device {self.device!r} stay where they were when it was "
+                "loaded: its kernels keep their addresses; capture and load again to use others"
+            )
+        if self.program.opaque is not None:
+            raise BindingError(
+                "weights of a program that is one opaque launch stay where they were when it was "
+                f"loaded ({self.program.opaque.reason}): capture again to use other storages"
+            )
+        if self._loaded.check_weights is not None:
+            self._loaded.check_weights()
+        self._native.rebind_weights()
+        if self._loaded.derive_again is not None:
+            self._loaded.derive_again()
+
+    def close(self) -> None:
+        """Wait for what is in flight and give the memory back. Closing twice is fine.
+
+        Weights that results show keep theirs until these and the executable are dropped.
+        """
+        self._native.close()
+        if self._loaded.stream is None:
+            return
+        # The resident closes it, once nothing on the device reads it; until then nothing is given.
+        if all(one.view.value not in self._loaded.weights for one in self.program.results):
+            self._loaded.stream.give_back()
+
+    def __enter__(self) -> Executable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @functools.cached_property
+    def streaming(self) -> WeightStreaming | None:
+        """The weights that lie in a memory of the executable's own; None: used where they are."""
+        if self.plan.streaming is None or self._loaded.stream is None:
+            return None
+        native = self._native  # and not the executable, which would then keep itself
+        return WeightStreaming(
+            self.bound,
+            self.plan.streaming,
+            self._loaded.stream,
+            self._check_stored,
+            lambda: (
+                LastExecution.of(native.last_execution, native.substages),
+                LastExecution.of(native.last_traced, native.substages),
+            ),
+            wait_for_submitted=native.wait_for_submitted,
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._native.closed
+
+    @property
+    def device(self) -> str:
+        """The backend's name."""
+        return self._backend.name
+
+    @property
+    def feature_map_bytes(self) -> int:
+        """The bytes that a `feature_map=` tensor must have."""
+        return self.plan.feature_map_bytes
+
+    @property
+    def last_execution(self) -> LastExecution:
+        """What the latest finished execution did; all zero before the first."""
+        return LastExecution.of(self._native.last_execution, self._native.substages)
+
+    @property
+    def proof(self) -> Proof | None:
+        """What the first execution that ended well proved; None before it.
+
+        The cpu backend proves launches there. Others prove at load, if they do: then it is of none.
+        """
+        native = self._native.proof
+        return None if native is None else Proof(native.n_launches, native.n_failed, native.ns)
+
+    @contextlib.contextmanager
+    def timeline(
+        self, costs: CostModel | None = None, *, executions: int | None = None
+    ) -> Iterator[Timeline]:
+        """Record the executions that end inside a with-block.
+
+        Where a CUDA or Ascend device streams weights, these are timed by events that others do not
+        have, and a call returns when its outputs are ready: see `LastExecution`.
+
+        Args:
+            costs: of this machine (`offload.calibrate`); with them the timeline holds what they
+                predict beside what was measured, launches never measured before taken from this
+                very timeline, or where weights are streamed on a device that queues work, from
+                what these were planned with.
+            executions: how many the block is to hold, at least 1. Tables and pictures name their
+                median by total time, and pictures draw it. Any number if not given.
+
+        Yields:
+            A Timeline, filled when the block ends.
+
+        Raises:
+            ExecutionError: another timeline of this executable is being recorded. A call inside the
+                block also raises it where the device has no memory for what times it.
+            TimelineError: `executions` is less than 1; or the block ended with more or fewer,
+                and the timeline holds those that there are.
+        """
+        if executions is not None and executions < 1:
+            raise TimelineError(f"expected executions of at least 1, got {executions}")
+        machine = self._backend.machine(self.program.device_index)
+        timeline = Timeline(machine.device, machine.name, {"torch": torch.__version__})
+        reads = self._native.trace_clock_reads
+        self._native.start_trace()
+        try:
+            yield timeline
+        finally:
+            traces = self._native.stop_trace()
+            origin_ns = min((trace.execution.call_ns for trace in traces), default=0)
+            timeline.origin_ns = origin_ns
+            timeline.executions = tuple(
+                execution_timeline(
+                    trace,
+                    self.program,
+                    device_lane=self.device,
+                    scheduling=self.scheduling,
+                    origin_ns=origin_ns,
+                    substages=self._native.substages,
+                )
+                for trace in traces
+            )
+            if costs is not None:
+                self._predict(timeline, costs)
+            timeline.clock_reads = self._native.trace_clock_reads - reads
+            timeline.clock_read_ns = _native.clock_read_ns(_CLOCK_READS)
+        if executions not in (None, len(timeline.executions)):
+            raise TimelineError(
+                f"expected {executions:,} executions inside the with-block of timeline(), got "
+                f"{len(timeline.executions):,}: warm up before the block, and call the executable "
+                f"{executions:,} times inside it"
+            )
+
+    def _predict(self, timeline: Timeline, costs: CostModel) -> None:
+        unknown = {signature_of(launch) for launch in self.program.launches} - set(costs.launch_ns)
+        if unknown:
+            costs = self._learned(timeline, costs).keeping(costs.launch_ns)
+        timeline.executions = tuple(
+            with_prediction(
+                one,
+                self.program,
+                self.header_shape(one.outputs_allocated, one.slots_changed, one.words_patched),
+                costs,
+                self.device,
+                streaming=self.plan.streaming,
+            )
+            for one in timeline.executions
+        )
+
+    def _learned(self, timeline: Timeline, costs: CostModel) -> CostModel:
+        """Launches as executions tell; of a device that queues work, those that its plan counts on.
+
+        `streaming.explain()` says whether these were measured.
+        """
+        streaming = self.plan.streaming
+        is_known = streaming is not None and streaming.launch_ns and not streaming.is_resident
+        if streaming is not None and is_known and self._backend.capabilities.queues_work:
+            return costs.timed(self.program, streaming.launch_ns)
+        return costs.learned(self.program, timeline.executions)
+
+    def header_shape(
+        self, outputs_allocated: int, slots_changed: int, words_patched: int
+    ) -> HeaderShape:
+        """What the header of an execution with these counts has to do."""
+        n_outputs = sum(
+            value.index not in self._loaded.operator_allocated
+            for value in self.program.of_role(Role.OUTPUT)
+        )
+        return HeaderShape(
+            n_inputs=len(self.program.inputs),
+            outputs_allocated=outputs_allocated,
+            outputs_given=max(0, n_outputs - outputs_allocated),
+            n_weights=len(self.bound.bindings.weights),
+            slots_changed=slots_changed,
+            words_patched=words_patched,
+            operators=self._operators,
+        )
+
+    @functools.cached_property
+    def _operators(self) -> frozenset[str]:
+        return frozenset(launch.name for launch in self.program.launches)
+
+    def launch_reports(self) -> tuple[LaunchReport, ...]:
+        """How each launch is carried out, in program order."""
+        return self._loaded.launch_reports()
+
+    def notes(self) -> tuple[str, ...]:
+        """What else the device says of how the program is executed, in sentences for people."""
+        return self._loaded.notes()
+
+    def explain(self) -> str:
+        """Say what a user should know: launches without an out-variant, copies, reads avoided.
+
+        Before the first execution it says how many launches that will prove; which of them failed,
+        what the proof took, and the bytes outside the arena, are known after it.
+        """
+        return explain(self)
+
+    def memory_report(self) -> MemoryReport:
+        """The executable's memory by kind."""
+        counted = self.last_execution.n_executions > 0
+        outside = sum(report.outside_bytes for report in self.launch_reports())
+        return MemoryReport(
+            feature_map_bytes=self.plan.feature_map_bytes,
+            lower_bound_bytes=self.plan.lower_bound_bytes,
+            unshared_bytes=self.plan.unshared_bytes,
+            outside_bytes=outside if counted else None,
+            buffer_bytes=sum(
+                self.plan.slots[choice.slot].size_bytes
+                for choice in self.copy_choices
+                if choice.is_copied
+            ),
+            weight_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.WEIGHT)),
+            derived_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.DERIVED)),
+            discarded_bytes=0 if self.streaming is None else self.streaming.discarded_bytes,
+        )
+
+
+def _check_feature_map(backend: Backend, loaded: Loaded, feature_map: object) -> None:
+    if not isinstance(feature_map, torch.Tensor):
+        raise BindingError(
+            f"feature_map: expected a uint8 tensor, got a {type(feature_map).__qualname__}"
+        )
+    if not (backend.capabilities.moves_feature_map and loaded.moves_feature_map):
+        raise BindingError(
+            "feature_map: the feature map of this program lies where it was loaded, for good; "
+            "execute without feature_map="
+        )
+
+
+def _read_weights(loaded: Loaded) -> None:
+    if loaded.stream is None:
+        return
+    with stage("reading weights", loaded.stream.load_bytes) as told:
+        loaded.stream.load(told.reach if told.is_told else None)

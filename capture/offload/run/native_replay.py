@@ -1,0 +1,278 @@
+"""The native side of a Program: how a call's arguments, results and slots are described to it."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Set
+
+import torch
+
+from offload.backends import Loaded, slot_triggers
+from offload.console.user_code import level_of_user
+from offload.interpreter.native_layouts import native_layout
+from offload.native import _native
+from offload.plan import MovingSlot, Plan
+from offload.program import ITEM_BYTES, BoundProgram, Program, Role, Value, is_dense, span_bytes
+from offload.program.structure import Structure, unflatten
+from offload.run.arguments import plain_places, tensors_of_call
+from offload.run.buffers import buffers_of
+
+
+def native_replay(
+    bound: BoundProgram,
+    plan: Plan,
+    loaded: Loaded,
+    *,
+    host_scheduled: bool,
+    copied: Set[int],
+    check_feature_map: Callable[[object], None],
+) -> _native.Replay:
+    """The native object that executes a loaded Program.
+
+    `copied`: the slots that are copied. `check_feature_map` refuses what is no tensor, and all
+    where the feature map does not move.
+    """
+    program = bound.program
+    positional, keyword = plain_places(bound)
+    structure = bound.result_structure
+    return _native.Replay(
+        spec=_call_spec(bound, plan, loaded, copied),
+        triggers=slot_triggers(plan),
+        resident=loaded.resident,
+        host_scheduled=host_scheduled,
+        streamed=loaded.streamed,
+        positional=positional,
+        keyword=keyword,
+        match=functools.partial(tensors_of_call, bound),
+        result_form=_result_form(structure, len(program.results)),
+        build_result=lambda tensors: unflatten(structure, tensors),
+        match_buffers=functools.partial(buffers_of, structure, len(program.results)),
+        check_feature_map=check_feature_map,
+        current_stream=loaded.current_stream,
+        draw=loaded.draw,
+        drains_queue=loaded.drains_queue,
+        caller=_caller(bound, loaded),
+        warn_of_gradients=_warn_of_gradients if _trained(program) else None,
+    )
+
+
+def _caller(
+    bound: BoundProgram, loaded: Loaded
+) -> tuple[int, Callable[[], object] | None, bool] | None:
+    """The recorded caller; None where the device is of another type than the recording's."""
+    program = bound.program
+    caller = program.caller
+    if caller is None or (loaded.device and loaded.device.type != program.device):
+        return None
+    return caller.state, bound.bindings.root, caller.training
+
+
+def _trained(program: Program) -> bool:
+    return program.caller is not None and program.caller.training
+
+
+def _warn_of_gradients() -> None:
+    warnings.warn(
+        "executions record no gradients, and the model's weights require them: the model was in "
+        "training mode when it was recorded. Train it in eager; to execute without this warning, "
+        "call under torch.no_grad(), or capture the model after .eval()",
+        stacklevel=level_of_user(),
+    )
+
+
+def _result_form(structure: Structure, n_results: int) -> str:
+    """`tensor`, `list` or `tuple` where the native side can build the result, else `other`."""
+    if structure.kind == "tensor":
+        return "tensor"
+    leaves = [child.leaf for child in structure.children]
+    plain = structure.kind in ("list", "tuple") and leaves == list(range(n_results))
+    if plain and structure.container in (list, tuple, None):
+        return structure.kind
+    return "other"
+
+
+def _call_spec(
+    bound: BoundProgram, plan: Plan, loaded: Loaded, copied: Set[int]
+) -> _native.CallSpec:
+    program = bound.program
+    written = {index for launch in program.launches for index in launch.writes}
+    packed = program.packed_weights
+    return _native.CallSpec(
+        device=program.device if loaded.device is None else str(loaded.device),
+        inputs=_input_specs(program, plan, written, loaded.alignment_bytes, copied),
+        outputs=[
+            _native.OutputSpec(
+                name=value.name,
+                slot=plan.slot_of(value.index),
+                size_bytes=value.size_bytes,
+                operator_allocated=value.index in loaded.operator_allocated,
+                alignment_bytes=loaded.alignment_bytes,
+                copied=plan.slot_of(value.index) in copied,
+            )
+            for value in program.of_role(Role.OUTPUT)
+        ],
+        results=_result_specs(program),
+        weights=[
+            _weight_spec(
+                bound,
+                plan,
+                value,
+                loaded.weights,
+                is_written=value.index in written,
+                is_packed=value.index in packed,
+            )
+            for value in _device_weights(program)
+        ],
+        host_constants=list(_host_constants(bound)),
+        overlaps=[
+            _native.OverlapSpec(
+                first=one.first, second=one.second, distance_bytes=one.distance_bytes
+            )
+            for one in program.overlaps
+        ],
+        feature_map_slot=plan.feature_map.index,
+        feature_map_bytes=plan.feature_map_bytes,
+        alignment_bytes=plan.alignment_bytes,
+    )
+
+
+def moving_slots(program: Program, plan: Plan, loaded: Loaded) -> list[MovingSlot]:
+    """The slots of inputs and outputs, and which of them may be copied.
+
+    Not an input that overlaps another one of which one is written: they are bound where they lie,
+    as recorded. Nor one with gaps or shared elements, whose copy is no copy of bytes. One that is
+    written, or may be by unseen work, is copied back; a result that is an input or a view of it is
+    made of the caller's tensor, copied or not.
+    """
+    written = {index for launch in program.launches for index in launch.writes}
+    if program.opaque is not None:  # a write that left the same bytes was not observed
+        written |= {view.value for view in program.inputs}
+    together = {leaf for one in program.overlaps for leaf in (one.first, one.second)}
+    slots = []
+    for leaf, view in enumerate(program.inputs):
+        if program.values[view.value].on_host:
+            continue
+        may_copy = leaf not in together and is_dense(view.shape, view.strides)
+        n_copies = (2 if view.value in written else 1) if may_copy else 0
+        slot = plan.slot_of(view.value)
+        size_bytes = span_bytes(view.shape, view.strides, view.dtype)
+        slots.append(MovingSlot(slot, size_bytes, n_copies, loaded.set_nodes.get(slot, set())))
+    for value in program.of_role(Role.OUTPUT):
+        slot = plan.slot_of(value.index)
+        n_copies = int(value.index not in loaded.operator_allocated)
+        nodes = loaded.set_nodes.get(slot, set())
+        slots.append(MovingSlot(slot, value.size_bytes, n_copies, nodes))
+    return slots
+
+
+def _input_specs(
+    program: Program, plan: Plan, written: Set[int], alignment_bytes: int, copied: Set[int]
+) -> list[_native.InputSpec]:
+    aliased = {result.view.value for result in program.results if result.input_leaf < 0}
+    return [
+        _native.InputSpec(
+            name=program.values[view.value].name,
+            layout=native_layout(view),
+            slot=0 if on_host else plan.slot_of(view.value),
+            written=view.value in written,
+            may_be_written=program.opaque is not None and not on_host,
+            returned_as_view=view.value in aliased,
+            alignment_bytes=1 if on_host else alignment_bytes,
+            on_host=on_host,
+            copied=not on_host and plan.slot_of(view.value) in copied,
+        )
+        for view in program.inputs
+        for on_host in [program.values[view.value].on_host]
+    ]
+
+
+def _device_weights(program: Program) -> list[Value]:
+    return [value for value in program.of_role(Role.WEIGHT) if not value.on_host]
+
+
+def _host_constants(bound: BoundProgram) -> Iterator[_native.HostConstantSpec]:
+    """What each execution must find on the host as it was recorded: inputs, and held tensors."""
+    program = bound.program
+    for leaf, view in enumerate(program.inputs):
+        value = program.values[view.value]
+        if value.host_content is not None:
+            yield _native.HostConstantSpec(
+                name=value.name,
+                content=value.host_content,
+                layout=native_layout(view),
+                input=leaf,
+            )
+    for value in program.of_role(Role.WEIGHT):
+        if value.host_content is None:
+            continue
+        for holder, view in zip(
+            bound.bindings.weights[value.index], program.weight_views[value.index], strict=True
+        ):
+            yield _native.HostConstantSpec(
+                name=value.name,
+                content=value.host_content[view.offset_bytes : view.end_bytes],
+                layout=native_layout(view),
+                holder=holder,
+            )
+
+
+def _weight_spec(
+    bound: BoundProgram,
+    plan: Plan,
+    value: Value,
+    moved: Mapping[int, torch.Tensor],
+    *,
+    is_written: bool,
+    is_packed: bool,
+) -> _native.WeightSpec:
+    views, place = bound.program.weight_views[value.index], moved.get(value.index)
+    holders = list(bound.bindings.weights.get(value.index, ()))
+    if place is not None and not holders:  # its content is in a file
+        views, holders, place = views[:1], [place], None
+    return _native.WeightSpec(
+        name=value.name,
+        slot=plan.slot_of(value.index),
+        size_bytes=value.size_bytes,
+        written=is_written,
+        holders=holders,
+        layouts=[native_layout(view) for view in views],
+        offsets=[view.offset_bytes // ITEM_BYTES[view.dtype] for view in views],
+        packed=is_packed and value.index not in moved,
+        moved=place,
+    )
+
+
+def _result_specs(program: Program) -> list[_native.ResultSpec]:
+    sources = {
+        Role.INPUT: (_native.ResultSource.INPUT, [view.value for view in program.inputs]),
+        Role.WEIGHT: (
+            _native.ResultSource.WEIGHT,
+            [value.index for value in _device_weights(program)],
+        ),
+        Role.OUTPUT: (
+            _native.ResultSource.OUTPUT,
+            [value.index for value in program.of_role(Role.OUTPUT)],
+        ),
+    }
+    n_of_value: dict[int, int] = {}
+    for result in program.results:
+        n_of_value[result.view.value] = n_of_value.get(result.view.value, 0) + 1
+    specs = []
+    for result in program.results:
+        value = program.values[result.view.value]
+        source, indices = sources[value.role]
+        n_bytes = math.prod(result.view.shape) * ITEM_BYTES[result.view.dtype]
+        covers = result.view.offset_bytes == 0 and n_bytes == value.size_bytes
+        specs.append(
+            _native.ResultSpec(
+                source=source,
+                index=indices.index(value.index),
+                offset_bytes=result.view.offset_bytes,
+                layout=native_layout(result.view),
+                is_argument=result.input_leaf >= 0,
+                covers_output=covers and n_of_value[value.index] == 1,
+            )
+        )
+    return specs

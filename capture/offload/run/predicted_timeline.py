@@ -1,0 +1,90 @@
+"""Predicted spans beside the measured ones of a timeline."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from offload.costs import STAGES, CostModel, HeaderShape
+from offload.plan import simulate_streaming, weight_demand
+from offload.plan.streaming import Streaming
+from offload.program import Program
+from offload.timeline import HOST_LANE, WEIGHT_WAIT, WEIGHTS_LANE, ExecutionTimeline, Span, SpanKind
+
+
+def with_prediction(
+    execution: ExecutionTimeline,
+    program: Program,
+    shape: HeaderShape,
+    costs: CostModel,
+    device_lane: str,
+    *,
+    streaming: Streaming | None = None,
+) -> ExecutionTimeline:
+    """An execution with the spans that `costs` predict of it.
+
+    Where weights are streamed, and the program is delivered as one task, launches begin as
+    `simulate_streaming` says, with what they wait and what is brought meanwhile. Host scheduling is
+    predicted as if all weights were there.
+
+    Raises:
+        CostModelError: a launch of the program was never measured on this machine.
+    """
+    prediction = costs.predict(program, shape, execution.scheduling)
+    origin_ns = execution.begin_ns
+    spans, at_ns = [], 0.0
+
+    def add(kind: SpanKind, name: str, lane: str, span: tuple[float, float], launch: int) -> None:
+        begin_ns, end_ns = (origin_ns + round(moment) for moment in span)
+        spans.append(Span(kind, name, lane, begin_ns, end_ns, launch))
+
+    for stage in STAGES:
+        duration_ns = prediction.stages_ns[stage]
+        if stage == "drain" and not round(duration_ns):  # the device has no queue to drain
+            continue
+        add(SpanKind.STAGE, stage, HOST_LANE, (at_ns, at_ns + duration_ns), -1)
+        at_ns += duration_ns
+    if streaming is not None and not streaming.is_resident and not prediction.issues:
+        spans += _streamed(program, streaming, costs, origin_ns + round(at_ns), device_lane)
+    else:
+        for launch, span in zip(program.launches, prediction.launches, strict=True):
+            add(SpanKind.LAUNCH, launch.name, device_lane, span, launch.index)
+    for launch, span in zip(program.launches, prediction.issues, strict=False):
+        add(SpanKind.ISSUE, launch.name, HOST_LANE, span, launch.index)
+    ordered = tuple(sorted(spans, key=lambda span: span.begin_ns))
+    return dataclasses.replace(execution, predicted=ordered)
+
+
+def _streamed(
+    program: Program, streaming: Streaming, costs: CostModel, origin_ns: int, device_lane: str
+) -> Iterator[Span]:
+    """Launches, their waits, and the transfers that run meanwhile, from the first launch's turn.
+
+    Transfers of the next pass that begin in this one are, one pass earlier, those of this pass that
+    began before it.
+    """
+    demand = weight_demand(program, costs.durations_ns(program))
+    one = simulate_streaming(demand, streaming, streaming.link)
+    for launch, begin_ns, end_ns, wait_ns in zip(
+        program.launches, one.launch_begin_ns, one.launch_end_ns, one.wait_ns, strict=True
+    ):
+        begin, end = (origin_ns + round(moment) for moment in (begin_ns, end_ns))
+        yield Span(SpanKind.LAUNCH, launch.name, device_lane, begin, end, launch.index)
+        if wait := round(wait_ns):
+            yield Span(SpanKind.WAIT, WEIGHT_WAIT, device_lane, begin - wait, begin, launch.index)
+    times = zip(streaming.transfers, one.transfer_begin_ns, one.transfer_end_ns, strict=True)
+    for transfer, begin_ns, end_ns in times:
+        piece = streaming.pieces[transfer.piece]
+        name = program.values[piece.value].name
+        for shift_ns in (0.0, one.period_ns):
+            from_ns = round(max(0.0, begin_ns + shift_ns))
+            until_ns = round(min(end_ns + shift_ns, one.period_ns))
+            if from_ns < until_ns:
+                yield Span(
+                    SpanKind.WEIGHTS,
+                    name,
+                    WEIGHTS_LANE,
+                    origin_ns + from_ns,
+                    origin_ns + until_ns,
+                    size_bytes=piece.size_bytes,
+                )

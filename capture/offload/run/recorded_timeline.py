@@ -1,0 +1,131 @@
+"""Timelines from what the native side recorded of each execution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from offload.native import _native
+from offload.program import Program
+from offload.run.reports import substages_of
+from offload.timeline import (
+    HOST_LANE,
+    WEIGHT_WAIT,
+    WEIGHTS_LANE,
+    ExecutionTimeline,
+    Scheduling,
+    Span,
+    SpanKind,
+)
+
+COPY_LANE = "copies"
+
+
+def execution_timeline(
+    trace: _native.ExecutionTrace,
+    program: Program,
+    *,
+    device_lane: str,
+    scheduling: Scheduling,
+    origin_ns: int,
+    substages: Sequence[str] = (),
+) -> ExecutionTimeline:
+    """One execution's spans, in ns since `origin_ns` of the native clock.
+
+    `substages`: of submit, in the words of the device.
+    """
+    spans = [
+        *_stages(trace.execution),
+        *(
+            Span(SpanKind.SUBSTAGE, name, HOST_LANE, begin_ns, end_ns)
+            for name, begin_ns, end_ns in substages_of(trace.execution, substages)
+        ),
+        *_transfers(trace),
+        *_launches(trace.launches, SpanKind.LAUNCH, device_lane, program),
+        *_weights(trace, device_lane),
+    ]
+    if scheduling is Scheduling.HOST:
+        spans += _launches(trace.issues, SpanKind.ISSUE, HOST_LANE, program)
+    return ExecutionTimeline(
+        number=trace.execution.n_executions,
+        scheduling=scheduling,
+        spans=tuple(sorted((span.later(-origin_ns) for span in spans), key=_by_begin)),
+        predicted=(),
+        policy=trace.execution.policy,
+        slots_changed=trace.execution.slots_changed,
+        words_patched=trace.execution.words_patched,
+        bytes_copied=trace.execution.bytes_copied,
+        outputs_allocated=trace.execution.outputs_allocated,
+        bytes_streamed=trace.execution.bytes_streamed,
+        times_weights=trace.execution.stream_wait_ns is not None,
+        pass_ns=trace.execution.pass_ns,
+    )
+
+
+def _stages(one: _native.LastExecution) -> Iterator[Span]:
+    """The header: convert is in two parts, on the caller's thread and where the execution runs.
+
+    Each is cut in two where torch's queue was drained meanwhile.
+    """
+    for name, begin_ns, end_ns in (
+        *_converting(one.call_ns, one.checked_ns, one.drain),
+        *_converting(one.begin_ns, one.bound_ns, one.drain_of_copies),
+        ("policy", one.bound_ns, one.decided_ns),
+        ("patch", one.decided_ns, one.patched_ns),
+        ("submit", one.patched_ns, one.submitted_ns),
+    ):
+        yield Span(SpanKind.STAGE, name, HOST_LANE, begin_ns, end_ns)
+
+
+def _converting(begin_ns: int, end_ns: int, drain: _native.Drain) -> Iterator[tuple[str, int, int]]:
+    if drain.end_ns:
+        yield "convert", begin_ns, drain.begin_ns
+        yield "drain", drain.begin_ns, drain.end_ns
+        begin_ns = drain.end_ns
+    yield "convert", begin_ns, end_ns
+
+
+def _transfers(trace: _native.ExecutionTrace) -> Iterator[Span]:
+    for one in trace.transfers:
+        name = "copy in" if one.inbound else "copy out"
+        yield Span(
+            SpanKind.TRANSFER,
+            name,
+            COPY_LANE,
+            one.begin_ns,
+            one.end_ns,
+            size_bytes=one.size_bytes,
+        )
+
+
+def _weights(trace: _native.ExecutionTrace, device_lane: str) -> Iterator[Span]:
+    """The weights that come, and on the device's lane the launches that wait for them."""
+    for one in trace.weight_transfers:
+        yield Span(
+            SpanKind.WEIGHTS,
+            one.weight,
+            WEIGHTS_LANE,
+            one.begin_ns,
+            one.end_ns,
+            size_bytes=one.size_bytes,
+        )
+    for wait in trace.weight_waits:
+        yield Span(
+            SpanKind.WAIT,
+            WEIGHT_WAIT,
+            device_lane,
+            wait.begin_ns,
+            wait.end_ns,
+            wait.launch,
+        )
+
+
+def _launches(
+    times: _native.LaunchTimes, kind: SpanKind, lane: str, program: Program
+) -> Iterator[Span]:
+    pairs = zip(program.launches, times.begin_ns, times.end_ns, strict=True)
+    for launch, begin_ns, end_ns in pairs:
+        yield Span(kind, launch.name, lane, begin_ns, end_ns, launch.index, place=launch.place)
+
+
+def _by_begin(span: Span) -> int:
+    return span.begin_ns

@@ -1,0 +1,177 @@
+"""What an executable says of itself: its latest execution and its memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from offload.console.amounts import show_bytes
+from offload.native import _native
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LastExecution:
+    """What one execution did.
+
+    Attributes:
+        convert_ns: arguments checked, outputs allocated, addresses bound.
+        drain_ns: waiting until torch has delivered what it queues, where it does (torch_npu).
+        policy_ns: deciding what changed.
+        patch_ns: writing the words that depend on it.
+        submit_ns: until the first launch began, or on a device that queues work until the program
+            was given to it; by host scheduling, until delivery began.
+        device_ns: the launches, by host scheduling with their delivery; of a device that queues
+            work only what the host still does for it.
+        policy: `none`, `io` (inputs or outputs moved) or `all` (feature map or weights too).
+        slots_changed, words_patched: how much of the header changed.
+        bytes_copied: because a tensor could not be used where it lay, or copying it is cheaper than
+            re-setting the nodes that hold its address.
+        outputs_allocated: results for which no buffer was given.
+        n_executions: of this executable, this one included.
+        bytes_streamed: of weights, brought for this execution, partly while the one before ran:
+            of each execution every streamed byte exactly once, and the rows that were gathered.
+        stream_timed_bytes: of bytes_streamed, those of which it is known what bringing them took.
+            This and what follows are None where it was not measured, or no weights are streamed: a
+            CUDA device measures executions inside `run.timeline()` alone, and an Ascend device of
+            these nothing but pass_ns.
+        stream_busy_ns: what bringing them took.
+        stream_wait_ns: of pass_ns, what launches waited for weights, gathering included.
+        pass_ns: the launches and their waits, until the outputs were ready; on a device that queues
+            work from when it came to the execution, by its own clock.
+        stream_waits: for each launch that waited (launch, ns), in the order of launches; only
+            inside `run.timeline()`.
+        substages_ns: what submit consists of, in the device's own words and order: those substages
+            in which this execution had something to do, together submit_ns. Empty where the device
+            does not tell, and by host scheduling.
+        launches_proved: launches that it ran by two routes and compared, before it used the faster
+            one: on the CPU those of the first execution, 0 later and on other devices.
+        proof_ns: of device_ns, what that took beyond the launches themselves.
+    """
+
+    convert_ns: int
+    policy_ns: int
+    patch_ns: int
+    submit_ns: int
+    device_ns: int
+    policy: str
+    slots_changed: int
+    words_patched: int
+    bytes_copied: int
+    outputs_allocated: int
+    n_executions: int
+    bytes_streamed: int = 0
+    stream_timed_bytes: int | None = None
+    stream_busy_ns: int | None = None
+    stream_wait_ns: int | None = None
+    pass_ns: int | None = None
+    stream_waits: tuple[tuple[int, int], ...] | None = None
+    drain_ns: int = 0
+    substages_ns: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    launches_proved: int = 0
+    proof_ns: int = 0
+
+    @classmethod
+    def of(cls, native: _native.LastExecution, substages: Sequence[str]) -> LastExecution:
+        """As the native side keeps it; the substages of submit are those of its device."""
+        kept = {
+            field.name: getattr(native, field.name)
+            for field in dataclasses.fields(cls)
+            if field.name != "substages_ns"
+        }
+        if kept["stream_waits"] is not None:
+            summed = Counter[int]()
+            for launch, wait_ns in kept["stream_waits"]:
+                summed[launch] += wait_ns
+            kept["stream_waits"] = tuple(sorted(summed.items()))
+        times = {name: end - begin for name, begin, end in substages_of(native, substages)}
+        return cls(**kept, substages_ns=times)
+
+    @property
+    def m_l_t_ns(self) -> int:
+        """The header's duration: convert, drain, policy, patch and submit."""
+        return self.convert_ns + self.drain_ns + self.policy_ns + self.patch_ns + self.submit_ns
+
+    @property
+    def stream_bytes_per_second(self) -> float | None:
+        """The rate at which weights were brought, while they were; None where nobody knows."""
+        if not self.stream_timed_bytes or not self.stream_busy_ns:
+            return None
+        return 1e9 * self.stream_timed_bytes / self.stream_busy_ns
+
+    def __str__(self) -> str:
+        drain = f"drain {self.drain_ns / 1e3:.2f} + " if self.drain_ns else ""
+        submit = ", ".join(f"{name} {ns / 1e3:.2f}" for name, ns in self.substages_ns.items())
+        header = (
+            f"m_l_t {self.m_l_t_ns / 1e3:.2f} us = convert {self.convert_ns / 1e3:.2f} + "
+            f"{drain}policy {self.policy_ns / 1e3:.2f} + patch {self.patch_ns / 1e3:.2f} + submit "
+            f"{self.submit_ns / 1e3:.2f}{f' ({submit})' if submit else ''}; "
+            f"device {self.device_ns / 1e3:.2f} us; policy "
+            f"{self.policy}: {self.slots_changed} slots changed, {self.words_patched} words "
+            f"patched, {self.bytes_copied} bytes copied"
+        )
+        if self.launches_proved:
+            header += f"; proved {self.launches_proved} launches, {self.proof_ns / 1e3:.2f} us"
+        if not self.bytes_streamed:
+            return header
+        text = f"{header}; {show_bytes(self.bytes_streamed)} of weights streamed"
+        if self.stream_bytes_per_second is not None:
+            text += f" at {show_bytes(round(self.stream_bytes_per_second))}/s"
+        if self.stream_wait_ns is not None:
+            text += f", waited for {self.stream_wait_ns / 1e3:.2f} us"
+        elif self.pass_ns is not None:
+            text += f", launches and waits {self.pass_ns / 1e3:.2f} us"
+        return text
+
+
+def substages_of(
+    native: _native.LastExecution, substages: Sequence[str]
+) -> Iterator[tuple[str, int, int]]:
+    """(name, begin, end) of each substage of submit in which an execution had something to do."""
+    begin_ns = native.patched_ns
+    for name, end_ns in zip(substages, native.substage_ends_ns, strict=False):
+        if end_ns:
+            yield name, begin_ns, end_ns
+            begin_ns = end_ns
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Proof:
+    """What the first execution proved before it used it.
+
+    Attributes:
+        n_launches: launches that it ran by two routes and compared.
+        n_failed: those of them whose faster variant failed; they run as recorded.
+        ns: what that took beyond the launches themselves.
+    """
+
+    n_launches: int
+    n_failed: int
+    ns: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """The memory of an executable, in bytes.
+
+    Attributes:
+        feature_map_bytes: the arena.
+        lower_bound_bytes: no arena for these activations can be smaller.
+        unshared_bytes: what they would take without sharing.
+        outside_bytes: allocated by operators at each execution, outside the arena, results
+            included; None before the first execution counted it.
+        buffer_bytes: buffers of the inputs and outputs that are always copied.
+        weight_bytes: the weights: held by reference, or streamed under a budget, the whole of them.
+        derived_bytes: what is made of weights and kept beside them: packed for kernels.
+        discarded_bytes: of `weight_bytes` the memory of weights in files that was given back, as
+            only packed ones are needed; 0 before the first execution has proved the kernels.
+    """
+
+    feature_map_bytes: int
+    lower_bound_bytes: int
+    unshared_bytes: int
+    outside_bytes: int | None
+    buffer_bytes: int
+    weight_bytes: int
+    derived_bytes: int
+    discarded_bytes: int

@@ -1,0 +1,362 @@
+"""The weights of an executable that are streamed: its plan in words, counts, new content."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from offload.backends import managed_weights, native_source
+from offload.console.amounts import show_bytes
+from offload.errors import BindingError, ExecutionError
+from offload.interpreter.torch_names import dtype_name
+from offload.native import _native
+from offload.plan.streaming import Streaming
+from offload.program import ITEM_BYTES, BoundProgram, Program, StoredTensor, is_dense
+from offload.run.launch_waits import beyond_launches_ns, launch_waits
+from offload.run.reports import LastExecution
+
+_SHOWN_WAITS = 10
+
+
+class WeightStreaming:
+    """The weights of one executable that lie in a memory of their own, and the transfers into it.
+
+    Owner: an Executable. Thread: any.
+
+    Attributes:
+        plan: where weights lie, and the transfers of a pass.
+    """
+
+    def __init__(
+        self,
+        bound: BoundProgram,
+        plan: Streaming,
+        stream: _native.WeightStream | _native.DeviceWeightStream,
+        check_stored: Callable[[], None],
+        executions: Callable[[], tuple[LastExecution, LastExecution]],
+        *,
+        wait_for_submitted: Callable[[], None],
+    ) -> None:
+        """Of what loads; `executions` gives the latest one, and the latest one in a timeline."""
+        self.plan = plan
+        self._wait_for_submitted = wait_for_submitted
+        self._executions = executions
+        self._program = bound.program
+        self._stored = bound.bindings.stored
+        self._stream = stream
+        self._check_stored = check_stored
+        self._replaced: set[str] = set()
+        self._numbers = {value: number for number, value in enumerate(managed_weights(bound))}
+
+    @property
+    def bytes_moved(self) -> int:
+        """By transfers, and as rows, since the executable was loaded."""
+        return self._stream.bytes_moved
+
+    @property
+    def replaced(self) -> frozenset[str]:
+        """The names of the weights that `replace` gave other content."""
+        return frozenset(self._replaced)
+
+    @property
+    def wait_ns(self) -> int | None:
+        """For which launches have waited for weights since the executable was loaded.
+
+        None on a device that queues work, where only executions in a timeline are measured.
+        """
+        stream = self._stream
+        return stream.wait_ns if isinstance(stream, _native.WeightStream) else None
+
+    @property
+    def discarded_bytes(self) -> int:
+        """Of memory that was given back: of weights of which only packed ones are needed."""
+        stream = self._stream
+        return stream.discarded_bytes if isinstance(stream, _native.WeightStream) else 0
+
+    @property
+    def store_bytes(self) -> int | None:
+        """Of the host's memory, kept for the device to copy from; None where files are read.
+
+        What others have of the same files is counted as well: see `shared_store_bytes`. 0 once the
+        executable is closed.
+        """
+        stream = self._stream
+        return stream.store_bytes if isinstance(stream, _native.DeviceWeightStream) else None
+
+    @property
+    def shared_store_bytes(self) -> int | None:
+        """Of `store_bytes` what other executables copy from too."""
+        stream = self._stream
+        return stream.shared_store_bytes if isinstance(stream, _native.DeviceWeightStream) else None
+
+    def refresh(self) -> None:
+        """Read all weights again, after they were changed where they are stored.
+
+        Executions that were submitted before begin before it, and the next one waits for all that
+        is in flight and sees the new content. Other executables that have the same bytes in the
+        host's memory go on with what they have: this one gets memory of its own where the content
+        is another. On an NPU, where the copies of a model read where they were captured, such an
+        execution is an ExecutionError instead.
+
+        Raises:
+            FileError: a file is gone, or has its tensors at other places than when the model was
+                captured.
+            ExecutionError: it is closed, or a launch of this executable calls this.
+        """
+        self._wait_for_submitted()
+        self._check_stored()
+        self._stream.refresh()
+
+    def replace(self, weights: Mapping[str, torch.Tensor | StoredTensor]) -> None:
+        """Give weights other content from the next execution on, without loading again.
+
+        Executions that were submitted before have the old content: this waits until the last of
+        them has begun. Other executables keep what they have: this one gets memory of its own in
+        the host's where they share it.
+
+        Args:
+            weights: by the weight's name, as the program prints it, or as it is stored, a tensor
+                (copied) or its place in a file.
+
+        Raises:
+            BindingError: there is no such weight or several, the new content is no plain tensor,
+                has no content (on the meta device), memory that was freed or shrunk, another shape
+                or dtype, or the weight is laid out as no tensor of its shape; none has been
+                replaced.
+            FileError: a file cannot be read; none has been replaced.
+            ExecutionError: on an NPU, another executable has the bytes of a streamed weight in the
+                same memory (`load(share_store=False)`); it is closed; or a launch of this
+                executable calls this. None has been replaced.
+        """
+        if not isinstance(weights, Mapping):
+            raise BindingError(
+                "expected tensors or places in files by the names of weights, got a "
+                f"{type(weights).__qualname__}"
+            )
+        values = {name: self._value_of(name) for name in weights}
+        sources = {
+            self._numbers[values[name]]: native_source(
+                _laid_out_like(self._program, values[name], name, content)
+            )
+            for name, content in weights.items()
+        }
+        if len(sources) < len(weights):
+            raise BindingError(f"{', '.join(weights)}: several of these name one weight")
+        self._wait_for_submitted()
+        self._stream.replace(sources)
+        self._replaced.update(self._program.values[value].name for value in values.values())
+
+    def _value_of(self, name: str) -> int:
+        names: dict[str, set[int]] = {}
+        for value in self._numbers:
+            names.setdefault(self._program.values[value].name, set()).add(value)
+            if value in self._stored:
+                names.setdefault(self._stored[value].name, set()).add(value)
+        found = names.get(name, set())
+        if len(found) != 1:
+            raise BindingError(
+                f"{name}: {'several weights' if found else 'no weight'} of this name "
+                f"{'are' if found else 'is'} streamed or resident here; there are "
+                f"{', '.join(sorted(names))}"
+            )
+        return found.pop()
+
+    def explain(self) -> str:
+        """Say what stays, what is streamed, and what a pass takes: predicted, why, and measured."""
+        plan = self.plan
+        if plan.is_resident:  # nothing is brought, so nothing of it is predicted or measured
+            return (
+                f"weights: {show_bytes(self._weight_bytes)}, all of which stay\n"
+                f"budget {show_bytes(plan.budget_bytes)}: {show_bytes(plan.taken_bytes)} used\n"
+                f"least budget: {show_bytes(plan.floor.required_bytes)}, set by {plan.floor.name}"
+            )
+        streamed = [plan.pieces[one.piece] for one in plan.transfers]
+        lines = [
+            f"weights: {show_bytes(self._weight_bytes)}, of which {show_bytes(plan.resident_bytes)}"
+            f" stay and {show_bytes(plan.transfer_bytes)} are streamed at each execution"
+            + self._tables_text(),
+            f"budget {show_bytes(plan.budget_bytes)}: {show_bytes(plan.taken_bytes)} used, "
+            f"{show_bytes(plan.ring_bytes)} of it as the ring of {len(streamed)} transfers",
+            f"link: {show_bytes(plan.link.bytes_per_second)}/s and "
+            f"{plan.link.overhead_ns / 1e3:.1f} us for each copy{self._row_text()}, as measured",
+            f"predicted: {plan.period_ns / 1e6:.3f} ms; all weights resident "
+            f"{plan.compute_ns / 1e6:.3f} ms; no plan is quicker than {plan.roofline_ns / 1e6:.3f} "
+            f"ms ({plan.roofline_ns / plan.period_ns:.1%})"
+            if plan.period_ns
+            else "predicted: nothing to compute",
+            self._measured(),
+            f"least budget: {show_bytes(plan.floor.required_bytes)}, set by {plan.floor.name} "
+            f"(ring {show_bytes(plan.floor.ring_bytes)}, resident "
+            f"{show_bytes(plan.floor.resident_bytes)}), at which {plan.floor.period_ns / 1e6:.3f} "
+            "ms are predicted",
+        ]
+        lines.append(
+            f"  times of launches are estimates from their bytes: {plan.estimated}"
+            if plan.estimated
+            else "  times of launches were measured, on made-up inputs"
+            + (f": {plan.timing}" if plan.timing else "")
+        )
+        lines += self._store_lines()
+        lines += self._waits_by_launch()
+        sizes = Counter[int]()
+        for piece in streamed:
+            sizes[piece.value] += piece.size_bytes
+        for value, n_bytes in sizes.most_common():
+            whole = self._program.values[value].size_bytes
+            lines.append(
+                f"  streamed: {self._program.values[value].name} {show_bytes(n_bytes)}"
+                + (f" of {show_bytes(whole)}" if n_bytes < whole else "")
+            )
+        return "\n".join([*lines, *self._gathered_lines()])
+
+    def _store_lines(self) -> Iterator[str]:
+        if self.store_bytes:
+            yield (
+                f"store: {show_bytes(self.store_bytes)} of the host's memory, of which "
+                f"{show_bytes(self.shared_store_bytes or 0)} are those of other executables too"
+            )
+
+    def _tables_text(self) -> str:
+        tables = {one.value for one in self.plan.gathers}
+        if not tables:
+            return ""
+        tables_bytes = sum(self._program.values[value].size_bytes for value in tables)
+        return (
+            f"; of {show_bytes(tables_bytes)} of tables {show_bytes(self.plan.gathered_bytes)} "
+            "of rows are gathered"
+        )
+
+    def _row_text(self) -> str:
+        link = self.plan.link
+        if not self.plan.gathers or link.row_overhead_ns is None:
+            return ""
+        return f", {link.row_overhead_ns / 1e3:.1f} us for each row"
+
+    def _gathered_lines(self) -> Iterator[str]:
+        """For each table how many of its rows an execution reads, and by which way."""
+        modes: list[str] = []
+        with contextlib.suppress(ExecutionError):  # it is closed, and reads nothing any more
+            modes = self._stream.read_modes
+        for value, reads in itertools.groupby(self.plan.gathers, lambda one: one.value):
+            gathers, table = list(reads), self._program.values[value]
+            mode = modes[self._numbers[value]] if modes else ""
+            way = {"memory": " from memory", "buffered": " through the page cache"}.get(mode, "")
+            n_rows, row_bytes = sum(one.n_rows for one in gathers), gathers[0].row_bytes
+            yield (
+                f"  gathered: {table.name} {n_rows} rows of {show_bytes(row_bytes)}, "
+                f"{show_bytes(n_rows * row_bytes)} of {show_bytes(table.size_bytes)}{way}"
+            )
+
+    def _measured(self) -> str:
+        last, traced = self._executions()
+        if not last.n_executions:
+            return "measured: nothing has been executed yet"
+        which = "the last execution"
+        if last.pass_ns is None and traced.pass_ns is not None:
+            which = f"execution {traced.n_executions} of {last.n_executions}, last in a timeline"
+            last = traced
+        if last.pass_ns is None:
+            return (
+                f"measured: {show_bytes(last.bytes_streamed)} brought for the last execution; how "
+                "long copies and launches take here is measured inside run.timeline() alone, if at "
+                "all, and not with scheduling by the host"
+            )
+        text = f"measured: {last.pass_ns / 1e6:.3f} ms by {which}, "
+        if last.stream_wait_ns is None:
+            return text + self._beyond_launches(last.pass_ns)
+        text += f"of which launches waited {last.stream_wait_ns / 1e6:.3f} ms for weights; "
+        if last.stream_bytes_per_second is None:
+            return f"{text}{show_bytes(last.bytes_streamed)} brought"
+        rate = f"brought at {show_bytes(last.stream_bytes_per_second)}/s"
+        if last.stream_timed_bytes == last.bytes_streamed:
+            return f"{text}{show_bytes(last.bytes_streamed)} {rate}"
+        return (
+            f"{text}{show_bytes(last.bytes_streamed)} brought, of which "
+            f"{show_bytes(last.stream_timed_bytes or 0)} were timed, {rate}"
+        )
+
+    def _beyond_launches(self, pass_ns: int) -> str:
+        """What is known of waits where the device tells no more than the time of the whole."""
+        why = (
+            "which launches wait, and how long copies take, is not measured: events inside of a "
+            "captured model tell no times"
+        )
+        if (exposed_ns := beyond_launches_ns(self.plan, pass_ns)) is None:
+            return f"what of it is waiting is not known, as times of launches are estimates; {why}"
+        relation = "more" if exposed_ns >= 0 else "less"
+        return (
+            f"{abs(exposed_ns) / 1e6:.3f} ms {relation} than the {self.plan.compute_ns / 1e6:.3f} "
+            f"ms of its launches when they were timed one by one without copies; {why}"
+        )
+
+    def _waits_by_launch(self) -> Iterator[str]:
+        """The longest waits of the last execution in a timeline, beside those predicted."""
+        _, traced = self._executions()
+        waits = launch_waits(self._program, self.plan, traced)
+        for one in waits[:_SHOWN_WAITS]:
+            yield (
+                f"  waited in execution {traced.n_executions}: launch {one.launch} {one.operator} "
+                f"{one.measured_ns / 1e6:.3f} ms, {one.predicted_ns / 1e6:.3f} ms predicted"
+            )
+        if rest := waits[_SHOWN_WAITS:]:
+            yield (
+                f"  waited in execution {traced.n_executions}: {len(rest)} other launches "
+                f"{sum(one.measured_ns for one in rest) / 1e6:.3f} ms, "
+                f"{sum(one.predicted_ns for one in rest) / 1e6:.3f} ms predicted"
+            )
+
+    @property
+    def _weight_bytes(self) -> int:
+        return sum(self._program.values[value].size_bytes for value in self._numbers)
+
+
+def _is_row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a dense tensor lies in memory as files have it."""
+    used = [stride for size, stride in zip(shape, strides, strict=True) if size > 1]
+    return used == sorted(used, reverse=True)
+
+
+def _laid_out_like(
+    program: Program, value: int, name: str, content: torch.Tensor | StoredTensor
+) -> torch.Tensor | StoredTensor:
+    """New content of a weight, a tensor's as a copy that lies in memory as the weight does.
+
+    Raises:
+        BindingError: it is no plain tensor with content, its memory was freed or shrunk, it has
+            another shape or dtype, or the weight fills no memory of its own.
+    """
+    expected = program.values[value]
+    if isinstance(content, StoredTensor):
+        dtype = content.dtype
+    elif not isinstance(content, torch.Tensor):
+        raise BindingError(
+            f"{name}: expected a tensor or a StoredTensor, got a {type(content).__qualname__}"
+        )
+    elif content.is_meta or content.layout != torch.strided:
+        raise BindingError(
+            f"{name}: expected a dense tensor with content, got one on {content.device} of layout "
+            f"{content.layout}"
+        )
+    else:
+        _native.check_memory(name, content)
+        dtype = dtype_name(content.dtype)
+    same = tuple(content.shape) == expected.shape and dtype == expected.dtype
+    n_bytes = math.prod(content.shape) * ITEM_BYTES.get(dtype, 0)
+    view = program.weight_views[value][0]
+    is_whole = is_dense(view.shape, view.strides) and not (view.conjugate or view.negative)
+    if isinstance(content, StoredTensor):
+        is_whole = is_whole and _is_row_major(view.shape, view.strides)
+    if not same or not is_whole or n_bytes != expected.size_bytes:
+        raise BindingError(
+            f"{name}: expected {expected.dtype}{list(expected.shape)} with strides "
+            f"{list(view.strides)} in {expected.size_bytes} bytes, got {dtype}{list(content.shape)}"
+        )
+    if isinstance(content, StoredTensor):
+        return content
+    copy = torch.empty_strided(view.shape, view.strides, dtype=content.dtype)
+    return copy.copy_(content.detach())

@@ -1,0 +1,447 @@
+#include "run/replay.hpp"
+
+#include <ATen/ops/copy.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+
+#include "offload/errors.hpp"
+#include "offload/lease.hpp"
+#include "run/kernel_scope.hpp"
+#include "run/overlaps.hpp"
+#include "run/thread_count.hpp"
+
+namespace offload {
+
+namespace {
+
+constexpr const char* kCalledItself = "a launch of this executable executes the executable itself";
+
+std::uint64_t address_of(const at::Tensor& tensor) {
+  return reinterpret_cast<std::uint64_t>(tensor.const_data_ptr());
+}
+
+// True while it lives: a launch may run Python, which may call back.
+class Running {
+ public:
+  explicit Running(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Running() { flag_ = false; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  bool& flag_;
+};
+
+void bump_version(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+// Whether copying a tensor is copying its bytes in one piece.
+bool is_of_bytes(const Copy& copy) {
+  return copy.from.scalar_type() == copy.to.scalar_type() && copy.from.sizes() == copy.to.sizes() &&
+         copy.from.strides() == copy.to.strides() && copy.from.is_conj() == copy.to.is_conj() &&
+         copy.from.is_neg() == copy.to.is_neg() && copy.from.is_non_overlapping_and_dense();
+}
+
+// Makes a copy, and says whether torch has; its times are kept where a timeline asks. `resident`:
+// of a device with streams, which copies plain bytes; null on others.
+bool carry_out(Resident* resident, const Copy& copy, bool inbound, ExecutionTrace* trace) {
+  const std::uint64_t begin_ns = trace == nullptr ? 0 : now_ns();
+  const bool is_done =
+      resident != nullptr && is_of_bytes(copy) &&
+      resident->copy(address_of(copy.to), address_of(copy.from), copy.from.nbytes());
+  if (!is_done) const_cast<at::Tensor&>(copy.to).copy_(copy.from);
+  if (trace != nullptr) {
+    trace->transfers.push_back({begin_ns, now_ns(), copy.from.nbytes(), inbound});
+  }
+  return !is_done;
+}
+
+}  // namespace
+
+Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident,
+               bool host_scheduled, bool streamed)
+    : spec_(std::move(spec)),
+      resident_(std::move(resident)),
+      header_(std::move(triggers), resident_->relocations()),
+      weights_(spec_.weights),
+      streamed_(streamed),
+      streams_weights_(resident_->streams_weights()),
+      substages_(resident_->substages()),
+      arena_address_(resident_->arena()),
+      lease_id_(resident_->lease_id()) {
+  prepare_overlap_checks(spec_);
+  make_buffers(spec_);
+  spec_.returns_weights =
+      std::any_of(spec_.results.begin(), spec_.results.end(),
+                  [](const ResultSpec& result) { return result.source == ResultSource::kWeight; });
+  if (host_scheduled) host_scheduler_.emplace(*resident_);
+  if (streamed) finisher_.emplace();
+  rebind_weights();
+}
+
+// A launch may run Python, which may call back: on these threads waiting would never end.
+void Replay::refuse_inside_launch() const {
+  if (lane_.is_current_thread() || (host_scheduler_ && host_scheduler_->is_device_thread())) {
+    throw ExecutionError(kCalledItself);
+  }
+}
+
+void Replay::execute(const std::shared_ptr<Call>& call) {
+  refuse_inside_launch();
+  if (lane_.idle()) {
+    run(*call, /*queued=*/false);
+  } else {
+    const auto ticket = std::make_shared<Ticket>();
+    enqueue(
+        [self = shared_from_this(), call, held = hold_memory(*call)] { self->run_queued(*call); },
+        ticket, /*hands_on=*/false);
+    ticket->wait();
+  }
+}
+
+std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
+  refuse_inside_launch();
+  auto ticket = std::make_shared<Ticket>();
+  auto held = hold_memory(*call);
+  if (streamed_) {
+    enqueue(
+        [self = shared_from_this(), call, held = std::move(held), ticket]() mutable {
+          run_submitted(std::move(self), std::move(call), std::move(held), std::move(ticket));
+        },
+        ticket, /*hands_on=*/true);
+  } else {
+    enqueue([self = shared_from_this(), call, held = std::move(held)] { self->run_queued(*call); },
+            ticket, /*hands_on=*/false);
+  }
+  return ticket;
+}
+
+void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on) {
+  if (closed_) throw ExecutionError("the executable is closed: load the program again");
+  try {
+    lane_.submit(std::move(task), std::move(ticket), hands_on);
+  } catch (const std::logic_error&) {
+    throw ExecutionError("the executable is closed, or the interpreter is exiting");
+  }
+}
+
+std::shared_ptr<const HeldStorages> Replay::hold_memory(Call& call) const {
+  call.n_threads = at::get_num_threads();
+  std::shared_ptr<const StoragePins> weights;
+  {
+    const std::lock_guard lock(weights_mutex_);
+    weights = weights_.pins();
+  }
+  return hold(call, std::move(weights));
+}
+
+// On the lane's thread, whose torch must be told on which stream its own work goes.
+void Replay::run_queued(Call& call) {
+  c10::OptionalStreamGuard torch_stream;
+  if (call.torch_stream) torch_stream.reset_stream(*call.torch_stream);
+  use_threads(call.n_threads);
+  run(call, /*queued=*/true);
+}
+
+// Enqueues the execution, and leaves it to the finisher to end the ticket when the device is done,
+// also where it failed: part of it may be under way, and nothing may be when the ticket is done.
+// Nothing of the execution is kept here then, so that it has gone when the ticket is done; closing,
+// which waits for this thread, keeps the replay.
+void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> call,
+                           std::shared_ptr<const HeldStorages> held,
+                           std::shared_ptr<Ticket> ticket) {
+  Replay& replay = *self;
+  std::exception_ptr error;  // the first
+  std::shared_ptr<Fence> fence;
+  try {
+    replay.run_queued(*call);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  try {
+    const std::lock_guard lock(replay.lane_.execution_mutex());
+    fence = replay.resident_->fence();
+  } catch (...) {
+    if (!error) error = std::current_exception();
+  }
+  std::function<void()> end = [self = std::move(self), call = std::move(call),
+                               held = std::move(held), fence = std::move(fence), error] {
+    try {
+      if (fence) fence->wait();
+    } catch (const ExecutionError&) {
+      if (!error) throw;
+    }
+    if (error) std::rethrow_exception(error);
+  };
+  try {
+    return replay.finisher_->submit(std::move(end), ticket);
+  } catch (const std::exception&) {  // the interpreter is exiting, or there is no thread left
+  }
+  end();
+  end = nullptr;
+  ticket->finish(nullptr);
+}
+
+void Replay::wait_for_submitted() {
+  refuse_inside_launch();
+  {
+    // Another thread's execution has begun if it holds the mutex; this thread's may not end first.
+    const std::unique_lock lock(lane_.execution_mutex(), std::try_to_lock);
+    if (lock.owns_lock() && running_) throw ExecutionError(kCalledItself);
+  }
+  if (lane_.idle()) return;
+  const auto ticket = std::make_shared<Ticket>();
+  enqueue([] {}, ticket, /*hands_on=*/false);
+  ticket->wait();
+}
+
+void Replay::rebind_weights() {
+  Weights::Replaced replaced;  // outlives the locks
+  const std::lock_guard lock(lane_.execution_mutex());
+  const std::lock_guard weights_lock(weights_mutex_);
+  replaced = weights_.rebind();
+}
+
+void Replay::check_ready() const {
+  refuse_inside_launch();
+  const std::lock_guard lock(weights_mutex_);
+  weights_.check();
+}
+
+std::uint64_t Replay::feature_map_address(const Call& call) {
+  if (spec_.feature_map_bytes == 0) return 0;
+  if (call.feature_map.defined()) return address_of(call.feature_map);
+  if (arena_address_ != 0) return arena_address_;
+  if (!arena_) arena_ = allocate(spec_.device, spec_.feature_map_bytes, "the feature map");
+  return reinterpret_cast<std::uint64_t>(arena_.get());
+}
+
+void Replay::bind(const Call& call) {
+  for (std::size_t index = 0; index < spec_.inputs.size(); ++index) {
+    if (spec_.inputs[index].on_host) continue;
+    header_.bind(spec_.inputs[index].slot, address_of(call.bound_inputs[index]));
+  }
+  for (std::size_t index = 0; index < spec_.outputs.size(); ++index) {
+    if (!spec_.outputs[index].operator_allocated) {
+      header_.bind(spec_.outputs[index].slot, call.output_addresses[index]);
+    }
+  }
+  weights_.bind(header_);
+  header_.bind(spec_.feature_map_slot, feature_map_address(call));
+}
+
+void Replay::refuse_run() const {
+  if (running_) throw ExecutionError(kCalledItself);
+  if (released_) throw ExecutionError("the executable is closed: load the program again");
+}
+
+void Replay::run(Call& call, bool queued) {
+  std::unique_lock lock(lane_.execution_mutex(), std::try_to_lock);
+  const bool waited = queued || !lock.owns_lock();
+  if (!lock.owns_lock()) lock.lock();
+  refuse_run();
+  const Running running(running_);
+  std::optional<ExecutionTrace> trace;
+  {
+    const std::lock_guard last_lock(last_mutex_);
+    if (traces_) trace.emplace(resident_->n_launches());
+  }
+  ExecutionTrace* const traced = trace ? &*trace : nullptr;
+  LastExecution execution;
+  execution.call_ns = call.call_ns;
+  execution.checked_ns = call.checked_ns;
+  execution.drain = call.drain;
+  if (streams_weights_) resident_->trace_weights(traced != nullptr);
+  execution.begin_ns = waited || trace ? now_ns() : call.checked_ns;  // a trace is no header work
+  if (trace && !waited) trace->clock_reads = 1;
+  weights_.check();
+  check_held(spec_, call);
+  std::optional<KernelScope> scope;
+  if (!streamed_ || call.has_copies()) scope.emplace();  // else nothing of torch runs here
+  if (streamed_) resident_->set_stream(call.stream);
+  if (!call.random.empty()) resident_->set_random(call.random);
+  copy_inputs(call, execution, traced);
+  bind(call);
+  execution.bound_ns = now_ns();
+  execution.counts.policy = header_.policy();
+  execution.decided_ns = now_ns();
+  execution.patched_ns = execution.decided_ns;
+  if (execution.counts.policy != Policy::kNone) {
+    resident_->patch(header_.refresh(execution.counts));
+    execution.patched_ns = now_ns();
+  }
+  execute_launches(call, execution, traced);
+  execution.end_ns = now_ns();
+  if (streams_weights_) note_weights(execution, traced);
+  hand_out(call, traced);
+  execution.bytes_copied = call.bytes_copied;
+  execution.outputs_allocated = call.outputs_allocated;
+  keep(execution, std::move(trace));
+}
+
+// Torch may leave its own copies to a thread that delivers them later, as torch_npu does: whoever
+// asks for the stream's handle waits until that has happened.
+void Replay::copy_inputs(const Call& call, LastExecution& execution, ExecutionTrace* trace) {
+  bool by_torch = false;
+  for (const Copy& copy : call.copies_in) {
+    by_torch |= carry_out(copier(), copy, /*inbound=*/true, trace);
+  }
+  if (!by_torch || !call.torch_stream) return;
+  if (call.drains_queue) execution.drain_of_copies.begin_ns = now_ns();
+  call.torch_stream->native_handle();
+  if (call.drains_queue) execution.drain_of_copies.end_ns = now_ns();
+}
+
+void Replay::execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace) {
+  const std::uint64_t shared = call.feature_map.defined() ? address_of(call.feature_map) : 0;
+  const Lease lease(shared, shared == 0 ? 0 : shared + spec_.feature_map_bytes);
+  if (lease_id_ == 0) return launch(execution, trace);
+  // Taken after the other one by everybody, so that nobody waits in a circle.
+  const Lease own(lease_id_, lease_id_ + 1);
+  launch(execution, trace);
+}
+
+void Replay::launch(LastExecution& execution, ExecutionTrace* trace) {
+  LaunchTimes* const launches = trace == nullptr ? nullptr : &trace->launches;
+  if (host_scheduler_) {
+    host_scheduler_->execute(execution.submission.end_ns, launches,
+                             trace == nullptr ? nullptr : &trace->issues);
+  } else {
+    resident_->execute(execution.submission, launches);
+  }
+  if (!has_run_) note_proof(execution);
+}
+
+void Replay::note_proof(LastExecution& execution) {
+  execution.proof = resident_->proof();
+  has_run_ = true;
+  const std::lock_guard lock(last_mutex_);
+  proof_ = execution.proof;
+}
+
+// A launch that waited for weights began when they had come, and of transfers the execution has
+// what lies within it: the worker goes on between executions.
+void Replay::note_weights(LastExecution& execution, ExecutionTrace* trace) {
+  PassReport report = resident_->take_pass();
+  execution.bytes_streamed = report.bytes;
+  execution.pass_ns = report.device_ns;
+  if (report.is_timed) {
+    execution.stream_timed_bytes = report.bytes - report.untimed_bytes;
+    execution.stream_busy_ns = report.busy_ns;
+    execution.stream_wait_ns = report.wait_ns;
+    if (!execution.pass_ns) execution.pass_ns = execution.device_ns();
+  }
+  if (trace == nullptr) return;
+  if (report.is_timed) execution.stream_waits = report.waits;
+  if (report.device_ns) ++trace->clock_reads;  // to say when that was by the host's clock
+  for (const WeightWait& wait : report.waits) {
+    std::uint64_t& begin_ns = trace->launches.begin_ns[wait.launch];
+    std::uint64_t& end_ns = trace->launches.end_ns[wait.launch];
+    begin_ns = std::max(begin_ns, wait.end_ns);
+    end_ns = std::max(end_ns, begin_ns);
+  }
+  trace->weight_waits = std::move(report.waits);
+  for (TransferTime& one : report.transfers) {
+    if (one.end_ns <= execution.begin_ns) continue;
+    one.begin_ns = std::max(one.begin_ns, execution.begin_ns);
+    trace->weight_transfers.push_back(std::move(one));
+  }
+}
+
+// What a finished program leaves: outputs, copies to where the caller wants them, versions.
+void Replay::hand_out(Call& call, ExecutionTrace* trace) {
+  for (std::size_t index = 0; index < spec_.outputs.size(); ++index) {
+    const OutputSpec& output = spec_.outputs[index];
+    if (!output.operator_allocated) continue;
+    call.outputs[index] =
+        c10::Storage(c10::Storage::use_byte_size_t(), output.size_bytes,
+                     resident_->take(output.slot), c10::GetAllocator(spec_.device.type()), true);
+  }
+  for (std::size_t index = 0; spec_.returns_weights && index < spec_.results.size(); ++index) {
+    const ResultSpec& result = spec_.results[index];
+    const bool is_weight = result.source == ResultSource::kWeight;
+    call.weights.push_back(is_weight ? spec_.weights[result.index].place() : c10::Storage());
+  }
+  for (const Copy& copy : call.copies_out) carry_out(copier(), copy, /*inbound=*/false, trace);
+  for (const std::size_t index : call.copied_results) {
+    const ResultSpec& result = spec_.results[index];
+    const at::Tensor from =
+        tensor_on(call.outputs[result.index], result.offset_bytes, result.layout, spec_.device);
+    carry_out(copier(), {from, call.given_results[index]}, /*inbound=*/false, trace);
+  }
+  for (const Copy& copy : call.copies_back) carry_out(copier(), copy, /*inbound=*/false, trace);
+  for (std::size_t index = 0; index < spec_.inputs.size(); ++index) {
+    if (spec_.inputs[index].written) bump_version(call.inputs[index]);
+  }
+  for (const WeightSpec& weight : spec_.weights) {
+    if (weight.written) bump_version(weight.holders.front());
+  }
+  for (const at::Tensor& given : call.given_results) {
+    if (given.defined()) bump_version(given);
+  }
+}
+
+void Replay::keep(const LastExecution& execution, std::optional<ExecutionTrace> trace) {
+  const std::lock_guard lock(last_mutex_);
+  const std::uint64_t n_executions = last_.n_executions + 1;
+  last_ = execution;
+  last_.n_executions = n_executions;
+  if (!trace || !traces_) return;
+  trace->execution = last_;
+  if (last_.pass_ns) last_traced_ = last_;
+  trace_clock_reads_ += trace->clock_reads + trace->launches.clock_reads +
+                        trace->issues.clock_reads + 2 * trace->transfers.size();
+  traces_->push_back(std::move(*trace));
+}
+
+void Replay::start_trace() {
+  const std::lock_guard lock(last_mutex_);
+  if (traces_) throw ExecutionError("a timeline of this executable is being recorded already");
+  traces_.emplace();
+}
+
+std::vector<ExecutionTrace> Replay::stop_trace() {
+  std::vector<ExecutionTrace> traces;
+  {
+    const std::lock_guard lock(last_mutex_);
+    traces = std::move(*traces_);
+    traces_.reset();
+  }
+  if (!streams_weights_) return traces;
+  // What was made to trace goes now, or where something executes before the next execution.
+  const std::unique_lock lock(lane_.execution_mutex(), std::try_to_lock);
+  if (lock.owns_lock() && !running_ && !released_) resident_->trace_weights(false);
+  return traces;
+}
+
+LastExecution Replay::last_execution() const {
+  const std::lock_guard lock(last_mutex_);
+  return last_;
+}
+
+std::optional<Proof> Replay::proof() const {
+  const std::lock_guard lock(last_mutex_);
+  return proof_;
+}
+
+LastExecution Replay::last_traced() const {
+  const std::lock_guard lock(last_mutex_);
+  return last_traced_;
+}
+
+void Replay::close() noexcept {
+  const std::lock_guard close_lock(close_mutex_);  // a second caller waits as the first does
+  closed_ = true;
+  lane_.close();
+  if (host_scheduler_) host_scheduler_->close();
+  if (finisher_) finisher_->close();
+  const std::lock_guard lock(lane_.execution_mutex());
+  released_ = true;
+  resident_->close();
+  arena_.clear();
+}
+
+}  // namespace offload

@@ -1,0 +1,138 @@
+// Replay: drives one resident program, execution by execution.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "offload/header.hpp"
+#include "offload/lane.hpp"
+#include "offload/resident.hpp"
+#include "run/call.hpp"
+#include "run/execution.hpp"
+#include "run/held_call.hpp"
+#include "run/host_scheduler.hpp"
+#include "run/weights.hpp"
+
+namespace offload {
+
+// One executable: its resident program, header, arena and lane.
+//
+// Owner: shared by the caller and every execution in flight. Thread: any may call; executions run
+// one at a time, submitted ones in order and before later synchronous ones; where the device queues
+// work, an execution is enqueued while those before it are under way. No method needs or
+// takes the GIL; callers release it around execute, waits and close. Errors: as Resident;
+// BindingError for weights whose storage was swapped; ExecutionError after close.
+class Replay : public std::enable_shared_from_this<Replay> {
+ public:
+  // `host_scheduled`: deliver the program launch by launch instead of as one task. `streamed`: each
+  // call says on which of the device's streams it executes; then execute returns once the work is
+  // enqueued, and a ticket is done when the device is.
+  Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident,
+         bool host_scheduled, bool streamed);
+
+  // Closes: memory that executions in flight read must not go before they have ended.
+  ~Replay() { close(); }
+
+  const CallSpec& spec() const { return spec_; }
+  bool streamed() const { return streamed_; }
+  Resident& resident() { return *resident_; }
+
+  // Executes on this thread, or on the lane where submitted work is still ahead.
+  void execute(const std::shared_ptr<Call>& call);
+
+  // Executes on the lane; the ticket ends with it.
+  std::shared_ptr<Ticket> submit(const std::shared_ptr<Call>& call);
+
+  // Returns once every execution that was submitted before has begun: what weights hold from now
+  // on is no matter of theirs. Not with the GIL. Throws ExecutionError inside a launch of this very
+  // executable, whose end it would wait for, and after close.
+  void wait_for_submitted();
+
+  // Takes the storages that the weights' tensors have now.
+  void rebind_weights();
+
+  // Refuses what an execution would refuse before it runs, for whoever changes state ahead of it.
+  // Does not wait for executions in flight.
+  void check_ready() const;
+
+  LastExecution last_execution() const;
+
+  // Of submit, by number, in the resident's words.
+  const std::vector<std::string>& substages() const { return substages_; }
+
+  // What the first execution that ended well proved; nothing before.
+  std::optional<Proof> proof() const;
+
+  // The latest one that streamed weights while a timeline asked how they came, and was measured.
+  LastExecution last_traced() const;
+
+  // Records the executions that end between the two calls. Throws ExecutionError if recording is
+  // on already.
+  void start_trace();
+  std::vector<ExecutionTrace> stop_trace();
+
+  // How often recording has read the clock.
+  std::uint64_t trace_clock_reads() const { return trace_clock_reads_; }
+
+  // Waits for what is in flight; later executions fail.
+  void close() noexcept;
+
+  // After close: gives back the buffers of copied inputs and outputs. No call may be bound to the
+  // spec meanwhile or afterwards.
+  void release_buffers() noexcept { offload::release_buffers(spec_); }
+  bool closed() const { return closed_; }
+
+ private:
+  void run(Call& call, bool queued);
+  void run_queued(Call& call);
+  static void run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> call,
+                            std::shared_ptr<const HeldStorages> held,
+                            std::shared_ptr<Ticket> ticket);
+  void enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on);
+  void refuse_inside_launch() const;
+  void refuse_run() const;
+  std::shared_ptr<const HeldStorages> hold_memory(Call& call) const;
+  void copy_inputs(const Call& call, LastExecution& execution, ExecutionTrace* trace);
+  void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);
+  void launch(LastExecution& execution, ExecutionTrace* trace);
+  void note_proof(LastExecution& execution);
+  void note_weights(LastExecution& execution, ExecutionTrace* trace);
+  void hand_out(Call& call, ExecutionTrace* trace);
+  void keep(const LastExecution& execution, std::optional<ExecutionTrace> trace);
+  void bind(const Call& call);
+  Resident* copier() const { return streamed_ ? resident_.get() : nullptr; }
+  std::uint64_t feature_map_address(const Call& call);
+
+  CallSpec spec_;
+  std::shared_ptr<Resident> resident_;
+  Header header_;
+  Weights weights_;                   // changed under both mutexes, read under either
+  mutable std::mutex weights_mutex_;  // taken after the execution mutex
+  bool streamed_;
+  bool streams_weights_;
+  std::vector<std::string> substages_;
+  std::uint64_t arena_address_;  // the resident's own; 0: arena_
+  std::uint64_t lease_id_;
+  c10::DataPtr arena_;
+  std::atomic<bool> closed_ = false;  // nothing new is taken
+  bool running_ = false;              // under the execution mutex
+  bool released_ = false;             // and nothing taken before is left
+  std::mutex close_mutex_;
+  mutable std::mutex last_mutex_;
+  LastExecution last_;
+  LastExecution last_traced_;
+  std::optional<Proof> proof_;
+  bool has_run_ = false;                               // under the execution mutex
+  std::optional<std::vector<ExecutionTrace>> traces_;  // while recording; under last_mutex_
+  std::atomic<std::uint64_t> trace_clock_reads_ = 0;
+  Lane lane_;  // after what it uses, so that its thread ends first
+  std::optional<HostScheduler> host_scheduler_;
+  // Of a streamed executable: waits for the device, ticket by ticket, while the lane goes on.
+  std::optional<Lane> finisher_;
+};
+
+}  // namespace offload
