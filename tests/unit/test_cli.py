@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 import offload
 from offload import cli
-from offload.commands import demo
+from offload.commands import demo, doctor, plan_memory
 from offload.compile.cache import KernelCache
 from offload.compile.toolchain import CompilerMissing
 from offload.errors import BackendUnavailable
@@ -226,7 +226,7 @@ def test_plan_memory_hands_its_options_on(tmp_path: Path, monkeypatch: pytest.Mo
         given.update(options, n=len(intervals))
         return Placement(tuple(0 for _ in intervals), 8, 8, "test", 1)
 
-    monkeypatch.setattr(cli, "place_intervals", place)
+    monkeypatch.setattr(plan_memory, "place_intervals", place)
     (tmp_path / "rows.csv").write_text(ROWS)
     offload_command("plan-memory", tmp_path / "rows.csv", "--steps", 5, "--capacity", 9)
     assert given == {"n": 4, "alignment_bytes": 1, "capacity_bytes": 9, "search_steps": 5}
@@ -287,7 +287,7 @@ def test_doctor_names_the_compiler_and_the_cache(monkeypatch: pytest.MonkeyPatch
     def missing() -> None:
         raise CompilerMissing("no C++ compiler")
 
-    monkeypatch.setattr(cli, "find_compiler", missing)
+    monkeypatch.setattr(doctor, "find_compiler", missing)
     result = offload_command("doctor")
     assert re.search(r"compiler of kernels +│ \(no C\+\+ compiler\)", result.output)
     assert str(KernelCache().folder) in result.output
@@ -369,8 +369,8 @@ def test_doctor_says_why_a_backend_is_missing(monkeypatch: pytest.MonkeyPatch) -
         def machine(self) -> None:
             raise BackendUnavailable("libabacus.so is not installed")
 
-    monkeypatch.setattr(cli, "backend_names", lambda: ("abacus",))
-    monkeypatch.setattr(cli, "find_backend", lambda name: Missing())
+    monkeypatch.setattr(doctor, "backend_names", lambda: ("abacus",))
+    monkeypatch.setattr(doctor, "find_backend", lambda name: Missing())
     result = offload_command("doctor")
     assert result.exit_code == 0
     assert re.search(r"abacus +│ no +│ libabacus.so is not installed", result.output)

@@ -295,7 +295,7 @@ def test_long_captures_and_files_show_themselves(
     terminal: Terminal, at_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown_at_once = lambda given=None, after_s=0: telling(given, after_s=0)  # noqa: E731
-    for module in ("block_recording", "captured", "load"):
+    for module in ("api.block_recording", "api.captured", "load.pipeline"):
         monkeypatch.setattr(sys.modules[f"offload.{module}"], "telling", shown_at_once)
     with terminal:
         captured = offload.capture(torch.nn.Linear(64, 64), torch.ones(2, 64))
@@ -316,7 +316,7 @@ SILENT = """
 import sys
 import offload
 assert "rich.progress" not in sys.modules
-from offload.progress import advance, stage, telling
+from offload.console.progress import advance, stage, telling
 with telling(after_s=0), stage("never", 2):
     advance()
 assert "rich.progress" not in sys.modules

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import offload
-from offload.plan import row_reads, weight_demand
+from offload.plan import RowReads, row_reads, weight_demand
 
 
 def program_of(function, *inputs):
@@ -40,7 +40,7 @@ def test_a_table_of_an_embedding(dtype, shape):
     found = reads_of(Words(padding_idx=3), torch.zeros(shape, dtype=dtype))
     assert list(found) == ["words.weight"]
     n_rows = torch.zeros(shape).numel()
-    assert found["words.weight"] == offload.passes.RowReads(8 * 4, (n_rows,))
+    assert found["words.weight"] == RowReads(8 * 4, (n_rows,))
     assert found["words.weight"].most_bytes == n_rows * 32
 
 

@@ -221,7 +221,7 @@ def test_a_missing_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, method: str
 ) -> None:
     for name in list(sys.modules):
-        if name.startswith("offload.timeline.") or name.partition(".")[0] == package:
+        if name.startswith("offload.observe.timelines.") or name.partition(".")[0] == package:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(OffloadError, match=rf"needs {package}.*pip install 'offload\[pictures\]'"):

@@ -1,4 +1,4 @@
-"""Places values of known lifetimes in one arena. The work is done in native/core/placement*.cpp."""
+"""Places values of known lifetimes in one arena. The work is done in native/plan/placement*.cpp."""
 
 from __future__ import annotations
 

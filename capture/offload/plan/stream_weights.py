@@ -1,4 +1,4 @@
-"""Plans weight streaming under a budget. The search is done in native/core/streaming_search.cpp."""
+"""Plans weight streaming under a budget. The search is done in native/plan/streaming_search.cpp."""
 
 from __future__ import annotations
 

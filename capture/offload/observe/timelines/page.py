@@ -37,7 +37,7 @@ def save_page(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         timeline: at least one execution with spans.
         path: of the page.
     """
-    source = importlib.resources.files("offload.timeline").joinpath("page.html")
+    source = importlib.resources.files("offload.observe.timelines").joinpath("page.html")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
