@@ -19,7 +19,8 @@ from decoders import ALIGNMENT_BYTES, GRANULE_BYTES, LINK, LLAMA_8B, LLAMA_70B, 
 from measurements import Case, Curve, counted_figure, counted_ratio, figure_of, ratio_of
 from offload.plan import check_streaming, roofline_ns, simulate_streaming, stream_weights
 from offload.plan.simulate_streaming import simulate_transfers
-from offload.plan.streaming import Streaming, Transfer, WeightDemand
+from offload.plan.steps import Transfer
+from offload.plan.streaming import Streaming, WeightDemand
 from turns import take_single_turns
 
 BUDGETS_PERCENT = (15, 30, 50, 70, 85, 95)
@@ -83,7 +84,7 @@ def leading_layers_ns(decoder: Decoder, demand: WeightDemand, budget_bytes: int)
 
 
 def _transfer(first: int, after: int, same_pass: bool, n_launches: int) -> Transfer:
-    return Transfer(0, first, first, after % n_launches, 0 if same_pass else -1)
+    return Transfer(0, first, after % n_launches, 0 if same_pass else -1)
 
 
 def percents(values: list[float]) -> Curve:

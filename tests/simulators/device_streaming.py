@@ -186,10 +186,11 @@ def check(run, inputs, expected, settle=lambda run: None) -> None:
 
 def poison_after_last_use(backend, run) -> None:
     """Overwrite each streamed weight when the last launch that reads it has ended."""
-    plan = run.streaming.plan
+    readers = {value: one.index for one in run.program.launches for value in one.reads}
     last = {}
-    for one in plan.transfers:
-        last.setdefault(one.last_launch, []).append(plan.pieces[one.piece])
+    for piece in run.streaming.plan.pieces:
+        if piece.streamed:
+            last.setdefault(readers[piece.value], []).append(piece)
 
     def poison(launch) -> None:
         if run.closed:

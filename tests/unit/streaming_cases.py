@@ -11,7 +11,8 @@ import torch
 from hypothesis import strategies as st
 
 from offload.plan.simulate_streaming import simulate_transfers
-from offload.plan.streaming import Link, Streaming, Transfer, WeightDemand, WeightUse
+from offload.plan.steps import Copy, Record, Run, Transfer, Wait, prologue
+from offload.plan.streaming import Link, Streaming, WeightDemand, WeightUse
 
 GRANULE = 4096
 ALIGNMENT = 256
@@ -79,18 +80,17 @@ class Stuck(Exception):
 
 
 class Interpreter:
-    """Executes a plan on memory in which each cell of ALIGNMENT bytes holds a tag.
+    """Carries out the steps of a plan on memory in which each cell of ALIGNMENT bytes holds a tag.
 
-    A tag is (weight, offset in it, pass), or None: poison. A transfer poisons its cells while it
-    runs, and what it brought is poisoned when the last launch that reads it has ended. Which lane
-    moves next is drawn.
+    A tag is (weight, offset in it), or None: poison. A copy poisons its cells while it runs. Which
+    lane moves next is drawn; launches and copies take two moves, so that others move meanwhile.
     """
 
     def __init__(self, demand: WeightDemand, streaming: Streaming, seed: int) -> None:
         self.demand, self.plan = demand, streaming
         self.draw = random.Random(seed)
-        self.copies_first = self.draw.choice((0.05, 0.5, 0.95))
-        self.n_launches, self.n_transfers = len(demand.launch_ns), len(streaming.transfers)
+        self.eager_lane = self.draw.randrange(len(streaming.lanes))
+        self.eagerness = self.draw.choice((0.5, 0.95))
         n_cells = max(
             (
                 -(-one.memory_offset_bytes // ALIGNMENT) + -(-one.size_bytes // ALIGNMENT)
@@ -100,86 +100,84 @@ class Interpreter:
         )
         self.gathered = {one.value for one in streaming.gathers}
         self.cells: list[tuple | None] = [None] * n_cells
-        self.launched = self.copied = 0  # ended, over all passes
-        self.launching = self.copying = False
         self.pieces_of: dict[int, list] = {}
         for piece in streaming.pieces:
             self.pieces_of.setdefault(piece.value, []).append(piece)
             if not piece.streamed:
-                self._fill(piece, None)
+                self._fill(piece)
+        self.events: set[tuple[int, int]] = set()
+        for lane in streaming.lanes:
+            for step in prologue(lane):
+                if isinstance(step, Copy):
+                    self._fill(streaming.pieces[step.piece])
+                else:
+                    self.events.add((step.event, -1))
+        # By lane: which execution, which step of it, and how far that is.
+        self.at = [[0, 0, 0] for _ in streaming.lanes]
 
     def run(self, n_passes: int) -> None:
-        while self.launched < n_passes * self.n_launches:
-            moves = [move for move in (self._copy_lane, self._compute_lane) if move(True)]
-            if not moves:
+        lanes = range(len(self.plan.lanes))
+        while any(self.at[lane][0] < n_passes for lane in lanes):
+            free = [lane for lane in lanes if self.at[lane][0] < n_passes and self._may_go_on(lane)]
+            if not free:
                 raise Stuck
-            if len(moves) == 2:
-                moves = [moves[0] if self.draw.random() < self.copies_first else moves[1]]
-            moves[0](False)
+            if self.eager_lane in free and self.draw.random() < self.eagerness:
+                free = [self.eager_lane]
+            self._go_on(self.draw.choice(free))
 
-    def _copy_lane(self, ask: bool) -> bool:
-        if not self.n_transfers:
-            return False
-        number, index = divmod(self.copied, self.n_transfers)
-        one = self.plan.transfers[index]
-        piece = self.plan.pieces[one.piece]
-        if self.copying:
-            if not ask:
-                self._fill(piece, number)
-                self.copying, self.copied = False, self.copied + 1
+    def _may_go_on(self, lane: int) -> bool:
+        execution, index, _ = self.at[lane]
+        step = self.plan.lanes[lane].steps[index]
+        if not isinstance(step, Wait):
             return True
-        after = (number + one.after_pass) * self.n_launches + one.after_launch
-        if self.launched <= after:
-            return False
-        if not ask:
+        if (step.event, execution - step.age) in self.events:
+            return True
+        return execution == 0 and step.age == 1 and self._is_recorded(step.event)
+
+    def _is_recorded(self, event: int) -> bool:
+        return any(Record(event) in lane.steps for lane in self.plan.lanes)
+
+    def _go_on(self, lane: int) -> None:
+        execution, index, moves = self.at[lane]
+        steps = self.plan.lanes[lane].steps
+        step = steps[index]
+        n_moves = 1
+        if isinstance(step, Record):
+            self.events.add((step.event, execution))
+        elif isinstance(step, Copy):
+            n_moves = 2
+            piece = self.plan.pieces[step.piece]
             for cell, _ in self._cells(piece):
                 self.cells[cell] = None
-            self.copying = True
-        return True
-
-    def _compute_lane(self, ask: bool) -> bool:
-        number, launch = divmod(self.launched, self.n_launches)
-        if not self.launching:
-            for index, one in enumerate(self.plan.transfers):
-                if one.first_launch == launch and number * self.n_transfers + index >= self.copied:
-                    return False
-        if not ask:
-            self._read(launch, number)
-            if self.launching:
-                self.launched += 1
-                self._poison(launch, number)
-            self.launching = not self.launching
-        return True
+            if moves == 1:
+                self._fill(piece)
+        elif isinstance(step, Run):
+            n_moves = 2 * (step.last - step.first)
+            self._read(step.first + moves // 2, execution)
+        if moves + 1 < n_moves:
+            self.at[lane][2] = moves + 1
+        elif index + 1 < len(steps):
+            self.at[lane] = [execution, index + 1, 0]
+        else:
+            self.at[lane] = [execution + 1, 0, 0]
 
     def _cells(self, piece) -> Iterator[tuple[int, int]]:
         first = piece.memory_offset_bytes // ALIGNMENT
         for step in range(-(-piece.size_bytes // ALIGNMENT)):
             yield first + step, piece.offset_bytes + step * ALIGNMENT
 
-    def _fill(self, piece, number: int | None) -> None:
+    def _fill(self, piece) -> None:
         for cell, offset in self._cells(piece):
-            self.cells[cell] = (piece.value, offset, number)
+            self.cells[cell] = (piece.value, offset)
 
-    def _read(self, launch: int, number: int) -> None:
+    def _read(self, launch: int, execution: int) -> None:
         for weight in self.demand.weights:
             if launch not in weight.launches or weight.value in self.gathered:
                 continue
             for piece in self.pieces_of[weight.value]:
                 for cell, offset in self._cells(piece):
-                    tag = (weight.value, offset, number if piece.streamed else None)
-                    if self.cells[cell] != tag:
-                        raise WrongBytes(f"launch {launch} of pass {number}: {self.cells[cell]}")
-
-    def _poison(self, launch: int, number: int) -> None:
-        for weight in self.demand.weights:
-            if weight.value in self.gathered:
-                continue
-            if weight.launches and weight.launches[-1] == launch:
-                for piece in self.pieces_of[weight.value]:
-                    for cell, _ in self._cells(piece) if piece.streamed else ():
-                        found = self.cells[cell]
-                        if found and found[0] == weight.value and found[2] == number:
-                            self.cells[cell] = None
+                    if self.cells[cell] != (weight.value, offset):
+                        raise WrongBytes(f"launch {launch} of {execution}: {self.cells[cell]}")
 
 
 # ---- by brute force -----------------------------------------------------------------------------
@@ -258,7 +256,7 @@ def _best_positions_ns(demand, order, link: Link, room: int, unit: int) -> float
     best = float("inf")
     for steps in waits:
         transfers = [
-            Transfer(0, one.launches[0], one.launches[-1], step % n_launches, step // n_launches)
+            Transfer(0, one.launches[0], step % n_launches, step // n_launches)
             for one, step in zip(order, steps, strict=True)
         ]
         found = simulate_transfers(demand.launch_ns, transfers, bytes_of, link)

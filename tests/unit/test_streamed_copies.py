@@ -23,7 +23,8 @@ from offload.backends.captured.streamed_copies import (
 )
 from offload.errors import CaptureError
 from offload.plan import NodeGraph
-from offload.plan.streaming import Piece, Streaming, StreamingFloor, Transfer
+from offload.plan.steps import Transfer, streaming_lanes
+from offload.plan.streaming import Piece, Streaming, StreamingFloor
 
 N_BYTES = 4096
 PROGRAM: Any = SimpleNamespace(
@@ -42,11 +43,14 @@ def streaming_of(places: tuple[int, ...] = (0, 1, 0, 1)) -> Streaming:
         pieces=tuple(
             Piece(index, 0, N_BYTES, place * N_BYTES, True) for index, place in enumerate(places)
         ),
-        transfers=(
-            Transfer(0, 0, 0, 2, -1),
-            Transfer(1, 1, 1, 3, -1),
-            Transfer(2, 2, 2, 0, 0),
-            Transfer(3, 3, 3, 1, 0),
+        lanes=streaming_lanes(
+            4,
+            [
+                Transfer(0, 0, 2, -1),
+                Transfer(1, 1, 3, -1),
+                Transfer(2, 2, 0, 0),
+                Transfer(3, 3, 1, 0),
+            ],
         ),
         period_ns=0.0,
         compute_ns=0.0,

@@ -16,18 +16,29 @@ from streaming_cases import (
 
 from offload.errors import PlanError
 from offload.plan import check_streaming, stream_weights
-from offload.plan.streaming import Piece, Streaming, StreamingFloor, Transfer
+from offload.plan.steps import (
+    Copy,
+    Lane,
+    LaneKind,
+    Record,
+    Run,
+    Transfer,
+    Wait,
+    launch_lane,
+    streaming_lanes,
+)
+from offload.plan.streaming import Piece, Streaming, StreamingFloor, WeightDemand, WeightUse
 
 FLOOR = StreamingFloor(0, 0, 0, 0, "", 0.0)
 
 
-def streaming(pieces, transfers, memory_bytes):
+def streaming(pieces, lanes, memory_bytes):
     return Streaming(
         budget_bytes=memory_bytes,
         memory_bytes=memory_bytes,
         granule_bytes=GRANULE,
         pieces=tuple(pieces),
-        transfers=tuple(transfers),
+        lanes=tuple(lanes),
         period_ns=0.0,
         compute_ns=0.0,
         roofline_ns=0.0,
@@ -43,12 +54,11 @@ def in_slots(slots, after, size_bytes=8192):
         Piece(index, 0, size_bytes, slot * size_bytes, True) for index, slot in enumerate(slots)
     ]
     transfers = [
-        Transfer(index, index, index, step % n_launches, step // n_launches)
+        Transfer(index, index, step % n_launches, step // n_launches)
         for index, step in enumerate(after)
     ]
-    return chain([size_bytes] * n_launches), streaming(
-        pieces, transfers, (max(slots) + 1) * size_bytes
-    )
+    lanes = streaming_lanes(n_launches, transfers)
+    return chain([size_bytes] * n_launches), streaming(pieces, lanes, (max(slots) + 1) * size_bytes)
 
 
 def outcomes(demand, plan, n_timings=30):
@@ -66,9 +76,33 @@ def outcomes(demand, plan, n_timings=30):
 
 
 def replaced(plan, index, **changes):
+    """With a transfer that is another one."""
     transfers = list(plan.transfers)
     transfers[index] = dataclasses.replace(transfers[index], **changes)
-    return dataclasses.replace(plan, transfers=tuple(transfers))
+    n_launches = max(one.last for one in plan.lanes[0].steps if isinstance(one, Run))
+    lanes = streaming_lanes(n_launches, transfers)
+    return dataclasses.replace(plan, lanes=lanes)
+
+
+def with_steps(plan, lane, steps):
+    """With other steps of a lane."""
+    lanes = list(plan.lanes)
+    lanes[lane] = dataclasses.replace(lanes[lane], steps=tuple(steps))
+    return dataclasses.replace(plan, lanes=tuple(lanes))
+
+
+def without(plan, lane, kind, which=0):
+    """Without one of the steps of a kind."""
+    steps = list(plan.lanes[lane].steps)
+    steps.remove([one for one in steps if isinstance(one, kind)][which])
+    return with_steps(plan, lane, steps)
+
+
+def lanes_of(launches, copies):
+    return (
+        Lane(LaneKind.LAUNCHES, tuple(launches)),
+        Lane(LaneKind.COPIES, tuple(copies)),
+    )
 
 
 def moved(plan, index, **changes):
@@ -86,7 +120,7 @@ def test_three_units_in_two_slots():
     check_streaming(*right)
     assert outcomes(*right) == {"right"}
     demand, drifting = in_slots([0, 1, 0], [-2, -1, 0])  # each waits for the unit two before
-    with pytest.raises(PlanError, match=r"transfer 0 of weight 0 may overwrite what transfer 2"):
+    with pytest.raises(PlanError, match=r"(?=.*the copy of weight 0)(?=.*launch 2)"):
         check_streaming(demand, drifting)
     assert "wrong" in outcomes(demand, drifting)
 
@@ -94,8 +128,8 @@ def test_three_units_in_two_slots():
 def test_a_write_before_the_last_reader():
     demand, plan = in_slots([0, 0, 1, 1], [-1, 0, -1, 2])
     check_streaming(demand, plan)
-    early = replaced(plan, 1, after_launch=3, after_pass=-1)
-    with pytest.raises(PlanError, match=r"transfer 1 .* transfer 0 .* before launch 0"):
+    early = without(plan, 1, Wait)  # of the launch whose weight lies there
+    with pytest.raises(PlanError, match=r"(?=.*the copy of weight 1)(?=.*launch 0)"):
         check_streaming(demand, early)
     assert "wrong" in outcomes(demand, early)
 
@@ -104,33 +138,41 @@ def test_a_write_over_the_pass_before():
     demand, plan = in_slots([0, 1, 2], [-3, -2, -1])
     check_streaming(demand, plan)
     early = replaced(plan, 2, after_launch=1)
-    with pytest.raises(PlanError, match=r"transfer 2 .* transfer 2 .* before launch 2"):
+    with pytest.raises(PlanError, match=r"(?=.*the copy of weight 2)(?=.*launch 2)"):
         check_streaming(demand, early)
     assert "wrong" in outcomes(demand, early)
 
 
 def test_a_read_before_arrival():
     demand, plan = in_slots([0, 1, 2], [-3, -2, -1])
-    late = replaced(plan, 1, first_launch=2)
-    with pytest.raises(PlanError, match=r"transfer 1 of weight 1 is for launches 2 to 1"):
+    late = without(plan, 0, Wait, which=1)
+    with pytest.raises(PlanError, match=r"(?=.*launch 1)(?=.*the copy of weight 1)"):
+        check_streaming(demand, late)
+    assert "wrong" in outcomes(demand, late)
+
+
+def test_what_the_execution_before_should_have_brought():
+    demand, plan = in_slots([0, 1, 2], [-3, -2, -1])
+    steps = [
+        dataclasses.replace(one, age=0) if isinstance(one, Wait) else one
+        for one in plan.lanes[0].steps
+    ]
+    stuck = with_steps(plan, 0, steps)
+    with pytest.raises(PlanError, match="lanes wait for one another"):
+        check_streaming(demand, stuck)
+    assert outcomes(demand, stuck) == {"stuck"}
+    late = with_steps(plan, 1, [dataclasses.replace(one, ahead=0) if isinstance(one, Copy) else one
+                                for one in plan.lanes[1].steps])  # fmt: skip
+    with pytest.raises(PlanError, match="launch 0 would not find what it reads"):
         check_streaming(demand, late)
     assert "wrong" in outcomes(demand, late)
 
 
 def test_what_waits_for_itself():
-    demand, plan = in_slots([0, 1, 2], [-3, -2, -1])
-    stuck = replaced(plan, 1, after_launch=1, after_pass=0)
-    with pytest.raises(PlanError, match=r"launch 1 waits for transfer 1"):
-        check_streaming(demand, stuck)
-    assert outcomes(demand, stuck) == {"stuck"}
-
-
-def test_a_cycle_over_two_transfers():
-    demand, plan = in_slots([0, 1, 2], [-3, -2, -1])
-    plan = dataclasses.replace(plan, transfers=(plan.transfers[2], *plan.transfers[:2]))
-    check_streaming(demand, plan)  # another order, and nothing waits
-    stuck = replaced(plan, 0, after_launch=0, after_pass=0)
-    with pytest.raises(PlanError, match=r"launch 0 waits for transfer 1 .* launch 0 of the same"):
+    demand, plan = in_slots([0, 1, 2], [-3, 0, 1])
+    check_streaming(demand, plan)
+    stuck = replaced(plan, 1, after_launch=1)
+    with pytest.raises(PlanError, match="lanes wait for one another: the lane of launches at"):
         check_streaming(demand, stuck)
     assert outcomes(demand, stuck) == {"stuck"}
 
@@ -141,11 +183,53 @@ def test_an_earlier_transfer_may_wait_on_behalf_of_a_later_one():
     assert outcomes(demand, plan) == {"right"}
 
 
+def test_a_piece_may_be_copied_twice_in_an_execution():
+    """As a block that distant launches share: its place serves another one meanwhile."""
+    shared = WeightUse(0, 8192, (0, 2), "shared")
+    demand = WeightDemand((1.0,) * 3, (shared, WeightUse(1, 8192, (1,), "between")))
+    pieces = [Piece(0, 0, 8192, 0, True), Piece(1, 0, 8192, 0, True)]
+    launches = [
+        Wait(3, age=1),
+        Run(0, 1), Record(0), Wait(2), Run(1, 2), Record(1), Wait(3), Run(2, 3),
+    ]  # fmt: skip
+    copies = [Wait(0), Copy(1), Record(2), Wait(1), Copy(0), Record(3)]
+    plan = streaming(pieces, lanes_of(launches, copies), 8192)
+    with pytest.raises(PlanError, match="launch 0 would not find what it reads"):
+        check_streaming(demand, plan)
+    assert "wrong" in outcomes(demand, plan)
+    copies[4] = Copy(0, ahead=1)
+    check_streaming(demand, with_steps(plan, 1, copies))
+    assert outcomes(demand, with_steps(plan, 1, copies)) == {"right"}
+    late = with_steps(plan, 1, [*copies[:3], *copies[4:]])  # does not wait for launch 1
+    with pytest.raises(PlanError, match=r"(?=.*the copy of shared)(?=.*launch 1)"):
+        check_streaming(demand, late)
+    assert "wrong" in outcomes(demand, late)
+
+
+def test_steps_that_are_no_order():
+    demand, plan = in_slots([0, 1, 2], [-3, 0, 1])
+    launches, copies = (lane.steps for lane in plan.lanes)
+    wrong = {
+        "recorded twice": with_steps(plan, 1, [*copies, copies[-1]]),
+        "each of 3 launches once": with_steps(plan, 0, [*launches, Run(4, 5)]),
+        "each of 3 launches": with_steps(plan, 0, launches[:-1]),
+        "in wrong order": with_steps(plan, 0, [Run(1, 2), Run(0, 1), Run(2, 3)]),
+        "an event of this execution or the one before": with_steps(
+            plan, 1, [Wait(copies[0].event, age=2), *copies]
+        ),
+        "got Wait": with_steps(plan, 1, [Wait(99), *copies]),
+        "piece 7 is copied": with_steps(plan, 1, [*copies, Copy(7)]),
+    }
+    for message, mutated in wrong.items():
+        with pytest.raises(PlanError, match=message):
+            check_streaming(demand, mutated)
+
+
 def test_a_ring_over_a_resident_weight():
     demand = chain([8192, 8192])
     plan = streaming(
         [Piece(0, 0, 8192, 0, False), Piece(1, 0, 8192, 4096, True)],
-        [Transfer(1, 1, 1, 1, -1)],
+        streaming_lanes(2, [Transfer(1, 1, 1, -1)]),
         1 << 20,
     )
     with pytest.raises(PlanError, match=r"weight 1 at byte 4096 .* overlaps one of weight 0"):
@@ -161,7 +245,7 @@ def test_a_resident_weight_inside_a_large_streamed_one():
             Piece(1, 0, 65536, 4096, True),
             Piece(2, 0, 4096, 8192, False),
         ],
-        [Transfer(1, 1, 1, 1, -1)],
+        streaming_lanes(3, [Transfer(1, 1, 1, -1)]),
         1 << 20,
     )
     with pytest.raises(PlanError, match="weight 2 at byte 8192"):
@@ -179,7 +263,7 @@ def test_pieces_and_budget():
             Piece(0, GRANULE, 2 * GRANULE, GRANULE, True),
             Piece(1, 0, 8192, 3 * GRANULE, False),
         ],
-        [Transfer(1, 0, 0, 0, -1)],
+        streaming_lanes(2, [Transfer(1, 0, 0, -1)]),
         5 * GRANULE,
     )
     check_streaming(demand, right)
@@ -197,20 +281,15 @@ def test_pieces_and_budget():
             size_bytes=2 * GRANULE + 256,
         ),
         "pieces of no weight": moved(right, 2, value=7),
-        "not streamed or was brought": replaced(right, 0, piece=0),
-        "no transfer brings weight 0": dataclasses.replace(right, transfers=()),
+        "piece 0 of weight 0 is copied, and is no streamed": replaced(right, 0, piece=0),
+        "nothing copies weight 0": dataclasses.replace(right, lanes=(launch_lane(2),)),
         "do not stand side by side": dataclasses.replace(
             right, pieces=(right.pieces[0], right.pieces[2], right.pieces[1])
         ),
-        "there are 2 launches": replaced(right, 0, after_launch=2),
-        "of pass -2": replaced(right, 0, after_pass=-2),
     }
     for message, plan in wrong.items():
         with pytest.raises(PlanError, match=message):
             check_streaming(demand, plan)
-    twice = dataclasses.replace(right, transfers=right.transfers * 2)
-    with pytest.raises(PlanError, match="was brought"):
-        check_streaming(demand, twice)
 
 
 def test_a_weight_that_must_stay():
@@ -225,24 +304,34 @@ def test_a_weight_that_must_stay():
 
 
 @st.composite
+def other_steps(draw, plan, lane):
+    """The steps of a lane, one of which is left out, stands elsewhere, or is another one."""
+    steps = list(plan.lanes[lane].steps)
+    index = draw(st.integers(0, len(steps) - 1))
+    match draw(st.sampled_from(["left out", "moved", "twice", "changed"])):
+        case "left out":
+            del steps[index]
+        case "moved":
+            steps.insert(draw(st.integers(0, len(steps) - 1)), steps.pop(index))
+        case "twice":
+            steps.insert(draw(st.integers(0, len(steps))), steps[index])
+        case "changed":
+            field = draw(st.sampled_from([one.name for one in dataclasses.fields(steps[index])]))
+            value = draw(st.integers(0, 1 if field in ("age", "ahead") else 2 * len(steps)))
+            steps[index] = dataclasses.replace(steps[index], **{field: value})
+    return steps
+
+
+@st.composite
 def mutations(draw):
-    """A plan of the planner, and that plan with one field of one piece or transfer changed."""
+    """A plan of the planner, and that plan with one step, or one field of a piece, changed."""
     demand = draw(demands(most_weights=8))
     roomy = _plan(demand, 1 << 40)
     floor, full = roomy.floor.required_bytes, roomy.memory_bytes
     plan = _plan(demand, draw(st.integers(floor, full)))
-    n_launches = len(demand.launch_ns)
     if plan.transfers and draw(st.booleans()):
-        index = draw(st.integers(0, len(plan.transfers) - 1))
-        field = draw(
-            st.sampled_from(["piece", "first_launch", "last_launch", "after_launch", "after_pass"])
-        )
-        limits = {"piece": (0, len(plan.pieces) - 1), "after_pass": (-2, 1)}
-        value = draw(st.integers(*limits.get(field, (-1, n_launches))))
-        return demand, plan, replaced(plan, index, **{field: value})
-    if plan.transfers and draw(st.booleans()):
-        order = draw(st.permutations(plan.transfers))
-        return demand, plan, dataclasses.replace(plan, transfers=tuple(order))
+        lane = draw(st.integers(0, 1))
+        return demand, plan, with_steps(plan, lane, draw(other_steps(plan, lane)))
     index = draw(st.integers(0, len(plan.pieces) - 1))
     field = draw(st.sampled_from(["offset_bytes", "size_bytes", "memory_offset_bytes", "streamed"]))
     value = ALIGNMENT * draw(st.integers(0, plan.memory_bytes // ALIGNMENT))

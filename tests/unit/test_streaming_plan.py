@@ -22,7 +22,8 @@ from offload.backends.ascend.torch_memory import TorchMemoryUnit
 from offload.errors import PlanError
 from offload.plan import check_streaming, roofline_ns, simulate_streaming, stream_weights
 from offload.plan.simulate_streaming import simulate_transfers, transfer_ns
-from offload.plan.streaming import Link, MemoryUnit, Transfer, WeightDemand, WeightUse
+from offload.plan.steps import Transfer
+from offload.plan.streaming import Link, MemoryUnit, WeightDemand, WeightUse
 
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -342,7 +343,7 @@ def test_the_simulation_equals_a_plain_one(case):
 
 
 def test_times_of_a_pass():
-    transfers = [Transfer(0, 0, 0, 1, -1), Transfer(1, 1, 1, 0, 0)]  # one place for both
+    transfers = [Transfer(0, 0, 1, -1), Transfer(1, 1, 0, 0)]  # one place for both
     found = simulate_transfers((3.0, 4.0), transfers, (10, 20), Link(1e9, 0))
     assert found.period_ns == 37
     assert found.transfer_begin_ns == (0, 13)
@@ -352,7 +353,7 @@ def test_times_of_a_pass():
 
 def test_what_waits_for_itself_is_refused():
     with pytest.raises(PlanError, match="waits for launch 1 of the same pass"):
-        simulate_transfers((1.0, 1.0), [Transfer(0, 1, 1, 1, 0)], (10,), LINK)
+        simulate_transfers((1.0, 1.0), [Transfer(0, 1, 1, 0)], (10,), LINK)
 
 
 # ---- execution ----------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def native_weights(
 
 
 def native_transfers(
-    streaming: Streaming, sources: Sources
+    program: Program, streaming: Streaming, sources: Sources
 ) -> list[tuple[int, int, int, int, int, int]]:
     """The transfers of a pass, for the native side: weights and their pieces by number."""
     numbers = {value: number for number, value in enumerate(sources)}
@@ -81,11 +81,12 @@ def native_transfers(
         if piece.value in numbers and piece.size_bytes:
             places[index] = (numbers[piece.value], n_pieces[piece.value])
             n_pieces[piece.value] += 1
+    last_launch = {value: launch.index for launch in program.launches for value in launch.reads}
     return [
         (
             *places[one.piece],
             one.first_launch,
-            one.last_launch,
+            last_launch[streaming.pieces[one.piece].value],
             one.after_launch,
             one.after_pass,
         )

@@ -1,16 +1,13 @@
-"""Checks a plan of weight streaming, whoever made it, by the order that it guarantees alone.
-
-What is guaranteed, at any speed of either lane: launches run in order, so do transfers; a transfer
-begins after its `after_launch` and thereby after what any earlier transfer waited for; a launch
-begins after the transfers whose `first_launch` it is.
-"""
+"""Checks a plan of weight streaming: its pieces, and by `check_steps` its order."""
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
+from collections.abc import Iterator
 
 from offload.errors import PlanError
+from offload.plan.check_steps import Touch, check_steps
+from offload.plan.steps import Copy
 from offload.plan.streaming import Piece, Streaming, WeightDemand, WeightUse
 
 
@@ -21,19 +18,18 @@ def check_streaming(demand: WeightDemand, streaming: Streaming) -> None:
         PlanError: the pieces are not the weights whose rows are not gathered; rows are gathered for
             other launches than those that read them, or of a weight that stays or is no table;
             something lies outside of the memory, or the memory exceeds the budget; a piece that is
-            cut lies where it cannot be mapped; a streamed piece has not just one transfer, or one
-            that is not for its readers; transfers and launches wait for each other; or bytes are
-            overwritten before their last reader has ended. The message names the weights, transfers
-            and launches.
+            cut lies where it cannot be mapped; a streamed piece is not copied, or another one is;
+            or the order of steps does not protect a weight, as `check_steps` says. The message
+            names the weights and launches.
     """
     weights = {weight.value: weight for weight in demand.weights}
     gathered = _check_gathers(weights, streaming)
     _check_pieces(
         {value: one for value, one in weights.items() if value not in gathered}, streaming
     )
-    _check_transfers(weights, len(demand.launch_ns), streaming)
+    _check_copies(weights, streaming)
     _check_resident(weights, streaming)
-    _check_ring(weights, len(demand.launch_ns), streaming)
+    _check_order(weights, len(demand.launch_ns), streaming)
 
 
 def _check_gathers(weights: dict[int, WeightUse], streaming: Streaming) -> set[int]:
@@ -106,34 +102,21 @@ def _check_weight(weight: WeightUse, pieces: list[Piece], streaming: Streaming) 
         raise PlanError(f"{weight.name}: expected pieces of {weight.size_bytes} bytes, got {at}")
 
 
-def _check_transfers(weights: dict[int, WeightUse], n_launches: int, streaming: Streaming) -> None:
-    waiting = {index for index, piece in enumerate(streaming.pieces) if piece.streamed}
-    for index, one in enumerate(streaming.transfers):
-        if one.piece not in waiting:
-            raise PlanError(
-                f"transfer {index} brings piece {one.piece}, which is not streamed or was brought "
-                "by an earlier one"
-            )
-        waiting.remove(one.piece)
-        weight = weights[streaming.pieces[one.piece].value]
-        readers = (weight.launches[0], weight.launches[-1])
-        if (one.first_launch, one.last_launch) != readers:
-            raise PlanError(
-                f"transfer {index} of {weight.name} is for launches {one.first_launch} to "
-                f"{one.last_launch}; {readers[0]} to {readers[1]} read it"
-            )
-        if one.after_pass not in (-1, 0) or not 0 <= one.after_launch < n_launches:
-            raise PlanError(
-                f"transfer {index} of {weight.name} waits for launch {one.after_launch} of pass "
-                f"{one.after_pass:+d}; there are {n_launches} launches, of pass -1 and 0"
-            )
-    if waiting:
-        piece = streaming.pieces[min(waiting)]
-        raise PlanError(f"no transfer brings {weights[piece.value].name}")
+def _check_copies(weights: dict[int, WeightUse], streaming: Streaming) -> None:
+    """Every streamed piece is copied somewhere, and nothing else is."""
+    copied = {piece for lane in streaming.lanes for piece in lane.copies}
+    streamed = {index for index, piece in enumerate(streaming.pieces) if piece.streamed}
+    for index in sorted(copied - streamed):
+        what = f"piece {index}"
+        if 0 <= index < len(streaming.pieces):
+            what = f"{what} of {weights[streaming.pieces[index].value].name}"
+        raise PlanError(f"{what} is copied, and is no streamed piece")
+    for index in sorted(streamed - copied):
+        raise PlanError(f"nothing copies {weights[streaming.pieces[index].value].name}")
 
 
 def _check_resident(weights: dict[int, WeightUse], streaming: Streaming) -> None:
-    """Resident bytes are nobody else's: no transfer's and no other resident piece's."""
+    """Resident bytes are nobody else's: no copy's and no other resident piece's."""
     end, owner = 0, ""  # of all pieces up to here
     resident_end, resident_owner = 0, ""
     for piece in sorted(streaming.pieces, key=lambda one: one.memory_offset_bytes):
@@ -154,65 +137,49 @@ def _check_resident(weights: dict[int, WeightUse], streaming: Streaming) -> None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Range:
-    """Bytes [begin, end) of the memory, the step that reads them last, and what brought them."""
+class _WeightMemory:
+    """What launches read and copies write of the memory of weights."""
 
-    begin: int
-    end: int
-    step: int
-    transfer: str
+    weights: dict[int, WeightUse]
+    streaming: Streaming
+    reads: dict[int, list[int]]
 
+    def at_first(self) -> Iterator[Touch]:
+        """Resident pieces."""
+        for index, piece in enumerate(self.streaming.pieces):
+            if not piece.streamed:
+                yield self._touch(index, is_write=True)
 
-def _check_ring(weights: dict[int, WeightUse], n_launches: int, streaming: Streaming) -> None:
-    """Walk two passes of transfers; of each byte it is known which step reads it last.
+    def of_launch(self, launch: int, execution: int) -> Iterator[Touch]:
+        """All pieces of the weights that it reads, whichever execution has brought them."""
+        return (self._touch(index, is_write=False) for index in self.reads.get(launch, ()))
 
-    Steps number the launches of the second pass from 0, those of the first from -n_launches. Every
-    piece is brought once in each pass, so the second one stands for all that follow.
-    """
-    ranges: list[_Range] = []
-    ended, waits = -2 * n_launches, ""  # the last step that has ended whatever the timing
-    for pass_step in (-n_launches, 0):
-        for index, one in enumerate(streaming.transfers):
-            piece = streaming.pieces[one.piece]
-            name = f"transfer {index} of {weights[piece.value].name}"
-            after = pass_step + one.after_pass * n_launches + one.after_launch
-            if after > ended:
-                ended, waits = after, name
-            if ended >= pass_step + one.first_launch:
-                raise PlanError(
-                    f"launch {one.first_launch} waits for {name}, and that for launch "
-                    f"{ended - pass_step} of the same pass, because {waits} does"
-                )
-            begin, end = piece.memory_offset_bytes, piece.memory_offset_bytes + piece.size_bytes
-            old = _overlapping(ranges, begin, end)
-            for found in ranges[old]:
-                if found.step > ended:
-                    raise PlanError(_race(name, found, ended, n_launches))
-            ranges[old] = _replaced(
-                ranges[old], _Range(begin, end, pass_step + one.last_launch, name)
-            )
+    def of_copy(self, copy: Copy, execution: int) -> Iterator[Touch]:
+        """Its piece."""
+        yield self._touch(copy.piece, is_write=True)
 
+    def launch_name(self, launch: int) -> str:
+        """By its number: a demand knows no more."""
+        return f"launch {launch}"
 
-def _race(name: str, found: _Range, ended: int, n_launches: int) -> str:
-    reader, late = found.step % n_launches, found.step - ended
-    return (
-        f"{name} may overwrite what {found.transfer} brought to bytes {found.begin} to {found.end} "
-        f"before launch {reader} has read it: it begins up to {late} launches too early"
-    )
+    def copy_name(self, copy: Copy) -> str:
+        """By the weight."""
+        return f"the copy of {self._name(copy.piece)}"
+
+    def _name(self, index: int) -> str:
+        return self.weights[self.streaming.pieces[index].value].name
+
+    def _touch(self, index: int, *, is_write: bool) -> Touch:
+        piece = self.streaming.pieces[index]
+        end = piece.memory_offset_bytes + piece.size_bytes
+        return Touch("weights", piece.memory_offset_bytes, end, index, is_write)
 
 
-def _overlapping(ranges: list[_Range], begin: int, end: int) -> slice:
-    """Which of the ranges, in the order of bytes, share bytes with [begin, end)."""
-    first = bisect.bisect_right(ranges, begin, key=lambda one: one.end)
-    last = bisect.bisect_left(ranges, end, lo=first, key=lambda one: one.begin)
-    return slice(first, last)
-
-
-def _replaced(old: list[_Range], new: _Range) -> list[_Range]:
-    """What is left of the old ranges on both sides of the new one, and that."""
-    result = [new]
-    if old and old[0].begin < new.begin:
-        result.insert(0, dataclasses.replace(old[0], end=new.begin))
-    if old and old[-1].end > new.end:
-        result.append(dataclasses.replace(old[-1], begin=new.end))
-    return result
+def _check_order(weights: dict[int, WeightUse], n_launches: int, streaming: Streaming) -> None:
+    reads: dict[int, list[int]] = {}
+    gathered = {one.value for one in streaming.gathers}
+    for index, piece in enumerate(streaming.pieces):
+        if piece.value not in gathered:
+            for launch in weights[piece.value].launches:
+                reads.setdefault(launch, []).append(index)
+    check_steps(streaming.lanes, n_launches, _WeightMemory(weights, streaming, reads))

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from offload.native import _planner
-from offload.plan.streaming import Gather, Link, Streaming, Transfer, WeightDemand
+from offload.plan.steps import Transfer
+from offload.plan.streaming import Gather, Link, Streaming, WeightDemand
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from offload.plan.check_streaming import check_streaming
 from offload.plan.gather_tables import Choice, gather_choices, may_be_gathered
 from offload.plan.memory import round_up
 from offload.plan.simulate_streaming import simulate_transfers
+from offload.plan.steps import Transfer, streaming_lanes
 from offload.plan.streaming import (
     Link,
     MemoryUnit,
     Piece,
     Streaming,
     StreamingFloor,
-    Transfer,
     WeightDemand,
     WeightUse,
 )
@@ -233,7 +233,9 @@ def _streaming(
         memory_bytes=whole_at,
         granule_bytes=options.granule_bytes,
         pieces=tuple(pieces),
-        transfers=_transfers(choice.rest, layout, streamed),
+        lanes=streaming_lanes(
+            len(choice.rest.launch_ns), _transfers(choice.rest, layout, streamed)
+        ),
         period_ns=layout.period_ns,
         compute_ns=simulate_transfers(choice.demand.launch_ns, (), (), options.link).period_ns,
         roofline_ns=min(
@@ -253,7 +255,6 @@ def _transfers(
         Transfer(
             piece=streamed[index],
             first_launch=demand.weights[index].launches[0],
-            last_launch=demand.weights[index].launches[-1],
             after_launch=step % n_launches,
             after_pass=step // n_launches,
         )

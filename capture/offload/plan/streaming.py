@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from offload.plan.steps import Lane, Transfer, counted
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
@@ -102,7 +104,7 @@ class Piece:
         memory_offset_bytes: where in the weight memory they lie. A weight in one piece lies there
             as it is; the pieces of a weight in several lie at multiples of the granule, and are
             mapped side by side.
-        streamed: copied by transfers; otherwise it is resident.
+        streamed: copied by steps; otherwise it is resident.
     """
 
     value: int
@@ -110,25 +112,6 @@ class Piece:
     size_bytes: int
     memory_offset_bytes: int
     streamed: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Transfer:
-    """One copy of a streamed piece, made once in each pass. Transfers run in order, one at a time.
-
-    Attributes:
-        piece: its index in `Streaming.pieces`.
-        first_launch, last_launch: of the pass, that read what it brings.
-        after_launch: it may begin when this launch has ended: the last one that reads bytes that
-            it overwrites (its own piece's, of the pass before, included).
-        after_pass: 0: that launch of the same pass; -1: of the pass before.
-    """
-
-    piece: int
-    first_launch: int
-    last_launch: int
-    after_launch: int
-    after_pass: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -179,7 +162,7 @@ class StreamingFloor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Streaming:
-    """Where weights lie under a budget, and the transfers of a pass.
+    """Where weights lie under a budget, and the steps of a pass.
 
     Attributes:
         budget_bytes: every byte of device memory that weights may use, the ring included.
@@ -187,7 +170,8 @@ class Streaming:
         granule_bytes: the unit in which memory can be mapped.
         pieces: of all weights whose rows are not gathered; those of one weight stand side by side
             in ascending offset.
-        transfers: in the order in which they run; empty where all weights are resident.
+        lanes: the launches of a pass, and beside them the copies of streamed pieces, where there
+            are any.
         period_ns: the time of a pass, as simulated, once the first one is over.
         compute_ns: that of a pass with all weights resident.
         roofline_ns: max(compute, (weights - budget) / bandwidth), of tables that may be gathered
@@ -209,7 +193,7 @@ class Streaming:
     memory_bytes: int
     granule_bytes: int
     pieces: tuple[Piece, ...]
-    transfers: tuple[Transfer, ...]
+    lanes: tuple[Lane, ...]
     period_ns: float
     compute_ns: float
     roofline_ns: float
@@ -223,6 +207,11 @@ class Streaming:
     unit: MemoryUnit = MemoryUnit()
 
     @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """The copies of a pass as counters tell their order, those that it needs first in front."""
+        return counted(self.lanes)
+
+    @property
     def taken_bytes(self) -> int:
         """Of device memory, what is taken for the weights: no more than the budget."""
         return self.unit.taken_bytes(self.memory_bytes)
@@ -230,7 +219,7 @@ class Streaming:
     @property
     def is_resident(self) -> bool:
         """Whether all weights stay, so that a pass reads nothing from the store."""
-        return not self.transfers and not self.gathers
+        return len(self.lanes) == 1 and not self.gathers
 
     @property
     def resident_bytes(self) -> int:
@@ -239,7 +228,7 @@ class Streaming:
 
     @property
     def ring_bytes(self) -> int:
-        """Device memory that transfers write."""
+        """Device memory that copies write."""
         written = [piece for piece in self.pieces if piece.streamed]
         begin = min((one.memory_offset_bytes for one in written), default=0)
         return max((one.memory_offset_bytes + one.size_bytes for one in written), default=0) - begin
@@ -247,7 +236,7 @@ class Streaming:
     @property
     def transfer_bytes(self) -> int:
         """That the transfers of each pass copy."""
-        return sum(self.pieces[one.piece].size_bytes for one in self.transfers)
+        return sum(self.pieces[one].size_bytes for lane in self.lanes for one in lane.copies)
 
     @property
     def gathered_bytes(self) -> int:

@@ -7,7 +7,8 @@ import itertools
 
 from offload.plan.memory import Interval, place_intervals, round_up
 from offload.plan.simulate_streaming import simulate_transfers
-from offload.plan.streaming import Link, Transfer, WeightDemand, WeightUse
+from offload.plan.steps import Transfer
+from offload.plan.streaming import Link, WeightDemand, WeightUse
 
 SMALLEST_STREAMED_BYTES = 4096
 """Smaller weights stay: each copy costs the link's overhead, and they weigh little."""
@@ -62,8 +63,7 @@ def floor_plan(demand: WeightDemand, link: Link, alignment_bytes: int) -> FloorP
     if placement.arena_bytes + resident_bytes >= sum(sizes_bytes):
         return _all_resident(demand, link, sum(sizes_bytes))
     transfers = [
-        Transfer(0, one.launches[0], one.launches[-1], *_launch_before(one.launches[0], demand))
-        for one in uses
+        Transfer(0, one.launches[0], *_launch_before(one.launches[0], demand)) for one in uses
     ]
     simulated = simulate_transfers(
         demand.launch_ns, transfers, [one.size_bytes for one in uses], link

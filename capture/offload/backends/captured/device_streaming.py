@@ -40,7 +40,7 @@ def stream_arguments(bound: BoundProgram, streaming: Streaming) -> StreamArgumen
         memory_bytes=streaming.memory_bytes,
         granule_bytes=streaming.granule_bytes,
         weights=native_weights(program, streaming, bound.bindings.stored),
-        transfers=native_transfers(streaming, bound.bindings.stored),
+        transfers=native_transfers(program, streaming, bound.bindings.stored),
         n_launches=len(program.launches),
         shares_store=streaming.shares_store,
     )

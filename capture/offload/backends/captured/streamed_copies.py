@@ -13,6 +13,7 @@ from collections.abc import Sequence, Set
 
 from offload.errors import CaptureError
 from offload.plan import NodeGraph
+from offload.plan.steps import Copy
 from offload.plan.streaming import Piece, Streaming
 from offload.program import Program
 
@@ -67,9 +68,9 @@ def streamed_graph(
     pieces = [streaming.pieces[one.piece] for one in streaming.transfers]
     for piece in pieces:
         _check_readers(program, graph, launches, piece)
-    n_early = 0  # of the first transfers, that wait for the pass before alone
-    while n_early < len(pieces) and streaming.transfers[n_early].after_pass < 0:
-        n_early += 1
+    n_early = sum(
+        one.ahead for lane in streaming.lanes for one in lane.steps if isinstance(one, Copy)
+    )
     earlier = _earlier(graph.n_nodes, graph.edges, graph.overlapping)
     copies = []
     waited = 0  # for these nodes some copy waits already

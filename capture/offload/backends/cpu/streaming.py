@@ -57,7 +57,7 @@ def make_stream(
         memory_bytes=streaming.memory_bytes,
         granule_bytes=streaming.granule_bytes,
         weights=native_weights(program, streaming, sources),
-        transfers=native_transfers(streaming, sources),
+        transfers=native_transfers(program, streaming, sources),
         n_launches=len(program.launches),
     )
     memory = [stream.tensor(number).untyped_storage() for number in range(len(sources))]

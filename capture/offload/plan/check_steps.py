@@ -1,0 +1,262 @@
+"""Checks the order of a Plan's Steps, whoever made it: it shares no code with any planner.
+
+Two steps that touch the same bytes, or the same effect, one of them writing, must be ordered by a
+path of lanes and events, in one execution and from one to the next; and who reads must find what
+it expects, brought or made by the step that wrote last. A path is told by vector clocks (C. Fidge,
+"Timestamps in Message-Passing Systems That Preserve the Partial Ordering", 1988; F. Mattern,
+"Virtual Time and Global States of Distributed Systems", 1988): of each lane, how much has ended
+whatever the timing.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Protocol
+
+from offload.errors import PlanError
+from offload.plan.steps import Copy, Lane, Record, Run, Step, Wait, prologue
+
+_N_EXECUTIONS = 3
+"""As each waits for the one before at the most, the third is like all that follow."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Touch:
+    """Bytes of a memory that something reads or writes, or an effect.
+
+    Attributes:
+        memory: which; an effect is a memory of its own.
+        begin, end: the bytes, the second without.
+        content: what lies there, or will; None where that is not to be known, as of an effect.
+        is_write: it is written; otherwise it is read, and must have been written.
+    """
+
+    memory: Hashable
+    begin: int
+    end: int
+    content: Hashable
+    is_write: bool
+
+
+class Touches(Protocol):
+    """What steps touch, in the order in which they do."""
+
+    def at_first(self) -> Iterator[Touch]:
+        """What lies in the memories before anything runs, as writes."""
+
+    def of_launch(self, launch: int, execution: int) -> Iterator[Touch]:
+        """What a launch of an execution touches."""
+
+    def of_copy(self, copy: Copy, execution: int) -> Iterator[Touch]:
+        """What a copy that an execution makes touches; of the prologue it is execution -1."""
+
+    def launch_name(self, launch: int) -> str:
+        """A launch, for messages."""
+
+    def copy_name(self, copy: Copy) -> str:
+        """A copy, for messages."""
+
+
+def check_steps(lanes: Sequence[Lane], n_launches: int, touches: Touches) -> None:
+    """Prove that steps run at most so far apart that nothing is read or overwritten too early.
+
+    Raises:
+        PlanError: lanes wait for one another, or for what never comes; an event is recorded twice;
+            launches are left out, or run twice; two steps that must not run at once are not
+            ordered, or one finds other bytes than it reads. The message names them.
+    """
+    _check_launches(lanes, n_launches)
+    walk = _Walk(lanes, touches)
+    walk.carry_out(-1, [prologue(lane) for lane in lanes])
+    for execution in range(_N_EXECUTIONS):
+        walk.carry_out(execution, [lane.steps for lane in lanes])
+
+
+def _check_launches(lanes: Sequence[Lane], n_launches: int) -> None:
+    """All launches are carried out once, and in order on their lane."""
+    found: list[int] = []
+    for lane in lanes:
+        runs = [one for one in lane.steps if isinstance(one, Run)]
+        for one, other in itertools.pairwise(runs):
+            if other.first < one.last:
+                raise PlanError(f"launches {other.first} and {one.last - 1} stand in wrong order")
+        found += [launch for one in runs for launch in range(one.first, one.last)]
+    if sorted(found) != list(range(n_launches)):
+        raise PlanError(f"expected each of {n_launches} launches once in the steps of an execution")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Actor:
+    """A launch or copy: the how manieth thing of its lane, over all executions."""
+
+    lane: int
+    number: int
+    name: str
+
+
+@dataclasses.dataclass(slots=True)
+class _Range:
+    """Bytes [begin, end) with one content, who wrote it, and by lane who read it last since."""
+
+    begin: int
+    end: int
+    content: Hashable
+    writer: _Actor | None
+    readers: dict[int, _Actor]
+
+    def part(self, begin: int, end: int) -> _Range:
+        return _Range(begin, end, self.content, self.writer, dict(self.readers))
+
+
+class _Memory:
+    """What is known of the bytes of one memory: ranges in order that share none."""
+
+    def __init__(self) -> None:
+        self._ranges: list[_Range] = []
+
+    def cut(self, begin: int, end: int) -> tuple[slice, list[_Range]]:
+        """The ranges within [begin, end), those that reach out of it cut in two."""
+        first = bisect.bisect_right(self._ranges, begin, key=lambda one: one.end)
+        last = bisect.bisect_left(self._ranges, end, lo=first, key=lambda one: one.begin)
+        parts: list[_Range] = []
+        for one in self._ranges[first:last]:
+            ends = sorted(
+                {one.begin, one.end, *(at for at in (begin, end) if one.begin < at < one.end)}
+            )
+            parts += [one.part(*both) for both in itertools.pairwise(ends)]
+        self._ranges[first:last] = parts
+        inner = [at for at, one in enumerate(parts) if begin <= one.begin and one.end <= end]
+        place = slice(first + inner[0], first + inner[-1] + 1) if inner else slice(first, first)
+        if not inner:
+            at = bisect.bisect_left(self._ranges, begin, key=lambda one: one.begin)
+            place = slice(at, at)
+        return place, self._ranges[place]
+
+    def put(self, place: slice, new: _Range) -> None:
+        self._ranges[place] = [new]
+
+
+class _Walk:
+    """Executions, one after the other, in some order that the steps allow."""
+
+    def __init__(self, lanes: Sequence[Lane], touches: Touches) -> None:
+        self._lanes = lanes
+        self._touches = touches
+        self._memories: dict[Hashable, _Memory] = {}
+        self._clocks = [[0] * len(lanes) for _ in lanes]  # by lane, what has ended of each one
+        self._recorded: dict[tuple[int, int], list[int]] = {}  # by event and execution
+        self._events = {
+            one.event for lane in lanes for one in lane.steps if isinstance(one, Record)
+        }
+        for one in touches.at_first():
+            self._write(one, None, [])
+
+    def carry_out(self, execution: int, steps: Sequence[Sequence[Step]]) -> None:
+        at = [0] * len(steps)
+        while any(position < len(of) for position, of in zip(at, steps, strict=True)):
+            before = list(at)
+            for lane, of in enumerate(steps):
+                while at[lane] < len(of) and self._step(lane, of[at[lane]], execution):
+                    at[lane] += 1
+            if at == before:
+                stuck = [
+                    f"the lane of {self._lanes[lane].kind} at step {at[lane]} ({of[at[lane]]})"
+                    for lane, of in enumerate(steps)
+                    if at[lane] < len(of)
+                ]
+                raise PlanError(f"lanes wait for one another: {' and '.join(stuck)}")
+
+    def _step(self, lane: int, step: Step, execution: int) -> bool:
+        """Carry out a step; False: it waits for what has not come yet."""
+        clock = self._clocks[lane]
+        if isinstance(step, Record):
+            if (step.event, execution) in self._recorded:
+                raise PlanError(f"event {step.event} is recorded twice in an execution")
+            self._recorded[step.event, execution] = list(clock)
+        elif isinstance(step, Wait):
+            return self._wait(step, clock, execution)
+        elif isinstance(step, Copy):
+            touched = self._touches.of_copy(step, execution)
+            self._act(lane, self._touches.copy_name(step), touched)
+        else:
+            for launch in range(step.first, step.last):
+                touched = self._touches.of_launch(launch, execution)
+                self._act(lane, self._touches.launch_name(launch), touched)
+        return True
+
+    def _wait(self, step: Wait, clock: list[int], execution: int) -> bool:
+        if step.event not in self._events or step.age not in (0, 1):
+            raise PlanError(
+                f"expected a wait for an event of this execution or the one before, got {step}"
+            )
+        found = self._recorded.get((step.event, execution - step.age))
+        if found is None:
+            return step.age == 1 and execution <= 0  # before the first execution nothing runs
+        clock[:] = map(max, clock, found)
+        return True
+
+    def _act(self, lane: int, name: str, touched: Iterator[Touch]) -> None:
+        clock = self._clocks[lane]
+        actor = _Actor(lane, clock[lane], name)
+        for one in touched:
+            if one.begin >= one.end:
+                continue
+            if one.is_write:
+                self._write(one, actor, clock)
+            else:
+                self._read(one, actor, clock)
+        clock[lane] += 1
+
+    def _read(self, touch: Touch, actor: _Actor, clock: Sequence[int]) -> None:
+        _, found = self._memory(touch).cut(touch.begin, touch.end)
+        at = touch.begin
+        for one in found:
+            if one.begin != at or one.content != touch.content:
+                break
+            if not _has_ended(one.writer, actor, clock):
+                raise PlanError(_race(actor, one.writer, one, "reads", "writes"))
+            one.readers[actor.lane] = actor
+            at = one.end
+        if at < touch.end:
+            there = next((one.writer for one in found if one.end > at), None)
+            raise PlanError(
+                f"{actor.name} would not find what it reads at bytes {at} to {touch.end} of "
+                f"{touch.memory}" + (f", which {there.name} overwrites" if there else "")
+            )
+
+    def _write(self, touch: Touch, actor: _Actor | None, clock: Sequence[int]) -> None:
+        memory = self._memory(touch)
+        place, found = memory.cut(touch.begin, touch.end)
+        for one in found:
+            for other, does in (
+                (one.writer, "writes"),
+                *((r, "reads") for r in one.readers.values()),
+            ):
+                if actor is None:
+                    raise PlanError(f"two things lie at bytes {one.begin} to {one.end} at first")
+                is_own = (
+                    other is not None and other.number == actor.number and other.lane == actor.lane
+                )
+                if is_own and one.content == touch.content:
+                    continue  # it writes in place
+                if not _has_ended(other, actor, clock):
+                    raise PlanError(_race(actor, other, one, "writes", does))
+        memory.put(place, _Range(touch.begin, touch.end, touch.content, actor, {}))
+
+    def _memory(self, touch: Touch) -> _Memory:
+        return self._memories.setdefault(touch.memory, _Memory())
+
+
+def _has_ended(other: _Actor | None, actor: _Actor, clock: Sequence[int]) -> bool:
+    return other is None or other.number < clock[other.lane]
+
+
+def _race(actor: _Actor, other: _Actor | None, where: _Range, does: str, did: str) -> str:
+    assert other is not None
+    return (
+        f"{actor.name} {does} bytes {where.begin} to {where.end}, which {other.name} {did}, and "
+        "nothing orders the two"
+    )
