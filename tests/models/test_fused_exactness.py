@@ -56,6 +56,37 @@ def test_the_next_number_is_torchs(dtype):
     assert torch.equal(run(other, up), torch.nextafter(other * 2, up))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@torch.no_grad()
+def test_the_inverse_of_erf_is_torchs_near_one(dtype):
+    x = torch.linspace(-0.9, 0.9, 64, dtype=dtype)
+    run = fused(lambda x: torch.erfinv(x) * 2, x)
+    near = 1 - 10 ** -torch.linspace(1, 7, 64, dtype=dtype)
+    assert torch.equal(run(near), torch.erfinv(near) * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("exponent", [-0.5, 0.5, 2.0, -1.0, 1.5])
+@torch.no_grad()
+def test_powers_of_infinities_and_zeros_are_torchs(exponent, dtype):
+    x = (torch.rand(64) + 0.5).to(dtype)
+    run = fused(lambda x: torch.pow(x, exponent) + 1, x)
+    special = x.clone()
+    special[:6] = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, -2.0])
+    found, expected = run(special), torch.pow(special, exponent) + 1
+    torch.testing.assert_close(found[:6], expected[:6], equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@torch.no_grad()
+def test_sums_of_bytes_in_bytes_wrap_around(dtype):
+    x = torch.ones(4, 64, dtype=dtype)
+    run = fused(lambda x: (x + 1).sum(-1, dtype=dtype), x)
+    other = torch.arange(256).reshape(4, 64).to(dtype)
+    assert torch.equal(run(other), (other + 1).sum(-1, dtype=dtype))
+    assert run.fusion.n_kernels == 1  # and does not take the sum down with it
+
+
 @pytest.mark.parametrize("n", [5, 64])
 @torch.no_grad()
 def test_remainders_of_numbers_far_apart_are_torchs(n):

@@ -15,6 +15,7 @@ from small_graphs import StepCapturer, current_context, floats, make_program, wo
 from offload import Captured
 from offload.backends.cuda import CudaBackend, backend
 from offload.backends.cuda.graph import call
+from offload.load import options as load_options
 from offload.plan.machine import CopyCosts
 from offload.program import BoundProgram, Program, Role
 
@@ -57,7 +58,7 @@ class Device:
     ):
         bound = program if isinstance(program, BoundProgram) else BoundProgram(program)
         simulated = backend(capturer or StepCapturer(steps))
-        self._monkeypatch.setattr(options, "find_backend", lambda name: simulated)
+        self._monkeypatch.setattr(load_options, "find_backend", lambda name: simulated)
         return Captured(bound).load("cuda", **options)
 
 

@@ -21,7 +21,7 @@ _BEGIN = """
 import sys
 sys.path.insert(0, {here!r})
 import ascend_simulator
-from offload import _native
+from offload.native import _native
 from offload.errors import BackendUnavailable
 ascend = ascend_simulator.load()
 """
@@ -261,7 +261,7 @@ def test_a_library_that_cannot_be_opened_is_said_where_others_can(tmp_path):
     (tmp_path / "libascendcl.so").write_text("no library")
     shutil.copy(_ctypes.__file__, tmp_path / "libopapi.so")
     code = """
-from offload import _native
+from offload.native import _native
 from offload.errors import BackendUnavailable
 try:
     _native.ascend_device_count()

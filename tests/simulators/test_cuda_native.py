@@ -28,7 +28,7 @@ def in_a_new_process(code: str) -> str:
 
 
 CALL = """
-from offload import _native
+from offload.native import _native
 from offload.errors import BackendUnavailable
 try:
     print(_native.cuda_device_count())

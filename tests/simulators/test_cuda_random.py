@@ -14,7 +14,7 @@ import torch
 
 import offload
 from offload import Captured
-from offload.load import options
+from offload.load import options as load_options
 from offload.program import Bindings, BoundProgram, Role, TensorView
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
@@ -113,7 +113,7 @@ class Device:
         capturer = RandomCapturer((), generator=generator, n_cells=n_cells)
         capturer.steps = [self._step(capturer, index) for index in range(n_launches)]
         backend = SimulatedBackend(self._simulator, capturer)
-        self._monkeypatch.setattr(options, "find_backend", lambda name: backend)
+        self._monkeypatch.setattr(load_options, "find_backend", lambda name: backend)
         program = dataclasses.replace(program, launches=launches, device="cpu")
         return Captured(BoundProgram(program, bindings)).load(backend.name)
 
@@ -256,7 +256,7 @@ def load_plain(device: Device, tail: Tail, **options):
 
 def load_with(device: Device, program, capturer: RandomCapturer, **options):
     backend = SimulatedBackend(device._simulator, capturer)
-    device._monkeypatch.setattr(options, "find_backend", lambda name: backend)
+    device._monkeypatch.setattr(load_options, "find_backend", lambda name: backend)
     bound = BoundProgram(dataclasses.replace(program, device="cpu"))
     return Captured(bound).load(backend.name, **options)
 

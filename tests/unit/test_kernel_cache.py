@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,7 @@ COMPILERS = {
     "printing no text": r"""case "$*" in *--version*) exec g++ --version;; esac
 printf "fout: \351 error\n" >&2; exit 1""",
     "writing nothing": r"""printf "\273\377 1.0\n" """,
+    "making nothing": "exit 0",
 }
 
 
@@ -386,6 +388,79 @@ def test_what_the_compiler_refuses_is_alone_and_tried_again(folder, monkeypatch)
         ("aten::native_layer_norm", f"{compiler} refuses it: error: no space left"): 1
     }
     assert fuse(bound, cache_folder=folder).fusion.n_kernels == 3
+
+
+LAYER_NORM = nn.Sequential(nn.LayerNorm(8)).eval()
+
+
+def test_what_a_broken_inductor_refuses_is_tried_again(folder, monkeypatch):
+    from offload.compile import inductor
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("already registered")
+
+    with torch.no_grad():
+        bound = offload.capture(LAYER_NORM, torch.randn(4, 8)).bound
+    with monkeypatch.context() as patch:
+        patch.setattr(inductor, "_lowered", broken)
+        patch.setattr(inductor, "_worked", threading.Event())
+        fusion = fuse(bound, cache_folder=folder).fusion
+    assert fusion.kept == {("aten::native_layer_norm", "Inductor: already registered"): 1}
+    assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space"), MemoryError("none"), RecursionError()])
+def test_what_inductor_finds_no_room_for_is_tried_again(error, folder, monkeypatch):
+    from offload.compile import inductor
+
+    def no_room(*_: object) -> None:
+        raise RuntimeError("it failed") from error
+
+    with torch.no_grad():
+        bound = offload.capture(LAYER_NORM, torch.randn(4, 8)).bound
+    with monkeypatch.context() as patch:
+        patch.setattr(inductor, "_lowered", no_room)
+        patch.setattr(inductor, "_worked", threading.Event())
+        inductor._worked.set()
+        assert not fuse(bound, cache_folder=folder).fusion.n_kernels
+    assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
+
+
+def test_a_full_disk_leaves_kernels_to_the_process(bound, folder, monkeypatch):
+    """What is half written goes; what was made serves this process, which says so each time."""
+    replace, made = os.replace, builds(monkeypatch)
+
+    def full(source, target):
+        if folder in Path(target).parents:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(caches.os, "replace", full)
+    with pytest.warns(RuntimeWarning, match="no room: .*No space.* for this process alone"):
+        fusion = fuse(bound, cache_folder=folder).fusion
+    assert (fusion.n_kernels, len(made)) == (1, 2)
+    assert "no room" in fusion.cache_refusal
+    assert not [path for path in folder.rglob("*") if path.is_file()]
+    with pytest.warns(RuntimeWarning, match="no room"):
+        again = fuse(bound, cache_folder=folder).fusion
+    assert (again.n_kernels, len(made)) == (1, 2)
+
+
+def test_a_pipe_in_the_place_of_an_entry_is_not_waited_for(bound, folder, monkeypatch):
+    fuse(bound, cache_folder=folder)
+    path = only(folder, ".json")
+    path.unlink()
+    os.mkfifo(path)
+    made = builds(monkeypatch)
+    assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
+    assert len(made) == 1
+    assert path.is_file()
+
+
+def test_empty_definitions_are_no_options(folder):
+    target = folder.parent / "one.so"
+    toolchain.build("int one;", toolchain.Options(definitions=("", "A=1")), target)
+    assert target.is_file()
 
 
 def test_two_processes_fill_it_at_once(folder):

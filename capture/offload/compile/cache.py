@@ -120,6 +120,9 @@ class KernelCache:
 
     def _read(self, key: str, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
         path = self.folder / f"{key}.json"
+        if not path.is_file():
+            _remove(path)  # what is none, such as a pipe, is not waited for
+            return None
         try:
             document = json.loads(path.read_text())
             if document.pop("digest") != _digest_of(key, document):
@@ -150,7 +153,7 @@ class KernelCache:
         try:
             self._put(name, built.read_bytes())
         except OSError as error:
-            raise CacheRefused(f"a kernel cannot be kept: {error}") from error
+            raise CacheRefused(f"the cache of kernels has no room: {error}") from error
         self._make_room()
         return name
 
@@ -184,17 +187,21 @@ class KernelCache:
         try:
             self._put(f"{key}.json", content.encode())
         except OSError as error:
-            raise CacheRefused(f"it cannot be kept in the cache of kernels: {error}") from error
+            raise CacheRefused(f"the cache of kernels has no room: {error}") from error
 
     def _put(self, name: str, content: bytes) -> None:
         """Write a file in one step, whoever else does."""
         handle, partial = tempfile.mkstemp(dir=self.folder, suffix=".partial")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        target = self.folder / name
-        if target.is_dir():
-            _remove(target)
-        os.replace(partial, target)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            target = self.folder / name
+            if target.is_dir():
+                _remove(target)
+            os.replace(partial, target)
+        except OSError:
+            _remove(Path(partial))
+            raise
 
     def _is_whole(self, library: str) -> bool:
         path = self.folder / library
@@ -232,17 +239,37 @@ def open_cache(folder: Path | None = None) -> KernelCache:
         CacheRefused: there is no folder for that either.
     """
     try:
-        return KernelCache(folder)
+        if folder not in _without_room:
+            return KernelCache(folder)
+        refusal = _without_room[folder]
     except CacheRefused as error:
-        cache = KernelCache(_own_folder(folder))
-        cache.refusal = str(error)
-        warnings.warn(
-            f"{error}; kernels are kept for this process alone, and made again by the next one. "
-            "XDG_CACHE_HOME names another place for caches",
-            RuntimeWarning,
-            stacklevel=level_of_user(),
-        )
-        return cache
+        refusal = str(error)
+    return _own_cache(folder, refusal)
+
+
+def replace_cache(folder: Path | None, refusal: str) -> KernelCache:
+    """A folder of this process alone in the place of one that has no room, from now on.
+
+    Raises:
+        CacheRefused: there is no folder for that either.
+    """
+    _without_room[folder] = refusal
+    return _own_cache(folder, refusal)
+
+
+_without_room: dict[Path | None, str] = {}  # folders that could not keep what was made, and why
+
+
+def _own_cache(folder: Path | None, refusal: str) -> KernelCache:
+    cache = KernelCache(_own_folder(folder))
+    cache.refusal = refusal
+    warnings.warn(
+        f"{refusal}; kernels are kept for this process alone, and made again by the next one. "
+        "XDG_CACHE_HOME names another place for caches",
+        RuntimeWarning,
+        stacklevel=level_of_user(),
+    )
+    return cache
 
 
 @functools.cache

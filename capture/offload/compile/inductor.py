@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
 import re
 import threading
@@ -25,12 +26,15 @@ import torch
 from offload.compile.graph import STRICT_INDICES, trace
 from offload.compile.loops import SIGNATURE, Copy, Loops, Word
 from offload.compile.moments import MOMENTS
-from offload.compile.refusal import UnsupportedRegion
+from offload.compile.refusal import PassingRefusal, UnsupportedRegion
 from offload.compile.toolchain import Options, find_compiler, most_threads
 from offload.interpreter.torch_names import dtype_name
 from offload.program import ITEM_BYTES, Program
 
 _LOCK = threading.Lock()  # of the registered wrapper, and of what it leaves
+_worked = threading.Event()  # it has made loops of some region in this process
+
+_TALKATIVE = ("torch._subclasses.fake_tensor",)
 
 _CONFIGURATION = {
     "allow_buffer_reuse": False,
@@ -89,7 +93,8 @@ def build_options() -> Options:
     """What Inductor gives a compiler on this processor.
 
     Raises:
-        UnsupportedRegion: this torch says it otherwise.
+        UnsupportedRegion: this torch says it otherwise; or it finds no vector instructions, without
+            which loops are slower than torch's own.
     """
     try:
         from torch._inductor import config, cpp_builder, cpu_vec_isa  # noqa: PLC0415 - seconds
@@ -97,6 +102,8 @@ def build_options() -> Options:
         with config.patch(_compiler()):
             isa = cpu_vec_isa.pick_vec_isa()
             options = cpp_builder.CppTorchOptions(vec_isa=isa, warning_all=False)
+        if not isa:
+            raise PassingRefusal("Inductor finds no vector instructions of this processor")
         return Options(
             include_folders=tuple(options.get_include_dirs()),
             library_folders=tuple(options.get_libraries_dirs()),
@@ -104,10 +111,10 @@ def build_options() -> Options:
             definitions=("C10_USING_CUSTOM_GENERATED_MACROS", *isa.build_macro()),
             flags=tuple(isa.build_arch_flags().split()),
         )
+    except UnsupportedRegion:
+        raise
     except Exception as error:
-        raise UnsupportedRegion(
-            f"this torch's Inductor is another: {_first_line(error)}"
-        ) from error
+        raise _refusal(error, "this torch's Inductor is another") from error
 
 
 def _compiler() -> dict[str, Any]:
@@ -126,13 +133,47 @@ def lower(program: Program) -> Loops:
         UnsupportedRegion: Inductor does not make loops of all of it, or is not as known.
     """
     try:
-        with _LOCK, warnings.catch_warnings():
+        with _LOCK, warnings.catch_warnings(), _silenced():
             warnings.simplefilter("ignore")  # torch's, of its own deprecated parts
-            return _lowered(program)
+            loops = _lowered(program)
     except UnsupportedRegion:
         raise
     except Exception as error:
-        raise UnsupportedRegion(f"Inductor: {_first_line(error)}") from error
+        raise _refusal(error, "Inductor") from error
+    _worked.set()
+    return loops
+
+
+def _refusal(error: Exception, who: str) -> UnsupportedRegion:
+    """What refuses a region where something was raised that nobody expected.
+
+    It is the region's own fault only where others are lowered: an Inductor that is broken in this
+    process, or has no room for its files, refuses all.
+    """
+    chain: list[BaseException] = [error]
+    while (behind := chain[-1].__cause__ or chain[-1].__context__) and behind not in chain:
+        chain.append(behind)
+    is_passing = any(isinstance(one, (OSError, MemoryError, RecursionError)) for one in chain)
+    kind = PassingRefusal if is_passing or not _worked.is_set() else UnsupportedRegion
+    return kind(f"{who}: {_first_line(error)}")
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Without what torch logs in this thread about a region that it refuses: `explain` says it."""
+    owner = threading.get_ident()
+
+    def is_others(_: logging.LogRecord) -> bool:
+        return threading.get_ident() != owner
+
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    for logger in loggers:
+        logger.addFilter(is_others)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_others)
 
 
 def _lowered(program: Program) -> Loops:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from offload.compile import templates
-from offload.compile.cache import CacheRefused, Entry, KernelCache, open_cache
+from offload.compile.cache import CacheRefused, Entry, KernelCache, open_cache, replace_cache
 from offload.compile.packing import Packing
-from offload.compile.refusal import UnsupportedRegion
+from offload.compile.refusal import PassingRefusal, UnsupportedRegion
 from offload.compile.regions import Kind, Region
 from offload.compile.toolchain import (
     CompilerFailed,
@@ -54,6 +54,7 @@ class Kernels:
         self.entries: dict[str, Entry] = {}
         self._addresses: dict[tuple[str, str], int] = {}
         self._refusal = ""
+        self._folder = cache_folder
         try:
             self._cache: KernelCache | None = open_cache(cache_folder)
         except CacheRefused as error:
@@ -91,7 +92,11 @@ class Kernels:
             return dict.fromkeys(missing, Entry(refusal=self._refusal, is_lasting=False))
         try:
             find_compiler()
-            return _made(missing, self._cache)
+            try:
+                return _made(missing, self._cache)
+            except CacheRefused as error:
+                self._cache = replace_cache(self._folder, str(error))
+                return _made(missing, self._cache)
         except (CompilerMissing, CacheRefused) as error:
             return dict.fromkeys(missing, Entry(refusal=str(error), is_lasting=False))
 
@@ -115,7 +120,8 @@ class Kernels:
 def _made(missing: Mapping[str, Region | Packing], cache: KernelCache) -> dict[str, Entry]:
     """Compile regions into one library; where the compiler refuses that, each by itself.
 
-    What the compiler refuses is tried again another time: it may be that the disk was full.
+    What the compiler refuses, or Inductor for a reason that may pass, is tried again another time:
+    it may be that the disk was full.
 
     Raises:
         CacheRefused: what was made cannot be kept.
@@ -127,6 +133,8 @@ def _made(missing: Mapping[str, Region | Packing], cache: KernelCache) -> dict[s
         for number, (key, region) in enumerate(missing.items(), 1):
             try:
                 sources[key] = _source(_symbol(key), region)
+            except PassingRefusal as error:
+                failed[key] = Entry(refusal=str(error), is_lasting=False)
             except UnsupportedRegion as error:
                 entries[key] = Entry(refusal=str(error))
             told.reach(number)

@@ -341,6 +341,23 @@ def _truncates_quotients(program: Program, launch: Launch) -> bool:
     return is_trunc and not any("float" in view.dtype for view in launch.views())
 
 
+def _special_powers(launch: Launch) -> bool:
+    """Whether a power is one that torch finds as a root, with other zeros and infinities."""
+    if _base_name(launch) not in ("pow", "float_power"):
+        return False
+    is_half = any(view.dtype == "float16" for view in launch.views())
+    return any(
+        isinstance(one, (int, float)) and (one == -0.5 or (is_half and one == 0.5))
+        for one in launch.arguments
+    )
+
+
+def _sums_bytes(launch: Launch) -> bool:
+    """Whether it adds up numbers of 8 bits in 8 bits, which Inductor's vectors do not."""
+    made = [view.dtype for view in launch.made()]
+    return _base_name(launch) in ("sum", "prod") and made[:1] in (["int8"], ["uint8"])
+
+
 _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
     (
         lambda _, launch: not (isinstance(launch.callee, Operator) and launch.callee.is_aten),
@@ -363,6 +380,15 @@ _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
         lambda _, launch: _steps_beyond_half(launch),
         "Inductor finds the next number in float32, of which 16 bits show nothing",
     ),
+    (
+        lambda _, launch: _base_name(launch) == "erfinv",
+        "Inductor's is inexact near 1 and -1",
+    ),
+    (
+        lambda _, launch: _special_powers(launch),
+        "torch finds it as a root, whose zeros and infinities Inductor's power has not",
+    ),
+    (lambda _, launch: _sums_bytes(launch), "sums of 8 bits, which Inductor's loops do not give"),
     (_truncates_quotients, "divides integers, of which Inductor's loops note no zero"),
     (_rounds_quotients, "finds a remainder exactly, which Inductor's loops do not"),
     (lambda _, launch: launch.guard is not None or launch.guards_shape, "is guarded"),

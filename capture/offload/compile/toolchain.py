@@ -160,6 +160,8 @@ def _build(source: str, options: Options, target: Path) -> None:
             *_each("-L", options.library_folders),
             *_each("-l", options.libraries),
         )
+    if not target.is_file():
+        raise CompilerFailed("it ended without an error, and made nothing")
 
 
 def _run(*command: str) -> None:
@@ -203,7 +205,7 @@ def merged(options: Sequence[Options]) -> Options:
 
 
 def _each(flag: str, values: Iterable[str]) -> list[str]:
-    return [f"{flag}{value}" for value in values]
+    return [f"{flag}{value}" for value in values if value]
 
 
 def _first_error(text: str) -> str:
