@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gil.hpp"
+#include "offload/steps.hpp"
 #include "offload/streaming.hpp"
 #include "registers.hpp"
 
@@ -15,6 +16,7 @@ namespace offload {
 namespace {
 
 using TransferFields = std::tuple<double, std::int64_t, std::int64_t>;
+using StepFields = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
 using WeightFields = std::tuple<std::int64_t, std::int64_t, std::int64_t, bool>;
 using PassFields = std::tuple<double, std::vector<double>, std::vector<double>, std::vector<double>,
                               std::vector<double>>;
@@ -32,6 +34,21 @@ PassFields simulate(std::vector<double> launch_ns, const std::vector<TransferFie
   StreamingPass pass = StreamingSimulator(std::move(launch_ns)).pass(transfers);
   return {pass.period_ns, std::move(pass.launch_begin_ns), std::move(pass.launch_end_ns),
           std::move(pass.transfer_begin_ns), std::move(pass.transfer_end_ns)};
+}
+
+PassFields simulate_lanes(const std::vector<std::vector<StepFields>>& lanes,
+                          const std::vector<double>& launch_ns,
+                          const std::vector<double>& copy_ns) {
+  const GilReleased release;
+  std::vector<LaneSteps> steps(lanes.size());
+  for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+    for (const auto& [kind, first, second] : lanes[lane]) {
+      steps[lane].push_back({static_cast<StepKind>(kind), first, second});
+    }
+  }
+  SimulatedSteps found = simulate_steps(steps, launch_ns, copy_ns);
+  return {found.period_ns, std::move(found.launch_begin_ns), std::move(found.launch_end_ns),
+          std::move(found.copy_begin_ns), std::move(found.copy_end_ns)};
 }
 
 std::tuple<std::optional<LayoutFields>, std::int64_t> search(
@@ -64,6 +81,11 @@ std::tuple<std::optional<LayoutFields>, std::int64_t> search(
 
 void register_streaming(py::module_& module) {
   module.def("simulate_streaming", &simulate, py::arg("launch_ns"), py::arg("transfers"));
+  module.def("simulate_steps", &simulate_lanes, py::arg("lanes"), py::arg("launch_ns"),
+             py::arg("copy_ns"));
+  module.attr("STEP_KINDS") = std::vector<std::int64_t>{
+      static_cast<std::int64_t>(StepKind::kRun), static_cast<std::int64_t>(StepKind::kCopy),
+      static_cast<std::int64_t>(StepKind::kRecord), static_cast<std::int64_t>(StepKind::kWait)};
   module.def("search_streaming", &search, py::arg("launch_ns"), py::arg("weights"), py::kw_only(),
              py::arg("bytes_per_second"), py::arg("overhead_ns"), py::arg("budget_bytes"),
              py::arg("floor_bytes"), py::arg("floor_period_ns"), py::arg("alignment_bytes"),

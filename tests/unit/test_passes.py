@@ -167,6 +167,23 @@ def test_checker_refuses_a_broken_plan(index, place, message):
         check_plan(chain, dataclasses.replace(plan, places=tuple(places)))
 
 
+@pytest.mark.parametrize("by_bytes", [0, 64, -64, 128])
+def test_checker_refuses_a_moved_value(by_bytes):
+    """Three values that exist in turns by two: each place but its own is somebody else's."""
+    chain = program(
+        [IN, ACT, ACT, ACT, OUT], [launch(index, [index], index + 1) for index in range(4)], 4
+    )
+    plan = place_values(chain, MACHINE)
+    places = list(plan.places)
+    places[2] = dataclasses.replace(places[2], offset_bytes=places[2].offset_bytes + by_bytes)
+    moved = dataclasses.replace(plan, places=tuple(places))
+    if by_bytes == 0:
+        check_plan(chain, moved)
+    else:
+        with pytest.raises(PlanError):
+            check_plan(chain, moved)
+
+
 def test_program_prints_itself():
     chain = program([IN, ACT, OUT], [launch(0, [0], 1), launch(1, [1], 2)], 2)
     text = str(chain)

@@ -28,6 +28,14 @@ def lower_bound_bytes(
 def simulate_streaming(
     launch_ns: Sequence[float], transfers: Sequence[tuple[float, int, int]]
 ) -> tuple[float, list[float], list[float], list[float], list[float]]: ...
+
+STEP_KINDS: list[int]
+
+def simulate_steps(
+    lanes: Sequence[Sequence[tuple[int, int, int]]],
+    launch_ns: Sequence[float],
+    copy_ns: Sequence[float],
+) -> tuple[float, list[float], list[float], list[float], list[float]]: ...
 def search_streaming(
     launch_ns: Sequence[float],
     weights: Sequence[tuple[int, int, int, bool]],

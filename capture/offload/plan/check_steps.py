@@ -61,7 +61,7 @@ class Touches(Protocol):
 
 
 def check_steps(lanes: Sequence[Lane], n_launches: int, touches: Touches) -> None:
-    """Prove that steps run at most so far apart that nothing is read or overwritten too early.
+    """Prove that nothing is read or overwritten too early, however far lanes run apart.
 
     Raises:
         PlanError: lanes wait for one another, or for what never comes; an event is recorded twice;
@@ -117,26 +117,23 @@ class _Memory:
     def __init__(self) -> None:
         self._ranges: list[_Range] = []
 
-    def cut(self, begin: int, end: int) -> tuple[slice, list[_Range]]:
-        """The ranges within [begin, end), those that reach out of it cut in two."""
-        first = bisect.bisect_right(self._ranges, begin, key=lambda one: one.end)
-        last = bisect.bisect_left(self._ranges, end, lo=first, key=lambda one: one.begin)
-        parts: list[_Range] = []
-        for one in self._ranges[first:last]:
-            ends = sorted(
-                {one.begin, one.end, *(at for at in (begin, end) if one.begin < at < one.end)}
-            )
-            parts += [one.part(*both) for both in itertools.pairwise(ends)]
-        self._ranges[first:last] = parts
-        inner = [at for at, one in enumerate(parts) if begin <= one.begin and one.end <= end]
-        place = slice(first + inner[0], first + inner[-1] + 1) if inner else slice(first, first)
-        if not inner:
-            at = bisect.bisect_left(self._ranges, begin, key=lambda one: one.begin)
-            place = slice(at, at)
-        return place, self._ranges[place]
+    def within(self, begin: int, end: int) -> tuple[slice, list[_Range]]:
+        """The ranges within [begin, end); those that reach out of it are cut in two before."""
+        for at in (begin, end):
+            self._cut(at)
+        first, last = (
+            bisect.bisect_left(self._ranges, at, key=lambda one: one.begin) for at in (begin, end)
+        )
+        return slice(first, last), self._ranges[first:last]
 
-    def put(self, place: slice, new: _Range) -> None:
+    def replace(self, place: slice, new: _Range) -> None:
         self._ranges[place] = [new]
+
+    def _cut(self, at: int) -> None:
+        index = bisect.bisect_right(self._ranges, at, key=lambda one: one.end)
+        if index < len(self._ranges) and self._ranges[index].begin < at:
+            one = self._ranges[index]
+            self._ranges[index : index + 1] = [one.part(one.begin, at), one.part(at, one.end)]
 
 
 class _Walk:
@@ -152,7 +149,8 @@ class _Walk:
             one.event for lane in lanes for one in lane.steps if isinstance(one, Record)
         }
         for one in touches.at_first():
-            self._write(one, None, [])
+            if one.begin < one.end:
+                self._place(one)
 
     def carry_out(self, execution: int, steps: Sequence[Sequence[Step]]) -> None:
         at = [0] * len(steps)
@@ -211,13 +209,13 @@ class _Walk:
         clock[lane] += 1
 
     def _read(self, touch: Touch, actor: _Actor, clock: Sequence[int]) -> None:
-        _, found = self._memory(touch).cut(touch.begin, touch.end)
+        _, found = self._memory(touch).within(touch.begin, touch.end)
         at = touch.begin
         for one in found:
             if one.begin != at or one.content != touch.content:
                 break
-            if not _has_ended(one.writer, actor, clock):
-                raise PlanError(_race(actor, one.writer, one, "reads", "writes"))
+            if not _has_ended(one.writer, clock):
+                raise PlanError(_race(actor, "reads", one, one.writer, "writes"))
             one.readers[actor.lane] = actor
             at = one.end
         if at < touch.end:
@@ -227,36 +225,39 @@ class _Walk:
                 f"{touch.memory}" + (f", which {there.name} overwrites" if there else "")
             )
 
-    def _write(self, touch: Touch, actor: _Actor | None, clock: Sequence[int]) -> None:
+    def _write(self, touch: Touch, actor: _Actor, clock: Sequence[int]) -> None:
         memory = self._memory(touch)
-        place, found = memory.cut(touch.begin, touch.end)
+        place, found = memory.within(touch.begin, touch.end)
         for one in found:
-            for other, does in (
-                (one.writer, "writes"),
-                *((r, "reads") for r in one.readers.values()),
-            ):
-                if actor is None:
-                    raise PlanError(f"two things lie at bytes {one.begin} to {one.end} at first")
-                is_own = (
-                    other is not None and other.number == actor.number and other.lane == actor.lane
-                )
-                if is_own and one.content == touch.content:
-                    continue  # it writes in place
-                if not _has_ended(other, actor, clock):
-                    raise PlanError(_race(actor, other, one, "writes", does))
-        memory.put(place, _Range(touch.begin, touch.end, touch.content, actor, {}))
+            users = [(one.writer, "writes"), *((each, "reads") for each in one.readers.values())]
+            for other, does in users:
+                in_place = other is actor and one.content == touch.content
+                if not in_place and not _has_ended(other, clock):
+                    raise PlanError(_race(actor, "writes", one, other, does))
+        memory.replace(place, _Range(touch.begin, touch.end, touch.content, actor, {}))
+
+    def _place(self, touch: Touch) -> None:
+        """What lies somewhere before anything runs."""
+        memory = self._memory(touch)
+        place, found = memory.within(touch.begin, touch.end)
+        if found:
+            raise PlanError(
+                f"two things lie at bytes {found[0].begin} to {found[0].end} of {touch.memory}"
+            )
+        memory.replace(place, _Range(touch.begin, touch.end, touch.content, None, {}))
 
     def _memory(self, touch: Touch) -> _Memory:
         return self._memories.setdefault(touch.memory, _Memory())
 
 
-def _has_ended(other: _Actor | None, actor: _Actor, clock: Sequence[int]) -> bool:
-    return other is None or other.number < clock[other.lane]
+def _has_ended(actor: _Actor | None, clock: Sequence[int]) -> bool:
+    """Whether it has whatever the timing, where this much of each lane has."""
+    return actor is None or actor.number < clock[actor.lane]
 
 
-def _race(actor: _Actor, other: _Actor | None, where: _Range, does: str, did: str) -> str:
-    assert other is not None
+def _race(actor: _Actor, does: str, where: _Range, other: _Actor | None, other_does: str) -> str:
+    assert other is not None  # what lay there at first has ended
     return (
-        f"{actor.name} {does} bytes {where.begin} to {where.end}, which {other.name} {did}, and "
-        "nothing orders the two"
+        f"{actor.name} {does} bytes {where.begin} to {where.end}, which {other.name} "
+        f"{other_does}, and nothing orders the two"
     )

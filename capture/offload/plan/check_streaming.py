@@ -104,7 +104,7 @@ def _check_weight(weight: WeightUse, pieces: list[Piece], streaming: Streaming) 
 
 def _check_copies(weights: dict[int, WeightUse], streaming: Streaming) -> None:
     """Every streamed piece is copied somewhere, and nothing else is."""
-    copied = {piece for lane in streaming.lanes for piece in lane.copies}
+    copied = {copy.piece for lane in streaming.lanes for copy in lane.copies}
     streamed = {index for index, piece in enumerate(streaming.pieces) if piece.streamed}
     for index in sorted(copied - streamed):
         what = f"piece {index}"

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Iterator
 
 from offload.errors import PlanError
+from offload.plan.memory import Interval, check_placement
 from offload.plan.streaming import Streaming
 from offload.program import PLACED_ROLES, Program
 
@@ -130,8 +131,8 @@ def check_plan(program: Program, plan: Plan) -> None:
 
     Raises:
         PlanError: a used Value has no place, lies outside its slot or off its alignment, an
-            input, output or weight lies in the feature map, or a host constant has a place. (That
-            no two live Values share bytes is checked where they are placed.)
+            input, output or weight lies in the feature map, two Values share bytes of it while both
+            exist, or a host constant has a place.
     """
     used = {view.value for launch in program.launches for view in launch.views()}
     used |= {index for launch in program.launches for index in launch.writes}
@@ -160,3 +161,19 @@ def check_plan(program: Program, plan: Plan) -> None:
                     f"%{value.index} ({value.name}) at byte {place.offset_bytes} is not aligned to "
                     f"{plan.alignment_bytes}"
                 )
+    _check_shared(program, plan)
+
+
+def _check_shared(program: Program, plan: Plan) -> None:
+    """No two Values lie at one place of the feature map while both exist."""
+    feature_map = plan.feature_map.index
+    placed = [
+        (value, place)
+        for value, place in zip(program.values, plan.places, strict=True)
+        if place is not None and place.slot == feature_map
+    ]
+    intervals = [
+        Interval(plan.lifetimes[one.index].first, plan.lifetimes[one.index].last, one.size_bytes)
+        for one, _ in placed
+    ]
+    check_placement(intervals, [place.offset_bytes for _, place in placed])

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from offload.native import _planner
+from offload.plan.simulate_steps import simulate_steps
 from offload.plan.steps import Transfer
 from offload.plan.streaming import Gather, Link, Streaming, WeightDemand
 
@@ -43,16 +44,24 @@ def simulate_streaming(demand: WeightDemand, streaming: Streaming, link: Link) -
     for them after all else.
 
     Raises:
-        PlanError: a transfer waits for a launch that waits for it, or names one that there is not.
+        PlanError: as `simulate_steps`.
     """
-    sizes_bytes = [streaming.pieces[one.piece].size_bytes for one in streaming.transfers]
     waits_ns = [0.0] * len(demand.launch_ns)
     for gather in streaming.gathers:
         waits_ns[gather.launch] += gather_ns(gather, link)
     launch_ns = [sum(both) for both in zip(demand.launch_ns, waits_ns, strict=True)]
-    found = simulate_transfers(launch_ns, streaming.transfers, sizes_bytes, link)
+    copy_ns = [transfer_ns(piece.size_bytes, link) for piece in streaming.pieces]
+    found = simulate_steps(streaming.lanes, launch_ns, copy_ns)
     begins_ns = zip(found.launch_begin_ns, waits_ns, strict=True)
-    return dataclasses.replace(found, launch_begin_ns=tuple(sum(both) for both in begins_ns))
+    # Those that are copied ahead come first, as in `Streaming.transfers`.
+    n_behind = sum(not copy.ahead for lane in streaming.lanes for copy in lane.copies)
+    return StreamingPass(
+        period_ns=found.period_ns,
+        launch_begin_ns=tuple(sum(both) for both in begins_ns),
+        launch_end_ns=found.launch_end_ns,
+        transfer_begin_ns=(*found.copy_begin_ns[n_behind:], *found.copy_begin_ns[:n_behind]),
+        transfer_end_ns=(*found.copy_end_ns[n_behind:], *found.copy_end_ns[:n_behind]),
+    )
 
 
 def simulate_transfers(
@@ -61,10 +70,10 @@ def simulate_transfers(
     sizes_bytes: Sequence[int],
     link: Link,
 ) -> StreamingPass:
-    """As `simulate_streaming`, of transfers of these sizes.
+    """As `simulate_steps`, by a recurrence of two lanes that is quick enough for a search.
 
     Raises:
-        PlanError: as `simulate_streaming`.
+        PlanError: a transfer waits for a launch that waits for it, or names one that there is not.
     """
     fields = [
         (

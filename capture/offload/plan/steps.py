@@ -79,9 +79,9 @@ class Lane:
     steps: tuple[Step, ...]
 
     @property
-    def copies(self) -> tuple[int, ...]:
-        """The pieces that it copies, in order."""
-        return tuple(one.piece for one in self.steps if isinstance(one, Copy))
+    def copies(self) -> tuple[Copy, ...]:
+        """What it copies, in order."""
+        return tuple(one for one in self.steps if isinstance(one, Copy))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ def counted(lanes: tuple[Lane, ...]) -> tuple[Transfer, ...]:
         elif step in arrivals:
             found += [Transfer(one.piece, waits[step.event], *at) for one, *at in pending]
             pending = []
-    n_behind = sum(not one.ahead for one in copies.steps if isinstance(one, Copy))
+    n_behind = sum(not one.ahead for one in copies.copies)
     return (*found[n_behind:], *found[:n_behind])
 
 

@@ -236,7 +236,7 @@ class Streaming:
     @property
     def transfer_bytes(self) -> int:
         """That the transfers of each pass copy."""
-        return sum(self.pieces[one].size_bytes for lane in self.lanes for one in lane.copies)
+        return sum(self.pieces[one.piece].size_bytes for lane in self.lanes for one in lane.copies)
 
     @property
     def gathered_bytes(self) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Sequence, Set
 
 from offload.errors import CaptureError
 from offload.plan import NodeGraph
-from offload.plan.steps import Copy
 from offload.plan.streaming import Piece, Streaming
 from offload.program import Program
 
@@ -68,9 +67,7 @@ def streamed_graph(
     pieces = [streaming.pieces[one.piece] for one in streaming.transfers]
     for piece in pieces:
         _check_readers(program, graph, launches, piece)
-    n_early = sum(
-        one.ahead for lane in streaming.lanes for one in lane.steps if isinstance(one, Copy)
-    )
+    n_early = sum(one.ahead for lane in streaming.lanes for one in lane.copies)
     earlier = _earlier(graph.n_nodes, graph.edges, graph.overlapping)
     copies = []
     waited = 0  # for these nodes some copy waits already

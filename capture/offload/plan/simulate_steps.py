@@ -1,0 +1,61 @@
+"""Steps, simulated: how long an execution takes. Done in native/plan/simulate_steps.cpp."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from offload.native import _planner
+from offload.plan.steps import Copy, Lane, Record, Run, Step
+
+_RUN, _COPY, _RECORD, _WAIT = _planner.STEP_KINDS
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SimulatedSteps:
+    """One execution once the first ones are over.
+
+    Times are in ns from the end of the last launch of the execution before, so what was copied
+    ahead for this one may begin before zero.
+
+    Attributes:
+        period_ns: when its last launch ends.
+        launch_begin_ns, launch_end_ns: of each launch.
+        copy_begin_ns, copy_end_ns: of each copy whose bytes its launches read, lane by lane in the
+            order of its steps.
+    """
+
+    period_ns: float
+    launch_begin_ns: tuple[float, ...]
+    launch_end_ns: tuple[float, ...]
+    copy_begin_ns: tuple[float, ...]
+    copy_end_ns: tuple[float, ...]
+
+
+def simulate_steps(
+    lanes: Sequence[Lane], launch_ns: Sequence[float], copy_ns: Sequence[float]
+) -> SimulatedSteps:
+    """Carry out executions until two in a row take the same time: three at least, at most sixteen.
+
+    Args:
+        lanes: any, on one Machine or several.
+        launch_ns: what each launch takes.
+        copy_ns: what a copy of each piece takes.
+
+    Raises:
+        PlanError: a step names what there is not, a launch is run twice, or lanes wait for one
+            another.
+    """
+    steps = [[_fields(one) for one in lane.steps] for lane in lanes]
+    period_ns, *times = _planner.simulate_steps(steps, launch_ns, copy_ns)
+    return SimulatedSteps(period_ns, *map(tuple, times))
+
+
+def _fields(step: Step) -> tuple[int, int, int]:
+    if isinstance(step, Run):
+        return _RUN, step.first, step.last
+    if isinstance(step, Copy):
+        return _COPY, step.piece, step.ahead
+    if isinstance(step, Record):
+        return _RECORD, step.event, 0
+    return _WAIT, step.event, step.age
