@@ -131,7 +131,7 @@ def test_an_input_with_another_value_is_refused_before_anything_runs(loaded):
             torch.tensor(0.5, dtype=torch.float64),
             r"args\[0\]: expected float32\[\], got float64\[\]",
         ),
-        (torch.tensor([0.5]), r"args\[0\]: expected Float\[\], got Float\[1\]"),
+        (torch.tensor([0.5]), r"args\[0\]: expected float32\[\], got float32\[1\]"),
         (torch.tensor(0.5, device="meta"), r"args\[0\]: expected a tensor on cpu, got .* meta"),
         (torch._neg_view(torch.tensor(-0.5)), r"args\[0\]: it has another .* negated otherwise"),
     ],
