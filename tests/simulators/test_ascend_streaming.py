@@ -94,8 +94,9 @@ def case(deep, npu, budget) -> Case:
         mapped_link=None,
     )
     graph = launch_graph(program, [[one.value for one in kernel.addresses] for kernel in kernels])
-    streamed = streamed_graph(program, graph, [one.launch for one in kernels], streaming)
-    steps = streamed_steps(program, graph, streaming, streamed)
+    launches = [one.launch for one in kernels]
+    streamed = streamed_graph(program, graph, launches, streaming)
+    steps = streamed_steps(program, graph, launches, streaming, streamed)
     return Case(program, graph, streaming, streamed, steps)
 
 

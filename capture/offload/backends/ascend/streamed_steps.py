@@ -1,19 +1,19 @@
-"""Copies of streamed weights in a model: two streams, ordered by events, and the proof.
+"""The Steps of a Plan as a model's streams are told them, and the proof.
 
-A model's launches stand on one stream, one behind the other, and copies on a second one, which
-begins with a wait for the first and whose last event the first waits for, as every capture of two
-streams needs. Between them stand only those events that no other one implies.
+A model's launches stand on one stream, one behind the other, and copies on a second one.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
-from offload.backends.captured.streamed_copies import StreamedCopy, StreamedGraph, check_order
+from offload.backends.captured.streamed_copies import StreamedGraph, check_order
 from offload.errors import CaptureError
 from offload.native import _native
 from offload.plan import NodeGraph
+from offload.plan.steps import Copy, Lane, Record, Run, Wait
 from offload.plan.streaming import Streaming
 from offload.program import Program
 
@@ -54,15 +54,20 @@ def launch_graph(program: Program, touches: Sequence[Sequence[int]]) -> NodeGrap
 
 
 def streamed_steps(
-    program: Program, graph: NodeGraph, streaming: Streaming, streamed: StreamedGraph
+    program: Program,
+    graph: NodeGraph,
+    launches: Sequence[int],
+    streaming: Streaming,
+    streamed: StreamedGraph,
 ) -> tuple[Step, ...]:
-    """What the streams of a model are told, in order, and the proof that it is enough.
+    """The Plan's Steps as the streams of a model are told them, and the proof that it is enough.
 
     Args:
         program: what the model carries out.
         graph: as `launch_graph` gives it.
+        launches: for each of its nodes the launch that it belongs to.
         streaming: the plan.
-        streamed: after and before which nodes the copies stand.
+        streamed: its copies, for the proof.
 
     Returns:
         Nodes in order; each transfer once; each event recorded once, and waited for once behind it.
@@ -70,55 +75,87 @@ def streamed_steps(
     Raises:
         CaptureError: the order of the steps does not protect a weight.
     """
-    steps = _Writer(graph.n_nodes, streamed.copies).write()
+    steps = _Lowering(launches, streaming.lanes).steps()
     check_steps(program, graph, streaming, streamed, steps)
     return steps
 
 
-class _Writer:
-    """Writes the steps of one model."""
+class _Lowering:
+    """Lanes of a Plan as what a capture of two streams is told, events behind their records.
 
-    def __init__(self, n_nodes: int, copies: Sequence[StreamedCopy]) -> None:
-        self._n_nodes = n_nodes
-        self._copies = copies
-        self._waits = _needed_waits(n_nodes, copies)
-        self._awaited = {copy for copies in self._waits.values() for copy in copies}
+    Executions follow one another on one stream of the device, so that nothing waits for an event of
+    the one before. A capture asks for more: the second stream begins with a wait for the first one,
+    which waits for it at the end, once the outputs are said to be ready.
+    """
+
+    def __init__(self, launches: Sequence[int], lanes: Sequence[Lane]) -> None:
+        self._launches = launches
+        self._lane = lanes[0]
+        self._copies = [one for lane in lanes[1:] for one in lane.steps]
+        copies = [one for one in self._copies if isinstance(one, Copy)]
+        n_ahead = sum(one.ahead for one in copies)
+        # Transfers are numbered as they are needed: what is copied ahead comes first.
+        self._transfers = iter([*range(n_ahead, len(copies)), *range(n_ahead)])
+        self._awaited = {
+            one.event
+            for lane in lanes
+            for one in lane.steps
+            if isinstance(one, Wait) and not one.age
+        }
         self._steps: list[Step] = []
+        self._events: dict[int, int] = {}  # by event of the Plan, that of the model
         self._n_events = 0
-        self._n_copied = 0
-        self._ended: dict[int, int] = {}  # by node, the event behind it
-        self._arrived: dict[int, int] = {}  # by copy, likewise
+        self._n_copied = 0  # of the steps of the second lane
+        self._n_nodes = 0
 
-    def write(self) -> tuple[Step, ...]:
-        followed = {node for copy in self._copies for node in copy.after}
-        if self._copies and not self._copies[0].after:  # what else would fork the second stream
+    def steps(self) -> tuple[Step, ...]:
+        if self._copies and not isinstance(self._copies[0], Wait):
             self._add(Kind.WAIT, Stream.COPIES, self._record(Stream.LAUNCHES))
-        self._copy(ended=-1)
-        for node in range(self._n_nodes):
-            for copy in self._waits.get(node, ()):
-                self._add(Kind.WAIT, Stream.LAUNCHES, self._arrived[copy])
-            self._add(Kind.NODE, Stream.LAUNCHES, node)
-            if node in followed:
-                self._ended[node] = self._record(Stream.LAUNCHES)
-            self._copy(ended=node)
+        self._copy()
+        for step in self._lane.steps:
+            match step:
+                case Run():
+                    self._launch(step.last)
+                case Record():
+                    self._events[step.event] = self._record(Stream.LAUNCHES)
+                    self._copy()
+                case Wait(age=0):
+                    self._wait(step, Stream.LAUNCHES)
+                case _:
+                    pass
+        self._launch(math.inf)
         if self._copies:
             self._add(Kind.READY, Stream.LAUNCHES, 0)
             self._add(Kind.WAIT, Stream.LAUNCHES, self._record(Stream.COPIES))
         return tuple(self._steps)
 
-    def _copy(self, ended: int) -> None:
-        """Tell the second stream what may be copied once this node has ended."""
+    def _launch(self, last: float) -> None:
+        """All nodes of launches before `last` that have not been launched."""
+        while self._n_nodes < len(self._launches) and self._launches[self._n_nodes] < last:
+            self._add(Kind.NODE, Stream.LAUNCHES, self._n_nodes)
+            self._n_nodes += 1
+
+    def _copy(self) -> None:
+        """What the second lane can be told now: up to a wait for what is not recorded yet."""
         while self._n_copied < len(self._copies):
-            copy = self._copies[self._n_copied]
-            if any(node > ended for node in copy.after):
-                return
-            for node in copy.after:
-                if node in self._ended:
-                    self._add(Kind.WAIT, Stream.COPIES, self._ended.pop(node))
-            self._add(Kind.COPY, Stream.COPIES, copy.transfer)
-            if self._n_copied in self._awaited:
-                self._arrived[self._n_copied] = self._record(Stream.COPIES)
+            step = self._copies[self._n_copied]
+            match step:
+                case Wait():
+                    if step.event not in self._events:
+                        return
+                    self._wait(step, Stream.COPIES)
+                case Copy():
+                    self._add(Kind.COPY, Stream.COPIES, next(self._transfers))
+                case Record() if step.event in self._awaited:
+                    self._events[step.event] = self._record(Stream.COPIES)
+                case _:
+                    pass
             self._n_copied += 1
+
+    def _wait(self, step: Wait, stream: Stream) -> None:
+        if step.event not in self._events:
+            raise CaptureError("launches and copies of weights would wait for each other")
+        self._add(Kind.WAIT, stream, self._events[step.event])
 
     def _record(self, stream: Stream) -> int:
         event = self._n_events
@@ -128,18 +165,6 @@ class _Writer:
 
     def _add(self, kind: Kind, stream: Stream, index: int) -> None:
         self._steps.append(Step(kind, stream, index))
-
-
-def _needed_waits(n_nodes: int, copies: Sequence[StreamedCopy]) -> dict[int, list[int]]:
-    """By node the copies that it waits for: those that no other wait implies."""
-    waits: dict[int, list[int]] = {}
-    earliest = n_nodes  # the first node that waits for a later copy
-    for index in reversed(range(len(copies))):
-        for node in copies[index].before:
-            if node < earliest:
-                waits.setdefault(node, []).append(index)
-                earliest = node
-    return waits
 
 
 def check_steps(

@@ -104,7 +104,7 @@ def stream_weights(
     require_store(bound, streaming, functools.partial(_native.ascend_held_bytes, device))
     graph = launch_graph(program, touches)
     streamed = streamed_graph(program, graph, launches, streaming)
-    steps = streamed_steps(program, graph, streaming, streamed)
+    steps = streamed_steps(program, graph, launches, streaming, streamed)
     place = memory(streaming.memory_bytes)
     stream = _native.AscendWeightStream(
         device=device,
