@@ -1,8 +1,8 @@
 """Record a model's operator launches once; execute them as one task at new addresses.
 
-with offload.capture(model) as captured:
-model(x)
-y2 = captured(x2)
+    with offload.capture(model) as captured:
+        model(x)
+    y2 = captured(x2)
 
 Or, for one call in a script: `captured = offload.capture(model, x)`.
 """
@@ -97,4 +97,4 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

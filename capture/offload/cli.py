@@ -98,6 +98,8 @@ def run(
     """
     from offload.commands import run as command
 
+    if fuse and auto:
+        raise click.UsageError("--fuse takes all kernels, --auto those that are quicker: give one")
     command.run(file, input_file, output_file, device, fuse="auto" if auto else fuse)
 
 

@@ -174,6 +174,20 @@ def test_run_on_a_device_that_is_not_there(saved: tuple[Scorer, Path], tmp_path:
     assert "no backend for device 'abacus'" in failure_of(result)
 
 
+def test_run_on_a_device_that_computes_nothing(saved: tuple[Scorer, Path], tmp_path: Path) -> None:
+    output = tmp_path / "y.safetensors"
+    result = offload_command("run", saved[1], "--device", "null", "--output", output)
+    assert "device 'null' computes nothing" in result.stderr
+    assert result.exit_code == 2
+    assert not output.exists()
+
+
+def test_run_with_two_ways_to_fuse(saved: tuple[Scorer, Path]) -> None:
+    result = offload_command("run", saved[1], "--fuse", "--auto")
+    assert result.exit_code == 2
+    assert "give one" in result.stderr
+
+
 def test_run_with_results_that_safetensors_lacks(tmp_path: Path) -> None:
     def function() -> torch.Tensor:
         return torch.ones(2, dtype=torch.complex128) * 2

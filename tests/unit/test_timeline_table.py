@@ -102,7 +102,7 @@ def test_issues_of_host_scheduling() -> None:
 def test_without_predictions_there_are_no_such_columns() -> None:
     text = shown(timeline([hosted(3)]))
     assert "error" not in text
-    assert "Nothing is predicted: there is no cost model for this device yet." in text
+    assert "Nothing is predicted: run.timeline(offload.calibrate()) compares" in text
 
 
 def test_transfers_count_their_bytes() -> None:

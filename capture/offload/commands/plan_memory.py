@@ -54,7 +54,8 @@ def _read_intervals(path: Path) -> tuple[list[str], list[Interval]]:
             header = tuple(cell.strip() for cell in next(reader, []))
             if header != _CSV_COLUMNS:
                 raise FileError(
-                    f"{path}: expected the header {','.join(_CSV_COLUMNS)}, got {','.join(header)}"
+                    f"{path}: expected the header {','.join(_CSV_COLUMNS)}, got "
+                    f"{','.join(header) or 'an empty file'}"
                 )
             for row in filter(None, reader):
                 where = f"{path}, line {reader.line_num}"
@@ -72,7 +73,8 @@ def _interval(row: Sequence[str], where: str) -> Interval:
         first, last, size_bytes = (int(cell) for cell in row[1:])
     except ValueError:
         raise FileError(
-            f"{where}: expected an id and the three integers lower, upper, size, got {row}"
+            f"{where}: expected an id and the three integers lower, upper, size, got "
+            f"{','.join(row)}"
         ) from None
     if not 0 <= first <= last or size_bytes < 0:
         raise FileError(
@@ -95,6 +97,6 @@ def _write_offsets(
                 writer.writerow((name, one.first, one.last, one.size_bytes, offset_bytes))
         temporary.replace(path)
     except OSError as error:
-        raise FileError(f"{path}: cannot be written: {error}") from error
+        raise FileError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)

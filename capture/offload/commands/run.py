@@ -8,6 +8,7 @@ from typing import Literal
 import click
 import torch
 
+from offload.backends import find_backend
 from offload.commands.opening import load_file
 from offload.console.text import printable
 from offload.files.tensors import inputs_of, load_tensors, save_tensors
@@ -25,6 +26,10 @@ def run(
     """Execute a program once, with inputs from a file and results to another."""
     given = {} if input_file is None else load_tensors(input_file)
     with load_file(file, device, fuse=fuse) as executable:
+        if not find_backend(executable.device).capabilities.computes:
+            raise click.UsageError(
+                f"device {executable.device!r} computes nothing: it is there to measure headers"
+            )
         program = executable.program
         tensors = [one.to(program.device) for one in inputs_of(program, given)]
         args, kwargs = unflatten(executable.bound.arguments_structure, tensors)

@@ -313,10 +313,10 @@ def _require_valid_weight(weight: WeightUse, n_launches: int) -> None:
 
 def _below_floor(floor: StreamingFloor, budget_bytes: int, unit: MemoryUnit) -> str:
     given = f" (the device gives memory by {unit.unit_bytes})" if unit.unit_bytes > 1 else ""
+    ring = f"a ring of {floor.ring_bytes} bytes, set by {floor.name}, and " * bool(floor.ring_bytes)
     return (
-        f"weights need at least {floor.required_bytes} bytes of device memory{given}, the budget "
-        f"is {budget_bytes}: a ring of {floor.ring_bytes} bytes, set by {floor.name}, and "
-        f"{floor.resident_bytes} bytes of weights that stay. At that budget a pass is predicted to "
-        f"take {floor.period_ns / 1e6:.3f} ms. Give a budget of {floor.required_bytes} bytes or "
-        "more"
+        f"weights need at least {floor.required_bytes} bytes of the device's memory{given}, and "
+        f"the budget is {budget_bytes}: {ring}{floor.resident_bytes} bytes of weights that stay. "
+        f"Give a budget of {floor.required_bytes} bytes or more; at {floor.required_bytes} an "
+        f"execution is predicted to take {floor.period_ns / 1e6:.3f} ms"
     )

@@ -36,7 +36,9 @@ def timeline_tables(timeline: Timeline) -> RenderableType:
     if groups:
         parts.append(_launches_table(groups, predicted))
     if not predicted:
-        parts.append(Text("Nothing is predicted: there is no cost model for this device yet."))
+        parts.append(
+            Text("Nothing is predicted: run.timeline(offload.calibrate()) compares with costs.")
+        )
     parts.append(Text(cost_sentence(timeline)))
     return Group(*parts)
 
