@@ -269,6 +269,26 @@ assert turns
     assert done.returncode == 0, done.stderr
 
 
+def test_making_kernels_traces_nothing_symbolically():
+    """All threads see that flag of torch.fx: what they have compiled is refused meanwhile."""
+    script = """
+import torch, offload
+
+def refuse(*_, **__):
+    raise AssertionError("traced")
+
+torch.fx.Tracer.trace = refuse
+model, x = torch.nn.Sequential(torch.nn.LayerNorm(9), torch.nn.Softmax(-1)).eval(), torch.ones(3, 9)
+with torch.no_grad():
+    run = offload.capture(model, x).load(fuse=True)
+assert run.fusion.n_kernels == 1, run.explain()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture
 def threads():
     """Sets how many threads torch uses, for one test."""

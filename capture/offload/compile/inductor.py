@@ -222,6 +222,7 @@ def _lower(program: Program, n_threads: int) -> Loops:
     try:
         with (
             _exact_near_zero(cpp.CppVecOverrides),
+            _untraced(),
             torch._guards.tracing(torch._guards.TracingContext(mode)),
             V.set_fake_mode(mode),
             V.set_aot_compilation(True),
@@ -279,6 +280,34 @@ def _exact_near_zero(vectors: Any) -> Iterator[None]:
     finally:
         for name, function in before.items():
             setattr(vectors, name, function)
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    """Without the one function that Inductor traces symbolically, once in a process, to have it.
+
+    A trace is noted for all threads: what another one has compiled refuses to be called meanwhile.
+    """
+    from torch._inductor import loop_body  # noqa: PLC0415 - takes seconds
+
+    shim: Any = getattr(loop_body, "InterpreterShim", None)
+    before = vars(shim).get("_dummy_gm") if isinstance(shim, type) else None
+    if before is None:
+        yield
+        return
+    shim._dummy_gm = staticmethod(_identity)
+    try:
+        yield
+    finally:
+        shim._dummy_gm = before
+
+
+@functools.cache
+def _identity() -> torch.fx.GraphModule:
+    """What `torch.fx.symbolic_trace(lambda x: x)` gives."""
+    graph = torch.fx.Graph()
+    graph.output(graph.placeholder("x"))
+    return torch.fx.GraphModule({}, graph)
 
 
 def _call_of(name: str, x: object) -> str:
