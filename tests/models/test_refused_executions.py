@@ -46,7 +46,7 @@ BAD_INPUTS = {
     "dimensions": (lambda: torch.randn(2, 8, 1), ["args[0]", "[2, 8]", "[2, 8, 1]"]),
     "empty": (lambda: torch.randn(0, 8), ["args[0]", "[2, 8]", "[0, 8]"]),
     "dtype": (lambda: torch.randn(2, 8).double(), ["args[0]", "float32", "float64"]),
-    "integer": (lambda: torch.zeros(2, 8, dtype=torch.int32), ["args[0]", "Float", "Int"]),
+    "integer": (lambda: torch.zeros(2, 8, dtype=torch.int32), ["args[0]", "float32", "int32"]),
     "meta": (lambda: torch.empty(2, 8, device="meta"), ["args[0]", "cpu", "meta"]),
     "sparse": (lambda: torch.randn(2, 8).to_sparse(), ["args[0]", "strided", "sparse"]),
     "csr": (lambda: csr(torch.randn(2, 8)), ["args[0]", "strided"]),
