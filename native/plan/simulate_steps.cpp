@@ -57,6 +57,7 @@ class Simulation {
   SimulatedSteps run() {
     copy_ahead();
     double period_ns = 0;
+    double copied_at_ns = 0;
     for (int number = 0; number < kMostExecutions; ++number) {
       const double begin_ns = end_ns_;
       const Times before = copies_;
@@ -64,7 +65,11 @@ class Simulation {
       execute();
       const double last_ns = period_ns;
       period_ns = end_ns_ - begin_ns;
-      const bool is_settled = agree(period_ns, last_ns) && have_settled(free_before_ns, period_ns);
+      const double last_copied_ns = copied_at_ns;
+      copied_at_ns = copied_ns(before);
+      const bool is_settled = agree(period_ns, last_ns) &&
+                              have_settled(free_before_ns, period_ns) &&
+                              (ahead_.empty() || agree(period_ns, copied_at_ns - last_copied_ns));
       if (number + 1 == kMostExecutions || (number + 1 >= kLeastExecutions && is_settled)) {
         return found(begin_ns, before, period_ns);
       }
@@ -134,11 +139,22 @@ class Simulation {
     }
   }
 
-  // Whether each lane ended so much later than in the execution before.
+  // When all has been copied that the last execution read.
+  double copied_ns(const Times& before) const {
+    double latest_ns = 0;
+    for (std::size_t at = 0; at < ahead_.size(); ++at) {
+      latest_ns = std::max(latest_ns, ahead_[at] ? before.end_ns[at] : copies_.end_ns[at]);
+    }
+    return latest_ns;
+  }
+
+  // Whether lanes without copies ended so much later than in the execution before.
   bool have_settled(const std::vector<double>& before_ns, double period_ns) const {
     for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-      if (!lanes_[lane].empty() && !agree(period_ns, free_ns_[lane] - before_ns[lane]))
-        return false;
+      const bool has_copies =
+          first_copy_[lane] < (lane + 1 < lanes_.size() ? first_copy_[lane + 1] : ahead_.size());
+      if (lanes_[lane].empty() || has_copies) continue;
+      if (!agree(period_ns, free_ns_[lane] - before_ns[lane])) return false;
     }
     return true;
   }
