@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <string>
 #include <unordered_map>
 
@@ -17,7 +18,9 @@ constexpr double kSettled = 1e-9;
 bool agree(double one, double other) { return std::abs(one - other) <= kSettled * std::abs(one); }
 
 [[noreturn]] void refuse(const LaneStep& step, const std::string& why) {
-  throw PlanError("step of kind " + std::to_string(static_cast<std::int64_t>(step.kind)) + " (" +
+  static constexpr const char* kNames[] = {"run", "copy", "record", "wait"};
+  const auto kind = static_cast<std::size_t>(step.kind);
+  throw PlanError("step " + (kind < std::size(kNames) ? kNames[kind] : std::to_string(kind)) + "(" +
                   std::to_string(step.first) + ", " + std::to_string(step.second) + "): " + why);
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from offload.native import _planner
 from offload.plan.simulate_steps import simulate_steps
-from offload.plan.steps import Transfer
+from offload.plan.steps import Transfer, n_copied_ahead
 from offload.plan.streaming import Gather, Link, Streaming, WeightDemand
 
 
@@ -54,7 +54,7 @@ def simulate_streaming(demand: WeightDemand, streaming: Streaming, link: Link) -
     found = simulate_steps(streaming.lanes, launch_ns, copy_ns)
     begins_ns = zip(found.launch_begin_ns, waits_ns, strict=True)
     # Those that are copied ahead come first, as in `Streaming.transfers`.
-    n_behind = sum(not copy.ahead for lane in streaming.lanes for copy in lane.copies)
+    n_behind = len(found.copy_end_ns) - n_copied_ahead(streaming.lanes)
     return StreamingPass(
         period_ns=found.period_ns,
         launch_begin_ns=tuple(sum(both) for both in begins_ns),

@@ -101,6 +101,11 @@ class Transfer:
     after_pass: int
 
 
+def n_copied_ahead(lanes: Sequence[Lane]) -> int:
+    """How many copies are for the next execution: a lane's last, and the first that it needs."""
+    return sum(one.ahead for lane in lanes for one in lane.copies)
+
+
 def launch_lane(n_launches: int) -> Lane:
     """The lane of a Plan that copies nothing: its launches, one after the other."""
     return Lane(LaneKind.LAUNCHES, (Run(0, n_launches),) if n_launches else ())
@@ -230,7 +235,7 @@ def counted(lanes: tuple[Lane, ...]) -> tuple[Transfer, ...]:
         elif step in arrivals:
             found += [Transfer(one.piece, waits[step.event], *at) for one, *at in pending]
             pending = []
-    n_behind = sum(not one.ahead for one in copies.copies)
+    n_behind = len(copies.copies) - n_copied_ahead(lanes)
     return (*found[n_behind:], *found[:n_behind])
 
 

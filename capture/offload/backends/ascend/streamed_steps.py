@@ -9,11 +9,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from offload.backends.captured.streamed_copies import StreamedGraph, check_order
+from offload.backends.captured.streamed_copies import ADVICE, StreamedGraph, check_order
 from offload.errors import CaptureError
 from offload.native import _native
 from offload.plan import NodeGraph
-from offload.plan.steps import Copy, Lane, Record, Run, Wait
+from offload.plan.steps import Copy, Lane, Record, Run, Wait, n_copied_ahead
 from offload.plan.streaming import Streaming
 from offload.program import Program
 
@@ -92,10 +92,10 @@ class _Lowering:
         self._launches = launches
         self._lane = lanes[0]
         self._copies = [one for lane in lanes[1:] for one in lane.steps]
-        copies = [one for one in self._copies if isinstance(one, Copy)]
-        n_ahead = sum(one.ahead for one in copies)
+        n_copies = sum(len(lane.copies) for lane in lanes)
+        n_ahead = n_copied_ahead(lanes)
         # Transfers are numbered as they are needed: what is copied ahead comes first.
-        self._transfers = iter([*range(n_ahead, len(copies)), *range(n_ahead)])
+        self._transfers = iter([*range(n_ahead, n_copies), *range(n_ahead)])
         self._awaited = {
             one.event
             for lane in lanes
@@ -154,7 +154,9 @@ class _Lowering:
 
     def _wait(self, step: Wait, stream: Stream) -> None:
         if step.event not in self._events:
-            raise CaptureError("launches and copies of weights would wait for each other")
+            raise CaptureError(
+                f"launches and copies of weights would wait for each other; {ADVICE}"
+            )
         self._add(Kind.WAIT, stream, self._events[step.event])
 
     def _record(self, stream: Stream) -> int:

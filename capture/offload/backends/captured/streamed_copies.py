@@ -13,10 +13,11 @@ from collections.abc import Sequence, Set
 
 from offload.errors import CaptureError
 from offload.plan import NodeGraph
+from offload.plan.steps import n_copied_ahead
 from offload.plan.streaming import Piece, Streaming
 from offload.program import Program
 
-_ADVICE = "load with a budget for all weights"
+ADVICE = "load with a budget for all weights"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def streamed_graph(
     pieces = [streaming.pieces[one.piece] for one in streaming.transfers]
     for piece in pieces:
         _check_readers(program, graph, launches, piece)
-    n_early = sum(one.ahead for lane in streaming.lanes for one in lane.copies)
+    n_early = n_copied_ahead(streaming.lanes)
     earlier = _earlier(graph.n_nodes, graph.edges, graph.overlapping)
     copies = []
     waited = 0  # for these nodes some copy waits already
@@ -102,7 +103,7 @@ def _check_readers(
             where = f"launch {launches[node]}" if launches[node] >= 0 else "no launch"
             raise CaptureError(
                 f"node {node} of {where} holds the address of {program.values[piece.value].name}, "
-                f"which the launch was not seen to read: it cannot be streamed; {_ADVICE}"
+                f"which the launch was not seen to read: it cannot be streamed; {ADVICE}"
             )
 
 
@@ -172,7 +173,7 @@ def check_order(
     """
     n_early = sum(copy.for_next_pass for copy in streamed.copies)
     if sorted(one.transfer for one in streamed.copies) != list(range(len(streaming.transfers))):
-        raise CaptureError(f"the graph does not copy each streamed weight once; {_ADVICE}")
+        raise CaptureError(f"the graph does not copy each streamed weight once; {ADVICE}")
     # A weight that no node reads has no reader to show that its copy came first.
     in_order = [*range(n_early, len(streaming.transfers)), *range(n_early)]
     if [(one.transfer, one.for_next_pass) for one in streamed.copies] != [
@@ -180,7 +181,7 @@ def check_order(
     ]:
         raise CaptureError(
             "copies do not stand in the order of transfers, those for the next execution, which "
-            f"are its first ones, at the end; {_ADVICE}"
+            f"are its first ones, at the end; {ADVICE}"
         )
     earlier = _earlier(graph.n_nodes + len(streamed.copies), edges, graph.overlapping)
     pieces = [streaming.pieces[one.piece] for one in streaming.transfers]
@@ -188,7 +189,7 @@ def check_order(
     for node, copy in enumerate(streamed.copies, start=graph.n_nodes):
         if node > graph.n_nodes and not earlier[node] >> (node - 1) & 1:
             raise CaptureError(
-                f"copy {node - graph.n_nodes} does not wait for the one before it; {_ADVICE}"
+                f"copy {node - graph.n_nodes} does not wait for the one before it; {ADVICE}"
             )
         if not copy.for_next_pass:
             order.check_readers(node, copy)
@@ -197,7 +198,7 @@ def check_order(
     for node in streamed.ready_after:
         ready |= earlier[node] | 1 << node
     if any(not ready >> node & 1 for node in range(graph.n_nodes)):
-        raise CaptureError(f"the outputs would be ready before every node has ended; {_ADVICE}")
+        raise CaptureError(f"the outputs would be ready before every node has ended; {ADVICE}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ class _Order:
             if not self.earlier[reader] >> node & 1:
                 raise CaptureError(
                     f"node {reader} reads {self._name(piece)} and does not wait for its copy; "
-                    f"{_ADVICE}"
+                    f"{ADVICE}"
                 )
 
     def check_overwritten(self, node: int, copy: StreamedCopy) -> None:
@@ -233,13 +234,13 @@ class _Order:
             if copy.for_next_pass and transfer < copy.transfer:
                 raise CaptureError(
                     f"{self._name(piece)} and {self._name(other)} would be brought to one place "
-                    f"before the execution begins that reads both; {_ADVICE}"
+                    f"before the execution begins that reads both; {ADVICE}"
                 )
             for reader in self.graph.touches[other.value]:
                 if not self.earlier[node] >> reader & 1:
                     raise CaptureError(
                         f"the copy of {self._name(piece)} does not wait for node {reader}, which "
-                        f"reads {self._name(other)} at the same place; {_ADVICE}"
+                        f"reads {self._name(other)} at the same place; {ADVICE}"
                     )
 
     def _name(self, piece: Piece) -> str:
@@ -276,5 +277,5 @@ def _earlier(
             if not n_before[other]:
                 free.append(other)
     if n_done < n_nodes:
-        raise CaptureError(f"launches and copies of weights would wait for each other; {_ADVICE}")
+        raise CaptureError(f"launches and copies of weights would wait for each other; {ADVICE}")
     return earlier
