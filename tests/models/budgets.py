@@ -43,6 +43,24 @@ class Deep(nn.Module):
         return self.twice(x) + self.calls
 
 
+class Shared(nn.Module):
+    """One block that all layers share, as ALBERT's: distant launches read its weights again."""
+
+    def __init__(self, width: int = 128, n_layers: int = 4) -> None:
+        super().__init__()
+        self.n_layers = n_layers
+        self.norm = nn.LayerNorm(width)
+        self.mix = nn.Linear(width, width)
+        self.wide = nn.Linear(width, 2 * width)
+        self.narrow = nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.n_layers):
+            x = self.norm(x + torch.tanh(self.mix(x)))
+            x = self.norm(x + self.narrow(torch.relu(self.wide(x))))
+        return x
+
+
 class Headed(nn.Module):
     """Layers of one width, without biases, before one large weight, which sets the floor."""
 

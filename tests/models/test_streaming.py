@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from budgets import Deep, budgets_of, floor_of, weight_bytes
+from budgets import Deep, Shared, budgets_of, floor_of, weight_bytes
 from stored import LAYERS, WIDTH, Packed, compute_wide, save_weights, without_memory, write_wide
 from test_stored_weights import MODELS
 from torch import nn
@@ -26,13 +26,18 @@ from offload.run import Executable
 
 KIB = 1024
 
+OWN = {
+    "deep": (Deep, lambda: torch.randn(4, 128)),
+    "shared": (Shared, lambda: torch.randn(4, 128)),
+}
 
-@pytest.fixture(params=[*MODELS, "deep"])
+
+@pytest.fixture(params=[*MODELS, *OWN])
 def case(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> tuple[Callable[[], Any], Callable[[], torch.Tensor], Path, Any]:
     """What builds a model, an input, the folder of its weights, and it in memory."""
-    build, make = {**MODELS, "deep": (Deep, lambda: torch.randn(4, 128))}[request.param]
+    build, make = {**MODELS, **OWN}[request.param]
     model = build().eval()
     save_weights(model, tmp_path)
     return build, make, tmp_path, model
@@ -72,6 +77,36 @@ def test_resident_weights_give_the_bits_of_the_model_in_memory(case: Any) -> Non
     with captured.load(weights_budget=floor_of(captured)) as run:
         for got, tensor in zip(results(run(given)), expected, strict=True):
             assert torch.equal(got, tensor)
+
+
+def test_a_shared_block_is_copied_for_each_layer_where_it_does_not_fit(tmp_path: Path) -> None:
+    model = Shared().eval()
+    save_weights(model, tmp_path)
+    given = torch.randn(4, 128)
+    captured = offload.capture(without_memory(Shared), given, weights=tmp_path)
+    floor = floor_of(captured)
+    wide, small = (
+        256 * 128 * 4,
+        sum(one.numel() * 4 for one in model.parameters() if one.dim() == 1),
+    )
+    assert wide + small <= floor < 2 * wide  # of 2.5: a block that stays would take all of it
+    with captured.load() as whole, captured.load(weights_budget=floor) as run:
+        expected = whole(given)
+        for _ in range(3):
+            assert torch.equal(run(given), expected)
+        plan = run.streaming.plan
+        n_copies = [one.piece for one in plan.transfers]
+        assert max(map(n_copies.count, n_copies)) == model.n_layers
+        assert run.last_execution.bytes_streamed == plan.transfer_bytes > 4 * wide
+        assert "wide.weight 128.00 KiB, 4 times" in run.streaming.explain()
+        run.streaming.replace({"wide.weight": model.wide.weight.detach() * 2})
+        changed = Shared().eval()
+        changed.load_state_dict(model.state_dict())
+        changed.wide.weight.data.mul_(2)
+        with offload.capture(changed) as again:
+            changed(given)
+        with again.load() as other:
+            assert torch.equal(run(given), other(given))
 
 
 def test_packed_weights_are_streamed_packed(tmp_path: Path) -> None:
@@ -121,9 +156,9 @@ def test_a_budget_below_the_floor_says_what_is_needed(deep: Captured) -> None:
     assert "layers.2" in message  # the largest weight sets the floor
 
 
-@pytest.mark.parametrize("budget", ["256KiB", "0.25 MiB", 256 * KIB, "262144"])
+@pytest.mark.parametrize("budget", ["128KiB", "0.125 MiB", 128 * KIB, "131072"])
 def test_a_budget_is_bytes_or_text(deep: Captured, budget: int | str) -> None:
-    with pytest.raises(offload.PlanError, match="262144"):
+    with pytest.raises(offload.PlanError, match="131072"):
         deep.load(weights_budget=budget)
 
 
@@ -195,7 +230,7 @@ def test_a_truncated_file_fails_at_the_call_and_is_well_again_afterwards(
         assert torch.equal(run(given), expected[0])
         with path.open("r+b") as file:
             file.truncate(len(content) // 4)
-        with pytest.raises(offload.ExecutionError, match=r"layers.*model.safetensors"):
+        with pytest.raises(offload.ExecutionError, match=r"(layers|twice).*model.safetensors"):
             _ = [run(given) for _ in range(3)]
         path.write_bytes(content)
         run.streaming.refresh()

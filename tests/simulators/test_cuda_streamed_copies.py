@@ -38,7 +38,6 @@ def case(request, deep, backend, simulator, monkeypatch) -> Case:
     if not has_tails:
         monkeypatch.setattr(type(backend), "granule_bytes", lambda self, program: None)
     prepared = backend.prepare(deep.bound)
-    launches = prepared.state.capture.launches
     streaming = stream_weights(
         weight_demand(
             prepared.program,
@@ -46,7 +45,7 @@ def case(request, deep, backend, simulator, monkeypatch) -> Case:
             prepared.bindings.stored.keys(),
         ),
         backend.link(prepared.bound),
-        floor_on(deep, backend) + (200 if has_tails else 60) * 1024,
+        floor_on(deep, backend) + (264 if has_tails else 124) * 1024,
         granule_bytes=backend.granule_bytes(prepared.program) or backend.alignment_bytes,
         alignment_bytes=backend.alignment_bytes,
         mapped_link=backend.link(prepared.bound) if has_tails else None,
@@ -54,7 +53,7 @@ def case(request, deep, backend, simulator, monkeypatch) -> Case:
     )
     tails = [piece for piece in streaming.pieces if piece.streamed and piece.offset_bytes]
     assert bool(tails) == has_tails
-    streamed = streamed_graph(prepared.program, prepared.graph, launches, streaming)
+    streamed = streamed_graph(prepared.program, prepared.graph, streaming)
     return Case(prepared.program, prepared.graph, streaming, streamed)
 
 
@@ -132,9 +131,8 @@ def test_a_weight_that_a_launch_was_not_seen_to_read_is_refused(case, deep, back
     touches = list(case.graph.touches)
     touches[piece.value] = (*touches[piece.value], case.graph.n_nodes - 1)
     graph = dataclasses.replace(case.graph, touches=tuple(touches))
-    launches = backend.prepare(deep.bound).state.capture.launches
     with pytest.raises(offload.CaptureError, match="was not seen to read"):
-        streamed_graph(case.program, graph, launches, case.streaming)
+        streamed_graph(case.program, graph, case.streaming)
 
 
 def test_overlapping_kernels_are_not_ordered(case, deep, backend):
@@ -142,8 +140,7 @@ def test_overlapping_kernels_are_not_ordered(case, deep, backend):
     graph = dataclasses.replace(case.graph, overlapping=frozenset(case.graph.edges))
     with pytest.raises(offload.CaptureError, match="does not wait for"):
         case.check(graph=graph)
-    launches = backend.prepare(deep.bound).state.capture.launches
-    streamed = streamed_graph(case.program, graph, launches, case.streaming)
+    streamed = streamed_graph(case.program, graph, case.streaming)
     case.check(graph=graph, streamed=streamed)
     assert set(streamed.ready_after) == set(range(graph.n_nodes))
     for one in streamed.copies:

@@ -14,7 +14,7 @@ from budgets import budget_steps
 from device_streaming import GIVEN, check, expected_of, floor_on, poison_after_last_use
 from stored import Packed, save_weights, without_memory
 from test_stored_weights import MODELS
-from test_streaming import Deep, weight_bytes
+from test_streaming import Deep, Shared, weight_bytes
 from test_streaming_telemetry import NO_HEADER
 
 import offload
@@ -23,10 +23,11 @@ from offload.observe.report import report_on, report_table
 from offload.timeline import SpanKind
 
 
-@pytest.mark.parametrize("name", [*sorted(MODELS.keys() - {"decoder"}), "deep", "packed"])
+@pytest.mark.parametrize("name", [*sorted(MODELS.keys() - {"decoder"}), "deep", "shared", "packed"])
 def test_every_step_of_the_budget_gives_the_same_bits(name, device, tmp_path):
     others = {
         "deep": (Deep, lambda: torch.randn(*GIVEN)),
+        "shared": (Shared, lambda: torch.randn(*GIVEN)),
         "packed": (Packed, lambda: torch.randn(4, 128)),
     }
     build, make = {**MODELS, **others}[name]

@@ -134,7 +134,7 @@ def test_plans_hold_their_budget_and_what_they_predict(demand, data, tails, row_
     sizes = {one.value: one.size_bytes for one in demand.weights}
     tables = tables_of(found)
     assert found.memory_bytes <= budget
-    assert found.resident_bytes + found.transfer_bytes == sum(
+    assert sum(one.size_bytes for one in found.pieces) == sum(
         size_bytes for value, size_bytes in sizes.items() if value not in tables
     )
     assert found.gathered_bytes * LEAST_TABLE_OVER_ROWS <= sum(sizes[value] for value in tables)

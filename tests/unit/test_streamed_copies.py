@@ -31,7 +31,7 @@ PROGRAM: Any = SimpleNamespace(
     values=[SimpleNamespace(name=f"w{index}") for index in range(4)],
     launches=[SimpleNamespace(index=index, reads=(index,)) for index in range(4)],
 )
-GRAPH = NodeGraph(4, ((0, 1), (1, 2), (2, 3)), ((0,), (1,), (2,), (3,)))
+GRAPH = NodeGraph(4, ((0, 1), (1, 2), (2, 3)), ((0,), (1,), (2,), (3,)), launches=(0, 1, 2, 3))
 
 
 def streaming_of(places: tuple[int, ...] = (0, 1, 0, 1)) -> Streaming:
@@ -61,7 +61,7 @@ def streaming_of(places: tuple[int, ...] = (0, 1, 0, 1)) -> Streaming:
 
 
 STREAMING = streaming_of()
-STREAMED = streamed_graph(PROGRAM, GRAPH, range(4), STREAMING)
+STREAMED = streamed_graph(PROGRAM, GRAPH, STREAMING)
 
 
 def replaced(index: int, **changes: object) -> StreamedGraph:
@@ -115,8 +115,8 @@ def test_a_copy_for_the_next_execution_that_is_none():
 
 def test_a_transfer_that_no_copy_makes():
     missing = dataclasses.replace(STREAMED, copies=STREAMED.copies[:-1])
-    assert refusal(missing) == "the graph does not copy each streamed weight once"
-    assert refusal(replaced(0, transfer=3)) == "the graph does not copy each streamed weight once"
+    assert refusal(missing) == "the graph does not make each copy of a weight once"
+    assert refusal(replaced(0, transfer=3)) == "the graph does not make each copy of a weight once"
 
 
 def test_two_weights_for_the_next_execution_at_one_place():
@@ -127,7 +127,7 @@ def test_two_weights_for_the_next_execution_at_one_place():
         "w1 and w0 would be brought to one place before the execution begins that reads both"
     )
     with pytest.raises(CaptureError, match=r"w1 and w0 would be brought to one place"):
-        streamed_graph(PROGRAM, GRAPH, range(4), streaming)
+        streamed_graph(PROGRAM, GRAPH, streaming)
 
 
 def streamed_copies_of_one_place() -> StreamedGraph:
@@ -144,6 +144,65 @@ def streamed_copies_of_one_place() -> StreamedGraph:
         ),
         (3,),
     )
+
+
+# ---- a weight that is copied twice in an execution ----------------------------------------------
+
+TWICE: Any = SimpleNamespace(
+    values=[SimpleNamespace(name=f"w{index}") for index in range(2)],
+    launches=[SimpleNamespace(index=index, reads=(index % 2,)) for index in range(4)],
+)
+TWICE_GRAPH = NodeGraph(4, ((0, 1), (1, 2), (2, 3)), ((0, 2), (1, 3)), launches=(0, 1, 2, 3))
+
+
+def twice(streamed: StreamedGraph | None = None) -> StreamedGraph:
+    """w0 and w1 take turns at one place, each read by two launches; proved where one is given."""
+    streaming = dataclasses.replace(
+        streaming_of(),
+        pieces=(Piece(0, 0, N_BYTES, 0, True), Piece(1, 0, N_BYTES, 0, True)),
+        lanes=streaming_lanes(
+            4,
+            [
+                Transfer(0, 0, 3, -1),
+                Transfer(1, 1, 0, 0),
+                Transfer(0, 2, 1, 0),
+                Transfer(1, 3, 2, 0),
+            ],
+        ),
+    )
+    if streamed is None:
+        return streamed_graph(TWICE, TWICE_GRAPH, streaming)
+    check_copies(TWICE, TWICE_GRAPH, streaming, streamed)
+    return streamed
+
+
+def test_each_copy_stands_between_the_readers_of_what_it_overwrites_and_its_own():
+    assert twice().copies == (
+        StreamedCopy(1, (0,), (1,), False),
+        StreamedCopy(2, (1,), (2,), False),
+        StreamedCopy(3, (2,), (3,), False),
+        StreamedCopy(0, (3,), (), True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("index", "side", "said"),
+    [
+        (0, "after", "the copy of w1 does not wait for node 0, which reads w0"),
+        (1, "after", "the copy of w0 does not wait for node 1, which reads w1"),
+        (2, "after", "the copy of w1 does not wait for node 2, which reads w0"),
+        (3, "after", "the copy of w0 does not wait for node 3, which reads w1"),
+        (0, "before", "node 1 reads w1 and does not wait for its copy"),
+        (1, "before", "node 2 reads w0 and does not wait for its copy"),
+        (2, "before", "node 3 reads w1 and does not wait for its copy"),
+    ],
+)
+def test_each_edge_of_copies_made_twice_is_needed(index, side, said):
+    streamed = twice()
+    copies = list(streamed.copies)
+    copies[index] = dataclasses.replace(copies[index], **{side: ()})
+    with pytest.raises(CaptureError, match=said):
+        twice(dataclasses.replace(streamed, copies=tuple(copies)))
 
 
 def test_a_reader_that_does_not_wait():
@@ -176,5 +235,6 @@ def test_copies_that_do_not_wait_for_each_other():
 
 @pytest.mark.parametrize(("launch", "whose"), [(1, "launch 1"), (-1, "no launch")])
 def test_a_weight_that_its_launch_was_not_seen_to_read(launch, whose):
+    graph = dataclasses.replace(GRAPH, launches=(0, 1, launch, 3))
     with pytest.raises(CaptureError, match=f"node 2 of {whose} holds the address of w2.*; load"):
-        streamed_graph(PROGRAM, GRAPH, (0, 1, launch, 3), STREAMING)
+        streamed_graph(PROGRAM, graph, STREAMING)

@@ -81,17 +81,19 @@ def native_transfers(
         if piece.value in numbers and piece.size_bytes:
             places[index] = (numbers[piece.value], n_pieces[piece.value])
             n_pieces[piece.value] += 1
-    last_launch = {value: launch.index for launch in program.launches for value in launch.reads}
-    return [
-        (
-            *places[one.piece],
-            one.first_launch,
-            last_launch[streaming.pieces[one.piece].value],
-            one.after_launch,
-            one.after_pass,
-        )
-        for one in streaming.transfers
-    ]
+    readers: dict[int, list[int]] = {}
+    for launch in program.launches:
+        for value in launch.reads:
+            readers.setdefault(value, []).append(launch.index)
+    ends = dict.fromkeys(places, len(program.launches))  # by piece, where its next copy is read
+    found = []
+    for one in reversed(streaming.transfers):
+        reads = readers[streaming.pieces[one.piece].value]
+        last_launch = max(launch for launch in reads if launch < ends[one.piece])
+        ends[one.piece] = one.first_launch
+        place = places[one.piece]
+        found.append((*place, one.first_launch, last_launch, one.after_launch, one.after_pass))
+    return found[::-1]
 
 
 def managed_tensors(

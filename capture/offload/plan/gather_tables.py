@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from offload.plan.repeated_copies import repeated_plans
 from offload.plan.simulate_streaming import gather_ns
 from offload.plan.streaming import Gather, Link, WeightDemand, WeightUse
-from offload.plan.streaming_floor import SMALLEST_STREAMED_BYTES, FloorPlan, floor_plan
+from offload.plan.streaming_floor import floor_plan
+from offload.plan.whole_weights import SMALLEST_STREAMED_BYTES, WholeWeights
 
 LEAST_TABLE_OVER_ROWS = 4
 """A table may be gathered if it is so many times as large as the rows that a pass reads of it.
@@ -25,13 +27,23 @@ class Choice:
         demand: all weights, and launches as long as they take with all of them resident.
         rest: the weights that are not gathered, and launches as long as they take with gathering.
         gathers: by table, in the order of the demand that it was made from.
-        floor: the least memory of the rest.
+        floor: the least memory of the rest where each weight is copied once in a pass.
+        repeated: plans in which some are copied more than once.
     """
 
     demand: WeightDemand
     rest: WeightDemand
     gathers: tuple[Gather, ...]
-    floor: FloorPlan
+    floor: WholeWeights
+    repeated: tuple[WholeWeights, ...]
+
+    @property
+    def least(self) -> WholeWeights:
+        """The plan that takes the least memory; of equals, the quickest."""
+        return min(
+            (self.floor, *self.repeated),
+            key=lambda one: (one.required_bytes, one.layout.period_ns),
+        )
 
 
 def may_be_gathered(weight: WeightUse) -> bool:
@@ -74,4 +86,5 @@ def _choice(
     rest = WeightDemand(
         tuple(launch_ns), tuple(one for one in demand.weights if one.value not in values)
     )
-    return Choice(demand, rest, gathers, floor_plan(rest, link, alignment_bytes))
+    floor = floor_plan(rest, link, alignment_bytes)
+    return Choice(demand, rest, gathers, floor, repeated_plans(rest, link, alignment_bytes))

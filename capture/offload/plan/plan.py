@@ -68,12 +68,14 @@ class NodeGraph:
         overlapping: those edges whose second node may begin before the first has ended, and waits
             by itself before it touches what an allocator gives in the order of launches. What it
             only reads, as weights, it may read before.
+        launches: for each node the launch that made it, -1 where none did; empty where nobody asks.
     """
 
     n_nodes: int
     edges: tuple[tuple[int, int], ...]
     touches: tuple[tuple[int, ...], ...]
     overlapping: frozenset[tuple[int, int]] = frozenset()
+    launches: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from offload.plan.streaming import (
     WeightDemand,
     WeightUse,
 )
-from offload.plan.streaming_floor import FloorPlan
+from offload.plan.whole_weights import Layout, WholeWeights
 
 
 def stream_weights(
@@ -62,8 +62,8 @@ def stream_weights(
     choices = gather_choices(demand, link, alignment_bytes)
     options = _Options(link, mapped_link, granule_bytes, alignment_bytes)
     unit = unit or MemoryUnit()
-    lowest = min(choices, key=lambda one: one.floor.required_bytes)
-    required_bytes = unit.taken_bytes(lowest.floor.required_bytes)
+    lowest = min(choices, key=lambda one: one.least.required_bytes)
+    required_bytes = unit.taken_bytes(lowest.least.required_bytes)
     choice, layout = _quickest(choices, options, unit.usable_bytes(required_bytes))
     floor = _floor(lowest, layout.period_ns, required_bytes)
     if budget_bytes < required_bytes:
@@ -109,26 +109,13 @@ class _Options:
         return ((self.link, False), (self.mapped_link, True))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Layout:
-    """What is streamed, by position in the demand: how many bytes, and where in the ring they lie.
-
-    `after_steps` count launches of the same pass from 0, of the pass before from -n_launches.
-    """
-
-    parts: dict[int, tuple[int, int]]
-    after_steps: Sequence[int]
-    ring_bytes: int
-    period_ns: float
-    link: Link
-
-
 def _quickest(
     choices: Sequence[Choice], options: _Options, budget_bytes: int
-) -> tuple[Choice, _Layout]:
+) -> tuple[Choice, Layout]:
     """Of the choices that the budget admits the quickest, and its layout.
 
-    Weights are also streamed in part where that is quicker, over the link to mapped memory.
+    Weights are also streamed in part where that is quicker, over the link to mapped memory, and
+    copied more than once in a pass.
     """
     found = [
         (choice, _search(choice.rest, options, link, choice.floor, budget_bytes, tails=tails))
@@ -136,11 +123,17 @@ def _quickest(
         if choice.floor.required_bytes <= budget_bytes
         for link, tails in options.links
     ]
+    found += [
+        (choice, plan.layout)
+        for choice in choices
+        for plan in choice.repeated
+        if plan.required_bytes <= budget_bytes
+    ]
 
-    def cost(one: tuple[Choice, _Layout]) -> tuple[float, int]:
+    def cost(one: tuple[Choice, Layout]) -> tuple[float, int]:
         choice, layout = one
-        streamed_bytes = sum(size_bytes for size_bytes, _ in layout.parts.values())
-        return layout.period_ns, streamed_bytes + sum(each.size_bytes for each in choice.gathers)
+        gathered_bytes = sum(each.size_bytes for each in choice.gathers)
+        return layout.period_ns, layout.transfer_bytes + gathered_bytes
 
     return min(found, key=cost)
 
@@ -149,16 +142,16 @@ def _search(
     demand: WeightDemand,
     options: _Options,
     link: Link,
-    serial: FloorPlan,
+    serial: WholeWeights,
     budget_bytes: int,
     *,
     tails: bool,
-) -> _Layout:
+) -> Layout:
     """The quickest plan of the family, or the serial one if none is quicker."""
     weights_bytes = sum(round_up(one.size_bytes, options.alignment_bytes) for one in demand.weights)
     if budget_bytes >= weights_bytes:
         compute_ns = simulate_transfers(demand.launch_ns, (), (), link).period_ns
-        return _Layout({}, (), 0, compute_ns, link)
+        return Layout({}, (), 0, compute_ns, link)
     found, _ = _planner.search_streaming(
         demand.launch_ns,
         [
@@ -171,28 +164,35 @@ def _search(
         overhead_ns=link.overhead_ns,
         budget_bytes=budget_bytes,
         floor_bytes=serial.required_bytes,
-        floor_period_ns=serial.period_ns,
+        floor_period_ns=serial.layout.period_ns,
         alignment_bytes=options.alignment_bytes,
         granule_bytes=options.granule_bytes,
         tails=tails,
     )
     if found is None:
-        sizes_bytes = [demand.weights[index].size_bytes for index in serial.order]
-        places = zip(sizes_bytes, serial.offsets_bytes, strict=True)
-        parts = dict(zip(serial.order, places, strict=True))
-        return _Layout(parts, serial.after_steps, serial.ring_bytes, serial.period_ns, options.link)
+        return serial.layout
     streamed_bytes, offsets_bytes, order, after_steps, ring_bytes, period_ns = found
     parts = {index: (streamed_bytes[index], offsets_bytes[index]) for index in order}
-    return _Layout(parts, after_steps, ring_bytes, period_ns, link)
+    n_launches = len(demand.launch_ns)
+    transfers = tuple(
+        Transfer(
+            piece=index,
+            first_launch=demand.weights[index].launches[0],
+            after_launch=step % n_launches,
+            after_pass=step // n_launches,
+        )
+        for index, step in zip(order, after_steps, strict=True)
+    )
+    return Layout(parts, transfers, ring_bytes, period_ns, link)
 
 
 def _floor(choice: Choice, period_ns: float, required_bytes: int) -> StreamingFloor:
-    serial = choice.floor
-    largest = choice.rest.weights[serial.largest] if serial.largest >= 0 else None
+    least = choice.least
+    largest = choice.rest.weights[least.largest] if least.largest >= 0 else None
     return StreamingFloor(
         required_bytes=required_bytes,
-        ring_bytes=serial.ring_bytes,
-        resident_bytes=serial.resident_bytes,
+        ring_bytes=least.layout.ring_bytes,
+        resident_bytes=least.resident_bytes,
         value=largest.value if largest else -1,
         name=largest.name if largest else "nothing",
         period_ns=period_ns,
@@ -202,7 +202,7 @@ def _floor(choice: Choice, period_ns: float, required_bytes: int) -> StreamingFl
 def _streaming(
     choice: Choice,
     options: _Options,
-    layout: _Layout,
+    layout: Layout,
     floor: StreamingFloor,
     budget_bytes: int,
 ) -> Streaming:
@@ -212,8 +212,9 @@ def _streaming(
         for index, one in enumerate(choice.rest.weights)
     ]
     ring_begin = sum(cut_bytes)
+    copied = {one.piece for one in layout.transfers}
     pieces: list[Piece] = []
-    streamed: dict[int, int] = {}
+    places: dict[int, int] = {}
     cut_at, whole_at = 0, ring_begin + layout.ring_bytes
     for index, weight in enumerate(choice.rest.weights):
         if index not in layout.parts:
@@ -224,18 +225,16 @@ def _streaming(
             pieces.append(Piece(weight.value, 0, cut_bytes[index], cut_at, False))
             cut_at += cut_bytes[index]
         size_bytes, offset_bytes = layout.parts[index]
-        streamed[index] = len(pieces)
-        pieces.append(
-            Piece(weight.value, cut_bytes[index], size_bytes, ring_begin + offset_bytes, True)
-        )
+        places[index] = len(pieces)
+        at = ring_begin + offset_bytes
+        pieces.append(Piece(weight.value, cut_bytes[index], size_bytes, at, index in copied))
+    transfers = [dataclasses.replace(one, piece=places[one.piece]) for one in layout.transfers]
     return Streaming(
         budget_bytes=budget_bytes,
         memory_bytes=whole_at,
         granule_bytes=options.granule_bytes,
         pieces=tuple(pieces),
-        lanes=streaming_lanes(
-            len(choice.rest.launch_ns), _transfers(choice.rest, layout, streamed)
-        ),
+        lanes=streaming_lanes(len(choice.rest.launch_ns), transfers),
         period_ns=layout.period_ns,
         compute_ns=simulate_transfers(choice.demand.launch_ns, (), (), options.link).period_ns,
         roofline_ns=min(
@@ -244,21 +243,6 @@ def _streaming(
         floor=floor,
         link=layout.link,
         gathers=choice.gathers,
-    )
-
-
-def _transfers(
-    demand: WeightDemand, layout: _Layout, streamed: dict[int, int]
-) -> tuple[Transfer, ...]:
-    n_launches = len(demand.launch_ns)
-    return tuple(
-        Transfer(
-            piece=streamed[index],
-            first_launch=demand.weights[index].launches[0],
-            after_launch=step % n_launches,
-            after_pass=step // n_launches,
-        )
-        for index, step in zip(layout.parts, layout.after_steps, strict=True)
     )
 
 

@@ -175,13 +175,13 @@ class WeightStreaming:
                 f"budget {show_bytes(plan.budget_bytes)}: {show_bytes(plan.taken_bytes)} used\n"
                 f"least budget: {show_bytes(plan.floor.required_bytes)}, set by {plan.floor.name}"
             )
-        streamed = [plan.pieces[one.piece] for one in plan.transfers]
+        streamed = [piece for piece in plan.pieces if piece.streamed]
         lines = [
             f"weights: {show_bytes(self._weight_bytes)}, of which {show_bytes(plan.resident_bytes)}"
             f" stay and {show_bytes(plan.transfer_bytes)} are streamed at each execution"
             + self._tables_text(),
             f"budget {show_bytes(plan.budget_bytes)}: {show_bytes(plan.taken_bytes)} used, "
-            f"{show_bytes(plan.ring_bytes)} of it as the ring of {len(streamed)} transfers",
+            f"{show_bytes(plan.ring_bytes)} of it as the ring of {len(plan.transfers)} transfers",
             f"link: {show_bytes(plan.link.bytes_per_second)}/s and "
             f"{plan.link.overhead_ns / 1e3:.1f} us for each copy{self._row_text()}, as measured",
             f"predicted: {plan.period_ns / 1e6:.3f} ms; all weights resident "
@@ -203,14 +203,13 @@ class WeightStreaming:
         )
         lines += self._store_lines()
         lines += self._waits_by_launch()
-        sizes = Counter[int]()
-        for piece in streamed:
-            sizes[piece.value] += piece.size_bytes
-        for value, n_bytes in sizes.most_common():
-            whole = self._program.values[value].size_bytes
+        n_copies = Counter(plan.pieces[one.piece].value for one in plan.transfers)
+        for piece in sorted(streamed, key=lambda one: -one.size_bytes):
+            value = self._program.values[piece.value]
             lines.append(
-                f"  streamed: {self._program.values[value].name} {show_bytes(n_bytes)}"
-                + (f" of {show_bytes(whole)}" if n_bytes < whole else "")
+                f"  streamed: {value.name} {show_bytes(piece.size_bytes)}"
+                + f" of {show_bytes(value.size_bytes)}" * (piece.size_bytes < value.size_bytes)
+                + f", {n_copies[piece.value]} times" * (n_copies[piece.value] > 1)
             )
         return "\n".join([*lines, *self._gathered_lines()])
 

@@ -37,12 +37,15 @@ class Step:
     index: int
 
 
-def launch_graph(program: Program, touches: Sequence[Sequence[int]]) -> NodeGraph:
+def launch_graph(
+    program: Program, touches: Sequence[Sequence[int]], launches: Sequence[int]
+) -> NodeGraph:
     """Launches one behind the other, as a graph.
 
     Args:
         program: has the Values.
         touches: for each node, in order, the Values that it may read or write.
+        launches: for each node the launch that it belongs to.
     """
     touched_by: list[list[int]] = [[] for _ in program.values]
     for node, values in enumerate(touches):
@@ -50,13 +53,13 @@ def launch_graph(program: Program, touches: Sequence[Sequence[int]]) -> NodeGrap
             touched_by[value].append(node)
     n_nodes = len(touches)
     edges = tuple((node - 1, node) for node in range(1, n_nodes))
-    return NodeGraph(n_nodes, edges, tuple(tuple(nodes) for nodes in touched_by))
+    nodes_of = tuple(tuple(nodes) for nodes in touched_by)
+    return NodeGraph(n_nodes, edges, nodes_of, launches=tuple(launches))
 
 
 def streamed_steps(
     program: Program,
     graph: NodeGraph,
-    launches: Sequence[int],
     streaming: Streaming,
     streamed: StreamedGraph,
 ) -> tuple[Step, ...]:
@@ -65,7 +68,6 @@ def streamed_steps(
     Args:
         program: what the model carries out.
         graph: as `launch_graph` gives it.
-        launches: for each of its nodes the launch that it belongs to.
         streaming: the plan.
         streamed: its copies, for the proof.
 
@@ -75,7 +77,7 @@ def streamed_steps(
     Raises:
         CaptureError: the order of the steps does not protect a weight.
     """
-    steps = _Lowering(launches, streaming.lanes).steps()
+    steps = _Lowering(graph.launches, streaming.lanes).steps()
     check_steps(program, graph, streaming, streamed, steps)
     return steps
 

@@ -102,9 +102,9 @@ def stream_weights(
         return StreamedWeights()
     refuse_unstored(bound)
     require_store(bound, streaming, functools.partial(_native.ascend_held_bytes, device))
-    graph = launch_graph(program, touches)
-    streamed = streamed_graph(program, graph, launches, streaming)
-    steps = streamed_steps(program, graph, launches, streaming, streamed)
+    graph = launch_graph(program, touches, launches)
+    streamed = streamed_graph(program, graph, streaming)
+    steps = streamed_steps(program, graph, streaming, streamed)
     place = memory(streaming.memory_bytes)
     stream = _native.AscendWeightStream(
         device=device,

@@ -91,7 +91,7 @@ def require_store(
 
 def _stored_ranges(bound: BoundProgram, streaming: Streaming) -> list[tuple[str, int, int]]:
     """Where in files the streamed pieces lie."""
-    pieces = [streaming.pieces[one.piece] for one in streaming.transfers]
+    pieces = [piece for piece in streaming.pieces if piece.streamed]
     places = [bound.bindings.stored[piece.value] for piece in pieces]
     return [
         (place.path, place.offset_bytes + piece.offset_bytes, piece.size_bytes)
@@ -101,7 +101,7 @@ def _stored_ranges(bound: BoundProgram, streaming: Streaming) -> list[tuple[str,
 
 def store_bytes(streaming: Streaming) -> int:
     """What the host store of streamed weights takes where nobody has any of it."""
-    sizes_bytes = (streaming.pieces[one.piece].size_bytes for one in streaming.transfers)
+    sizes_bytes = (piece.size_bytes for piece in streaming.pieces if piece.streamed)
     return sum(-(-n_bytes // PAGE_BYTES) * PAGE_BYTES for n_bytes in sizes_bytes)
 
 

@@ -1,19 +1,22 @@
-"""Copies of streamed weights in what a device executes: after which nodes, before which, and proof.
+"""A Plan's copies in what a device executes: after which nodes, before which, and the proof.
 
-The nodes are a graph: those that were captured, or launches one behind the other. The transfers of
-a pass stand among them as one chain of copies: those that wait for a launch of the same pass, in
-order, and behind them those whose bytes are free when the pass before ends, for the next pass. The
-link so goes on while the last launches run, and into the next execution.
+The nodes are a graph: those that were captured, or launches one behind the other. The copies of a
+pass stand among them as one chain, in the order of their lane: behind those for this execution
+those for the next one. The link so goes on while the last launches run, and into the next
+execution. Where the plan's steps have a copy wait for a launch, it waits for those nodes of it and
+of earlier ones that use the bytes that it writes; what it brings is read by the nodes from the
+launch that waits for it up to the one that waits for the next copy of that piece.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence, Set
 
 from offload.errors import CaptureError
 from offload.plan import NodeGraph
-from offload.plan.steps import n_copied_ahead
+from offload.plan.steps import Transfer, n_copied_ahead
 from offload.plan.streaming import Piece, Streaming
 from offload.program import Program
 
@@ -50,42 +53,45 @@ class StreamedGraph:
     ready_after: tuple[int, ...]
 
 
-def streamed_graph(
-    program: Program, graph: NodeGraph, launches: Sequence[int], streaming: Streaming
-) -> StreamedGraph:
+def streamed_graph(program: Program, graph: NodeGraph, streaming: Streaming) -> StreamedGraph:
     """Where the transfers of a pass stand in a graph.
 
     Args:
         program: what the graph carries out.
-        graph: its nodes and edges, and who touches what.
-        launches: for each of its nodes the launch that made it; -1 where none did.
+        graph: its nodes and edges, who touches what, and which launch made each.
         streaming: the plan.
 
     Raises:
         CaptureError: a node uses a streamed weight that its launch does not read, so that the plan
             does not know of it.
     """
-    pieces = [streaming.pieces[one.piece] for one in streaming.transfers]
+    transfers = streaming.transfers
+    pieces = [streaming.pieces[one.piece] for one in transfers]
     for piece in pieces:
-        _check_readers(program, graph, launches, piece)
+        _check_readers(program, graph, piece)
     n_early = n_copied_ahead(streaming.lanes)
     earlier = _earlier(graph.n_nodes, graph.edges, graph.overlapping)
     copies = []
     waited = 0  # for these nodes some copy waits already
-    for index in (*range(n_early, len(pieces)), *range(n_early)):
-        for_next_pass = index < n_early
-        # What was there in this pass: of what is brought now, all that came before it.
-        others = pieces if for_next_pass else pieces[:index]
+    for index in _in_order(len(pieces), n_early):
+        for_next_pass, one = index < n_early, transfers[index]
         after = {
             node
-            for other in others
-            if _overlap(other, pieces[index])
+            for other in pieces
+            if (for_next_pass or one.after_pass == 0) and _overlap(other, pieces[index])
             for node in graph.touches[other.value]
+            if graph.launches[node] <= one.after_launch
         }
         last = _last({node for node in after if not waited >> node & 1}, earlier)
         for node in last:
             waited |= earlier[node] | 1 << node
-        before = () if for_next_pass else _first(graph.touches[pieces[index].value], earlier)
+        end = _next_copy(transfers, index, len(program.launches))
+        readers = [
+            node
+            for node in graph.touches[pieces[index].value]
+            if one.first_launch <= graph.launches[node] < end
+        ]
+        before = () if for_next_pass else _first(readers, earlier)
         copies.append(StreamedCopy(index, last, before, for_next_pass))
     followed = {edge[0] for edge in graph.edges if edge not in graph.overlapping}
     ready_after = tuple(node for node in range(graph.n_nodes) if node not in followed)
@@ -94,13 +100,25 @@ def streamed_graph(
     return found
 
 
-def _check_readers(
-    program: Program, graph: NodeGraph, launches: Sequence[int], piece: Piece
-) -> None:
+def _in_order(n_transfers: int, n_early: int) -> list[int]:
+    """Transfers as the lane of copies makes them: those for the next execution at the end."""
+    return [*range(n_early, n_transfers), *range(n_early)]
+
+
+def _next_copy(transfers: Sequence[Transfer], index: int, n_launches: int) -> int:
+    """The launch that waits for the next copy of the same piece; behind all where there is none."""
+    return next(
+        (one.first_launch for one in transfers[index + 1 :] if one.piece == transfers[index].piece),
+        n_launches,
+    )
+
+
+def _check_readers(program: Program, graph: NodeGraph, piece: Piece) -> None:
     readers = {one.index for one in program.launches if piece.value in one.reads}
     for node in graph.touches[piece.value]:
-        if launches[node] not in readers:
-            where = f"launch {launches[node]}" if launches[node] >= 0 else "no launch"
+        launch = graph.launches[node]
+        if launch not in readers:
+            where = f"launch {launch}" if launch >= 0 else "no launch"
             raise CaptureError(
                 f"node {node} of {where} holds the address of {program.values[piece.value].name}, "
                 f"which the launch was not seen to read: it cannot be streamed; {ADVICE}"
@@ -172,28 +190,28 @@ def check_order(
             message names weights and nodes.
     """
     n_early = sum(copy.for_next_pass for copy in streamed.copies)
-    if sorted(one.transfer for one in streamed.copies) != list(range(len(streaming.transfers))):
-        raise CaptureError(f"the graph does not copy each streamed weight once; {ADVICE}")
+    n_copies = len(streaming.transfers)
+    if sorted(one.transfer for one in streamed.copies) != list(range(n_copies)):
+        raise CaptureError(f"the graph does not make each copy of a weight once; {ADVICE}")
     # A weight that no node reads has no reader to show that its copy came first.
-    in_order = [*range(n_early, len(streaming.transfers)), *range(n_early)]
     if [(one.transfer, one.for_next_pass) for one in streamed.copies] != [
-        (one, one < n_early) for one in in_order
+        (one, one < n_early) for one in _in_order(n_copies, n_early)
     ]:
         raise CaptureError(
             "copies do not stand in the order of transfers, those for the next execution, which "
             f"are its first ones, at the end; {ADVICE}"
         )
-    earlier = _earlier(graph.n_nodes + len(streamed.copies), edges, graph.overlapping)
-    pieces = [streaming.pieces[one.piece] for one in streaming.transfers]
-    order = _Order(program, graph, pieces, earlier)
-    for node, copy in enumerate(streamed.copies, start=graph.n_nodes):
-        if node > graph.n_nodes and not earlier[node] >> (node - 1) & 1:
+    earlier = _earlier(graph.n_nodes + n_copies, edges, graph.overlapping)
+    for node in range(graph.n_nodes + 1, graph.n_nodes + n_copies):
+        if not earlier[node] >> (node - 1) & 1:
             raise CaptureError(
                 f"copy {node - graph.n_nodes} does not wait for the one before it; {ADVICE}"
             )
-        if not copy.for_next_pass:
-            order.check_readers(node, copy)
-        order.check_overwritten(node, copy)
+    order = _Order(program, graph, streaming, streamed.copies, earlier)
+    order.check_early()
+    for index in {copy.piece for copy in streaming.transfers}:
+        for node in graph.touches[streaming.pieces[index].value]:
+            order.check_reader(node, index)
     ready = 0
     for node in streamed.ready_after:
         ready |= earlier[node] | 1 << node
@@ -206,42 +224,62 @@ class _Order:
     """What the edges of a graph with copies enforce.
 
     Attributes:
-        pieces: by transfer what it brings.
-        earlier: for each node, copies behind the captured ones, those that end before, as bits.
+        copies: one chain, numbered behind the graph's nodes.
+        earlier: for each node those that end before, as bits.
     """
 
     program: Program
     graph: NodeGraph
-    pieces: Sequence[Piece]
+    streaming: Streaming
+    copies: Sequence[StreamedCopy]
     earlier: Sequence[int]
 
-    def check_readers(self, node: int, copy: StreamedCopy) -> None:
-        """Whether every reader waits for what the copy brings."""
-        piece = self.pieces[copy.transfer]
-        for reader in self.graph.touches[piece.value]:
-            if not self.earlier[reader] >> node & 1:
+    def check_early(self) -> None:
+        """Whether all that is brought for the next execution lies there when that begins."""
+        early = [self._piece(at) for at, one in enumerate(self.copies) if one.for_next_pass]
+        for one, other in itertools.combinations(early, 2):
+            if _overlap(one, other):
                 raise CaptureError(
-                    f"node {reader} reads {self._name(piece)} and does not wait for its copy; "
-                    f"{ADVICE}"
-                )
-
-    def check_overwritten(self, node: int, copy: StreamedCopy) -> None:
-        """Whether a copy waits for all that was brought to its place in this execution."""
-        piece = self.pieces[copy.transfer]
-        for transfer, other in enumerate(self.pieces):
-            if not _overlap(other, piece) or not (copy.for_next_pass or transfer < copy.transfer):
-                continue
-            if copy.for_next_pass and transfer < copy.transfer:
-                raise CaptureError(
-                    f"{self._name(piece)} and {self._name(other)} would be brought to one place "
+                    f"{self._name(other)} and {self._name(one)} would be brought to one place "
                     f"before the execution begins that reads both; {ADVICE}"
                 )
-            for reader in self.graph.touches[other.value]:
-                if not self.earlier[node] >> reader & 1:
-                    raise CaptureError(
-                        f"the copy of {self._name(piece)} does not wait for node {reader}, which "
-                        f"reads {self._name(other)} at the same place; {ADVICE}"
-                    )
+
+    def check_reader(self, node: int, index: int) -> None:
+        """Whether a node that reads a piece finds it there, and nothing is written over it.
+
+        What it reads is brought by the last copy that the plan makes for its launch or an earlier
+        one of this execution; where there is none, by the execution before.
+        """
+        n_nodes, piece = self.graph.n_nodes, self.streaming.pieces[index]
+        brought = self._brought(self.graph.launches[node], index)
+        if brought >= 0 and not self.earlier[node] >> (n_nodes + brought) & 1:
+            raise CaptureError(
+                f"node {node} reads {self._name(piece)} and does not wait for its copy; {ADVICE}"
+            )
+        for at in range(brought + 1, len(self.copies)):
+            other = self._piece(at)
+            if _overlap(other, piece) and not self.earlier[n_nodes + at] >> node & 1:
+                raise CaptureError(
+                    f"the copy of {self._name(other)} does not wait for node {node}, which "
+                    f"reads {self._name(piece)} at the same place; {ADVICE}"
+                )
+
+    def _brought(self, launch: int, index: int) -> int:
+        """The copy of this execution that brings a piece for a launch; -1: the one before did."""
+        found, is_early = -1, False
+        for at, copy in enumerate(self.copies):
+            transfer = self.streaming.transfers[copy.transfer]
+            if transfer.piece == index:
+                is_early |= copy.for_next_pass
+                if not copy.for_next_pass and transfer.first_launch <= launch:
+                    found = at
+        if found < 0 and not is_early:
+            name = self._name(self.streaming.pieces[index])
+            raise CaptureError(f"no copy brings {name} before launch {launch} reads it; {ADVICE}")
+        return found
+
+    def _piece(self, at: int) -> Piece:
+        return self.streaming.pieces[self.streaming.transfers[self.copies[at].transfer].piece]
 
     def _name(self, piece: Piece) -> str:
         return self.program.values[piece.value].name

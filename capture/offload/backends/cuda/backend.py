@@ -225,9 +225,7 @@ class CudaBackend:
         streamed = StreamedGraph((), ())
         if plan.streaming is not None:
             assert prepared.graph is not None
-            streamed = streamed_graph(
-                prepared.program, prepared.graph, captured.capture.launches, plan.streaming
-            )
+            streamed = streamed_graph(prepared.program, prepared.graph, plan.streaming)
             on = self.tensor_device(captured.device)
             stream, weights = make_stream(prepared.bound, plan.streaming, captured.device, on)
         resident = make_resident(

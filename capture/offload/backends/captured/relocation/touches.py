@@ -58,6 +58,7 @@ def node_graph(program: Program, capture: GraphCapture, words: Sequence[Word]) -
         frozenset(
             (before, after) for after, node in enumerate(capture.nodes) for before in node.overlaps
         ),
+        tuple(capture.launches),
     )
 
 

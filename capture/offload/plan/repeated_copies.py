@@ -1,0 +1,221 @@
+"""Plans in which a weight is copied more than once in a pass, for launches far apart that read it.
+
+A block that all layers share (ALBERT, arXiv 1909.11942, section 3.1) is read from the first layer
+to the last one. Copied once it takes its room all the time, so the least memory is that of the
+whole block. Copied anew for each of its uses it makes room for other weights in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import operator
+from collections.abc import Iterator, Sequence
+
+from offload.plan.memory import round_up
+from offload.plan.steps import Transfer
+from offload.plan.streaming import Link, WeightDemand
+from offload.plan.whole_weights import WholeWeights, simulated_layout, streamable
+
+_DEPTHS = (1, 2, 4)
+"""So many launches that read streamed weights lie between the begin of a copy and its reader."""
+
+_N_LEVELS = 6
+"""Of how many weights stay."""
+
+
+def repeated_plans(
+    demand: WeightDemand, link: Link, alignment_bytes: int
+) -> tuple[WholeWeights, ...]:
+    """A family of such plans, from the one that takes the least memory on; it knows no budget.
+
+    Its members differ in which weights stay (those first that would be copied most often, in
+    ascending and in descending size) and in how early copies begin. Of each, the weights that take
+    turns at a place are found by first fit, the largest first, and a copy begins as soon as what it
+    overwrites has been read.
+
+    Returns:
+        None where no weight is read by launches between which others read other weights.
+    """
+    order = streamable(demand)
+    if not _is_read_apart(order, demand):
+        return ()
+    sizes_bytes = [round_up(one.size_bytes, alignment_bytes) for one in demand.weights]
+    planner = _Planner(demand, link, sizes_bytes)
+    found = {
+        (frozenset(streamed), depth): None
+        for streamed in _streamed_sets(order, planner)
+        for depth in _DEPTHS
+    }
+    plans = (planner.plan(sorted(streamed), depth) for streamed, depth in found)
+    return tuple(one for one in plans if one is not None)
+
+
+def _is_read_apart(order: Sequence[int], demand: WeightDemand) -> bool:
+    readers = _readers(order, demand)
+    number = {launch: at for at, launch in enumerate(readers)}
+    return any(
+        number[later] > number[launch] + 1
+        for index in order
+        for launch, later in itertools.pairwise(demand.weights[index].launches)
+    )
+
+
+def _readers(streamed: Sequence[int], demand: WeightDemand) -> list[int]:
+    """The launches that read some of these weights, ascending."""
+    return sorted({launch for index in streamed for launch in demand.weights[index].launches})
+
+
+def _streamed_sets(order: Sequence[int], planner: _Planner) -> Iterator[list[int]]:
+    """All that may be streamed, and fewer and fewer of them."""
+    uses = planner.uses(order, depth=1)
+    by_size = sorted(order, key=lambda index: planner.sizes_bytes[index])
+    for one in (by_size, by_size[::-1]):
+        stay_first = sorted(one, key=lambda index: -len(uses[index]))
+        for level in range(_N_LEVELS):
+            yield stay_first[level * len(order) // _N_LEVELS :]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Use:
+    """Launches in a row for which a weight is brought once: from the first to the last reader.
+
+    Attributes:
+        begin: its bytes are its own from this launch on; below zero: of the pass before.
+    """
+
+    begin: int
+    first: int
+    last: int
+
+    def steps(self, n_launches: int) -> int:
+        """The launches of a pass during which its bytes are its own, as bits."""
+        if self.begin >= 0:
+            return _bits(self.begin, self.last + 1)
+        return _bits(n_launches + self.begin, n_launches) | _bits(0, self.last + 1)
+
+
+def _bits(begin: int, end: int) -> int:
+    return ((1 << max(0, end - begin)) - 1) << begin
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Tenant:
+    """A weight in the ring: where, and when its bytes are its own."""
+
+    index: int
+    offset_bytes: int
+    size_bytes: int
+    steps: int
+    uses: tuple[_Use, ...]
+
+    def shares_bytes(self, other: _Tenant) -> bool:
+        """Whether some bytes of the ring are both ones', at different times."""
+        return (
+            self is not other
+            and self.offset_bytes < other.offset_bytes + other.size_bytes
+            and other.offset_bytes < self.offset_bytes + self.size_bytes
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Planner:
+    """Attributes: `sizes_bytes`, of each weight, are aligned."""
+
+    demand: WeightDemand
+    link: Link
+    sizes_bytes: Sequence[int]
+
+    @property
+    def n_launches(self) -> int:
+        return len(self.demand.launch_ns)
+
+    def plan(self, streamed: Sequence[int], depth: int) -> WholeWeights | None:
+        """None where so few launches read these weights that copies could not begin so early."""
+        if depth > len(_readers(streamed, self.demand)):
+            return None
+        tenants = self._placed(streamed, depth)
+        ring_bytes = max(one.offset_bytes + one.size_bytes for one in tenants)
+        resident_bytes = sum(self.sizes_bytes) - sum(one.size_bytes for one in tenants)
+        offsets_bytes = {one.index: one.offset_bytes for one in tenants}
+        return WholeWeights(
+            required_bytes=ring_bytes + resident_bytes,
+            resident_bytes=resident_bytes,
+            largest=self._largest(streamed),
+            layout=simulated_layout(
+                self.demand, offsets_bytes, self._transfers(tenants), ring_bytes, self.link
+            ),
+        )
+
+    def uses(self, streamed: Sequence[int], depth: int) -> dict[int, list[_Use]]:
+        """By weight its uses, so far apart that a copy in between is early enough."""
+        readers = _readers(streamed, self.demand)
+        begins = {}
+        for at, launch in enumerate(readers):
+            before, passes = readers[at - depth], int(at < depth)
+            begins[launch] = before + 1 - passes * self.n_launches
+        found: dict[int, list[_Use]] = {}
+        for index in streamed:
+            uses = found[index] = []
+            for launch in self.demand.weights[index].launches:
+                if uses and begins[launch] <= uses[-1].last + 1:
+                    uses[-1] = dataclasses.replace(uses[-1], last=launch)
+                else:
+                    uses.append(_Use(begins[launch], launch, launch))
+        return found
+
+    def _placed(self, streamed: Sequence[int], depth: int) -> list[_Tenant]:
+        """First fit: the largest first, each at the lowest bytes that are nobody else's then."""
+        uses = self.uses(streamed, depth)
+        placed: list[_Tenant] = []
+        for index in sorted(streamed, key=lambda one: (-self.sizes_bytes[one], one)):
+            size_bytes = self.sizes_bytes[index]
+            steps = functools.reduce(
+                operator.or_, (one.steps(self.n_launches) for one in uses[index])
+            )
+            at = 0
+            for other in sorted(placed, key=lambda one: one.offset_bytes):
+                if other.steps & steps and at + size_bytes > other.offset_bytes:
+                    at = max(at, other.offset_bytes + other.size_bytes)
+            placed.append(_Tenant(index, at, size_bytes, steps, tuple(uses[index])))
+        return placed
+
+    def _transfers(self, tenants: Sequence[_Tenant]) -> list[Transfer]:
+        """In the order of their readers, so that no copy waits for a launch that waits for it."""
+        sharing = [[one for one in tenants if one.shares_bytes(each)] for each in tenants]
+        kept = {one.index: _kept(one, others) for one, others in zip(tenants, sharing, strict=True)}
+        found = []
+        for one, others in zip(tenants, sharing, strict=True):
+            ends = [use.last for each in (one, *others) for use in kept[each.index]]
+            for use in kept[one.index] if others else ():
+                step = max(end if end < use.first else end - self.n_launches for end in ends)
+                found.append((use.first, step, one.index))
+        return [
+            Transfer(index, first, step % self.n_launches, step // self.n_launches)
+            for first, step, index in sorted(found)
+        ]
+
+    def _largest(self, streamed: Sequence[int]) -> int:
+        """The largest weight of the launch that reads most; of equals the first."""
+        reads: dict[int, list[int]] = {}
+        for index in streamed:
+            for launch in self.demand.weights[index].launches:
+                reads.setdefault(launch, []).append(index)
+        fullest = max(reads.values(), key=lambda read: sum(self.sizes_bytes[one] for one in read))
+        return max(fullest, key=lambda index: self.sizes_bytes[index])
+
+
+def _kept(tenant: _Tenant, others: Sequence[_Tenant]) -> list[_Use]:
+    """Its uses, joined where nobody takes its bytes in between.
+
+    The first one of a pass is always brought: in the first pass nothing is there.
+    """
+    taken = functools.reduce(operator.or_, (one.steps for one in others), 0)
+    uses = [tenant.uses[0]]
+    for use in tenant.uses[1:]:
+        if taken & _bits(uses[-1].last + 1, use.begin):
+            uses.append(use)
+        else:
+            uses[-1] = dataclasses.replace(uses[-1], last=use.last)
+    return uses
