@@ -93,7 +93,9 @@ def test_a_moved_value(by):
 
 
 def test_a_result_over_what_its_launch_reads():
-    with pytest.raises(PlanError, match="launch 1 writes bytes 0 to 10, which launch 1 reads"):
+    with pytest.raises(
+        PlanError, match="launch 1 writes bytes 0 to 10 of arena, which launch 1 reads"
+    ):
         check(dataclasses.replace(DIAMOND, writes=[[A], [("b", 0, 10)], [C], [D]]))
     in_place = dataclasses.replace(DIAMOND, writes=[[A], [B], [C], [B]])
     check(in_place)  # the same value, which it reads as well
@@ -109,7 +111,9 @@ def test_the_next_execution_waits_for_what_is_read_now():
     """What only the second lane reads last is written first by the next execution's first lane."""
     touches = Launches(reads=[[], [A]], writes=[[A], [B]])
     first, second = (Run(0, 1), Record(0)), (Wait(0), Run(1, 2), Record(1))
-    with pytest.raises(PlanError, match="launch 0 writes bytes 0 to 10, which launch 1 reads"):
+    with pytest.raises(
+        PlanError, match="launch 0 writes bytes 0 to 10 of arena, which launch 1 reads"
+    ):
         check(touches, first, second, n_launches=2)
     check(touches, (Wait(1, age=1), *first), second, n_launches=2)
 

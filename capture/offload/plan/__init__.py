@@ -3,13 +3,14 @@
 The data are in `plan`, `streaming` and `machine`; the rest are pure functions from data to data.
 """
 
+from offload.plan.check_plan import check_order, check_plan
 from offload.plan.check_streaming import check_streaming
 from offload.plan.copied_slots import MovingSlot, SlotChoice, choose_copied_slots
 from offload.plan.graph_lifetimes import graph_lifetimes
 from offload.plan.lifetimes import value_lifetimes
 from offload.plan.memory import Interval, Placement, check_placement, place_intervals, round_up
 from offload.plan.place_values import place_values
-from offload.plan.plan import Lifetime, NodeGraph, Place, Plan, Slot, SlotKind, check_plan
+from offload.plan.plan import Lifetime, NodeGraph, Place, Plan, Slot, SlotKind
 from offload.plan.row_reads import RowReads, row_reads
 from offload.plan.simulate_streaming import StreamingPass, simulate_streaming
 from offload.plan.stream_weights import roofline_ns, stream_weights
@@ -28,6 +29,7 @@ __all__ = [
     "SlotChoice",
     "SlotKind",
     "StreamingPass",
+    "check_order",
     "check_placement",
     "check_plan",
     "check_streaming",

@@ -28,7 +28,7 @@ class Touch:
     """Bytes of a memory that something reads or writes, or an effect.
 
     Attributes:
-        memory: which; an effect is a memory of its own.
+        memory: which, by its name; of an effect, that itself, as if it were one byte.
         begin, end: the bytes, the second without.
         content: what lies there, or will; None where that is not to be known, as of an effect.
         is_write: it is written; otherwise it is read, and must have been written.
@@ -215,7 +215,7 @@ class _Walk:
             if one.begin != at or one.content != touch.content:
                 break
             if not _has_ended(one.writer, clock):
-                raise PlanError(_race(actor, "reads", one, one.writer, "writes"))
+                raise PlanError(_race(actor, "reads", touch, one.writer, "writes"))
             one.readers[actor.lane] = actor
             at = one.end
         if at < touch.end:
@@ -233,7 +233,7 @@ class _Walk:
             for other, does in users:
                 in_place = other is actor and one.content == touch.content
                 if not in_place and not _has_ended(other, clock):
-                    raise PlanError(_race(actor, "writes", one, other, does))
+                    raise PlanError(_race(actor, "writes", touch, other, does))
         memory.replace(place, _Range(touch.begin, touch.end, touch.content, actor, {}))
 
     def _place(self, touch: Touch) -> None:
@@ -255,9 +255,11 @@ def _has_ended(actor: _Actor | None, clock: Sequence[int]) -> bool:
     return actor is None or actor.number < clock[actor.lane]
 
 
-def _race(actor: _Actor, does: str, where: _Range, other: _Actor | None, other_does: str) -> str:
+def _race(actor: _Actor, does: str, touch: Touch, other: _Actor | None, other_does: str) -> str:
     assert other is not None  # what lay there at first has ended
+    what = str(touch.memory)
+    if isinstance(touch.memory, str):
+        what = f"bytes {touch.begin} to {touch.end} of {what}"
     return (
-        f"{actor.name} {does} bytes {where.begin} to {where.end}, which {other.name} "
-        f"{other_does}, and nothing orders the two"
+        f"{actor.name} {does} {what}, which {other.name} {other_does}, and nothing orders the two"
     )

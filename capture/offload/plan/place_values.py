@@ -62,6 +62,7 @@ def place_values(
         lower_bound_bytes=placement.lower_bound_bytes,
         unshared_bytes=sum(_aligned(value.size_bytes, machine) for value in shared),
         method=placement.method,
+        n_launches=len(program.launches),
     )
 
 

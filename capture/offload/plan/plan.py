@@ -7,9 +7,8 @@ import enum
 from collections.abc import Iterator
 
 from offload.errors import PlanError
-from offload.plan.memory import Interval, check_placement
+from offload.plan.steps import Lane, launch_lane
 from offload.plan.streaming import Streaming
-from offload.program import PLACED_ROLES, Program
 
 
 class SlotKind(enum.StrEnum):
@@ -94,6 +93,7 @@ class Plan:
         lower_bound_bytes: the most bytes alive at once; no feature map can be smaller.
         unshared_bytes: what the same Values take without sharing memory.
         method: which ordering or search gave the placement.
+        n_launches: of the Program.
         streaming: where weights lie and when they are brought there; None: used where they are.
     """
 
@@ -105,7 +105,15 @@ class Plan:
     lower_bound_bytes: int
     unshared_bytes: int
     method: str
+    n_launches: int
     streaming: Streaming | None = None
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """What an execution consists of, in the order of each lane; the first one has launches."""
+        if self.streaming is not None:
+            return self.streaming.lanes
+        return (launch_lane(self.n_launches),)
 
     def of_kind(self, kind: SlotKind) -> Iterator[Slot]:
         """The slots of one kind, in order."""
@@ -126,56 +134,3 @@ class Plan:
         if place is None:
             raise PlanError(f"%{value} has no slot: nothing uses it, or it is a host constant")
         return place.slot
-
-
-def check_plan(program: Program, plan: Plan) -> None:
-    """Check a Plan against its Program; every backend runs this before it instantiates.
-
-    Raises:
-        PlanError: a used Value has no place, lies outside its slot or off its alignment, an
-            input, output or weight lies in the feature map, two Values share bytes of it while both
-            exist, or a host constant has a place.
-    """
-    used = {view.value for launch in program.launches for view in launch.views()}
-    used |= {index for launch in program.launches for index in launch.writes}
-    used |= {result.view.value for result in program.results}
-    used |= {view.value for view in program.inputs}
-    for value in program.values:
-        place = plan.places[value.index]
-        if place is None:
-            if value.index in used and not value.on_host:
-                raise PlanError(f"%{value.index} ({value.name}) is used but has no place")
-            continue
-        if value.on_host:
-            raise PlanError(f"%{value.index} ({value.name}) is a host constant and has a place")
-        slot = plan.slots[place.slot]
-        if place.offset_bytes + value.size_bytes > slot.size_bytes or place.offset_bytes < 0:
-            raise PlanError(
-                f"%{value.index} ({value.name}) covers bytes {place.offset_bytes} to "
-                f"{place.offset_bytes + value.size_bytes} of slot {slot.name}, which has "
-                f"{slot.size_bytes}"
-            )
-        if slot.kind is SlotKind.FEATURE_MAP:
-            if value.role not in PLACED_ROLES:
-                raise PlanError(f"{value.role} %{value.index} ({value.name}) in the feature map")
-            if place.offset_bytes % plan.alignment_bytes:
-                raise PlanError(
-                    f"%{value.index} ({value.name}) at byte {place.offset_bytes} is not aligned to "
-                    f"{plan.alignment_bytes}"
-                )
-    _check_shared(program, plan)
-
-
-def _check_shared(program: Program, plan: Plan) -> None:
-    """No two Values lie at one place of the feature map while both exist."""
-    feature_map = plan.feature_map.index
-    placed = [
-        (value, place)
-        for value, place in zip(program.values, plan.places, strict=True)
-        if place is not None and place.slot == feature_map
-    ]
-    intervals = [
-        Interval(plan.lifetimes[one.index].first, plan.lifetimes[one.index].last, one.size_bytes)
-        for one, _ in placed
-    ]
-    check_placement(intervals, [place.offset_bytes for _, place in placed])

@@ -114,6 +114,9 @@ class Effect:
     kind: EffectKind
     name: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}".rstrip()
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Launch:

@@ -218,6 +218,7 @@ def _replaced(launch: Launch) -> _native.CpuReplaced:
         lower_bound_bytes=0,
         unshared_bytes=0,
         method="each by itself",
+        n_launches=len(program.launches),
     )
     resident, _, _ = _Builder(BoundProgram(program), plan, made).resident()
     first_result = len(list(launch.views()))
