@@ -71,6 +71,30 @@ std::int64_t lower_bound(const py::buffer& first, const py::buffer& last,
   return lower_bound_bytes(intervals, alignment_bytes);
 }
 
+PartialIntervals to_partial(std::size_t n_chains, const py::buffer& begins, const py::buffer& ends,
+                            const py::buffer& size_bytes) {
+  return {n_chains, to_integers(begins, "begins"), to_integers(ends, "ends"),
+          to_integers(size_bytes, "size_bytes")};
+}
+
+PlacementFields place_partially(std::size_t n_chains, const py::buffer& begins,
+                                const py::buffer& ends, const py::buffer& size_bytes,
+                                std::int64_t alignment_bytes, std::int64_t search_steps) {
+  const PartialIntervals values = to_partial(n_chains, begins, ends, size_bytes);
+  const GilReleased release;
+  Placement placement = place_partial(values, {alignment_bytes, std::nullopt, search_steps});
+  return {std::move(placement.offsets_bytes), placement.arena_bytes, placement.lower_bound_bytes,
+          std::move(placement.method), placement.search_steps};
+}
+
+void check_partially(std::size_t n_chains, const py::buffer& begins, const py::buffer& ends,
+                     const py::buffer& size_bytes, const py::buffer& offsets_bytes) {
+  const PartialIntervals values = to_partial(n_chains, begins, ends, size_bytes);
+  const std::vector<std::int64_t> offsets = to_integers(offsets_bytes, "offsets_bytes");
+  const GilReleased release;
+  check_partial_placement(values, offsets);
+}
+
 }  // namespace
 
 void register_placement(py::module_& module) {
@@ -81,6 +105,11 @@ void register_placement(py::module_& module) {
              py::arg("offsets_bytes"));
   module.def("lower_bound_bytes", &lower_bound, py::arg("first"), py::arg("last"),
              py::arg("size_bytes"), py::kw_only(), py::arg("alignment_bytes"));
+  module.def("place_partial", &place_partially, py::arg("n_chains"), py::arg("begins"),
+             py::arg("ends"), py::arg("size_bytes"), py::kw_only(), py::arg("alignment_bytes"),
+             py::arg("search_steps"));
+  module.def("check_partial_placement", &check_partially, py::arg("n_chains"), py::arg("begins"),
+             py::arg("ends"), py::arg("size_bytes"), py::arg("offsets_bytes"));
   module.attr("DEFAULT_SEARCH_STEPS") = kDefaultSearchSteps;
 }
 

@@ -204,6 +204,85 @@ void checker_finds_what_overlaps() {
   CHECK_THAT(!check_error_of(intervals, {0, 8, 0}).empty());
 }
 
+// Two towers of three values each: within each, the third one takes the first one's place.
+offload::PartialIntervals towers(std::int64_t size_bytes) {
+  offload::PartialIntervals values;
+  values.n_chains = 2;
+  for (std::size_t tower = 0; tower < 2; ++tower) {
+    for (std::int64_t step = 0; step < 3; ++step) {
+      for (std::size_t chain = 0; chain < 2; ++chain) {
+        values.begins.push_back(chain == tower ? step : 0);
+        values.ends.push_back(chain == tower ? step + 2 : 0);
+      }
+      values.sizes_bytes.push_back(size_bytes);
+    }
+  }
+  return values;
+}
+
+void partial_orders_share_bytes_within_a_chain() {
+  const Placement found = offload::place_partial(towers(60), {16, {}});
+  CHECK_THAT(found.arena_bytes == 4 * 64);
+  CHECK_THAT(found.lower_bound_bytes == 4 * 64);
+  CHECK_THAT(found.offsets_bytes[0] == found.offsets_bytes[2]);
+  CHECK_THAT(found.offsets_bytes[3] == found.offsets_bytes[5]);
+  CHECK_THAT(offload::place_partial({2, {}, {}, {}}, {}).method == "empty");
+}
+
+// Sizes and lifetimes of no order: greedy orders miss the best, and the search goes on from them.
+void many_values_in_a_partial_order() {
+  offload::PartialIntervals values;
+  values.n_chains = 3;
+  std::uint32_t draw = 1;
+  const auto next = [&draw](std::uint32_t below) {
+    draw = draw * 1664525u + 1013904223u;
+    return static_cast<std::int64_t>((draw >> 8) % below);
+  };
+  for (std::size_t index = 0; index < 120; ++index) {
+    for (std::size_t chain = 0; chain < 3; ++chain) {
+      const std::int64_t begin = next(40);
+      values.begins.push_back(begin);
+      values.ends.push_back(next(3) == 0 ? 0 : begin + 1 + next(6));
+    }
+    values.sizes_bytes.push_back(next(1000));
+  }
+  const Placement greedy = offload::place_partial(values, {8, {}, 0});
+  const Placement searched = offload::place_partial(values, {8, {}, 3'000'000});
+  CHECK_THAT(searched.arena_bytes <= greedy.arena_bytes);
+  CHECK_THAT(searched.arena_bytes >= searched.lower_bound_bytes);
+  CHECK_THAT(searched.offsets_bytes ==
+             offload::place_partial(values, {8, {}, 3'000'000}).offsets_bytes);
+}
+
+template <typename Work>
+bool is_refused(Work work) {
+  try {
+    work();
+  } catch (const offload::PlanError&) {
+    return true;
+  }
+  return false;
+}
+
+void bad_partial_orders_are_refused() {
+  const offload::PartialIntervals right = towers(64);
+  offload::check_partial_placement(right, {0, 64, 0, 128, 192, 128});
+  CHECK_THAT(
+      is_refused([&] { offload::check_partial_placement(right, {0, 63, 0, 128, 192, 128}); }));
+  CHECK_THAT(is_refused([&] { offload::check_partial_placement(right, {0, 64, 0, 0, 192, 128}); }));
+  CHECK_THAT(
+      is_refused([&] { offload::check_partial_placement(right, {-1, 64, 0, 128, 192, 128}); }));
+  CHECK_THAT(is_refused([&] { offload::check_partial_placement(right, {0, 64}); }));
+  CHECK_THAT(is_refused([&] { offload::place_partial(right, {24, {}}); }));
+  CHECK_THAT(is_refused([&] { offload::place_partial(right, {8, -1}); }));
+  CHECK_THAT(is_refused([&] { offload::place_partial(right, {8, {}, -1}); }));
+  CHECK_THAT(is_refused([&] { offload::place_partial(towers(kMaxBytes / 2), {}); }));
+  CHECK_THAT(is_refused([&] { offload::place_partial(towers(-1), {}); }));
+  offload::PartialIntervals short_of = right;
+  short_of.ends.pop_back();
+  CHECK_THAT(is_refused([&] { offload::place_partial(short_of, {}); }));
+}
+
 }  // namespace
 
 int main() {
@@ -217,5 +296,8 @@ int main() {
   many_values();
   bad_input_is_refused();
   checker_finds_what_overlaps();
+  partial_orders_share_bytes_within_a_chain();
+  many_values_in_a_partial_order();
+  bad_partial_orders_are_refused();
   return offload::test::result();
 }

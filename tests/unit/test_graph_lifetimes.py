@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from offload.errors import PlanError
 from offload.plan import Lifetime, NodeGraph, graph_lifetimes, place_values
-from offload.plan.graph_lifetimes import node_segments
+from offload.plan.graph_lifetimes import MOST_CHAINS, node_segments
 from offload.plan.machine import CostTable, Machine
 from offload.program import Program, Role, Value
 from offload.program.structure import Structure
@@ -114,6 +114,41 @@ def reachable(graph: NodeGraph) -> set[tuple[int, int]]:
             if (i, middle) in pairs and (middle, j) in pairs
         }
     return pairs
+
+
+@settings(max_examples=300, deadline=None)
+@given(graphs())
+def test_one_lifetime_precedes_another_just_where_the_graph_orders_all_nodes(graph):
+    program = program_of(*[(Role.ACTIVATION, 256)] * len(graph.touches))
+    lifetimes = graph_lifetimes(program, graph)
+    ordered = reachable(graph)
+    for nodes, one in zip(graph.touches, lifetimes, strict=True):
+        assert one.is_empty == (not nodes)
+        for others, other in zip(graph.touches, lifetimes, strict=True):
+            if nodes and others:
+                assert one.precedes(other) == all((i, j) in ordered for i in nodes for j in others)
+
+
+def test_branches_share_what_segments_would_keep_apart():
+    """Two branches of three nodes each: within each, the first value is gone before the third."""
+    edges = ((0, 1), (1, 2), (3, 4), (4, 5))
+    graph = NodeGraph(6, edges, ((0, 1), (1, 2), (3, 4), (4, 5), (2,), (5,)))
+    program = program_of(*[(Role.ACTIVATION, 512)] * 6)
+    lifetimes = graph_lifetimes(program, graph)
+    assert lifetimes[0].precedes(lifetimes[4])
+    assert not lifetimes[0].precedes(lifetimes[3])
+    plan = place_values(program, MACHINE, lifetimes=lifetimes)
+    assert plan.feature_map_bytes == 4 * 512
+
+
+def test_of_too_many_branches_lifetimes_are_counted_in_segments():
+    n = MOST_CHAINS + 1
+    edges = tuple((node, n) for node in range(n))
+    graph = NodeGraph(n + 1, edges, (*((node,) for node in range(n)), (n,)))
+    program = program_of(*[(Role.ACTIVATION, 512)] * (n + 1))
+    lifetimes = graph_lifetimes(program, graph)
+    assert lifetimes == (*[Lifetime(0, 1)] * n, Lifetime(1, 2))
+    assert place_values(program, MACHINE, lifetimes=lifetimes).feature_map_bytes == n * 512
 
 
 @settings(max_examples=300, deadline=None)

@@ -22,6 +22,22 @@ def check_placement(
 def lower_bound_bytes(
     first: array[int], last: array[int], size_bytes: array[int], *, alignment_bytes: int
 ) -> int: ...
+def place_partial(
+    n_chains: int,
+    begins: array[int],
+    ends: array[int],
+    size_bytes: array[int],
+    *,
+    alignment_bytes: int,
+    search_steps: int,
+) -> tuple[list[int], int, int, str, int]: ...
+def check_partial_placement(
+    n_chains: int,
+    begins: array[int],
+    ends: array[int],
+    size_bytes: array[int],
+    offsets_bytes: array[int],
+) -> None: ...
 
 # ---- weight streaming ---------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from offload.errors import PlanError
 from offload.plan.check_steps import Touch, check_steps
-from offload.plan.memory import Interval, check_placement
+from offload.plan.place_lifetimes import check_lifetimes
 from offload.plan.plan import Plan, SlotKind
 from offload.plan.steps import Copy, LaneKind
 from offload.program import PLACED_ROLES, Effect, EffectKind, Launch, Program
@@ -64,11 +64,11 @@ def _check_shared(program: Program, plan: Plan) -> None:
         for value, place in zip(program.values, plan.places, strict=True)
         if place is not None and place.slot == feature_map
     ]
-    intervals = [
-        Interval(plan.lifetimes[one.index].first, plan.lifetimes[one.index].last, one.size_bytes)
-        for one, _ in placed
-    ]
-    check_placement(intervals, [place.offset_bytes for _, place in placed])
+    check_lifetimes(
+        [plan.lifetimes[one.index] for one, _ in placed],
+        [one.size_bytes for one, _ in placed],
+        [place.offset_bytes for _, place in placed],
+    )
 
 
 def check_order(program: Program, plan: Plan) -> None:

@@ -2,37 +2,114 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 from offload.errors import PlanError
 from offload.plan.plan import Lifetime, NodeGraph
 from offload.program import PLACED_ROLES, Program
 
+MOST_CHAINS = 64
+"""Of a graph of more branches at once, lifetimes are counted in its segments."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chains:
+    """A graph cut in chains, of each of which every node ends before the next one begins.
+
+    Attributes:
+        chain, position: of each node.
+        ended: for each node and chain how many of its nodes have ended, whatever the timing, when
+            the node begins.
+    """
+
+    n_chains: int
+    chain: tuple[int, ...]
+    position: tuple[int, ...]
+    ended: tuple[tuple[int, ...], ...]
+
+    def lifetime(self, nodes: Sequence[int]) -> Lifetime:
+        """Of a Value that these nodes touch, at least one."""
+        firsts = map(min, zip(*(self.ended[node] for node in nodes), strict=True))
+        lasts = [0] * self.n_chains
+        for node in nodes:
+            lasts[self.chain[node]] = max(lasts[self.chain[node]], self.position[node] + 1)
+        (first, last), *beside = zip(firsts, lasts, strict=True)
+        return Lifetime(first, last, tuple(beside))
+
 
 def graph_lifetimes(program: Program, graph: NodeGraph) -> tuple[Lifetime, ...]:
-    """For each Value the segments of the graph in which it must exist.
+    """For each Value when it must exist, by the chains of the graph.
 
-    An activation or scratch Value lives from the first to the last segment of the nodes that touch
-    it; inputs, weights and outputs live for the whole execution. Values with disjoint lifetimes are
-    touched by nodes of which each one of the first ends before any of the second begins, so they
-    may share bytes. A Value that no node touches has an empty lifetime.
+    Of two Values neither is over before the other begins just if the graph does not order all nodes
+    that touch the one before all that touch the other. Inputs, weights and outputs live for the
+    whole execution; a Value that no node touches has an empty lifetime. Where there are more chains
+    than `MOST_CHAINS`, lifetimes are counted in segments (`node_segments`), which are coarser.
 
     Raises:
         PlanError: the edges form a cycle, or name a node that there is not.
     """
-    segments = node_segments(graph)
-    n_segments = max(segments, default=-1) + 1
+    chains = graph_chains(graph)
+    if chains is None:
+        segments = tuple(node_segments(graph))
+        ended = tuple((segment,) for segment in segments)
+        chains = Chains(1, (0,) * graph.n_nodes, segments, ended)
+    ends = [0] * chains.n_chains
+    for chain, position in zip(chains.chain, chains.position, strict=True):
+        ends[chain] = max(ends[chain], position + 1)
+    last, *beside = ends or [0]
+    throughout = Lifetime(0, last, tuple((0, one) for one in beside))
+    never = Lifetime(0, 0, ((0, 0),) * len(beside))
     touched: dict[int, Lifetime] = {}  # by the identity of the nodes, which many Values may share
     lifetimes = []
     for value, nodes in zip(program.values, graph.touches, strict=True):
         if value.role not in PLACED_ROLES:
-            lifetimes.append(Lifetime(0, n_segments))
+            lifetimes.append(throughout)
         elif nodes:
             if id(nodes) not in touched:
-                its_segments = [segments[node] for node in nodes]
-                touched[id(nodes)] = Lifetime(min(its_segments), max(its_segments) + 1)
+                touched[id(nodes)] = chains.lifetime(nodes)
             lifetimes.append(touched[id(nodes)])
         else:
-            lifetimes.append(Lifetime(0, 0))
+            lifetimes.append(never)
     return tuple(lifetimes)
+
+
+def graph_chains(graph: NodeGraph) -> Chains | None:
+    """Cut a graph in chains: each node goes to the chain whose end it follows most closely.
+
+    None where more than `MOST_CHAINS` are needed so.
+
+    Raises:
+        PlanError: as `graph_lifetimes`.
+    """
+    before: list[list[int]] = [[] for _ in range(graph.n_nodes)]
+    order = _topological_order(graph)
+    for early, late in graph.edges:
+        before[late].append(early)
+    lengths: list[int] = []
+    tails: list[int] = []  # by chain, where in the order its last node stands
+    chain, position = [0] * graph.n_nodes, [0] * graph.n_nodes
+    ended: list[list[int]] = [[] for _ in range(graph.n_nodes)]
+    for place, node in enumerate(order):
+        known = [0] * len(lengths)
+        for one in before[node]:
+            for index, count in enumerate(ended[one]):
+                known[index] = max(known[index], count)
+            known[chain[one]] = max(known[chain[one]], position[one] + 1)
+        open_chains = [index for index, count in enumerate(known) if count == lengths[index]]
+        chosen = max(open_chains, key=tails.__getitem__, default=len(lengths))
+        if chosen == len(lengths):
+            if chosen == MOST_CHAINS:
+                return None
+            lengths.append(0)
+            tails.append(place)
+        chain[node], position[node] = chosen, lengths[chosen]
+        lengths[chosen] += 1
+        tails[chosen] = place
+        ended[node] = known
+    n_chains = len(lengths)
+    padded = (tuple(one) + (0,) * (n_chains - len(one)) for one in ended)
+    return Chains(n_chains, tuple(chain), tuple(position), tuple(padded))
 
 
 def node_segments(graph: NodeGraph) -> list[int]:

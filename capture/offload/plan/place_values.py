@@ -6,7 +6,8 @@ from collections.abc import Sequence, Set
 
 from offload.plan.lifetimes import value_lifetimes
 from offload.plan.machine import Machine
-from offload.plan.memory import Interval, Placement, place_intervals, round_up
+from offload.plan.memory import Placement, round_up
+from offload.plan.place_lifetimes import place_lifetimes
 from offload.plan.plan import Lifetime, Place, Plan, Slot, SlotKind
 from offload.program import PLACED_ROLES, Program, Role, Value
 
@@ -44,10 +45,11 @@ def place_values(
         for value in program.values
         if value.role in PLACED_ROLES
         and value.index not in operator_allocated
-        and lifetimes[value.index].last > lifetimes[value.index].first
+        and not lifetimes[value.index].is_empty
     ]
-    placement = place_intervals(
-        [_interval(value, lifetimes[value.index]) for value in shared],
+    placement = place_lifetimes(
+        [lifetimes[value.index] for value in shared],
+        [value.size_bytes for value in shared],
         alignment_bytes=machine.alignment_bytes,
     )
     slots, places = _slots_and_places(
@@ -101,10 +103,6 @@ def _slots_and_places(
     if derived:
         add_slot(SlotKind.DERIVED, end_bytes, "derived from weights")
     return tuple(slots), tuple(places)
-
-
-def _interval(value: Value, lifetime: Lifetime) -> Interval:
-    return Interval(lifetime.first, lifetime.last, value.size_bytes)
 
 
 def _aligned(size_bytes: int, machine: Machine) -> int:

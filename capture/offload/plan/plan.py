@@ -50,10 +50,39 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lifetime:
-    """The steps between which a Value must exist: from `first` up to and without `last`."""
+    """When a Value must exist.
+
+    What is executed is cut in chains, each of whose steps run in order: the launches of a lane, or
+    nodes of a graph of which each one follows the one before. A lifetime is over before another one
+    begins if in no chain its `last` is beyond the other's `first`. Of one chain it is an interval.
+
+    Attributes:
+        first: so many steps of the first chain have ended, whatever the timing, before it begins.
+        last: so many of them must have for it to be over.
+        beside: the same two of each further chain.
+    """
 
     first: int
     last: int
+    beside: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no step touches the Value."""
+        if self.beside:
+            return not any(last for _, last in self.chains)
+        return self.last <= self.first
+
+    @property
+    def chains(self) -> tuple[tuple[int, int], ...]:
+        """First and last by chain."""
+        return ((self.first, self.last), *self.beside)
+
+    def precedes(self, other: Lifetime) -> bool:
+        """Whether it is over before another one, of the same chains, begins."""
+        return all(
+            last <= first for (_, last), (first, _) in zip(self.chains, other.chains, strict=True)
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,7 +116,7 @@ class Plan:
         places: for each Value of the Program where it lies; None for a Value that nothing uses,
             and for a host constant, whose address no launch knows.
         lifetimes: for each Value when it must exist, counted in launches, or where the device
-            runs a graph in that graph's segments (`graph_lifetimes`).
+            runs a graph in that graph's nodes (`graph_lifetimes`).
         alignment_bytes: of every Value in the feature map.
         feature_map_bytes: size of the feature map.
         lower_bound_bytes: the most bytes alive at once; no feature map can be smaller.

@@ -1,6 +1,7 @@
 // Static memory planning: byte offsets for values whose lifetimes are known.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -53,6 +54,31 @@ Placement place_intervals(const std::vector<Interval>& intervals, const Placemen
 // Thread: any. Errors: as place_intervals.
 std::int64_t lower_bound_bytes(const std::vector<Interval>& intervals,
                                std::int64_t alignment_bytes);
+
+// Values that exist in a partial order: what is executed is cut in chains, each of whose steps run
+// in order. By value and chain (value * n_chains + chain), `begins` says how many of its steps have
+// ended, whatever the timing, before the value exists, and `ends` how many must have for it to
+// exist no more. So one value is gone before another exists if none of its ends is beyond the begin
+// of the other in the same chain. A value without an end above 0, or without bytes, takes nothing.
+struct PartialIntervals {
+  std::size_t n_chains = 0;
+  std::vector<std::int64_t> begins;
+  std::vector<std::int64_t> ends;
+  std::vector<std::int64_t> sizes_bytes;
+};
+
+// As place_intervals, of values in a partial order: greedy orders, and then a search among orders
+// that moves what is highest forward. The lower bound is that of a set of values of which each two
+// may exist at once; a smaller arena than that found may exist.
+//
+// Thread: any; nothing is shared. Errors: as place_intervals; PlanError if the counts do not fit.
+Placement place_partial(const PartialIntervals& values, const PlacementOptions& options);
+
+// Checks a placement of values in a partial order, whoever made it.
+//
+// Thread: any. Errors: PlanError as check_placement.
+void check_partial_placement(const PartialIntervals& values,
+                             const std::vector<std::int64_t>& offsets_bytes);
 
 // Checks a placement, whoever made it, in O(n log n).
 //
