@@ -410,8 +410,8 @@ def test_times_of_a_pass():
     transfers = [Transfer(0, 0, 1, -1), Transfer(1, 1, 0, 0)]  # one place for both
     found = simulate_transfers((3.0, 4.0), transfers, (10, 20), Link(1e9, 0))
     assert found.period_ns == 37
-    assert found.transfer_begin_ns == (0, 13)
-    assert found.transfer_end_ns == (10, 33)
+    assert found.copy_begin_ns == (0, 13)
+    assert found.copy_end_ns == (10, 33)
     assert found.wait_ns == (10, 20)
 
 

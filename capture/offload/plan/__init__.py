@@ -12,7 +12,8 @@ from offload.plan.memory import Interval, Placement, check_placement, place_inte
 from offload.plan.place_values import place_values
 from offload.plan.plan import Lifetime, NodeGraph, Place, Plan, Slot, SlotKind
 from offload.plan.row_reads import RowReads, row_reads
-from offload.plan.simulate_streaming import StreamingPass, simulate_streaming
+from offload.plan.simulate_steps import SimulatedExecution
+from offload.plan.simulate_streaming import simulate_streaming
 from offload.plan.stream_weights import roofline_ns, stream_weights
 from offload.plan.weight_demand import weight_demand
 
@@ -25,10 +26,10 @@ __all__ = [
     "Placement",
     "Plan",
     "RowReads",
+    "SimulatedExecution",
     "Slot",
     "SlotChoice",
     "SlotKind",
-    "StreamingPass",
     "check_order",
     "check_placement",
     "check_plan",

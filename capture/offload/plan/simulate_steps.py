@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 
 from offload.native import _planner
-from offload.plan.steps import Copy, Lane, Record, Run, Step
+from offload.plan.steps import Copy, Lane, Record, Run, Step, n_copied_ahead
 
 _RUN, _COPY, _RECORD, _WAIT = _planner.STEP_KINDS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SimulatedSteps:
+class SimulatedExecution:
     """One execution once the first ones are over.
 
     Times are in ns from the end of the last launch of the execution before, so what was copied
@@ -22,7 +22,7 @@ class SimulatedSteps:
         period_ns: when its last launch ends.
         launch_begin_ns, launch_end_ns: of each launch.
         copy_begin_ns, copy_end_ns: of each copy whose bytes its launches read, lane by lane in the
-            order of its steps.
+            order in which they were made: first those that were copied ahead.
     """
 
     period_ns: float
@@ -31,10 +31,16 @@ class SimulatedSteps:
     copy_begin_ns: tuple[float, ...]
     copy_end_ns: tuple[float, ...]
 
+    @property
+    def wait_ns(self) -> tuple[float, ...]:
+        """Of launches in a row, for each how long it waits after the one before has ended."""
+        ends = (0.0, *self.launch_end_ns)
+        return tuple(begin - end for begin, end in zip(self.launch_begin_ns, ends, strict=False))
+
 
 def simulate_steps(
     lanes: Sequence[Lane], launch_ns: Sequence[float], copy_ns: Sequence[float]
-) -> SimulatedSteps:
+) -> SimulatedExecution:
     """Carry out executions until two in a row take the same time: three at least, at most sixteen.
 
     Args:
@@ -47,8 +53,24 @@ def simulate_steps(
             another.
     """
     steps = [[_fields(one) for one in lane.steps] for lane in lanes]
-    period_ns, *times = _planner.simulate_steps(steps, launch_ns, copy_ns)
-    return SimulatedSteps(period_ns, *map(tuple, times))
+    period_ns, launch_begin, launch_end, *copies = _planner.simulate_steps(
+        steps, launch_ns, copy_ns
+    )
+    in_order = _ahead_first(lanes)
+    copy_begin, copy_end = (tuple(one[index] for index in in_order) for one in copies)
+    return SimulatedExecution(
+        period_ns, tuple(launch_begin), tuple(launch_end), copy_begin, copy_end
+    )
+
+
+def _ahead_first(lanes: Sequence[Lane]) -> list[int]:
+    """Positions of copies, numbered as their lanes have them."""
+    found: list[int] = []
+    for lane in lanes:
+        behind, n_ahead = range(len(found), len(found) + len(lane.copies)), n_copied_ahead([lane])
+        first = behind[len(behind) - n_ahead :]
+        found += [*first, *behind[: len(behind) - n_ahead]]
+    return found
 
 
 def _fields(step: Step) -> tuple[int, int, int]:

@@ -6,42 +6,18 @@ import dataclasses
 from collections.abc import Sequence
 
 from offload.native import _planner
-from offload.plan.simulate_steps import simulate_steps
-from offload.plan.steps import Transfer, n_copied_ahead
+from offload.plan.simulate_steps import SimulatedExecution, simulate_steps
+from offload.plan.steps import Transfer
 from offload.plan.streaming import Gather, Link, Streaming, WeightDemand
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StreamingPass:
-    """One pass once the first ones are over.
-
-    Times are in ns from the end of the last launch of the pass before, so what is copied early
-    for this pass begins before zero.
-
-    Attributes:
-        period_ns: when its last launch ends.
-        launch_begin_ns, launch_end_ns: of each launch.
-        transfer_begin_ns, transfer_end_ns: of each transfer.
-    """
-
-    period_ns: float
-    launch_begin_ns: tuple[float, ...]
-    launch_end_ns: tuple[float, ...]
-    transfer_begin_ns: tuple[float, ...]
-    transfer_end_ns: tuple[float, ...]
-
-    @property
-    def wait_ns(self) -> tuple[float, ...]:
-        """For each launch how long it waits for its weights after the one before has ended."""
-        ends = (0.0, *self.launch_end_ns)
-        return tuple(begin - end for begin, end in zip(self.launch_begin_ns, ends, strict=False))
-
-
-def simulate_streaming(demand: WeightDemand, streaming: Streaming, link: Link) -> StreamingPass:
+def simulate_streaming(
+    demand: WeightDemand, streaming: Streaming, link: Link
+) -> SimulatedExecution:
     """Run passes, the first from an empty ring, until two in a row take the same time.
 
-    At least three and at most sixteen; the last one is returned. Launches that gather rows wait
-    for them after all else.
+    At least three and at most sixteen; the last one is returned, its copies in the order of
+    `Streaming.transfers`. Launches that gather rows wait for them after all else.
 
     Raises:
         PlanError: as `simulate_steps`.
@@ -53,15 +29,7 @@ def simulate_streaming(demand: WeightDemand, streaming: Streaming, link: Link) -
     copy_ns = [transfer_ns(piece.size_bytes, link) for piece in streaming.pieces]
     found = simulate_steps(streaming.lanes, launch_ns, copy_ns)
     begins_ns = zip(found.launch_begin_ns, waits_ns, strict=True)
-    # Those that are copied ahead come first, as in `Streaming.transfers`.
-    n_behind = len(found.copy_end_ns) - n_copied_ahead(streaming.lanes)
-    return StreamingPass(
-        period_ns=found.period_ns,
-        launch_begin_ns=tuple(sum(both) for both in begins_ns),
-        launch_end_ns=found.launch_end_ns,
-        transfer_begin_ns=(*found.copy_begin_ns[n_behind:], *found.copy_begin_ns[:n_behind]),
-        transfer_end_ns=(*found.copy_end_ns[n_behind:], *found.copy_end_ns[:n_behind]),
-    )
+    return dataclasses.replace(found, launch_begin_ns=tuple(sum(both) for both in begins_ns))
 
 
 def simulate_transfers(
@@ -69,7 +37,7 @@ def simulate_transfers(
     transfers: Sequence[Transfer],
     sizes_bytes: Sequence[int],
     link: Link,
-) -> StreamingPass:
+) -> SimulatedExecution:
     """As `simulate_steps`, by a recurrence of two lanes that is quick enough for a search.
 
     Raises:
@@ -84,8 +52,7 @@ def simulate_transfers(
         for one, size_bytes in zip(transfers, sizes_bytes, strict=True)
     ]
     period_ns, *times = _planner.simulate_streaming(launch_ns, fields)
-    launch_begin, launch_end, transfer_begin, transfer_end = (tuple(one) for one in times)
-    return StreamingPass(period_ns, launch_begin, launch_end, transfer_begin, transfer_end)
+    return SimulatedExecution(period_ns, *map(tuple, times))
 
 
 def transfer_ns(size_bytes: int, link: Link) -> float:

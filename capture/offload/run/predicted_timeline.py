@@ -72,7 +72,7 @@ def _streamed(
         yield Span(SpanKind.LAUNCH, launch.name, device_lane, begin, end, launch.index)
         if wait := round(wait_ns):
             yield Span(SpanKind.WAIT, WEIGHT_WAIT, device_lane, begin - wait, begin, launch.index)
-    times = zip(streaming.transfers, one.transfer_begin_ns, one.transfer_end_ns, strict=True)
+    times = zip(streaming.transfers, one.copy_begin_ns, one.copy_end_ns, strict=True)
     for transfer, begin_ns, end_ns in times:
         piece = streaming.pieces[transfer.piece]
         name = program.values[piece.value].name
