@@ -13,6 +13,8 @@ import torch
 from offload.api import capture
 from offload.api.captured import Captured
 from offload.console.progress import Progress, stage, telling
+from offload.console.switches import measuring
+from offload.console.user_code import callable_name
 from offload.errors import CaptureError, DiagnosisError, OffloadError
 from offload.interpreter.own_generators import drawing_alone
 from offload.observe.diagnosis.diagnosis import (
@@ -118,7 +120,7 @@ def diagnose_call(
     Raises:
         BindingError, DiagnosisError: as `diagnose`.
     """
-    with telling(progress, after_s=0):
+    with telling(progress, after_s=0), measuring():
         return _diagnose_call(
             model,
             args,
@@ -161,7 +163,7 @@ def _diagnose_call(
                 notes += more
     conclusion = conclude(measured.findings)
     return Diagnosis(
-        subject=subject or _name_of(model),
+        subject=subject or callable_name(model),
         device=device.type,
         verdict=conclusion.verdict,
         confidence=conclusion.confidence,
@@ -195,7 +197,7 @@ def diagnose_saved(
             `diagnose`, is none.
         BackendUnavailable, PlanError: the Program cannot be loaded here.
     """
-    with telling(progress, after_s=0):
+    with telling(progress, after_s=0), measuring():
         return _diagnose_saved(
             captured,
             args,
@@ -324,7 +326,7 @@ def _load(captured: Captured, stack: contextlib.ExitStack) -> Executable | NotAp
 def _drawing_alone(captured: Captured) -> Captured:
     """The same Program on generators of its own, where all its random launches take one."""
     alone = drawing_alone(captured.bound)
-    return captured if alone.refusal else Captured(alone.bound)
+    return captured if alone.refusal else Captured(alone.bound, captured.name)
 
 
 def _operators(
@@ -430,8 +432,3 @@ def _state_kept(
         yield put_back
     finally:
         put_back()
-
-
-def _name_of(model: Callable[..., Any]) -> str:
-    name = getattr(model, "__name__", None)
-    return name if isinstance(name, str) else type(model).__name__
