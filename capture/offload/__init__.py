@@ -26,7 +26,7 @@ from offload.errors import (
     ProgramError,
     TimelineError,
 )
-from offload.native.installed_torch import check_torch, installed_version
+from offload.native.installed_torch import check_installed_torch
 
 if TYPE_CHECKING:
     from offload.api import Captured, capture, open
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-check_torch(installed_version())  # before anything that is linked against it
+check_installed_torch()  # before anything that is linked against it
 
 # What is imported when it is first asked for: programs are data that need no torch, and who
 # executes them does not load what measures them.
