@@ -10,6 +10,7 @@ Or, for one call in a script: `captured = offload.capture(model, x)`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from offload.console.not_called import INSTEAD
 from offload.errors import (
     BackendUnavailable,
     BindingError,
@@ -60,7 +61,8 @@ _ON_DEMAND = {
 def __getattr__(name: str) -> Any:
     """Import what is asked for the first time (PEP 562)."""
     if name not in _ON_DEMAND:
-        raise AttributeError(f"module 'offload' has no attribute {name!r}")
+        advice = f": {INSTEAD[name]}" if name in INSTEAD else ""
+        raise AttributeError(f"module 'offload' has no attribute {name!r}{advice}")
     module, attribute = _ON_DEMAND[name]
     found = getattr(importlib.import_module(module), attribute)
     globals()[name] = found

@@ -195,7 +195,10 @@ class Executable(_native.CallableReplay):
 
     @functools.cached_property
     def streaming(self) -> WeightStreaming | None:
-        """The weights that lie in a memory of the executable's own; None: used where they are."""
+        """The weights that lie in a memory of the executable's own; None: used where they are.
+
+        None without a budget, then, but for weights in files.
+        """
         if self.plan.streaming is None or self._loaded.stream is None:
             return None
         native = self._native  # and not the executable, which would then keep itself

@@ -40,6 +40,7 @@ from offload.observe.diagnosis.stopwatch import (
     time_enqueue,
     time_in_turns,
 )
+from offload.observe.diagnosis.subjects import check_launches, check_subject
 from offload.program.structure import OpaqueStructure, flatten
 from offload.run import Executable
 
@@ -100,7 +101,8 @@ def diagnose(
 
     Raises:
         BindingError: `progress` is none of these.
-        DiagnosisError: the model cannot be called as it is given.
+        DiagnosisError: it is no model, a class, or a function that makes a model; it does not take
+            these arguments; its call launches nothing; or it and they lie on several devices.
     """
     return diagnose_call(model, inputs, kwargs, progress=progress)
 
@@ -140,16 +142,15 @@ def _diagnose_call(
     clock: Clock,
     effort: Effort,
 ) -> Diagnosis:
-    if not callable(model):
-        raise DiagnosisError(
-            f"expected a module or a function to diagnose, got a {type(model).__qualname__}"
-        )
+    check_subject(model, args, kwargs)
     tensors = _tensors_of(args, kwargs)
     device = _device_of(model, tensors)
     call = functools.partial(model, *args, **kwargs)
     with _state_kept(model, tensors) as put_back:
         with stage("capturing the model", 1):
             captured = _capture(model, args, kwargs)
+        if isinstance(captured, Captured):
+            check_launches(captured.name, len(captured.program.launches))
         generator = torch.get_rng_state()
         with contextlib.ExitStack() as stack:
             run = _load(captured, stack) if isinstance(captured, Captured) else captured
