@@ -22,7 +22,7 @@ from simulated_backend import SimulatedBackend as AtenBackend
 from small_graphs import make_program
 
 from offload.backends.cuda import CudaBackend, backend
-from offload.run.telling import loaded_line, planned_text
+from offload.run.debug_lines import loaded_line, planned_text
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from offload.record import (
     refuse_hidden_reads,
     refuse_transforms,
 )
-from offload.run.telling import program_line
+from offload.run.debug_lines import program_line
 
 # What a call of an executable takes for itself.
 _RESERVED = ("out", "feature_map")

@@ -20,7 +20,7 @@ from offload.files import open_program, save_program
 from offload.load.pipeline import load_program
 from offload.program import Bindings, BoundProgram, Program
 from offload.run import Executable
-from offload.run.telling import program_line
+from offload.run.debug_lines import program_line
 from offload.timeline import Scheduling
 
 

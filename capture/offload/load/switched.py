@@ -16,7 +16,7 @@ from offload.console.switches import (
 from offload.load.dump import Dump, taken
 from offload.program import BoundProgram
 from offload.run import Executable
-from offload.run.telling import loaded_line, planned_text
+from offload.run.debug_lines import loaded_line, planned_text
 from offload.run.told_executable import tell_executions
 
 

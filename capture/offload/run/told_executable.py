@@ -25,7 +25,7 @@ class ToldExecutable(Executable):
     _told: _Told
 
     def __call__(
-        self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
+        self, /, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Any:
         """Execute, and say what the execution did; arguments and errors are an Executable's."""
         result = super().__call__(*args, out=out, feature_map=feature_map, **kwargs)
@@ -34,7 +34,7 @@ class ToldExecutable(Executable):
         return result
 
     def submit(
-        self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
+        self, /, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:
         """Queue an execution; what it did is said by the wait for its ticket."""
         native = self._submit(*args, out=out, feature_map=feature_map, **kwargs)
