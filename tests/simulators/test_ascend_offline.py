@@ -122,8 +122,8 @@ def test_the_environment_has_it_said_and_kept(ascend, path, monkeypatch, tmp_pat
         assert second.endswith("; moved: input y")
     about = json.loads((tmp_path / "dumps" / "0001-model" / "load.json").read_text())
     assert (about["name"], about["device"]) == ("model", DEVICE)
+    monkeypatch.setenv("OFFLOAD_DUMP", str(path))
     with pytest.raises(FileError, match="OFFLOAD_DUMP cannot be written there"):
-        monkeypatch.setenv("OFFLOAD_DUMP", str(path))
         offload.open(path).load(DEVICE)
 
 

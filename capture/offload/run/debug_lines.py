@@ -61,7 +61,11 @@ def _proof(run: Executable, *, verify: bool) -> str:
         return lines[0]
     if not run.queues_work:
         return "no launch needs a proof"
-    return "what the device proves at load has held" if verify else "nothing proved (verify=False)"
+    return (
+        "what the device proves at load, if anything, held"
+        if verify
+        else "nothing proved (verify=False)"
+    )
 
 
 def _weights(run: Executable) -> str:
