@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from offload.plan.lifetimes import value_lifetimes
 from offload.plan.machine import Machine
 from offload.plan.memory import Interval, Placement, place_intervals, round_up
-from offload.plan.plan import Lifetime, Place, Placed, Plan, Slot, SlotKind
+from offload.plan.plan import Lifetime, Place, Plan, Slot, SlotKind
 from offload.program import PLACED_ROLES, Program, Role, Value
 
 _SLOT_OF_ROLE = {
@@ -54,7 +54,6 @@ def place_values(
         program, shared, placement, operator_allocated, machine.alignment_bytes
     )
     return Plan(
-        placed=Placed(program.values, slots, places, lifetimes),
         slots=slots,
         places=places,
         lifetimes=lifetimes,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from offload.errors import PlanError
 from offload.plan.memory import Interval, check_placement
 from offload.plan.streaming import Streaming
-from offload.program import PLACED_ROLES, Program, Value
+from offload.program import PLACED_ROLES, Program
 
 
 class SlotKind(enum.StrEnum):
@@ -77,30 +77,6 @@ class NodeGraph:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Placed:
-    """What a placement in the feature map was made of, and checked as when it was made.
-
-    Attributes:
-        values: of the Program.
-        slots, places, lifetimes: of the Plan.
-    """
-
-    values: tuple[Value, ...]
-    slots: tuple[Slot, ...]
-    places: tuple[Place | None, ...]
-    lifetimes: tuple[Lifetime, ...]
-
-    def is_of(self, program: Program, plan: Plan) -> bool:
-        """Whether a Plan has these very objects, so that its placement is the one checked."""
-        return (
-            self.values is program.values
-            and self.slots is plan.slots
-            and self.places is plan.places
-            and self.lifetimes is plan.lifetimes
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
     """The placement of a Program on a Machine.
 
@@ -117,7 +93,6 @@ class Plan:
         unshared_bytes: what the same Values take without sharing memory.
         method: which ordering or search gave the placement.
         streaming: where weights lie and when they are brought there; None: used where they are.
-        placed: of a Plan whose placement was checked when it was made, what it was checked as.
     """
 
     slots: tuple[Slot, ...]
@@ -129,7 +104,6 @@ class Plan:
     unshared_bytes: int
     method: str
     streaming: Streaming | None = None
-    placed: Placed | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def of_kind(self, kind: SlotKind) -> Iterator[Slot]:
         """The slots of one kind, in order."""
@@ -154,8 +128,6 @@ class Plan:
 
 def check_plan(program: Program, plan: Plan) -> None:
     """Check a Plan against its Program; every backend runs this before it instantiates.
-
-    A placement that was checked when it was made, as `place_values` does, is not checked again.
 
     Raises:
         PlanError: a used Value has no place, lies outside its slot or off its alignment, an
@@ -189,8 +161,7 @@ def check_plan(program: Program, plan: Plan) -> None:
                     f"%{value.index} ({value.name}) at byte {place.offset_bytes} is not aligned to "
                     f"{plan.alignment_bytes}"
                 )
-    if plan.placed is None or not plan.placed.is_of(program, plan):
-        _check_shared(program, plan)
+    _check_shared(program, plan)
 
 
 def _check_shared(program: Program, plan: Plan) -> None:
