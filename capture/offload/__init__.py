@@ -10,6 +10,7 @@ Or, for one call in a script: `captured = offload.capture(model, x)`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from offload.console.not_called import INSTEAD
 from offload.errors import (
     BackendUnavailable,
     BindingError,
@@ -26,7 +27,7 @@ from offload.errors import (
     ProgramError,
     TimelineError,
 )
-from offload.native.installed_torch import check_torch, installed_version
+from offload.native.installed_torch import check_installed_torch
 
 if TYPE_CHECKING:
     from offload.api import Captured, capture, open
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-check_torch(installed_version())  # before anything that is linked against it
+check_installed_torch()  # before anything that is linked against it
 
 # What is imported when it is first asked for: programs are data that need no torch, and who
 # executes them does not load what measures them.
@@ -60,7 +61,8 @@ _ON_DEMAND = {
 def __getattr__(name: str) -> Any:
     """Import what is asked for the first time (PEP 562)."""
     if name not in _ON_DEMAND:
-        raise AttributeError(f"module 'offload' has no attribute {name!r}")
+        advice = f": {INSTEAD[name]}" if name in INSTEAD else ""
+        raise AttributeError(f"module 'offload' has no attribute {name!r}{advice}")
     module, attribute = _ON_DEMAND[name]
     found = getattr(importlib.import_module(module), attribute)
     globals()[name] = found

@@ -29,7 +29,12 @@ class _Group(click.Group):
             raise click.ClickException(printable(" ".join(str(error).split()))) from error
 
 
-@click.group(cls=_Group)
+@click.group(
+    cls=_Group,
+    epilog="OFFLOAD_DEBUG=1 says on stderr what is recorded and loaded, 2 what is planned too, 3 "
+    "each execution too. OFFLOAD_DUMP=FOLDER keeps the program, the plan and the steps of each "
+    "load. Both also of a script that uses offload.",
+)
 @click.version_option(package_name="offload", prog_name="offload")
 def main() -> None:
     """Record a model's operator launches once, and replay them as one task at new addresses."""

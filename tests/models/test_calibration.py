@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import offload
+from offload.backends import find_backend
 from offload.costs import HeaderModel, fit, load_cost_model, save_cost_model
 from offload.observe import calibration
+from offload.run.forecast import cost_key
 from offload.timeline import Scheduling, SpanKind
 
 
@@ -46,14 +48,14 @@ def test_kept_while_it_holds_and_fitted_anew_when_it_drifted(
     assert n_mixed == sum(calibration._MIXED_STEPS)
     assert len(fits[0].held_out_ratios) == len(calibration._FITTED)
     known = dataclasses.replace(first, launch_ns={"aten::sin(float32[4])": 5.0})
-    save_cost_model(known, calibration.cost_key("cpu"), tmp_path)
+    save_cost_model(known, cost_key(find_backend("cpu").machine()), tmp_path)
     assert offload.calibrate(folder=tmp_path) == known
     assert len(fits) == 1
     monkeypatch.setattr(calibration, "DRIFT", -1.0)  # whatever it measures, it has drifted
     again = offload.calibrate(folder=tmp_path)
     assert len(fits) == 2
     assert again.launch_ns == known.launch_ns
-    assert load_cost_model(calibration.cost_key("cpu"), tmp_path) == again
+    assert load_cost_model(cost_key(find_backend("cpu").machine()), tmp_path) == again
     offload.calibrate(folder=tmp_path, refit=True)
     assert len(fits) == 3
 

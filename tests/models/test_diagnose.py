@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import offload
+from offload.errors import DiagnosisError
 from offload.observe.diagnosis import (
     Confidence,
     Diagnosis,
@@ -70,6 +71,50 @@ def test_without_options_of_ours() -> None:
     assert found.n_launches == 1
     assert found.operators is not None
     assert found.operators.operators[0].signature == "aten::add.Tensor(float32[2], float32[2], 2)"
+
+
+def make_model() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return nn.Linear(3, 3), (torch.ones(2, 3),)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "got"),
+    [
+        ("model.py:make", (), "got a str; the command `offload diagnose` takes files, and names"),
+        (3.5, (), "got a float"),
+        (None, (), "got a NoneType"),
+        (torch.ones(3), (), "got a Tensor"),
+        (lambda: 1, (), "a call of <lambda> as it is given launches nothing that depends on tens"),
+        (lambda x: x, (torch.ones(3),), "a call of <lambda> as it is given launches nothing"),
+        (len, ([1],), "a call of len as it is given launches nothing"),
+        (make_model, (), "got the function make_model, which makes a model: give what it makes"),
+        (nn.Linear, (3, 3), "got the class Linear itself: make one of it first"),
+        (nn.Linear(3, 3), (), "cannot be called as it is given: missing a required argument: 'inp"),
+        (lambda: 1, (torch.ones(3),), "cannot be called as it is given: too many positional"),
+        (offload.Captured(), (), "got a Captured, which was captured already"),
+    ],
+)
+def test_what_is_no_model_is_refused(model: Any, inputs: tuple[Any, ...], got: str) -> None:
+    expected = (
+        "expected a module or a function on tensors, and its inputs: offload.diagnose(model, x); "
+    )
+    with pytest.raises(DiagnosisError) as error:
+        offload.diagnose(model, *inputs, progress=False)
+    assert str(error.value).startswith(expected)
+    assert got in str(error.value)
+
+
+def test_a_model_without_arguments_is_diagnosed() -> None:
+    weight = torch.randn(3, 3)
+    diagnosis = offload.diagnose(lambda: weight.relu().exp(), progress=False)
+    assert diagnosis.n_launches == 2
+
+
+def test_hooks_that_give_a_model_its_arguments_are_asked() -> None:
+    model = nn.Linear(3, 3)
+    model.register_forward_pre_hook(lambda module, args: (torch.ones(2, 3),))
+    with torch.no_grad():
+        assert offload.diagnose(model, progress=False).subject == "Linear"
 
 
 def test_a_refused_capture() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import offload
 from offload.api.captured import Captured
+from offload.observe.report import report_on, report_table
 
 
 def in_memory(model: nn.Module, given: torch.Tensor) -> tuple[Captured, list[int]]:
@@ -34,6 +36,29 @@ def test_weights_in_memory_that_are_written_are_seen(mode: Any) -> None:
             model[2].weight[1:].mul_(2)  # through a view
             assert torch.equal(run(given), model(given))
             assert torch.equal(run.submit(given).result(), model(given))
+
+
+def test_without_a_budget_nothing_is_streamed_and_all_that_tells_copes(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(2, 8)
+    captured = offload.capture(model, x)
+    with captured.load() as run, torch.no_grad():
+        assert torch.equal(run(x), model(x))
+        assert run.streaming is None
+        report = report_on(run, [run.last_execution])
+        assert report.streaming is None
+        assert report_table(report).row_count > 10
+        assert run.memory_report().discarded_bytes == 0
+        assert "budget" not in run.explain()
+        with run.timeline() as timeline:
+            run(x)
+        assert timeline.executions[0].bytes_streamed == 0
+        captured.save(tmp_path / "model.offload")  # asks each open executable what it replaced
+        run.rebind_weights()
+    assert run.streaming is None
+    with offload.open(tmp_path / "model.offload").load() as opened:
+        assert opened.streaming is None
+    with captured.load(weights_budget="1MiB") as budgeted:
+        assert budgeted.streaming is not None
 
 
 def test_unchanged_weights_in_memory_are_not_read_again() -> None:

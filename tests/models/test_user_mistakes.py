@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 import random
+import re
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -320,6 +324,43 @@ def test_a_closed_executable_says_what_to_do():
     for call in calls_of(run):
         with pytest.raises(offload.ExecutionError, match="is closed: load the program again"):
             call(normal(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        (
+            "load",
+            r"call load\(\) of what offload.capture\(model, x\) or offload.open",
+        ),
+        ("compile", r"call torch.compile\(model, backend='offload'\)"),
+        ("record", r"call offload.capture\(model, x\)"),
+        ("run", r"call what offload.capture\(model, x\) gives"),
+    ],
+)
+def test_parts_of_offload_say_what_to_call(name, advice):
+    part = importlib.import_module(f"offload.{name}")
+    assert getattr(offload, name) is part
+    with pytest.raises(offload.BindingError, match=f"offload.{name} is a part of .*: {advice}"):
+        part("model.offload", device="cpu")
+    # Whoever has used nothing of it yet has no such attribute.
+    script = f"import offload; offload.{name}('model.offload')"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+    assert re.match(
+        rf"AttributeError: module 'offload' has no attribute '{name}': {advice}"
+        rf"|offload.errors.BindingError: offload.{name} is a part of .*: {advice}",
+        last,
+    )
+
+
+def test_a_name_that_is_nothing_has_no_advice():
+    with pytest.raises(AttributeError, match=r"^module 'offload' has no attribute 'lode'$"):
+        _ = offload.lode
+    with pytest.raises(AttributeError, match=r"'save': call save\(path\) of what offload.capture"):
+        _ = offload.save
 
 
 def test_several_threads_at_once():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import struct
 
 import pytest
@@ -99,6 +100,31 @@ def test_only_moved_buffers_are_given_another_address(ascend, path):
         assert ascend.calls("aclUpdateDataBuffer") == 1
         assert run.last_execution.words_patched == 1
         assert ascend.calls("aclmdlExecuteAsync") == 2
+
+
+def test_the_environment_has_it_said_and_kept(ascend, path, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("OFFLOAD_DEBUG", "3")
+    monkeypatch.setenv("OFFLOAD_DUMP", str(tmp_path / "dumps"))
+    with offload.open(path).load(DEVICE) as run:
+        loaded, planned, *lines = capsys.readouterr().err.splitlines()
+        assert loaded.startswith(
+            f"offload: loaded model on {DEVICE}: 1 launch as one task, 4 slots"
+        )
+        assert loaded.endswith(f"; kept in {tmp_path / 'dumps' / '0001-model'}")
+        assert planned.startswith("offload: planned: feature map 0 bytes")
+        assert "lane launches:" in lines
+        x, y, moved, out = (on_device(ascend, torch.randn(2, 2)) for _ in range(4))
+        run(x, y, out=(out,))
+        run(x, moved, out=(out,))
+        first, second = capsys.readouterr().err.splitlines()
+        assert first.endswith("; moved: every slot that is bound, for the first time")
+        assert "1 slots changed, 1 words patched" in second
+        assert second.endswith("; moved: input y")
+    about = json.loads((tmp_path / "dumps" / "0001-model" / "load.json").read_text())
+    assert (about["name"], about["device"]) == ("model", DEVICE)
+    monkeypatch.setenv("OFFLOAD_DUMP", str(path))
+    with pytest.raises(FileError, match="OFFLOAD_DUMP cannot be written there"):
+        offload.open(path).load(DEVICE)
 
 
 def test_the_command_line_inspects_it(path):

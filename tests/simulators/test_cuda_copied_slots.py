@@ -22,6 +22,7 @@ from simulated_backend import SimulatedBackend as AtenBackend
 from small_graphs import make_program
 
 from offload.backends.cuda import CudaBackend, backend
+from offload.run.debug_lines import loaded_line, planned_text
 
 
 @pytest.fixture
@@ -199,3 +200,17 @@ def test_closing_gives_the_buffers_back(simulator, monkeypatch):
     assert [one[0].item() for one in results] == [2, 2, 3]
     with pytest.raises(offload.ExecutionError, match="closed"):
         run(x)
+
+
+def test_what_is_said_of_slots_with_nodes(device):
+    run = device.load(*star(device, 5), backend=CopyingBackend)
+    said = planned_text(run).splitlines()
+    patched = said[said.index("patched:") + 1 :]
+    assert patched[0] == (
+        "  slot 0: with the caller's tensor, copied, and nothing written (5 nodes have its address)"
+    )
+    assert patched[1] == "  slot 1: with the result's memory, 1 node re-set"
+    assert loaded_line(run, "star", verify=True).endswith(
+        "; what the device proves at load, if anything, held"
+    )
+    assert loaded_line(run, "star", verify=False).endswith("; nothing proved (verify=False)")

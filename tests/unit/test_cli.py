@@ -72,6 +72,28 @@ def test_help_names_every_argument(command: list[str]) -> None:
         assert is_argument or parameter.help
 
 
+def test_help_names_the_environment() -> None:
+    text = " ".join(offload_command("--help").output.split())
+    assert "OFFLOAD_DEBUG=1 says on stderr what is recorded and loaded, 2 what is planned" in text
+    assert "OFFLOAD_DUMP=FOLDER keeps the program, the plan and the steps of each load" in text
+
+
+def test_a_command_says_and_keeps_what_it_does(
+    saved: tuple[Scorer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFLOAD_DEBUG", "1")
+    monkeypatch.setenv("OFFLOAD_DUMP", str(tmp_path / "dumps"))
+    done = offload_command("inspect", saved[1])
+    assert done.exit_code == 0
+    opened, loaded = done.stderr.splitlines()
+    assert opened.startswith(f"offload: opened {saved[1]} on cpu: ")
+    assert loaded.endswith(f"; kept in {tmp_path / 'dumps' / '0001-scorer'}")
+    monkeypatch.setenv("OFFLOAD_DEBUG", "9")
+    assert "Error: OFFLOAD_DEBUG: expected 0 (nothing)" in failure_of(
+        offload_command("inspect", saved[1])
+    )
+
+
 def test_version() -> None:
     assert offload_command("--version").output == f"offload, version {offload.__version__}\n"
 

@@ -1,8 +1,11 @@
 """What an installation says of torch: what it was built against, and which others it refuses."""
 
 import importlib.metadata
+import os
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +41,54 @@ def test_another_torch_is_refused_before_the_native_module_is_loaded(tmp_path):
     assert f"compiled against {TORCH_VERSION}" in last
     assert "torch 2.1.2+cpu is installed" in last
     assert "pip install --no-build-isolation" in last
+
+
+@pytest.fixture
+def other_torch(tmp_path):
+    """An environment in which another torch is found first."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.1.2+cpu'\n")
+    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+
+SCRIPT = Path(sysconfig.get_path("scripts")) / "offload"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [str(SCRIPT)],
+        [sys.executable, "-m", "offload"],
+        [sys.executable, "-moffload"],
+        [sys.executable, "-W", "error", "-Bm", "offload"],
+    ],
+    ids=["script", "module", "joined", "options"],
+)
+@pytest.mark.parametrize("arguments", [["doctor"], ["--help"], []])
+def test_the_command_refuses_another_torch_in_one_paragraph(other_torch, command, arguments):
+    done = subprocess.run(
+        [*command, *arguments], env=other_torch, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: this build of offload is for torch ")
+    assert "torch 2.1.2+cpu is installed" in line
+
+
+@pytest.mark.parametrize("option", ["-c", "-m", "file"])
+def test_code_that_imports_offload_may_catch_the_refusal(other_torch, tmp_path, option):
+    text = "try: import offload\nexcept ImportError as error: print(str(error)[:21])"
+    (tmp_path / "mine.py").write_text(text)
+    what = {"-c": ["-c", text], "-m": ["-m", "mine"], "file": [str(tmp_path / "mine.py")]}[option]
+    done = subprocess.run(
+        [sys.executable, *what, "-m", "offload"],
+        env=other_torch,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "this build of offload\n"), done.stderr
 
 
 def test_a_missing_torch_is_named():

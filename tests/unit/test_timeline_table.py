@@ -30,7 +30,7 @@ from offload.observe.timelines.summary import (
     representative,
     sections_of,
 )
-from offload.timeline import ExecutionTimeline, Timeline
+from offload.timeline import WEIGHT_WAIT, ExecutionTimeline, Span, SpanKind, Timeline
 
 
 def shown(made: Timeline, width: int = 120) -> str:
@@ -217,6 +217,34 @@ def test_both_schedulings_fit_a_terminal() -> None:
     lines = shown(both_schedulings(150), width=80).splitlines()
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)
+
+
+@pytest.mark.parametrize("n_launches", [5, 40])
+@pytest.mark.parametrize(("width", "n_tables"), [(80, 2), (100, 2), (130, 1)])
+def test_predictions_and_waits_leave_operators_and_counts(
+    n_launches: int, width: int, n_tables: int
+) -> None:
+    one = offloaded(n_launches, launch_ns=1_234_567)
+    waits = [
+        Span(SpanKind.WAIT, WEIGHT_WAIT, DEVICE_LANE, span.begin_ns - 5, span.begin_ns, span.launch)
+        for span in one.of_kind(SpanKind.LAUNCH)
+    ]
+    text = shown(timeline([dataclasses.replace(one, spans=(*one.spans, *waits))]), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert text.count("┃ operator") == n_tables
+    count, name = n_launches // 5, "#0 aten::addmm" if n_launches == 5 else "aten::addmm"
+    cells = [cell for row in rows_of(text, name) for cell in row]
+    measured, predicted = (f"{count * ns / 1e3:,.2f} us" for ns in (1_234_567, 1_358_023))
+    assert cells == [
+        f"{count}",
+        measured,
+        predicted,
+        "+10.0 %",
+        "1,234.57 us",
+        "20.0 %",
+        f"{count * 5 / 1e3:.2f} us",
+    ]
 
 
 def test_the_terminal_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:

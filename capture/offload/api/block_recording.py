@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 from offload.api.captured import Captured
 from offload.api.recorded_program import recorded_program, runs_opaque
 from offload.console.progress import stage, telling
+from offload.console.switches import DebugLevel, say
+from offload.console.user_code import callable_name, user_location
 from offload.errors import CaptureError, OffloadError
 from offload.files import has_same_content
 from offload.program import BoundProgram, StoredTensor
@@ -25,6 +27,7 @@ from offload.record import (
     refuse_hidden_reads,
     refuse_transforms,
 )
+from offload.run.debug_lines import program_line
 
 # What a call of an executable takes for itself.
 _RESERVED = ("out", "feature_map")
@@ -105,14 +108,16 @@ class BlockRecording:
         function: Callable[..., Any],
         host_reads: str,
         stored: Mapping[str, StoredTensor] | None,
+        level: DebugLevel,
     ) -> None:
-        self.captured = Captured()
+        self.captured = Captured(name=callable_name(function))
         self.failure: BaseException | None = None
         self.wrapper: BaseException | None = None
         self.called_elsewhere = False
         self._function = function
         self._host_reads = host_reads
         self._stored = stored
+        self._level = level
         self._fakes_given = contextlib.ExitStack()
         self._progress = contextlib.ExitStack()
         self._called: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
@@ -290,6 +295,9 @@ class BlockRecording:
                 self.captured._bound = recorded_program(recorder, recording)
         finally:
             self._leave()
+        if self._level:
+            what = f"recorded {self.captured.name}"
+            say(f"{program_line(self.captured.program, what)}, at {user_location()}")
         return handed_out
 
     def _told(self, plain: PlainCall) -> BoundProgram:

@@ -15,6 +15,7 @@ import torch
 from offload.api.block_recording import BlockRecording, begin_call, is_recording, refuse_nested
 from offload.api.captured import Captured
 from offload.api.model_hooks import hooked
+from offload.console.switches import debug_level
 from offload.errors import CaptureError
 from offload.files import find_stored_tensors
 from offload.program import StoredTensor
@@ -40,7 +41,7 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
         if self._recording is not None:
             raise CaptureError("the block of a capture is entered once: call offload.capture again")
         stored = _stored_tensors(self._model, self._host_reads, self._weights)
-        recording = BlockRecording(self._model, self._host_reads, stored)
+        recording = BlockRecording(self._model, self._host_reads, stored, debug_level())
         self._watching.enter_context(_watching(self._model, recording))
         self._recording, captured = recording, recording.captured
         captured._record = recording.record_call

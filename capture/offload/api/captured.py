@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -13,11 +14,13 @@ import torch
 from offload.api.offline_model import OfflineModel
 from offload.backends import Backend
 from offload.console.progress import Progress, telling
+from offload.console.switches import debug_level, say
 from offload.errors import CaptureError, CopyError, FileError
 from offload.files import open_program, save_program
 from offload.load.pipeline import load_program
 from offload.program import Bindings, BoundProgram, Program
 from offload.run import Executable
+from offload.run.debug_lines import program_line
 from offload.timeline import Scheduling
 
 
@@ -27,14 +30,17 @@ class Captured:
     Attributes:
         program: the recorded Program, once the call in the with-block is done.
         bindings: the live objects that it stands for.
+        name: for people: of the module's class, the function or the file.
     """
 
-    def __init__(self, bound: BoundProgram | None = None) -> None:
+    def __init__(self, bound: BoundProgram | None = None, name: str = "program") -> None:
         """Begin with a Program, or with none until `offload.capture` has recorded a call.
 
         Args:
             bound: what was recorded.
+            name: for people.
         """
+        self.name = name
         # What `capture` sets: how calls are recorded in its block, and what came of it.
         self._bound = bound
         self._record: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
@@ -180,11 +186,13 @@ class Captured:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
                 Program's weights and inputs are on another one of its type.
             CaptureError: the device cannot capture the Program, or the proof failed.
-            BindingError: there is no such scheduling; `fuse` or `progress` is none; or a weight has
-                another shape, dtype or layout than when it was recorded.
+            BindingError: there is no such scheduling; `fuse` or `progress` is none; OFFLOAD_DEBUG
+                is no level; or a weight has another shape, dtype or layout than when it was
+                recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
                 room for what is streamed: the message says what is needed, and what sets it.
-            FileError: a weight's file is gone, or shorter than it was.
+            FileError: a weight's file is gone, or shorter than it was; or the folder of
+                OFFLOAD_DUMP cannot be written to.
             OutOfMemory: the device has no memory for what is loaded.
             ExecutionError: the device failed.
         """
@@ -197,6 +205,7 @@ class Captured:
             share_store=share_store,
             fuse=fuse,
             progress=progress,
+            name=self.name,
         )
         self._loads.add(run)
         return run
@@ -255,10 +264,14 @@ def open_file(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captu
         FileError: the file is missing, truncated, corrupted, newer than this version, or asks for
             an operator that is not on the list of safe ones; or one of `types` matches no container
             of the result, or does not fit it.
-        BindingError: one of `types` is no class.
+        BindingError: one of `types` is no class, or OFFLOAD_DEBUG is no level.
     """
+    level = debug_level()
     with telling():
-        return Captured(open_program(path, types))
+        captured = Captured(open_program(path, types), Path(path).stem)
+    if level:
+        say(program_line(captured.program, f"opened {os.fspath(path)}"))
+    return captured
 
 
 def open_model(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captured | OfflineModel:

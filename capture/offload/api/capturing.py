@@ -74,6 +74,7 @@ def capture(
             block's end, that it made no call or two.
         ExecutionError: the device failed while the recording was checked; as an OutOfMemory, it had
             no memory for that.
+        BindingError: OFFLOAD_DEBUG is no level.
         FileError: the files of `weights` cannot be read, lack one of the model's tensors, or do not
             fit it.
     """

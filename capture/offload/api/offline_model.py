@@ -54,6 +54,8 @@ class OfflineModel:
             BackendUnavailable: there is no such device here, or it loads no offline models.
             CaptureError: a shape or dtype of the model is not known before it is executed, or torch
                 does not have it.
+            BindingError: there is no such scheduling, or OFFLOAD_DEBUG is no level.
+            FileError: the folder of OFFLOAD_DUMP cannot be written to.
             ExecutionError: the file cannot be loaded, or the device has no memory for it.
         """
         return load_offline_model(self.path, device, scheduling=scheduling)

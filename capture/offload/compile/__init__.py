@@ -10,6 +10,9 @@ execution against what it replaces (`proof`).
 from offload.compile.cache import CacheRefused, KernelCache, open_cache
 from offload.compile.choice import Choice, choice_key
 from offload.compile.fusion import Fused, FusedRegion, Fusion, fuse
+from offload.console.not_called import is_not_called
+
+is_not_called(__name__)
 
 __all__ = [
     "CacheRefused",

@@ -8,9 +8,10 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 
 def _folders(package: str) -> Sequence[str]:
@@ -37,6 +38,12 @@ def located_at(location: str) -> Iterator[None]:
         yield
     finally:
         _traced_location.reset(token)
+
+
+def callable_name(function: Callable[..., Any]) -> str:
+    """The name of a function, or that of the class of a module or another object."""
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) else type(function).__name__
 
 
 def is_user_file(filename: str) -> bool:

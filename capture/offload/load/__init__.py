@@ -1,1 +1,5 @@
 """Loading: a Program becomes an Executable on a device. `pipeline` reads as the whole chain."""
+
+from offload.console.not_called import is_not_called
+
+is_not_called(__name__)

@@ -10,6 +10,7 @@ from offload.backends import Backend, OfflineBackend
 from offload.errors import BackendUnavailable
 from offload.load.options import named_backend, named_scheduling
 from offload.load.place import place
+from offload.load.switched import switched
 from offload.run import Executable
 
 
@@ -19,7 +20,8 @@ def load_offline_model(
     """Make an offline model resident; the arguments are those of `OfflineModel.load`.
 
     Raises:
-        BackendUnavailable, CaptureError, BindingError, ExecutionError: as `OfflineModel.load`.
+        BackendUnavailable, CaptureError, BindingError, FileError, ExecutionError: as
+            `OfflineModel.load`.
     """
     backend, index = named_backend(device)
     how = named_scheduling(scheduling)
@@ -27,5 +29,7 @@ def load_offline_model(
         raise BackendUnavailable(
             f"{path}: device {backend.name!r} loads no offline models (.om): load it on npu"
         )
-    prepared, its_backend = backend.open_offline(path, index)
-    return Executable(prepared, place(prepared, its_backend), its_backend, how)
+    with switched(path.stem) as asked:
+        prepared, its_backend = backend.open_offline(path, index)
+        run = Executable(prepared, place(prepared, its_backend), its_backend, how)
+        return asked.done(prepared.bound, run, verify=True)

@@ -1,6 +1,7 @@
 """The whole chain: a Program is fused, prepared, planned, instantiated and proved.
 
-`options` has what the caller asked for, checked; `budget` plans weights that are streamed.
+`options` has what the caller asked for, checked, `switched` what the environment asks; `budget`
+plans weights that are streamed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from offload.load.fallback import load_proved
 from offload.load.fusion_choice import chosen
 from offload.load.options import AUTO, Options, checked, named_backend, streaming_backend
 from offload.load.place import place
+from offload.load.switched import switched
 from offload.program import BoundProgram
 from offload.run import Executable
 
@@ -36,25 +38,26 @@ def load_program(
     share_store: bool,
     fuse: bool | Literal["auto"],
     progress: Progress,
+    name: str,
 ) -> Executable:
-    """Make a Program resident; the arguments are those of `Captured.load`.
+    """Make a Program resident; the arguments are those of `Captured.load`, `name` is for people.
 
     Raises:
         BackendUnavailable, CaptureError, BindingError, PlanError, FileError, ExecutionError: as
             `Captured.load`.
     """
-    with telling(progress):
+    with telling(progress), switched(name) as asked:
         backend, index = named_backend(bound.program.device if device is None else device)
         options = checked(bound, backend, scheduling, weights_budget, fuse)
         options = dataclasses.replace(options, verify=verify, share_store=share_store)
-        bound = dataclasses.replace(bound, program=on_device(bound.program, index))
+        recorded = bound = dataclasses.replace(bound, program=on_device(bound.program, index))
 
         def load(bound: BoundProgram, fusion: Fusion | None) -> Executable:
             one_way = _streamed if options.is_streamed else _resident
             return load_proved(backend, lambda one: one_way(bound, one, options, fusion))
 
         bound, fusion = _fused(bound, options, load)
-        return load(bound, fusion)
+        return asked.done(recorded, load(bound, fusion), verify=verify)
 
 
 def _fused(

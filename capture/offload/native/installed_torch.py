@@ -41,6 +41,32 @@ def check_torch(found: str) -> None:
         )
 
 
+def check_installed_torch() -> None:
+    """Compare the torch that is installed with the one that offload was built against.
+
+    Raises:
+        ImportError: there is none, or as `check_torch`.
+        SystemExit: the same, where this process is the command `offload`: the package is imported
+            before the command's own code, which could say it without a traceback.
+    """
+    try:
+        check_torch(installed_version())
+    except ImportError as error:
+        if _is_command():
+            raise SystemExit(f"Error: {error}") from None
+        raise
+
+
+def _is_command() -> bool:
+    """Whether this process is `offload`, by its script or as `python -m offload`."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script is not None:
+        return script == sys.argv[0] and Path(script).name.removesuffix(".exe") == "offload"
+    # Python looks for the module that -m names, and keeps its name among its own arguments.
+    given = " ".join(sys.orig_argv)
+    return sys.argv[:1] == ["-m"] and re.search(r" -\w*m ?offload( |$)", given) is not None
+
+
 def installed_version() -> str:
     """The version of the torch that `import torch` would find, or has found.
 

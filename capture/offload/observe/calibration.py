@@ -16,9 +16,9 @@ from offload.api import capture
 from offload.api.captured import Captured
 from offload.backends import find_backend
 from offload.console.progress import Progress, advance, stage, telling
+from offload.console.switches import measuring
 from offload.costs import (
     DRIFT,
-    CostKey,
     CostModel,
     HeaderModel,
     HeaderShape,
@@ -29,6 +29,7 @@ from offload.costs import (
 )
 from offload.errors import CostModelError
 from offload.run import Executable
+from offload.run.forecast import cost_key
 from offload.timeline import Scheduling
 
 _N_EXECUTIONS = 60
@@ -99,12 +100,12 @@ def calibrate(
         BindingError: `progress` is none of these.
         CostModelError: SciPy is missing, or the model cannot be kept.
     """
-    with telling(progress):
+    with telling(progress), measuring():
         return _calibrate(device, folder, refit=refit)
 
 
 def _calibrate(device: str, folder: Path | None, *, refit: bool) -> CostModel:
-    key = cost_key(device)
+    key = cost_key(find_backend(device).machine())
     kept = None if refit else load_cost_model(key, folder)
     if kept is not None and _error(kept, device) <= DRIFT:
         return kept
@@ -132,16 +133,6 @@ def _calibrate(device: str, folder: Path | None, *, refit: bool) -> CostModel:
 def _error(kept: CostModel, device: str) -> float:
     with stage("checking the costs that were kept", len(_CHECKED)):
         return kept.header.error(_observe(_CHECKED, device, _N_CHECKS))
-
-
-def cost_key(device: str) -> CostKey:
-    """What the costs of a device on this machine are kept under.
-
-    Raises:
-        BackendUnavailable: there is no such device here.
-    """
-    machine = find_backend(device).machine()
-    return CostKey(machine.name, machine.device, (("torch", torch.__version__),))
 
 
 def observe(

@@ -1,5 +1,6 @@
 """Recording: a model's call becomes a Program. The only user of torch's dispatch internals."""
 
+from offload.console.not_called import is_not_called
 from offload.record.callables import Parameters, parameters_of, refuse_hidden_reads
 from offload.record.fake_weights import FakeWeights, device_of_call
 from offload.record.operators import is_plain_class
@@ -9,6 +10,8 @@ from offload.record.recorder import Recorder
 from offload.record.recording import Recording
 from offload.record.surroundings import refuse_transforms
 from offload.record.verify import OutcomeDiffers, verify
+
+is_not_called(__name__)
 
 __all__ = [
     "FakeWeights",

@@ -1,6 +1,10 @@
 """Executables: Programs resident on a device, and what they report."""
 
-from offload.run.executable import Executable, Ticket
+from offload.console.not_called import is_not_called
+from offload.run.executable import Executable
 from offload.run.reports import LastExecution, MemoryReport
+from offload.run.ticket import Ticket
+
+is_not_called(__name__)
 
 __all__ = ["Executable", "LastExecution", "MemoryReport", "Ticket"]

@@ -17,6 +17,7 @@ from offload.costs import CostModel, HeaderShape, signature_of
 from offload.errors import BindingError, CopyError, TimelineError
 from offload.native import _native
 from offload.plan import Plan, SlotChoice, SlotKind, choose_copied_slots
+from offload.plan.machine import Machine
 from offload.program import Role
 from offload.run.explanation import explain
 from offload.run.native_replay import moving_slots, native_replay
@@ -24,6 +25,7 @@ from offload.run.optimizer_steps import watched_steps
 from offload.run.predicted_timeline import with_prediction
 from offload.run.recorded_timeline import execution_timeline
 from offload.run.reports import LastExecution, MemoryReport, Proof
+from offload.run.ticket import Ticket
 from offload.run.weight_streaming import WeightStreaming
 from offload.timeline import Scheduling, Timeline
 
@@ -34,41 +36,6 @@ atexit.register(_native.close_all_lanes)
 
 # Over so many reads the clock's cost is known to a tenth of a nanosecond.
 _CLOCK_READS = 10_000
-
-
-class Ticket:
-    """An execution that was submitted. Dropping it does not stop the execution."""
-
-    def __init__(self, native: _native.Ticket) -> None:
-        self._native = native
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise CopyError(
-            "a ticket belongs to an execution of this process, and cannot be copied or pickled: "
-            "take its result()"
-        )
-
-    def done(self) -> bool:
-        """Whether the execution has ended, well or not."""
-        return self._native.done()
-
-    def wait(self) -> None:
-        """Block until the execution has ended.
-
-        Raises:
-            ExecutionError: a launch failed.
-            CaptureError: an operator laid its result out otherwise than it was recorded.
-            BindingError: a guard found another value than the recorded one.
-        """
-        self._native.wait()
-
-    def result(self) -> Any:
-        """Wait, and return what the model returns; the same objects at each call.
-
-        Raises:
-            ExecutionError, CaptureError, BindingError: as `wait`.
-        """
-        return self._native.result()
 
 
 class _CallSignature:
@@ -131,6 +98,7 @@ class Executable(_native.CallableReplay):
         self.plan = plan
         self.scheduling = scheduling
         self._backend = backend
+        self._keep_timeline: Callable[[Executable, Timeline], None] | None = None
         self._loaded = backend.instantiate(prepared, plan)
         self._steps = watched_steps(prepared.bound, self._loaded)
         _read_weights(self._loaded)
@@ -227,7 +195,10 @@ class Executable(_native.CallableReplay):
 
     @functools.cached_property
     def streaming(self) -> WeightStreaming | None:
-        """The weights that lie in a memory of the executable's own; None: used where they are."""
+        """The weights that lie in a memory of the executable's own; None: used where they are.
+
+        None without a budget, then, but for weights in files.
+        """
         if self.plan.streaming is None or self._loaded.stream is None:
             return None
         native = self._native  # and not the executable, which would then keep itself
@@ -252,6 +223,16 @@ class Executable(_native.CallableReplay):
     def device(self) -> str:
         """The backend's name."""
         return self._backend.name
+
+    @property
+    def machine(self) -> Machine:
+        """What is known of the device that it is resident on."""
+        return self._backend.machine(self.program.device_index)
+
+    @property
+    def queues_work(self) -> bool:
+        """Whether the device goes on after a call has returned (`Capabilities.queues_work`)."""
+        return self._backend.capabilities.queues_work
 
     @property
     def feature_map_bytes(self) -> int:
@@ -300,7 +281,7 @@ class Executable(_native.CallableReplay):
         """
         if executions is not None and executions < 1:
             raise TimelineError(f"expected executions of at least 1, got {executions}")
-        machine = self._backend.machine(self.program.device_index)
+        machine = self.machine
         timeline = Timeline(machine.device, machine.name, {"torch": torch.__version__})
         reads = self._native.trace_clock_reads
         self._native.start_trace()
@@ -325,12 +306,18 @@ class Executable(_native.CallableReplay):
                 self._predict(timeline, costs)
             timeline.clock_reads = self._native.trace_clock_reads - reads
             timeline.clock_read_ns = _native.clock_read_ns(_CLOCK_READS)
+        if self._keep_timeline is not None:
+            self._keep_timeline(self, timeline)
         if executions not in (None, len(timeline.executions)):
             raise TimelineError(
                 f"expected {executions:,} executions inside the with-block of timeline(), got "
                 f"{len(timeline.executions):,}: warm up before the block, and call the executable "
                 f"{executions:,} times inside it"
             )
+
+    def keep_timelines(self, keep: Callable[[Executable, Timeline], None]) -> None:
+        """Let `keep` be given this and each timeline whose block ends well, at its end."""
+        self._keep_timeline = keep
 
     def _predict(self, timeline: Timeline, costs: CostModel) -> None:
         unknown = {signature_of(launch) for launch in self.program.launches} - set(costs.launch_ns)
@@ -380,6 +367,11 @@ class Executable(_native.CallableReplay):
     @functools.cached_property
     def _operators(self) -> frozenset[str]:
         return frozenset(launch.name for launch in self.program.launches)
+
+    def n_set_nodes(self, slot: int) -> int | None:
+        """How many nodes are re-set where a slot's address is another; None: there are no nodes."""
+        nodes = self._loaded.set_nodes
+        return len(nodes.get(slot, ())) if nodes else None
 
     def launch_reports(self) -> tuple[LaunchReport, ...]:
         """How each launch is carried out, in program order."""

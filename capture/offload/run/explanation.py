@@ -40,7 +40,7 @@ def explain(run: Executable) -> str:
         if mode in ("call", "copied", "kernel", "replaced"):
             lines += [f"    {count} x {operator}" for operator, count in operators.most_common()]
     lines += [] if run.fusion is None else run.fusion.explain()
-    lines += _proof(run)
+    lines += proof_lines(run)
     lines.append(
         f"feature map {memory.feature_map_bytes} bytes ({memory.unshared_bytes} without sharing, "
         f"lower bound {memory.lower_bound_bytes})"
@@ -107,7 +107,7 @@ def _launches(count: int) -> str:
     return show_count(count, "launch", "launches")
 
 
-def _proof(run: Executable) -> list[str]:
+def proof_lines(run: Executable) -> list[str]:
     """What the first execution proves, or has proved."""
     proof = run.proof
     if proof is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from offload.costs import STAGES, CostModel, HeaderShape
 from offload.plan import simulate_streaming, weight_demand
@@ -45,25 +45,41 @@ def with_prediction(
         add(SpanKind.STAGE, stage, HOST_LANE, (at_ns, at_ns + duration_ns), -1)
         at_ns += duration_ns
     if streaming is not None and not streaming.is_resident and not prediction.issues:
-        spans += _streamed(program, streaming, costs, origin_ns + round(at_ns), device_lane)
+        durations_ns = costs.durations_ns(program)
+        spans += _streamed(program, streaming, durations_ns, origin_ns + round(at_ns), device_lane)
     else:
         for launch, span in zip(program.launches, prediction.launches, strict=True):
             add(SpanKind.LAUNCH, launch.name, device_lane, span, launch.index)
     for launch, span in zip(program.launches, prediction.issues, strict=False):
         add(SpanKind.ISSUE, launch.name, HOST_LANE, span, launch.index)
-    ordered = tuple(sorted(spans, key=lambda span: span.begin_ns))
-    return dataclasses.replace(execution, predicted=ordered)
+    return dataclasses.replace(execution, predicted=_ordered(spans))
+
+
+def predicted_pass(
+    execution: ExecutionTimeline, program: Program, streaming: Streaming, device_lane: str
+) -> ExecutionTimeline:
+    """An execution with the launches and copies that a plan of streamed weights counts on alone."""
+    spans = _streamed(program, streaming, streaming.launch_ns, execution.begin_ns, device_lane)
+    return dataclasses.replace(execution, predicted=_ordered(spans))
+
+
+def _ordered(spans: Iterable[Span]) -> tuple[Span, ...]:
+    return tuple(sorted(spans, key=lambda span: span.begin_ns))
 
 
 def _streamed(
-    program: Program, streaming: Streaming, costs: CostModel, origin_ns: int, device_lane: str
+    program: Program,
+    streaming: Streaming,
+    launch_ns: Sequence[float],
+    origin_ns: int,
+    device_lane: str,
 ) -> Iterator[Span]:
     """Launches, their waits, and the transfers that run meanwhile, from the first launch's turn.
 
     Transfers of the next pass that begin in this one are, one pass earlier, those of this pass that
     began before it.
     """
-    demand = weight_demand(program, costs.durations_ns(program))
+    demand = weight_demand(program, launch_ns)
     one = simulate_streaming(demand, streaming, streaming.link)
     for launch, begin_ns, end_ns, wait_ns in zip(
         program.launches, one.launch_begin_ns, one.launch_end_ns, one.wait_ns, strict=True

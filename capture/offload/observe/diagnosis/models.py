@@ -13,6 +13,8 @@ import torch
 from offload.api import capture
 from offload.api.captured import Captured
 from offload.console.progress import Progress, stage, telling
+from offload.console.switches import measuring
+from offload.console.user_code import callable_name
 from offload.errors import CaptureError, DiagnosisError, OffloadError
 from offload.interpreter.own_generators import drawing_alone
 from offload.observe.diagnosis.diagnosis import (
@@ -38,6 +40,7 @@ from offload.observe.diagnosis.stopwatch import (
     time_enqueue,
     time_in_turns,
 )
+from offload.observe.diagnosis.subjects import check_launches, check_subject
 from offload.program.structure import OpaqueStructure, flatten
 from offload.run import Executable
 
@@ -98,7 +101,8 @@ def diagnose(
 
     Raises:
         BindingError: `progress` is none of these.
-        DiagnosisError: the model cannot be called as it is given.
+        DiagnosisError: it is no model, a class, or a function that makes a model; it does not take
+            these arguments; its call launches nothing; or it and they lie on several devices.
     """
     return diagnose_call(model, inputs, kwargs, progress=progress)
 
@@ -118,7 +122,7 @@ def diagnose_call(
     Raises:
         BindingError, DiagnosisError: as `diagnose`.
     """
-    with telling(progress, after_s=0):
+    with telling(progress, after_s=0), measuring():
         return _diagnose_call(
             model,
             args,
@@ -138,16 +142,15 @@ def _diagnose_call(
     clock: Clock,
     effort: Effort,
 ) -> Diagnosis:
-    if not callable(model):
-        raise DiagnosisError(
-            f"expected a module or a function to diagnose, got a {type(model).__qualname__}"
-        )
+    check_subject(model, args, kwargs)
     tensors = _tensors_of(args, kwargs)
     device = _device_of(model, tensors)
     call = functools.partial(model, *args, **kwargs)
     with _state_kept(model, tensors) as put_back:
         with stage("capturing the model", 1):
             captured = _capture(model, args, kwargs)
+        if isinstance(captured, Captured):
+            check_launches(captured.name, len(captured.program.launches))
         generator = torch.get_rng_state()
         with contextlib.ExitStack() as stack:
             run = _load(captured, stack) if isinstance(captured, Captured) else captured
@@ -161,7 +164,7 @@ def _diagnose_call(
                 notes += more
     conclusion = conclude(measured.findings)
     return Diagnosis(
-        subject=subject or _name_of(model),
+        subject=subject or callable_name(model),
         device=device.type,
         verdict=conclusion.verdict,
         confidence=conclusion.confidence,
@@ -195,7 +198,7 @@ def diagnose_saved(
             `diagnose`, is none.
         BackendUnavailable, PlanError: the Program cannot be loaded here.
     """
-    with telling(progress, after_s=0):
+    with telling(progress, after_s=0), measuring():
         return _diagnose_saved(
             captured,
             args,
@@ -324,7 +327,7 @@ def _load(captured: Captured, stack: contextlib.ExitStack) -> Executable | NotAp
 def _drawing_alone(captured: Captured) -> Captured:
     """The same Program on generators of its own, where all its random launches take one."""
     alone = drawing_alone(captured.bound)
-    return captured if alone.refusal else Captured(alone.bound)
+    return captured if alone.refusal else Captured(alone.bound, captured.name)
 
 
 def _operators(
@@ -430,8 +433,3 @@ def _state_kept(
         yield put_back
     finally:
         put_back()
-
-
-def _name_of(model: Callable[..., Any]) -> str:
-    name = getattr(model, "__name__", None)
-    return name if isinstance(name, str) else type(model).__name__

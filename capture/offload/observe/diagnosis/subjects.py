@@ -1,0 +1,79 @@
+"""What can be diagnosed: a model, and inputs that it takes. All else is refused beforehand."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from offload.api.captured import Captured
+from offload.console.user_code import callable_name
+from offload.errors import DiagnosisError
+from offload.run import Executable
+
+_EXPECTED = "expected a module or a function on tensors, and its inputs: offload.diagnose(model, x)"
+
+
+def check_subject(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse what is no model, and arguments that it does not take. Calls a function without any.
+
+    Raises:
+        DiagnosisError: it cannot be called, is a class, or was captured already; it takes other
+            arguments; or it is a function that makes a model.
+    """
+    if not callable(model):
+        hint = ""
+        if isinstance(model, str):
+            hint = "; the command `offload diagnose` takes files, and names of functions in modules"
+        raise DiagnosisError(f"{_EXPECTED}; got a {type(model).__qualname__}{hint}")
+    name = callable_name(model)
+    if isinstance(model, type):
+        raise DiagnosisError(f"{_EXPECTED}; got the class {name} itself: make one of it first")
+    if isinstance(model, Captured | Executable):
+        raise DiagnosisError(
+            f"{_EXPECTED}; got a {name}, which was captured already, so that there is nothing to "
+            "compare it with: give the model itself"
+        )
+    _check_arguments(model, name, args, kwargs)
+    if not (args or kwargs or isinstance(model, torch.nn.Module)):
+        made = model()
+        if isinstance(made, tuple) and made and callable(made[0]):
+            raise DiagnosisError(
+                f"{_EXPECTED}; got the function {name}, which makes a model: give what it makes, "
+                f"or its name to the command: `offload diagnose package.module:{name}`"
+            )
+
+
+def check_launches(name: str, n_launches: int) -> None:
+    """Refuse a model whose call launches nothing.
+
+    Raises:
+        DiagnosisError: it does.
+    """
+    if not n_launches:
+        raise DiagnosisError(
+            f"{_EXPECTED}; a call of {name} as it is given launches nothing that depends on tensors"
+        )
+
+
+def _check_arguments(
+    model: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Refuse arguments that the model does not take, where its signature tells."""
+    called = model
+    if isinstance(model, torch.nn.Module):
+        if model._forward_pre_hooks:  # which may change the arguments
+            return
+        called = model.forward
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # of a builtin
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise DiagnosisError(
+            f"{_EXPECTED}; {name}{signature} cannot be called as it is given: {error}"
+        ) from None
