@@ -21,6 +21,7 @@ _registering = threading.Lock()  # torch numbers hooks without one
 _PRE_HOOKS, _HOOKS = "_forward_pre_hooks", "_forward_hooks"
 # What torch notes of hooks, ahead of the hooks themselves.
 _NOTES = (f"{_PRE_HOOKS}_with_kwargs", f"{_HOOKS}_with_kwargs", f"{_HOOKS}_always_called")
+_ALL = (*_NOTES, _PRE_HOOKS, _HOOKS)
 
 
 def leave_alone(*_: Any) -> None:
@@ -65,40 +66,50 @@ def hooked(
 
 
 def _registered(model: torch.nn.Module, before: _Hook, after: _Hook) -> Callable[[], None]:
-    kept = {name: getattr(model, name) for name in (*_NOTES, _PRE_HOOKS, _HOOKS)}
-    if any(kept.values()):
-        handles = [
-            model.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-            model.register_forward_hook(after, with_kwargs=True, always_call=True),
-        ]
-
-        def remove_handles() -> None:
-            for one in reversed(handles):
-                one.remove()
-
-        return remove_handles
-    # Nobody has a handle to a hook of these, so other ones may take their place: to whoever walks
-    # them meanwhile, as a copy does, they stay as they are.
-    own: dict[str, Any] = {name: OrderedDict() for name in kept}
-    first, second = RemovableHandle(own[_PRE_HOOKS]).id, RemovableHandle(own[_HOOKS]).id
-    own[_PRE_HOOKS][first] = before
-    own[_HOOKS][second] = after
+    if not _has_ours_alone(model):
+        first = model.register_forward_pre_hook(before, prepend=True, with_kwargs=True).id
+        second = model.register_forward_hook(after, with_kwargs=True, always_call=True).id
+        return lambda: _remove(model, first, second)
+    hooks = _copies(model)
+    first, second = RemovableHandle(hooks[_PRE_HOOKS]).id, RemovableHandle(hooks[_HOOKS]).id
+    hooks[_PRE_HOOKS][first] = before
+    hooks[_PRE_HOOKS].move_to_end(first, last=False)
+    hooks[_HOOKS][second] = after
     for name, number in zip(_NOTES, (first, second, second), strict=True):
-        own[name][number] = True
-    _put(model, own)
-
-    def remove() -> None:
-        if all(getattr(model, name) is own[name] and len(own[name]) == 1 for name in own):
-            _put(model, dict(reversed(kept.items())))
-            return
-        for name in reversed(own):  # others were registered meanwhile
-            getattr(model, name).pop(first, None)
-            getattr(model, name).pop(second, None)
-
-    return remove
+        hooks[name][number] = True
+    _put(model, hooks)
+    return lambda: _remove(model, first, second)
 
 
-def _put(model: torch.nn.Module, hooks: dict[str, Any]) -> None:
+def _remove(model: torch.nn.Module, first: int, second: int) -> None:
+    """Take two hooks away, by their numbers."""
+    is_ours = _has_ours_alone(model)
+    hooks = _copies(model) if is_ours else {name: getattr(model, name) for name in _ALL}
+    for name in reversed(_ALL):
+        hooks[name].pop(first, None)
+        hooks[name].pop(second, None)
+    if is_ours:
+        _put(model, dict(reversed(hooks.items())))
+
+
+def _has_ours_alone(model: torch.nn.Module) -> bool:
+    """Whether nobody has a handle to a hook of the module.
+
+    Others may then take the place of what it has of hooks: to whoever walks that meanwhile, as a
+    copy does, it stays as it is.
+    """
+    return all(
+        isinstance(hook, _Hook)
+        for name in (_PRE_HOOKS, _HOOKS)
+        for hook in getattr(model, name).values()
+    )
+
+
+def _copies(model: torch.nn.Module) -> dict[str, OrderedDict[int, Any]]:
+    return {name: OrderedDict(getattr(model, name)) for name in _ALL}
+
+
+def _put(model: torch.nn.Module, hooks: dict[str, OrderedDict[int, Any]]) -> None:
     """Replace what a module has of hooks, in this order, while no key of it comes or goes."""
     for name, one in hooks.items():
         vars(model)[name] = one

@@ -152,7 +152,7 @@ def _texts(recorded: Program, run: Executable) -> tuple[dict[str, str], dict[str
         "plan.txt": "\n".join(plan_lines(program, plan)),
         "plan.json": _json(plan_data(plan)),
         "steps.txt": "\n".join(lane_lines(program, plan)),
-        "steps.json": _json(steps_data(program, plan)),
+        "steps.json": _json(steps_data(plan)),
         "explain.txt": printable(_explained(run)),
     }
     unwritten = {}

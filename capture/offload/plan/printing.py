@@ -9,17 +9,10 @@ from typing import Any
 from offload.console.amounts import show_bytes
 from offload.console.text import one_line
 from offload.plan.plan import Plan, SlotKind
-from offload.plan.steps import Copy, Lane, Record, Run, Step, Wait, launch_lane
+from offload.plan.steps import Copy, Record, Run, Step, Wait
 from offload.program import Program
 
 PLAN_FORMAT, STEPS_FORMAT = "offload plan", "offload steps"
-
-
-def lanes_of(program: Program, plan: Plan) -> tuple[Lane, ...]:
-    """The lanes of an execution; one of launches where no weights are streamed."""
-    if plan.streaming is not None:
-        return plan.streaming.lanes
-    return (launch_lane(len(program.launches)),)
 
 
 def plan_lines(program: Program, plan: Plan) -> Iterator[str]:
@@ -38,7 +31,8 @@ def plan_lines(program: Program, plan: Plan) -> Iterator[str]:
         else:
             slot = plan.slots[place.slot]
             where = f"slot {slot.index} ({slot.kind}) +{place.offset_bytes}"
-        span = f", from {lifetime.first} up to {lifetime.last}" if _is_shared(plan, place) else ""
+        chains = ", ".join(f"{first} up to {last}" for first, last in lifetime.chains)
+        span = f", from {chains}" if _is_shared(plan, place) else ""
         yield (
             f"  %{value.index} {value.role} {one_line(value.name)}: {where}, "
             f"{value.size_bytes} bytes{span}"
@@ -75,7 +69,7 @@ def _streaming_lines(program: Program, plan: Plan) -> Iterator[str]:
 
 def lane_lines(program: Program, plan: Plan) -> Iterator[str]:
     """The steps of an execution, lane by lane."""
-    for lane in lanes_of(program, plan):
+    for lane in plan.lanes:
         yield f"lane {lane.kind}:"
         if not lane.steps:
             yield "  nothing"
@@ -113,7 +107,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     return {"format": PLAN_FORMAT, "version": 1, **data}
 
 
-def steps_data(program: Program, plan: Plan) -> dict[str, Any]:
+def steps_data(plan: Plan) -> dict[str, Any]:
     """The steps of each lane as JSON data: what each does by its name, in lower case."""
     return {
         "format": STEPS_FORMAT,
@@ -126,6 +120,6 @@ def steps_data(program: Program, plan: Plan) -> dict[str, Any]:
                     for step in lane.steps
                 ],
             }
-            for lane in lanes_of(program, plan)
+            for lane in plan.lanes
         ],
     }
