@@ -21,6 +21,7 @@ from offload.plan import check_streaming, roofline_ns, simulate_streaming, strea
 from offload.plan.simulate_streaming import simulate_transfers
 from offload.plan.steps import Transfer
 from offload.plan.streaming import Streaming, WeightDemand
+from offload.plan.topology import MemoryLayout
 from turns import take_single_turns
 
 BUDGETS_PERCENT = (15, 30, 50, 70, 85, 95)
@@ -45,10 +46,9 @@ PLANNING_ROUNDS = 11
 def plan(demand: WeightDemand, budget_bytes: int, *, tails: bool = True) -> Streaming:
     return stream_weights(
         demand,
+        MemoryLayout(ALIGNMENT_BYTES, GRANULE_BYTES),
         LINK,
         budget_bytes,
-        granule_bytes=GRANULE_BYTES,
-        alignment_bytes=ALIGNMENT_BYTES,
         mapped_link=LINK if tails else None,
     )
 

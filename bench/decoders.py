@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from offload.plan.streaming import Link, WeightDemand, WeightUse
+from offload.plan.streaming import WeightDemand, WeightUse
+from offload.plan.topology import Link
 
 FLOPS = 600e12
 MEMORY_BYTES_PER_SECOND = 4e12

@@ -106,7 +106,8 @@ def budget_steps(captured: Captured, backend: StreamingBackend) -> list[int]:
     plan, how = place(prepared, backend), Scheduling.OFFLOAD
     load = StreamedLoad(prepared, plan, backend, how, verify=False)
     floor = floor_of(captured, backend.name)
-    unit = math.lcm(backend.alignment_bytes, backend.memory_unit(captured.program).unit_bytes)
+    memory = backend.memory_layout(captured.program)
+    unit = math.lcm(memory.alignment_bytes, memory.unit.unit_bytes)
     n_units = -(-max(0, load.all_bytes - floor) // unit)
 
     @functools.cache

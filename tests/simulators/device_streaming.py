@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import pytest
@@ -14,6 +15,7 @@ from simulator import NEWEST_FIRST, OLDEST_FIRST, RANDOM, DeviceControls, Simula
 from test_streaming import floor_of, results
 
 import offload
+from offload.plan.topology import MemoryLayout
 
 GIVEN = (4, 128)
 ORDERS = [(NEWEST_FIRST, 0), (OLDEST_FIRST, 0), (RANDOM, 1), (RANDOM, 2)]
@@ -168,6 +170,12 @@ def failing_load(device: StreamingDevice, function: str, nth: int) -> Iterator[N
 
 def floor_on(captured, backend) -> int:
     return floor_of(captured, backend.name)
+
+
+def unmapped(backend) -> Callable[..., MemoryLayout]:
+    """What such a backend says of memory in which a weight lies in one piece."""
+    real = type(backend).memory_layout
+    return lambda self, program: dataclasses.replace(real(self, program), granule_bytes=None)
 
 
 def expected_of(captured, inputs):

@@ -16,7 +16,7 @@ from offload import Captured
 from offload.backends.cuda import CudaBackend, backend
 from offload.backends.cuda.graph import call
 from offload.load import options as load_options
-from offload.plan.machine import CopyCosts
+from offload.plan.topology import CopyCosts
 from offload.program import BoundProgram, Program, Role
 
 IN, ACT, OUT, WEIGHT = Role.INPUT, Role.ACTIVATION, Role.OUTPUT, Role.WEIGHT

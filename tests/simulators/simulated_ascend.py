@@ -20,7 +20,7 @@ from offload.backends.ascend.streaming import WeightMemory
 from offload.backends.captured.device_streaming import refuse_unstored
 from offload.errors import ExecutionError
 from offload.plan import Plan
-from offload.plan.streaming import Link, MemoryUnit
+from offload.plan.topology import Link, MemoryLayout, MemoryUnit
 from offload.program import BoundProgram, Program
 
 
@@ -87,9 +87,9 @@ class SimulatedAscendBackend(AscendBackend):
         """Of the simulated device."""
         return device_memory(self._ascend, size_bytes)
 
-    def memory_unit(self, program: Program) -> MemoryUnit:
+    def memory_layout(self, program: Program) -> MemoryLayout:
         """That of aclrtMalloc."""
-        return MemoryUnit(32, 32)
+        return MemoryLayout(self.alignment_bytes, unit=MemoryUnit(32, 32))
 
     def proof_memory(self, index: int) -> ProofMemory:
         """Of the simulated device and the host."""
@@ -99,7 +99,7 @@ class SimulatedAscendBackend(AscendBackend):
         """Not measured, so that every run decides alike: a microsecond each."""
         return TimedLaunches((1000.0,) * len(prepared.program.launches), "made up")
 
-    def link(self, bound: BoundProgram) -> Link:
+    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
         """Not measured, for the same reason; a copy takes about as long as a launch."""
         refuse_unstored(bound)
         return Link(bytes_per_second=1e10, overhead_ns=1000.0)

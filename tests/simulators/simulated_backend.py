@@ -21,8 +21,7 @@ from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import Capturer
 from offload.backends.cuda.memory import DeviceMemory
 from offload.plan import Plan
-from offload.plan.machine import CopyCosts
-from offload.plan.streaming import Link
+from offload.plan.topology import CopyCosts, Link
 from offload.program import BoundProgram
 
 
@@ -64,7 +63,7 @@ class SimulatedBackend(CudaBackend):
         """Not measured, for the same reason: a microsecond each."""
         return TimedLaunches((1000.0,) * len(prepared.program.launches), "made up")
 
-    def link(self, bound: BoundProgram) -> Link:
+    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
         """Not measured, for the same reason: a copy takes about as long as what it hides behind."""
         refuse_unstored(bound)
         return Link(bytes_per_second=1e10, overhead_ns=1000.0)

@@ -87,11 +87,9 @@ def case(deep, npu, budget) -> Case:
     program, kernels = prepared.program, prepared.state.kernels
     streaming = stream_weights(
         weight_demand(program, [1000.0] * len(program.launches), prepared.bindings.stored.keys()),
+        npu.backend.memory_layout(program),
         npu.backend.link(prepared.bound),
         budget,
-        granule_bytes=npu.backend.alignment_bytes,
-        alignment_bytes=npu.backend.alignment_bytes,
-        mapped_link=None,
     )
     graph = launch_graph(
         program,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import offload
-from offload.plan.machine import CopyCosts
+from offload.plan.topology import CopyCosts
 from offload.program import Overlap
 from offload.timeline import Scheduling
 

@@ -14,7 +14,14 @@ from offload.backends.cuda import backend as cuda_backend
 from offload.plan import NodeGraph, stream_weights, weight_demand
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
-from device_streaming import GIVEN, expected_of, floor_on, poison_after_last_use, results
+from device_streaming import (
+    GIVEN,
+    expected_of,
+    floor_on,
+    poison_after_last_use,
+    results,
+    unmapped,
+)
 
 
 @dataclasses.dataclass
@@ -36,7 +43,7 @@ def case(request, deep, backend, simulator, monkeypatch) -> Case:
     has_tails = request.param == "tails"
     simulator.set_granularity(16 * 1024 if has_tails else 4096)  # the model has no 2 MiB
     if not has_tails:
-        monkeypatch.setattr(type(backend), "granule_bytes", lambda self, program: None)
+        monkeypatch.setattr(type(backend), "memory_layout", unmapped(backend))
     prepared = backend.prepare(deep.bound)
     streaming = stream_weights(
         weight_demand(
@@ -44,12 +51,10 @@ def case(request, deep, backend, simulator, monkeypatch) -> Case:
             [1000.0] * len(prepared.program.launches),
             prepared.bindings.stored.keys(),
         ),
+        backend.memory_layout(prepared.program),
         backend.link(prepared.bound),
         floor_on(deep, backend) + (264 if has_tails else 124) * 1024,
-        granule_bytes=backend.granule_bytes(prepared.program) or backend.alignment_bytes,
-        alignment_bytes=backend.alignment_bytes,
         mapped_link=backend.link(prepared.bound) if has_tails else None,
-        unit=backend.memory_unit(prepared.program),
     )
     tails = [piece for piece in streaming.pieces if piece.streamed and piece.offset_bytes]
     assert bool(tails) == has_tails

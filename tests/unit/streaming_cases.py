@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from offload.plan.simulate_streaming import simulate_transfers
 from offload.plan.steps import Copy, Record, Run, Transfer, Wait, prologue
-from offload.plan.streaming import Link, Streaming, WeightDemand, WeightUse
+from offload.plan.streaming import Streaming, WeightDemand, WeightUse
+from offload.plan.topology import Link
 
 GRANULE = 4096
 ALIGNMENT = 256

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.plan import MovingSlot, choose_copied_slots
-from offload.plan.machine import CopyCosts
+from offload.plan.topology import CopyCosts
 from offload.program import is_dense
 
 COSTS = CopyCosts(set_node_ns=1000, submit_ns=2000, device_ns=1500, device_ns_per_byte=0.5)

@@ -20,7 +20,8 @@ from offload.errors import PlanError
 from offload.plan import check_streaming, roofline_ns, simulate_streaming
 from offload.plan.gather_tables import LEAST_TABLE_OVER_ROWS, may_be_gathered
 from offload.plan.simulate_streaming import gather_ns
-from offload.plan.streaming import Gather, Link, WeightDemand, WeightUse
+from offload.plan.streaming import Gather, WeightDemand, WeightUse
+from offload.plan.topology import Link
 
 ROW_BYTES = 256
 

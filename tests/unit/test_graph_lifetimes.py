@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from offload.errors import PlanError
 from offload.plan import Lifetime, NodeGraph, graph_lifetimes, place_values
 from offload.plan.graph_lifetimes import MOST_CHAINS, node_segments
-from offload.plan.machine import CostTable, Machine
+from offload.plan.topology import CostTable, Machine
 from offload.program import Program, Role, Value
 from offload.program.structure import Structure
 

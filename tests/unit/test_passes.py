@@ -9,7 +9,7 @@ import pytest
 
 from offload.errors import PlanError
 from offload.plan import Lifetime, Place, SlotKind, check_plan, place_values, value_lifetimes
-from offload.plan.machine import CostTable, Machine
+from offload.plan.topology import CostTable, Machine
 from offload.program import Launch, Operator, Program, Result, Role, TensorView, Value, span_bytes
 from offload.program.dead_launches import remove_dead_launches
 from offload.program.structure import Structure

@@ -14,7 +14,7 @@ from offload.backends.captured.relocation.proof_bases import Placed
 from offload.backends.captured.relocation.words import Noise
 from offload.errors import CaptureError
 from offload.plan import Lifetime, Place, Plan, place_values
-from offload.plan.machine import CostTable, Machine
+from offload.plan.topology import CostTable, Machine
 from offload.program import (
     Bindings,
     BoundProgram,

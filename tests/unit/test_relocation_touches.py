@@ -10,7 +10,7 @@ from offload.backends.captured.relocation.touches import node_graph, with_scratc
 from offload.backends.captured.relocation.words import Word
 from offload.backends.cuda import GraphCapture, GraphNode, NodeKind
 from offload.plan import Lifetime, check_plan, graph_lifetimes, place_values
-from offload.plan.machine import CostTable, Machine
+from offload.plan.topology import CostTable, Machine
 from offload.program import Launch, Operator, Program, Role, Value
 from offload.program.structure import Structure
 

@@ -20,7 +20,7 @@ from offload.plan.steps import (
     prologue,
     streaming_lanes,
 )
-from offload.plan.streaming import Link
+from offload.plan.topology import Link
 
 
 @st.composite

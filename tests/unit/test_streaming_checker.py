@@ -28,6 +28,7 @@ from offload.plan.steps import (
     streaming_lanes,
 )
 from offload.plan.streaming import Piece, Streaming, StreamingFloor, WeightDemand, WeightUse
+from offload.plan.topology import MemoryLayout
 
 FLOOR = StreamingFloor(0, 0, 0, 0, "", 0.0)
 
@@ -344,12 +345,7 @@ def mutations(draw):
 
 def _plan(demand, budget_bytes):
     return stream_weights(
-        demand,
-        LINK,
-        budget_bytes,
-        granule_bytes=GRANULE,
-        alignment_bytes=ALIGNMENT,
-        mapped_link=LINK,
+        demand, MemoryLayout(ALIGNMENT, GRANULE), LINK, budget_bytes, mapped_link=LINK
     )
 
 

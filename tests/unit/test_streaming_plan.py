@@ -23,7 +23,8 @@ from offload.errors import PlanError
 from offload.plan import check_streaming, roofline_ns, simulate_streaming, stream_weights
 from offload.plan.simulate_streaming import simulate_transfers, transfer_ns
 from offload.plan.steps import Transfer
-from offload.plan.streaming import Link, MemoryUnit, WeightDemand, WeightUse
+from offload.plan.streaming import WeightDemand, WeightUse
+from offload.plan.topology import Link, MemoryLayout, MemoryUnit
 
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -32,12 +33,10 @@ def plan(demand, budget_bytes, *, link=LINK, tails=True, mapped_link=None, unit=
     """`tails`: memory can be mapped, over `mapped_link`, or the same link."""
     return stream_weights(
         demand,
+        MemoryLayout(ALIGNMENT, GRANULE, unit or MemoryUnit()),
         link,
         budget_bytes,
-        granule_bytes=GRANULE,
-        alignment_bytes=ALIGNMENT,
         mapped_link=(mapped_link or link) if tails else None,
-        unit=unit,
     )
 
 
@@ -372,10 +371,9 @@ def test_decoders_come_near_the_roofline(decoder, n_tokens, least):
     for share, promised in zip([0.15, 0.3, 0.5, 0.7, 0.85, 0.95], least, strict=True):
         found = stream_weights(
             demand,
+            MemoryLayout(ALIGNMENT_BYTES, GRANULE_BYTES),
             PCIE,
             int(share * weights_bytes),
-            granule_bytes=GRANULE_BYTES,
-            alignment_bytes=ALIGNMENT_BYTES,
             mapped_link=PCIE,
         )
         assert found.roofline_ns / found.period_ns >= promised, share
@@ -439,8 +437,8 @@ def test_launches_read_their_weights_at_any_timing(case, tails, seed):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"alignment_bytes": 3}, "divides the granule"),
-        ({"granule_bytes": 0}, "divides the granule"),
+        ({"memory": MemoryLayout(3, GRANULE)}, "divides the granule"),
+        ({"memory": MemoryLayout(ALIGNMENT, 0)}, "divides the granule"),
         ({"link": Link(0, 0)}, "link"),
         ({"link": Link(1e9, -1)}, "link"),
         ({"mapped_link": Link(bytes_per_second=0.0, overhead_ns=0.0)}, "expected a link"),
@@ -462,8 +460,7 @@ def test_bad_input_is_refused(changes, message):
         "demand": chain([8192, 8192]),
         "link": LINK,
         "budget_bytes": 1 << 20,
-        "granule_bytes": GRANULE,
-        "alignment_bytes": ALIGNMENT,
+        "memory": MemoryLayout(ALIGNMENT, GRANULE),
         "mapped_link": LINK,
     }
     with pytest.raises(PlanError, match=message):

@@ -12,8 +12,8 @@ import torch
 from offload.errors import CaptureError
 from offload.native import _native
 from offload.plan import NodeGraph, Plan, SlotKind
-from offload.plan.machine import CopyCosts, Machine
-from offload.plan.streaming import Link, MemoryUnit, Streaming
+from offload.plan.streaming import Streaming
+from offload.plan.topology import CopyCosts, Link, Machine, MemoryLayout
 from offload.program import Bindings, BoundProgram, Program
 
 
@@ -295,19 +295,15 @@ class OfflineBackend(Backend, Protocol):
 
 @runtime_checkable
 class StreamingBackend(Backend, Protocol):
-    """A device that can bring weights from a store while launches run: `Plan.streaming`.
+    """A device that can bring weights from a store while launches run: `Plan.streaming`."""
 
-    Attributes:
-        alignment_bytes: of a weight in one piece.
-        memory_bytes_per_ns: at which launches that nobody has timed are taken to read and write: an
-            assumption of the order of the device's memory, never a measurement.
-    """
-
-    alignment_bytes: int
-    memory_bytes_per_ns: float
-
-    def link(self, bound: BoundProgram) -> Link:
+    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
         """What it takes to read the program's weights, measured on some of them.
+
+        Args:
+            bound: has them.
+            mapped: into memory in which pieces of a weight are mapped side by side. Asked for only
+                where there is a granule.
 
         Raises:
             BackendUnavailable: the program's weights have no store that this device can read.
@@ -315,28 +311,12 @@ class StreamingBackend(Backend, Protocol):
             OutOfMemory: there is no memory for the sample.
         """
 
-    def granule_bytes(self, program: Program) -> int | None:
-        """The unit in which pieces of a weight can be mapped side by side, so that a part may stay.
-
-        None: a weight lies in one piece.
+    def memory_layout(self, program: Program) -> MemoryLayout:
+        """How the memory of weights is divided on the Program's device.
 
         Raises:
-            BackendUnavailable: the Program's device is missing.
+            BackendUnavailable: the device is missing.
             ExecutionError: it does not say.
-        """
-
-    def memory_unit(self, program: Program) -> MemoryUnit:
-        """How the device gives the memory of weights: all that it gives counts in a budget.
-
-        Raises:
-            BackendUnavailable: the Program's device is missing.
-            ExecutionError: it does not say.
-        """
-
-    def mapped_link(self, bound: BoundProgram) -> Link:
-        """As `link`, into memory in which pieces of a weight are mapped side by side.
-
-        Asked for only where there is a granule.
         """
 
     def free_bytes(self, program: Program) -> int:

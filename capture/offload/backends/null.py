@@ -5,7 +5,7 @@ from __future__ import annotations
 from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.native import _native
 from offload.plan import Plan, check_plan
-from offload.plan.machine import CostTable, Machine
+from offload.plan.topology import CostTable, Machine
 from offload.program import BoundProgram
 
 

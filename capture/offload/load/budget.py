@@ -28,7 +28,8 @@ from offload.load.options import AUTO
 from offload.load.place import place
 from offload.load.trial import execute_made_up, quickest_ns
 from offload.plan import Plan, round_up, row_reads, stream_weights, weight_demand
-from offload.plan.streaming import Link, Streaming, WeightDemand
+from offload.plan.streaming import Streaming, WeightDemand
+from offload.plan.topology import Link
 from offload.program import Program
 from offload.run import Executable
 from offload.timeline import Scheduling
@@ -74,9 +75,9 @@ class StreamedLoad:
         self._how = how
         self._verify = verify
         self._link = backend.link(prepared.bound)
-        self._granule_bytes = backend.granule_bytes(prepared.program)
-        self._unit = backend.memory_unit(prepared.program)
-        self._launch_ns = _estimated_ns(prepared.program, backend.memory_bytes_per_ns)
+        self._memory = backend.memory_layout(prepared.program)
+        costs = backend.machine(prepared.program.device_index).costs
+        self._launch_ns = _estimated_ns(prepared.program, costs.memory_bytes_per_ns)
         self._estimated = ""
         self._timing = ""
         if backend.capabilities.queues_work:
@@ -91,16 +92,16 @@ class StreamedLoad:
     @functools.cached_property
     def _mapped_link(self) -> Link | None:
         """None: weights lie in one piece."""
-        if self._granule_bytes is None:
+        if self._memory.granule_bytes is None:
             return None
-        return self._backend.mapped_link(self._prepared.bound)
+        return self._backend.link(self._prepared.bound, mapped=True)
 
     @property
     def all_bytes(self) -> int:
         """The budget under which nothing is streamed."""
-        unit = self._backend.alignment_bytes
+        unit = self._memory.alignment_bytes
         sizes_bytes = (round_up(one.size_bytes, unit) for one in self._demand().weights)
-        return self._unit.taken_bytes(sum(sizes_bytes))
+        return self._memory.unit.taken_bytes(sum(sizes_bytes))
 
     def within(self, budget_bytes: int) -> Executable:
         """Load under a budget. If some are streamed, launches are timed first where they can be.
@@ -232,15 +233,12 @@ class StreamedLoad:
         Raises:
             PlanError: the budget is below the floor.
         """
-        alignment_bytes = self._backend.alignment_bytes
         streaming = stream_weights(
             self._demand(),
+            self._memory,
             self._link,
             budget_bytes,
-            granule_bytes=self._granule_bytes or alignment_bytes,
-            alignment_bytes=alignment_bytes,
             mapped_link=self._mapped_link if budget_bytes < self.all_bytes else None,
-            unit=self._unit,
         )
         return dataclasses.replace(
             streaming,

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 
-from offload.plan.machine import CopyCosts
+from offload.plan.topology import CopyCosts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

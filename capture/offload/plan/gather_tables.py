@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from offload.plan.repeated_copies import repeated_plans
 from offload.plan.simulate_streaming import gather_ns
-from offload.plan.streaming import Gather, Link, WeightDemand, WeightUse
+from offload.plan.streaming import Gather, WeightDemand, WeightUse
 from offload.plan.streaming_floor import floor_plan
+from offload.plan.topology import Link
 from offload.plan.whole_weights import SMALLEST_STREAMED_BYTES, WholeWeights
 
 LEAST_TABLE_OVER_ROWS = 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from offload.plan.lifetimes import value_lifetimes
-from offload.plan.machine import Machine
 from offload.plan.memory import Placement, round_up
 from offload.plan.place_lifetimes import place_lifetimes
 from offload.plan.plan import Lifetime, Place, Plan, Slot, SlotKind
+from offload.plan.topology import Machine
 from offload.program import PLACED_ROLES, Program, Role, Value
 
 _SLOT_OF_ROLE = {

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 
 from offload.plan.memory import round_up
 from offload.plan.steps import Transfer
-from offload.plan.streaming import Link, WeightDemand
+from offload.plan.streaming import WeightDemand
+from offload.plan.topology import Link
 from offload.plan.whole_weights import WholeWeights, simulated_layout, streamable
 
 _DEPTHS = (1, 2, 4)

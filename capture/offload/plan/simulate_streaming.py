@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from offload.native import _planner
 from offload.plan.simulate_steps import SimulatedExecution, simulate_steps
 from offload.plan.steps import Transfer
-from offload.plan.streaming import Gather, Link, Streaming, WeightDemand
+from offload.plan.streaming import Gather, Streaming, WeightDemand
+from offload.plan.topology import Link
 
 
 def simulate_streaming(

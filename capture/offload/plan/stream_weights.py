@@ -13,27 +13,18 @@ from offload.plan.gather_tables import Choice, gather_choices, may_be_gathered
 from offload.plan.memory import round_up
 from offload.plan.simulate_streaming import simulate_transfers
 from offload.plan.steps import Transfer, streaming_lanes
-from offload.plan.streaming import (
-    Link,
-    MemoryUnit,
-    Piece,
-    Streaming,
-    StreamingFloor,
-    WeightDemand,
-    WeightUse,
-)
+from offload.plan.streaming import Piece, Streaming, StreamingFloor, WeightDemand, WeightUse
+from offload.plan.topology import Link, MemoryLayout, MemoryUnit
 from offload.plan.whole_weights import Layout, WholeWeights
 
 
 def stream_weights(
     demand: WeightDemand,
+    memory: MemoryLayout,
     link: Link,
     budget_bytes: int,
     *,
-    granule_bytes: int,
-    alignment_bytes: int,
-    mapped_link: Link | None,
-    unit: MemoryUnit | None = None,
+    mapped_link: Link | None = None,
 ) -> Streaming:
     """Plan which bytes of weights stay in device memory, and when the others are copied.
 
@@ -45,23 +36,20 @@ def stream_weights(
 
     Args:
         demand: weights, their readers, and the time that hides transfers.
+        memory: into which they are copied.
         link: what copies take.
         budget_bytes: every byte of device memory that weights may use, the ring included.
-        granule_bytes: the unit in which memory can be mapped.
-        alignment_bytes: of a weight that lies in one piece; divides the granule.
         mapped_link: what copies take into memory that is mapped side by side, so that weights may
             be streamed in part; None: there is none. The plan's `link` is the one it counts on.
-        unit: in which the device gives memory: all that it gives counts in the budget, and in what
-            a floor requires. None: it gives what is asked for.
 
     Raises:
         PlanError: no plan takes so little memory (the message says what the least is, and what
             sets it), or the demand, the link or an option is out of range.
     """
-    _require_valid(demand, (link, mapped_link), granule_bytes, alignment_bytes)
-    choices = gather_choices(demand, link, alignment_bytes)
-    options = _Options(link, mapped_link, granule_bytes, alignment_bytes)
-    unit = unit or MemoryUnit()
+    _require_valid(demand, (link, mapped_link), memory)
+    choices = gather_choices(demand, link, memory.alignment_bytes)
+    options = _Options(link, mapped_link, memory)
+    unit = memory.unit
     lowest = min(choices, key=lambda one: one.least.required_bytes)
     required_bytes = unit.taken_bytes(lowest.least.required_bytes)
     choice, layout = _quickest(choices, options, unit.usable_bytes(required_bytes))
@@ -93,8 +81,7 @@ def roofline_ns(demand: WeightDemand, link: Link, budget_bytes: int) -> float:
 class _Options:
     link: Link
     mapped_link: Link | None
-    granule_bytes: int
-    alignment_bytes: int
+    memory: MemoryLayout
 
     @property
     def links(self) -> tuple[tuple[Link, bool], ...]:
@@ -148,7 +135,8 @@ def _search(
     tails: bool,
 ) -> Layout:
     """The quickest plan of the family, or the serial one if none is quicker."""
-    weights_bytes = sum(round_up(one.size_bytes, options.alignment_bytes) for one in demand.weights)
+    alignment_bytes = options.memory.alignment_bytes
+    weights_bytes = sum(round_up(one.size_bytes, alignment_bytes) for one in demand.weights)
     if budget_bytes >= weights_bytes:
         compute_ns = simulate_transfers(demand.launch_ns, (), (), link).period_ns
         return Layout({}, (), 0, compute_ns, link)
@@ -165,8 +153,8 @@ def _search(
         budget_bytes=budget_bytes,
         floor_bytes=serial.required_bytes,
         floor_period_ns=serial.layout.period_ns,
-        alignment_bytes=options.alignment_bytes,
-        granule_bytes=options.granule_bytes,
+        alignment_bytes=alignment_bytes,
+        granule_bytes=options.memory.piece_bytes,
         tails=tails,
     )
     if found is None:
@@ -219,7 +207,7 @@ def _streaming(
     for index, weight in enumerate(choice.rest.weights):
         if index not in layout.parts:
             pieces.append(Piece(weight.value, 0, weight.size_bytes, whole_at, False))
-            whole_at += round_up(weight.size_bytes, options.alignment_bytes)
+            whole_at += round_up(weight.size_bytes, options.memory.alignment_bytes)
             continue
         if cut_bytes[index]:
             pieces.append(Piece(weight.value, 0, cut_bytes[index], cut_at, False))
@@ -232,7 +220,7 @@ def _streaming(
     return Streaming(
         budget_bytes=budget_bytes,
         memory_bytes=whole_at,
-        granule_bytes=options.granule_bytes,
+        granule_bytes=options.memory.piece_bytes,
         pieces=tuple(pieces),
         lanes=streaming_lanes(len(choice.rest.launch_ns), transfers),
         period_ns=layout.period_ns,
@@ -249,9 +237,9 @@ def _streaming(
 def _require_valid(
     demand: WeightDemand,
     links: Sequence[Link | None],
-    granule_bytes: int,
-    alignment_bytes: int,
+    memory: MemoryLayout,
 ) -> None:
+    granule_bytes, alignment_bytes = memory.piece_bytes, memory.alignment_bytes
     if alignment_bytes < 1 or granule_bytes < 1 or granule_bytes % alignment_bytes:
         raise PlanError(
             "expected an alignment of one byte or more that divides the granule, got "

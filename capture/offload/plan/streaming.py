@@ -10,44 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from offload.plan.steps import Lane, Transfer, counted
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Link:
-    """What a copy from the host store to a device's memory takes: overhead + bytes / bandwidth.
-
-    Attributes:
-        bytes_per_second: the bandwidth.
-        overhead_ns: of a copy.
-        row_overhead_ns: the same, of a row that a launch gathers; None: as of any copy.
-    """
-
-    bytes_per_second: float
-    overhead_ns: float
-    row_overhead_ns: float | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MemoryUnit:
-    """How a device gives memory: as much as is asked for and a little more, in whole units.
-
-    Attributes:
-        unit_bytes: what it gives is a multiple of it.
-        extra_bytes: what it takes beside what is asked for, before it rounds up.
-    """
-
-    unit_bytes: int = 1
-    extra_bytes: int = 0
-
-    def taken_bytes(self, size_bytes: int) -> int:
-        """What is taken of the device where so many bytes are asked for; none for none."""
-        if not size_bytes:
-            return 0
-        return -(-(size_bytes + self.extra_bytes) // self.unit_bytes) * self.unit_bytes
-
-    def usable_bytes(self, budget_bytes: int) -> int:
-        """The most that can be asked for so that no more is taken than this."""
-        return max(0, budget_bytes // self.unit_bytes * self.unit_bytes - self.extra_bytes)
+from offload.plan.topology import AS_ASKED, Link, MemoryUnit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -204,7 +167,7 @@ class Streaming:
     launch_ns: tuple[float, ...] = ()
     gathers: tuple[Gather, ...] = ()
     shares_store: bool = True
-    unit: MemoryUnit = MemoryUnit()
+    unit: MemoryUnit = AS_ASKED
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

@@ -6,7 +6,8 @@ import itertools
 
 from offload.plan.memory import Interval, place_intervals, round_up
 from offload.plan.steps import Transfer
-from offload.plan.streaming import Link, WeightDemand
+from offload.plan.streaming import WeightDemand
+from offload.plan.topology import Link
 from offload.plan.whole_weights import WholeWeights, simulated_layout, streamable
 
 

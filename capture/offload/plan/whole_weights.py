@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from offload.plan.simulate_streaming import simulate_transfers
 from offload.plan.steps import Transfer
-from offload.plan.streaming import Link, WeightDemand
+from offload.plan.streaming import WeightDemand
+from offload.plan.topology import Link
 
 SMALLEST_STREAMED_BYTES = 4096
 """Smaller weights stay: each copy costs the link's overhead, and they weigh little."""

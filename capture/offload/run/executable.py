@@ -17,7 +17,7 @@ from offload.costs import CostModel, HeaderShape, signature_of
 from offload.errors import BindingError, CopyError, TimelineError
 from offload.native import _native
 from offload.plan import Plan, SlotChoice, SlotKind, choose_copied_slots
-from offload.plan.machine import Machine
+from offload.plan.topology import Machine
 from offload.program import Role
 from offload.run.explanation import explain
 from offload.run.native_replay import moving_slots, native_replay

@@ -9,7 +9,7 @@ import torch
 from offload.costs import CostKey, CostModel, load_cost_model
 from offload.errors import CostModelError
 from offload.plan import SlotKind
-from offload.plan.machine import Machine
+from offload.plan.topology import Machine
 from offload.run.executable import Executable
 from offload.run.predicted_timeline import predicted_pass, with_prediction
 from offload.timeline import ExecutionTimeline, Scheduling, Timeline

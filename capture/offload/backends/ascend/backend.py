@@ -50,8 +50,7 @@ from offload.backends.refusals import check_weights, refuse_launch, refuse_unali
 from offload.errors import BackendUnavailable
 from offload.native import _native
 from offload.plan import Plan, check_plan
-from offload.plan.machine import CostTable, Machine
-from offload.plan.streaming import Link, MemoryUnit
+from offload.plan.topology import CostTable, Link, Machine, MemoryLayout
 from offload.program import BoundProgram, Program
 
 ALIGNMENT_BYTES = 512
@@ -59,6 +58,8 @@ ALIGNMENT_BYTES = 512
 
 TENSOR_ALIGNMENT_BYTES = 32
 """Of inputs, given outputs and weights: what operators take; what is less aligned is copied."""
+
+_COSTS = CostTable(memory_bytes_per_ns=1600.0)
 
 
 class AscendBackend:
@@ -68,7 +69,6 @@ class AscendBackend:
     capabilities = Capabilities(queues_work=True)
     alignment_bytes = ALIGNMENT_BYTES
     tensor_alignment_bytes = TENSOR_ALIGNMENT_BYTES
-    memory_bytes_per_ns = 1600.0
     copies_on_device = True
     """Tensors lie in the device's memory, so that the runtime copies them on their stream."""
 
@@ -118,7 +118,7 @@ class AscendBackend:
         if missing:
             raise BackendUnavailable("; ".join(missing))
         name, memory_bytes, _ = _native.ascend_device(index)
-        return Machine("npu", name, memory_bytes, self.alignment_bytes, CostTable())
+        return Machine("npu", name, memory_bytes, self.alignment_bytes, _COSTS)
 
     def open_offline(self, path: Path, index: int | None) -> tuple[Prepared, Backend]:
         """Load an offline model; its one launch is the model's own.
@@ -278,7 +278,7 @@ class AscendBackend:
             ) from error
         return WeightMemory(tensor, functools.partial(tensor.untyped_storage().resize_, 0))
 
-    def link(self, bound: BoundProgram) -> Link:
+    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
         """What a copy from the host takes, measured once in a process.
 
         Raises:
@@ -289,17 +289,9 @@ class AscendBackend:
         refuse_unstored(bound)
         return link_meter.link(self.device_of(program))
 
-    def mapped_link(self, bound: BoundProgram) -> Link:
-        """The same."""
-        return self.link(bound)
-
-    def granule_bytes(self, program: Program) -> int | None:
-        """None yet: a weight is streamed as a whole."""
-        return None
-
-    def memory_unit(self, program: Program) -> MemoryUnit:
-        """That of torch_npu's allocator."""
-        return TorchMemoryUnit()
+    def memory_layout(self, program: Program) -> MemoryLayout:
+        """As torch_npu's allocator gives it; a weight is streamed as a whole."""
+        return MemoryLayout(self.alignment_bytes, unit=TorchMemoryUnit())
 
     def free_bytes(self, program: Program) -> int:
         """Of the Program's device, what torch's allocator only keeps for later included."""

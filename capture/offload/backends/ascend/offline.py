@@ -11,7 +11,7 @@ from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
 from offload.errors import BackendUnavailable, CaptureError
 from offload.native import _native
 from offload.plan import Plan, SlotKind, check_plan
-from offload.plan.machine import Machine
+from offload.plan.topology import Machine
 from offload.program import (
     ITEM_BYTES,
     BoundProgram,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from offload.plan.streaming import MemoryUnit
+from offload.plan.topology import MemoryUnit
 
 _MIB = 1 << 20
 _LARGE_BYTES = 10 * _MIB

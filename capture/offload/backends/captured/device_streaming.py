@@ -10,7 +10,8 @@ from offload.backends.host_memory import PAGE_BYTES, require_free
 from offload.backends.weight_sources import native_transfers, native_weights
 from offload.errors import BackendUnavailable
 from offload.native import _native
-from offload.plan.streaming import Link, Streaming
+from offload.plan.streaming import Streaming
+from offload.plan.topology import Link
 from offload.program import BoundProgram
 
 

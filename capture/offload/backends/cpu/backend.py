@@ -21,8 +21,7 @@ from offload.interpreter.native_layouts import native_layout
 from offload.interpreter.torch_names import find_overload, split_operator, symbol_object
 from offload.native import _native
 from offload.plan import Lifetime, Place, Plan, Slot, SlotKind, check_plan
-from offload.plan.machine import CostTable, Machine
-from offload.plan.streaming import Link, MemoryUnit
+from offload.plan.topology import CostTable, Link, Machine, MemoryLayout
 from offload.program import Argument, BoundProgram, Kernel, Launch, Program, Symbol, TensorView
 
 # torch's CPU allocator aligns to this, and so do vector instructions at their best.
@@ -44,8 +43,6 @@ class CpuBackend:
 
     name = "cpu"
     capabilities = Capabilities(gathers_rows=True, runs_kernels=True)
-    alignment_bytes = ALIGNMENT_BYTES
-    memory_bytes_per_ns = 10.0
 
     def machine(self, index: int | None = None) -> Machine:
         """This computer."""
@@ -94,21 +91,16 @@ class CpuBackend:
         check_plan(prepared.program, plan)
         return _Builder(prepared.bound, plan, prepared.operator_allocated).loaded()
 
-    def link(self, bound: BoundProgram) -> Link:
-        """What it takes to read the program's weights, measured on some of them."""
-        return measure_link(bound)
+    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
+        """What it takes to read the program's weights, measured on some of them.
 
-    def granule_bytes(self, program: Program) -> int | None:
-        """A page, unless addresses are scarce: pieces take as many as the weight has bytes."""
-        return None if is_address_space_limited() else PAGE_BYTES
+        Mapped memory is of small pages.
+        """
+        return measure_link(bound, mapped=mapped)
 
-    def memory_unit(self, program: Program) -> MemoryUnit:
-        """What is asked for: the last page alone has more."""
-        return MemoryUnit()
-
-    def mapped_link(self, bound: BoundProgram) -> Link:
-        """What it takes to read the program's weights into small pages."""
-        return measure_link(bound, mapped=True)
+    def memory_layout(self, program: Program) -> MemoryLayout:
+        """Pieces are mapped by pages, unless addresses are scarce, of which they take more."""
+        return MemoryLayout(ALIGNMENT_BYTES, None if is_address_space_limited() else PAGE_BYTES)
 
     def free_bytes(self, program: Program) -> int:
         """Memory that this process may still take."""

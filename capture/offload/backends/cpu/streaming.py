@@ -20,7 +20,8 @@ from offload.backends.weight_sources import (
 )
 from offload.errors import FileError, OutOfMemory
 from offload.native import _native
-from offload.plan.streaming import Link, Streaming
+from offload.plan.streaming import Streaming
+from offload.plan.topology import Link
 from offload.program import BoundProgram, Program, StoredTensor, TensorView
 
 # The link is measured on so many bytes of so many of the program's largest weights, each read

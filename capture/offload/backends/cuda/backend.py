@@ -40,8 +40,7 @@ from offload.backends.refusals import check_weights, refuse_launch, refuse_unali
 from offload.errors import BackendUnavailable, CaptureError
 from offload.native import _native
 from offload.plan import Plan, check_plan
-from offload.plan.machine import CopyCosts, CostTable, Machine
-from offload.plan.streaming import Link, MemoryUnit
+from offload.plan.topology import CopyCosts, CostTable, Link, Machine, MemoryLayout, MemoryUnit
 from offload.program import BoundProgram, Program
 
 ALIGNMENT_BYTES = 256
@@ -51,6 +50,7 @@ chosen for less aligned memory runs on more aligned memory, never the other way 
 _MAXIMUM_TRIES = 3
 _LEAST_DRIVER = 12040  # cuFuncGetParamInfo
 
+_COSTS = CostTable(memory_bytes_per_ns=2000.0)
 _copy_costs: dict[int, CopyCosts] = {}
 
 _arenas: weakref.WeakValueDictionary[int, _native.CudaArena] = weakref.WeakValueDictionary()
@@ -63,7 +63,6 @@ class CudaBackend:
     name = "cuda"
     capabilities = Capabilities(queues_work=True, runs_opaque=True)
     alignment_bytes = ALIGNMENT_BYTES
-    memory_bytes_per_ns = 2000.0
     current_stream: Callable[[int], int] | None = None  # torch's, whose handle is the driver's
 
     def __init__(self, capturer: Capturer | None = None) -> None:
@@ -82,7 +81,7 @@ class CudaBackend:
         if missing:
             raise BackendUnavailable("; ".join(missing))
         name, memory_bytes = _native.cuda_devices()[index]
-        return Machine("cuda", name, memory_bytes, self.alignment_bytes, CostTable())
+        return Machine("cuda", name, memory_bytes, self.alignment_bytes, _COSTS)
 
     def _missing(self, index: int) -> list[str]:
         missing = []
@@ -257,8 +256,8 @@ class CudaBackend:
             stream=stream,
         )
 
-    def link(self, bound: BoundProgram) -> Link:
-        """What a copy from the host takes, measured once in a process.
+    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
+        """What a copy from the host takes, measured once in a process; all its memory is alike.
 
         Raises:
             BackendUnavailable: the program's weights are not in files.
@@ -268,22 +267,15 @@ class CudaBackend:
         refuse_unstored(bound)
         return link_meter.link(device_of(program))
 
-    def mapped_link(self, bound: BoundProgram) -> Link:
-        """The same: a device's memory is all alike."""
-        return self.link(bound)
-
-    def granule_bytes(self, program: Program) -> int | None:
-        """That of the Program's GPU: 2 MiB on those that there are.
+    def memory_layout(self, program: Program) -> MemoryLayout:
+        """Mapped by granules, 2 MiB on the GPUs that there are, in which memory is also given.
 
         Raises:
             BackendUnavailable: the driver, or this GPU, is missing.
             ExecutionError: the driver failed.
         """
-        return _native.cuda_granularity_bytes(device_of(program))
-
-    def memory_unit(self, program: Program) -> MemoryUnit:
-        """That of mapped memory: the granule. Errors as `granule_bytes`."""
-        return MemoryUnit(_native.cuda_granularity_bytes(device_of(program)))
+        granule_bytes = _native.cuda_granularity_bytes(device_of(program))
+        return MemoryLayout(self.alignment_bytes, granule_bytes, MemoryUnit(granule_bytes))
 
     def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
         """By a twin whose launches follow one another with events between, executed a few times.

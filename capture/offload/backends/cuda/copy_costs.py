@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from offload.backends.captured.fitted_lines import fit_line
-from offload.plan.machine import CopyCosts
+from offload.plan.topology import CopyCosts
 
 _LEAST_NS = 1.0  # of a call; a clock too coarse to see one must not make it free
 
