@@ -55,7 +55,8 @@ inline constexpr int kCapabilities = 12;
   X(synchronize_stream, "aclrtSynchronizeStream", kCore, Error, (Stream stream))                   \
   X(get_available_streams, "aclrtGetStreamAvailableNum", kStreamCount, Error,                      \
     (std::uint32_t* count))                                                                        \
-  X(create_event, "aclrtCreateEventExWithFlag", kCore, Error,                                      \
+  X(create_event, "aclrtCreateEventWithFlag", kCore, Error, (Event * event, std::uint32_t flags))  \
+  X(create_event_ex, "aclrtCreateEventExWithFlag", kCore, Error,                                   \
     (Event * event, std::uint32_t flags))                                                          \
   X(destroy_event, "aclrtDestroyEvent", kCore, Error, (Event event))                               \
   X(record_event, "aclrtRecordEvent", kCore, Error, (Event event, Stream stream))                  \

@@ -56,8 +56,8 @@ void AscendResident::make(const AscendProgram& program) {
     program.steps->weights()->attach(program.n_launches, program.for_next_pass);
     steps_ = program.steps;
   }
-  const bool captures = steps_ && runtime().has(Capability::kCapture);
-  form_ = program.form ? *program.form : captures ? ModelForm::kCapture : best_form(runtime());
+  const bool has_copies = steps_ && !steps_->weights()->copies().empty();
+  form_ = program.form.value_or(has_copies ? ModelForm::kCapture : best_form(runtime()));
   make_model();
 }
 

@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <optional>
-#include <vector>
 
 #include "ascend/model_tasks.hpp"
 #include "ascend/runtime.hpp"
@@ -18,13 +17,14 @@ enum class ModelForm { kBuild, kCapture };
 ModelForm best_form(const Runtime& runtime);
 
 // The executable model of what `launch` launches on the streams that it is given. The second is
-// `side`, which joins a capture where events make it wait for the first, or in a build a stream
-// that is bound to the model; where there is no `side` it is null.
+// `side`, which joins a capture where events make it wait for the first; where there is no `side`
+// it is null. A build takes none: the runtime refuses (207000) the events by which streams are
+// ordered on streams that are bound to a model.
 //
 // Owner: one resident; needs the device's context current while it is made and destroyed, and
 // nothing of it under way when it is destroyed. Errors: the constructor throws BackendUnavailable
-// where the runtime lacks the form, ExecutionError where it fails, and what `launch` throws;
-// nothing is left behind then.
+// where the runtime lacks the form, or a build has a side, ExecutionError where it fails, and what
+// `launch` throws; nothing is left behind then.
 class ResidentModel {
  public:
   using Launch = std::function<void(Stream, Stream)>;
@@ -40,19 +40,17 @@ class ResidentModel {
   ModelStreams streams() const { return streams_; }
 
  private:
-  void build(const Launch& launch, bool has_side);
+  void build(const Launch& launch);
   void capture(const Launch& launch, std::optional<Stream> side);
-  void bind(const OwnStream& stream);
   void count_streams(int n_known);
   void destroy() noexcept;
 
   const Runtime& runtime_;
   ModelForm form_;
   std::optional<OwnStream> stream_;        // bound to a built model for good
-  std::optional<OwnStream> side_;          // likewise
   std::optional<CountedStreams> counted_;  // a captured model has streams of its own
   ModelStreams streams_;
-  std::vector<Stream> bound_;
+  bool is_bound_ = false;
   Model model_ = nullptr;
 };
 

@@ -72,6 +72,13 @@ void* resolve(const Libraries& libraries, const char* symbol) {
 
 bool is_digit(char one) { return one >= '0' && one <= '9'; }
 
+// Captures take events of aclrtCreateEventExWithFlag alone, of which there is no limit; it refuses
+// external ones (107000), and aclrtResetEvent refuses what it made (207000). Those are of the pool.
+Error create(const Runtime& runtime, std::uint32_t flags, Event& event) {
+  const bool is_external = (flags & kEventExternal) != 0;
+  return is_external ? runtime.create_event(&event, flags) : runtime.create_event_ex(&event, flags);
+}
+
 }  // namespace
 
 std::optional<int> stream_budget(std::string_view soc_name) {
@@ -259,14 +266,14 @@ CountedStreams::~CountedStreams() { n_counted_streams -= n_streams_; }
 int CountedStreams::count() { return n_counted_streams; }
 
 OrderEvent::OrderEvent(const Runtime& runtime, std::uint32_t flags) : runtime_(runtime) {
-  runtime_.check(runtime_.create_event(&event_, flags), "making an event");
+  runtime_.check(create(runtime_, flags, event_), "making an event");
 }
 
 OrderEvent::~OrderEvent() { runtime_.destroy_event(event_); }
 
 bool makes_events(const Runtime& runtime, std::uint32_t flags, const char* what) {
   Event event = nullptr;
-  const Error error = runtime.create_event(&event, flags);
+  const Error error = create(runtime, flags, event);
   if (error == kRtParamInvalid || error == kRtFeatureNotSupport) return false;
   runtime.check(error, what);
   runtime.destroy_event(event);

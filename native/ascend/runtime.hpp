@@ -220,7 +220,9 @@ class OwnStream {
   Stream stream_ = nullptr;
 };
 
-// An event that orders streams and that hosts wait for; it can be recorded again.
+// An event that orders streams and that hosts wait for; it can be recorded again. One with
+// kEventExternal alone orders the streams on both sides of a model's border: hosts do not wait for
+// it, who has waited resets it, and a device has few of them (1,023 on 310P, else 65,536).
 //
 // Owner: one object; needs a current context while it is made and destroyed. Errors: the
 // constructor throws ExecutionError.

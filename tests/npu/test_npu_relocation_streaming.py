@@ -223,6 +223,7 @@ class Two(nn.Module):
         "aclrtMalloc",
         "aclrtHostRegisterV2",
         "aclrtCreateEventExWithFlag",
+        "aclrtCreateEventWithFlag",
         "aclmdlRIExecuteAsync",
     ],
 )

@@ -84,6 +84,10 @@ class Client:
     def event(self, flags: int = EVENT_SYNC) -> int:
         return self.ascend.make("aclrtCreateEventExWithFlag", flags)
 
+    def external_event(self) -> int:
+        """One that crosses the border of models."""
+        return self.ascend.make("aclrtCreateEventWithFlag", EVENT_EXTERNAL)
+
     def synchronize(self, stream: int) -> None:
         self.ascend.call("aclrtSynchronizeStream", stream)
 

@@ -47,7 +47,7 @@ def test_bound_streams_keep_what_they_are_told(ascend, npu, model):
 def test_streams_of_a_model_are_ordered_by_events_and_starts(ascend, npu, model):
     head, second = bind(npu, model), bind(npu, model)
     started, idle = bind(npu, model, WHEN_STARTED), bind(npu, model, WHEN_STARTED)
-    event = npu.event()
+    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_SYNC)
     npu.note(head, 1)
     npu.record(event, head)
     npu.wait(second, event)
@@ -119,7 +119,7 @@ def test_a_bound_stream_joins_no_capture(ascend, npu, model):
     with npu.capture(stream):
         npu.record(event, stream)
         wait = ("aclrtStreamWaitEvent", bound, event)
-        assert ascend.code(*wait) == acl.STREAM_MODEL
+        assert ascend.code(*wait) == acl.FEATURE_NOT_SUPPORT
     assert ascend.code("aclmdlRIBuildEnd", model, 1) == acl.PARAM_INVALID
     assert (
         ascend.code("aclmdlRIBuildBegin", ctypes.byref(ctypes.c_uint64()), 1) == acl.PARAM_INVALID
@@ -137,7 +137,7 @@ def test_destroying_a_model_gives_its_streams_back(ascend, npu, model):
 
 
 def test_events_and_starts_order_streams_of_one_model_only(ascend, npu, model):
-    stream, event = bind(npu, model), npu.event()
+    stream, event = bind(npu, model), ascend.make("aclrtCreateEventWithFlag", acl.EVENT_SYNC)
     other = bind(npu, ascend.make("aclmdlRIBuildBegin", 0))
     wait = ("aclrtStreamWaitEvent", stream, event)
     assert ascend.code(*wait) == acl.STREAM_MODEL  # it was recorded nowhere
@@ -145,6 +145,15 @@ def test_events_and_starts_order_streams_of_one_model_only(ascend, npu, model):
     assert ascend.code(*wait) == acl.STREAM_MODEL
     assert ascend.code("aclrtActiveStream", other, stream) == acl.STREAM_MODEL
     assert ascend.code("aclrtActiveStream", stream, npu.stream()) == acl.STREAM_MODEL
+
+
+def test_only_events_made_with_a_flag_order_streams_of_a_built_model(ascend, npu, model):
+    stream, default = bind(npu, model), ascend.make("aclrtCreateEvent")
+    for event in (npu.event(), npu.event(acl.EVENT_SYNC | acl.EVENT_TIME_LINE), default):
+        npu.record(event, npu.stream())
+        calls = [("aclrtRecordEvent", event, stream), ("aclrtStreamWaitEvent", stream, event)]
+        assert [ascend.code(*call) for call in calls] == [acl.FEATURE_NOT_SUPPORT] * 2
+    assert ascend.live("task") == 0
 
 
 def test_only_its_own_streams_end_a_model(ascend, npu, model):

@@ -260,7 +260,7 @@ def test_of_a_dropped_sub_graph_nothing_can_be_made(ascend, npu, stream, side):
 
 
 def test_sub_graphs_wait_for_nothing_outside(ascend, npu, stream, side):
-    external, cell = npu.event(acl.EVENT_SYNC | acl.EVENT_EXTERNAL), npu.words(0)
+    external, cell = npu.external_event(), npu.words(0)
     with npu.capture(stream):
         condition = condition_on(ascend, npu.info(stream)[1])
         (sub,) = add_task(ascend, stream, condition, IF, 1)

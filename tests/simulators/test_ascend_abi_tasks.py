@@ -40,6 +40,7 @@ def one_kernel(npu, stream, *words):
 def test_tasks_are_enumerated_by_stream_and_in_order(ascend, npu, stream):
     ascend.set_software_sq(False)  # for which this needs none
     side, event, cell = npu.stream(), npu.event(), npu.words(0)
+    external = npu.external_event()
     with npu.capture(stream) as models:
         npu.note(stream, 1)
         npu.record(event, stream)
@@ -49,7 +50,7 @@ def test_tasks_are_enumerated_by_stream_and_in_order(ascend, npu, stream):
         ascend.call("aclrtMemsetAsync", cell, 8, 0, 8, side)
         npu.record(event, side)
         npu.wait(stream, event)
-        ascend.call("aclrtResetEvent", event, stream)
+        ascend.call("aclrtResetEvent", external, stream)
     origin, other = tasks_of(ascend, models[0])
     assert [type_of(ascend, task) for task in origin] == [KERNEL, RECORD, WAIT, RESET]
     assert [type_of(ascend, task) for task in other] == [WAIT, WRITE, VALUE_WAIT, 0, RECORD]
@@ -176,7 +177,7 @@ def test_disabled_tasks_do_not_run(ascend, npu, stream):
 
 
 def test_waits_that_are_disabled_let_pass(ascend, npu, stream):
-    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    event = npu.external_event()
     cell = npu.words(0)
     with npu.capture(stream) as models:
         ascend.call("aclrtValueWait", cell, 1, 0, stream)

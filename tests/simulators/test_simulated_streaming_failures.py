@@ -110,7 +110,8 @@ LOADS = {
     "npu": [
         ("aclrtHostRegisterV2", 1), ("aclrtHostRegisterV2", 2), ("aclrtMalloc", 2),
         ("aclrtMemcpy", 1), ("aclrtCreateStreamWithConfig", 1), ("aclrtCreateStreamWithConfig", 2),
-        *(("aclrtCreateEventExWithFlag", nth) for nth in range(1, 8)), ("aclrtMemcpyAsync", 2),
+        *(("aclrtCreateEventExWithFlag", nth) for nth in range(1, 6)), ("aclrtMemcpyAsync", 2),
+        *(("aclrtCreateEventWithFlag", nth) for nth in range(1, 3)),
         ("aclrtRecordEvent", 1), ("aclrtRecordEvent", 3), ("aclrtStreamWaitEvent", 1),
         ("aclrtStreamWaitEvent", 3), ("aclmdlRICaptureBegin", 1), ("aclmdlRICaptureEnd", 1),
         ("aclrtLaunchKernel", 2),
