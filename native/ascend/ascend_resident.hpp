@@ -48,6 +48,8 @@ struct AscendProgram {
 // Where weights are streamed the model has their copies on a second stream, is captured, and is
 // executed on a stream of the weights': the caller's waits for the outputs alone.
 //
+// A model of more kernels than a built one has room for is captured, unless a build was asked for.
+//
 // Owner, thread, errors: as StreamResident. The constructor throws BackendUnavailable,
 // ExecutionError where the runtime fails (nothing is left behind), and std::invalid_argument for
 // words that lie nowhere.

@@ -14,6 +14,13 @@ constexpr const char* kNoSide =
 
 }  // namespace
 
+std::string full_stream(const Runtime& runtime, const std::string& what) {
+  return "building a model, " + what + ": " + runtime.describe(kRtStreamTaskFull) +
+         ": the stream that it is bound to is full, and no other takes its place (most devices "
+         "have "
+         "room for 2,013 tasks, and a kernel is one): form=\"capture\" has no such limit";
+}
+
 ModelForm best_form(const Runtime& runtime) {
   if (runtime.has(Capability::kExplicitBuild)) return ModelForm::kBuild;
   runtime.require(Capability::kCapture, "making a model that stays on the device");
@@ -48,7 +55,9 @@ void ResidentModel::build(const Launch& launch) {
                  "binding a stream to a model");
   is_bound_ = true;
   launch(stream_->handle(), nullptr);
-  runtime_.check(runtime_.end_task(model_, stream_->handle()), "ending a model's stream");
+  const Error error = runtime_.end_task(model_, stream_->handle());
+  if (error == kRtStreamTaskFull) throw StreamIsFull(full_stream(runtime_, "ending its stream"));
+  runtime_.check(error, "ending a model's stream");
   runtime_.check(runtime_.build_end(model_, nullptr), "ending the build of a model");
   count_streams(1);
 }

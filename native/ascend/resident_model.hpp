@@ -3,14 +3,25 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "ascend/model_tasks.hpp"
 #include "ascend/runtime.hpp"
+#include "offload/errors.hpp"
 
 namespace offload::acl {
 
 // How a model is made.
 enum class ModelForm { kBuild, kCapture };
+
+// A stream of a model that is built takes no more tasks.
+class StreamIsFull final : public ExecutionError {
+ public:
+  using ExecutionError::ExecutionError;
+};
+
+// Its message, and what to do.
+std::string full_stream(const Runtime& runtime, const std::string& what);
 
 // What the runtime can do best: an explicit build where it has one, else a capture. Throws
 // BackendUnavailable where it has neither.
@@ -24,7 +35,8 @@ ModelForm best_form(const Runtime& runtime);
 // Owner: one resident; needs the device's context current while it is made and destroyed, and
 // nothing of it under way when it is destroyed. Errors: the constructor throws BackendUnavailable
 // where the runtime lacks the form, or a build has a side, ExecutionError where it fails, and what
-// `launch` throws; nothing is left behind then.
+// `launch` throws; nothing is left behind then. A build whose stream has no room for its last task
+// is StreamIsFull.
 class ResidentModel {
  public:
   using Launch = std::function<void(Stream, Stream)>;

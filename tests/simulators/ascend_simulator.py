@@ -50,6 +50,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_set_no_stream_code": (None, [_int]),
     "sim_set_soc_name": (None, [_text]),
     "sim_set_stream_depth": (None, [_bytes]),
+    "sim_set_bound_depth": (None, [_bytes]),
     "sim_set_update_limit": (None, [_bytes]),
     "sim_set_event_limit": (None, [_bytes]),
     "sim_set_destroy_polls": (None, [_int]),
@@ -220,6 +221,10 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
     def set_tells_all_tasks(self, all_tasks: bool) -> None:
         """Whether enumerations have tasks whose parameters cannot be read, as of the AI CPU."""
         self.library.sim_set_tells_all_tasks(all_tasks)
+
+    def set_bound_depth(self, n_tasks: int) -> None:
+        """How many tasks a stream takes that is bound to a model which is built."""
+        self.library.sim_set_bound_depth(n_tasks)
 
     def set_caller(self, part: str) -> None:
         """Count calls by a library whose file name has this part as "FUNCTION by PART" as well.

@@ -10,6 +10,7 @@ import pytest
 from model_tasks import tasks_of
 
 HEAD, WHEN_STARTED = 0, 0x7FFFFFFF
+HUGE = 0x8  # a flag of streams
 
 
 @pytest.fixture
@@ -174,3 +175,31 @@ def test_tasks_have_numbers_of_their_model(ascend, npu, model):
         ascend.call("aclmdlRITaskGetSeqId", task, ctypes.byref(number))
         numbers.append(number.value)
     assert numbers == [0, 1]
+
+
+def test_a_bound_stream_is_full_at_2013_tasks(ascend, npu, model):
+    stream = bind(npu, model)
+    for word in range(2013):
+        npu.note(stream, word)
+    assert npu.launch_host(stream, npu.note_function, 2013) == acl.STREAM_TASK_FULL
+    assert ascend.code("aclmdlRIEndTask", model, stream) == acl.STREAM_TASK_FULL
+    assert ascend.live("task") == 2013
+
+
+def test_no_flag_makes_a_bound_stream_longer(ascend, npu, model):
+    ascend.set_bound_depth(2)
+    stream = npu.stream(acl.PERSISTENT | HUGE)
+    ascend.call("aclmdlRIBindStream", model, stream, HEAD)
+    npu.note(stream, 1)
+    npu.note(stream, 2)
+    assert npu.launch_host(stream, npu.note_function, 3) == acl.STREAM_TASK_FULL
+
+
+def test_captured_streams_are_continued(ascend, npu):
+    ascend.set_bound_depth(2)
+    stream = npu.stream()
+    with npu.capture(stream) as models:
+        for word in range(5):
+            npu.note(stream, word)
+    npu.run(models[0], stream)
+    assert npu.order == [f"note {word} of 1" for word in range(5)]

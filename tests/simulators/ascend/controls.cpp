@@ -149,6 +149,12 @@ ACL_EXPORT void sim_set_stream_depth(std::size_t n_tasks) {
   runtime().settings.stream_depth = n_tasks;
 }
 
+// How many tasks a stream takes that is bound to a model: drivers differ.
+ACL_EXPORT void sim_set_bound_depth(std::size_t n_tasks) {
+  const auto lock = locked();
+  runtime().settings.bound_depth = n_tasks;
+}
+
 ACL_EXPORT void sim_set_event_limit(std::size_t count) {
   const auto lock = locked();
   runtime().settings.event_limit = count;

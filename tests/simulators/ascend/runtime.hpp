@@ -52,6 +52,7 @@ struct Settings {
   std::size_t event_limit = 65536;
   std::size_t update_limit = std::size_t{1} << 20;  // tasks of task groups under update
   std::size_t stream_depth = 2048;  // tasks of one stream of a model, before it needs another
+  std::size_t bound_depth = 2013;   // tasks of a stream that is bound to a model: A2, A3
   bool software_sq = true;
   int patience_ms = 10000;          // how long a wait for what nobody issues lasts
   int destroy_polls = 10000;        // of one millisecond
