@@ -13,12 +13,12 @@ namespace offload::acl {
 namespace {
 
 constexpr const char* kLibraries[] = {"libascendcl.so", "libacl_rt.so", "libacl_mdl.so",
-                                      "libnnopbase.so", "libopapi.so"};
+                                      "libnnopbase.so"};
 
 constexpr const char* kCapabilityNames[kCapabilities] = {
     "core",          "kernel_launch",      "capture",        "exchange_mode",
     "host_args",     "memcpy_offset",      "explicit_build", "task_params",
-    "offline_model", "finalize_reference", "stream_count",   "host_register",
+    "offline_model", "finalize_reference", "stream_count",
 };
 
 constexpr const char* kForked =
@@ -100,7 +100,7 @@ void Runtime::open() {
   if (libraries.handles.empty()) {
     throw BackendUnavailable(
         "the Ascend runtime's library cannot be opened: " + libraries.reason +
-        "; nor is there libacl_rt.so, libacl_mdl.so, libnnopbase.so or libopapi.so: install CANN "
+        "; nor is there libacl_rt.so, libacl_mdl.so or libnnopbase.so: install CANN "
         "8.1 or later and source its set_env.sh");
   }
   for (std::string& symbols : missing_) symbols.clear();

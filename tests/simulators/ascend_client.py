@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ascend_simulator import AscendSimulator
 
 # Error codes, by the names that they have in the documentation less ACL_ERROR_RT_.
+ACL_INVALID_PARAM = 100000
 PARAM_INVALID, INVALID_DEVICE = 107000, 107001
 CONTEXT_NULL, STREAM_CONTEXT = 107002, 107003
 STREAM_MODEL, CAPTURE_DEPENDENCY, STREAM_UNJOINED = 107005, 107024, 107025

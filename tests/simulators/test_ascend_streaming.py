@@ -216,7 +216,7 @@ def test_weights_are_streamed_by_captured_models_alone(ascend, monkeypatch, deep
 def test_no_host_work_for_each_weight(ascend, npu, deep, budget):
     """After the first execution, one with the same addresses makes the same few calls."""
     given, out = torch.randn(*GIVEN), torch.empty(*GIVEN)
-    functions = ("aclrtMemcpyAsync", "aclrtMemcpy", "aclrtSynchronizeStream", "aclrtHostRegisterV2",
+    functions = ("aclrtMemcpyAsync", "aclrtMemcpy", "aclrtSynchronizeStream", "aclrtMallocHost",
                  "aclrtCreateEventExWithFlag", "aclrtCreateEventWithFlag",
                  "aclrtLaunchKernel")  # fmt: skip
     with deep.load(npu.backend.name, weights_budget=budget) as run:
@@ -232,7 +232,7 @@ def test_no_host_work_for_each_weight(ascend, npu, deep, budget):
 
 
 def test_the_store_is_as_large_as_what_is_streamed(ascend, npu, deep, budget, monkeypatch):
-    before = ascend.live("registration")
+    before = ascend.live("host memory")
     n_bytes = []
     real = ascend_streaming.stream_weights
 
@@ -240,9 +240,7 @@ def test_the_store_is_as_large_as_what_is_streamed(ascend, npu, deep, budget, mo
         ascend.start_trace()
         streamed = real(*arguments, **options)
         n_bytes.extend(
-            int(one.rpartition("=")[2])
-            for one in ascend.trace
-            if one.startswith("aclrtHostRegisterV2")
+            int(one.rpartition("=")[2]) for one in ascend.trace if one.startswith("aclrtMallocHost")
         )
         return streamed
 
@@ -250,10 +248,10 @@ def test_the_store_is_as_large_as_what_is_streamed(ascend, npu, deep, budget, mo
     with deep.load(npu.backend.name, weights_budget=budget) as run:
         plan = run.streaming.plan
         n_slabs = len(plan.transfers)
-        assert ascend.live("registration") == before + n_slabs  # what was read by way of is gone
+        assert ascend.live("host memory") == before + n_slabs  # what was read by way of is gone
         assert len(n_bytes) == n_slabs
         assert plan.transfer_bytes <= sum(n_bytes) <= plan.transfer_bytes + 4096 * n_slabs
-    assert ascend.live("registration") == before
+    assert ascend.live("host memory") == before
 
 
 def test_without_external_events_the_end_of_the_model_is_waited_for(ascend, npu, deep, budget):
@@ -297,7 +295,7 @@ def test_what_is_closed_while_its_stream_is_captured_keeps_its_weights(
     ascend.call("aclmdlRIDestroy", model.value)
     run.close()
     assert torch.equal(out, wanted)
-    assert ascend.live("registration") == 0
+    assert ascend.live("host memory") == 0
     assert npu.held()[-1] <= held[-1] - run.streaming.plan.memory_bytes
 
 
@@ -307,7 +305,7 @@ def test_memory_of_the_device_that_ran_out_is_told_from_that_of_the_host(
     """With a smaller budget more of the host's is taken."""
     real = type(npu.backend).instantiate
     for function, kind in (
-        ("aclrtHostRegisterV2", offload.ExecutionError),
+        ("aclrtMallocHost", offload.ExecutionError),
         ("aclrtMalloc", offload.OutOfMemory),
     ):
 

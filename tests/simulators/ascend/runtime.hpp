@@ -38,6 +38,7 @@ struct Chip {
   bool tells_tasks = true;  // enumerates tasks, changes them, has conditional ones
   std::size_t n_streams = 1984;
   std::size_t n_events = 65536;  // of the pool; that of 910 and 310B is not documented
+  bool copies_by_offset = true;  // RT_FEATURE_TASK_MEMCPY_D2D_BY_OFFSET of hicann/runtime
 };
 
 Chip chip_of(const std::string& soc_name);
@@ -60,6 +61,8 @@ struct Settings {
   bool waits_take_time = true;      // a millisecond that a wait lasts; else it is only counted
   bool first_stream_first = false;
   bool tells_all_tasks = true;
+  bool copies_by_offset = true;  // the firmware: TS_FEATURE_D2D_ADDR_ASYNC of hicann/runtime
+  bool locks_registered = true;  // else the driver notes a range as pinned, and locks nothing
   std::string caller;  // a part of the file name of the library whose calls are counted as well
 };
 
