@@ -18,10 +18,10 @@ constexpr std::size_t kMostCopyBytes = std::size_t{4} << 30;
 bool copies_by_offset(const Runtime& runtime) {
   constexpr std::size_t kBytes = 64;
   const char* const what = "trying a copy that reads its addresses from memory";
+  const RelaxedCapture relaxed(runtime);
   const DeviceMemory tried(runtime, 3 * kBytes, what);
   upload(runtime, tried, std::vector{tried.address() + kBytes, tried.address() + 2 * kBytes}, what);
   auto** const words = static_cast<void**>(tried.data());
-  const RelaxedCapture relaxed(runtime);
   const Error error =
       runtime.memcpy_with_offset(words, kBytes, 0, const_cast<const void**>(words + 1), kBytes, 0,
                                  kInnerDeviceToDevice, /*stream=*/nullptr);

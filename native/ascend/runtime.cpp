@@ -25,6 +25,13 @@ constexpr const char* kForked =
     "this process was forked from one that had opened the Ascend runtime, which does not work in "
     "the child: load the program in a process that was started anew (multiprocessing's \"spawn\")";
 
+// What RelaxedCapture lets through where the runtime has that.
+constexpr const char* kOtherCapture =
+    "; a capture that is under way forbids copies and waits of this thread (in GLOBAL mode those "
+    "of "
+    "every thread, in RELAXED mode none): wait until it has ended, or begin it in RELAXED mode "
+    "(capture_error_mode=\"relaxed\")";
+
 // Stands for a function of the runtime in the child of a fork.
 template <class Function>
 struct Forked;
@@ -194,7 +201,8 @@ Context Runtime::current_context() const {
 }
 
 void Runtime::fail(Error error, const std::string& what) const {
-  const std::string text = what + ": " + describe(error);
+  std::string text = what + ": " + describe(error);
+  if (error == kRtCaptureModeNotSupport || error == kRtCaptureModeBlockAsync) text += kOtherCapture;
   if (error == kRtMemoryAllocation || error == kRtDeviceOom) throw OutOfMemory(text);
   if (error == kRtNoStreamResource || error == kRtResourceAllocFail) throw OutOfStreams(text);
   throw ExecutionError(text);

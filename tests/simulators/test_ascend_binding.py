@@ -318,3 +318,29 @@ stream.give_back()
 print(ascend.host_bytes)
 """)
     assert says.splitlines() == ["1 0", "released", "0"]
+
+
+def test_where_a_thread_cannot_be_let_through_the_error_says_what_to_do(ascend):
+    """As before CANN 8.5. A capture in RELAXED mode forbids nothing."""
+    says = output_of("""
+import ctypes
+import npu_device
+npu_device.operators()
+from ascend_residents import Chain
+from offload.errors import ExecutionError
+ascend.begin()
+ascend.hide("aclmdlRICaptureThreadExchangeMode")
+for mode in (0, 2):
+    stream = ascend.make("aclrtCreateStream")
+    ascend.in_thread(lambda: ascend.call("aclmdlRICaptureBegin", stream, mode))
+    try:
+        Chain(ascend, refresh="operators")
+        print("loaded")
+    except ExecutionError as error:
+        print(" ".join(str(error).split()))
+    ascend.code("aclmdlRICaptureEnd", stream, ctypes.byref(ctypes.c_uint64()))
+""")
+    refused, loaded = says.splitlines()
+    assert "107030" in refused
+    assert 'begin it in RELAXED mode (capture_error_mode="relaxed")' in refused
+    assert loaded == "loaded"

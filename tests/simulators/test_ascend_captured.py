@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from ascend_client import FEATURE_NOT_SUPPORT, INTERNAL_ERROR, Client, peek
-from ascend_residents import live
+from ascend_client import (
+    CAPTURE_MODE_NOT_SUPPORT,
+    DEVICE_TO_DEVICE,
+    FEATURE_NOT_SUPPORT,
+    GLOBAL,
+    INTERNAL_ERROR,
+    Client,
+    peek,
+)
+from ascend_residents import Chain, live
 from ascend_simulator import AscendSimulator
 
 from offload.errors import BackendUnavailable, ExecutionError
@@ -302,3 +310,15 @@ def test_a_tensor_of_more_than_4_gib_is_captured_in_parts(ascend, npu, stream):
         copies.capture_out(stream)
     parts = [one.split()[1] for one in ascend.trace if "WithOffset" in one]
     assert parts == [f"bytes={4 << 30}", "bytes=64"] * 2
+
+
+def test_captures_of_other_threads_do_not_keep_a_program_from_being_loaded(ascend, npu, stream):
+    """In GLOBAL mode they refuse copies of every thread that has not asked to be let through."""
+    ascend.in_thread(lambda: npu.begin(stream, GLOBAL))
+    word = npu.malloc()
+    copy = ("aclrtMemcpy", word, 8, word + 8, 8, DEVICE_TO_DEVICE)
+    assert ascend.code(*copy) == CAPTURE_MODE_NOT_SUPPORT
+    assert _native.AscendMovingCopies(device=0, tensors=[(64, True, True)]).form == "captured"
+    chain = Chain(ascend, refresh="operators")  # which copies its table
+    assert ascend.code(*copy) == CAPTURE_MODE_NOT_SUPPORT
+    chain.resident.close()
