@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import offload
 from offload.backends.ascend import BinaryCapturer, BinaryKernel, Given, Made, Number
 from offload.native import _native
 
+PAGE = Path(__file__).parents[2] / "docs" / "own_kernels.md"
 FLOAT, INT = "float32", "int32"
 
 
@@ -156,3 +158,14 @@ def test_a_binary_that_cannot_be_read_and_a_kernel_that_is_not_in_it(image, load
     missing = {"aten::mul.Tensor": BinaryKernel("scale_half", 1, SCALE.arguments)}
     with pytest.raises(offload.ExecutionError, match="finding kernel scale_half"):
         load(captured, BinaryCapturer(image, missing))
+
+
+def test_the_example_of_the_page(ascend, image, tmp_path, monkeypatch):
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "kernels.o").write_bytes(image)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("offload.backends.ascend.AscendBackend", SimulatedAscendBackend)
+    ascend.set_eager(True)  # nobody synchronises before looking at a tensor of the CPU
+    names = {"x": torch.randn(9000)}
+    exec(compile(block, str(PAGE), "exec"), names)
+    assert torch.equal(names["y"], names["x"] * 3.0)
