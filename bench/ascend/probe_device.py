@@ -17,6 +17,8 @@ LIBRARIES = (
     "libacl_rt.so",
     "libacl_mdl.so",
     "libnnopbase.so",
+    "libopapi_math.so",
+    "libopapi_nn.so",
     "libopapi.so",
     "libaclnn_math.so",
     "libaclnn_nn.so",

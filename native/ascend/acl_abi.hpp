@@ -94,7 +94,7 @@ enum MemcpyKind : int {  // aclrtMemcpyKind
   kDeviceToHost = 2,
   kDeviceToDevice = 3,
   kMemcpyDefault = 4,
-  kHostToBufferToDevice = 5,  // the source is staged at the call: reusable on return
+  kHostToBufferToDevice = 5,  // 8.5; the source is staged at the call: reusable on return
   kInnerDeviceToDevice = 6,
   kInterDeviceToDevice = 7,
 };

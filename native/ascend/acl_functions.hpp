@@ -18,9 +18,8 @@ enum class Capability : int {
   kOfflineModel,       // 8.0
   kFinalizeReference,  // 8.5
   kStreamCount,        // 8.5
-  kHostRegister,       // 8.5
 };
-inline constexpr int kCapabilities = 12;
+inline constexpr int kCapabilities = 11;
 
 // X(name here, symbol, capability, result, signature).
 #define OFFLOAD_ACL_FUNCTIONS(X)                                                                   \
@@ -39,9 +38,6 @@ inline constexpr int kCapabilities = 12;
   X(free, "aclrtFree", kCore, Error, (void* address))                                              \
   X(malloc_host, "aclrtMallocHost", kCore, Error, (void** address, std::size_t n_bytes))           \
   X(free_host, "aclrtFreeHost", kCore, Error, (void* address))                                     \
-  X(host_register, "aclrtHostRegisterV2", kHostRegister, Error,                                    \
-    (void* address, std::uint64_t n_bytes, std::uint32_t flags))                                   \
-  X(host_unregister, "aclrtHostUnregister", kHostRegister, Error, (void* address))                 \
   X(memcpy, "aclrtMemcpy", kCore, Error,                                                           \
     (void* destination, std::size_t destination_bytes, const void* source, std::size_t n_bytes,    \
      MemcpyKind kind))                                                                             \
@@ -55,7 +51,8 @@ inline constexpr int kCapabilities = 12;
   X(synchronize_stream, "aclrtSynchronizeStream", kCore, Error, (Stream stream))                   \
   X(get_available_streams, "aclrtGetStreamAvailableNum", kStreamCount, Error,                      \
     (std::uint32_t* count))                                                                        \
-  X(create_event, "aclrtCreateEventExWithFlag", kCore, Error,                                      \
+  X(create_event, "aclrtCreateEventWithFlag", kCore, Error, (Event * event, std::uint32_t flags))  \
+  X(create_event_ex, "aclrtCreateEventExWithFlag", kCore, Error,                                   \
     (Event * event, std::uint32_t flags))                                                          \
   X(destroy_event, "aclrtDestroyEvent", kCore, Error, (Event event))                               \
   X(record_event, "aclrtRecordEvent", kCore, Error, (Event event, Stream stream))                  \

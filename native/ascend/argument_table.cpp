@@ -2,8 +2,8 @@
 
 #include <cstring>
 
+#include "ascend/host_copies.hpp"
 #include "ascend/missing_bytes.hpp"
-#include "ascend/table_copies.hpp"
 
 namespace offload::acl {
 namespace {
@@ -11,7 +11,7 @@ namespace {
 class HostRefresh final : public TableRefresh {
  public:
   HostRefresh(const Runtime& runtime, const TableParts& parts)
-      : runtime_(runtime),
+      : copies_(runtime),
         relocations_(parts.relocations),
         layout_(lay_out(parts.blocks, parts.words, parts.relocations, parts.triggers)),
         host_(table_content(layout_, parts.blocks)),
@@ -33,7 +33,9 @@ class HostRefresh final : public TableRefresh {
   void enqueue(Stream stream, Submission& submission) override {
     patched_.require_all();
     if (missing_.empty()) return;
-    copy_range(runtime_, device_, host_.data(), missing_, stream, "copying kernel arguments");
+    copies_.copy(static_cast<unsigned char*>(device_.data()) + missing_.begin(),
+                 host_.data() + missing_.begin(), missing_.size_bytes(), stream,
+                 "copying kernel arguments");
     ++counts_.copies;
     counts_.bytes_copied += missing_.size_bytes();
     missing_.clear();
@@ -47,7 +49,7 @@ class HostRefresh final : public TableRefresh {
   }
 
  private:
-  const Runtime& runtime_;
+  HostCopies copies_;
   std::vector<Relocation> relocations_;
   ArgumentLayout layout_;
   std::vector<unsigned char> host_;

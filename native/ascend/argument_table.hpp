@@ -61,9 +61,9 @@ struct TableParts {
   std::vector<Trigger> triggers;        // by slot
 };
 
-// Words are written in a copy of the table on the host, and one HOST_TO_BUF_TO_DEVICE copy brings
-// the range from the first to the last changed word to the device: the runtime keeps what it was
-// given at the call, so the host's copy may change again at once.
+// Words are written in a copy of the table on the host, and one copy brings the range from the
+// first to the last changed word to the device. The host's table may change again at once: see
+// HostCopies.
 std::unique_ptr<TableRefresh> make_host_refresh(const Runtime& runtime, const TableParts& parts);
 
 // A kernel that gathers, args[w] = base[index[w]] + offset[w], with this argument block: addresses

@@ -56,9 +56,15 @@ void AscendResident::make(const AscendProgram& program) {
     program.steps->weights()->attach(program.n_launches, program.for_next_pass);
     steps_ = program.steps;
   }
-  const bool captures = steps_ && runtime().has(Capability::kCapture);
-  form_ = program.form ? *program.form : captures ? ModelForm::kCapture : best_form(runtime());
-  make_model();
+  const bool has_copies = steps_ && !steps_->weights()->copies().empty();
+  form_ = program.form.value_or(has_copies ? ModelForm::kCapture : best_form(runtime()));
+  try {
+    make_model();
+  } catch (const StreamIsFull&) {
+    if (program.form || !runtime().has(Capability::kCapture)) throw;
+    form_ = ModelForm::kCapture;  // whose streams are continued by others
+    make_model();
+  }
 }
 
 void AscendResident::make_model() {
@@ -81,8 +87,10 @@ void AscendResident::launch_kernel(std::size_t kernel, Stream stream) const {
       runtime().launch_kernel(kernels_[kernel].function, kernels_[kernel].n_blocks,
                               refresh_->block(kernel), argument_bytes_[kernel], stream);
   if (error == kSuccess) return;
-  runtime().fail(error, "launching kernel " + std::to_string(kernel) + ", of launch " +
-                            std::to_string(kernels_[kernel].launch));
+  const std::string what = "launching kernel " + std::to_string(kernel) + ", of launch " +
+                           std::to_string(kernels_[kernel].launch);
+  if (error == kRtStreamTaskFull) throw StreamIsFull(full_stream(runtime(), what));
+  runtime().fail(error, what);
 }
 
 void AscendResident::patch(const std::vector<Patch>& patches) noexcept {

@@ -45,9 +45,10 @@ struct AscendProgram {
 // The model is made by the constructor; its kernels find their arguments in the table when they
 // run. Refresh and execution go to one stream.
 //
-// Where weights are streamed the model has their copies on a second stream, is captured unless a
-// form was asked for, since only captures are documented to take such copies, and is executed on a
-// stream of the weights': the caller's waits for the outputs alone.
+// Where weights are streamed the model has their copies on a second stream, is captured, and is
+// executed on a stream of the weights': the caller's waits for the outputs alone.
+//
+// A model of more kernels than a built one has room for is captured, unless a build was asked for.
 //
 // Owner, thread, errors: as StreamResident. The constructor throws BackendUnavailable,
 // ExecutionError where the runtime fails (nothing is left behind), and std::invalid_argument for

@@ -12,8 +12,11 @@
 namespace offload::acl {
 namespace {
 
-constexpr std::array<const char*, 4> kOperatorLibraries = {"libopapi.so", "libaclnn_math.so",
-                                                           "libaclnn_nn.so", "libnnopbase.so"};
+// Newer releases of CANN have libopapi_math.so and libopapi_nn.so in the place of libopapi.so,
+// which they deprecate.
+constexpr std::array<const char*, 6> kOperatorLibraries = {"libopapi_math.so", "libopapi_nn.so",
+                                                           "libopapi.so",      "libaclnn_math.so",
+                                                           "libaclnn_nn.so",   "libnnopbase.so"};
 
 // The operator libraries, each opened when a symbol is not in those before it: they are large. None
 // is closed again.
@@ -73,8 +76,9 @@ const GatherOperators& GatherOperators::get() {
   const std::string missing = find(found);
   if (missing.empty()) return *found;
   throw BackendUnavailable("refreshing kernel arguments by operators needs " + missing +
-                           ", which no operator library here has (libopapi.so, libaclnn_math.so, "
-                           "libaclnn_nn.so, libnnopbase.so): install CANN's operators");
+                           ", which no operator library here has (libopapi_math.so, "
+                           "libopapi_nn.so, libopapi.so, libaclnn_math.so, libaclnn_nn.so, "
+                           "libnnopbase.so): install CANN's operators");
 }
 
 std::string GatherOperators::missing() {

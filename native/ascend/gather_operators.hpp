@@ -32,9 +32,10 @@ namespace offload::acl {
   X(add, "aclnnAdd", true, Error,                                                               \
     (void* workspace, std::uint64_t workspace_bytes, OperatorExecutor executor, Stream stream))
 
-// The function table of the operator libraries, each symbol looked up in all of them: libopapi.so,
-// libaclnn_math.so, libaclnn_nn.so and libnnopbase.so. They are opened when they are first asked
-// for; where one is missing, so is what only it has.
+// The function table of the operator libraries, each symbol looked up in all of them:
+// libopapi_math.so and libopapi_nn.so, libopapi.so (which these replace), libaclnn_math.so,
+// libaclnn_nn.so and libnnopbase.so. They are opened when they are first asked for; where one is
+// missing, so is what only it has.
 //
 // Owner: the process; never closed. Thread: any. Errors: get throws BackendUnavailable, which names
 // the symbols that are missing.

@@ -20,6 +20,7 @@ GatherRefresh::GatherRefresh(const Runtime& runtime, const TableParts& parts,
                              std::size_t n_head_words, ArgumentLayout layout,
                              const GatherTables& tables)
     : runtime_(runtime),
+      copies_(runtime),
       layout_(std::move(layout)),
       n_words_(tables.index.size()),
       n_head_words_(n_head_words),
@@ -56,7 +57,8 @@ void GatherRefresh::enqueue(Stream stream, Submission& submission) {
 
 void GatherRefresh::copy_bases(const DeviceMemory& bases, Stream stream, Submission& submission) {
   const auto* const host = reinterpret_cast<const unsigned char*>(host_.data() + n_head_words_);
-  copy_range(runtime_, bases, host, missing_, stream, "copying the base table");
+  copies_.copy(static_cast<unsigned char*>(bases.data()) + missing_.begin(),
+               host + missing_.begin(), missing_.size_bytes(), stream, "copying the base table");
   ++counts_.copies;
   counts_.bytes_copied += missing_.size_bytes();
   submission.end_substage(kBaseCopy);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ascend/argument_table.hpp"
+#include "ascend/host_copies.hpp"
 #include "ascend/missing_bytes.hpp"
 
 namespace offload::acl {
@@ -52,6 +53,7 @@ class GatherRefresh : public TableRefresh {
                 ArgumentLayout layout, const GatherTables& tables);
 
   const Runtime& runtime_;
+  HostCopies copies_;
   ArgumentLayout layout_;
   std::size_t n_words_;
   std::size_t n_head_words_;

@@ -1,12 +1,38 @@
 #include "ascend/moving_copies.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
+#include "ascend/table_copies.hpp"
 #include "offload/errors.hpp"
 
 namespace offload::acl {
 namespace {
+
+// What one copy that reads its addresses takes (hicann/runtime, MAX_MEMCPY_SIZE_OF_D2D).
+constexpr std::size_t kMostCopyBytes = std::size_t{4} << 30;
+
+// Where chip or firmware lack it, aclrtMemcpyAsyncWithOffset is there and refuses (207000), which
+// nothing tells before: one copy between 64 bytes of its own shows it. Waits for it.
+bool copies_by_offset(const Runtime& runtime) {
+  constexpr std::size_t kBytes = 64;
+  const char* const what = "trying a copy that reads its addresses from memory";
+  const RelaxedCapture relaxed(runtime);
+  const DeviceMemory tried(runtime, 3 * kBytes, what);
+  upload(runtime, tried, std::vector{tried.address() + kBytes, tried.address() + 2 * kBytes}, what);
+  auto** const words = static_cast<void**>(tried.data());
+  const Error error =
+      runtime.memcpy_with_offset(words, kBytes, 0, const_cast<const void**>(words + 1), kBytes, 0,
+                                 kInnerDeviceToDevice, /*stream=*/nullptr);
+  if (error == kRtFeatureNotSupport) {
+    runtime.get_recent_error_message();  // forgets it
+    return false;
+  }
+  runtime.check(error, what);
+  runtime.check(runtime.synchronize_stream(nullptr), what);
+  return true;
+}
 
 // The table has two blocks of one word for each tensor: addresses, which executions patch, and
 // places. Slots and words of its relocations are words of the blocks, the second after the first.
@@ -70,9 +96,12 @@ class CapturedCopies final : public MovingCopies {
 
   void capture(std::size_t tensor, void** to, void** from, Stream stream) const {
     const std::size_t n_bytes = tensors_[tensor].n_bytes;
-    runtime_.check(runtime_.memcpy_with_offset(to, n_bytes, 0, const_cast<const void**>(from),
-                                               n_bytes, 0, kInnerDeviceToDevice, stream),
-                   "capturing the copy of a tensor of " + std::to_string(n_bytes) + " bytes");
+    for (std::size_t at = 0; at < n_bytes; at += kMostCopyBytes) {
+      const std::size_t part_bytes = std::min(n_bytes - at, kMostCopyBytes);
+      runtime_.check(runtime_.memcpy_with_offset(to, n_bytes, at, const_cast<const void**>(from),
+                                                 part_bytes, at, kInnerDeviceToDevice, stream),
+                     "capturing the copy of a tensor of " + std::to_string(n_bytes) + " bytes");
+    }
   }
 
   const Runtime& runtime_;
@@ -145,13 +174,15 @@ std::unique_ptr<MovingCopies> make_moving_copies(const Runtime& runtime,
   for (const MovingTensor& tensor : tensors) {
     if (tensor.n_bytes == 0) throw std::invalid_argument("a tensor of no bytes is not copied");
   }
-  const bool can_capture = runtime.has(Capability::kMemcpyOffset);
-  if (form.value_or(can_capture ? CopyForm::kCaptured : CopyForm::kEnqueued) ==
-      CopyForm::kEnqueued) {
-    return std::make_unique<EnqueuedCopies>(runtime, tensors);
-  }
+  const bool is_captured = form != CopyForm::kEnqueued && runtime.has(Capability::kMemcpyOffset) &&
+                           (tensors.empty() || copies_by_offset(runtime));
+  if (is_captured) return std::make_unique<CapturedCopies>(runtime, tensors);
+  if (form != CopyForm::kCaptured) return std::make_unique<EnqueuedCopies>(runtime, tensors);
   runtime.require(Capability::kMemcpyOffset, "capturing copies whose addresses move");
-  return std::make_unique<CapturedCopies>(runtime, tensors);
+  throw BackendUnavailable(
+      "capturing copies whose addresses move: this chip or its firmware refuses copies that read "
+      "their addresses from memory (aclrtMemcpyAsyncWithOffset: 207000; Ascend 310P and 310B have "
+      "none): let the host copy (copies='enqueued', or copies= left out)");
 }
 
 }  // namespace offload::acl

@@ -61,9 +61,10 @@ class MovingCopies {
   virtual CopyCounts counts() const = 0;
 };
 
-// No form: captured where the runtime can, else enqueued. Throws BackendUnavailable for a form that
-// the runtime lacks, ExecutionError where it has no memory, std::invalid_argument for a tensor of
-// no bytes. Needs the device's context current.
+// No form: captured where runtime, chip and firmware can, which is tried, else enqueued. A tensor
+// of more than 4 GiB is captured in several copies. Throws BackendUnavailable for a form that is
+// not to be had, ExecutionError where there is no memory or the trial fails, std::invalid_argument
+// for a tensor of no bytes. Needs the device's context current, whose default stream it waits for.
 std::unique_ptr<MovingCopies> make_moving_copies(const Runtime& runtime,
                                                  const std::vector<MovingTensor>& tensors,
                                                  std::optional<CopyForm> form);

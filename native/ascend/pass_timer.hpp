@@ -8,9 +8,8 @@ namespace offload::acl {
 
 // An event before a pass and one where its outputs are ready, both on the caller's stream. There
 // are none inside: elapsed time, timestamp, query and wait are refused for events that a capture
-// recorded (107028), and of external ones (ACL_EVENT_EXTERNAL), which cross its border, no
-// documentation says that they tell the time. So what launches waited, and when copies ran, is not
-// known.
+// recorded (107028), and for external ones (207000), which cross its border. So what launches
+// waited, and when copies ran, is not known.
 //
 // Owner: one stream of weights. Thread: as its passes. Errors: all throw ExecutionError.
 class PassTimer {

@@ -6,8 +6,9 @@
 
 namespace offload::acl {
 
-// Anonymous pages that are registered as pinned, where the runtime has that (CANN 8.5); else pinned
-// memory of the runtime's own. A copy from any other memory is refused in a model.
+// Pinned memory of the runtime's own (aclrtMallocHost). A copy from pageable memory is refused in a
+// model; and registering pages as pinned (aclrtHostRegisterV2) promises nothing: a driver without
+// that feature notes the range and locks nothing, and host kernels 5.10 and older do not have it.
 //
 // Owner: one object; needs a current context while it is made and destroyed. Errors: the
 // constructor throws ExecutionError, never OutOfMemory, which is the device's; it leaves nothing
@@ -18,11 +19,7 @@ class PinnedMemory final : public HostMemory {
   ~PinnedMemory() override;
 
  private:
-  void make_registered();
-
   const Runtime& runtime_;
-  std::size_t n_bytes_;
-  bool is_registered_;
 };
 
 }  // namespace offload::acl

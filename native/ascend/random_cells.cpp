@@ -8,7 +8,7 @@
 namespace offload::acl {
 
 RandomCells::RandomCells(const Runtime& runtime, std::vector<RandomCell> cells)
-    : runtime_(runtime), cells_(std::move(cells)), seeds_(cells_.size()) {}
+    : copies_(runtime), cells_(std::move(cells)), seeds_(cells_.size()) {}
 
 void RandomCells::write(const std::vector<std::uint64_t>& seeds_and_offsets, Stream stream) {
   if (seeds_and_offsets.size() != 2 * cells_.size()) {
@@ -18,10 +18,8 @@ void RandomCells::write(const std::vector<std::uint64_t>& seeds_and_offsets, Str
   }
   const std::size_t n_known = std::exchange(known_seeds_, 0);  // none, should a copy fail
   const auto write_number = [&](std::uint64_t address, const std::uint64_t& number) {
-    // The runtime keeps the number at the call.
-    runtime_.check(runtime_.memcpy_async(reinterpret_cast<void*>(address), sizeof number, &number,
-                                         sizeof number, kHostToBufferToDevice, stream),
-                   "writing the state of a generator");
+    copies_.copy(reinterpret_cast<void*>(address), &number, sizeof number, stream,
+                 "writing the state of a generator");
   };
   for (std::size_t cell = 0; cell < cells_.size(); ++cell) {
     const std::uint64_t seed = seeds_and_offsets[2 * cell];

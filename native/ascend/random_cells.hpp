@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ascend/host_copies.hpp"
 #include "ascend/runtime.hpp"
 
 namespace offload::acl {
@@ -31,7 +32,7 @@ class RandomCells {
   void distrust() noexcept { known_seeds_ = 0; }
 
  private:
-  const Runtime& runtime_;
+  HostCopies copies_;
   std::vector<RandomCell> cells_;
   std::vector<std::uint64_t> seeds_;  // as last written
   std::size_t known_seeds_ = 0;       // how many of them, from the first, lie on the device

@@ -1,6 +1,25 @@
 #include "ascend/resident_model.hpp"
 
+#include <utility>
+
+#include "offload/errors.hpp"
+
 namespace offload::acl {
+namespace {
+
+constexpr const char* kNoSide =
+    "a model that streams weights has to be captured: the runtime refuses (207000) the events that "
+    "order copies and launches on streams of a model that is built; leave form= out, with a "
+    "runtime that captures";
+
+}  // namespace
+
+std::string full_stream(const Runtime& runtime, const std::string& what) {
+  return "building a model, " + what + ": " + runtime.describe(kRtStreamTaskFull) +
+         ": the stream that it is bound to is full, and no other takes its place (most devices "
+         "have "
+         "room for 2,013 tasks, and a kernel is one): form=\"capture\" has no such limit";
+}
 
 ModelForm best_form(const Runtime& runtime) {
   if (runtime.has(Capability::kExplicitBuild)) return ModelForm::kBuild;
@@ -14,7 +33,8 @@ ResidentModel::ResidentModel(const Runtime& runtime, ModelForm form, const Launc
   try {
     if (form == ModelForm::kBuild) {
       runtime.require(Capability::kExplicitBuild, "building a model");
-      build(launch, side.has_value());
+      if (side) throw BackendUnavailable(kNoSide);
+      build(launch);
     } else {
       runtime.require(Capability::kCapture, "capturing a model");
       capture(launch, side);
@@ -27,25 +47,19 @@ ResidentModel::ResidentModel(const Runtime& runtime, ModelForm form, const Launc
 
 ResidentModel::~ResidentModel() { destroy(); }
 
-void ResidentModel::build(const Launch& launch, bool has_side) {
+void ResidentModel::build(const Launch& launch) {
   stream_.emplace(runtime_, kStreamPersistent);
-  const int n_known = has_side ? 2 : 1;
-  counted_.emplace(n_known);
-  if (has_side) side_.emplace(runtime_, kStreamPersistent);
+  counted_.emplace();
   runtime_.check(runtime_.build_begin(&model_, 0), "beginning to build a model");
-  bind(*stream_);
-  if (side_) bind(*side_);
-  launch(stream_->handle(), side_ ? side_->handle() : nullptr);
-  runtime_.check(runtime_.end_task(model_, stream_->handle()), "ending a model's stream");
-  runtime_.check(runtime_.build_end(model_, nullptr), "ending the build of a model");
-  count_streams(n_known);
-}
-
-// Each begins with the model.
-void ResidentModel::bind(const OwnStream& stream) {
-  runtime_.check(runtime_.bind_stream(model_, stream.handle(), kModelStreamHead),
+  runtime_.check(runtime_.bind_stream(model_, stream_->handle(), kModelStreamHead),
                  "binding a stream to a model");
-  bound_.push_back(stream.handle());
+  is_bound_ = true;
+  launch(stream_->handle(), nullptr);
+  const Error error = runtime_.end_task(model_, stream_->handle());
+  if (error == kRtStreamTaskFull) throw StreamIsFull(full_stream(runtime_, "ending its stream"));
+  runtime_.check(error, "ending a model's stream");
+  runtime_.check(runtime_.build_end(model_, nullptr), "ending the build of a model");
+  count_streams(1);
 }
 
 // Relaxed, since what other threads do has nothing to do with these launches.
@@ -77,11 +91,9 @@ void ResidentModel::count_streams(int n_known) {
 }
 
 void ResidentModel::destroy() noexcept {
-  for (const Stream stream : bound_) runtime_.unbind_stream(model_, stream);
-  bound_.clear();
+  if (std::exchange(is_bound_, false)) runtime_.unbind_stream(model_, stream_->handle());
   if (model_ != nullptr) runtime_.model_destroy(model_);
   model_ = nullptr;
-  side_.reset();
   stream_.reset();
   counted_.reset();
 }

@@ -3,28 +3,40 @@
 
 #include <functional>
 #include <optional>
-#include <vector>
+#include <string>
 
 #include "ascend/model_tasks.hpp"
 #include "ascend/runtime.hpp"
+#include "offload/errors.hpp"
 
 namespace offload::acl {
 
 // How a model is made.
 enum class ModelForm { kBuild, kCapture };
 
+// A stream of a model that is built takes no more tasks.
+class StreamIsFull final : public ExecutionError {
+ public:
+  using ExecutionError::ExecutionError;
+};
+
+// Its message, and what to do.
+std::string full_stream(const Runtime& runtime, const std::string& what);
+
 // What the runtime can do best: an explicit build where it has one, else a capture. Throws
 // BackendUnavailable where it has neither.
 ModelForm best_form(const Runtime& runtime);
 
 // The executable model of what `launch` launches on the streams that it is given. The second is
-// `side`, which joins a capture where events make it wait for the first, or in a build a stream
-// that is bound to the model; where there is no `side` it is null.
+// `side`, which joins a capture where events make it wait for the first; where there is no `side`
+// it is null. A build takes none: the runtime refuses (207000) the events by which streams are
+// ordered on streams that are bound to a model.
 //
 // Owner: one resident; needs the device's context current while it is made and destroyed, and
 // nothing of it under way when it is destroyed. Errors: the constructor throws BackendUnavailable
-// where the runtime lacks the form, ExecutionError where it fails, and what `launch` throws;
-// nothing is left behind then.
+// where the runtime lacks the form, or a build has a side, ExecutionError where it fails, and what
+// `launch` throws; nothing is left behind then. A build whose stream has no room for its last task
+// is StreamIsFull.
 class ResidentModel {
  public:
   using Launch = std::function<void(Stream, Stream)>;
@@ -40,19 +52,17 @@ class ResidentModel {
   ModelStreams streams() const { return streams_; }
 
  private:
-  void build(const Launch& launch, bool has_side);
+  void build(const Launch& launch);
   void capture(const Launch& launch, std::optional<Stream> side);
-  void bind(const OwnStream& stream);
   void count_streams(int n_known);
   void destroy() noexcept;
 
   const Runtime& runtime_;
   ModelForm form_;
   std::optional<OwnStream> stream_;        // bound to a built model for good
-  std::optional<OwnStream> side_;          // likewise
   std::optional<CountedStreams> counted_;  // a captured model has streams of its own
   ModelStreams streams_;
-  std::vector<Stream> bound_;
+  bool is_bound_ = false;
   Model model_ = nullptr;
 };
 

@@ -13,17 +13,24 @@ namespace offload::acl {
 namespace {
 
 constexpr const char* kLibraries[] = {"libascendcl.so", "libacl_rt.so", "libacl_mdl.so",
-                                      "libnnopbase.so", "libopapi.so"};
+                                      "libnnopbase.so"};
 
 constexpr const char* kCapabilityNames[kCapabilities] = {
     "core",          "kernel_launch",      "capture",        "exchange_mode",
     "host_args",     "memcpy_offset",      "explicit_build", "task_params",
-    "offline_model", "finalize_reference", "stream_count",   "host_register",
+    "offline_model", "finalize_reference", "stream_count",
 };
 
 constexpr const char* kForked =
     "this process was forked from one that had opened the Ascend runtime, which does not work in "
     "the child: load the program in a process that was started anew (multiprocessing's \"spawn\")";
+
+// What RelaxedCapture lets through where the runtime has that.
+constexpr const char* kOtherCapture =
+    "; a capture that is under way forbids copies and waits of this thread (in GLOBAL mode those "
+    "of "
+    "every thread, in RELAXED mode none): wait until it has ended, or begin it in RELAXED mode "
+    "(capture_error_mode=\"relaxed\")";
 
 // Stands for a function of the runtime in the child of a fork.
 template <class Function>
@@ -72,6 +79,13 @@ void* resolve(const Libraries& libraries, const char* symbol) {
 
 bool is_digit(char one) { return one >= '0' && one <= '9'; }
 
+// Captures take events of aclrtCreateEventExWithFlag alone, of which there is no limit; it refuses
+// external ones (107000), and aclrtResetEvent refuses what it made (207000). Those are of the pool.
+Error create(const Runtime& runtime, std::uint32_t flags, Event& event) {
+  const bool is_external = (flags & kEventExternal) != 0;
+  return is_external ? runtime.create_event(&event, flags) : runtime.create_event_ex(&event, flags);
+}
+
 }  // namespace
 
 std::optional<int> stream_budget(std::string_view soc_name) {
@@ -93,7 +107,7 @@ void Runtime::open() {
   if (libraries.handles.empty()) {
     throw BackendUnavailable(
         "the Ascend runtime's library cannot be opened: " + libraries.reason +
-        "; nor is there libacl_rt.so, libacl_mdl.so, libnnopbase.so or libopapi.so: install CANN "
+        "; nor is there libacl_rt.so, libacl_mdl.so or libnnopbase.so: install CANN "
         "8.1 or later and source its set_env.sh");
   }
   for (std::string& symbols : missing_) symbols.clear();
@@ -187,7 +201,8 @@ Context Runtime::current_context() const {
 }
 
 void Runtime::fail(Error error, const std::string& what) const {
-  const std::string text = what + ": " + describe(error);
+  std::string text = what + ": " + describe(error);
+  if (error == kRtCaptureModeNotSupport || error == kRtCaptureModeBlockAsync) text += kOtherCapture;
   if (error == kRtMemoryAllocation || error == kRtDeviceOom) throw OutOfMemory(text);
   if (error == kRtNoStreamResource || error == kRtResourceAllocFail) throw OutOfStreams(text);
   throw ExecutionError(text);
@@ -259,14 +274,14 @@ CountedStreams::~CountedStreams() { n_counted_streams -= n_streams_; }
 int CountedStreams::count() { return n_counted_streams; }
 
 OrderEvent::OrderEvent(const Runtime& runtime, std::uint32_t flags) : runtime_(runtime) {
-  runtime_.check(runtime_.create_event(&event_, flags), "making an event");
+  runtime_.check(create(runtime_, flags, event_), "making an event");
 }
 
 OrderEvent::~OrderEvent() { runtime_.destroy_event(event_); }
 
 bool makes_events(const Runtime& runtime, std::uint32_t flags, const char* what) {
   Event event = nullptr;
-  const Error error = runtime.create_event(&event, flags);
+  const Error error = create(runtime, flags, event);
   if (error == kRtParamInvalid || error == kRtFeatureNotSupport) return false;
   runtime.check(error, what);
   runtime.destroy_event(event);

@@ -20,8 +20,7 @@ namespace offload::acl {
 std::optional<int> stream_budget(std::string_view soc_name);
 
 // The function table of the runtime's libraries, each symbol looked up in all of them: in
-// libascendcl.so, and where CANN is split, in libacl_rt.so, libacl_mdl.so, libnnopbase.so and
-// libopapi.so.
+// libascendcl.so, and where CANN is split, in libacl_rt.so, libacl_mdl.so and libnnopbase.so.
 //
 // The runtime is initialised once by reference: an earlier aclInit of the process (torch_npu's) is
 // as good, and aclFinalize, which ends the runtime for everybody, is never called.
@@ -60,6 +59,10 @@ class Runtime {
 
   // Throws naming the symbols that are missing, and what needs them.
   void require(Capability capability, const char* what) const;
+
+  // Whether it has copies whose source it stages at the call (kHostToBufferToDevice). Nothing tells
+  // of an enumerator; this one came with the headers (8.5) in which this function is new.
+  bool stages_copies() const { return has(Capability::kMemcpyOffset); }
 
   // By name, what the runtime has; "core" is not among them.
   std::vector<std::pair<std::string, bool>> capabilities() const;
@@ -220,7 +223,9 @@ class OwnStream {
   Stream stream_ = nullptr;
 };
 
-// An event that orders streams and that hosts wait for; it can be recorded again.
+// An event that orders streams and that hosts wait for; it can be recorded again. One with
+// kEventExternal alone orders the streams on both sides of a model's border: hosts do not wait for
+// it, who has waited resets it, and a device has few of them (1,023 on 310P, else 65,536).
 //
 // Owner: one object; needs a current context while it is made and destroyed. Errors: the
 // constructor throws ExecutionError.

@@ -4,21 +4,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "ascend/missing_bytes.hpp"
 #include "ascend/runtime.hpp"
 
 namespace offload::acl {
-
-// Enqueues the copy of a range of a host image to the same place of device memory. The runtime
-// keeps what it was given at the call. ExecutionError, which begins with `what`.
-inline void copy_range(const Runtime& runtime, const DeviceMemory& memory,
-                       const unsigned char* host, const MissingBytes& range, Stream stream,
-                       const char* what) {
-  runtime.check(runtime.memcpy_async(static_cast<unsigned char*>(memory.data()) + range.begin(),
-                                     range.size_bytes(), host + range.begin(), range.size_bytes(),
-                                     kHostToBufferToDevice, stream),
-                what);
-}
 
 // Fills device memory, and waits. ExecutionError, which begins with `what`.
 template <typename Item>

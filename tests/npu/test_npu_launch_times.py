@@ -200,7 +200,7 @@ def test_timing_that_fails_fails_the_load_and_leaves_nothing(
     captured.load(weights_budget=budget).close()
     gc.collect()
     torch.npu.synchronize()
-    kinds = ("event", "registration", "model")
+    kinds = ("event", "host memory", "model")
     held = [simulated_npu.live(kind) for kind in kinds]
     real = _native.AscendLaunchTimer
     with monkeypatch.context() as patch:

@@ -136,7 +136,7 @@ def test_weights_are_read_into_one_memory_for_all_captures(
         assert simulated_npu.calls("aclmdlRICaptureBegin") == 3
         # One store, and memory by which the timer of launches holds a stream back.
         n_slabs = len(run.streaming.plan.transfers)
-        assert simulated_npu.calls("aclrtHostRegisterV2") == n_slabs + 1
+        assert simulated_npu.calls("aclrtMallocHost") == n_slabs + 1
 
 
 @pytest.mark.usefixtures("required")
@@ -199,7 +199,7 @@ def test_the_proof_finds_words_that_were_missed(
 
 
 def held(simulator: AscendSimulator) -> tuple[int, ...]:
-    kinds = ("registration", "capture")
+    kinds = ("host memory", "capture")
     return (*live(simulator), *(simulator.live(kind) for kind in kinds), _native.ascend_streams())
 
 
@@ -221,8 +221,9 @@ class Two(nn.Module):
         "aclmdlRICaptureEnd",
         "aclmdlRITaskGetParams",
         "aclrtMalloc",
-        "aclrtHostRegisterV2",
+        "aclrtMallocHost",
         "aclrtCreateEventExWithFlag",
+        "aclrtCreateEventWithFlag",
         "aclmdlRIExecuteAsync",
     ],
 )
@@ -291,7 +292,7 @@ def test_a_budget_that_is_tried_anew_finds_nothing_of_the_one_before(
     """The first one finds no memory for the proof, when all else of it is there."""
     model, captured = stored(Few, tmp_path)
     captured.load().close()
-    kinds = ("model", "event", "registration")
+    kinds = ("model", "event", "host memory")
     before = held(simulated_npu)
     tried, prepare, prove = [], TorchAscendBackend.prepare_streamed, torch_backend.prove_relocation
 

@@ -157,7 +157,7 @@ def test_nothing_is_left(
     captured.load(weights_budget=budget).close()
     gc.collect()
     torch.npu.synchronize()
-    kinds = ("model", "event", "registration")
+    kinds = ("model", "event", "host memory")
     held = [simulated_npu.live(kind) for kind in kinds], _native.ascend_streams()
     with captured.load(weights_budget=budget) as run:
         assert _native.ascend_streams() == held[1] + 3  # the model's two, and that which it runs on
@@ -172,7 +172,7 @@ def test_nothing_is_left(
         ("aclrtMemcpyAsync", 1),
         ("aclrtMemcpyAsync", 3),
         ("aclrtStreamWaitEvent", 3),
-        ("aclrtHostRegisterV2", 1),
+        ("aclrtMallocHost", 1),
         ("aclrtCreateEventExWithFlag", 5),
         ("aclmdlRICaptureEnd", 1),
     ],
@@ -188,7 +188,7 @@ def test_a_failed_load_leaves_nothing(
     captured.load(weights_budget=budget, verify=False).close()  # whose calls are no timing's
     gc.collect()
     torch.npu.synchronize()
-    kinds = ("model", "event", "registration", "capture")
+    kinds = ("model", "event", "host memory", "capture")
     held = [simulated_npu.live(kind) for kind in kinds], _native.ascend_streams()
     simulated_npu.fail(function, 507000, nth)
     with pytest.raises(offload.OffloadError, match="507000"):

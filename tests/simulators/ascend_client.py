@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ascend_simulator import AscendSimulator
 
 # Error codes, by the names that they have in the documentation less ACL_ERROR_RT_.
+ACL_INVALID_PARAM = 100000
 PARAM_INVALID, INVALID_DEVICE = 107000, 107001
 CONTEXT_NULL, STREAM_CONTEXT = 107002, 107003
 STREAM_MODEL, CAPTURE_DEPENDENCY, STREAM_UNJOINED = 107005, 107024, 107025
@@ -22,6 +23,7 @@ INSUFFICIENT_INPUT_ARRAY, MODEL_UPDATE_FAILED, CAPTURE_MODE_BLOCK_ASYNC = 107039
 SUB_ACLGRAPH_IS_CAPTURING = 107045
 FEATURE_NOT_SUPPORT, MEMORY_ALLOCATION = 207000, 207001
 RESOURCE_ALLOC_FAIL, NO_EVENT_RESOURCE, NO_STREAM_RESOURCE = 207005, 207007, 207008
+STREAM_TASK_FULL = 507002
 INTERNAL_ERROR, TASK_TYPE_NOT_SUPPORT, MODEL_EXECUTE, SYS_DMA = 507000, 507009, 507011, 507013
 AICORE_EXCEPTION, STREAM_SYNC_TIMEOUT, STREAM_CAPTURE_INVALIDATED = 507015, 507046, 507903
 
@@ -83,6 +85,10 @@ class Client:
 
     def event(self, flags: int = EVENT_SYNC) -> int:
         return self.ascend.make("aclrtCreateEventExWithFlag", flags)
+
+    def external_event(self) -> int:
+        """One that crosses the border of models."""
+        return self.ascend.make("aclrtCreateEventWithFlag", EVENT_EXTERNAL)
 
     def synchronize(self, stream: int) -> None:
         self.ascend.call("aclrtSynchronizeStream", stream)

@@ -50,6 +50,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_set_no_stream_code": (None, [_int]),
     "sim_set_soc_name": (None, [_text]),
     "sim_set_stream_depth": (None, [_bytes]),
+    "sim_set_bound_depth": (None, [_bytes]),
     "sim_set_update_limit": (None, [_bytes]),
     "sim_set_event_limit": (None, [_bytes]),
     "sim_set_destroy_polls": (None, [_int]),
@@ -60,6 +61,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_set_first_stream_first": (None, [_int]),
     "sim_set_caller": (None, [_text]),
     "sim_set_tells_all_tasks": (None, [_int]),
+    "sim_set_locks_registered": (None, [_int]),
+    "sim_set_copies_by_offset": (None, [_int]),
     "sim_argument_bytes": (_bytes, []),
     "sim_streams_in_use": (_bytes, [_int]),
 }
@@ -220,6 +223,18 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
     def set_tells_all_tasks(self, all_tasks: bool) -> None:
         """Whether enumerations have tasks whose parameters cannot be read, as of the AI CPU."""
         self.library.sim_set_tells_all_tasks(all_tasks)
+
+    def set_copies_by_offset(self, copies: bool) -> None:
+        """Whether the firmware takes copies that read their addresses from memory."""
+        self.library.sim_set_copies_by_offset(copies)
+
+    def set_locks_registered(self, locks: bool) -> None:
+        """Whether the driver locks host memory that is registered as pinned; else DMA faults."""
+        self.library.sim_set_locks_registered(locks)
+
+    def set_bound_depth(self, n_tasks: int) -> None:
+        """How many tasks a stream takes that is bound to a model which is built."""
+        self.library.sim_set_bound_depth(n_tasks)
 
     def set_caller(self, part: str) -> None:
         """Count calls by a library whose file name has this part as "FUNCTION by PART" as well.

@@ -93,15 +93,14 @@ def small_granules(simulator: simulators.Simulator) -> None:
     simulator.set_granularity(16 * 1024)
 
 
-@pytest.fixture(params=["cuda", "npu", "npu by build"])
+@pytest.fixture(params=["cuda", "npu"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Each simulated device that streams weights."""
     import device_streaming
 
     if request.param != "cuda":
-        form = "build" if request.param == "npu by build" else None
         ascend = request.getfixturevalue("ascend")
-        return device_streaming.AscendDevice(ascend, monkeypatch, form)
+        return device_streaming.AscendDevice(ascend, monkeypatch)
     pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
     request.getfixturevalue("small_granules")
     return device_streaming.CudaDevice(request.getfixturevalue("simulator"), monkeypatch)

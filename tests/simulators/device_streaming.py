@@ -109,7 +109,7 @@ class AscendDevice:
     execute = "aclmdlRIExecuteAsync"
     failure = (507000, "ACL_ERROR_RT_INTERNAL_ERROR")
     fault = "ACL_ERROR_RT_"
-    register = "aclrtHostRegisterV2"
+    register = "aclrtMallocHost"
     wait_stream = "aclrtSynchronizeStream"
 
     def __init__(
@@ -144,7 +144,7 @@ class AscendDevice:
         self.controls.call("aclrtSynchronizeDevice")
 
     def held(self) -> tuple[int, ...]:
-        kinds = ("model", "stream", "event", "registration")
+        kinds = ("model", "stream", "event", "host memory")
         controls = self.controls
         counts = tuple(controls.live(kind) for kind in kinds)
         return (*counts, controls.streams_in_use(), controls.host_bytes, controls.live_bytes)

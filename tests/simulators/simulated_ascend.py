@@ -6,6 +6,7 @@ import ctypes
 import weakref
 from typing import Literal
 
+import ascend_simulator
 import pytest
 import torch
 from ascend_kernels import AtenCapturer
@@ -14,7 +15,7 @@ from ascend_simulator import AscendSimulator
 from acl_calls import AclError
 from offload import backends
 from offload.backends import Prepared, TimedLaunches
-from offload.backends.ascend import AscendBackend, Refresh
+from offload.backends.ascend import AscendBackend, Capturer, Refresh
 from offload.backends.ascend.relocated_model import ProofMemory
 from offload.backends.ascend.streaming import WeightMemory
 from offload.backends.captured.device_streaming import refuse_unstored
@@ -62,13 +63,13 @@ class SimulatedAscendBackend(AscendBackend):
 
     def __init__(
         self,
-        capturer: AtenCapturer,
+        capturer: Capturer,
         *,
         refresh: Refresh | str = Refresh.HOST,
         form: Literal["build", "capture"] | None = None,
     ) -> None:
         self.capturer = capturer
-        self._ascend = capturer.ascend
+        self._ascend = ascend_simulator.load()
         super().__init__(capturer, refresh=refresh, form=form)
 
     def records(self) -> str:

@@ -10,6 +10,7 @@ import pytest
 from model_tasks import tasks_of
 
 HEAD, WHEN_STARTED = 0, 0x7FFFFFFF
+HUGE = 0x8  # a flag of streams
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_bound_streams_keep_what_they_are_told(ascend, npu, model):
 def test_streams_of_a_model_are_ordered_by_events_and_starts(ascend, npu, model):
     head, second = bind(npu, model), bind(npu, model)
     started, idle = bind(npu, model, WHEN_STARTED), bind(npu, model, WHEN_STARTED)
-    event = npu.event()
+    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_SYNC)
     npu.note(head, 1)
     npu.record(event, head)
     npu.wait(second, event)
@@ -119,7 +120,7 @@ def test_a_bound_stream_joins_no_capture(ascend, npu, model):
     with npu.capture(stream):
         npu.record(event, stream)
         wait = ("aclrtStreamWaitEvent", bound, event)
-        assert ascend.code(*wait) == acl.STREAM_MODEL
+        assert ascend.code(*wait) == acl.FEATURE_NOT_SUPPORT
     assert ascend.code("aclmdlRIBuildEnd", model, 1) == acl.PARAM_INVALID
     assert (
         ascend.code("aclmdlRIBuildBegin", ctypes.byref(ctypes.c_uint64()), 1) == acl.PARAM_INVALID
@@ -137,7 +138,7 @@ def test_destroying_a_model_gives_its_streams_back(ascend, npu, model):
 
 
 def test_events_and_starts_order_streams_of_one_model_only(ascend, npu, model):
-    stream, event = bind(npu, model), npu.event()
+    stream, event = bind(npu, model), ascend.make("aclrtCreateEventWithFlag", acl.EVENT_SYNC)
     other = bind(npu, ascend.make("aclmdlRIBuildBegin", 0))
     wait = ("aclrtStreamWaitEvent", stream, event)
     assert ascend.code(*wait) == acl.STREAM_MODEL  # it was recorded nowhere
@@ -145,6 +146,15 @@ def test_events_and_starts_order_streams_of_one_model_only(ascend, npu, model):
     assert ascend.code(*wait) == acl.STREAM_MODEL
     assert ascend.code("aclrtActiveStream", other, stream) == acl.STREAM_MODEL
     assert ascend.code("aclrtActiveStream", stream, npu.stream()) == acl.STREAM_MODEL
+
+
+def test_only_events_made_with_a_flag_order_streams_of_a_built_model(ascend, npu, model):
+    stream, default = bind(npu, model), ascend.make("aclrtCreateEvent")
+    for event in (npu.event(), npu.event(acl.EVENT_SYNC | acl.EVENT_TIME_LINE), default):
+        npu.record(event, npu.stream())
+        calls = [("aclrtRecordEvent", event, stream), ("aclrtStreamWaitEvent", stream, event)]
+        assert [ascend.code(*call) for call in calls] == [acl.FEATURE_NOT_SUPPORT] * 2
+    assert ascend.live("task") == 0
 
 
 def test_only_its_own_streams_end_a_model(ascend, npu, model):
@@ -165,3 +175,31 @@ def test_tasks_have_numbers_of_their_model(ascend, npu, model):
         ascend.call("aclmdlRITaskGetSeqId", task, ctypes.byref(number))
         numbers.append(number.value)
     assert numbers == [0, 1]
+
+
+def test_a_bound_stream_is_full_at_2013_tasks(ascend, npu, model):
+    stream = bind(npu, model)
+    for word in range(2013):
+        npu.note(stream, word)
+    assert npu.launch_host(stream, npu.note_function, 2013) == acl.STREAM_TASK_FULL
+    assert ascend.code("aclmdlRIEndTask", model, stream) == acl.STREAM_TASK_FULL
+    assert ascend.live("task") == 2013
+
+
+def test_no_flag_makes_a_bound_stream_longer(ascend, npu, model):
+    ascend.set_bound_depth(2)
+    stream = npu.stream(acl.PERSISTENT | HUGE)
+    ascend.call("aclmdlRIBindStream", model, stream, HEAD)
+    npu.note(stream, 1)
+    npu.note(stream, 2)
+    assert npu.launch_host(stream, npu.note_function, 3) == acl.STREAM_TASK_FULL
+
+
+def test_captured_streams_are_continued(ascend, npu):
+    ascend.set_bound_depth(2)
+    stream = npu.stream()
+    with npu.capture(stream) as models:
+        for word in range(5):
+            npu.note(stream, word)
+    npu.run(models[0], stream)
+    assert npu.order == [f"note {word} of 1" for word in range(5)]

@@ -101,6 +101,30 @@ def test_streams_are_those_of_the_chip(soc_name, n_streams, ascend, npu):
     assert _native.ascend_stream_budget(soc_name) == n_streams
 
 
+def offset_code(ascend, npu, stream):
+    word = npu.words(0)
+    cell = npu.words(word, word)
+    copy = ("aclrtMemcpyAsyncWithOffset", cell, 8, 0, cell + 8, 8, 0, acl.INNER_DEVICE_TO_DEVICE)
+    code = ascend.code(*copy, stream)
+    npu.synchronize(stream)
+    return code
+
+
+@pytest.mark.parametrize("soc_name", ["Ascend310P3", "Ascend310B1"])
+def test_chips_without_copies_by_offset(soc_name, ascend, npu, stream):
+    assert offset_code(ascend, npu, stream) == 0
+    ascend.set_soc_name(soc_name)
+    assert offset_code(ascend, npu, stream) == acl.FEATURE_NOT_SUPPORT
+
+
+@pytest.mark.parametrize("soc_name", ["Ascend910A", "Ascend910_9391", "Ascend950PR_9579"])
+def test_chips_and_firmware_with_copies_by_offset(soc_name, ascend, npu, stream):
+    ascend.set_soc_name(soc_name)
+    assert offset_code(ascend, npu, stream) == 0
+    ascend.set_copies_by_offset(False)  # as older firmware
+    assert offset_code(ascend, npu, stream) == acl.FEATURE_NOT_SUPPORT
+
+
 def test_310p_has_few_events_in_its_pool(ascend, npu):
     ascend.set_soc_name("Ascend310P3")
     for _ in range(1023):

@@ -7,7 +7,7 @@ import ctypes
 import ascend_client as acl
 import pytest
 
-from model_tasks import parameters_of, tasks_of
+from model_tasks import Parameters, tasks_of
 
 IF, WHILE, SWITCH = 0, 1, 2
 ASSIGN_DEFAULT = 1
@@ -260,7 +260,7 @@ def test_of_a_dropped_sub_graph_nothing_can_be_made(ascend, npu, stream, side):
 
 
 def test_sub_graphs_wait_for_nothing_outside(ascend, npu, stream, side):
-    external, cell = npu.event(acl.EVENT_SYNC | acl.EVENT_EXTERNAL), npu.words(0)
+    external, cell = npu.external_event(), npu.words(0)
     with npu.capture(stream):
         condition = condition_on(ascend, npu.info(stream)[1])
         (sub,) = add_task(ascend, stream, condition, IF, 1)
@@ -276,7 +276,7 @@ def test_sub_graphs_are_not_read_changed_executed_or_destroyed(ascend, npu, stre
         (sub,) = add_task(ascend, stream, condition, IF, 1)
         capture_into(npu, side, sub, 1)
     ((task,),) = tasks_of(ascend, sub)
-    parameters = parameters_of(ascend, tasks_of(ascend, models[0])[0][0])
+    parameters = Parameters()
     calls = [
         ("aclmdlRITaskGetParams", task, ctypes.byref(parameters)),
         ("aclmdlRITaskSetParams", task, ctypes.byref(parameters)),

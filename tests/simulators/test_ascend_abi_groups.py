@@ -69,7 +69,7 @@ def test_an_update_runs_on_its_stream_and_orders_nothing_else(ascend, npu, strea
 
 
 def test_an_external_event_orders_a_replay_after_an_update(ascend, npu, stream):
-    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    event = npu.external_event()
     with npu.capture(stream) as models:
         npu.wait(stream, event)
         ascend.call("aclrtResetEvent", event, stream)

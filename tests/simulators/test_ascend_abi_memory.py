@@ -78,6 +78,21 @@ def test_pointers_say_where_they_lie(ascend, npu):
     assert kept.raw == bytes(64)
 
 
+@pytest.mark.parametrize("kind", [acl.HOST_TO_DEVICE, acl.DEVICE_TO_HOST])
+def test_memory_that_a_driver_registered_and_cannot_pin_is_a_fault_of_the_device(kind, ascend, npu):
+    """The runtime takes it for pinned, so that a capture takes the copy; DMA meets other pages."""
+    ascend.set_locks_registered(False)
+    kept, plain = pageable(bytes(64))
+    ascend.call("aclrtHostRegisterV2", plain, 64, 0x10000000)
+    stream, there = npu.stream(), npu.malloc()
+    to, source = (there, plain) if kind == acl.HOST_TO_DEVICE else (plain, there)
+    with npu.capture(stream) as models:
+        ascend.call("aclrtMemcpyAsync", to, 64, source, 64, kind, stream)
+    npu.execute(models[0], stream)
+    assert ascend.code("aclrtSynchronizeStream", stream) != 0
+    assert kept.raw == bytes(64)
+
+
 def test_a_copy_that_waits_is_ordered_with_no_stream(npu):
     stream, source, destination = npu.stream(), npu.words(1), npu.words(0)
     npu.add(stream, source, destination, 5)

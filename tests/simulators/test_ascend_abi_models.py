@@ -34,7 +34,7 @@ def test_executions_are_ordered_with_their_stream(npu, stream):
 
 
 def test_a_model_does_not_run_before_its_turn(ascend, npu, stream):
-    model, event = noting(npu, stream, 1), npu.event(acl.EVENT_SYNC | acl.EVENT_EXTERNAL)
+    model, event = noting(npu, stream, 1), npu.external_event()
     npu.wait(stream, event)
     npu.execute(model, stream)
     timed = ("aclrtSynchronizeDeviceWithTimeout", 0)
@@ -85,7 +85,7 @@ def test_a_model_that_is_captured_is_neither_destroyed_nor_run(ascend, npu, stre
 
 def test_destroying_a_model_that_does_not_end_is_refused(ascend, npu, stream):
     ascend.set_destroy_polls(3)
-    event, outside = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL), npu.stream()
+    event, outside = npu.external_event(), npu.stream()
     with npu.capture(stream) as models:
         npu.wait(stream, event)
         npu.note(stream, 1)
@@ -100,7 +100,7 @@ def test_destroying_a_model_that_does_not_end_is_refused(ascend, npu, stream):
 
 def test_destroying_a_model_polls_for_ten_seconds(ascend, npu, stream):
     ascend.set_waits_take_time(False)
-    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    event = npu.external_event()
     with npu.capture(stream) as models:
         npu.wait(stream, event)
     npu.execute(models[0], stream)
@@ -112,7 +112,7 @@ def test_destroying_a_model_polls_for_ten_seconds(ascend, npu, stream):
 
 
 def test_another_thread_can_end_what_a_destruction_polls_for(ascend, npu, stream):
-    event, outside = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL), npu.stream()
+    event, outside = npu.external_event(), npu.stream()
     with npu.capture(stream) as models:
         npu.wait(stream, event)
     npu.execute(models[0], stream)
@@ -128,7 +128,7 @@ def test_another_thread_can_end_what_a_destruction_polls_for(ascend, npu, stream
 
 
 def test_execute_gives_up_after_its_time(ascend, npu, stream):
-    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    event = npu.external_event()
     with npu.capture(stream) as models:
         npu.wait(stream, event)
     ascend.set_waits_take_time(False)

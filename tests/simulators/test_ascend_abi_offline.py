@@ -351,7 +351,7 @@ def test_of_an_execute_configuration_only_times_count(ascend, npu, path):
     ascend.call("aclmdlExecuteAsyncV2", *given)
     npu.synchronize(stream)
     assert (acl.peek(result), acl.peek(ignored, 2)) == ((18,), (0, 0))
-    never = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    never = npu.external_event()
     npu.wait(stream, never)
     assert ascend.code("aclmdlExecuteV2", *given) == acl.STREAM_SYNC_TIMEOUT
     npu.record(never, npu.stream())

@@ -195,7 +195,7 @@ def test_attributes_of_streams(ascend, npu):
 @pytest.mark.parametrize("how", ["stream", "device", "event"])
 def test_a_wait_for_what_nobody_issues_ends(ascend, npu, how):
     stream, event = npu.stream(), npu.event()
-    never = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    never = npu.external_event()
     npu.wait(stream, never)
     npu.record(event, stream)
     waits = {
@@ -209,7 +209,7 @@ def test_a_wait_for_what_nobody_issues_ends(ascend, npu, how):
 
 
 def test_a_wait_without_a_time_lasts_ten_seconds(ascend, npu):
-    stream, never = npu.stream(), ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    stream, never = npu.stream(), npu.external_event()
     ascend.set_waits_take_time(False)
     npu.wait(stream, never)
     assert ascend.code("aclrtSynchronizeStream", stream) == acl.STREAM_SYNC_TIMEOUT
@@ -224,7 +224,7 @@ def test_a_wait_without_a_time_lasts_ten_seconds(ascend, npu):
 
 def test_another_thread_can_issue_what_a_wait_waits_for(ascend, npu):
     stream, other = npu.stream(), npu.stream()
-    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    event = npu.external_event()
     npu.wait(stream, event)
     npu.note(stream, 1)
 
@@ -269,7 +269,7 @@ def test_waiting_for_an_event_goes_no_further(ascend, npu):
 def test_other_streams_go_on_while_one_waits_outside(ascend, npu, first):
     """The oldest first, or the newest."""
     waiting, old, new = npu.stream(), npu.stream(), npu.stream()
-    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    event = npu.external_event()
     ascend.set_first_stream_first(first)
     npu.wait(waiting, event)
     for word, stream in enumerate((old, new)):
@@ -281,7 +281,7 @@ def test_other_streams_go_on_while_one_waits_outside(ascend, npu, first):
 
 def test_external_events_are_set_and_reset_when_it_is_their_turn(ascend, npu):
     waiting, setting = npu.stream(), npu.stream()
-    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    event = npu.external_event()
     npu.note(setting, 1)
     npu.record(event, setting)
     npu.wait(waiting, event)
@@ -297,15 +297,45 @@ def test_external_events_are_set_and_reset_when_it_is_their_turn(ascend, npu):
     ascend.call("aclrtResetEvent", event, setting)
     npu.note(setting, 4)
     npu.record(event, setting)
+    reached = npu.event()
+    npu.record(reached, setting)
     npu.note(setting, 5)
-    ascend.call("aclrtSynchronizeEvent", event)
+    ascend.call("aclrtSynchronizeEvent", reached)
     assert npu.order[-1] == "note 4 of 1"
     npu.synchronize(waiting)
 
 
+def test_events_that_a_model_can_capture_are_not_reset(ascend, npu):
+    stream, event = npu.stream(), npu.event()
+    npu.record(event, stream)
+    assert ascend.code("aclrtResetEvent", event, stream) == acl.FEATURE_NOT_SUPPORT
+    with npu.capture(stream):
+        npu.record(event, stream)
+        assert ascend.code("aclrtResetEvent", event, stream) == acl.FEATURE_NOT_SUPPORT
+
+
+def test_the_host_neither_waits_for_an_external_event_nor_asks_it(ascend, npu):
+    stream, event, timed = npu.stream(), npu.external_event(), npu.event(acl.EVENT_TIME_LINE)
+    npu.record(event, stream)
+    npu.record(timed, stream)
+    npu.synchronize(stream)
+    result = ctypes.byref(ctypes.c_uint64())
+    calls = [
+        ("aclrtSynchronizeEvent", event),
+        ("aclrtSynchronizeEventWithTimeout", event, 1),
+        ("aclrtQueryEventStatus", event, result),
+        ("aclrtQueryEvent", event, result),
+        ("aclrtQueryEventWaitStatus", event, result),
+        ("aclrtEventElapsedTime", result, event, timed),
+        ("aclrtEventElapsedTime", result, timed, event),
+        ("aclrtEventGetTimestamp", event, result),
+    ]
+    assert [ascend.code(*call) for call in calls] == [acl.FEATURE_NOT_SUPPORT] * len(calls)
+
+
 def test_a_reset_waits_for_its_turn(ascend, npu):
     first, second = npu.stream(), npu.stream()
-    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    event = npu.external_event()
     npu.record(event, first)
     npu.synchronize(first)
     ascend.call("aclrtResetEvent", event, first)

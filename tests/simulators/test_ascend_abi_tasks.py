@@ -40,6 +40,7 @@ def one_kernel(npu, stream, *words):
 def test_tasks_are_enumerated_by_stream_and_in_order(ascend, npu, stream):
     ascend.set_software_sq(False)  # for which this needs none
     side, event, cell = npu.stream(), npu.event(), npu.words(0)
+    external = npu.external_event()
     with npu.capture(stream) as models:
         npu.note(stream, 1)
         npu.record(event, stream)
@@ -49,7 +50,7 @@ def test_tasks_are_enumerated_by_stream_and_in_order(ascend, npu, stream):
         ascend.call("aclrtMemsetAsync", cell, 8, 0, 8, side)
         npu.record(event, side)
         npu.wait(stream, event)
-        ascend.call("aclrtResetEvent", event, stream)
+        ascend.call("aclrtResetEvent", external, stream)
     origin, other = tasks_of(ascend, models[0])
     assert [type_of(ascend, task) for task in origin] == [KERNEL, RECORD, WAIT, RESET]
     assert [type_of(ascend, task) for task in other] == [WAIT, WRITE, VALUE_WAIT, 0, RECORD]
@@ -110,12 +111,12 @@ def test_changed_parameters_count_from_the_update_on(ascend, npu, stream, of_the
     kernel.arguments = ctypes.addressof(content) if of_the_host else npu.words(2)
     assert set_code(ascend, task, changed) == 0
     content.raw = acl.u64(4)  # the runtime has a copy of its own
-    npu.run(model, stream)
+    assert ascend.code("aclmdlRIExecuteAsync", model, stream) == acl.MODEL_EXECUTE
     ascend.call("aclmdlRIUpdate", model)
     npu.run(model, stream)
     ascend.call("aclmdlRIUpdate", model)  # for which nothing was asked
     npu.run(model, stream)
-    assert npu.order == ["note 1 of 1", "note 2 of 3", "note 2 of 3"]
+    assert npu.order == ["note 2 of 3", "note 2 of 3"]
     assert ascend.argument_bytes == (8 if of_the_host else 0)
     ascend.call("aclmdlRIDestroy", model)
     assert ascend.argument_bytes == 0
@@ -135,17 +136,15 @@ def test_values_are_changed(ascend, npu, stream):
     with npu.capture(stream) as models:
         ascend.call("aclrtValueWrite", cell, 7, 0, stream)
         ascend.call("aclrtValueWait", cell, 7, 1, stream)
+    npu.run(models[0], stream)
+    assert (acl.peek(cell), acl.peek(other)) == ((7,), (0,))
     ((write, wait),) = tasks_of(ascend, models[0])
     for task, flag in ((write, 0), (wait, 1)):
         changed = parameters_of(ascend, task)
         value = changed.content.value
         assert (value.address, value.value, value.flag) == (cell, 7, flag)
-        value.address = other + 4
-        assert set_code(ascend, task, changed) == 107008
         value.address, value.value = other, 8
         assert set_code(ascend, task, changed) == 0
-    npu.run(models[0], stream)
-    assert (acl.peek(cell), acl.peek(other)) == ((7,), (0,))
     ascend.call("aclmdlRIUpdate", models[0])
     npu.upload(cell, acl.u64(0))
     npu.run(models[0], stream)
@@ -159,9 +158,10 @@ def test_disabled_tasks_do_not_run(ascend, npu, stream):
         npu.note(stream, 1)
         npu.note(stream, 2)
     ((first, _),) = tasks_of(ascend, models[0])
-    ascend.call("aclmdlRITaskDisable", first)
     npu.run(models[0], stream)
-    assert npu.order == ["note 1 of 1", "note 2 of 1"]  # it counts from the update on
+    assert npu.order == ["note 1 of 1", "note 2 of 1"]
+    ascend.call("aclmdlRITaskDisable", first)
+    assert ascend.code("aclmdlRIExecuteAsync", models[0], stream) == acl.MODEL_EXECUTE
     ascend.start_trace()
     for _ in range(2):
         ascend.call("aclmdlRIUpdate", models[0])
@@ -176,19 +176,17 @@ def test_disabled_tasks_do_not_run(ascend, npu, stream):
 
 
 def test_waits_that_are_disabled_let_pass(ascend, npu, stream):
-    event = ascend.make("aclrtCreateEventWithFlag", acl.EVENT_EXTERNAL)
+    event = npu.external_event()
     cell = npu.words(0)
     with npu.capture(stream) as models:
         ascend.call("aclrtValueWait", cell, 1, 0, stream)
         npu.wait(stream, event)
         npu.note(stream, 1)
     ((value, external, _),) = tasks_of(ascend, models[0])
-    assert ascend.code("aclmdlRITaskDisable", external) == acl.TASK_TYPE_NOT_SUPPORT
-    ascend.call("aclmdlRITaskDisable", value)
+    for task in (value, external):
+        ascend.call("aclmdlRITaskDisable", task)
     ascend.call("aclmdlRIUpdate", models[0])
-    npu.execute(models[0], stream)
-    npu.record(event, npu.stream())
-    npu.synchronize(stream)
+    npu.run(models[0], stream)
     assert npu.order == ["note 1 of 1"]
 
 
@@ -236,33 +234,88 @@ def test_running_or_capturing_models_are_not_changed(ascend, npu, stream):
         assert ascend.code("aclmdlRIUpdate", npu.info(stream)[1]) == acl.MODEL_CAPTURED
 
 
-def test_parameters_that_do_not_fit_are_refused(ascend, npu, stream):
-    device, group = npu.malloc(), ctypes.c_uint64()
+def mixed_tasks(ascend, npu, stream):
+    """A model, and its tasks by what they are: a fill, a kernel, one of a group, and others."""
+    device, cell, group = npu.malloc(), npu.words(0), ctypes.c_uint64()
+    event = npu.external_event()
     with npu.capture(stream) as models:
         ascend.call("aclrtMemsetAsync", device, 8, 0, 8, stream)
         npu.note(stream, 1)
         ascend.call("aclmdlRICaptureTaskGrpBegin", stream)
         npu.note(stream, 2)
         ascend.call("aclmdlRICaptureTaskGrpEnd", stream, ctypes.byref(group))
-    ((fill, free, grouped),) = tasks_of(ascend, models[0])
-    assert parameters_of(ascend, grouped).task_group == group.value
-    known = parameters_of(ascend, free)
-    assert set_code(ascend, fill, known) == acl.TASK_TYPE_NOT_SUPPORT
-    assert set_code(ascend, grouped, known) == acl.PARAM_INVALID
-    assert set_code(ascend, fill, parameters_of(ascend, fill)) == acl.TASK_TYPE_NOT_SUPPORT
-    assert ascend.code("aclmdlRITaskDisable", fill) == acl.TASK_TYPE_NOT_SUPPORT
+        ascend.call("aclrtValueWrite", cell, 7, 0, stream)
+        npu.record(event, stream)
+    names = ("fill", "kernel", "grouped", "write", "record")
+    return models[0], dict(zip(names, tasks_of(ascend, models[0])[0], strict=True)), group.value
+
+
+def spoil_function(known):
     known.content.kernel.function += 1
-    assert set_code(ascend, free, known) == acl.PARAM_INVALID
-    known.content.kernel.function -= 1
+
+
+def spoil_bytes(known):
     known.content.kernel.arguments_bytes = 4
-    assert set_code(ascend, free, known) == acl.PARAM_INVALID
-    known.type = WRITE
-    assert set_code(ascend, free, known) == acl.TASK_TYPE_NOT_SUPPORT
-    assert set_code(ascend, 12345, known) == acl.PARAM_INVALID
+
+
+def spoil_address(known):
+    known.content.value.address += 4
+
+
+# The task, the one whose parameters it is given, how these are spoiled, and the code.
+UNFIT = [
+    ("fill", "kernel", None, acl.PARAM_INVALID),  # of another type of task
+    ("write", "kernel", None, acl.PARAM_INVALID),
+    ("kernel", "write", None, acl.PARAM_INVALID),
+    ("record", "kernel", None, acl.PARAM_INVALID),
+    ("record", "record", None, acl.PARAM_INVALID),  # none that can be changed
+    ("grouped", "kernel", None, acl.PARAM_INVALID),
+    ("kernel", "kernel", spoil_function, acl.PARAM_INVALID),
+    ("kernel", "kernel", spoil_bytes, acl.PARAM_INVALID),
+    ("write", "write", spoil_address, 107008),
+]
+
+
+def assert_faulty(ascend, model, task, known, stream):
+    assert ascend.code("aclmdlRIExecuteAsync", model, stream) == acl.MODEL_EXECUTE
+    assert set_code(ascend, task, known) == acl.MODEL_UPDATE_FAILED
+    assert ascend.code("aclmdlRITaskDisable", task) == acl.MODEL_UPDATE_FAILED
+    assert ascend.code("aclmdlRIUpdate", model) == acl.MODEL_UPDATE_FAILED
+    ascend.call("aclmdlRIDestroy", model)
+
+
+@pytest.mark.parametrize(("name", "of", "spoil", "code"), UNFIT)
+def test_a_change_that_is_refused_leaves_a_model_that_does_nothing(
+    name, of, spoil, code, ascend, npu, stream
+):
+    model, tasks, group = mixed_tasks(ascend, npu, stream)
+    right = parameters_of(ascend, tasks["kernel"])
+    assert parameters_of(ascend, tasks["grouped"]).task_group == group
+    known = parameters_of(ascend, tasks[of])
+    if spoil is not None:
+        spoil(known)
+    assert set_code(ascend, tasks[name], known) == code
+    assert_faulty(ascend, model, tasks["kernel"], right, stream)
+
+
+def test_tasks_that_tell_nothing_are_neither_read_nor_disabled(ascend, npu, stream):
+    model, tasks, _ = mixed_tasks(ascend, npu, stream)
+    right, space = parameters_of(ascend, tasks["kernel"]), ctypes.byref(Parameters())
+    assert ascend.code("aclmdlRITaskGetParams", tasks["fill"], space) == acl.PARAM_INVALID
+    npu.run(model, stream)
+    assert ascend.code("aclmdlRITaskDisable", tasks["fill"]) == acl.PARAM_INVALID
+    assert_faulty(ascend, model, tasks["kernel"], right, stream)
+
+
+def test_an_unknown_task_is_refused(ascend, npu, stream):
+    model, task = one_kernel(npu, stream, 1)
+    assert set_code(ascend, 12345, parameters_of(ascend, task)) == acl.PARAM_INVALID
+    npu.run(model, stream)
 
 
 def test_parameters_that_are_read_are_those_that_were_set_last(ascend, npu, stream):
-    _, task = one_kernel(npu, stream, 1)
+    """Attributes aside: the configuration is told as none, whatever it is."""
+    model, task = one_kernel(npu, stream, 1)
     attribute = (ctypes.c_uint32 * 5)(1, 1, 0, 0, 0)  # scheduling mode 1
     configuration = (ctypes.c_uint64 * 2)(ctypes.addressof(attribute), 1)
     changed = parameters_of(ascend, task)
@@ -271,10 +324,11 @@ def test_parameters_that_are_read_are_those_that_were_set_last(ascend, npu, stre
     changed.content.kernel.configuration = ctypes.addressof(configuration)
     assert set_code(ascend, task, changed) == 0
     found = parameters_of(ascend, task).content.kernel
-    assert found.n_blocks == 3
-    attributes, count = acl.peek(found.configuration, 2)
-    assert count == 1
-    assert list((ctypes.c_uint32 * 2).from_address(attributes)) == [1, 1]
+    assert (found.n_blocks, found.configuration) == (3, 0)
+    ascend.call("aclmdlRIUpdate", model)
+    value = (ctypes.c_uint32 * 4)()
+    ascend.call("aclmdlRIKernelTaskGetAttribute", task, 1, value)
+    assert list(value) == [1, 0, 0, 0]
 
 
 def test_parameters_of_records_name_their_event(ascend, npu, stream):

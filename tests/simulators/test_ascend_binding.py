@@ -57,7 +57,6 @@ OF_8_5 = {
     "kernel_launch",
     "finalize_reference",
     "stream_count",
-    "host_register",
 }
 
 
@@ -242,6 +241,23 @@ def test_an_operator_library_that_lacks_the_operators_is_none(ascend, tmp_path):
     assert "aclSetAclOpExecutorRepeatable" not in says  # planned each time without it
 
 
+@pytest.mark.parametrize(
+    ("names", "has"),
+    [
+        (["libopapi_math.so", "libopapi_nn.so"], True),  # where libopapi.so is no more
+        (["libopapi.so"], True),
+        (["libopapi_cv.so"], False),
+    ],
+)
+def test_operators_come_from_the_libraries_of_old_and_new_releases(names, has, ascend, tmp_path):
+    for name in names:
+        (tmp_path / name).symlink_to(ascend_simulator.LIBRARY.with_name("libopapi.so"))
+    says = output_of(
+        "print(_native.ascend_missing_operators())", environment={"LD_LIBRARY_PATH": str(tmp_path)}
+    )
+    assert (says == "") is has
+
+
 def test_an_old_runtime_says_what_a_model_needs(ascend):
     says = output_of("""
 from offload.backends.ascend import AscendBackend
@@ -259,7 +275,7 @@ except BackendUnavailable as error:
 def test_a_library_that_cannot_be_opened_is_said_where_others_can(tmp_path):
     """Not that a function is missing in libraries that never have it."""
     (tmp_path / "libascendcl.so").write_text("no library")
-    shutil.copy(_ctypes.__file__, tmp_path / "libopapi.so")
+    shutil.copy(_ctypes.__file__, tmp_path / "libnnopbase.so")
     code = """
 from offload.native import _native
 from offload.errors import BackendUnavailable
@@ -273,12 +289,12 @@ except BackendUnavailable as error:
     assert "libascendcl.so: " in says
 
 
-def test_without_registration_the_store_is_pinned_memory_of_the_runtime(ascend):
-    """As before CANN 8.5."""
+def test_the_store_is_pinned_memory_of_the_runtime(ascend):
+    """On a driver that cannot pin what is registered, and notes it alone."""
     says = output_of("""
 import torch
 ascend.begin()
-ascend.hide("aclrtHostRegisterV2")
+ascend.set_locks_registered(False)
 memory = ascend.make("aclrtMalloc", 64, 0)
 content = torch.full((64,), 7, dtype=torch.uint8)
 stream = _native.AscendWeightStream(
@@ -295,10 +311,36 @@ stream = _native.AscendWeightStream(
     memory=memory,
     release=lambda: print("released"),
 )
-print(_native.ascend_capabilities()["host_register"], ascend.host_bytes > 0)
+print(ascend.live("host memory"), ascend.live("registration"))
 stream.load()
 stream.close()
 stream.give_back()
 print(ascend.host_bytes)
 """)
-    assert says.splitlines() == ["False True", "released", "0"]
+    assert says.splitlines() == ["1 0", "released", "0"]
+
+
+def test_where_a_thread_cannot_be_let_through_the_error_says_what_to_do(ascend):
+    """As before CANN 8.5. A capture in RELAXED mode forbids nothing."""
+    says = output_of("""
+import ctypes
+import npu_device
+npu_device.operators()
+from ascend_residents import Chain
+from offload.errors import ExecutionError
+ascend.begin()
+ascend.hide("aclmdlRICaptureThreadExchangeMode")
+for mode in (0, 2):
+    stream = ascend.make("aclrtCreateStream")
+    ascend.in_thread(lambda: ascend.call("aclmdlRICaptureBegin", stream, mode))
+    try:
+        Chain(ascend, refresh="operators")
+        print("loaded")
+    except ExecutionError as error:
+        print(" ".join(str(error).split()))
+    ascend.code("aclmdlRICaptureEnd", stream, ctypes.byref(ctypes.c_uint64()))
+""")
+    refused, loaded = says.splitlines()
+    assert "107030" in refused
+    assert 'begin it in RELAXED mode (capture_error_mode="relaxed")' in refused
+    assert loaded == "loaded"

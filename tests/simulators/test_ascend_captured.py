@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from ascend_client import FEATURE_NOT_SUPPORT, INTERNAL_ERROR, Client, peek
-from ascend_residents import live
+from ascend_client import (
+    CAPTURE_MODE_NOT_SUPPORT,
+    DEVICE_TO_DEVICE,
+    FEATURE_NOT_SUPPORT,
+    GLOBAL,
+    INTERNAL_ERROR,
+    Client,
+    peek,
+)
+from ascend_residents import Chain, live
 from ascend_simulator import AscendSimulator
 
 from offload.errors import BackendUnavailable, ExecutionError
@@ -263,3 +271,54 @@ def test_closing_gives_the_model_back_and_keeps_counts(ascend: AscendSimulator) 
     one.bind(input=one.x)  # nothing any more
     with pytest.raises(ExecutionError, match="closed"):
         one.resident.execute()
+
+
+def without_copies_by_offset(ascend, how):
+    if how == "firmware":
+        ascend.set_copies_by_offset(False)
+    else:
+        ascend.set_soc_name(how)
+
+
+@pytest.mark.parametrize("how", ["Ascend310P3", "Ascend310B1", "firmware"])
+def test_where_no_copy_reads_its_addresses_the_host_copies(how, ascend):
+    without_copies_by_offset(ascend, how)
+    held = live(ascend)
+    tensors = [(64, True, True)]
+    assert _native.AscendMovingCopies(device=0, tensors=tensors).form == "enqueued"
+    with pytest.raises(BackendUnavailable, match=r"207000.*copies='enqueued'"):
+        _native.AscendMovingCopies(device=0, tensors=tensors, form="captured")
+    assert live(ascend) == held
+
+
+def test_a_trial_that_fails_is_an_error_and_leaves_nothing(ascend):
+    held = live(ascend)
+    for function in ("aclrtMemcpyAsyncWithOffset", "aclrtSynchronizeStream", "aclrtMalloc"):
+        ascend.fail(function, 507000)
+        with pytest.raises(ExecutionError, match="507000"):
+            _native.AscendMovingCopies(device=0, tensors=[(64, True, True)])
+        assert live(ascend) == held
+
+
+def test_a_tensor_of_more_than_4_gib_is_captured_in_parts(ascend, npu, stream):
+    """The runtime refuses more at once (107000); nothing is copied here."""
+    n_bytes = (4 << 30) + 64
+    copies = _native.AscendMovingCopies(device=0, tensors=[(n_bytes, True, True)])
+    ascend.start_trace()
+    with npu.capture(stream):
+        copies.capture_in(stream)
+        copies.capture_out(stream)
+    parts = [one.split()[1] for one in ascend.trace if "WithOffset" in one]
+    assert parts == [f"bytes={4 << 30}", "bytes=64"] * 2
+
+
+def test_captures_of_other_threads_do_not_keep_a_program_from_being_loaded(ascend, npu, stream):
+    """In GLOBAL mode they refuse copies of every thread that has not asked to be let through."""
+    ascend.in_thread(lambda: npu.begin(stream, GLOBAL))
+    word = npu.malloc()
+    copy = ("aclrtMemcpy", word, 8, word + 8, 8, DEVICE_TO_DEVICE)
+    assert ascend.code(*copy) == CAPTURE_MODE_NOT_SUPPORT
+    assert _native.AscendMovingCopies(device=0, tensors=[(64, True, True)]).form == "captured"
+    chain = Chain(ascend, refresh="operators")  # which copies its table
+    assert ascend.code(*copy) == CAPTURE_MODE_NOT_SUPPORT
+    chain.resident.close()

@@ -31,7 +31,7 @@ LEFT_BY = {
     "aclrtFree": {"bytes"},
     "aclrtDestroyEvent": {"event"},
     "aclrtBinaryUnLoad": {"binary"},
-    "aclrtHostUnregister": {"registration", "host bytes"},
+    "aclrtFreeHost": {"host memory", "host bytes"},
     "aclmdlRIDestroy": {"model"},
     "aclmdlUnload": {"offline model", "arguments"},
     "aclmdlDestroyDesc": {"description"},
@@ -52,7 +52,7 @@ GIVE_NUMBERS = {
 }
 # What gives a handle alone says nothing of why it gives none.
 GIVE_NO_CODE = {"aclmdlCreateDesc", "aclmdlCreateDataset", "aclCreateDataBuffer"}
-KINDS = ("binary", "registration", "offline model", "data buffer", "dataset", "description")
+KINDS = ("binary", "host memory", "offline model", "data buffer", "dataset", "description")
 
 
 class Scenario(Protocol):
@@ -245,5 +245,5 @@ def test_of_an_offline_model(ascend, monkeypatch, tmp_path):
 def test_of_streamed_weights(ascend, monkeypatch, tmp_path, in_timeline):
     device = AscendDevice(ascend, monkeypatch)
     raised = fail_every_call(ascend, Streamed(device, tmp_path, in_timeline=in_timeline))
-    assert {"aclrtHostRegisterV2", "aclmdlRICaptureBegin", "aclrtStreamWaitEvent"} <= raised
+    assert {"aclrtMallocHost", "aclmdlRICaptureBegin", "aclrtStreamWaitEvent"} <= raised
     assert ("aclrtEventElapsedTime" in raised) == in_timeline

@@ -167,7 +167,7 @@ def test_a_runtime_without_events_that_tell_times(code, ascend):
     ("function", "kind"),
     [
         ("aclrtMalloc", offload.OutOfMemory),
-        ("aclrtHostRegisterV2", offload.ExecutionError),
+        ("aclrtMallocHost", offload.ExecutionError),
     ],
 )
 def test_memory_that_a_timer_finds_none_of(function, kind, ascend):

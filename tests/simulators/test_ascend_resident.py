@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 
 import pytest
@@ -288,3 +289,25 @@ def test_every_refresh_writes_the_same_table(ascend):
         seen.clear()
     assert len(tables[0]) == 400 * 5
     assert tables[0] == tables[1] == tables[2]
+
+
+@pytest.mark.parametrize("depth", [3, 2])
+def test_a_program_that_no_built_model_has_room_for_is_captured(depth, ascend):
+    """Of three kernels; its end is a task of the stream too."""
+    ascend.set_bound_depth(depth)
+    before = live(ascend)
+    with pytest.raises(ExecutionError, match=r'(?s)507002.*2,013 tasks.*form="capture"'):
+        Chain(ascend, form="build")
+    gc.collect()
+    assert live(ascend) == before
+    chain = Chain(ascend)
+    assert chain.resident.form == "capture"
+    _, y = chain.bind_first()
+    chain.run()
+    assert read(y) == plus(3)
+    chain.resident.close()
+
+
+def test_a_program_that_just_fits_is_built(ascend):
+    ascend.set_bound_depth(4)
+    assert Chain(ascend).resident.form == "build"

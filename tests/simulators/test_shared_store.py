@@ -348,7 +348,7 @@ def test_a_load_that_fails_beside_one_that_shares_leaves_that_as_it_was(
 
 
 cuda_only = pytest.mark.parametrize("device", ["cuda"], indirect=True)
-npu_only = pytest.mark.parametrize("device", ["npu", "npu by build"], indirect=True)
+npu_only = pytest.mark.parametrize("device", ["npu"], indirect=True)
 
 
 def other_weights(tmp_path, given):

@@ -24,6 +24,7 @@ TESTED = {
     "README.md": "test_five_minutes",
     "fusion.md": "test_fusion",
     "llm_decoding.md": "tests/unit/test_llm_decoding.py",
+    "own_kernels.md": "tests/simulators/test_ascend_binary_kernels.py",
     "saving.md": "test_saving",
     "servers.md": "test_servers",
     "streaming.md": "test_streaming",

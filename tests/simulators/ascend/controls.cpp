@@ -149,6 +149,12 @@ ACL_EXPORT void sim_set_stream_depth(std::size_t n_tasks) {
   runtime().settings.stream_depth = n_tasks;
 }
 
+// How many tasks a stream takes that is bound to a model: drivers differ.
+ACL_EXPORT void sim_set_bound_depth(std::size_t n_tasks) {
+  const auto lock = locked();
+  runtime().settings.bound_depth = n_tasks;
+}
+
 ACL_EXPORT void sim_set_event_limit(std::size_t count) {
   const auto lock = locked();
   runtime().settings.event_limit = count;
@@ -196,6 +202,19 @@ ACL_EXPORT void sim_set_first_stream_first(int first) {
 ACL_EXPORT void sim_set_tells_all_tasks(int all) {
   const auto lock = locked();
   runtime().settings.tells_all_tasks = all != 0;
+}
+
+// 0: the firmware refuses copies that read their addresses from memory, as older ones do.
+ACL_EXPORT void sim_set_copies_by_offset(int copies) {
+  const auto lock = locked();
+  runtime().settings.copies_by_offset = copies != 0;
+}
+
+// 0: the driver cannot pin what is registered: aclrtHostRegisterV2 notes the range, and an
+// asynchronous copy to or from it, which would meet pages that moved, is a fault of the device.
+ACL_EXPORT void sim_set_locks_registered(int locks) {
+  const auto lock = locked();
+  runtime().settings.locks_registered = locks != 0;
 }
 
 // The nth copy that runs from now on (1: the next) is a fault of the device instead.
@@ -258,7 +277,8 @@ ACL_EXPORT std::size_t sim_argument_bytes() {
 // How many there are of "stream" (callers' own), "model stream", "event", "context", "binary",
 // "image", "model", "task", "condition", "capture", "argument block", "registration",
 // "reservation", "physical memory" (by a handle), "mapping", "offline model", "data buffer",
-// "dataset", "description" or "configuration"; -1 for another word.
+// "dataset", "description", "configuration" or "host memory" (pinned); -1 for
+// another word.
 ACL_EXPORT std::int64_t sim_live_objects(const char* kind) {
   const auto lock = locked();
   Runtime& state = runtime();
@@ -285,6 +305,7 @@ ACL_EXPORT std::int64_t sim_live_objects(const char* kind) {
   if (is("argument block")) return static_cast<std::int64_t>(state.arguments.n_live());
   if (is("registration")) return static_cast<std::int64_t>(state.registered_host.size());
   const simulator::Memory& memory = state.device.memory;
+  if (is("host memory")) return static_cast<std::int64_t>(memory.n_host());
   if (is("reservation")) return static_cast<std::int64_t>(memory.n_reservations());
   if (is("physical memory")) return static_cast<std::int64_t>(memory.n_chunks());
   if (is("mapping")) return static_cast<std::int64_t>(memory.n_mappings());

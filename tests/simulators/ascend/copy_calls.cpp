@@ -4,6 +4,7 @@
 
 #include "copies.hpp"
 #include "models.hpp"
+#include "symbols.hpp"
 
 namespace simulated_ascend {
 namespace {
@@ -35,8 +36,10 @@ void require_places(const Request& request, Place source, Place destination) {
     case kHostToHost:
       fits = is_host(source) && is_host(destination);
       break;
-    case kHostToDevice:
     case kHostToBufferToDevice:
+      refuse_unless(has_staged_copies(), kAclInvalidParam, "this kind of copy came with CANN 8.5");
+      [[fallthrough]];
+    case kHostToDevice:
       fits = is_host(source) && !is_host(destination);
       break;
     case kDeviceToHost:
@@ -94,6 +97,16 @@ void copy_now(Runtime& state, const Request& request) {
   simulator::run(copy);
 }
 
+// Of memory that was registered as pinned by a driver that cannot: nobody keeps its pages in place.
+bool is_unlocked(const Runtime& state, const Request& request) {
+  if (state.settings.locks_registered) return false;
+  const auto is_registered = [&](const void* address) {
+    return place_of(state, as_number(address)) == Place::kPinned &&
+           state.device.memory.find(as_number(address)) == nullptr;
+  };
+  return is_registered(request.source) || is_registered(request.destination);
+}
+
 // The bytes are taken now: the caller may write over them on return.
 void stage(Copy& copy) {
   for (std::size_t line = 0; line < copy.height; ++line) {
@@ -123,6 +136,10 @@ void copy_later(Runtime& state, const std::shared_ptr<StreamState>& stream,
     state.device.graphs.validate(Work(copy));
     simulator::run(copy);
     return;
+  }
+  if (!is_staged && is_unlocked(state, request)) {
+    return submit(state, stream,
+                  LateWork{[](Runner& runner) { runner.fail(Status::kIllegalAddress); }});
   }
   Copy copy = copy_of(request, source, destination);
   if (is_staged) stage(copy);
@@ -297,6 +314,26 @@ ACL_EXPORT int aclrtMemcpyAsyncWithDesc(void* descriptor, MemcpyKind kind, Strea
   });
 }
 
+namespace {
+
+// As rtMemcpyAsyncWithOffset and MemcpyAsyncCheckAddrCfg of hicann/runtime refuse them.
+void require_copy_by_offset(const Runtime& state, std::size_t most_bytes,
+                            std::size_t destination_offset, std::size_t n_bytes,
+                            std::size_t source_offset, MemcpyKind kind) {
+  constexpr std::size_t kMostBytes = std::size_t{4} << 30;
+  constexpr std::size_t kMostOffset = 0xFFFFFFFFFFFF;
+  refuse_unless(kind == kInnerDeviceToDevice, kRtParamInvalid, "only copies inside of one device");
+  refuse_unless(state.settings.chip.copies_by_offset && state.settings.copies_by_offset,
+                kRtFeatureNotSupport, "chip or firmware have no copies by offset");
+  refuse_unless(n_bytes <= kMostBytes, kRtParamInvalid, "one such copy takes 4 GiB");
+  refuse_unless(std::max(source_offset, destination_offset) <= kMostOffset, kRtParamInvalid,
+                "an offset has 48 bits");
+  refuse_unless(destination_offset < most_bytes && n_bytes <= most_bytes - destination_offset,
+                kRtParamInvalid, "more than the destination has");
+}
+
+}  // namespace
+
 // Both pointers lie in device memory, where they are read when the copy runs.
 ACL_EXPORT int aclrtMemcpyAsyncWithOffset(void** destination, std::size_t most_bytes,
                                           std::size_t destination_offset, const void** source,
@@ -304,9 +341,8 @@ ACL_EXPORT int aclrtMemcpyAsyncWithOffset(void** destination, std::size_t most_b
                                           MemcpyKind kind, Stream handle) {
   return call_on("aclrtMemcpyAsyncWithOffset", handle, [&](Runtime& state, const auto& stream) {
     trace(state, "bytes=%zu stream=%d", n_bytes, stream->id);
-    require_inner(kind);
-    refuse_unless(n_bytes != 0 && n_bytes <= most_bytes, kRtParamInvalid,
-                  "no bytes, or more than the destination has");
+    if (n_bytes == 0) return;
+    require_copy_by_offset(state, most_bytes, destination_offset, n_bytes, source_offset, kind);
     require_device(state, destination, sizeof *destination);
     require_device(state, source, sizeof *source);
     submit(state, stream, LateWork{[=, &state](Runner& runner) {

@@ -6,11 +6,19 @@ namespace {
 
 constexpr std::uint32_t kFlagExternal = 1;  // of a record or wait
 
-void put_event(Runtime& state, Event* result, std::uint32_t flags, bool is_pooled) {
-  constexpr std::uint32_t kKnown = kEventSync | kEventCaptureStreamProgress | kEventTimeline |
-                                   kEventDeviceUseOnly | kEventExternal | kEventIpc;
+// What either function takes together, and what each takes alone (hicann/runtime, EventCreate and
+// EventCreateEx of api_error.cc). Events that are external or of the device alone are of the pool.
+void require_event_flags(std::uint32_t flags, bool is_pooled) {
+  constexpr std::uint32_t kTogether = kEventSync | kEventCaptureStreamProgress | kEventTimeline;
+  const bool is_alone =
+      is_pooled ? flags == kEventDeviceUseOnly || flags == kEventExternal : flags == kEventIpc;
+  refuse_unless(is_alone || (flags != 0 && (flags & ~kTogether) == 0), kRtParamInvalid,
+                "this function makes no event with these flags");
+}
+
+EventState& put_event(Runtime& state, Event* result, std::uint32_t flags, bool is_pooled) {
   require_given(result, "the result");
-  refuse_unless((flags & ~kKnown) == 0 && flags != 0, kRtParamInvalid, "the flags are unknown");
+  require_event_flags(flags, is_pooled);
   trace(state, "flags=%u", flags);
   if (is_pooled) {
     refuse_unless(state.n_pooled_events < state.settings.event_limit, kRtNoEventResource,
@@ -22,6 +30,7 @@ void put_event(Runtime& state, Event* result, std::uint32_t flags, bool is_poole
   event->is_pooled = is_pooled;
   event->id = state.next_event_id++;
   *result = as_handle<Event>(event->handle);
+  return *event;
 }
 
 // The default stream may not touch an event of a capture that goes on.
@@ -32,6 +41,21 @@ void require_not_implicit(const StreamState& stream, const EventState& event) {
       kRtStreamCaptureImplicit, "the default stream would depend on a capture");
 }
 
+// Only events of aclrtCreateEventWithFlag order streams of a model that is built (hicann/runtime,
+// EventRecord and StreamWaitEvent of api_impl.cc).
+void require_bindable(const StreamState& stream, const EventState& event) {
+  refuse_unless(stream.model.expired() || (event.is_pooled && !event.is_default),
+                kRtFeatureNotSupport,
+                "on a stream that is bound to a model: an event of another function than "
+                "aclrtCreateEventWithFlag");
+}
+
+// Nobody but a stream waits for external events (hicann/runtime, api_error.cc).
+void require_not_external(const EventState& event) {
+  refuse_unless(!event.is_external(), kRtFeatureNotSupport,
+                "an external event is not waited for, asked or timed by the host");
+}
+
 std::shared_ptr<Task> external_task(ModelTaskType type, const std::shared_ptr<EventState>& event,
                                     std::uint32_t flag) {
   return make_task(type, EventContent{event, flag, true, nullptr});
@@ -40,6 +64,7 @@ std::shared_ptr<Task> external_task(ModelTaskType type, const std::shared_ptr<Ev
 void record(Runtime& state, const std::shared_ptr<StreamState>& stream, Event handle,
             std::uint32_t flag) {
   const auto event = event_of(state, handle);
+  require_bindable(*stream, *event);
   require_not_implicit(*stream, *event);
   const bool is_external = event->is_external() || flag == kFlagExternal;
   if (stream->capture != nullptr) {
@@ -69,6 +94,7 @@ void wait_in_build(Runtime& state, const std::shared_ptr<StreamState>& stream,
 void wait(Runtime& state, const std::shared_ptr<StreamState>& stream, Event handle,
           std::uint32_t flag) {
   const auto event = event_of(state, handle);
+  require_bindable(*stream, *event);
   require_not_implicit(*stream, *event);
   const bool is_external = event->is_external() || flag == kFlagExternal;
   if (stream->capture != nullptr || (!is_external && !event->captured_in.expired())) {
@@ -100,6 +126,7 @@ bool was_done(Runtime& state, const std::shared_ptr<simulator::Mark>& mark) {
 
 void synchronize(Runtime& state, Event handle, int timeout_ms) {
   const auto event = event_of(state, handle);
+  require_not_external(*event);
   require_not_captured(*event);
   if (event->mark == nullptr) return;
   patiently(state, timeout_ms, kRtEventSyncTimeout,
@@ -113,7 +140,7 @@ using namespace simulated_ascend;
 
 ACL_EXPORT int aclrtCreateEvent(Event* event) {
   return call("aclrtCreateEvent", Needs::kContext, [&](Runtime& state) {
-    put_event(state, event, kEventSync | kEventTimeline, /*is_pooled=*/true);
+    put_event(state, event, kEventSync | kEventTimeline, /*is_pooled=*/true).is_default = true;
   });
 }
 
@@ -150,6 +177,8 @@ ACL_EXPORT int aclrtRecordEventWithFlag(Event event, Stream handle, std::uint32_
 ACL_EXPORT int aclrtResetEvent(Event handle, Stream stream_handle) {
   return call_on("aclrtResetEvent", stream_handle, [&](Runtime& state, const auto& stream) {
     const auto event = event_of(state, handle);
+    refuse_unless(event->is_pooled, kRtFeatureNotSupport,
+                  "events of aclrtCreateEventExWithFlag are not reset");
     require_not_implicit(*stream, *event);
     submit(state, stream, external_task(kTaskEventReset, event, 0));
   });
@@ -172,6 +201,7 @@ ACL_EXPORT int aclrtQueryEventStatus(Event handle, EventRecordedStatus* status) 
   return call("aclrtQueryEventStatus", Needs::kContext, [&](Runtime& state) {
     require_given(status, "the result");
     const auto event = event_of(state, handle);
+    require_not_external(*event);
     require_not_captured(*event);
     *status = was_done(state, event->mark) ? kEventRecordedComplete : kEventRecordedNotReady;
   });
@@ -181,6 +211,7 @@ ACL_EXPORT int aclrtQueryEvent(Event handle, EventStatus* status) {
   return call("aclrtQueryEvent", Needs::kContext, [&](Runtime& state) {
     require_given(status, "the result");
     const auto event = event_of(state, handle);
+    require_not_external(*event);
     require_not_captured(*event);
     *status = was_done(state, event->mark) ? kEventComplete : kEventNotReady;
   });
@@ -190,6 +221,7 @@ ACL_EXPORT int aclrtQueryEventWaitStatus(Event handle, EventWaitStatus* status) 
   return call("aclrtQueryEventWaitStatus", Needs::kContext, [&](Runtime& state) {
     require_given(status, "the result");
     const auto event = event_of(state, handle);
+    require_not_external(*event);
     require_not_captured(*event);
     *status = was_done(state, event->last_wait) ? kEventWaitComplete : kEventWaitNotReady;
   });
@@ -211,6 +243,7 @@ namespace {
 
 std::int64_t recorded_at_ns(Runtime& state, Event handle) {
   const auto event = event_of(state, handle);
+  require_not_external(*event);
   require_not_captured(*event);
   refuse_unless((event->flags & kEventTimeline) != 0, kRtEventTimestampInvalid,
                 "the event was made without ACL_EVENT_TIME_LINE");

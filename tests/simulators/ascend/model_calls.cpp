@@ -19,6 +19,8 @@ void require_executable(const ModelState& model) {
                 "the model is being captured");
   refuse_unless(model.phase == ModelState::Phase::kReady, kRtModelExecute,
                 "the model was not completed by aclmdlRIBuildEnd");
+  refuse_unless(!model.is_updating && !model.is_faulty, kRtModelExecute,
+                "a task of the model was changed without an update, or a change was refused");
   require_own(model);
 }
 

@@ -103,6 +103,9 @@ void add_to_part(Runtime& state, const std::shared_ptr<ModelState>& model, Model
                  const std::shared_ptr<Task>& task) {
   refuse_unless(model->phase == ModelState::Phase::kBuilding, kRtStreamModel,
                 "the stream is bound to a model that is complete");
+  // Which nothing extends, ACL_STREAM_HUGE included (hicann/runtime, StarsAddTaskToStream).
+  refuse_unless(part.tasks.size() < state.settings.bound_depth, kRtStreamTaskFull,
+                "a stream that is bound to a model is full");
   task->id = model->n_tasks++;
   task->model = model;
   part.tasks.push_back(state.tasks.add(task));

@@ -76,6 +76,9 @@ struct ModelState {
   std::uint64_t handle = 0;
   std::uint32_t id = 0;
   bool is_captured = false;
+  // What was asked to change waits for the update; after what was refused nothing goes any more
+  // (UPDATING and FAULT of hicann/runtime's RtCaptureModelStatus).
+  bool is_updating = false, is_faulty = false;
   Phase phase = Phase::kReady;
   std::string name;
   std::weak_ptr<ContextState> context;

@@ -49,6 +49,7 @@ struct EventState {
   std::uint64_t handle = 0;
   std::uint32_t id = 0, flags = 0;
   bool is_pooled = false;
+  bool is_default = false;                     // of aclrtCreateEvent
   std::shared_ptr<simulator::Mark> mark;       // of its latest record; null: never recorded
   std::shared_ptr<simulator::Mark> last_wait;  // where a stream had waited for it
   bool is_set = false;                         // on the device: what external waits look at

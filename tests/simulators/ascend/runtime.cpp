@@ -226,8 +226,8 @@ Chip chip_of(const std::string& soc_name) {
   const auto begins = [&](const char* start) { return soc_name.rfind(start, 0) == 0; };
   const bool is_a2 =
       begins("Ascend910B") && soc_name.size() > 10 && soc_name[10] >= '0' && soc_name[10] <= '9';
-  if (begins("Ascend310P")) return {true, false, 1024, 1023};
-  if (begins("Ascend310B")) return {false, false, 512, 65536};
+  if (begins("Ascend310P")) return {true, false, 1024, 1023, false};
+  if (begins("Ascend310B")) return {false, false, 512, 65536, false};
   if (begins("Ascend910") && !is_a2 && !begins("Ascend910_93")) return {false, false, 2048, 65536};
   return {};
 }

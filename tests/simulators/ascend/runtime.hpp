@@ -38,6 +38,7 @@ struct Chip {
   bool tells_tasks = true;  // enumerates tasks, changes them, has conditional ones
   std::size_t n_streams = 1984;
   std::size_t n_events = 65536;  // of the pool; that of 910 and 310B is not documented
+  bool copies_by_offset = true;  // RT_FEATURE_TASK_MEMCPY_D2D_BY_OFFSET of hicann/runtime
 };
 
 Chip chip_of(const std::string& soc_name);
@@ -52,6 +53,7 @@ struct Settings {
   std::size_t event_limit = 65536;
   std::size_t update_limit = std::size_t{1} << 20;  // tasks of task groups under update
   std::size_t stream_depth = 2048;  // tasks of one stream of a model, before it needs another
+  std::size_t bound_depth = 2013;   // tasks of a stream that is bound to a model: A2, A3
   bool software_sq = true;
   int patience_ms = 10000;          // how long a wait for what nobody issues lasts
   int destroy_polls = 10000;        // of one millisecond
@@ -59,6 +61,8 @@ struct Settings {
   bool waits_take_time = true;      // a millisecond that a wait lasts; else it is only counted
   bool first_stream_first = false;
   bool tells_all_tasks = true;
+  bool copies_by_offset = true;  // the firmware: TS_FEATURE_D2D_ADDR_ASYNC of hicann/runtime
+  bool locks_registered = true;  // else the driver notes a range as pinned, and locks nothing
   std::string caller;  // a part of the file name of the library whose calls are counted as well
 };
 

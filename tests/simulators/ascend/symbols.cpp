@@ -178,6 +178,8 @@ bool set_personality(const char* version) {
 
 bool has_verbose_json() { return personality >= 3; }
 
+bool has_staged_copies() { return personality >= 1; }
+
 const char* release() { return kReleases[personality]; }
 
 }  // namespace simulated_ascend

@@ -12,5 +12,6 @@ bool set_personality(const char* version);
 const char* release();
 // Whether that release prints the arguments of kernels (CANN 9.1 and later).
 bool has_verbose_json();
+bool has_staged_copies();  // an enumerator, which no symbol tells
 
 }  // namespace simulated_ascend

@@ -33,28 +33,41 @@ void require_software_sq(const Runtime& state, const ModelState& model) {
   refuse_unless(!model.is_sub_graph(), kRtFeatureNotSupport, "the task is a sub graph's");
 }
 
-void require_changeable(Runtime& state, const Task& task) {
+// Does `change`, behind which the model waits for its update. What it refuses leaves the model in a
+// state in which it is neither changed nor executed any more (TaskSetParams and ModelTaskDisable of
+// hicann/runtime's api_impl.cc).
+template <class Change>
+void change_task(Runtime& state, const Task& task, const Change& change) {
   const auto model = task.model.lock();
   require_software_sq(state, *model);
-  refuse_unless(model->phase == ModelState::Phase::kReady && !model->is_running(),
-                kRtModelUpdateFailed, "the model runs or is being captured");
   refuse_unless(
-      task.type == kTaskKernel || task.type == kTaskValueWrite || task.type == kTaskValueWait,
-      kRtTaskTypeNotSupport, "only kernels and writes and waits of values can be changed");
+      model->phase == ModelState::Phase::kReady && !model->is_running() && !model->is_faulty,
+      kRtModelUpdateFailed, "the model runs or is being captured, or a change of it was refused");
+  model->is_updating = true;
+  try {
+    change();
+  } catch (...) {
+    model->is_updating = false;
+    model->is_faulty = true;
+    throw;
+  }
+}
+
+// Errors: 107000 where the parameters are of another type of task, or of one that has none to set.
+void require_type(const Task& task, ModelTaskType type) {
+  const bool can_change = type == kTaskKernel || type == kTaskValueWrite || type == kTaskValueWait;
+  refuse_unless(can_change && task.type == type, kRtParamInvalid,
+                "the parameters are of another type of task than one that can be changed");
 }
 
 const TaskContent& latest(const Task& task) {
   return task.pending_content ? *task.pending_content : task.content;
 }
 
+// Attributes are told by aclmdlRIKernelTaskGetAttribute alone.
 void put_kernel(const KernelContent& kernel, KernelTaskParameters& result) {
-  // Valid until the thread asks for another task's.
-  thread_local std::vector<LaunchAttribute> attributes;
-  thread_local LaunchConfiguration configuration;
-  attributes = kernel.attributes;
-  configuration = {attributes.data(), attributes.size()};
   result.function = as_handle<Function>(kernel.function->handle);
-  result.configuration = attributes.empty() ? nullptr : &configuration;
+  result.configuration = nullptr;
   result.arguments = reinterpret_cast<void*>(kernel.arguments);
   result.is_host_arguments = 0;
   result.arguments_bytes = kernel.argument_bytes;
@@ -161,6 +174,7 @@ ACL_EXPORT int aclmdlRITaskGetParams(ModelTask handle, ModelTaskParameters* para
     require_given(parameters, "the result");
     const auto task = task_of(state, handle);
     require_software_sq(state, *task->model.lock());
+    refuse_unless(task->type != kTaskDefault, kRtParamInvalid, "such tasks have no parameters");
     put_parameters(*task, *parameters);
   });
 }
@@ -171,22 +185,22 @@ ACL_EXPORT int aclmdlRITaskSetParams(ModelTask handle, ModelTaskParameters* para
     require_telling_chip(state);
     require_given(parameters, "the parameters");
     const auto task = task_of(state, handle);
-    require_changeable(state, *task);
-    refuse_unless(parameters->task_group == nullptr && task->group == 0, kRtParamInvalid,
-                  "the task is in a group: that is updated as a whole");
-    refuse_unless(parameters->type == task->type, kRtTaskTypeNotSupport,
-                  "the parameters are of another type of task");
-    if (task->type == kTaskKernel) {
-      auto changed = kernel_from(state, parameters->kernel);
-      keep_block(*task, changed);
-      task->pending_content = std::move(changed);
-      return;
-    }
-    const auto& value = parameters->value_wait;
-    const std::uint32_t flag = task->type == kTaskValueWait ? value.flag : 0;
-    refuse_unless(as_number(value.address) % sizeof value.value == 0, kRtAddrUnaligned,
-                  "the address is not aligned");
-    task->pending_content = ValueContent{as_number(value.address), value.value, flag};
+    change_task(state, *task, [&] {
+      require_type(*task, parameters->type);
+      refuse_unless(parameters->task_group == nullptr && task->group == 0, kRtParamInvalid,
+                    "the task is in a group: that is updated as a whole");
+      if (task->type == kTaskKernel) {
+        auto changed = kernel_from(state, parameters->kernel);
+        keep_block(*task, changed);
+        task->pending_content = std::move(changed);
+        return;
+      }
+      const auto& value = parameters->value_wait;
+      const std::uint32_t flag = task->type == kTaskValueWait ? value.flag : 0;
+      refuse_unless(as_number(value.address) % sizeof value.value == 0, kRtAddrUnaligned,
+                    "the address is not aligned");
+      task->pending_content = ValueContent{as_number(value.address), value.value, flag};
+    });
   });
 }
 
@@ -194,8 +208,10 @@ ACL_EXPORT int aclmdlRITaskDisable(ModelTask handle) {
   return call("aclmdlRITaskDisable", Needs::kContext, [&](Runtime& state) {
     require_telling_chip(state);
     const auto task = task_of(state, handle);
-    require_changeable(state, *task);
-    task->pending_disable = true;
+    change_task(state, *task, [&] {
+      refuse_unless(task->type != kTaskDefault, kRtParamInvalid, "such tasks are not disabled");
+      task->pending_disable = true;
+    });
   });
 }
 
@@ -206,7 +222,9 @@ ACL_EXPORT int aclmdlRIUpdate(Model handle) {
     require_software_sq(state, *model);
     refuse_unless(model->phase == ModelState::Phase::kReady, kRtModelCaptured,
                   "the model is being captured");
+    refuse_unless(!model->is_faulty, kRtModelUpdateFailed, "a change of the model was refused");
     refuse_unless(!model->is_running(), kRtModelRunning, "the model runs");
+    model->is_updating = false;
     std::size_t n_changed = 0;
     for (const auto& part : model->parts) {
       for (const auto& task : part->tasks) {

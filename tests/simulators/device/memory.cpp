@@ -137,6 +137,13 @@ void Memory::free_host(std::uint64_t address) {
   munmap(pointer(address), rounded_up(n_bytes, kPageBytes));
 }
 
+std::size_t Memory::n_host() const {
+  const auto is_host = [](const auto& one) { return one.second.kind == MemoryKind::kHost; };
+  return static_cast<std::size_t>(
+             std::count_if(allocations_.begin(), allocations_.end(), is_host)) -
+         registered_.size();
+}
+
 void Memory::register_host(std::uint64_t address, std::size_t n_bytes) {
   require(n_bytes != 0, Status::kInvalidValue);
   const auto after = allocations_.lower_bound(address + n_bytes);

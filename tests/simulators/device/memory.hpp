@@ -104,6 +104,7 @@ class Memory {
   // Plain bytes and chunks that exist.
   std::size_t physical_bytes() const;
   std::size_t host_bytes() const { return host_bytes_; }
+  std::size_t n_host() const;  // allocations of the host, those that are registered left out
   std::size_t n_reservations() const { return reservations_.size(); }
   std::size_t n_mappings() const;
   std::size_t n_chunks() const { return chunks_.size(); }  // whose handles were not released
