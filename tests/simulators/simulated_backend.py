@@ -71,7 +71,7 @@ class SimulatedBackend(CudaBackend):
 
     def proof_memory(self, index: int) -> DeviceMemory:
         """Of the simulated device and the host."""
-        return ProofMemory(index)
+        return ProofMemory(index, self.tensor_device(index))
 
 
 def install(
