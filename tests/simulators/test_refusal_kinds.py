@@ -50,7 +50,7 @@ class World:
     def launched(self, error: Exception) -> None:
         """A launch that raises while torch captures it."""
         one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
-        one._pool = types.SimpleNamespace(error=None)
+        one._pool, one._paint = types.SimpleNamespace(error=None), 0x11
 
         def fail() -> None:
             raise error

@@ -13,6 +13,7 @@ using namespace offload::cuda;
 
 // Codes that only the simulator gives, by their documented values.
 inline constexpr Result kIllegalState = static_cast<Result>(401);
+inline constexpr Result kLossyQuery = static_cast<Result>(402);
 inline constexpr Result kHostAlreadyRegistered = static_cast<Result>(712);
 inline constexpr Result kHostNotRegistered = static_cast<Result>(713);
 inline constexpr Result kNotPermitted = static_cast<Result>(800);

@@ -282,9 +282,7 @@ Result copy_on_device_async(DevicePointer destination, DevicePointer source, std
   });
 }
 
-// On whichever side each address lies. Memory that was not allocated here counts as pinned, unlike
-// above, and is used when the stream comes to it: clients that let the host's tensors stand for the
-// device's copy them by this function.
+// On whichever side each address lies.
 Result copy_async(DevicePointer destination, DevicePointer source, std::size_t n_bytes,
                   Stream stream) {
   return call("cuMemcpyAsync", Needs::kContext, [&](simulator::Device& device) {
@@ -293,8 +291,7 @@ Result copy_async(DevicePointer destination, DevicePointer source, std::size_t n
       const bool is_host = found == nullptr || found->kind == simulator::MemoryKind::kHost;
       return is_host ? Side::kHost : Side::kDevice;
     };
-    const Copy copy = line(side(source), source, side(destination), destination, n_bytes);
-    if (n_bytes != 0) device.submit(*device.scheduler.get(as_number(stream)), copy);
+    copy_later(device, line(side(source), source, side(destination), destination, n_bytes), stream);
   });
 }
 
