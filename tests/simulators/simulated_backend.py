@@ -83,6 +83,7 @@ def install(
         records: recordings on the CPU are for this backend: they may be opaque, and are compared
             with what the callable does.
     """
+    simulator.set_host_is_device(True)
     simulator.set_eager(True)  # nobody synchronises before looking at a tensor of the CPU
     backend = SimulatedBackend(simulator)
     known = {**backends._BACKENDS, backend.name: lambda: backend}

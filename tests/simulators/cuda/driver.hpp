@@ -46,7 +46,8 @@ struct DriverState {
   bool initialised = false;
   int n_devices = 1;
   int version = 13000;
-  int n_retained = 0;  // of the primary context
+  int n_retained = 0;           // of the primary context
+  bool host_is_device = false;  // memory that was not allocated here stands for the device's
 };
 
 // One in the process, never destroyed: clients may call while they exit.
