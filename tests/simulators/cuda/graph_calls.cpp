@@ -233,11 +233,13 @@ namespace {
 
 // Those of kernels' nodes (CU_KERNEL_NODE_ATTRIBUTE_* in cuda.h): access policy window,
 // cooperative, cluster's dimensions, its scheduling, priority, domains of memory synchronisation
-// (map, one), preferred cluster, update on the device, preferred shared memory.
+// (map, one), preferred cluster, update on the device, preferred shared memory, scheduling by
+// NVLink.
 bool is_node_attribute(int attribute) {
-  constexpr int kKnown[] = {1, 2, 4, 5, 8, 9, 10, 11, 13, 14};
-  constexpr int kPreferredCluster = 11, kSince = 12080;
-  if (attribute == kPreferredCluster && driver().version < kSince) return false;
+  constexpr int kKnown[] = {1, 2, 4, 5, 8, 9, 10, 11, 13, 14, 16};
+  constexpr int kPreferredCluster = 11, kLinkCentric = 16;
+  if (attribute == kPreferredCluster && driver().version < 12080) return false;
+  if (attribute == kLinkCentric && driver().version < 13000) return false;
   return std::find(std::begin(kKnown), std::end(kKnown), attribute) != std::end(kKnown);
 }
 
