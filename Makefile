@@ -8,7 +8,7 @@ CONSTRAINTS := .ci/constraints.txt
 NATIVE := $(shell find native -not -path 'native/tests/*' -type f)
 PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar on
 
-.PHONY: demo test test-native test-npu-sim cuda test-cuda probes-cuda test-npu npu-packages probes-npu lint bench bench-cuda format clean help
+.PHONY: demo test test-native test-npu-sim cuda test-cuda test-cuda-operators probes-cuda test-npu cuda-packages npu-packages probes-npu lint bench bench-cuda format clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -90,6 +90,7 @@ CUDA_BENCHMARKS := launch copying memory models streaming
 cuda: ## on a machine with a GPU: probes, tests and benchmarks, whatever fails; writes docs/measurements
 	-$(MAKE) probes-cuda
 	-$(MAKE) test-cuda
+	-$(MAKE) test-cuda-operators
 	-$(MAKE) bench-cuda
 
 probes-cuda: ## ask a GPU what relocation counts on; writes docs/measurements/cuda_probes.json
@@ -97,7 +98,17 @@ probes-cuda: ## ask a GPU what relocation counts on; writes docs/measurements/cu
 
 test-cuda: build/cuda-site/installed ## run the tests that need a GPU; writes docs/measurements/cuda_tests.json
 	$(call run_on,cuda) tests/run_on_device.py docs/measurements/cuda_tests.json $(CUDA_SECONDS) \
-		tests/cuda tests/conformance -k cuda -W default
+		tests/cuda tests/conformance -k cuda -W default \
+		--ignore=tests/cuda/test_device_operators.py
+
+CUDA_PROCESSES ?= 6
+
+cuda-packages:
+	$(CUDA_PYTHON) tests/missing_packages.py expecttest pytest pytest-benchmark
+
+test-cuda-operators: cuda-packages build/cuda-site/installed ## run torch's operator database on a GPU; writes docs/measurements/cuda_operators.json
+	$(call run_on,cuda) tests/run_on_device.py docs/measurements/cuda_operators.json $(CUDA_SECONDS) \
+		--processes=$(CUDA_PROCESSES) tests/cuda/test_device_operators.py -W default
 
 bench-cuda: build/cuda-site/installed ## measure against the peers on a GPU; writes docs/measurements/cuda.json
 	$(call run_on,cuda) bench/run_benchmarks.py docs/measurements/cuda.json $(CUDA_SECONDS) \

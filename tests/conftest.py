@@ -21,6 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`make test-cuda` and `make test-npu` keep what was found."""
     parser.addoption("--device-report", type=Path, help="Write counts and reasons as JSON here.")
     parser.addoption("--device-report-goes-on", action="store_true", help="Run what it lacks.")
+    parser.addoption("--device-part", default="0/1", help="As 2/8: each eighth test, the third on.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,7 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(missing)
     if path := config.getoption("--device-report"):
         goes_on = config.getoption("--device-report-goes-on")
-        config.pluginmanager.register(device_report.make(path, goes_on=goes_on))
+        part = config.getoption("--device-part")
+        config.pluginmanager.register(device_report.make(path, goes_on=goes_on, part=part))
 
 
 _N_FROZEN_MODULES = pytest.StashKey[int]()

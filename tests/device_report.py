@@ -23,9 +23,16 @@ class DeviceReport:
     """Notes what comes of tests, and writes the report when they end, interrupted or not."""
 
     def __init__(
-        self, path: Path, what: str, machine: Mapping[str, Any], *, goes_on: bool = False
+        self,
+        path: Path,
+        what: str,
+        machine: Mapping[str, Any],
+        *,
+        goes_on: bool = False,
+        part: str = "0/1",
     ) -> None:
-        """Begin anew, or go on after what is noted already."""
+        """Begin anew, or go on after what is noted already, with so large a part of the tests."""
+        self._number, self._n_parts = map(int, part.split("/"))
         self._path, self._what, self._machine = path, what, machine
         self._goes_on = goes_on
         if not goes_on:
@@ -37,10 +44,13 @@ class DeviceReport:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Leave out what has been run."""
-        note(self._path, collected=len(items))
-        config.hook.pytest_deselected(items=[one for one in items if one.nodeid in self._done])
-        items[:] = [one for one in items if one.nodeid not in self._done]
+        """Leave out what another process runs, and what has been run."""
+        own = items[self._number :: self._n_parts]
+        note(self._path, collected=len(own))
+        left = [one for one in own if one.nodeid not in self._done]
+        run = {one.nodeid for one in left}
+        config.hook.pytest_deselected(items=[one for one in items if one.nodeid not in run])
+        items[:] = left
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -87,9 +97,9 @@ def failure_of_device() -> str:
     return ""
 
 
-def make(path: Path, *, goes_on: bool = False) -> DeviceReport:
-    """A report on the device that the tests run on."""
-    return DeviceReport(path, *described(), goes_on=goes_on)
+def make(path: Path, *, goes_on: bool = False, part: str = "0/1") -> DeviceReport:
+    """A report on the device that the tests run on, or a part of them: see DeviceReport."""
+    return DeviceReport(path, *described(), goes_on=goes_on, part=part)
 
 
 def described() -> tuple[str, Mapping[str, Any]]:

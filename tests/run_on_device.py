@@ -1,13 +1,15 @@
 """Runs tests on a device within a time, whatever one of them does to its process.
 
-    python tests/run_on_device.py REPORT SECONDS [arguments of pytest]
+    python tests/run_on_device.py REPORT SECONDS [--processes=N] [arguments of pytest]
 
-A fault of a GPU lasts as long as its process, and a test may end that or never come back. What
-such a test leaves undone is run by another process, without it; REPORT has all of them.
+With N, so many processes run at a time, each its part of the tests. A fault of a GPU lasts as long
+as its process, and a test may end that or never come back. What such a test leaves undone is run by
+another process, without it; REPORT has all of them.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import subprocess
@@ -80,13 +82,51 @@ def run(
             print(f"{notes.running} ended its process: {reason}", flush=True)
 
 
+def run_in_parts(arguments: Sequence[str], report: Path, seconds: float, n_parts: int) -> bool:
+    """Run all tests in so many processes at a time, each as `run`; whether all were run.
+
+    What each has noted stands in the notes of the report then.
+    """
+    parts = [report.with_name(f"{report.stem}_{part}.json") for part in range(n_parts)]
+
+    def run_part(part: int) -> bool:
+        return run([*arguments, f"--device-part={part}/{n_parts}"], parts[part], seconds)
+
+    notes_path(report).unlink(missing_ok=True)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(n_parts) as threads:
+            return all([*threads.map(run_part, range(n_parts))])
+    finally:
+        _gather(report, parts)
+
+
+def _gather(report: Path, parts: Sequence[Path]) -> None:
+    """Note all that the parts have noted; their reports go, the last one's becomes the report."""
+    note(report, collected=sum(read_notes(part).n_collected for part in parts))
+    for part in parts:
+        notes = read_notes(part)
+        for test, outcome in notes.outcomes.items():
+            note(report, test=test, outcome=outcome, reason=notes.reasons[test])
+        notes_path(part).unlink(missing_ok=True)
+        if part.exists():
+            part.replace(report)
+
+
+_PROCESSES = "--processes="
+
+
 def main() -> int:
     """Run as the arguments say; 0 if all tests were run and passed."""
     report, seconds, *arguments = sys.argv[1:]
-    path, is_whole = Path(report), False
+    path, is_whole, n_parts = Path(report), False, 1
+    if arguments and arguments[0].startswith(_PROCESSES):
+        n_parts = int(arguments.pop(0).removeprefix(_PROCESSES))
     path.unlink(missing_ok=True)
     try:
-        is_whole = run(arguments, path, float(seconds))
+        if n_parts > 1:
+            is_whole = run_in_parts(arguments, path, float(seconds), n_parts)
+        else:
+            is_whole = run(arguments, path, float(seconds))
     finally:
         write_report(path, *_machine(path), interrupted=not is_whole)
     notes = read_notes(path)

@@ -157,9 +157,9 @@ def patch_template(node: Node, words: Sequence[tuple[int, int]]) -> None:
 class Execution:
     """Our own instantiation of a captured graph. The graph must stay alive."""
 
-    def __init__(self, raw_graph: int) -> None:
+    def __init__(self, raw_graph: int, flags: int = 0) -> None:
         graph = driver.CUgraph(init_value=raw_graph)
-        self._exec = driver_call(driver.cuGraphInstantiate, graph, 0)
+        self._exec = driver_call(driver.cuGraphInstantiate, graph, flags)
 
     def set_kernel(self, node: Node, words: Sequence[tuple[int, int]]) -> None:
         """Set words of a kernel node for the launches to come."""

@@ -323,7 +323,7 @@ void PythonReplay::bind_on_stream(Call& call) const {
   check_devices(spec, call);
   note_stream(call);
   if (!python_.draw.is_none()) {
-    replay_->check_ready();  // a draw cannot be taken back
+    replay_->check_ready(call);  // a draw cannot be taken back
     call.random = python_.draw().cast<std::vector<std::uint64_t>>();
   }
 }

@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <stdexcept>
 #include <string_view>
 #include <tuple>
 
@@ -55,6 +56,15 @@ std::vector<std::pair<std::string, std::size_t>> devices() {
   return found;
 }
 
+// Fills so much of the stack below the caller with a byte, by stores that nobody may leave out.
+[[gnu::noinline]] void paint_stack(std::size_t n_bytes, unsigned char byte) {
+  constexpr std::size_t kMostBytes = std::size_t{1}
+                                     << 20;  // stacks of threads have 8 MiB as a rule
+  if (n_bytes > kMostBytes) throw std::invalid_argument("at most 1 MiB of a stack is painted");
+  auto* const bytes = static_cast<volatile unsigned char*>(__builtin_alloca(n_bytes));
+  for (std::size_t index = 0; index < n_bytes; ++index) bytes[index] = byte;
+}
+
 py::list pool_events(const DiscoveryPool& pool, std::size_t begin) {
   py::list events;
   for (const cuda::PoolEvent& event : pool.events(begin)) {
@@ -67,11 +77,13 @@ py::list pool_events(const DiscoveryPool& pool, std::size_t begin) {
 void register_pool(py::module_& module) {
   py::class_<DiscoveryPool, std::shared_ptr<DiscoveryPool>>(
       module, "DiscoveryPool", "One layout without reuse; see native/cuda/discovery_pool.hpp.")
-      .def(py::init<int, std::uint64_t>(), py::arg("device"), py::arg("seed"))
+      .def(py::init<int, std::uint64_t, std::size_t>(), py::arg("device"), py::arg("seed"),
+           py::arg("large_chunk_bytes") = 0)
       .def("allocate", &DiscoveryPool::allocate, py::arg("size_bytes"))
       .def("free", &DiscoveryPool::free, py::arg("address"))
       .def("events", &pool_events, py::arg("begin") = 0)
       .def_property_readonly("n_events", &DiscoveryPool::n_events)
+      .def("shown", &DiscoveryPool::shown)
       .def("rewind", &DiscoveryPool::rewind)
       .def_property_readonly("error", &DiscoveryPool::error)
       .def_static("set_current", &DiscoveryPool::set_current, py::arg("pool"));
@@ -175,6 +187,7 @@ void register_resident(py::module_& module) {
       .def_property_readonly("arena_address", &CudaResident::arena)
       .def_property_readonly("n_launches", &CudaResident::n_launches)
       .def_property_readonly("n_set_params", &CudaResident::n_set_params)
+      .def_property_readonly("n_instantiations", &CudaResident::n_instantiations)
       .def_property_readonly("n_graph_launches", &CudaResident::n_graph_launches);
 }
 
@@ -188,6 +201,8 @@ void register_cuda(py::module_& module) {
   module.def(
       "cuda_is_fault", [](int code) { return cuda::is_fault(static_cast<cuda::Result>(code)); },
       py::arg("code"), "Whether a context does nothing any more after this code of the driver.");
+  module.def("paint_stack", &paint_stack, py::arg("size_bytes"), py::arg("byte"),
+             "Fill so much of the stack below the caller with a byte.");
   register_pool(module);
   py::class_<CudaArena, std::shared_ptr<CudaArena>>(module, "CudaArena")
       .def(py::init<int>(), py::arg("device"))

@@ -26,17 +26,28 @@ std::shared_ptr<CudaWeightStream> make_stream(int device, std::size_t memory_byt
           delete_without_gil<CudaWeightStream>};
 }
 
-// `device`: what torch calls the device that the memory is on.
+// Bytes that lie somewhere on a device; `keep` has the memory. `device`: what torch calls that.
+template <typename Keep>
+py::object bytes_at(std::uint64_t address, std::size_t size_bytes, const std::string& device,
+                    Keep keep) {
+  const at::Device on(device);
+  return from_tensor(
+      at::for_blob(reinterpret_cast<void*>(address), {static_cast<std::int64_t>(size_bytes)})
+          .deleter([keep = std::move(keep)](void*) {})
+          .options(at::TensorOptions(at::kByte).device(on))
+          .target_device(on)
+          .make_tensor());
+}
+
 py::object tensor_of(const std::shared_ptr<CudaWeightStream>& stream, std::size_t weight,
                      const std::string& device) {
   check_weight(stream->plan(), weight);
-  const auto size_bytes = static_cast<std::int64_t>(stream->plan().weights[weight].size_bytes);
-  const at::Device on(device);
-  return from_tensor(at::for_blob(reinterpret_cast<void*>(stream->address(weight)), {size_bytes})
-                         .deleter([stream](void*) {})
-                         .options(at::TensorOptions(at::kByte).device(on))
-                         .target_device(on)
-                         .make_tensor());
+  return bytes_at(stream->address(weight), stream->plan().weights[weight].size_bytes, device,
+                  stream);
+}
+
+py::object tensor_at(std::uint64_t address, std::size_t size_bytes, const std::string& device) {
+  return bytes_at(address, size_bytes, device, nullptr);
 }
 
 std::size_t granularity_bytes(int device) {
@@ -54,6 +65,9 @@ void register_cuda_weights(py::module_& module) {
            py::arg("granule_bytes"), py::arg("weights"), py::arg("transfers"),
            py::arg("n_launches"), py::arg("shares_store") = true)
       .def("tensor", &tensor_of, py::arg("index"), py::arg("device"));
+  module.def("cuda_tensor_at", &tensor_at, py::arg("address"), py::arg("size_bytes"),
+             py::arg("device"),
+             "The bytes at an address of a device, as a tensor; whoever has the memory keeps it.");
   module.def("cuda_granularity_bytes", &granularity_bytes, py::arg("device"),
              py::call_guard<GilReleased>(), "The unit in which memory of the device is mapped.");
   define_held_bytes<CudaWeightStream>(module, "cuda_held_bytes");

@@ -17,6 +17,10 @@ constexpr std::size_t kRandomCellBytes = 16;
 
 }  // namespace
 
+bool CudaResident::is_of_other_memory(Result result, const ResidentNode& node) {
+  return result == kInvalidValue && node.keeps_allocations();
+}
+
 std::string CudaResident::node_name(std::size_t node) const {
   std::string name = "node " + std::to_string(node);
   const std::int64_t launch = node < node_launches_.size() ? node_launches_[node] : -1;
@@ -119,9 +123,10 @@ void CudaResident::make_words(const CudaProgram& program) {
                                                     : ") needs exactly one relocation"));
     }
     if (!nodes_[word.node].parameters->can_move()) {
-      throw CaptureError(node_name(word.node) + ", a " + nodes_[word.node].parameters->describe() +
-                         " in several rows: the driver gives other addresses to copies of one row "
-                         "only, so it cannot be relocated; copy contiguous memory");
+      throw CaptureError(
+          node_name(word.node) + ", a " + nodes_[word.node].parameters->describe() +
+          " in several rows: the driver gives other addresses to copies and memsets of "
+          "one row only, so it cannot be relocated; use contiguous memory");
     }
     words_.push_back({bytes, word.node, word.is_half, word.part == 1, false, false});
     has_words[word.node] = true;
@@ -329,9 +334,8 @@ std::vector<double> CudaResident::time_launches() {
   return cuda::time_launches(driver_, clone_, launches);
 }
 
-void CudaResident::load_in_context() {
-  const RelaxedCapture relaxed(driver_);
-  set_templates();
+// Of the template as it is now, uploaded.
+GraphExec CudaResident::instantiated() {
   GraphExec exec = nullptr;
   driver_.check(driver_.graph_instantiate(&exec, clone_, kUseNodePriority),
                 "instantiating the graph");
@@ -340,7 +344,14 @@ void CudaResident::load_in_context() {
     driver_.graph_exec_destroy(exec);
     driver_.fail(result, "uploading the graph");
   }
-  exec_ = exec;
+  ++n_instantiations_;
+  return exec;
+}
+
+void CudaResident::load_in_context() {
+  const RelaxedCapture relaxed(driver_);
+  set_templates();
+  exec_ = instantiated();
   for (const std::uint32_t node : marked_) {
     nodes_[node].parameters->note_applied();
     nodes_[node].is_marked = false;
@@ -348,11 +359,25 @@ void CudaResident::load_in_context() {
   marked_.clear();
 }
 
+// Another executable graph in the place of one whose node cannot be given what it is to have. The
+// driver frees the old one when it has ended (cuGraphExecDestroy).
+void CudaResident::instantiate_again() {
+  const RelaxedCapture relaxed(driver_);
+  for (std::uint32_t node = 0; node < nodes_.size(); ++node) {
+    if (nodes_[node].may_change) set_template(node);
+  }
+  driver_.graph_exec_destroy(std::exchange(exec_, instantiated()));
+  for (const Node& node : nodes_) {
+    if (node.may_change) node.parameters->note_applied();
+  }
+}
+
 void CudaResident::set_node(std::uint32_t node) {
   ResidentNode& parameters = *nodes_[node].parameters;
   parameters.forget();
   ++n_set_params_;
   const Result result = parameters.set_exec(exec_, parameters.handle(), context_.handle());
+  if (is_of_other_memory(result, parameters)) return instantiate_again();
   if (result != kSuccess) {
     driver_.fail(result, "re-setting " + node_name(node) + ", a " + parameters.describe());
   }

@@ -61,6 +61,10 @@ struct CudaProgram {
 // which may have been freed and made again at the same one. A node whose re-setting failed is
 // re-set by the next execution, whatever its image.
 //
+// A copy or memset may be tied to the kind of memory that it was instantiated for: mapped memory,
+// as the arena is, or allocated memory. Where the driver refuses to re-set one
+// (CUDA_ERROR_INVALID_VALUE) the graph is instantiated anew.
+//
 // Where weights are streamed the graph has their copies as nodes, and is launched on a stream of
 // its own: the caller's waits for the outputs alone, and the copies for the next execution go on.
 // They are no words, and are re-set only where new content of a weight has another place.
@@ -122,6 +126,7 @@ class CudaResident final : public StreamResident<CudaStreams> {
   // Nodes re-set in the executable graph so far, failed attempts included, and its launches.
   std::uint64_t n_set_params() const { return n_set_params_; }
   std::uint64_t n_graph_launches() const { return n_graph_launches_; }
+  std::uint64_t n_instantiations() const { return n_instantiations_; }
 
  private:
   struct Word {
@@ -161,7 +166,10 @@ class CudaResident final : public StreamResident<CudaStreams> {
   void prepare();
   void set_template(std::uint32_t node);
   void set_templates();
+  static bool is_of_other_memory(Result result, const ResidentNode& node);
+  GraphExec instantiated();
   void load_in_context();
+  void instantiate_again();
   void set_changed();
   void set_node(std::uint32_t node);
   void note_reading();
@@ -197,6 +205,7 @@ class CudaResident final : public StreamResident<CudaStreams> {
   bool timing_failed_ = false;  // since the latest execution
   std::uint64_t n_set_params_ = 0;
   std::uint64_t n_graph_launches_ = 0;
+  std::uint64_t n_instantiations_ = 0;  // but those that are timed
 };
 
 }  // namespace offload::cuda

@@ -39,6 +39,10 @@ void CudaResident::set_timed() {
     if (!keeps && !(node.may_change && timed_->is_changed(index, *node.parameters))) continue;
     ++n_set_params_;
     const Result result = timed_->set(index, *node.parameters, context_.handle());
+    if (is_of_other_memory(result, *node.parameters)) {
+      forget_timed();
+      return make_timed();
+    }
     if (result != kSuccess) {
       driver_.fail(result, "re-setting " + node_name(index) + ", a " + node.parameters->describe());
     }

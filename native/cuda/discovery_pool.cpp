@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 
 namespace offload::cuda {
 namespace {
@@ -24,13 +25,17 @@ Current& the_current() {
 
 }  // namespace
 
-DiscoveryPool::DiscoveryPool(int device, std::uint64_t seed)
+DiscoveryPool::DiscoveryPool(int device, std::uint64_t seed, std::size_t large_chunk_bytes)
     : driver_(Driver::get()),
       context_(driver_, device),
       chunk_bytes_(granularity_bytes(driver_, context_.device())),
       chunk_(driver_, context_.device(), chunk_bytes_),
       seed_(seed),
-      random_state_(seed) {}
+      random_state_(seed) {
+  if (large_chunk_bytes > chunk_bytes_) {
+    large_chunk_.emplace(driver_, context_.device(), round_up(large_chunk_bytes, chunk_bytes_));
+  }
+}
 
 // SplitMix64 (Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, 2014).
 std::uint64_t DiscoveryPool::random() {
@@ -56,8 +61,8 @@ DevicePointer DiscoveryPool::place(std::size_t n_bytes) {
   const bool is_first = area_ == 0 && n_chunks_used_ == 0;
   const std::size_t gap = guard_chunks + random() % (is_first ? kFirstChunks : kGapChunks);
   const std::size_t skew_bytes = random() % (chunk_bytes_ / kSkewUnitBytes) * kSkewUnitBytes;
-  const std::size_t n_chunks =
-      std::max<std::size_t>(1, round_up(skew_bytes + n_bytes, chunk_bytes_) / chunk_bytes_);
+  const std::size_t unit = unit_bytes(n_bytes);
+  const std::size_t n_chunks = std::max(unit, round_up(skew_bytes + n_bytes, unit)) / chunk_bytes_;
   while (area_ < areas_.size() &&
          n_chunks_used_ + gap + n_chunks + guard_chunks > areas_[area_].mapped.size()) {
     ++area_;
@@ -71,21 +76,66 @@ DevicePointer DiscoveryPool::place(std::size_t n_bytes) {
   }
   Area& area = areas_[area_];
   const DevicePointer begin = area.range.address() + (n_chunks_used_ + gap) * chunk_bytes_;
-  show_chunk(area, begin, n_chunks * chunk_bytes_);
+  show_chunks(area, begin, n_chunks * chunk_bytes_, unit);
   n_chunks_used_ += gap + n_chunks;
   return begin + skew_bytes;
 }
 
-void DiscoveryPool::show_chunk(Area& area, DevicePointer begin, std::size_t n_bytes) {
-  bool is_new = false;
-  for (std::size_t offset = 0; offset < n_bytes; offset += chunk_bytes_) {
-    const std::size_t index = (begin + offset - area.range.address()) / chunk_bytes_;
-    if (area.mapped[index]) continue;
-    area.range.map(begin + offset, chunk_);
-    area.mapped[index] = true;
-    is_new = true;
+// Of the chunks that an allocation shows.
+std::size_t DiscoveryPool::unit_bytes(std::size_t n_bytes) const {
+  constexpr std::size_t kLeastPart = 4;
+  if (!large_chunk_ || n_bytes < large_chunk_->size_bytes() / kLeastPart) return chunk_bytes_;
+  return large_chunk_->size_bytes();
+}
+
+// Where the layout began again something is mapped already: then what is left shows small ones.
+void DiscoveryPool::show_chunks(Area& area, DevicePointer begin, std::size_t n_bytes,
+                                std::size_t unit_bytes) {
+  const auto first = area.mapped.begin() +
+                     static_cast<std::ptrdiff_t>((begin - area.range.address()) / chunk_bytes_);
+  const auto n_in_unit = static_cast<std::ptrdiff_t>(unit_bytes / chunk_bytes_);
+  DevicePointer new_begin = begin;  // what is new since then is not accessible yet
+  DevicePointer new_end = begin;
+  const auto allow = [&] {
+    if (new_end == new_begin) return;
+    area.range.allow_access(new_begin, new_end - new_begin, context_.device());
+  };
+  const auto show_new = [&](DevicePointer at, const PhysicalMemory& chunk) {
+    if (at != new_end) {
+      allow();
+      new_begin = at;
+    }
+    show(area, at, chunk);
+    new_end = at + chunk.size_bytes();
+  };
+  for (std::size_t offset = 0; offset < n_bytes; offset += unit_bytes) {
+    const auto in_unit = first + static_cast<std::ptrdiff_t>(offset / chunk_bytes_);
+    if (unit_bytes > chunk_bytes_ && std::none_of(in_unit, in_unit + n_in_unit, std::identity())) {
+      show_new(begin + offset, *large_chunk_);
+      continue;
+    }
+    for (std::ptrdiff_t index = 0; index < n_in_unit; ++index) {
+      if (in_unit[index]) continue;
+      show_new(begin + offset + static_cast<std::size_t>(index) * chunk_bytes_, chunk_);
+    }
   }
-  if (is_new) area.range.allow_access(begin, n_bytes, context_.device());
+  allow();
+}
+
+void DiscoveryPool::show(Area& area, DevicePointer at, const PhysicalMemory& chunk) {
+  area.range.map(at, chunk);
+  const auto first =
+      area.mapped.begin() + static_cast<std::ptrdiff_t>((at - area.range.address()) / chunk_bytes_);
+  std::fill_n(first, chunk.size_bytes() / chunk_bytes_, true);
+  const auto is_known = [&](const auto& one) { return one.second == chunk.size_bytes(); };
+  if (std::none_of(shown_.begin(), shown_.end(), is_known)) {
+    shown_.emplace_back(at, chunk.size_bytes());
+  }
+}
+
+std::vector<std::pair<DevicePointer, std::size_t>> DiscoveryPool::shown() const {
+  const std::lock_guard lock(mutex_);
+  return shown_;
 }
 
 void DiscoveryPool::free(DevicePointer address) {

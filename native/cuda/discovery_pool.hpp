@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/memory.hpp"
@@ -20,16 +21,20 @@ struct PoolEvent {
 
 // One layout without reuse: every allocation lies at an address of its own between guard gaps of
 // at least 1 MiB, where nothing is mapped. All addresses show the same physical chunk, since a
-// capture executes nothing. The seed moves the first address, the gaps, and the place within a
-// chunk (by multiples of 512 B, the alignment that torch's allocator gives), so that no integer
-// looks like the same (allocation, offset) in layouts of different seeds.
+// capture executes nothing; those of large allocations show another one, if that is wanted, as
+// mapping many small ones takes time (some 0.3 ms for each that is mapped). The seed moves the
+// first address, the gaps, and the place within a chunk (by multiples of 512 B, the alignment that
+// torch's allocator gives), so that no integer looks like the same (allocation, offset) in layouts
+// of different seeds.
 //
 // Owner: shared by the discovery and by whoever made it current. Addresses hold until it is
 // destroyed, which waits for nothing: nothing may have been executed on them. Thread: any. Errors:
 // the constructor throws BackendUnavailable, it and allocate throw ExecutionError.
 class DiscoveryPool {
  public:
-  DiscoveryPool(int device, std::uint64_t seed);
+  // `large_chunk_bytes`: of the chunk that allocations of a quarter of it or more show, rounded up
+  // to whole ones; 0: all show the small one.
+  DiscoveryPool(int device, std::uint64_t seed, std::size_t large_chunk_bytes = 0);
 
   // A new address for `size_bytes` (0 too). A stream capture on this thread is not disturbed.
   DevicePointer allocate(std::size_t size_bytes);
@@ -41,6 +46,9 @@ class DiscoveryPool {
   // on; none from a number beyond the last.
   std::vector<PoolEvent> events(std::size_t begin = 0) const;
   std::size_t n_events() const;
+
+  // Where each chunk of which something is shown is shown as a whole, and its bytes.
+  std::vector<std::pair<DevicePointer, std::size_t>> shown() const;
 
   // Starts the layout again: the same sizes in the same order get the same addresses. What was
   // given out before stays mapped.
@@ -62,12 +70,15 @@ class DiscoveryPool {
 
   std::uint64_t random();
   DevicePointer place(std::size_t n_bytes);
-  void show_chunk(Area& area, DevicePointer begin, std::size_t n_bytes);
+  std::size_t unit_bytes(std::size_t n_bytes) const;
+  void show_chunks(Area& area, DevicePointer begin, std::size_t n_bytes, std::size_t unit_bytes);
+  void show(Area& area, DevicePointer at, const PhysicalMemory& chunk);
 
   const Driver& driver_;
   PrimaryContext context_;
   std::size_t chunk_bytes_;
   PhysicalMemory chunk_;
+  std::optional<PhysicalMemory> large_chunk_;
   std::uint64_t seed_;
   mutable std::mutex mutex_;
   std::uint64_t random_state_;
@@ -75,6 +86,7 @@ class DiscoveryPool {
   std::size_t area_ = 0;           // where the next allocation goes
   std::size_t n_chunks_used_ = 0;  // of that area
   std::vector<PoolEvent> events_;
+  std::vector<std::pair<DevicePointer, std::size_t>> shown_;
   std::optional<std::string> error_;
 };
 

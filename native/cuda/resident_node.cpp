@@ -247,6 +247,7 @@ class MemsetNode final : public ResidentNode {
   }
 
   bool keeps_allocations() const override { return true; }
+  bool can_move() const override { return params_.height == 1; }
 
   Result set_template() override {
     take_address();

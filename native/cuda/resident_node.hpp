@@ -47,7 +47,8 @@ class ResidentNode {
   // number is stale once its memory was freed and allocated again (copies and memsets).
   virtual bool keeps_allocations() const { return false; }
 
-  // Whether the executable graph's node can be given other addresses.
+  // Whether the executable graph's node can be given other addresses: copies and memsets of one row
+  // (cuGraphExecMemcpyNodeSetParams and cuGraphExecMemsetNodeSetParams of the driver's manual).
   virtual bool can_move() const { return true; }
 
   // Whether there is anything to execute.

@@ -413,7 +413,7 @@ void bind_call(const CallSpec& spec, Call& call) {
     bind_input(spec, index, in_grad_mode, call);
   }
   if (!spec.host_constants.empty()) check_host_constants(spec, call);
-  check_written_overlaps(spec, call);
+  check_input_overlaps(spec, call);
   bind_outputs(spec, call);
   if (has_out) check_given_overlaps(spec, call);
   check_feature_map(spec, call);

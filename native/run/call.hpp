@@ -105,7 +105,7 @@ struct OverlapSpec {
   std::int64_t distance_bytes = 0;
 };
 
-// A tensor in whose storage a weight lies. Small, and side by side in memory: each call asks all.
+// A tensor in whose storage a weight lies.
 struct WeightPlace {
   const c10::TensorImpl* tensor;
   std::size_t size_bytes;
@@ -132,6 +132,7 @@ struct CallSpec {
   bool has_writes = false;  // to an input or a weight
   std::vector<WeightPlace> weight_places;
   bool returns_weights = false;
+  std::vector<std::size_t> written_weights;  // by number
 };
 
 // A copy that an execution makes because a tensor cannot be used where it lies.

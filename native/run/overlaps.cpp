@@ -15,19 +15,13 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& message) { throw BindingError(message); }
 
-struct Range {
-  std::uint64_t begin;
-  std::uint64_t end;
-  bool overlaps(const Range& other) const { return begin < other.end && other.begin < end; }
-};
-
 Range range_of(const at::Tensor& tensor) {
   const auto begin = reinterpret_cast<std::uint64_t>(tensor.const_data_ptr());
   return {begin, begin + span_bytes_of(tensor)};
 }
 
 // Inputs of which one is written must overlap exactly as recorded, the others not at all.
-void check_input_overlaps(const CallSpec& spec, const Call& call) {
+void check_written_inputs(const CallSpec& spec, const Call& call) {
   for (std::size_t first = 0; first < spec.inputs.size(); ++first) {
     for (std::size_t second = first + 1; second < spec.inputs.size(); ++second) {
       if (!spec.inputs[first].written && !spec.inputs[second].written) continue;
@@ -66,7 +60,7 @@ void for_each_range(const CallSpec& spec, Check check) {
 }
 
 // Inputs and weights of which one is written must not overlap.
-void check_weight_overlaps(const CallSpec& spec, const Call& call) {
+void check_written_weights(const CallSpec& spec, const Call& call) {
   for_each_range(spec, [&](const Range& range, const WeightSpec& weight) {
     for (std::size_t index = 0; index < spec.inputs.size(); ++index) {
       if (!weight.written && !spec.inputs[index].written) continue;
@@ -117,15 +111,53 @@ class GivenRanges {
   Range all_{0, 0};  // from the first to the last
 };
 
+// Whether there is memory that no weight may lie in, and some may.
+bool may_overlap(const CallSpec& spec, const Call& call, const Stretches& memory) {
+  const auto lies_in = [&](const at::Tensor& tensor) {
+    return tensor.defined() && memory.overlap(range_of(tensor));
+  };
+  return (spec.has_writes && std::any_of(call.inputs.begin(), call.inputs.end(), lies_in)) ||
+         std::any_of(call.given_results.begin(), call.given_results.end(), lies_in) ||
+         lies_in(call.feature_map);
+}
+
 }  // namespace
+
+Stretches::Stretches(std::vector<Range> ranges) {
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& one, const Range& other) { return one.begin < other.begin; });
+  for (const Range& range : ranges) {
+    if (range.begin == range.end) continue;
+    if (!merged_.empty() && range.begin <= merged_.back().end) {
+      merged_.back().end = std::max(merged_.back().end, range.end);
+    } else {
+      merged_.push_back(range);
+    }
+  }
+}
+
+bool Stretches::overlap(const Range& range) const {
+  const auto after =
+      std::lower_bound(merged_.begin(), merged_.end(), range.end,
+                       [](const Range& one, std::uint64_t end) { return one.begin < end; });
+  return after != merged_.begin() && std::prev(after)->overlaps(range);
+}
+
+Stretches weight_memory(const CallSpec& spec) {
+  std::vector<Range> ranges;
+  for_each_range(spec, [&](const Range& range, const WeightSpec&) { ranges.push_back(range); });
+  return Stretches(std::move(ranges));
+}
 
 void prepare_overlap_checks(CallSpec& spec) {
   const auto is_written = [](const auto& one) { return one.written; };
   spec.has_writes = std::any_of(spec.inputs.begin(), spec.inputs.end(), is_written) ||
                     std::any_of(spec.weights.begin(), spec.weights.end(), is_written);
   spec.weight_places.clear();
+  spec.written_weights.clear();
   for (std::size_t index = 0; index < spec.weights.size(); ++index) {
     const WeightSpec& weight = spec.weights[index];
+    if (weight.written) spec.written_weights.push_back(index);
     const auto add = [&](const at::Tensor& tensor) {
       spec.weight_places.push_back({tensor.unsafeGetTensorImpl(), weight.size_bytes, index});
     };
@@ -134,10 +166,8 @@ void prepare_overlap_checks(CallSpec& spec) {
   }
 }
 
-void check_written_overlaps(const CallSpec& spec, const Call& call) {
-  if (!spec.has_writes) return;
-  check_input_overlaps(spec, call);
-  check_weight_overlaps(spec, call);
+void check_input_overlaps(const CallSpec& spec, const Call& call) {
+  if (spec.has_writes) check_written_inputs(spec, call);
 }
 
 void check_given_overlaps(const CallSpec& spec, const Call& call) {
@@ -145,9 +175,6 @@ void check_given_overlaps(const CallSpec& spec, const Call& call) {
   for (std::size_t index = 0; index < spec.inputs.size(); ++index) {
     given.refuse_overlap(range_of(call.inputs[index]), spec.inputs[index].name);
   }
-  for_each_range(spec, [&](const Range& range, const WeightSpec& weight) {
-    given.refuse_overlap(range, weight.name);
-  });
 }
 
 void check_feature_map_overlaps(const CallSpec& spec, const Call& call) {
@@ -157,15 +184,24 @@ void check_feature_map_overlaps(const CallSpec& spec, const Call& call) {
       refuse("feature_map overlaps " + spec.inputs[index].name + ": pass separate memory");
     }
   }
-  for_each_range(spec, [&](const Range& place, const WeightSpec& weight) {
-    if (!range.overlaps(place)) return;
-    refuse("feature_map overlaps " + weight.name + ": pass separate memory");
-  });
   for (const at::Tensor& given : call.given_results) {
     if (given.defined() && range_of(given).overlaps(range)) {
       refuse("feature_map overlaps an out= buffer: pass separate memory");
     }
   }
+}
+
+void check_weight_overlaps(const CallSpec& spec, const Call& call, const Stretches* memory) {
+  if (memory != nullptr && !may_overlap(spec, call, *memory)) return;
+  if (spec.has_writes) check_written_weights(spec, call);
+  const GivenRanges given(call.given_results);
+  const Range map = call.feature_map.defined() ? range_of(call.feature_map) : Range{};
+  for_each_range(spec, [&](const Range& range, const WeightSpec& weight) {
+    given.refuse_overlap(range, weight.name);
+    if (map.overlaps(range)) {
+      refuse("feature_map overlaps " + weight.name + ": pass separate memory");
+    }
+  });
 }
 
 }  // namespace offload

@@ -66,7 +66,7 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
     : spec_(std::move(spec)),
       resident_(std::move(resident)),
       header_(std::move(triggers), resident_->relocations()),
-      weights_(spec_.weights),
+      weights_(spec_),
       streamed_(streamed),
       streams_weights_(resident_->streams_weights()),
       substages_(resident_->substages()),
@@ -134,6 +134,7 @@ std::shared_ptr<const HeldStorages> Replay::hold_memory(Call& call) const {
   {
     const std::lock_guard lock(weights_mutex_);
     weights = weights_.pins();
+    check_weight_overlaps(spec_, call, &weights_.memory());
   }
   return hold(call, std::move(weights));
 }
@@ -203,12 +204,13 @@ void Replay::rebind_weights() {
   const std::lock_guard lock(lane_.execution_mutex());
   const std::lock_guard weights_lock(weights_mutex_);
   replaced = weights_.rebind();
+  weights_.bind(header_);
 }
 
-void Replay::check_ready() const {
+void Replay::check_ready(const Call& call) const {
   refuse_inside_launch();
   const std::lock_guard lock(weights_mutex_);
-  weights_.check();
+  check_weight_overlaps(spec_, call, weights_.check() ? &weights_.memory() : nullptr);
 }
 
 std::uint64_t Replay::feature_map_address(const Call& call) {
@@ -229,7 +231,6 @@ void Replay::bind(const Call& call) {
       header_.bind(spec_.outputs[index].slot, call.output_addresses[index]);
     }
   }
-  weights_.bind(header_);
   header_.bind(spec_.feature_map_slot, feature_map_address(call));
 }
 
@@ -257,7 +258,7 @@ void Replay::run(Call& call, bool queued) {
   if (streams_weights_) resident_->trace_weights(traced != nullptr);
   execution.begin_ns = waited || trace ? now_ns() : call.checked_ns;  // a trace is no header work
   if (trace && !waited) trace->clock_reads = 1;
-  weights_.check();
+  check_weights(call);
   check_held(spec_, call);
   std::optional<KernelScope> scope;
   if (!streamed_ || call.has_copies()) scope.emplace();  // else nothing of torch runs here
@@ -280,6 +281,15 @@ void Replay::run(Call& call, bool queued) {
   execution.bytes_copied = call.bytes_copied;
   execution.outputs_allocated = call.outputs_allocated;
   keep(execution, std::move(trace));
+}
+
+// Under the execution mutex, so that weights stay what they are found to be.
+void Replay::check_weights(const Call& call) {
+  if (!weights_.check()) {
+    const std::lock_guard lock(weights_mutex_);
+    weights_.bind(header_);
+  }
+  check_weight_overlaps(spec_, call, &weights_.memory());
 }
 
 // Torch may leave its own copies to a thread that delivers them later, as torch_npu does: whoever
@@ -376,8 +386,8 @@ void Replay::hand_out(Call& call, ExecutionTrace* trace) {
   for (std::size_t index = 0; index < spec_.inputs.size(); ++index) {
     if (spec_.inputs[index].written) bump_version(call.inputs[index]);
   }
-  for (const WeightSpec& weight : spec_.weights) {
-    if (weight.written) bump_version(weight.holders.front());
+  for (const std::size_t weight : spec_.written_weights) {
+    bump_version(spec_.weights[weight].holders.front());
   }
   for (const at::Tensor& given : call.given_results) {
     if (given.defined()) bump_version(given);

@@ -55,9 +55,9 @@ class Replay : public std::enable_shared_from_this<Replay> {
   // Takes the storages that the weights' tensors have now.
   void rebind_weights();
 
-  // Refuses what an execution would refuse before it runs, for whoever changes state ahead of it.
-  // Does not wait for executions in flight.
-  void check_ready() const;
+  // Refuses what an execution of this call would refuse before it runs, for whoever changes state
+  // ahead of it. Does not wait for executions in flight.
+  void check_ready(const Call& call) const;
 
   LastExecution last_execution() const;
 
@@ -103,6 +103,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void note_weights(LastExecution& execution, ExecutionTrace* trace);
   void hand_out(Call& call, ExecutionTrace* trace);
   void keep(const LastExecution& execution, std::optional<ExecutionTrace> trace);
+  void check_weights(const Call& call);
   void bind(const Call& call);
   Resident* copier() const { return streamed_ ? resident_.get() : nullptr; }
   std::uint64_t feature_map_address(const Call& call);

@@ -40,6 +40,8 @@ void prefetch(const Object* object) {
   for (std::size_t at = 0; at < sizeof(Object); at += kLineBytes) __builtin_prefetch(begin + at);
 }
 
+constexpr std::size_t kHoldersAhead = 4;  // a processor asks for some 10 to 20 lines at once
+
 }  // namespace
 
 void check_laid_out_as_recorded(const WeightSpec& weight) {
@@ -74,18 +76,20 @@ void Weights::flatten() {
   holders_.clear();
   numbers_.clear();
   places_.clear();
+  moved_.clear();
   packed_.clear();
   for (std::size_t weight = 0; weight < specs_.size(); ++weight) {
     const WeightSpec& spec = specs_[weight];
-    places_.push_back({spec.slot, spec.place().unsafeGetStorageImpl()});
+    places_.push_back({spec.slot, spec.place().unsafeGetStorageImpl(), nullptr});
     if (spec.packed) {
       const c10::StorageImpl* const storage = spec.storage.unsafeGetStorageImpl();
       packed_.push_back({weight, storage, storage->data()});
     }
     for (const at::Tensor& holder : spec.holders) {
       holders_.push_back({holder.unsafeGetTensorImpl(), spec.storage.unsafeGetStorageImpl(),
-                          spec.size_bytes, holder.dtype(), holder.key_set() & kLazy, weight,
-                          static_cast<std::size_t>(holder.dim()), numbers_.size()});
+                          nullptr, spec.size_bytes, holder.dtype(), holder.key_set() & kLazy,
+                          static_cast<std::uint32_t>(weight),
+                          static_cast<std::uint32_t>(holder.dim()), numbers_.size()});
       numbers_.insert(numbers_.end(), holder.sizes().begin(), holder.sizes().end());
       numbers_.insert(numbers_.end(), holder.strides().begin(), holder.strides().end());
       numbers_.push_back(holder.storage_offset());
@@ -103,27 +107,47 @@ bool Weights::is_as_bound(const Holder& holder) const {
          (tensor.key_set() & kLazy) == holder.lazy;
 }
 
-void Weights::check() const {
-  for (const Holder& holder : holders_) {
-    prefetch(holder.tensor);
-    prefetch(holder.storage);
+void Weights::bind(Header& header) {
+  moved_.clear();
+  for (std::size_t weight = 0; weight < specs_.size(); ++weight) {
+    Place& place = places_[weight];
+    place.address = place.storage->data();
+    header.bind(place.slot, reinterpret_cast<std::uint64_t>(place.address));
+    if (specs_[weight].moved.defined()) moved_.push_back(place);
   }
-  for (const Holder& holder : holders_) {
+  for (Holder& holder : holders_) holder.address = holder.storage->data();
+  memory_ = weight_memory(spec_);
+}
+
+bool Weights::check() const {
+  bool stays = true;
+  const std::size_t n_holders = holders_.size();
+  for (std::size_t index = 0; index < n_holders; ++index) {
+    if (index + kHoldersAhead < n_holders) {
+      prefetch(holders_[index + kHoldersAhead].tensor);
+      prefetch(holders_[index + kHoldersAhead].storage);
+    }
+    const Holder& holder = holders_[index];
     if (holder.tensor->unsafe_storage().unsafeGetStorageImpl() != holder.storage ||
-        holder.storage->nbytes() < holder.size_bytes) {
+        holder.storage->nbytes() < holder.size_bytes) [[unlikely]] {
       for (const WeightSpec& weight : specs_) check_laid_out_as_recorded(weight);  // or no advice
       throw BindingError(specs_[holder.weight].name +
                          ": its storage was swapped since it was bound (param.data = ...); call "
                          "run.rebind_weights() to use the new one");
     }
-    if (!is_as_bound(holder)) throw BindingError(specs_[holder.weight].name + kLaidOutAnew);
+    if (!is_as_bound(holder)) [[unlikely]] {
+      throw BindingError(specs_[holder.weight].name + kLaidOutAnew);
+    }
+    stays &= holder.storage->data() == holder.address;
   }
+  for (const Place& place : moved_) stays &= place.storage->data() == place.address;
   for (const Packed& packed : packed_) {
     if (packed.storage->data() == packed.address) continue;
     throw BindingError(specs_[packed.weight].name +
                        ": its memory was moved since it was bound, as share_memory() does, and "
                        "kernels read it packed; load the program again");
   }
+  return stays;
 }
 
 }  // namespace offload

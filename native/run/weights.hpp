@@ -9,6 +9,7 @@
 #include "offload/header.hpp"
 #include "run/call.hpp"
 #include "run/held_storages.hpp"
+#include "run/overlaps.hpp"
 
 namespace offload {
 
@@ -19,8 +20,8 @@ void check_laid_out_as_recorded(const WeightSpec& weight);
 // Owner: one Replay. Thread: callers serialise. Errors: BindingError naming the weight.
 class Weights {
  public:
-  // `specs` must outlive this, and not move.
-  explicit Weights(std::vector<WeightSpec>& specs) : specs_(specs) {}
+  // `spec` must outlive this, and its weights not move.
+  explicit Weights(CallSpec& spec) : spec_(spec), specs_(spec.weights) {}
 
   // What is let go, to be dropped where no lock is held: memory of Python's is freed under the GIL.
   struct Replaced {
@@ -35,32 +36,39 @@ class Weights {
   const std::shared_ptr<const StoragePins>& pins() const { return pins_; }
 
   // Refuses tensors that lie elsewhere, or are laid out anew, since they were bound, and packed
-  // weights whose memory was moved: other processes may write it now, unseen. Done at each
-  // execution, when their memory has left the caches: all of it is asked for at once.
-  void check() const;
+  // weights whose memory was moved: other processes may write it now, unseen. Torch tells nobody
+  // when a tensor is given another storage, so that each is looked at once at each execution, when
+  // its memory may have left the caches: what comes soon is asked for meanwhile. Nothing else of an
+  // execution looks at each weight.
+  //
+  // Gives whether all memory is where it was at the latest bind, as a rule: a storage may be given
+  // other memory (`share_memory_`).
+  bool check() const;
 
-  // Binds where launches find each weight.
-  void bind(Header& header) const {
-    for (const Place& place : places_) {
-      header.bind(place.slot, reinterpret_cast<std::uint64_t>(place.storage->data()));
-    }
-  }
+  // Binds where launches find each weight, and notes it: once the storages are others, and where
+  // memory has moved.
+  void bind(Header& header);
+
+  // Where weights lay at the latest bind.
+  const Stretches& memory() const { return memory_; }
 
  private:
   struct Place {
     std::size_t slot;
     const c10::StorageImpl* storage;
+    const void* address;  // at the latest bind
   };
 
   // What check compares, side by side in memory.
   struct Holder {
     c10::TensorImpl* tensor;
     c10::StorageImpl* storage;
+    const void* address;  // at the latest bind
     std::size_t size_bytes;
     caffe2::TypeMeta dtype;
     c10::DispatchKeySet lazy;  // conjugation and negation
-    std::size_t weight;
-    std::size_t n_dims;
+    std::uint32_t weight;
+    std::uint32_t n_dims;
     std::size_t first_number;  // in numbers_: sizes, strides, offset
   };
 
@@ -74,10 +82,13 @@ class Weights {
   bool is_as_bound(const Holder& holder) const;
   void flatten();
 
+  const CallSpec& spec_;
   std::vector<WeightSpec>& specs_;
   std::vector<Holder> holders_;
-  std::vector<Place> places_;
+  std::vector<Place> places_;  // by weight
+  std::vector<Place> moved_;   // of those that launches find elsewhere
   std::vector<Packed> packed_;
+  Stretches memory_;
   std::vector<std::int64_t> numbers_;
   std::shared_ptr<const StoragePins> pins_;
 };

@@ -23,11 +23,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.filterwarnings("default"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The operator database comes last: it takes longer than all others."""
-    items.sort(key=lambda item: item.path.name == "test_device_operators.py")
-
-
 @pytest.fixture(autouse=True)
 def device() -> Iterator[torch.device]:
     """The GPU, for inference."""

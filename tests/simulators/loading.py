@@ -43,6 +43,7 @@ class Device:
     def __init__(self, simulator, monkeypatch) -> None:
         current_context()
         self.simulator = simulator
+        simulator.set_host_is_device(True)
         self.add = simulator.kernel("add_kernel", [8, 8, 8], add_floats)
         self.scale = simulator.kernel("scale_kernel", [8, 8, 4], scale_floats)
         self._monkeypatch = monkeypatch

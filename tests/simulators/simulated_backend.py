@@ -70,7 +70,7 @@ class SimulatedBackend(CudaBackend):
 
     def proof_memory(self, index: int) -> DeviceMemory:
         """Of the simulated device and the host."""
-        return ProofMemory(index)
+        return ProofMemory(index, self.tensor_device(index))
 
 
 def install(
@@ -82,6 +82,7 @@ def install(
         records: recordings on the CPU are for this backend: they may be opaque, and are compared
             with what the callable does.
     """
+    simulator.set_host_is_device(True)
     simulator.set_eager(True)  # nobody synchronises before looking at a tensor of the CPU
     backend = SimulatedBackend(simulator)
     known = {**backends._BACKENDS, backend.name: lambda: backend}

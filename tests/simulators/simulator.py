@@ -62,6 +62,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_library_kernel": (_address, [_address]),
     "sim_hide": (None, [_text]),
     "sim_set_strict_kinds": (None, [_int]),
+    "sim_set_host_is_device": (None, [_int]),
     "sim_set_node_order": (None, [_int, ctypes.c_uint64]),
     "sim_set_granularity": (_int, [_bytes]),
     "sim_set_driver_version": (None, [_int]),
@@ -239,8 +240,19 @@ class Simulator(DeviceControls):
         self.library.sim_hide(function.encode())
 
     def set_strict_kinds(self, strict: bool) -> None:
-        """Whether copy and memset nodes of executables are tied to plain or mapped memory."""
+        """Whether copy and memset nodes of executables are tied to plain or mapped memory.
+
+        They are, until a test says otherwise.
+        """
         self.library.sim_set_strict_kinds(strict)
+
+    def set_host_is_device(self, is_device: bool) -> None:
+        """Whether memory that the driver did not allocate stands for the device's in copies.
+
+        Of tests whose tensors of the CPU are the device's. Without, it is pageable: it is read at
+        the call, until the next reset.
+        """
+        self.library.sim_set_host_is_device(is_device)
 
     def set_node_order(self, order: int, seed: int = 0) -> None:
         """How nodes of a graph run where edges leave it open, from the next launch on.

@@ -49,7 +49,7 @@ def device(simulator, monkeypatch) -> Device:
 
 def test_a_program_is_proved_and_executed_at_new_addresses(device):
     run = device.load(*chain(device))
-    assert device.simulator.calls("cuGraphLaunch") == 3  # of the proof
+    assert device.simulator.calls("cuGraphLaunch") == 4  # of the proof
     assert run._loaded.resident.n_graph_launches == 0
     for _ in range(3):
         x = on_device(torch.randn(N))
@@ -493,6 +493,46 @@ def test_a_driver_that_fails_leaves_nothing_behind(device, function, nth):
     assert device.simulator.live_bytes == 0
     assert device.simulator.live("executable") == 0
     assert device.simulator.live("graph") == 0
+
+
+def test_what_torch_only_keeps_is_given_back_for_pools_and_the_arena(device, monkeypatch):
+    """Each asks once for it, where there is too little, and tries once more."""
+    simulator, emptied = device.simulator, []
+    kept: list[int] = []
+
+    def keep() -> None:
+        """All but 1 MiB of the device's memory is torch's, until it is asked for."""
+        simulator.set_memory_limit(64 << 30)
+        kept[:] = [int(call("cuMemAlloc", 64 << 20))]
+        simulator.set_memory_limit(simulator.physical_bytes + (1 << 20))
+
+    def empty() -> None:
+        emptied.append(len(kept))
+        while kept:
+            call("cuMemFree", kept.pop())
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty)
+    keep()
+    program, steps = chain(device)
+    with device.load(program, steps, verify=False) as run:
+        assert emptied[:1] == [1]  # for the first pool
+        x = on_device(torch.randn(N))
+        assert torch.equal(result(run, x), (x * 2 + x) * 3)
+    resident, made = _native.CudaResident, []
+
+    def make_resident(**given: object) -> object:
+        if not made:
+            keep()
+        made.append(given)
+        return resident(**given)
+
+    emptied.clear()
+    monkeypatch.setattr(_native, "CudaResident", make_resident)
+    with device.load(program, steps, verify=False):
+        assert emptied == [1]
+        assert len(made) == 2
 
 
 def test_a_device_fault_in_the_proof_is_an_execution_error(device):

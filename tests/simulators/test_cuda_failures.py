@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import time
 from collections.abc import Callable
 
@@ -390,6 +391,22 @@ def test_copies_in_rows_cannot_be_relocated(cuda, arena):
         _native.CudaResident(words=[(0, 0, 8)], relocations=[(0, 0, 0)], **fields)
     resident = _native.CudaResident(words=[], relocations=[], **fields)
     assert run(resident) == run(resident) == 0
+
+
+def test_memsets_in_rows_cannot_be_relocated(cuda, arena):
+    """Nor does the driver re-set those; one whose address stays is executed."""
+    y, stream = cuda.allocate([1] * 8), cuda.stream()
+    with cuda.capture(stream) as graph:
+        cuda.fill(y, 5, 1, 4, stream)
+    rows = struct.pack("<QQIIQQ", y, 16, 5, 4, 1, 2)
+    cuda("cuGraphMemsetNodeSetParams", ctypes.c_void_p(graph.nodes[0]), rows)
+    fields = {"node_handles": graph.nodes, "launches": [0], "n_launches": 1, "arena_bytes": 0}
+    fields |= {"device": 0, "graph": graph.handle, "arena": arena}
+    with pytest.raises(CaptureError, match=r"node 0, a memset of 8 bytes in several rows"):
+        _native.CudaResident(words=[(0, 0, 0)], relocations=[(0, 0, 0)], **fields)
+    resident = _native.CudaResident(words=[], relocations=[], **fields)
+    assert run(resident) == run(resident) == 0
+    assert read(y, 8) == [5, 1, 5, 1, 1, 1, 1, 1]
 
 
 def test_host_functions_cannot_be_resident(cuda, arena):

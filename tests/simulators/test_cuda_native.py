@@ -107,6 +107,39 @@ def test_all_addresses_show_the_same_bytes(cuda):
     assert ctypes.string_at(first_chunk + one % GRANULARITY, 14) == b"seen from both"
 
 
+def test_large_allocations_show_a_large_chunk(cuda):
+    """A map for each 64 MiB instead of each 2 MiB, and no more memory for more of them."""
+    before, n_maps = cuda.simulator.physical_bytes, cuda.simulator.calls("cuMemMap")
+    pool = _native.DiscoveryPool(0, 7, 64 * MEGABYTE)
+    assert cuda.simulator.physical_bytes - before == 66 * MEGABYTE
+    large = [pool.allocate(size) for size in (300 * MEGABYTE, 16 * MEGABYTE)]
+    n_large = cuda.simulator.calls("cuMemMap") - n_maps
+    assert n_large == 5 + 1
+    small = pool.allocate(15 * MEGABYTE)
+    assert cuda.simulator.calls("cuMemMap") - n_maps - n_large in (8, 9)  # as it is skewed
+    assert cuda.simulator.physical_bytes - before == 66 * MEGABYTE
+    for address, size in zip([*large, small], (300, 16, 15), strict=True):
+        assert cuda.simulator.is_accessible(address, size * MEGABYTE)
+    assert sorted(size for _, size in pool.shown()) == [2 * MEGABYTE, 64 * MEGABYTE]
+    for address, size in pool.shown():
+        assert cuda.simulator.is_accessible(address, size)
+
+
+def test_a_rewound_pool_shows_its_large_chunk_where_it_was(cuda):
+    pool = _native.DiscoveryPool(0, 7, 64 * MEGABYTE)
+    sizes = (100 * MEGABYTE, 512, 20 * MEGABYTE)
+    first = [pool.allocate(size) for size in sizes]
+    n_maps = cuda.simulator.calls("cuMemMap")
+    pool.rewind()
+    assert [pool.allocate(size) for size in sizes] == first
+    assert cuda.simulator.calls("cuMemMap") == n_maps
+    pool.rewind()
+    address = pool.allocate(512)  # other sizes than before, over what is shown there
+    other = pool.allocate(200 * MEGABYTE)
+    assert cuda.simulator.is_accessible(address, 512)
+    assert cuda.simulator.is_accessible(other, 200 * MEGABYTE)
+
+
 def test_seeds_move_addresses_and_distances(cuda):
     pools = [_native.DiscoveryPool(0, seed) for seed in (1, 2, 3)]
     layouts = [[pool.allocate(4096) for _ in range(20)] for pool in pools]

@@ -31,6 +31,7 @@ def streams(cuda: Cuda) -> list[int]:
 def make(cuda: Cuda, streams: list[int]) -> Make:
     """Make a replay of a chain of three kernels: three more than the input."""
     arena = _native.CudaArena(0)
+    cuda.simulator.set_host_is_device(True)
 
     def make_replay(
         current_stream: Callable[[int], int] | None = None,

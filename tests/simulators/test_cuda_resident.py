@@ -17,7 +17,8 @@ from residents import (
     run,
 )
 
-from offload.errors import ExecutionError
+from offload.errors import ExecutionError, OutOfMemory
+from offload.native import _native
 
 GRANULARITY = 2 << 20
 
@@ -151,6 +152,31 @@ def test_copies_and_memsets_are_issued(cuda, arena):
     assert read(program.resident.arena_address + SIZE_BYTES, COUNT) == plus(8)
     arena_bytes = ctypes.string_at(program.resident.arena_address, SIZE_BYTES)
     assert arena_bytes == b"\x02\x01" * (SIZE_BYTES // 2)
+
+
+def test_where_memory_of_another_kind_is_given_the_graph_is_instantiated_anew(cuda, arena):
+    """A driver may tie copies and memsets to mapped memory, or to allocated memory."""
+    program, other = CopyAndFill(cuda, arena), _native.CudaArena(0)
+    resident, mapping = program.resident, other.map(1 << 16)
+    allocated = [cuda.allocate(numbers) for numbers in (NUMBERS, [0] * COUNT, [0] * COUNT)]
+    mapped = [mapping.address + 256 * place for place in range(3)]
+    write(mapped[0], plus(7))
+    counts = []
+    for x, y, z in (allocated, mapped, mapped, allocated):
+        program.bind(x, y, z)
+        write(resident.arena_address, plus(8))
+        run(resident)
+        assert read(y, COUNT) == read(x, COUNT)
+        assert ctypes.string_at(z, SIZE_BYTES) == b"\x09" * SIZE_BYTES
+        assert read(resident.arena_address + SIZE_BYTES, COUNT) == plus(8)
+        counts.append(resident.n_instantiations)
+    assert counts == [1, 2, 2, 3]
+    cuda.simulator.fail("cuGraphExecMemcpyNodeSetParams", 1)
+    cuda.simulator.fail("cuGraphInstantiateWithFlags", 2)
+    with pytest.raises(OutOfMemory, match="instantiating the graph"):
+        resident.execute()
+    run(resident)  # the graph that there was goes on
+    assert resident.n_instantiations == 3
 
 
 def test_host_tables_are_issued(cuda, arena):

@@ -140,17 +140,37 @@ def test_copies_and_fills_refuse_other_kinds_of_memory(client, stream, data, cop
     assert client.download(data, 36) == client.ints(9, *range(1, 8), 1)
 
 
-def test_plain_and_mapped_memory_may_count_as_different(client, simulator, stream, data, copying):
+def test_plain_and_mapped_memory_are_different_unless_a_test_says_otherwise(
+    client, simulator, stream, data, copying
+):
     executable, copy_node, fill_node = copying
     mapped = client.reserve_mapped(client.create_chunk())
-    assert set_fill(client, executable, fill_node, client.fill(mapped, 5, 1)) == client.OK
-    assert set_fill(client, executable, fill_node, client.fill(data, 5, 1)) == client.OK
-    simulator.set_strict_kinds(True)
     assert (
         set_fill(client, executable, fill_node, client.fill(mapped, 5, 1)) == client.INVALID_VALUE
     )
     refused = set_copy(client, executable, copy_node, client.line(data, mapped, 4))
     assert refused == client.INVALID_VALUE
+    simulator.set_strict_kinds(False)
+    assert set_fill(client, executable, fill_node, client.fill(mapped, 5, 1)) == client.OK
+    assert set_fill(client, executable, fill_node, client.fill(data, 5, 1)) == client.OK
+
+
+def test_fills_of_several_rows_stay_as_they_were_instantiated(client, stream, data, copying):
+    executable, _, fill_node = copying
+    rows = client.fill(data, 5, 1)
+    rows.height, rows.pitch = 2, 16
+    assert set_fill(client, executable, fill_node, rows) == client.INVALID_VALUE
+    client.call("cuGraphMemsetNodeSetParams", fill_node, rows)
+    graph = client.captured_graph(
+        stream, lambda: client.call("cuMemsetD32Async", data, 9, 1, stream)
+    )
+    (node,) = client.nodes(graph)
+    client.call("cuGraphMemsetNodeSetParams", node, rows)
+    in_rows = client.instantiate(graph)
+    for params in (rows, client.fill(data, 6, 1)):
+        assert set_fill(client, in_rows, node, params) == client.INVALID_VALUE
+    client.run_graph(in_rows, stream)
+    assert client.download(data, 20) == client.ints(5, 1, 2, 3, 5)
 
 
 def test_instantiating_needs_operands_that_are_allocated(client, stream):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
+from offload.backends.cuda import graph as cuda_graph
+
 
 def argument_bytes(client, node):
     """The parameters of a kernel node, one bytes object for each."""
@@ -133,6 +135,63 @@ def test_dependencies_decide_the_order_and_nothing_else(client, arrays, data):
     add(3, left, right)
     client.run_graph(client.instantiate(graph), client.stream())
     assert arrays.order == ["add 0", "add 2", "add 1", "add 3"]
+
+
+def test_the_data_of_edges_is_kept_and_nobody_may_overlook_it(client, arrays, stream, data):
+    """Who does not ask for it is told that something would be lost."""
+
+    def issue():
+        for number in range(3):
+            arrays.launch_add(stream, data, data, 1, number)
+
+    graph = client.captured_graph(stream, issue)
+    first, _, third = client.nodes(graph)
+    edge = client.driver.CUgraphEdgeData()
+    edge.from_port, edge.type = 1, 1
+    client.call("cuGraphAddDependencies", graph, [first], [third], [edge], 1)
+    clone = client.call("cuGraphClone", graph)
+    for one in (graph, clone):
+        nodes = [int(node) for node in client.nodes(one)]
+        found = {
+            (nodes.index(begin), nodes.index(end)): data
+            for begin, end, data in cuda_graph._read_edges(int(one))
+        }
+        assert found == {(0, 1): (0, 0, 0), (1, 2): (0, 0, 0), (0, 2): (1, 0, 1)}
+    kinds = [ctypes.c_void_p] * 4
+    without_data = cuda_graph._by_address("cuGraphGetEdges", 10000, *kinds)
+    places, count = [(ctypes.c_void_p * 3)() for _ in range(2)], ctypes.c_size_t(3)
+    arguments = [*map(ctypes.addressof, places), ctypes.addressof(count)]
+    assert without_data(int(graph), *arguments) == 402  # CUDA_ERROR_LOSSY_QUERY
+
+
+def test_attributes_that_the_simulator_does_not_know_are_errors(client, arrays, stream, data):
+    """Zero would be an answer, and perhaps the wrong one."""
+    driver = client.driver
+    graph = client.captured_graph(stream, lambda: arrays.launch_add(stream, data, data, 1, 1))
+    (node,) = client.nodes(graph)
+    known, unknown = (
+        driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+        driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY,
+    )
+    assert client.code("cuGraphKernelNodeGetAttribute", node, known) == client.OK
+    assert client.code("cuGraphKernelNodeGetAttribute", node, unknown) == client.INVALID_VALUE
+    of_devices = driver.CUdevice_attribute
+    major = of_devices.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+    assert client.call("cuDeviceGetAttribute", major, 0) == 9
+    clock = of_devices.CU_DEVICE_ATTRIBUTE_CLOCK_RATE
+    assert client.code("cuDeviceGetAttribute", clock, 0) == client.INVALID_VALUE
+
+
+def test_a_copy_of_pageable_memory_reads_it_at_the_call(client, stream, data):
+    """Whichever function copies; what is pinned is read when the stream comes to it."""
+    pageable = ctypes.create_string_buffer(b"old.", 4)
+    pinned = int(client.call("cuMemHostAlloc", 4, 0))
+    ctypes.memmove(pinned, b"old.", 4)
+    for place, source in enumerate((ctypes.addressof(pageable), pinned)):
+        client.call("cuMemcpyAsync", data + 4 * place, source, 4, stream)
+        ctypes.memmove(source, b"new!", 4)
+    client.call("cuStreamSynchronize", stream)
+    assert client.download(data, 8) == b"old.new!"
 
 
 def test_a_clone_is_independent(client, arrays, stream, data):

@@ -206,10 +206,12 @@ def test_what_an_execution_writes_is_read_and_undone(fails):
     if fails:
         with pytest.raises(offload.ExecutionError, match="the device failed"):
             execute()
-        assert weights.content == {}
     else:
         execute()
-        left = {one.partition(" ")[0]: content for one, content in weights.content.items()}
+        left = {
+            one.name.partition(" ")[0]: memory.read(one.address, one.size_bytes)
+            for one in weights.left
+        }
         assert left == {
             "steps": torch.full((4,), 7.0).numpy().tobytes(),
             "table": torch.full((4,), 8.0).numpy().tobytes(),
@@ -337,8 +339,7 @@ def test_a_surplus_counts_if_it_is_there_each_time(monkeypatch, graphs, unseen, 
     asked = []
     monkeypatch.setattr(CudaBackend, "machine", lambda self, index: asked.append(index))
     monkeypatch.setattr(cuda_backend, "device_of", lambda program: 0)
-    native = types.SimpleNamespace(DiscoveryPool=lambda device, seed: None)
-    monkeypatch.setattr(cuda_backend, "_native", native)
+    monkeypatch.setattr(cuda_backend, "discovery_pool", lambda program, seed: None)
     capturer = CountingCapturer(*graphs)
     assert CudaBackend(capturer).unseen_work(BoundProgram(None), BoundProgram(None)) == unseen
     assert len(capturer.graphs) == left
@@ -352,7 +353,7 @@ def one_capture(call, copied: set[int], log: list[object]) -> tuple[_OneCapture,
     bound = dataclasses.replace(bound, bindings=bindings)
     capture = _OneCapture.__new__(_OneCapture)
     capture._program, capture._copied, capture._tensors = bound.program, copied, []
-    capture._pool = types.SimpleNamespace(error=None)
+    capture._pool, capture._paint = types.SimpleNamespace(error=None), 0x11
     capture._memory = types.SimpleNamespace(settle=lambda held: log.append(("settle", held)))
     capture._nodes = types.SimpleNamespace(note=lambda launch: log.append("nodes"))
     return capture, run_on(bound, torch.ones(4))

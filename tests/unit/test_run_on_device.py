@@ -24,10 +24,14 @@ import device_report
 def pytest_addoption(parser):
     parser.addoption("--device-report", type=Path)
     parser.addoption("--device-report-goes-on", action="store_true")
+    parser.addoption("--device-part", default="0/1")
 
 def pytest_configure(config):
     path, goes_on = config.getoption("--device-report"), config.getoption("--device-report-goes-on")
-    found = device_report.DeviceReport(path, "tests", {{"device": "a GPU"}}, goes_on=goes_on)
+    part = config.getoption("--device-part")
+    found = device_report.DeviceReport(
+        path, "tests", {{"device": "a GPU"}}, goes_on=goes_on, part=part
+    )
     config.pluginmanager.register(found)
 """
 
@@ -94,6 +98,32 @@ def test_each_test_is_run_once_whatever_the_others_do(folder, monkeypatch, capfd
     ]
     assert written["skipped"] == {"no reason": 1}
     assert (written["not_run"], written["interrupted"]) == (0, False)
+
+
+@pytest.mark.slow
+def test_several_processes_share_the_tests_and_write_one_report(folder, monkeypatch):
+    report = folder / "reports" / "report.json"
+    (folder / "test_some.py").write_text(
+        "import os, pytest\n"
+        "@pytest.mark.parametrize('number', range(10))\n"
+        "def test_one(number):\n"
+        "    assert number != 3\n"
+        "    if number == 4:\n"
+        "        os._exit(9)\n"
+        "    if number == 5:\n"
+        "        pytest.skip('no reason')\n"
+    )
+    monkeypatch.chdir(folder)
+    options = ["-q", "-p", "no:cacheprovider", f"--rootdir={folder}", str(folder)]
+    given = ["run_on_device.py", str(report), "300", "--processes=3", *options]
+    monkeypatch.setattr(sys, "argv", given)
+    assert run_on_device.main() == 1
+    written = json.loads(report.read_text())
+    assert written["counts"] == {"passed": 7, "failed": 2, "skipped": 1}
+    assert [*written["ended their process"].values()] == ["exit status 9"]
+    assert written["machine"] == {"device": "a GPU"}
+    assert (written["not_run"], written["interrupted"]) == (0, False)
+    assert list(report.parent.iterdir()) == [report]
 
 
 def test_what_was_found_until_the_time_was_over_is_reported(tmp_path, monkeypatch):

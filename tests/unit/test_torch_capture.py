@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import ctypes
+import subprocess
 import threading
 import time
 import types
@@ -19,6 +21,7 @@ from offload.backends.captured.torch_warm_up import first_line, last_uses_of
 from offload.backends.cuda import torch_capture, torch_pool
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.torch_pool import PoolMemory
+from offload.compile.toolchain import CompilerMissing, find_compiler
 from offload.program import BoundProgram
 
 
@@ -30,6 +33,14 @@ class FakePool:
 
     def events(self, begin=0):
         return [*self._events, ("free", 1, 2 << 20)][begin:]
+
+    def add(self, size_bytes):
+        self._events.append(("allocate", len(self._events) << 44, size_bytes))
+        return self._events[-1][1]
+
+    @property
+    def n_events(self):
+        return len(self.events())
 
 
 @pytest.fixture
@@ -43,7 +54,7 @@ def memory(monkeypatch):
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: record)
         found = PoolMemory.__new__(PoolMemory)
         found._pool, found._device = FakePool(*addresses), 0
-        found._idle, found._fillers = set(idle), fillers or {}
+        found._idle, found._fillers, found._stand_ins = set(idle), fillers or {}, {}
         return found
 
     return make
@@ -71,10 +82,49 @@ def test_a_value_on_memory_that_was_something_else_is_told(memory):
     assert recycled == {5}
 
 
+@pytest.mark.parametrize("earlier", [[16], [8, 16, 4]])
+def test_a_value_on_memory_of_nothing_larger_needs_no_copy(memory, earlier):
+    found = memory([10], [(10, one) for one in (*earlier, 16)])
+    allocations, recycled = found.allocations({10: 5}, {5: 16})
+    assert allocations == [Allocation(10, 16, 5)]
+    assert recycled == set()
+
+
 def test_memory_without_a_recorded_request_is_refused(memory):
     found = memory([10, 20], [(10, 16)])
     with pytest.raises(offload.ExecutionError, match=r"no record of the request .* 0x14"):
         found.allocations({10: 0}, {0: 16})
+
+
+def test_stand_ins_are_no_memory_of_torchs(memory, monkeypatch):
+    """A limit of the user's on what the process takes does not count them: they are addresses."""
+    found = memory([10], [(10, 16)])
+    found._pool.allocate, found._n_seen = found._pool.add, 0
+    taken: list[object] = []
+    monkeypatch.setattr(torch, "empty", lambda *given, **_: taken.append(given))
+    stand_ins = [found.stand_in(size_bytes) for size_bytes in (1 << 40, 96)]
+    assert not taken
+    addresses = [one.data_ptr() for one in stand_ins]
+    assert [one.nbytes() for one in stand_ins] == [1 << 40, 96]
+    assert [event[1] for event in found._pool.events()][1:3] == addresses
+    assert found._n_seen == found._pool.n_events == 4
+    allocations, recycled = found.allocations({10: 0, addresses[0]: 1}, {0: 16, 1: 1 << 40})
+    assert allocations == [
+        Allocation(10, 16, 0),
+        Allocation(addresses[0], 1 << 40, 1),
+        Allocation(addresses[1], 96, None),
+    ]
+    assert recycled == set()
+
+
+def test_a_stand_in_that_gets_no_addresses_says_so(memory):
+    def refuse(size_bytes):
+        raise offload.ExecutionError("reserving addresses: CUDA_ERROR_OUT_OF_MEMORY")
+
+    found = memory([10], [(10, 16)])
+    found._pool.allocate = refuse
+    with pytest.raises(offload.ExecutionError, match=r"^no addresses for 96 bytes: reserving"):
+        found.stand_in(96)
 
 
 def test_settling_asks_for_the_events_of_one_launch(memory, monkeypatch):
@@ -342,10 +392,43 @@ def named_launch() -> types.SimpleNamespace:
 def capture_under_way(**attributes: object) -> torch_capture._OneCapture:
     """A capture, without a GPU: of what it is made of only what a test gives."""
     one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
-    one._pool = types.SimpleNamespace(error=None)
+    one._pool, one._paint = types.SimpleNamespace(error=None), 0x11
     for name, value in attributes.items():
         setattr(one, name, value)
     return one
+
+
+def test_what_a_launch_leaves_on_the_stack_is_another_byte_in_each_capture(monkeypatch, tmp_path):
+    """What a function does not write of its variables is what was painted before the launch."""
+    source, library = tmp_path / "peek.cpp", tmp_path / "peek.so"
+    source.write_text(
+        '#ifdef __cplusplus\nextern "C"\n#endif\n'
+        "void peek(unsigned char* out) {\n"
+        "  volatile unsigned char left[4096];\n"
+        "  for (int index = 0; index < 4096; ++index) out[index] = left[index];\n"
+        "}\n"
+    )
+    try:
+        compiler = find_compiler().command
+    except CompilerMissing as missing:
+        pytest.skip(str(missing))
+    options = ["-w", "-O0", "-shared", "-fPIC", str(source), "-o", str(library)]
+    subprocess.run([*compiler, *options], check=True)
+    peek, seen = ctypes.CDLL(str(library)).peek, []
+
+    def launch() -> None:
+        found = (ctypes.c_ubyte * 4096)()
+        peek(found)
+        seen.append(bytes(found))
+        raise offload.CaptureError("enough")
+
+    paints = [next(torch_capture._paints) for _ in range(4)]
+    assert len(set(paints)) == 4
+    for paint in paints:
+        one = capture_under_way(_paint=paint)
+        with pytest.raises(offload.CaptureError, match="enough"):
+            one._launch(types.SimpleNamespace(call=lambda _: launch), named_launch())
+        assert seen[-1].count(paint) > 1500  # but what the calls on the way have written
 
 
 def run_that_raises(error: BaseException) -> types.SimpleNamespace:

@@ -1,6 +1,8 @@
 #include "driver.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 namespace simulated_cuda {
@@ -87,6 +89,7 @@ constexpr ErrorText kErrors[] = {
     {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {kIllegalState, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in this state"},
     {kNotFound, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {kLossyQuery, "CUDA_ERROR_LOSSY_QUERY", "operation would lose information in the result"},
     {kNotReady, "CUDA_ERROR_NOT_READY", "device not ready"},
     {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
@@ -196,10 +199,11 @@ Result device_get_attribute(int* value, int attribute, Device device) {
   return call("cuDeviceGetAttribute", Needs::kDriver, [&](auto&) {
     require_device(device);
     require_given(value);
-    *value = 0;
-    for (const Known& known : kKnown) {
-      if (known.attribute == attribute) *value = known.value;
-    }
+    const auto* const found =
+        std::find_if(std::begin(kKnown), std::end(kKnown),
+                     [&](const Known& known) { return known.attribute == attribute; });
+    simulator::require(found != std::end(kKnown), Status::kInvalidValue);
+    *value = found->value;
   });
 }
 

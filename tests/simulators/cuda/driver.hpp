@@ -13,6 +13,7 @@ using namespace offload::cuda;
 
 // Codes that only the simulator gives, by their documented values.
 inline constexpr Result kIllegalState = static_cast<Result>(401);
+inline constexpr Result kLossyQuery = static_cast<Result>(402);
 inline constexpr Result kHostAlreadyRegistered = static_cast<Result>(712);
 inline constexpr Result kHostNotRegistered = static_cast<Result>(713);
 inline constexpr Result kNotPermitted = static_cast<Result>(800);
@@ -45,7 +46,8 @@ struct DriverState {
   bool initialised = false;
   int n_devices = 1;
   int version = 13000;
-  int n_retained = 0;  // of the primary context
+  int n_retained = 0;           // of the primary context
+  bool host_is_device = false;  // memory that was not allocated here stands for the device's
 };
 
 // One in the process, never destroyed: clients may call while they exit.

@@ -178,6 +178,12 @@ SIMULATOR_EXPORT void sim_set_strict_kinds(int strict) {
   driver().device.graphs.set_strict_kinds(strict != 0);
 }
 
+// 1: cuMemcpyAsync takes memory that was not allocated here for the device's.
+SIMULATOR_EXPORT void sim_set_host_is_device(int is_device) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().host_is_device = is_device != 0;
+}
+
 // In which order nodes of graphs run where their edges leave it open, from the next launch on: 0
 // what was added last first, 1 what was added first, 2 by chance.
 SIMULATOR_EXPORT void sim_set_node_order(int order, std::uint64_t seed) {
@@ -279,5 +285,6 @@ SIMULATOR_EXPORT int sim_reset() {
   if (!driver().device.reset()) return -1;
   driver().n_devices = 1;
   driver().version = 13000;
+  driver().host_is_device = false;
   return 0;
 }

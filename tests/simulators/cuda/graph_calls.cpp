@@ -31,6 +31,18 @@ std::shared_ptr<simulator::Node> get(simulator::Device& device, GraphNode node) 
   return device.graphs.node(as_number(node));
 }
 
+EdgeData data_of(const simulator::Node& node, std::uint64_t before) {
+  const auto found = node.edge_kinds.find(before);
+  if (found == node.edge_kinds.end()) return {};
+  return {found->second.from_port, found->second.to_port, found->second.type, {}};
+}
+
+// Who does not ask for the data of edges is told of none that has some: "Some edges may not be
+// described by data" (cuGraphGetEdges and cuGraphNodeGetDependencies of the driver's manual).
+bool is_lossy(const simulator::Node& node, const GraphNode* asked, const EdgeData* data) {
+  return asked != nullptr && data == nullptr && !node.edge_kinds.empty();
+}
+
 }  // namespace
 
 Result graph_create(Graph* graph, unsigned int flags) {
@@ -76,9 +88,12 @@ Result graph_get_nodes(Graph graph, GraphNode* nodes, std::size_t* n_nodes) {
 
 Result graph_get_edges(Graph graph, GraphNode* from, GraphNode* to, EdgeData* data,
                        std::size_t* n_edges) {
-  return call("cuGraphGetEdges", Needs::kDriver, [&](simulator::Device& device) {
+  bool lossy = false;
+  const Result result = call("cuGraphGetEdges", Needs::kDriver, [&](simulator::Device& device) {
     require_given(n_edges);
     simulator::require((from == nullptr) == (to == nullptr), Status::kInvalidValue);
+    for (const auto& node : get(device, graph)->nodes) lossy |= is_lossy(*node, from, data);
+    if (lossy) return;
     const std::size_t room = from == nullptr ? 0 : *n_edges;
     std::size_t count = 0;
     for (const auto& node : get(device, graph)->nodes) {
@@ -86,7 +101,7 @@ Result graph_get_edges(Graph graph, GraphNode* from, GraphNode* to, EdgeData* da
         if (count < room) {
           from[count] = as_handle<GraphNode>(other);
           to[count] = as_handle<GraphNode>(node->handle);
-          if (data != nullptr) data[count] = EdgeData{};
+          if (data != nullptr) data[count] = data_of(*node, other);
         }
         ++count;
       }
@@ -94,23 +109,31 @@ Result graph_get_edges(Graph graph, GraphNode* from, GraphNode* to, EdgeData* da
     for (std::size_t index = count; index < room; ++index) from[index] = to[index] = nullptr;
     *n_edges = from == nullptr ? count : std::min(room, count);
   });
+  return lossy ? kLossyQuery : result;
 }
 
 Result graph_node_get_dependencies(GraphNode node, GraphNode* dependencies, EdgeData* data,
                                    std::size_t* n_dependencies) {
-  return call("cuGraphNodeGetDependencies", Needs::kDriver, [&](simulator::Device& device) {
+  bool lossy = false;
+  const auto work = [&](simulator::Device& device) {
     require_given(n_dependencies);
     simulator::require(data == nullptr || dependencies != nullptr, Status::kInvalidValue);
     const auto found = get(device, node);
+    lossy = is_lossy(*found, dependencies, data);
+    if (lossy) return;
     const std::size_t count = found->dependencies.size();
     const std::size_t room = dependencies == nullptr ? 0 : *n_dependencies;
     for (std::size_t index = 0; index < room; ++index) {
       const bool exists = index < count;
       dependencies[index] = exists ? as_handle<GraphNode>(found->dependencies[index]) : nullptr;
-      if (data != nullptr) data[index] = EdgeData{};
+      if (data != nullptr) {
+        data[index] = exists ? data_of(*found, found->dependencies[index]) : EdgeData{};
+      }
     }
     *n_dependencies = dependencies == nullptr ? count : std::min(room, count);
-  });
+  };
+  const Result result = call("cuGraphNodeGetDependencies", Needs::kDriver, work);
+  return lossy ? kLossyQuery : result;
 }
 
 Result graph_get_edges_v1(Graph graph, GraphNode* from, GraphNode* to, std::size_t* n_edges) {
@@ -167,13 +190,15 @@ Result graph_add_event_record_node(GraphNode* node, Graph graph, const GraphNode
 }
 
 Result graph_add_dependencies(Graph graph, const GraphNode* from, const GraphNode* to,
-                              const EdgeData*, std::size_t n_edges) {
+                              const EdgeData* data, std::size_t n_edges) {
   return call("cuGraphAddDependencies", Needs::kContext, [&](simulator::Device& device) {
     get(device, graph);
     for (std::size_t edge = 0; edge < n_edges; ++edge) {
       const auto node = get(device, to[edge]);
       simulator::require(node->graph == as_number(graph), Status::kInvalidValue);
-      device.graphs.depend(*node, *get(device, from[edge]));
+      simulator::EdgeKind kind;
+      if (data != nullptr) kind = {data[edge].from_port, data[edge].to_port, data[edge].type};
+      device.graphs.depend(*node, *get(device, from[edge]), kind);
     }
   });
 }
@@ -204,10 +229,27 @@ Result graph_kernel_set_params(GraphNode node, const KernelNodeParams* params) {
   });
 }
 
+namespace {
+
+// Those of kernels' nodes (CU_KERNEL_NODE_ATTRIBUTE_* in cuda.h): access policy window,
+// cooperative, cluster's dimensions, its scheduling, priority, domains of memory synchronisation
+// (map, one), preferred cluster, update on the device, preferred shared memory, scheduling by
+// NVLink.
+bool is_node_attribute(int attribute) {
+  constexpr int kKnown[] = {1, 2, 4, 5, 8, 9, 10, 11, 13, 14, 16};
+  constexpr int kPreferredCluster = 11, kLinkCentric = 16;
+  if (attribute == kPreferredCluster && driver().version < 12080) return false;
+  if (attribute == kLinkCentric && driver().version < 13000) return false;
+  return std::find(std::begin(kKnown), std::end(kKnown), attribute) != std::end(kKnown);
+}
+
+}  // namespace
+
 Result graph_kernel_get_attribute(GraphNode node, int attribute, unsigned char* value) {
   return call("cuGraphKernelNodeGetAttribute", Needs::kDriver, [&](simulator::Device& device) {
     require_given(value);
     const auto& attributes = work_of<KernelCall>(device, node).attributes;
+    simulator::require(is_node_attribute(attribute), Status::kInvalidValue);
     const auto found = attributes.find(attribute);
     const auto read = found == attributes.end() ? simulator::AttributeValue{} : found->second;
     std::memcpy(value, read.data(), read.size());

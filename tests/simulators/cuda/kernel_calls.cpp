@@ -47,10 +47,12 @@ Result function_get_name(const char** name, Function function) {
 }
 
 Result function_get_attribute(int* value, int attribute, Function function) {
-  constexpr int kMostThreads = 0;
+  // Of CUfunction_attribute what is asked for: threads of a block, and of memory none is used.
+  constexpr int kMostThreads = 0, kLast = 7;
   return call("cuFuncGetAttribute", Needs::kContext, [&](simulator::Device& device) {
     require_given(value);
     device.kernel(as_number(function));
+    simulator::require(attribute >= kMostThreads && attribute <= kLast, Status::kInvalidValue);
     *value = attribute == kMostThreads ? 1024 : 0;
   });
 }

@@ -282,9 +282,8 @@ Result copy_on_device_async(DevicePointer destination, DevicePointer source, std
   });
 }
 
-// On whichever side each address lies. Memory that was not allocated here counts as pinned, unlike
-// above, and is used when the stream comes to it: clients that let the host's tensors stand for the
-// device's copy them by this function.
+// On whichever side each address lies; what the host has stands for the device's memory where a
+// test says so, and is used when the stream comes to it.
 Result copy_async(DevicePointer destination, DevicePointer source, std::size_t n_bytes,
                   Stream stream) {
   return call("cuMemcpyAsync", Needs::kContext, [&](simulator::Device& device) {
@@ -294,6 +293,7 @@ Result copy_async(DevicePointer destination, DevicePointer source, std::size_t n
       return is_host ? Side::kHost : Side::kDevice;
     };
     const Copy copy = line(side(source), source, side(destination), destination, n_bytes);
+    if (!driver().host_is_device) return copy_later(device, copy, stream);
     if (n_bytes != 0) device.submit(*device.scheduler.get(as_number(stream)), copy);
   });
 }

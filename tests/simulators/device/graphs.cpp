@@ -22,11 +22,7 @@ void require_same_shape(const Work& before, const Work& after) {
     require(is_line(*copy) && is_line(std::get<Copy>(before)) && copy->width_bytes != 0, kInvalid);
   } else if (const auto* fill = std::get_if<Fill>(&after)) {
     const auto& old = std::get<Fill>(before);
-    require(fill->width != 0 && fill->height == old.height, kInvalid);
-    require(
-        fill->height == 1 || (fill->width == old.width && fill->pitch_bytes == old.pitch_bytes &&
-                              fill->element_bytes == old.element_bytes),
-        kInvalid);
+    require(fill->width != 0 && fill->height == 1 && old.height == 1, kInvalid);
   }
 }
 
@@ -108,11 +104,12 @@ std::shared_ptr<Node> Graphs::add(Graph& graph, Work work,
   return added;
 }
 
-void Graphs::depend(Node& node, const Node& before) {
+void Graphs::depend(Node& node, const Node& before, EdgeKind kind) {
   require(node.graph == before.graph, kInvalid);
   auto& there = node.dependencies;
   require(std::find(there.begin(), there.end(), before.handle) == there.end(), kInvalid);
   there.push_back(before.handle);
+  if (!kind.is_plain()) node.edge_kinds[before.handle] = kind;
 }
 
 void Graphs::set(Node& node, Work work) {
@@ -132,6 +129,9 @@ std::shared_ptr<Graph> Graphs::clone(const Graph& original) {
   for (std::size_t index = 0; index < original.nodes.size(); ++index) {
     for (const std::uint64_t other : original.nodes[index]->dependencies) {
       result->nodes[index]->dependencies.push_back(twin_of.at(other));
+    }
+    for (const auto& [other, kind] : original.nodes[index]->edge_kinds) {
+      result->nodes[index]->edge_kinds[twin_of.at(other)] = kind;
     }
   }
   return result;
@@ -244,7 +244,7 @@ void Graphs::reset() {
   graphs_.clear();
   nodes_.clear();
   executables_.clear();
-  strict_kinds_ = false;
+  strict_kinds_ = true;
   node_order_ = NodeOrder::kNewestFirst;
 }
 

@@ -17,6 +17,14 @@ namespace simulator {
 struct Graph;
 struct Mark;
 
+// How much of the node before must have ended: all of it, where these are zeros.
+struct EdgeKind {
+  std::uint8_t from_port = 0;
+  std::uint8_t to_port = 0;
+  std::uint8_t type = 0;
+  bool is_plain() const { return from_port == 0 && to_port == 0 && type == 0; }
+};
+
 // Owner: its graph, which must live as long as anything points here.
 struct Node {
   std::uint64_t handle = 0;
@@ -24,6 +32,7 @@ struct Node {
   std::uint64_t original = 0;  // in the graph that this one is a clone of
   Work work;
   std::vector<std::uint64_t> dependencies;
+  std::map<std::uint64_t, EdgeKind> edge_kinds;  // by dependency; plain ones need not be there
   // Room for what a skin's getters point at; valid until the node's parameters are set.
   std::vector<void*> addresses;
   std::array<void*, 5> packing{};
@@ -80,7 +89,7 @@ class Graphs {
   // Errors: a dependency in another graph.
   std::shared_ptr<Node> add(Graph& graph, Work work, std::vector<std::uint64_t> dependencies);
   // Errors: nodes of different graphs, or an edge that is there already.
-  void depend(Node& node, const Node& before);
+  void depend(Node& node, const Node& before, EdgeKind kind = {});
   // Errors: work of another kind than the node's.
   void set(Node& node, Work work);
   std::shared_ptr<Graph> clone(const Graph& graph);
@@ -92,15 +101,16 @@ class Graphs {
   void destroy_executable(std::uint64_t handle);
   // The executable's next launches run `work` for this node. Errors: a node of another graph, of
   // a graph that was destroyed, or of another kind; for copies and fills also an operand that
-  // is not allocated, operands of another kind of memory than before, several dimensions
-  // (a fill may keep its own), and no bytes.
+  // is not allocated, operands of another kind of memory than before, several dimensions before or
+  // now, and no bytes.
   void set(Executable& executable, const Node& node, Work work);
 
   // For the next launch of the executable.
   std::vector<std::size_t> order(const Executable& executable);
   void set_node_order(NodeOrder order, std::uint64_t seed);
 
-  // Plain and mapped memory then count as different kinds of memory for set().
+  // Whether plain and mapped memory count as different kinds of memory for set(), as they do at the
+  // beginning: what a driver does of which nobody says otherwise.
   void set_strict_kinds(bool strict) { strict_kinds_ = strict; }
   // False if memory of the step's operands was freed or mapped anew since they were set.
   bool holds(const Step& step) const;
@@ -121,7 +131,7 @@ class Graphs {
   Registry<Graph> graphs_;
   Registry<Node> nodes_;
   Registry<Executable> executables_;
-  bool strict_kinds_ = false;
+  bool strict_kinds_ = true;
   NodeOrder node_order_ = NodeOrder::kNewestFirst;
   std::mt19937_64 random_;
 };

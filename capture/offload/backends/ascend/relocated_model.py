@@ -119,7 +119,8 @@ def prove_relocation(
     torch.get_device_module("npu").synchronize(device)
     streamed = {index: one.data_ptr() for index, one in bound.streamed.storages.items()}
     memory = ProofMemory(device, pieces)
-    prove(prepared.bound, placed, placed, memory, fixed=fixed, streamed=streamed)
+    steadiness = prove(prepared.bound, placed, placed, memory, fixed=fixed, streamed=streamed)
+    bound.proved[:] = steadiness.notes()
     if bound.streamed.stream is not None:
         bound.streamed.stream.forget_transfers()
 
@@ -213,12 +214,17 @@ class ProofMemory:
             part = content[begin : begin + size_bytes]
             _native.ascend_write_memory(self._device, at, part)
 
-    def read(self, address: int, size_bytes: int) -> bytes:
-        """Copy to the host."""
-        return b"".join(
-            _native.ascend_read_memory(self._device, at, part_bytes)
-            for at, _, part_bytes in self._ranges(address, size_bytes)
-        )
+    def chunks(self, address: int, size_bytes: int, chunk_bytes: int) -> Iterator[torch.Tensor]:
+        """Its bytes (uint8) in order, all but the last of so many, copied to the host."""
+        for begin in range(0, size_bytes, chunk_bytes):
+            end = min(begin + chunk_bytes, size_bytes)
+            content = b"".join(
+                _native.ascend_read_memory(self._device, at + from_ - first, to - from_)
+                for at, first, part_bytes in self._ranges(address, size_bytes)
+                for from_, to in [(max(begin, first), min(end, first + part_bytes))]
+                if from_ < to
+            )
+            yield torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
         """Copy on the device."""
@@ -266,7 +272,7 @@ def notes_of(
     ]
     if model.moving:
         notes.append(f"what is copied: {_who_copies(model.copies, resident)}")
-    return tuple(notes)
+    return (*notes, *bound.proved)
 
 
 def _who_copies(

@@ -44,6 +44,7 @@ class BoundModel:
         why_copied: why all is copied; empty where words are patched.
         streamed: weights that it copies, whose places its kernels have.
         residents: the one that was made of it, as long as that lives; it owns the model.
+        proved: what the proof allowed, in sentences for people.
     """
 
     model: CapturedModel
@@ -54,6 +55,7 @@ class BoundModel:
     residents: list[weakref.ref[_native.AscendCapturedResident]] = dataclasses.field(
         default_factory=list
     )
+    proved: list[str] = dataclasses.field(default_factory=list)
 
 
 class _NotRelocatable(Exception):

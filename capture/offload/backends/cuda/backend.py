@@ -24,7 +24,7 @@ from offload.backends.captured.streamed_copies import StreamedGraph, streamed_gr
 from offload.backends.cuda.capture import Capturer, current_device, device_of, refuse_capturing
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.graph import describe_address, driver_bindings, is_known_address
-from offload.backends.cuda.layouts import capture_in_layouts
+from offload.backends.cuda.layouts import capture_in_layouts, discovery_pool
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
@@ -135,7 +135,7 @@ class CudaBackend:
         unseen: Counter[str] | None = None
         for attempt in range(_MAXIMUM_TRIES):
             of_seen, whole = (
-                _node_names(capturer.capture(one, _native.DiscoveryPool(device, seed)))
+                _node_names(capturer.capture(one, discovery_pool(seen.program, seed)))
                 for seed, capturer, one in zip(
                     (2 * attempt, 2 * attempt + 1), capturers, (seen, opaque), strict=True
                 )
@@ -254,6 +254,7 @@ class CudaBackend:
             measure_copies=functools.partial(self.copy_costs, captured.device, resident),
             weights=weights,
             stream=stream,
+            notes=functools.partial(tuple, captured.proved),
         )
 
     def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
@@ -308,7 +309,7 @@ class CudaBackend:
 
     def proof_memory(self, index: int) -> DeviceMemory:
         """What gives the proof its memory."""
-        return DeviceMemory(index)
+        return DeviceMemory(index, self.tensor_device(index))
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Execute twins of the graph in three placements, old memory holding other data.

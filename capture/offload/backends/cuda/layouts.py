@@ -6,18 +6,40 @@ import dataclasses
 import struct
 from collections.abc import Callable
 
+import torch
+
 from offload.backends.captured.relocation import advice
 from offload.backends.captured.relocation.captures import GraphCapture
+from offload.backends.captured.relocation.contents import CHUNK_BYTES
 from offload.backends.captured.relocation.words import WORD_BYTES, Discovery, Noise, NoiseKind
 from offload.backends.cuda.capture import Capturer, device_of
 from offload.backends.cuda.host_memory import with_host_words
-from offload.backends.cuda.memory import DeviceMemory
+from offload.backends.cuda.memory import DeviceMemory, with_memory_of_torch
 from offload.backends.cuda.resident_graph import CapturedProgram
 from offload.errors import CaptureError
 from offload.native import _native
-from offload.program import BoundProgram
+from offload.program import BoundProgram, Program
+
+_LARGE_PROGRAM_BYTES = 2**30
+"""Of its Values, from which on a pool has a large chunk as well: mapping one by one the small ones
+that they show would take longer than 0.1 s."""
+
+_LARGE_CHUNK_BYTES = 2**26
 
 _DECOY_WORD = struct.pack("<Q", 3)  # as a number small, as an address nothing, as an index valid
+
+
+def discovery_pool(program: Program, seed: int) -> _native.DiscoveryPool:
+    """A pool of discovery for a Program; what torch's allocator only keeps is there for its memory.
+
+    Raises:
+        OutOfMemory: the device has none left.
+        ExecutionError: the driver failed.
+    """
+    n_bytes = sum(value.size_bytes for value in program.values)
+    large_chunk_bytes = _LARGE_CHUNK_BYTES if n_bytes >= _LARGE_PROGRAM_BYTES else 0
+    device = device_of(program)
+    return with_memory_of_torch(lambda: _native.DiscoveryPool(device, seed, large_chunk_bytes))
 
 
 def capture_in_layouts(
@@ -52,15 +74,15 @@ def capture_in_layouts(
         with DeviceMemory(device):  # so that the driver can be asked
             return with_host_words(capture)
 
-    pool = _native.DiscoveryPool(device, seed)
-    between = _native.DiscoveryPool(device, seed + 1)
+    pool = discovery_pool(program, seed)
+    between = discovery_pool(program, seed + 1)
     again = _as_data(taken(pool))
     alive = taken(between)
     pool.rewind()
     template = taken(pool)
     other = _as_data(alive)
     del alive, between  # in this order: its tensors lie in the pool
-    last = _as_data(taken(_native.DiscoveryPool(device, seed + 2)))
+    last = _as_data(taken(discovery_pool(program, seed + 2)))
     chunk_bytes = _native.cuda_granularity_bytes(device)
     decoy_address = pool.allocate(2 * chunk_bytes) + chunk_bytes
     nothing = Discovery((), (), (), ())
@@ -71,13 +93,14 @@ def capture_in_layouts(
 def clear_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
     """Fill with zeros what lies at all addresses that the template was captured with.
 
-    The pool shows one chunk of memory there, which the decoy fills. No capture is disturbed until
-    the proof, and no execution should read or write there.
+    The pool shows a chunk of memory there or two, which the decoy fills. No capture is disturbed
+    until the proof, and no execution should read or write there.
 
     Raises:
         ExecutionError: the driver failed.
     """
-    memory.fill(*_chunk(captured))
+    for address, n_bytes in captured.pool.shown():
+        memory.fill(address, n_bytes)
 
 
 def write_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
@@ -86,8 +109,8 @@ def write_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
     Raises:
         ExecutionError: the driver failed.
     """
-    address, n_bytes = _chunk(captured)
-    memory.write(address, _decoy(n_bytes))
+    for address, n_bytes in captured.pool.shown():
+        memory.write(address, _DECOY_WORD * (n_bytes // WORD_BYTES))
 
 
 def check_decoy(
@@ -101,8 +124,12 @@ def check_decoy(
         CaptureError: the decoy is changed; the message names the words that had its address.
         ExecutionError: the driver failed.
     """
-    address, n_bytes = _chunk(captured)
-    if memory.read(address, n_bytes) == _decoy(n_bytes):
+    (word,) = struct.unpack("<q", _DECOY_WORD)
+    if all(
+        bool((content.view(torch.int64) == word).all())
+        for address, n_bytes in captured.pool.shown()
+        for content in memory.chunks(address, n_bytes, CHUNK_BYTES)
+    ):
         return
     kinds = (NoiseKind.HOST, NoiseKind.CELL)
     words = [describe(one) for one in captured.discovery.noise if one.kind in kinds]
@@ -115,16 +142,6 @@ def check_decoy(
         f"a kernel writes through a word that was taken for what nobody initialised: one of "
         f"{', '.join(words)}; {advice.INITIALISE}"
     )
-
-
-def _chunk(captured: CapturedProgram) -> tuple[int, int]:
-    """(address, bytes) at which all of the pool's chunk is shown once."""
-    chunk_bytes = _native.cuda_granularity_bytes(captured.device)
-    return captured.decoy_address - chunk_bytes, chunk_bytes
-
-
-def _decoy(n_bytes: int) -> bytes:
-    return _DECOY_WORD * (n_bytes // WORD_BYTES)
 
 
 def _as_data(capture: GraphCapture) -> GraphCapture:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -11,6 +10,7 @@ import torch
 
 from offload.backends.cuda.graph import call, driver_bindings
 from offload.errors import OutOfMemory
+from offload.native import _native
 
 T = TypeVar("T")
 
@@ -22,8 +22,10 @@ class DeviceMemory:
     inside the block.
     """
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, torch_device: torch.device | None = None) -> None:
+        """Of a device, and what torch calls it, if that is not its GPU of this number."""
         self._device = device
+        self._torch_device = torch_device or torch.device("cuda", device)
         self._blocks: list[int] = []
         self._before: Any = None
 
@@ -98,17 +100,17 @@ class DeviceMemory:
         if content:
             call("cuMemcpyHtoD", address, content, len(content))
 
-    def read(self, address: int, size_bytes: int) -> bytes:
-        """Copy to the host.
+    def chunks(self, address: int, size_bytes: int, chunk_bytes: int) -> Iterator[torch.Tensor]:
+        """Its bytes (uint8) in order, where they lie, all but the last of so many.
 
-        Raises:
-            ExecutionError: the driver failed, or the device with what it did before.
+        Whoever uses one waits for what torch makes of it before the memory is written again.
         """
-        if not size_bytes:
-            return b""
-        content = ctypes.create_string_buffer(size_bytes)
-        call("cuMemcpyDtoH", ctypes.addressof(content), address, size_bytes)
-        return content.raw
+        for begin in range(0, size_bytes, chunk_bytes):
+            yield self.tensor(address + begin, min(chunk_bytes, size_bytes - begin))
+
+    def tensor(self, address: int, size_bytes: int) -> torch.Tensor:
+        """What lies there, as bytes; whoever has the memory keeps it."""
+        return _native.cuda_tensor_at(address, size_bytes, str(self._torch_device))
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
         """Copy on the device, and wait for it.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from offload.backends.captured.relocation.captures import GraphCapture, NodeKind
 from offload.backends.captured.relocation.touches import relocations_of
 from offload.backends.captured.relocation.words import WORD_BYTES, Discovery
 from offload.backends.captured.streamed_copies import StreamedGraph
+from offload.backends.cuda.memory import with_memory_of_torch
 from offload.backends.cuda.random_cells import Cell
 from offload.native import _native
 from offload.plan import Plan
@@ -21,6 +23,7 @@ class CapturedProgram:
 
     Attributes:
         decoy_address: of memory in the pool that the proof gives to words which nobody should read.
+        proved: what the latest proof allowed, in sentences for people.
     """
 
     device: int
@@ -29,6 +32,7 @@ class CapturedProgram:
     discovery: Discovery
     random_cells: list[Cell]
     decoy_address: int
+    proved: list[str] = dataclasses.field(default_factory=list)
 
 
 def set_nodes(captured: CapturedProgram, plan: Plan) -> dict[int, set[int]]:
@@ -59,6 +63,8 @@ def make_resident(
 ) -> _native.CudaResident:
     """The captured graph, resident: its words as the Plan places them, and copies of weights in it.
 
+    What torch's allocator only keeps for later is there for its memory.
+
     Args:
         captured: what discovery found of `program`, which `plan` places.
         program: its launches are counted, and named in messages.
@@ -73,7 +79,8 @@ def make_resident(
         ExecutionError: the driver failed; memory that ran out is said in bytes.
     """
     capture, discovery = captured.capture, captured.discovery
-    return _native.CudaResident(
+    make = functools.partial(
+        _native.CudaResident,
         device=captured.device,
         graph=capture.graph,
         arena=arena,
@@ -101,3 +108,4 @@ def make_resident(
         launch_names=launch_names(program),
         keep=keep,
     )
+    return with_memory_of_torch(make)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,6 +44,12 @@ from offload.native import _native
 from offload.program import BoundProgram, Launch, Role
 
 _MAXIMUM_TRIES = 3
+
+_PAINTED_BYTES = 2**17
+"""Of the stack before each captured launch: more than torch's operators have on it."""
+
+_paints = itertools.cycle(range(0x11, 0x100, 0x11))
+"""The byte with which a capture paints: no other of one Program's has the same."""
 
 # Graphs whose captures could not be ended: torch's allocator of pinned memory goes on asking them,
 # by their addresses, whether it allocates for them (`captures_underway_` in
@@ -173,6 +180,7 @@ class _OneCapture:
         self._pool = pool
         self._device = device
         self._copied = copied
+        self._paint = next(_paints)
         self._nodes = NodeLog(stream.cuda_stream)
         self._memory = PoolMemory(pool, device)
         self._cells = MemoryPool(torch.device("cuda", device))
@@ -248,6 +256,8 @@ class _OneCapture:
             raise ExecutionError(f"a capture cannot begin: {first_line(error)}") from error
 
     def _launch(self, run: EagerRun, launch: Launch) -> None:
+        # What nobody writes of a kernel's arguments is this byte then, and another in each capture.
+        _native.paint_stack(_PAINTED_BYTES, self._paint)
         try:
             outcome = run.call(launch)()
         except OffloadError as error:

@@ -5,7 +5,8 @@ divides none of it (`no_split`). What it has been given it would use again: resu
 what an operator has freed is taken at once by a filler, so that each operator's scratch memory is
 its own. Where an operator gives its result memory that it has freed before, the result would be
 named by words that were meant for something larger: it is found by torch's own record of requests,
-and copied in another capture.
+and copied in another capture. Where nothing there was larger, all of that fits into the result's
+own memory.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class PoolMemory:
         self._pool = pool
         self._device = device
         self._n_seen = 0
+        self._stand_ins: dict[int, int] = {}  # by address, in bytes
         self._idle: set[int] = set()
         self._fillers: dict[int, int] = {}
 
@@ -80,19 +82,24 @@ class PoolMemory:
             _native.DiscoveryPool.set_current(None)
 
     def stand_in(self, size_bytes: int) -> torch.UntypedStorage:
-        """Memory for a Value that no launch makes; before the capture begins.
+        """Addresses for a Value that no launch makes; before the capture begins.
+
+        They are not torch's, which would count them as memory that the process has taken: a limit
+        of the user's (`set_per_process_memory_fraction`) is for memory that there is.
 
         Raises:
             ExecutionError: the pool has no addresses.
         """
+        if not size_bytes:
+            return torch.empty(0, dtype=torch.uint8, device=self._device).untyped_storage()
         try:
-            with self.torch_pool.use():
-                content = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
-        except RuntimeError as error:
-            reason = self._pool.error or error
-            raise ExecutionError(f"no addresses for {size_bytes} bytes: {reason}") from error
+            address = self._pool.allocate(size_bytes)
+        except ExecutionError as error:
+            raise ExecutionError(f"no addresses for {size_bytes} bytes: {error}") from error
+        self._stand_ins[address] = size_bytes
         self._n_seen = self._pool.n_events
-        return content.untyped_storage()
+        on = f"cuda:{self._device}"
+        return _native.cuda_tensor_at(address, size_bytes, on).untyped_storage()
 
     def settle(self, held: Collection[int]) -> None:
         """Take what the latest launch has freed, so that no later one is given it.
@@ -130,7 +137,7 @@ class PoolMemory:
             sizes_bytes: by Value.
 
         Returns:
-            The allocations in order, and the Values whose memory was something else before.
+            The allocations in order, and the Values whose memory was something larger before.
 
         Raises:
             ExecutionError: torch's record is not complete.
@@ -140,6 +147,9 @@ class PoolMemory:
         for kind, address, _ in self._pool.events():
             if kind != "allocate" or address in self._idle:
                 continue
+            if address in self._stand_ins:
+                found.append(Allocation(address, self._stand_ins[address], values.get(address)))
+                continue
             sizes = requests.get(address, [])
             n_own = len(sizes) - self._fillers.get(address, 0)
             if n_own < 1:
@@ -148,9 +158,9 @@ class PoolMemory:
                     "thread ended the recording of its memory history"
                 )
             value = values.get(address)
-            if value is not None and n_own > 1:
-                recycled.add(value)
             size_bytes = max(sizes[:n_own]) if value is None else sizes_bytes[value]
+            if value is not None and any(one > size_bytes for one in sizes[: n_own - 1]):
+                recycled.add(value)
             found.append(Allocation(address, size_bytes, value))
         return found, recycled
 

@@ -57,6 +57,8 @@ def prove_twins(
 ) -> None:
     """Execute the graph in three placements, old memory holding other data: see `proof`.
 
+    What it allowed is noted with the captured program.
+
     Args:
         captured: what was found of the program, which `plan` places.
         bound: that was prepared.
@@ -90,8 +92,7 @@ def prove_twins(
             for one, resident in zip(plans, residents, strict=True)
         )
         with proof_memory as memory:
-            clear_decoy(captured, memory)
-            prove(
+            steadiness = prove(
                 bound,
                 loaded,
                 unshared,
@@ -99,9 +100,11 @@ def prove_twins(
                 noise=captured.discovery.noise,
                 describe=describe,
                 fixed=weights_at_risk(bound),
+                before_plain=functools.partial(clear_decoy, captured, memory),
                 before_moved=functools.partial(write_decoy, captured, memory),
             )
             check_decoy(captured, memory, describe)
+    captured.proved[:] = steadiness.notes()
 
 
 def time_twin(

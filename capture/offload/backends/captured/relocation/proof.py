@@ -2,16 +2,23 @@
 
 1. A resident of the graph in which no two Values share memory executes an input: what it gives is
    the expected result. It differs from what is loaded in the address of every activation, so a
-   placement or a lifetime that is wrong shows.
+   placement or a lifetime that is wrong shows. It executes the same once more: where that gives
+   other bits, kernels are not deterministic, and how far apart results are is measured (see
+   `steadiness`).
 2. A resident that is placed as the loaded one executes, another input where another is known to
    be valid, and draws other random numbers. Its memory, which is kept, then holds another
    execution's data everywhere. Where the memory is still there in which the graph was captured,
    both take place in it.
 3. Every slot moves, noise is set to other values, and the second resident executes the first
-   input. The results must be equal bit for bit, and the memory of step 2 must be what it was: a
-   word that was missed would have read or written it there. Where results differ it executes
-   again at the same addresses, to tell a graph that never computes the same bits, and one that
-   reads its noise: then the noise is divided until the bytes are found that matter.
+   input. The results must be equal bit for bit, but for those that were not in step 1, which must
+   be as near as was measured; and the memory of step 2 must be what it was: a word that was
+   missed would have read or written it there. Where results differ it executes again at the same
+   addresses, to tell a graph that does not always compute the same bits, for which all begins
+   anew with more executions in step 1, and one that reads its noise: then the noise is divided
+   until the bytes are found that matter.
+
+All is compared on the device (see `contents`): results with copies of them there, and the memory of
+step 2 with sums of what it was, so that nothing grows on the host.
 
 Noise gets the values of the other capture in the same layout. Every byte of it changes, that being
 what made it noise; and what is read by mistake is as valid as before. A value that was made up
@@ -55,6 +62,12 @@ from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
 from offload.backends.captured.relocation import advice
+from offload.backends.captured.relocation.contents import (
+    Difference,
+    Kept,
+    Stretch,
+    Summed,
+)
 from offload.backends.captured.relocation.fixed_weights import FixedWeights
 from offload.backends.captured.relocation.proof_bases import (
     BoundWeights,
@@ -63,6 +76,12 @@ from offload.backends.captured.relocation.proof_bases import (
     Placed,
     ProofBases,
     ProvableResident,
+)
+from offload.backends.captured.relocation.steadiness import (
+    N_PLAIN,
+    N_UNSTEADY,
+    Steadiness,
+    measure,
 )
 from offload.backends.captured.relocation.weight_stand_ins import WeightStandIns
 from offload.backends.captured.relocation.words import Noise
@@ -105,8 +124,9 @@ def prove(
     fixed: Sequence[Value] = (),
     streamed: Mapping[int, int] = _NONE_STREAMED,
     before_moved: Callable[[], None] = lambda: None,
-) -> None:
-    """Execute three times, as the module says.
+    before_plain: Callable[[], None] = lambda: None,
+) -> Steadiness:
+    """Execute as the module says.
 
     Args:
         bound: what is resident.
@@ -117,53 +137,142 @@ def prove(
         describe: the kernel and parameter of noise, for messages.
         fixed: weights that executions may write where they are.
         streamed: by Value the address of weights that the resident itself brings.
-        before_moved: is called before the third execution, to change the memory in which the graph
-            was captured, if that is still there and none of the three should read it.
+        before_moved: is called before every slot moves, to change the memory in which the graph
+            was captured, if that is still there and no execution should read it.
+        before_plain: is called before the first execution, to undo that.
+
+    Returns:
+        What was the same bits in plain executions, and how far the rest was apart.
 
     Raises:
         CaptureError: results or written state differ, or old memory was written; noise that is
             read is named by kernel and parameter.
         ExecutionError: the device failed, or has no memory for the proof.
     """
-    first, second = (made_up_inputs(bound, variant) for variant in range(2))
+    proof = _Proof(bound, loaded, unshared, memory, noise, describe, before_moved)
     weights = BoundWeights(
         FixedWeights(bound, memory, fixed, streamed),
         WeightStandIns(bound, memory, streamed),
         frozenset(value.index for value in fixed),
     )
-    bases = ProofBases(bound.program, unshared, memory, first, weights)
-    bases.execute(unshared)
-    expected = bases.outcome()
-    bases.free()
-    old = ProofBases(bound.program, loaded, memory, second, weights, state=1)
-    old.execute(loaded)
-    if not first or any(one == other for one, other in zip(first, second, strict=True)):
-        old.clear()
-    old.write_inputs(made_up_inputs(bound, 2))
-    before = old.content()
-    new = ProofBases(bound.program, dataclasses.replace(loaded, home={}), memory, first, weights)
-    new.take_feature_map(old)
-    _set_noise(loaded, noise, changed=noise)
-    before_moved()
-    new.execute(loaded)
-    found, after = new.outcome(), old.content()
-    if found != expected and after == before:
-
-        def outcome_with(changed: Sequence[Noise]) -> dict[str, bytes]:
-            new.begin_again(old, first)
-            _set_noise(loaded, noise, changed)
-            new.execute(loaded)
-            return new.outcome()
-
-        _check_steady(found, outcome_with(noise))
-        if noise and outcome_with(()) == expected:
-            _refuse_noise(noise, describe, lambda some: outcome_with(some) != expected)
-    _compare(expected, found, "gives another result at other addresses: {} differs")
-    _compare(before, after, "was moved and still writes to its old addresses, in {}")
-    old.free()
-    new.free()
+    for n_plain in (N_PLAIN, N_UNSTEADY):
+        before_plain()
+        found, differs = proof.attempt(weights, n_plain)
+        if not differs:
+            break
+    else:
+        raise CaptureError(
+            "the captured graph computes other bits each time that it is executed, in "
+            f"{differs}, but did not in {N_UNSTEADY} executions where it was captured: an operator "
+            "adds in any order, for example. Whether it can be relocated cannot be proved; "
+            f"{advice.NOT_PROVED}"
+        )
     weights.fixed.free()
     weights.stand_ins.free()
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Proof:
+    """The executions that are compared; attributes as the arguments of `prove`."""
+
+    bound: BoundProgram
+    loaded: Placed[ProvableResident]
+    unshared: Placed[ProvableResident]
+    memory: Memory
+    noise: Sequence[Noise]
+    describe: Callable[[Noise], str]
+    before_moved: Callable[[], None]
+
+    def attempt(self, weights: BoundWeights, n_plain: int) -> tuple[Steadiness, str]:
+        """All three steps, with so many executions in the first one at least.
+
+        Returns:
+            How steady results are; what was other bits only in the last step, both times. Then
+            nothing is proved.
+        """
+        first, second = (made_up_inputs(self.bound, variant) for variant in range(2))
+        _set_noise(self.loaded, self.noise, changed=())
+        expected, steadiness = self._expected(weights, first, n_plain)
+        program = self.bound.program
+        old = ProofBases(program, self.loaded, self.memory, second, weights, state=1)
+        old.execute(self.loaded)
+        if not first or any(one == other for one, other in zip(first, second, strict=True)):
+            old.clear()
+        old.write_inputs(made_up_inputs(self.bound, 2))
+        before = Summed(self.memory, old.content())
+        moved = dataclasses.replace(self.loaded, home={})
+        new = ProofBases(program, moved, self.memory, first, weights)
+        new.take_feature_map(old)
+        _set_noise(self.loaded, self.noise, changed=self.noise)
+        self.before_moved()
+        new.execute(self.loaded)
+        differs = expected.difference(new.outcome(), steadiness.allowed)
+        change = before.change()
+        unsteady = ""
+        if differs is not None and change is None:
+            unsteady = self._explained(old, new, first, expected, steadiness)
+        if not unsteady:
+            _refuse(differs, "gives another result at other addresses: {} differs")
+            _refuse(change, "was moved and still writes to its old addresses, in {}")
+        old.free()
+        new.free()
+        expected.free()
+        return steadiness, unsteady
+
+    def _expected(
+        self, weights: BoundWeights, inputs: Sequence[bytes], n_plain: int
+    ) -> tuple[Kept, Steadiness]:
+        """What plain executions give, and how far apart that is."""
+        bases = ProofBases(self.bound.program, self.unshared, self.memory, inputs, weights)
+
+        def execute_again() -> Sequence[Stretch]:
+            bases.clear()
+            bases.begin(inputs)
+            bases.execute(self.unshared)
+            return bases.outcome()
+
+        if self.unshared.home:  # where something is left of the capture
+            execute_again()
+        else:
+            bases.execute(self.unshared)
+        expected = Kept(self.memory, bases.outcome())
+        steadiness = measure(self.memory, expected, execute_again, n_plain)
+        bases.free()
+        return expected, steadiness
+
+    def _explained(
+        self,
+        old: ProofBases,
+        new: ProofBases,
+        inputs: Sequence[bytes],
+        expected: Kept,
+        steadiness: Steadiness,
+    ) -> str:
+        """Why results differ though old memory is what it was; "" if no reason is found.
+
+        Returns:
+            The result that is other bits each time, though it was not in plain executions.
+
+        Raises:
+            CaptureError: noise is read.
+        """
+        found = Kept(self.memory, new.outcome())
+
+        def outcome_with(changed: Sequence[Noise]) -> Sequence[Stretch]:
+            new.begin_again(old, inputs)
+            _set_noise(self.loaded, self.noise, changed)
+            new.execute(self.loaded)
+            return new.outcome()
+
+        def differs_with(changed: Sequence[Noise]) -> bool:
+            return expected.difference(outcome_with(changed), steadiness.allowed) is not None
+
+        again = found.difference(outcome_with(self.noise), steadiness.allowed)
+        if again is None and self.noise and not differs_with(()):
+            _refuse_noise(self.noise, self.describe, differs_with)
+        found.free()
+        return "" if again is None else again.name
 
 
 def timed_rounds(
@@ -207,15 +316,20 @@ def timed_rounds(
     return rounds
 
 
-def _compare(expected: dict[str, bytes], found: dict[str, bytes], message: str) -> None:
-    for name, content in expected.items():
-        if content != found[name]:
-            pairs = zip(content, found[name], strict=True)
-            place = next(place for place, (one, other) in enumerate(pairs) if one != other)
-            raise CaptureError(
-                f"the captured graph {message.format(name)} from byte {place} on: expected the "
-                f"same bits, so it cannot be relocated safely; {advice.FIND_THE_LAUNCH}"
-            )
+def _refuse(difference: Difference | None, message: str) -> None:
+    if difference is None:
+        return
+    apart = difference.spread
+    expected = (
+        "the same bits"
+        if apart is None
+        else f"less than the {apart.largest:.3g} by which it does, as executions of the same input "
+        "where it was captured are nearer"
+    )
+    raise CaptureError(
+        f"the captured graph {message.format(difference.name)} from byte {difference.offset_bytes} "
+        f"on: expected {expected}, so it cannot be relocated safely; {advice.FIND_THE_LAUNCH}"
+    )
 
 
 def _set_noise(
@@ -248,14 +362,3 @@ def _refuse_noise(
         "padding, and the results depend on it: what the kernel would be given is not known; "
         f"{advice.INITIALISE}"
     )
-
-
-def _check_steady(found: dict[str, bytes], again: dict[str, bytes]) -> None:
-    """Tell a graph that never computes the same bits from one that cannot be moved."""
-    if found != again:
-        (name, *_) = (name for name, content in found.items() if content != again[name])
-        raise CaptureError(
-            f"the captured graph computes other bits each time that it is executed, in {name}: an "
-            "operator adds in any order, for example. Whether it can be relocated cannot be "
-            f"proved; {advice.NOT_PROVED}"
-        )

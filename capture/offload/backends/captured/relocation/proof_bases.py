@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Generic, Protocol, TypeVar
 
-from offload.backends.captured.relocation import fixed_weights
+from offload.backends.captured.relocation.contents import ComparedMemory, Stretch
 from offload.backends.captured.relocation.fixed_weights import FixedWeights
 from offload.backends.captured.relocation.weight_stand_ins import WeightStandIns
 from offload.interpreter.made_up_inputs import no_result, overlapping_inputs
@@ -16,7 +16,7 @@ from offload.program import Program, Role
 _TILE_BYTES = 2**20  # content is made once, and repeated
 
 
-class Memory(fixed_weights.Memory, Protocol):
+class Memory(ComparedMemory, Protocol):
     """What the proof needs of a device's memory, which holds zeros when it is allocated."""
 
     def fill(self, address: int, size_bytes: int) -> None:
@@ -87,11 +87,16 @@ class BoundWeights:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Block:
-    """Memory of a placement; `lent`: not the proof's own; `shared`: written by every execution."""
+    """Memory of a placement.
+
+    `dtype`: of all that lies there; `lent`: not the proof's own; `shared`: written by every
+    execution.
+    """
 
     address: int
     size_bytes: int
     name: str
+    dtype: str = ""
     is_feature_map: bool = False
     is_lent: bool = False
     is_shared: bool = False
@@ -125,11 +130,14 @@ class ProofBases:
             if place is None:
                 continue
             if value.role is Role.OUTPUT:
-                self._bases[place.slot] = self._take(place.slot, value.size_bytes, value.name)
+                self._bases[place.slot] = self._take(
+                    place.slot, value.size_bytes, value.name, value.dtype
+                )
             elif value.role is Role.WEIGHT:
                 address = weights.stand_ins.addresses[value.index]
                 if value.index in written - weights.stay:
-                    original, address = address, self._allocate(value.size_bytes, value.name)
+                    original = address
+                    address = self._allocate(value.size_bytes, value.name, value.dtype)
                     self._copies.append((address, original, value.size_bytes))
                 self._bases[place.slot] = address
         feature_map = plan.feature_map
@@ -154,13 +162,14 @@ class ProofBases:
         for address, original, size_bytes in self._copies:
             self._memory.copy(address, original, size_bytes)
 
-    def _take(self, slot: int, size_bytes: int, name: str) -> int:
+    def _take(self, slot: int, size_bytes: int, name: str, dtype: str = "") -> int:
         """The memory in which a slot was captured where that is there, else memory of its own."""
         home = self._placed.home.get(slot)
         block = _Block(
             self._memory.allocate(size_bytes) if home is None else home,
             size_bytes,
             name,
+            dtype,
             is_feature_map=slot == self._plan.feature_map.index,
             is_lent=home is not None,
             is_shared=home is not None and slot in self._placed.shared,
@@ -168,8 +177,8 @@ class ProofBases:
         self._blocks.append(block)
         return block.address
 
-    def _allocate(self, size_bytes: int, name: str) -> int:
-        block = _Block(self._memory.allocate(size_bytes), size_bytes, name)
+    def _allocate(self, size_bytes: int, name: str, dtype: str = "") -> int:
+        block = _Block(self._memory.allocate(size_bytes), size_bytes, name, dtype)
         self._blocks.append(block)
         return block.address
 
@@ -189,7 +198,8 @@ class ProofBases:
             names = ", ".join(self._program.values[self._value(leaf)].name for leaf, _ in leaves)
             place = self._plan.places[self._value(leaves[0][0])]
             if len(leaves) == 1 and place is not None:
-                block = self._take(place.slot, max(ends), names)
+                dtype = self._program.values[self._value(leaves[0][0])].dtype
+                block = self._take(place.slot, max(ends), names, dtype)
             else:
                 block = self._allocate(max(ends), names)
             for leaf, offset in leaves:
@@ -246,20 +256,14 @@ class ProofBases:
         for block in self._blocks:
             self._memory.fill(block.address, block.size_bytes)
 
-    def outcome(self) -> dict[str, bytes]:
+    def outcome(self) -> list[Stretch]:
         """All that a caller can see: outputs, and inputs and weights as they are afterwards."""
         blocks = [block for block in self._blocks if not block.is_feature_map]
-        return self._read(blocks) | self._weights.content
+        return [*_stretches(blocks), *self._weights.left]
 
-    def content(self) -> dict[str, bytes]:
+    def content(self) -> list[Stretch]:
         """What stays as it is while another placement executes, unless a word was missed."""
-        return self._read([block for block in self._blocks if not block.is_shared])
-
-    def _read(self, blocks: Sequence[_Block]) -> dict[str, bytes]:
-        return {
-            f"{block.name} (block {index})": self._memory.read(block.address, block.size_bytes)
-            for index, block in enumerate(blocks)
-        }
+        return _stretches([block for block in self._blocks if not block.is_shared])
 
     def free(self) -> None:
         """Give back what is the proof's own."""
@@ -267,3 +271,10 @@ class ProofBases:
             if not block.is_lent:
                 self._memory.free(block.address)
         self._blocks.clear()
+
+
+def _stretches(blocks: Sequence[_Block]) -> list[Stretch]:
+    return [
+        Stretch(f"{block.name} (block {index})", block.address, block.size_bytes, block.dtype)
+        for index, block in enumerate(blocks)
+    ]
