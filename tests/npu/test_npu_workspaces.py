@@ -15,7 +15,7 @@ import torch
 from ascend_client import peek
 from ascend_simulator import AscendSimulator
 from on_npu import check_same
-from test_ascend_abi_tasks import KERNEL, parameters_of, tasks_of
+from test_ascend_abi_tasks import KERNEL, parameters_of, tasks_of, type_of
 
 import offload
 from offload.backends.ascend import CapturedModel, TorchCapturer
@@ -37,10 +37,9 @@ def workspaces_of(simulator: AscendSimulator, model: int) -> list[int]:
     """What a model's kernels have in front of their tiling data, where it is given."""
     found = []
     for task in (task for tasks in tasks_of(simulator, model) for task in tasks):
-        parameters = parameters_of(simulator, task)
-        if parameters.type != KERNEL:
+        if type_of(simulator, task) != KERNEL:
             continue
-        arguments = parameters.content.kernel.arguments
+        arguments = parameters_of(simulator, task).content.kernel.arguments
         (tiling,) = peek(arguments, 1)
         words = peek(arguments, (tiling - arguments) // ctypes.sizeof(ctypes.c_uint64))
         found.append(words[-1])
