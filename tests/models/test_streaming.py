@@ -412,7 +412,7 @@ def test_a_load_gives_one_memory_back_before_it_takes_the_next(
 def test_a_closed_executable_has_given_its_memory_back(deep: Captured, factor: int) -> None:
     run = deep.load(weights_budget=floor_of(deep) * factor)
     expected = run(torch.ones(4, 128)).clone()
-    weight = next(iter(run._loaded.weights.values()))
+    weight = next(iter(run._loaded.weights.tensors.values()))
     run.close()
     run.close()
     assert not weight.any()

@@ -68,7 +68,7 @@ def test_unchanged_weights_in_memory_are_not_read_again() -> None:
             for _ in range(4):
                 run(torch.randn(4, 128))
                 assert run.last_execution.bytes_streamed == run.streaming.plan.transfer_bytes
-            assert run._loaded.stream.generation == 1
+            assert run._loaded.weights.stream.generation == 1
 
 
 def test_writes_that_torch_does_not_count_are_seen_after_a_refresh() -> None:

@@ -79,7 +79,7 @@ def test_only_what_was_stepped_is_read_again() -> None:
         stepped.step()
         assert torch.equal(run(GIVEN), expected)
         assert run.last_execution.bytes_streamed == 0
-        assert run._loaded.stream.generation == 1
+        assert run._loaded.weights.stream.generation == 1
         run.close()
         for one in model.parameters():
             one.grad = torch.ones_like(one)

@@ -204,7 +204,7 @@ def poison_after_last_use(backend, run) -> None:
         if run.closed:
             return
         for piece in last.get(launch.index, ()):
-            address = run._loaded.weights[piece.value].data_ptr() + piece.offset_bytes
+            address = run._loaded.weights.tensors[piece.value].data_ptr() + piece.offset_bytes
             ctypes.memset(address, 0xFF, piece.size_bytes)
 
     backend.capturer.on_end = poison

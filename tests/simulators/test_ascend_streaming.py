@@ -268,7 +268,7 @@ def test_without_external_events_the_end_of_the_model_is_waited_for(ascend, npu,
 
     npu.backend.prepare = prepare
     with deep.load(npu.backend.name, weights_budget=budget) as run:
-        assert not run._loaded.stream.outputs_are_early
+        assert not run._loaded.weights.stream.outputs_are_early
         assert any("ACL_EVENT_EXTERNAL" in one for one in run.notes())
         resets = ascend.calls("aclrtResetEvent")
         poison_after_last_use(npu.backend, run)

@@ -36,7 +36,7 @@ def traced(run) -> object:
 def address_of(run, transfer) -> int:
     """Where it writes."""
     piece = run.streaming.plan.pieces[transfer.piece]
-    return run._loaded.weights[piece.value].data_ptr()
+    return run._loaded.weights.tensors[piece.value].data_ptr()
 
 
 @pytest.mark.parametrize("eager", [True, False])

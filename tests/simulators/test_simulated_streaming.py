@@ -161,7 +161,7 @@ def test_weights_are_replaced_between_executions(extra_bytes, device, deep, leas
         check(run, [given] * 2, second, device.settle)
         if not extra_bytes:  # the store is the only copy of what is streamed
             names = [one.name for one in deep.program.values if one.index in deep.bindings.stored]
-            modes = dict(zip(names, run._loaded.stream.read_modes, strict=True))
+            modes = dict(zip(names, run._loaded.weights.stream.read_modes, strict=True))
             assert set(modes.values()) == {"memory"}
 
 

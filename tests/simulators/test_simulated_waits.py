@@ -58,7 +58,7 @@ def early_bytes(plan: Streaming) -> int:
 def address_of(run: offload.Executable, transfer: int) -> int:
     """Where a transfer writes."""
     piece = run.streaming.plan.pieces[run.streaming.plan.transfers[transfer].piece]
-    return run._loaded.weights[piece.value].data_ptr() + piece.offset_bytes
+    return run._loaded.weights.tensors[piece.value].data_ptr() + piece.offset_bytes
 
 
 @dataclasses.dataclass

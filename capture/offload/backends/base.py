@@ -96,6 +96,51 @@ class Prepared:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """What becomes of a Program's weights on a device.
+
+    Attributes:
+        check: raises BindingError where one cannot be used where it lies now; None: each can.
+        tensors: for each that lies in a memory of the executable's own the tensor there.
+        stream: what brings weights there, not loaded yet; None: nothing does.
+        derive_again: what is derived from weights is made again by the next execution, whether or
+            not torch counted a write; None where nothing is. Any thread may call it.
+    """
+
+    check: Callable[[], None] | None = None
+    tensors: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
+    stream: _native.WeightStream | _native.DeviceWeightStream | None = None
+    derive_again: Callable[[], None] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Streams:
+    """Streams of a device, to the caller's current one of which an execution goes.
+
+    Attributes:
+        current: the driver's handle of that on the device of this index; None where torch knows it.
+        drains_queue: asking for that handle waits until torch has delivered what it queues, which
+            is a stage of m_l_t.
+    """
+
+    current: Callable[[int], int] | None = None
+    drains_queue: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetNodes:
+    """Nodes of a device's graph that are re-set where addresses are others.
+
+    Attributes:
+        of_slot: by slot those that are re-set each time its address is another.
+        measure_copies: what re-setting and copying cost on the device. Raises ExecutionError.
+    """
+
+    of_slot: Mapping[int, Set[int]]
+    measure_copies: Callable[[], CopyCosts]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Loaded:
     """A Program on a device.
 
@@ -105,24 +150,14 @@ class Loaded:
         launch_reports: asks the resident how each launch is carried out, in program order.
         device: of the tensors that an execution takes and gives; None: the Program's.
         alignment_bytes: an input or a given output whose address is no multiple of it is copied.
-        check_weights: raises BindingError where a weight cannot be used where it lies now.
-        draw: where kernels read the state of generators: asked at each execution for the seed and
-            the offset of each, it moves them on.
-        set_nodes: by slot, the nodes that are re-set each time its address is another.
-        measure_copies: what re-setting and copying cost on the device; None where a slot's
-            address is one word, so that a copy never pays. Raises ExecutionError.
-        streamed: the device has streams, and an execution goes to the caller's current one.
-        current_stream: the driver's handle of that on the device of this index; None where torch
-            knows it.
-        drains_queue: asking for that handle waits until torch has delivered what it queues, which
-            is a stage of m_l_t.
-        weights: for each weight that lies in a memory of the executable's own the tensor there.
-        stream: what brings weights there, not loaded yet.
-        derive_again: what is derived from weights is made again by the next execution, whether or
-            not torch counted a write; None where nothing is. Any thread may call it.
         moves_feature_map: whether this program's feature map may be new at every execution, on a
             backend that can do that at all.
         notes: what else a user should know of how it is executed, in sentences for people.
+        weights: what becomes of them.
+        streams: None: the device has none, and an execution is over when its call returns.
+        draw: where kernels read the state of generators: asked at each execution for the seed and
+            the offset of each, it moves them on; None where none does.
+        set_nodes: None where a slot's address is one word, so that a copy never pays.
     """
 
     resident: _native.Resident
@@ -130,18 +165,12 @@ class Loaded:
     launch_reports: Callable[[], tuple[LaunchReport, ...]]
     device: torch.device | None = None
     alignment_bytes: int = 1
-    check_weights: Callable[[], None] | None = None
-    streamed: bool = False
-    current_stream: Callable[[int], int] | None = None
-    draw: Callable[[], list[int]] | None = None
-    drains_queue: bool = False
-    set_nodes: Mapping[int, Set[int]] = dataclasses.field(default_factory=dict)
-    measure_copies: Callable[[], CopyCosts] | None = None
-    weights: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
-    stream: _native.WeightStream | _native.DeviceWeightStream | None = None
-    derive_again: Callable[[], None] | None = None
     moves_feature_map: bool = True
     notes: Callable[[], tuple[str, ...]] = tuple
+    weights: LoadedWeights = dataclasses.field(default_factory=LoadedWeights)
+    streams: Streams | None = None
+    draw: Callable[[], list[int]] | None = None
+    set_nodes: SetNodes | None = None
 
 
 _TRIGGERS = {

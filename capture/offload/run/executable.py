@@ -124,10 +124,11 @@ class Executable(_native.CallableReplay):
 
     def _choose_copies(self) -> tuple[SlotChoice, ...]:
         """Inputs and outputs to copy; none where no graph has nodes that would be re-set."""
-        measure = self._loaded.measure_copies
-        if measure is None or self.scheduling is Scheduling.HOST:
+        nodes = self._loaded.set_nodes
+        if nodes is None or self.scheduling is Scheduling.HOST:
             return ()
-        return choose_copied_slots(moving_slots(self.program, self.plan, self._loaded), measure)
+        slots = moving_slots(self.program, self.plan, self._loaded)
+        return choose_copied_slots(slots, nodes.measure_copies)
 
     def submit(
         self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
@@ -169,11 +170,12 @@ class Executable(_native.CallableReplay):
                 "weights of a program that is one opaque launch stay where they were when it was "
                 f"loaded ({self.program.opaque.reason}): capture again to use other storages"
             )
-        if self._loaded.check_weights is not None:
-            self._loaded.check_weights()
+        weights = self._loaded.weights
+        if weights.check is not None:
+            weights.check()
         self._native.rebind_weights()
-        if self._loaded.derive_again is not None:
-            self._loaded.derive_again()
+        if weights.derive_again is not None:
+            weights.derive_again()
 
     def close(self) -> None:
         """Wait for what is in flight and give the memory back. Closing twice is fine.
@@ -181,11 +183,12 @@ class Executable(_native.CallableReplay):
         Weights that results show keep theirs until these and the executable are dropped.
         """
         self._native.close()
-        if self._loaded.stream is None:
+        weights = self._loaded.weights
+        if weights.stream is None:
             return
         # The resident closes it, once nothing on the device reads it; until then nothing is given.
-        if all(one.view.value not in self._loaded.weights for one in self.program.results):
-            self._loaded.stream.give_back()
+        if all(one.view.value not in weights.tensors for one in self.program.results):
+            weights.stream.give_back()
 
     def __enter__(self) -> Executable:
         return self
@@ -199,13 +202,14 @@ class Executable(_native.CallableReplay):
 
         None without a budget, then, but for weights in files.
         """
-        if self.plan.streaming is None or self._loaded.stream is None:
+        stream = self._loaded.weights.stream
+        if self.plan.streaming is None or stream is None:
             return None
         native = self._native  # and not the executable, which would then keep itself
         return WeightStreaming(
             self.bound,
             self.plan.streaming,
-            self._loaded.stream,
+            stream,
             self._check_stored,
             lambda: (
                 LastExecution.of(native.last_execution, native.substages),
@@ -371,7 +375,7 @@ class Executable(_native.CallableReplay):
     def n_set_nodes(self, slot: int) -> int | None:
         """How many nodes are re-set where a slot's address is another; None: there are no nodes."""
         nodes = self._loaded.set_nodes
-        return len(nodes.get(slot, ())) if nodes else None
+        return None if nodes is None or not nodes.of_slot else len(nodes.of_slot.get(slot, ()))
 
     def launch_reports(self) -> tuple[LaunchReport, ...]:
         """How each launch is carried out, in program order."""
@@ -422,7 +426,8 @@ def _check_feature_map(backend: Backend, loaded: Loaded, feature_map: object) ->
 
 
 def _read_weights(loaded: Loaded) -> None:
-    if loaded.stream is None:
+    stream = loaded.weights.stream
+    if stream is None:
         return
-    with stage("reading weights", loaded.stream.load_bytes) as told:
-        loaded.stream.load(told.reach if told.is_told else None)
+    with stage("reading weights", stream.load_bytes) as told:
+        stream.load(told.reach if told.is_told else None)

@@ -36,13 +36,13 @@ def native_replay(
     """
     program = bound.program
     positional, keyword = plain_places(bound)
-    structure = bound.result_structure
+    structure, streams = bound.result_structure, loaded.streams
     return _native.Replay(
         spec=_call_spec(bound, plan, loaded, copied),
         triggers=slot_triggers(plan),
         resident=loaded.resident,
         host_scheduled=host_scheduled,
-        streamed=loaded.streamed,
+        streamed=streams is not None,
         positional=positional,
         keyword=keyword,
         match=functools.partial(tensors_of_call, bound),
@@ -50,9 +50,9 @@ def native_replay(
         build_result=lambda tensors: unflatten(structure, tensors),
         match_buffers=functools.partial(buffers_of, structure, len(program.results)),
         check_feature_map=check_feature_map,
-        current_stream=loaded.current_stream,
+        current_stream=None if streams is None else streams.current,
         draw=loaded.draw,
-        drains_queue=loaded.drains_queue,
+        drains_queue=streams is not None and streams.drains_queue,
         caller=_caller(bound, loaded),
         warn_of_gradients=_warn_of_gradients if _trained(program) else None,
     )
@@ -119,7 +119,7 @@ def _call_spec(
                 bound,
                 plan,
                 value,
-                loaded.weights,
+                loaded.weights.tensors,
                 is_written=value.index in written,
                 is_packed=value.index in packed,
             )
@@ -150,6 +150,7 @@ def moving_slots(program: Program, plan: Plan, loaded: Loaded) -> list[MovingSlo
     if program.opaque is not None:  # a write that left the same bytes was not observed
         written |= {view.value for view in program.inputs}
     together = {leaf for one in program.overlaps for leaf in (one.first, one.second)}
+    nodes = {} if loaded.set_nodes is None else loaded.set_nodes.of_slot
     slots = []
     for leaf, view in enumerate(program.inputs):
         if program.values[view.value].on_host:
@@ -158,12 +159,11 @@ def moving_slots(program: Program, plan: Plan, loaded: Loaded) -> list[MovingSlo
         n_copies = (2 if view.value in written else 1) if may_copy else 0
         slot = plan.slot_of(view.value)
         size_bytes = span_bytes(view.shape, view.strides, view.dtype)
-        slots.append(MovingSlot(slot, size_bytes, n_copies, loaded.set_nodes.get(slot, set())))
+        slots.append(MovingSlot(slot, size_bytes, n_copies, nodes.get(slot, set())))
     for value in program.of_role(Role.OUTPUT):
         slot = plan.slot_of(value.index)
         n_copies = int(value.index not in loaded.operator_allocated)
-        nodes = loaded.set_nodes.get(slot, set())
-        slots.append(MovingSlot(slot, value.size_bytes, n_copies, nodes))
+        slots.append(MovingSlot(slot, value.size_bytes, n_copies, nodes.get(slot, set())))
     return slots
 
 

@@ -56,14 +56,14 @@ class OptimizerSteps:
 
 def watched_steps(bound: BoundProgram, loaded: Loaded) -> OptimizerSteps | None:
     """What watches the steps of a Program's weights; None where it keeps no copies of them."""
-    derive_again = loaded.derive_again
+    derive_again, stream = loaded.weights.derive_again, loaded.weights.stream
     if derive_again is not None:
         return OptimizerSteps(bound.bindings.weights, lambda _: derive_again())
-    if loaded.stream is None or bound.bindings.stored:
+    if stream is None or bound.bindings.stored:
         return None
     return OptimizerSteps(
         dict(enumerate(bound.bindings.weights[one] for one in managed_weights(bound))),
-        loaded.stream.refresh,
+        stream.refresh,
     )
 
 

@@ -39,7 +39,9 @@ from offload.backends.base import (
     Capabilities,
     LaunchReport,
     Loaded,
+    LoadedWeights,
     Prepared,
+    Streams,
     TimedLaunches,
 )
 from offload.backends.captured.device_streaming import refuse_unstored
@@ -240,12 +242,9 @@ class AscendBackend:
             lambda: reports,
             device=self.tensor_device(device),
             alignment_bytes=self.tensor_alignment_bytes,
-            streamed=True,
-            current_stream=self.current_stream,
-            check_weights=check,
-            weights=streamed.tensors,
-            stream=streamed.stream,
             notes=functools.partial(notes_of_refresh, resident, gather, held, more),
+            weights=LoadedWeights(check, streamed.tensors, streamed.stream),
+            streams=Streams(self.current_stream),
         )
 
     def _streamed(

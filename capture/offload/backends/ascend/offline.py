@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
+from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared, Streams
 from offload.errors import BackendUnavailable, CaptureError
 from offload.native import _native
 from offload.plan import Plan, SlotKind, check_plan
@@ -89,9 +89,8 @@ class OfflineModelBackend:
             lambda: reports,
             device=self._backend.tensor_device(index),
             alignment_bytes=self._backend.tensor_alignment_bytes,
-            streamed=True,
-            current_stream=self._backend.current_stream,
             notes=self._notes,
+            streams=Streams(self._backend.current_stream),
         )
 
     def _notes(self) -> tuple[str, ...]:

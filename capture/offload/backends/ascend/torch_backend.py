@@ -23,7 +23,9 @@ from offload.backends.base import (
     Capabilities,
     LaunchReport,
     Loaded,
+    LoadedWeights,
     Prepared,
+    Streams,
     TimedLaunches,
     Unproved,
 )
@@ -201,14 +203,11 @@ class TorchAscendBackend(AscendBackend):
             lambda: reports,
             device=self.tensor_device(device),
             alignment_bytes=self.tensor_alignment_bytes,
-            streamed=True,
-            current_stream=self.current_stream,
             moves_feature_map=bound.words is not None and not bound.words.why_fixed,
-            drains_queue=True,
-            draw=drawing(*states) if states else None,
-            weights=streamed.tensors,
-            stream=streamed.stream,
             notes=functools.partial(_notes, bound, program, resident, held, more),
+            weights=LoadedWeights(tensors=streamed.tensors, stream=streamed.stream),
+            streams=Streams(self.current_stream, drains_queue=True),
+            draw=drawing(*states) if states else None,
         )
 
     def _resident(

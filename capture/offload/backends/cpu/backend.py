@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
+from offload.backends.base import Capabilities, LaunchReport, Loaded, LoadedWeights, Prepared
 from offload.backends.cpu.streaming import gathered_tables, make_stream, measure_link
 from offload.backends.host_memory import PAGE_BYTES, free_bytes, is_address_space_limited
 from offload.backends.refusals import refuse_shared
@@ -238,10 +238,12 @@ class _Builder:
             resident,
             self._operator_allocated,
             lambda: tuple(LaunchReport(mode, size) for mode, size in resident.launch_modes),
-            weights=weights,
-            stream=stream,
-            check_weights=functools.partial(refuse_shared, self._bound, packed),
-            derive_again=resident.derive_again if packed else None,
+            weights=LoadedWeights(
+                check=functools.partial(refuse_shared, self._bound, packed),
+                tensors=weights,
+                stream=stream,
+                derive_again=resident.derive_again if packed else None,
+            ),
         )
 
     def resident(

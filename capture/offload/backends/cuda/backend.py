@@ -11,7 +11,16 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared, TimedLaunches
+from offload.backends.base import (
+    Capabilities,
+    LaunchReport,
+    Loaded,
+    LoadedWeights,
+    Prepared,
+    SetNodes,
+    Streams,
+    TimedLaunches,
+)
 from offload.backends.captured.device_streaming import refuse_unstored
 from offload.backends.captured.random_draws import drawing
 from offload.backends.captured.relocation import advice
@@ -246,15 +255,14 @@ class CudaBackend:
             lambda: reports,
             device=self.tensor_device(captured.device),
             alignment_bytes=self.alignment_bytes,
-            streamed=True,
-            current_stream=self.current_stream,
-            check_weights=check,
-            draw=drawing(random) if random is not None and captured.random_cells else None,
-            set_nodes=set_nodes(captured, plan),
-            measure_copies=functools.partial(self.copy_costs, captured.device, resident),
-            weights=weights,
-            stream=stream,
             notes=functools.partial(tuple, captured.proved),
+            weights=LoadedWeights(check, weights, stream),
+            streams=Streams(self.current_stream),
+            draw=drawing(random) if random is not None and captured.random_cells else None,
+            set_nodes=SetNodes(
+                set_nodes(captured, plan),
+                functools.partial(self.copy_costs, captured.device, resident),
+            ),
         )
 
     def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
