@@ -24,12 +24,13 @@ struct WeightPlacement {
   bool gathered = false;
 };
 
-// One copy of a streamed piece, made once in each pass. Transfers run in order, one at a time.
+// One copy of a streamed piece, of which a pass may make several. Transfers run in order, one at a
+// time.
 struct WeightTransfer {
   std::size_t weight = 0;
   std::size_t piece = 0;         // of that weight
   std::size_t first_launch = 0;  // of the pass, that reads what it brings
-  std::size_t last_launch = 0;
+  std::size_t last_launch = 0;   // likewise; behind it the piece may be overwritten
   std::size_t after_launch = 0;  // it may begin when this one has ended
   int after_pass = 0;            // 0: of the same pass; -1: of the pass before
 };

@@ -1,7 +1,7 @@
 // Weight streaming: what passes take under a plan, and the search for one.
 //
 // A pass is one execution of a program. Weights lie in one range of device memory; part of it, the
-// ring, is written by transfers, each once in every pass and always at the same position.
+// ring, is written by transfers, each of a piece always at the same position.
 #pragma once
 
 #include <cstddef>
