@@ -7,6 +7,7 @@ whole block. Copied anew for each of its uses it makes room for other weights in
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -111,13 +112,9 @@ class _Tenant:
     steps: int
     uses: tuple[_Use, ...]
 
-    def shares_bytes(self, other: _Tenant) -> bool:
-        """Whether some bytes of the ring are both ones', at different times."""
-        return (
-            self is not other
-            and self.offset_bytes < other.offset_bytes + other.size_bytes
-            and other.offset_bytes < self.offset_bytes + self.size_bytes
-        )
+    @property
+    def end_bytes(self) -> int:
+        return self.offset_bytes + self.size_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -137,7 +134,7 @@ class _Planner:
         if depth > len(_readers(streamed, self.demand)):
             return None
         tenants = self._placed(streamed, depth)
-        ring_bytes = max(one.offset_bytes + one.size_bytes for one in tenants)
+        ring_bytes = max(one.end_bytes for one in tenants)
         resident_bytes = sum(self.sizes_bytes) - sum(one.size_bytes for one in tenants)
         offsets_bytes = {one.index: one.offset_bytes for one in tenants}
         return WholeWeights(
@@ -169,28 +166,30 @@ class _Planner:
     def _placed(self, streamed: Sequence[int], depth: int) -> list[_Tenant]:
         """First fit: the largest first, each at the lowest bytes that are nobody else's then."""
         uses = self.uses(streamed, depth)
-        placed: list[_Tenant] = []
+        placed: list[_Tenant] = []  # by offset
         for index in sorted(streamed, key=lambda one: (-self.sizes_bytes[one], one)):
             size_bytes = self.sizes_bytes[index]
             steps = functools.reduce(
                 operator.or_, (one.steps(self.n_launches) for one in uses[index])
             )
             at = 0
-            for other in sorted(placed, key=lambda one: one.offset_bytes):
+            for other in placed:
                 if other.steps & steps and at + size_bytes > other.offset_bytes:
-                    at = max(at, other.offset_bytes + other.size_bytes)
-            placed.append(_Tenant(index, at, size_bytes, steps, tuple(uses[index])))
+                    at = max(at, other.end_bytes)
+            tenant = _Tenant(index, at, size_bytes, steps, tuple(uses[index]))
+            bisect.insort(placed, tenant, key=lambda one: one.offset_bytes)
         return placed
 
     def _transfers(self, tenants: Sequence[_Tenant]) -> list[Transfer]:
         """In the order of their readers, so that no copy waits for a launch that waits for it."""
-        sharing = [[one for one in tenants if one.shares_bytes(each)] for each in tenants]
+        sharing = _sharing(tenants)
         kept = {one.index: _kept(one, others) for one, others in zip(tenants, sharing, strict=True)}
         found = []
         for one, others in zip(tenants, sharing, strict=True):
-            ends = [use.last for each in (one, *others) for use in kept[each.index]]
+            ends = sorted({use.last for each in (one, *others) for use in kept[each.index]})
             for use in kept[one.index] if others else ():
-                step = max(end if end < use.first else end - self.n_launches for end in ends)
+                before = bisect.bisect_left(ends, use.first)
+                step = ends[before - 1] if before else ends[-1] - self.n_launches
                 found.append((use.first, step, one.index))
         return [
             Transfer(index, first, step % self.n_launches, step // self.n_launches)
@@ -205,6 +204,19 @@ class _Planner:
                 reads.setdefault(launch, []).append(index)
         fullest = max(reads.values(), key=lambda read: sum(self.sizes_bytes[one] for one in read))
         return max(fullest, key=lambda index: self.sizes_bytes[index])
+
+
+def _sharing(tenants: Sequence[_Tenant]) -> list[list[_Tenant]]:
+    """For each of them, which are in the order of offsets, those that share bytes with it."""
+    found: list[list[_Tenant]] = [[] for _ in tenants]
+    reaching: list[int] = []
+    for at, one in enumerate(tenants):
+        reaching = [before for before in reaching if tenants[before].end_bytes > one.offset_bytes]
+        for before in reaching:
+            found[before].append(one)
+            found[at].append(tenants[before])
+        reaching.append(at)
+    return found
 
 
 def _kept(tenant: _Tenant, others: Sequence[_Tenant]) -> list[_Use]:
