@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import io
 import os
 import queue
@@ -19,6 +20,7 @@ from checks import assert_same, normal
 from torch import nn
 
 import offload
+from offload.api import model_hooks
 
 CROWD = """
 import collections, copy, sys, threading, torch, offload
@@ -370,6 +372,68 @@ def test_a_model_is_copied_while_it_is_captured(has_hooks):
     assert not {**model._forward_pre_hooks, **model._forward_pre_hooks_with_kwargs}
     assert not {**model._forward_hooks_with_kwargs, **model._forward_hooks_always_called}
     assert len(captured.program.launches) >= 1
+
+
+UNPICKLED = """
+import io, sys
+import torch, offload
+model = torch.load(sys.argv[1], weights_only=False)
+x = torch.ones(1, 2)
+expected = model(x)
+numbers = list(model._forward_pre_hooks), list(model._forward_hooks)
+with torch.no_grad():
+    captured = offload.capture(model, x)
+assert torch.equal(captured(x), expected), (captured(x), expected)
+assert (list(model._forward_pre_hooks), list(model._forward_hooks)) == numbers
+assert torch.equal(model(x), expected)
+"""
+
+
+def test_hooks_that_were_unpickled_in_another_process_stay(tmp_path, monkeypatch):
+    """torch counts hooks by process, so that ours may get the numbers that those have."""
+    source = "def doubled(module, given):\n    return tuple(2 * one for one in given)\n"
+    (tmp_path / "hooks_of_a_user.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    model = nn.Linear(2, 2)
+    model.register_forward_pre_hook(importlib.import_module("hooks_of_a_user").doubled)
+    path = tmp_path / "model.pt"
+    torch.save(model, path)
+    done = subprocess.run(
+        [sys.executable, "-c", UNPICKLED, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("when", ["added", "removed"])
+def test_a_hook_that_another_thread_registers_in_between_is_kept(when, monkeypatch):
+    model, x = nn.Linear(2, 2), normal(1, 2)
+    real, called, handles = model_hooks._put, [], []
+    n_left = {"added": 1, "removed": 2}[when]
+
+    def put(*given):
+        nonlocal n_left
+        n_left -= 1
+        if n_left == 0:
+            handles.append(model.register_forward_hook(lambda *_: called.append(1)))
+        real(*given)
+
+    monkeypatch.setattr(model_hooks, "_put", put)
+    with offload.capture(model) as captured:
+        model(x)
+    n_called = len(called)
+    model(x)
+    assert len(called) == n_called + 1
+    assert len(model._forward_hooks) == 1
+    handles[0].remove()
+    model(x)
+    assert len(called) == n_called + 1
+    assert not {**model._forward_hooks, **model._forward_pre_hooks}
+    assert captured.program.launches
 
 
 def test_captures_of_one_model_beside_eager_calls_and_copies():

@@ -331,13 +331,19 @@ def test_a_pipe_stays_empty() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("stream", [None, "closed"])
-def test_without_stderr(
-    stream: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+class Writes:
+    """What some programs put in the place of stderr: it writes, and is asked for no more."""
+
+    def write(self, _: str) -> None:
+        raise AssertionError("nothing is to be drawn")
+
+
+@pytest.mark.parametrize("stream", ["none", "closed", "writes"])
+def test_without_stderr(stream: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = (tmp_path / "closed").open("w")
     file.close()
-    monkeypatch.setattr(sys, "stderr", file if stream else None)
+    given = {"none": None, "closed": file, "writes": Writes()}[stream]
+    monkeypatch.setattr(sys, "stderr", given)
     with telling(after_s=0), stage("never", 2) as told:
         advance()
     assert told.done == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from offload.console.switches import (
     say,
     tells_executions,
 )
-from offload.errors import BindingError
+from offload.errors import BindingError, FileError
 
 
 class Kept(logging.Handler):
@@ -108,6 +110,36 @@ def test_handlers_that_somebody_gave_take_its_place(
         (logging.DEBUG, "a plan"),
     ]
     assert capsys.readouterr().err == ""
+
+
+class NoStream:
+    """What some programs put in the place of stderr."""
+
+    def write(self, _: str) -> None:
+        raise OSError("nobody reads it")
+
+
+@pytest.mark.parametrize("stream", ["none", "closed", "odd"])
+def test_where_stderr_takes_nothing_nothing_fails(
+    stream: str, bare_logger: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    given = {"none": None, "closed": closed, "odd": NoStream()}[stream]
+    monkeypatch.setattr(sys, "stderr", given)
+    say("unheard")
+
+
+def test_a_relative_folder_of_a_directory_that_has_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setenv(DUMP, "kept")
+    with pytest.raises(FileError, match=r"OFFLOAD_DUMP: expected a folder, got 'kept'"):
+        dump_folder()
 
 
 def test_names_do_not_steer_a_terminal(

@@ -23,6 +23,9 @@ _PRE_HOOKS, _HOOKS = "_forward_pre_hooks", "_forward_hooks"
 _NOTES = (f"{_PRE_HOOKS}_with_kwargs", f"{_HOOKS}_with_kwargs", f"{_HOOKS}_always_called")
 _ALL = (*_NOTES, _PRE_HOOKS, _HOOKS)
 
+_Hooks = dict[str, OrderedDict[int, Any]]
+"""By attribute of the module what it has, by the number of the hook."""
+
 
 def leave_alone(*_: Any) -> None:
     """A hook that does nothing."""
@@ -66,30 +69,63 @@ def hooked(
 
 
 def _registered(model: torch.nn.Module, before: _Hook, after: _Hook) -> Callable[[], None]:
+    _pass_numbers_of(model)
     if not _has_ours_alone(model):
         first = model.register_forward_pre_hook(before, prepend=True, with_kwargs=True).id
         second = model.register_forward_hook(after, with_kwargs=True, always_call=True).id
-        return lambda: _remove(model, first, second)
-    hooks = _copies(model)
-    first, second = RemovableHandle(hooks[_PRE_HOOKS]).id, RemovableHandle(hooks[_HOOKS]).id
-    hooks[_PRE_HOOKS][first] = before
-    hooks[_PRE_HOOKS].move_to_end(first, last=False)
-    hooks[_HOOKS][second] = after
-    for name, number in zip(_NOTES, (first, second, second), strict=True):
-        hooks[name][number] = True
-    _put(model, hooks)
-    return lambda: _remove(model, first, second)
+        return lambda: _removed(model, first, second)
+    first, second = RemovableHandle(OrderedDict()).id, RemovableHandle(OrderedDict()).id
+
+    def add(hooks: _Hooks) -> None:
+        for name, number in zip(_NOTES, (first, second, second), strict=True):
+            hooks[name][number] = True
+        hooks[_PRE_HOOKS][first] = before
+        hooks[_PRE_HOOKS].move_to_end(first, last=False)
+        hooks[_HOOKS][second] = after
+
+    _change(model, add, _ALL)
+    return lambda: _removed(model, first, second)
 
 
-def _remove(model: torch.nn.Module, first: int, second: int) -> None:
+def _pass_numbers_of(model: torch.nn.Module) -> None:
+    """Let torch number hooks from behind those that the module has, which may be unpickled ones.
+
+    It counts them by process, and would put ours in the place of theirs.
+    """
+    numbers = [number for hooks in _hooks_of(model).values() for number in hooks]
+    RemovableHandle.next_id = max([RemovableHandle.next_id, *(one + 1 for one in numbers)])
+
+
+def _removed(model: torch.nn.Module, first: int, second: int) -> None:
     """Take two hooks away, by their numbers."""
-    is_ours = _has_ours_alone(model)
-    hooks = _copies(model) if is_ours else {name: getattr(model, name) for name in _ALL}
-    for name in reversed(_ALL):
-        hooks[name].pop(first, None)
-        hooks[name].pop(second, None)
-    if is_ours:
-        _put(model, dict(reversed(hooks.items())))
+
+    def remove(hooks: _Hooks) -> None:
+        for name in reversed(_ALL):
+            hooks[name].pop(first, None)
+            hooks[name].pop(second, None)
+
+    if _has_ours_alone(model):
+        _change(model, remove, _ALL[::-1])
+    else:
+        remove(_hooks_of(model))
+
+
+def _change(
+    model: torch.nn.Module, change: Callable[[_Hooks], None], order: tuple[str, ...]
+) -> None:
+    """Change copies of what a module has of hooks, and put them in its place in some order.
+
+    A hook that another thread has registered meanwhile stands in what was there, and its handle
+    knows nothing else: that is then put back, and changed.
+    """
+    there = _hooks_of(model)
+    numbers = {name: list(hooks) for name, hooks in there.items()}
+    copies: _Hooks = {name: OrderedDict(hooks) for name, hooks in there.items()}
+    change(copies)
+    _put(model, copies, order)
+    if any(list(there[name]) != numbers[name] for name in _ALL):
+        change(there)
+        _put(model, there, order)
 
 
 def _has_ours_alone(model: torch.nn.Module) -> bool:
@@ -105,11 +141,11 @@ def _has_ours_alone(model: torch.nn.Module) -> bool:
     )
 
 
-def _copies(model: torch.nn.Module) -> dict[str, OrderedDict[int, Any]]:
-    return {name: OrderedDict(getattr(model, name)) for name in _ALL}
+def _hooks_of(model: torch.nn.Module) -> _Hooks:
+    return {name: getattr(model, name) for name in _ALL}
 
 
-def _put(model: torch.nn.Module, hooks: dict[str, OrderedDict[int, Any]]) -> None:
-    """Replace what a module has of hooks, in this order, while no key of it comes or goes."""
-    for name, one in hooks.items():
-        vars(model)[name] = one
+def _put(model: torch.nn.Module, hooks: _Hooks, order: tuple[str, ...]) -> None:
+    """Replace what a module has of hooks, while no key of it comes or goes."""
+    for name in order:
+        vars(model)[name] = hooks[name]

@@ -159,7 +159,7 @@ class _Terminal:
 def _has_terminal() -> bool:
     """Whether stderr is a terminal on which no display of rich is open, which ours would garble."""
     try:
-        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        is_terminal = bool(getattr(sys.stderr, "isatty", bool)())
     except ValueError:  # it is closed
         return False
     return is_terminal and not hasattr(sys.stderr, "rich_proxied_file")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from offload.console.text import printable
-from offload.errors import BindingError
+from offload.errors import BindingError, FileError
 
 DEBUG, DUMP = "OFFLOAD_DEBUG", "OFFLOAD_DUMP"
 
@@ -53,9 +53,19 @@ def debug_level() -> DebugLevel:
 
 
 def dump_folder() -> Path | None:
-    """The folder that OFFLOAD_DUMP names, absolute; None where it is not set, or empty."""
+    """The folder that OFFLOAD_DUMP names, absolute; None where it is not set, or empty.
+
+    Raises:
+        FileError: it is relative, and the working directory has gone.
+    """
     given = os.environ.get(DUMP, "")
-    return Path(given).absolute() if given else None
+    try:
+        return Path(given).absolute() if given else None
+    except OSError as error:
+        raise FileError(
+            f"{DUMP}: expected a folder, got {given!r} in a working directory that has gone: name "
+            f"an absolute path, or unset {DUMP}"
+        ) from error
 
 
 _measuring = threading.local()
@@ -84,16 +94,17 @@ def say(text: str, level: DebugLevel = DebugLevel.STAGES) -> None:
 
 
 class _Stderr(logging.Handler):
-    """Writes to what is stderr at the moment."""
+    """Writes to what is stderr at the moment; where that cannot be written to, nowhere."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, its lines in one piece."""
-        try:
+        with contextlib.suppress(Exception):  # there is nowhere to say so, and the call goes on
             sys.stderr.write(f"{self.format(record)}\n")
             sys.stderr.flush()
-        except Exception:
-            self.handleError(record)
 
+
+_stderr = _Stderr()
+_stderr.setFormatter(logging.Formatter("offload: %(message)s"))
 
 _preparing = threading.Lock()
 os.register_at_fork(
@@ -109,7 +120,5 @@ def _prepare() -> None:
         if LOGGER.level == logging.NOTSET:
             LOGGER.setLevel(logging.DEBUG)
         if not LOGGER.handlers:
-            handler = _Stderr()
-            handler.setFormatter(logging.Formatter("offload: %(message)s"))
-            LOGGER.addHandler(handler)
+            LOGGER.addHandler(_stderr)
             LOGGER.propagate = False  # a handler of the root would write it once more

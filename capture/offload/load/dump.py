@@ -31,7 +31,7 @@ from offload.timeline import Timeline
 
 _PROGRAM, _FORECAST = "program.json", "timeline_predicted.json"
 _NUMBERED = re.compile(r"(\d+)-")
-_LONGEST_LABEL = 60
+_LONGEST_LABEL_BYTES = 60
 
 
 class Dump:
@@ -110,7 +110,8 @@ def taken(folder: Path, label: str) -> Iterator[Dump]:
     Raises:
         FileError: there is no such folder and none can be made, or it cannot be written to.
     """
-    name = re.sub(r"[^\w.-]+", "_", label)[:_LONGEST_LABEL].strip("._") or "program"
+    words = re.sub(r"[^\w.-]+", "_", label).encode("utf-8", "replace")[:_LONGEST_LABEL_BYTES]
+    name = words.decode("utf-8", "ignore").strip("._") or "program"
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         path = _next(folder, name)
