@@ -27,6 +27,12 @@ constexpr std::int64_t kSmallestBytes = 4096;
 // leaves less of a budget unused; of the first, what is found at one level is not at one near it.
 constexpr std::array<std::int64_t, 2> kLevelShares = {256, 1024};
 
+// The more weights are read by several launches, the fewer candidates fit, and none ends the search
+// early. So many looks at a weight or launch are then enough (some seconds at the worst): there are
+// fewer levels, down to a least series. How many does not depend on the budget either.
+constexpr double kMostLooks = 1e9;
+constexpr std::int64_t kLeastShare = 8;
+
 // The ring, in units of the largest piece. 1 takes turns with the launches that read it, 2 copies
 // while they run, more smooth launches of unlike lengths.
 constexpr std::array<double, 9> kDepths = {2.0, 1.0, 1.5, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0};
@@ -53,6 +59,9 @@ class Search {
  private:
   void find_idle();
   std::vector<std::int64_t> levels() const;
+  std::int64_t thinning() const;
+  void list_levels(std::int64_t least_saved, std::int64_t thinning,
+                   std::vector<std::int64_t>& all) const;
   void make_families();
   void search_all_sets();
   void search_level(std::int64_t saved_bytes);
@@ -182,16 +191,42 @@ void Search::make_families() {
 // The levels that the budget admits, by what each saves against holding all weights, ascending.
 std::vector<std::int64_t> Search::levels() const {
   std::vector<std::int64_t> all;
-  const std::int64_t least_saved = full_bytes_ - options_.budget_bytes;
-  for (const std::int64_t share : kLevelShares) {
-    for (std::int64_t saved = full_bytes_ - options_.floor_bytes; saved >= least_saved && saved > 0;
-         saved -= std::max(options_.alignment_bytes, saved / share)) {
-      all.push_back(saved);
-    }
-  }
+  list_levels(full_bytes_ - options_.budget_bytes, thinning(), all);
   std::sort(all.begin(), all.end());
   all.erase(std::unique(all.begin(), all.end()), all.end());
   return all;
+}
+
+void Search::list_levels(std::int64_t least_saved, std::int64_t thinning,
+                         std::vector<std::int64_t>& all) const {
+  for (const std::int64_t share : kLevelShares) {
+    const std::int64_t thinned = std::max(kLeastShare, share / thinning);
+    for (std::int64_t saved = full_bytes_ - options_.floor_bytes; saved >= least_saved && saved > 0;
+         saved -= std::max(options_.alignment_bytes, saved / thinned)) {
+      all.push_back(saved);
+    }
+  }
+}
+
+// How many times fewer levels there are than where each weight is read once.
+std::int64_t Search::thinning() const {
+  const auto n_long = static_cast<double>(
+      std::count_if(choice_.items.begin(), choice_.items.end(),
+                    [&](const Item& item) { return choice_.kinds[item.kind].is_long; }));
+  std::size_t n_depths = 0;
+  for (const Family& family : families_) {
+    n_depths += kDepths.size() * (family.tails ? kMostExtra + 1 : 1);
+  }
+  const auto n_items = static_cast<double>(choice_.items.size());
+  const double looks = static_cast<double>(n_depths) * n_long / n_items *
+                       (n_items + static_cast<double>(launch_ns_.size()));
+  std::int64_t thinning = 1;
+  for (; thinning < kLevelShares.back(); thinning *= 2) {
+    std::vector<std::int64_t> all;
+    list_levels(1, thinning, all);
+    if (static_cast<double>(all.size()) * looks <= kMostLooks) break;
+  }
+  return thinning;
 }
 
 StreamingSearch Search::run() {
