@@ -63,7 +63,7 @@ def test_each_call_fails_once(
 
     once()
     before = list(live(runtime))
-    for nth in range(1, 200):
+    for nth in range(1, 400):
         runtime.forget_calls()
         runtime.fail(function, 507000, nth)
         try:
