@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ascend/acl_abi.hpp"
+#include "ascend/acl_tasks.hpp"
 
 namespace offload::acl {
 

@@ -11,7 +11,14 @@ from offload.compile.crossover import why_no_attention, why_no_product
 from offload.compile.endings import Ending, read_ending
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.toolchain import EXPORTED
-from offload.program import ITEM_BYTES, Launch, Program, TensorView
+from offload.program import (
+    ITEM_BYTES,
+    Launch,
+    Program,
+    TensorView,
+    contiguous_strides,
+    same_strides,
+)
 
 PRELUDE = "\n".join(
     f'#include "{name}.hpp"' for name in ("attention", "batched", "convolution", "pooling")
@@ -261,12 +268,7 @@ def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[str, int]:
 
 
 def _is_contiguous(view: TensorView) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    return same_strides(view.shape, view.strides, contiguous_strides(view.shape))
 
 
 # ---- convolutions -------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ascend/acl_tasks.hpp"
 #include "models.hpp"
 
 namespace simulated_ascend {

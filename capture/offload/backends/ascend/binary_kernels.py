@@ -10,7 +10,7 @@ from pathlib import Path
 from offload.backends.ascend.kernels import Address, GatherKernel, Kernel, KernelCapture
 from offload.errors import CaptureError, FileError
 from offload.native import _native
-from offload.program import Launch, Program, TensorView
+from offload.program import Launch, Program, TensorView, contiguous_strides, same_strides
 
 ADDRESS_BYTES = 8
 _NUMBERS = {"i": 4, "I": 4, "q": 8, "Q": 8, "f": 4, "d": 8}
@@ -214,21 +214,13 @@ def _problem(view: TensorView, one: BinaryKernel, dtype: str, *, on_host: bool) 
         return f"is of {view.dtype}, not {dtype}"
     if view.conjugate or view.negative:
         return "is conjugated or negated lazily"
-    if not one.takes_strides and not _is_in_a_row(view):
+    in_a_row = same_strides(view.shape, view.strides, contiguous_strides(view.shape))
+    if not one.takes_strides and not in_a_row:
         return (
             f"has strides {view.strides} at shape {view.shape}, and it takes tensors in a row "
             "alone (takes_strides=True says otherwise)"
         )
     return ""
-
-
-def _is_in_a_row(view: TensorView) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _what(launch: Launch, one: BinaryKernel) -> str:
