@@ -6,6 +6,7 @@
 namespace offload {
 
 void register_errors(pybind11::module_& module);
+void register_expressions(pybind11::module_& module);
 void register_placement(pybind11::module_& module);
 void register_streaming(pybind11::module_& module);
 void register_call(pybind11::module_& module);

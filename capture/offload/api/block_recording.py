@@ -17,15 +17,19 @@ from offload.errors import CaptureError, OffloadError
 from offload.files import has_same_content
 from offload.program import BoundProgram, StoredTensor
 from offload.record import (
+    DynamicShapes,
     FakeWeights,
     PlainCall,
     Recorder,
     Recording,
+    SeenLaunches,
+    VaryingSizes,
     called_again,
     device_of_call,
     parameters_of,
     refuse_hidden_reads,
     refuse_transforms,
+    varying_sizes,
 )
 from offload.run.debug_lines import program_line
 
@@ -109,6 +113,7 @@ class BlockRecording:
         host_reads: str,
         stored: Mapping[str, StoredTensor] | None,
         level: DebugLevel,
+        dynamic_shapes: DynamicShapes | None = None,
     ) -> None:
         self.captured = Captured(name=callable_name(function))
         self.failure: BaseException | None = None
@@ -118,6 +123,8 @@ class BlockRecording:
         self._host_reads = host_reads
         self._stored = stored
         self._level = level
+        self._dynamic_shapes = dynamic_shapes
+        self._varying: VaryingSizes | None = None
         self._fakes_given = contextlib.ExitStack()
         self._progress = contextlib.ExitStack()
         self._called: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
@@ -207,6 +214,8 @@ class BlockRecording:
                     "leave the block after the first, and call the captured model instead"
                 )
             self._called = (args, kwargs)
+            if self._dynamic_shapes is not None:
+                self._varying = varying_sizes(self._function, self._dynamic_shapes, args, kwargs)
             self._progress.enter_context(telling())
             self._progress.enter_context(stage("recording launches"))
             if self._stored is None:
@@ -250,6 +259,7 @@ class BlockRecording:
             fakes=fakes,
             plain=plain,
             read_untold=read_untold,
+            keeps_seen=self._varying is not None,
         )
 
     def _leave(self) -> None:
@@ -288,11 +298,15 @@ class BlockRecording:
             if recorder.has_deferred:
                 handed_out, plain = recorder.finish_plain(result)
                 del recorder, result
-                self.captured._bound = self._told(plain)
+                self._settle(*self._told(plain), plain.read)
             else:
                 handed_out, recording = recorder.finish(result)
                 self._fakes_given.close()
-                self.captured._bound = recorded_program(recorder, recording)
+                bound = recorded_program(recorder, recording)
+                try:
+                    self._settle(bound, recording.seen, "")
+                except CaptureError as error:
+                    self._settle_told(recorder, error)
         finally:
             self._leave()
         if self._level:
@@ -300,7 +314,52 @@ class BlockRecording:
             say(f"{program_line(self.captured.program, what)}, at {user_location()}")
         return handed_out
 
-    def _told(self, plain: PlainCall) -> BoundProgram:
+    def _settle(self, bound: BoundProgram, seen: SeenLaunches | None, read_untold: str) -> None:
+        """Give what was recorded to the Captured, with its Family where sizes may vary.
+
+        Args:
+            bound: the recorded Program.
+            seen: all that was seen of the call, where sizes may vary.
+            read_untold: why the call was told that it is being compiled; empty: it was not.
+
+        Raises:
+            CaptureError: sizes are to vary, and may not.
+        """
+        if self._varying is not None:
+            # It imports sympy and torch's symbolic shapes, which takes seconds.
+            from offload.record.second_recordings import SecondRecordings  # noqa: PLC0415
+
+            if seen is None or bound.program.opaque is not None:
+                raise CaptureError(
+                    "sizes cannot vary where the call is one opaque launch, as nobody sees what "
+                    "depends on them: leave out dynamic_shapes"
+                )
+            recordings = SecondRecordings(self._function, self._called, self._varying, read_untold)
+            self.captured.family = recordings.family(seen)
+        self.captured._bound = bound
+
+    def _settle_told(self, recorder: Recorder, error: CaptureError) -> None:
+        """Record the call once more, told that it is being compiled, if it may go otherwise then.
+
+        Libraries look at tensors to take short cuts, and do not where they see symbolic sizes.
+
+        Args:
+            recorder: of the call, untold.
+            error: why its sizes may not vary.
+
+        Raises:
+            CaptureError: the error, if that does not help.
+        """
+        plain = recorder.plain_call(str(error), "its sizes are to vary")
+        if plain is None:
+            raise error
+        try:
+            self._settle(*self._told(plain), plain.read)
+        except CaptureError as again:
+            error.add_note(f"told that it is being compiled: {again}")
+            raise error from None
+
+    def _told(self, plain: PlainCall) -> tuple[BoundProgram, SeenLaunches | None]:
         """The same call recorded, told that it is being compiled; it leaves what that left.
 
         Raises:
@@ -309,7 +368,7 @@ class BlockRecording:
         try:
             plain.put_back(before=True)
             recorder, recording = self._recorded_told(plain)
-            return recorded_program(recorder, recording)
+            return recorded_program(recorder, recording), recording.seen
         finally:
             plain.put_back(before=False)
 

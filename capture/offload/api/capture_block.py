@@ -19,7 +19,7 @@ from offload.console.switches import debug_level
 from offload.errors import CaptureError
 from offload.files import find_stored_tensors
 from offload.program import StoredTensor
-from offload.record import Recorder, is_called_again
+from offload.record import DynamicShapes, Recorder, is_called_again
 from offload.record.freed_memory import give_back_freed
 
 HOST_READS = ("avoid", "guard")
@@ -29,8 +29,13 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
     """The with-block of `capture`: gives the Captured, and checks that one call was recorded."""
 
     def __init__(
-        self, model: Callable[..., Any], host_reads: str, weights: str | os.PathLike[str] | None
+        self,
+        model: Callable[..., Any],
+        host_reads: str,
+        weights: str | os.PathLike[str] | None,
+        dynamic_shapes: DynamicShapes | None = None,
     ) -> None:
+        self._dynamic_shapes = dynamic_shapes
         self._model = model
         self._host_reads = host_reads
         self._weights = weights
@@ -41,7 +46,11 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
         if self._recording is not None:
             raise CaptureError("the block of a capture is entered once: call offload.capture again")
         stored = _stored_tensors(self._model, self._host_reads, self._weights)
-        recording = BlockRecording(self._model, self._host_reads, stored, debug_level())
+        dynamic_shapes = self._dynamic_shapes
+        _check_may_vary(dynamic_shapes, self._host_reads, self._weights)
+        recording = BlockRecording(
+            self._model, self._host_reads, stored, debug_level(), dynamic_shapes
+        )
         self._watching.enter_context(_watching(self._model, recording))
         self._recording, captured = recording, recording.captured
         captured._record = recording.record_call
@@ -86,6 +95,26 @@ def _stored_tensors(
             "recorded, so there are no values to read"
         )
     return None if weights is None else find_stored_tensors(weights)
+
+
+def _check_may_vary(dynamic_shapes: DynamicShapes | None, host_reads: str, weights: object) -> None:
+    """Refuse sizes that vary beside what is known of one size alone.
+
+    Raises:
+        CaptureError: host reads would be guards, or weights are in files.
+    """
+    if dynamic_shapes is None:
+        return
+    if host_reads != "avoid":
+        raise CaptureError(
+            f"host_reads={host_reads!r} and dynamic_shapes= exclude one another: what is read of a "
+            "tensor is known for the recorded sizes alone"
+        )
+    if weights is not None:
+        raise CaptureError(
+            "weights= and dynamic_shapes= exclude one another: a call over sizes that vary is "
+            "compared with one that was computed"
+        )
 
 
 def _is_watchable(model: object) -> TypeGuard[torch.nn.Module]:

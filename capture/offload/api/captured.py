@@ -19,6 +19,7 @@ from offload.errors import CaptureError, CopyError, FileError
 from offload.files import open_program, save_program
 from offload.load.pipeline import load_program
 from offload.program import Bindings, BoundProgram, Program
+from offload.program.family import Family
 from offload.run import Executable
 from offload.run.debug_lines import program_line
 from offload.timeline import Scheduling
@@ -30,6 +31,7 @@ class Captured:
     Attributes:
         program: the recorded Program, once the call in the with-block is done.
         bindings: the live objects that it stands for.
+        family: what gives the Program for other sizes; None: sizes were not to vary.
         name: for people: of the module's class, the function or the file.
     """
 
@@ -41,6 +43,7 @@ class Captured:
             name: for people.
         """
         self.name = name
+        self.family: Family | None = None
         # What `capture` sets: how calls are recorded in its block, and what came of it.
         self._bound = bound
         self._record: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None

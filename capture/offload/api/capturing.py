@@ -8,6 +8,7 @@ from typing import Any, overload
 
 from offload.api.capture_block import CaptureBlock
 from offload.api.captured import Captured
+from offload.record import DynamicShapes
 
 
 @overload
@@ -17,6 +18,7 @@ def capture(
     *,
     host_reads: str = ...,
     weights: str | os.PathLike[str] | None = ...,
+    dynamic_shapes: DynamicShapes | None = ...,
 ) -> CaptureBlock: ...
 
 
@@ -27,6 +29,7 @@ def capture(
     *args: Any,
     host_reads: str = ...,
     weights: str | os.PathLike[str] | None = ...,
+    dynamic_shapes: DynamicShapes | None = ...,
     **kwargs: Any,
 ) -> Captured: ...
 
@@ -37,6 +40,7 @@ def capture(
     *args: Any,
     host_reads: str = "avoid",
     weights: str | os.PathLike[str] | None = None,
+    dynamic_shapes: DynamicShapes | None = None,
     **kwargs: Any,
 ) -> CaptureBlock | Captured:
     """Record one call of `model`: this one, or without arguments the one made in the with-block.
@@ -47,7 +51,7 @@ def capture(
     `with capture(model) as captured: y = model(x)` records a module's own call. A plain function
     cannot be watched, so it is called through the handle (`captured(x)` in the block), which works
     for modules too. The block is also the way for a model that takes no arguments, or one with a
-    parameter named `host_reads` or `weights`.
+    parameter named `host_reads`, `weights` or `dynamic_shapes`.
 
     With `weights=` the call is recorded without computing it, under fake tensors on the device of
     the inputs: its weights are in files, and neither read nor held in memory, so the model may be
@@ -63,6 +67,11 @@ def capture(
         weights: a safetensors file, or a folder of them, with the module's parameters and buffers
             by the names that they have in its `state_dict`, all of them. Other tensors that the
             model holds must be in memory, buffers that are not saved (persistent=False) too.
+        dynamic_shapes: the sizes that may vary, as `torch.export` takes them: by parameter name (or
+            as a tuple, for each argument in order) a mapping of a tensor's axes to
+            `torch.export.Dim` objects, or a Dim for an integer argument; None for what does not
+            vary. The call is recorded a second time, over symbolic sizes and without computing
+            anything, and `captured.family` gives the Program of any sizes that fit.
         **kwargs: see *args.
 
     Returns:
@@ -78,7 +87,7 @@ def capture(
         FileError: the files of `weights` cannot be read, lack one of the model's tensors, or do not
             fit it.
     """
-    block = CaptureBlock(model, host_reads, weights)
+    block = CaptureBlock(model, host_reads, weights, dynamic_shapes)
     if not (args or kwargs):
         return block
     with block as captured:

@@ -1,4 +1,4 @@
-"""Placement and weight streaming, planned. Contracts stand in native/include/offload."""
+"""What is planned and computed of sizes. Contracts stand in native/include/offload."""
 
 from array import array
 from collections.abc import Sequence
@@ -65,3 +65,13 @@ def search_streaming(
     granule_bytes: int,
     tails: bool,
 ) -> tuple[tuple[list[int], list[int], list[int], list[int], int, float] | None, int]: ...
+
+# ---- sizes that vary ----------------------------------------------------------------------------
+
+OPERATIONS: list[str]
+
+class Expressions:
+    def __init__(self, n_dims: int, codes: Sequence[Sequence[tuple[str, int | float]]]) -> None: ...
+    def __len__(self) -> int: ...
+    def evaluate(self, index: int, sizes: Sequence[int]) -> int | float: ...
+    def evaluate_all(self, sizes: Sequence[int]) -> list[int | float]: ...

@@ -34,6 +34,7 @@ from offload.program.values import (
     is_dense,
     same_strides,
     span_bytes,
+    used_strides,
 )
 
 __all__ = [
@@ -71,5 +72,6 @@ __all__ = [
     "rewrite",
     "same_strides",
     "span_bytes",
+    "used_strides",
     "with_objects",
 ]

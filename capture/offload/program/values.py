@@ -122,10 +122,14 @@ def same_strides(shape: tuple[int, ...], one: Sequence[int], other: Sequence[int
     Those of dimensions of one element, and of a tensor without any. Kernels and torch's fake
     tensors set these differently.
     """
-    used = [size > 1 for size in shape]
-    return 0 in shape or all(
-        not is_used or here == there for is_used, here, there in zip(used, one, other, strict=True)
-    )
+    return used_strides(shape, tuple(one)) == used_strides(shape, tuple(other))
+
+
+def used_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides with 0 in the place of those that are never used, as in `same_strides`."""
+    if 0 in shape:
+        return (0,) * len(shape)
+    return tuple(step if size > 1 else 0 for size, step in zip(shape, strides, strict=True))
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from offload.console.not_called import is_not_called
 from offload.record.callables import Parameters, parameters_of, refuse_hidden_reads
+from offload.record.dynamic_shapes import DynamicShapes, VaryingSizes, varying_sizes
 from offload.record.fake_weights import FakeWeights, device_of_call
 from offload.record.operators import is_plain_class
 from offload.record.plain_call import PlainCall
@@ -10,16 +11,20 @@ from offload.record.recorder import Recorder
 from offload.record.recording import Recording
 from offload.record.surroundings import refuse_transforms
 from offload.record.verify import OutcomeDiffers, verify
+from offload.record.whole_program import SeenLaunches
 
 is_not_called(__name__)
 
 __all__ = [
+    "DynamicShapes",
     "FakeWeights",
     "OutcomeDiffers",
     "Parameters",
     "PlainCall",
     "Recorder",
     "Recording",
+    "SeenLaunches",
+    "VaryingSizes",
     "called_again",
     "device_of_call",
     "is_called_again",
@@ -27,5 +32,6 @@ __all__ = [
     "parameters_of",
     "refuse_hidden_reads",
     "refuse_transforms",
+    "varying_sizes",
     "verify",
 ]

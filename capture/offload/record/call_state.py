@@ -55,4 +55,4 @@ def reachable_state(table: StorageTable, *, is_compiled: bool) -> list[TrackedSt
             check_plain(tensor, table.state.name(tensor.untyped_storage()._cdata))
             add = table.add_read_unseen if is_read_unseen else table.add_weight
             add(tensor)
-    return [one for one in table if one.is_state and not one.constant]
+    return [one for one in table if one.is_state and not one.known]

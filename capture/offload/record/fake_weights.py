@@ -234,8 +234,16 @@ class FakeWeights:
         with self.mode:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
 
-    def input(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A fake tensor like an argument, on memory of its own."""
+    def deciding(self) -> contextlib.AbstractContextManager[None]:
+        """While the recorder itself looks at tensors, and the call does not."""
+        return contextlib.nullcontext()
+
+    def recording(self) -> contextlib.AbstractContextManager[None]:
+        """While the call is made."""
+        return contextlib.nullcontext()
+
+    def input(self, tensor: torch.Tensor, leaf: int) -> torch.Tensor:
+        """A fake tensor like an argument, the one of this position, on memory of its own."""
         n_items = 1 + sum(
             (size - 1) * stride
             for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -250,8 +258,12 @@ class FakeWeights:
                 fake = torch._neg_view(fake)
         if isinstance(tensor, torch.nn.Parameter):
             fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        self._fakes.append(fake)
+        self._keep(fake)
         return fake.requires_grad_(tensor.requires_grad)
+
+    def _keep(self, fake: torch.Tensor) -> None:
+        """Let the identity of a fake tensor stay its own."""
+        self._fakes.append(fake)
 
     def of_model(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The twin of one of the model's parameters and buffers, which a list may hold as well."""

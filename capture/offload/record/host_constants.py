@@ -98,7 +98,7 @@ def check_made(operator: Overload, made: list[TrackedStorage], device: torch.dev
             is none of torch's own.
     """
     for tracked in made:
-        if not tracked.value.on_host or tracked.constant:
+        if not tracked.value.on_host or tracked.known:
             continue
         if operator.random:
             reason = "draws random numbers there, other ones at each execution"

@@ -53,6 +53,7 @@ class LaunchRecorder:
     Attributes:
         table: the storages met so far.
         launches: the launches so far.
+        foldable: by index those that always make the same, and are given what is known alone.
         outcomes: of the random ones, in order; none where nothing is computed.
         guards: what is guarded, or may not be.
         generators: those that random operators drew from, with their state before the call.
@@ -75,6 +76,7 @@ class LaunchRecorder:
     ) -> None:
         self.table = table
         self.launches: list[Launch] = []
+        self.foldable: set[int] = set()
         self.outcomes: list[RandomOutcome] = []
         self.guards = HostReadGuards(allowed=guards_reads, may_defer=may_defer)
         self.generators = UsedGenerators()
@@ -85,6 +87,7 @@ class LaunchRecorder:
         self.allows_unseen = False
         self.unseen = ""
         self._fakes = None if fakes is None else FakeLaunches(fakes, table, self)
+        self._deciding = contextlib.nullcontext if fakes is None else fakes.deciding
         self._drawn = drawn
         self._unused = UnusedResults()
 
@@ -116,7 +119,7 @@ class LaunchRecorder:
             call = device_rule(func, self.table.device)
         arguments = operator.in_order(args, kwargs)
         touched: list[Touched] = []
-        with self._let_pass_once_deferred():
+        with self._let_pass_once_deferred(), self._deciding():
             touched = self._before_launch(operator, arguments)
         if self._drawn is not None and self._drawn.is_next(operator, arguments):
             outcome = self._drawn.give(func, [self._argument(one) for one in arguments], touched)
@@ -129,7 +132,7 @@ class LaunchRecorder:
             outcome = call(*args, **kwargs)
         # Of others' operators not all say that they draw.
         drew = may_draw and self.generators.note_drawn() and not operator.is_aten
-        with self._let_pass_once_deferred():
+        with self._let_pass_once_deferred(), self._deciding():
             self._after_launch(operator, arguments, touched, outcome, drew)
         advance()
         return outcome
@@ -250,8 +253,8 @@ class LaunchRecorder:
             return self.table.add_weight(tensor)
         source = self.table.add_weight(tensor.clone())
         made = self.table.add_made(tensor, "literal", unwritten=False)
-        source.constant = source.known = made.known = True
-        made.constant = self._fakes is None  # a fake tensor has no content to keep
+        source.known = made.known = True
+        self.foldable.add(len(self.launches))
         view = self.table.view(tensor, made)
         self._append(
             "aten::clone",
@@ -282,7 +285,7 @@ class LaunchRecorder:
         outcomes = flat(outcome) if operator.returns else []
         made, results = self._track_results(operator, outcomes)
         given = [tracked for _, tracked, _ in touched]
-        note_constants(operator, given, writes, made, has_content=self._fakes is None)
+        is_foldable = note_constants(operator, given, writes, made)
         check_made(operator, made, self.table.device)
         returns_tensor = any(isinstance(one, torch.Tensor) for one in outcomes)
         reads_host = operator.reads_host and not returns_tensor
@@ -294,6 +297,8 @@ class LaunchRecorder:
             return  # it reserves memory, makes views, or answers from shapes alone
         elif operator.is_aten and not made and _all_on_host(touched):
             return  # a check that can never come out otherwise
+        if is_foldable:
+            self.foldable.add(len(self.launches))
         is_random = operator.draws(arguments)
         if is_random or any(one.is_state for one in writes):
             self.guards.note_change()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -318,6 +318,9 @@ def argument_data(argument: Any) -> Argument:
         return Symbol("memory_format", str(argument).removeprefix("torch."))
     if argument is None or isinstance(argument, (bool, int, float, complex, str)):
         return argument
+    if isinstance(argument, (torch.SymInt, torch.SymFloat)):
+        number: Any = argument  # of a Program that is looked at alone (`symbolic_sizes`)
+        return cast(Argument, number)
     raise CaptureError(
         f"{user_location()}: an operator takes a {type(argument).__qualname__}, which a program "
         "cannot hold"

@@ -12,7 +12,7 @@ import torch
 
 from offload.errors import CaptureError, OffloadError
 from offload.interpreter.own_generators import default_generator
-from offload.program import BoundProgram, Overlap, Result, Role
+from offload.program import Overlap, Result, Role
 from offload.program.structure import OpaqueStructure, Structure, constants, flatten, unflatten
 from offload.record.call_arguments import CallArguments
 from offload.record.call_state import reachable_state, unseen_changes
@@ -47,7 +47,7 @@ from offload.record.recording_device import Allocations, recording_device, refus
 from offload.record.storages import StorageTable, alias
 from offload.record.surroundings import LeafGradients, caller_of, refuse_gradients, root_module
 from offload.record.thread_lookups import CompilingAnswers, eager_paths_taken
-from offload.record.whole_program import SeenCall
+from offload.record.whole_program import SeenCall, SeenLaunches
 
 
 class Recorder:
@@ -67,6 +67,7 @@ class Recorder:
         fakes: FakeWeights | None = None,
         plain: PlainCall | None = None,
         read_untold: str = "",
+        keeps_seen: bool = False,
     ) -> None:
         """Look at what is going to be called.
 
@@ -79,7 +80,10 @@ class Recorder:
             plain: the call has been made like any other, and read a tensor on the host. Now it is
                 told that it is being compiled, and must do the same.
             read_untold: the same under fake tensors, where nothing can be read or compared.
+            keeps_seen: the Recording keeps all that was seen.
         """
+        self._keeps_seen = keeps_seen
+        self._returned: tuple[list[torch.Tensor], Structure] | None = None
         with torch.no_grad():
             self.table = StorageTable(ModelState(function))
         self._avoids_reads = host_reads == "avoid"
@@ -128,9 +132,9 @@ class Recorder:
         self._look_at_compiled()
         for tensor, name in zip(self._arguments.tensors, self._arguments.names, strict=True):
             refuse_own_format(tensor, name)
-        with torch.no_grad():
+        with torch.no_grad(), self._deciding():
             self._samples = input_samples(self._arguments.tensors)
-            self._inputs = [self._twin(tensor) for tensor in self._arguments.tensors]
+            self._inputs = [self._twin(*one) for one in enumerate(self._arguments.tensors)]
             for tensor, name in zip(self._inputs, self._arguments.names, strict=True):
                 self.table.add_input(tensor, name)
         named = zip(self._arguments.names, self._inputs, strict=True)
@@ -151,11 +155,11 @@ class Recorder:
             raise
         return self._call
 
-    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _twin(self, leaf: int, tensor: torch.Tensor) -> torch.Tensor:
         """What stands for an argument; host constants have their value where all else is fake."""
         if self._fakes is None or tensor.device != self.table.device:
             return alias(tensor)
-        return self._fakes.input(tensor)
+        return self._fakes.input(tensor, leaf)
 
     def _choose_device(self) -> None:
         given = self._arguments
@@ -217,6 +221,8 @@ class Recorder:
         enter(torch.no_grad())
         enter(autocast_cache_off())
         enter(executions_refused())
+        if self._fakes is not None:
+            enter(self._fakes.recording())
         if self._compiled or self._fakes is not None:
             enter(seeding_noticed(self._log.note_refusal))
         if self._compiled:  # of which the modes would leave nothing
@@ -258,7 +264,7 @@ class Recorder:
             if not self._compiled:  # whose compiler sets generators
                 self._log.generators.check_unseeded()
             self._seeding.close()
-            with torch.no_grad():
+            with torch.no_grad(), self._deciding():
                 yield
         finally:
             self._end()
@@ -312,12 +318,44 @@ class Recorder:
             self._seeding.close()
             self._log.allocations.close()
 
-    def _finished(self, result: Any) -> tuple[Any, Recording]:
-        tensors, structure = self._taken_apart(result)
-        results = tuple(self._result(tensor) for tensor in tensors)
-        overlaps, overlapping = self._check_state()
-        self._compare_with_plain(result, tensors)
-        seen = SeenCall(
+    def plain_call(self, refusal: str, why: str) -> PlainCall | None:
+        """What a call gave and left that is over, if it may go otherwise where it is told.
+
+        Args:
+            refusal: why it is to be made again, told that it is being compiled.
+            why: the same in short.
+
+        Returns:
+            None: it has not asked whether it is being compiled.
+        """
+        if self._returned is None or not self._answers.may_matter():
+            return None
+        tensors, structure = self._returned
+        return plain_call(
+            refusal,
+            why,
+            results=tensors,
+            structure=structure,
+            table=self.table,
+            drawn=DrawnBefore(self._log.launches, self._log.outcomes),
+        )
+
+    def finish_seen(self, result: Any) -> SeenLaunches:
+        """End a recording that is only looked at.
+
+        Raises:
+            CaptureError, OffloadError: as `finish`.
+        """
+        with self._watched_no_more():
+            tensors, structure = self._taken_apart(result)
+            overlaps, _ = self._check_state()
+            return self._seen(tensors, structure).launches(overlaps)
+
+    def _deciding(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._fakes is None else self._fakes.deciding()
+
+    def _seen(self, tensors: Sequence[torch.Tensor], structure: Structure) -> SeenCall:
+        return SeenCall(
             self.table,
             self._log,
             self._arguments,
@@ -325,12 +363,20 @@ class Recorder:
             self._samples,
             self._parameters,
             self._fakes,
-            results,
+            tuple(self._result(tensor) for tensor in tensors),
             structure,
             self._caller,
             self._root,
         )
-        recording = self._recording(seen.bound_program(overlaps), tuple(tensors), overlapping)
+
+    def _finished(self, result: Any) -> tuple[Any, Recording]:
+        tensors, structure = self._taken_apart(result)
+        if self._keeps_seen:
+            self._returned = (tensors, structure)
+        seen = self._seen(tensors, structure)
+        overlaps, overlapping = self._check_state()
+        self._compare_with_plain(result, tensors)
+        recording = self._recording(seen, overlaps, tuple(tensors), overlapping)
         if self._log.allows_unseen:
             recording = self._with_opaque_form(recording, seen, overlaps)
         return self._handed_out(result, tensors, structure), recording
@@ -419,7 +465,11 @@ class Recorder:
         return Result(self.table.view(tensor, tracked), self._input_leaf(tensor))
 
     def _recording(
-        self, bound: BoundProgram, results: tuple[torch.Tensor, ...], overlapping: Set[int]
+        self,
+        seen: SeenCall,
+        overlaps: tuple[Overlap, ...],
+        results: tuple[torch.Tensor, ...],
+        overlapping: Set[int],
     ) -> Recording:
         written = [
             one
@@ -429,7 +479,7 @@ class Recorder:
             and (one.written or one.storage._cdata in overlapping)
         ]
         return Recording(
-            bound,
+            seen.bound_program(overlaps),
             device=self.table.device,
             before={one.storage._cdata: one.kept() for one in written},
             after={one.storage._cdata: one.own_content().clone() for one in written},
@@ -443,6 +493,7 @@ class Recorder:
             ),
             has_unwritten=any(one.unwritten_at_birth for one in self.table),
             computed=self._fakes is None,
+            seen=seen.launches(overlaps) if self._keeps_seen else None,
         )
 
     def _with_opaque_form(

@@ -9,6 +9,7 @@ import torch
 
 from offload.program import BoundProgram, Opaque
 from offload.record.random_outcomes import RandomOutcome
+from offload.record.whole_program import SeenLaunches
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Recording:
             cannot be one, which `unchecked` says.
         unchecked: why there is no opaque form on a device that runs them.
         computed: what the call gave was computed; otherwise there is nothing to compare with.
+        seen: all that was seen; None where nobody asks.
     """
 
     bound: BoundProgram
@@ -48,6 +50,7 @@ class Recording:
     opaque: BoundProgram | None = None
     unchecked: str = ""
     computed: bool = True
+    seen: SeenLaunches | None = None
 
     def as_opaque(self, reason: str) -> Recording:
         """The same call recorded as one opaque launch.

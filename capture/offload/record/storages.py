@@ -29,7 +29,6 @@ class TrackedStorage:
         holders: of a weight, the tensors that hold the storage.
         written: some launch wrote it.
         known: its content depends on no input, weight or generator, host constants excepted.
-        constant: known, and not written since it was made, so a replay need not compute it.
         foreign: a tensor that the call made over memory that is not torch's (NumPy's).
         exposed_at: where its memory was handed to NumPy, so that later writes would be seen there.
         unwritten_at_birth: made without content (`torch.empty`).
@@ -43,7 +42,6 @@ class TrackedStorage:
     holders: tuple[torch.Tensor, ...] = ()
     written: bool = False
     known: bool = False
-    constant: bool = False
     foreign: bool = False
     exposed_at: str = ""
     unwritten_at_birth: bool = False
@@ -208,7 +206,7 @@ class StorageTable:
         if on_host:
             content = bytes(tracked.own_content().tolist())
             tracked.value = dataclasses.replace(tracked.value, host_content=content)
-            tracked.known = tracked.constant = tracked.is_state
+            tracked.known = tracked.is_state
         self._by_identity[tracked.storage._cdata] = tracked
         if tracked.is_state:
             tracked.watch = self.state.watch(tracked.storage)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import torch
 
@@ -21,16 +21,32 @@ from offload.program import (
     TensorView,
     Value,
     plain_structure,
-    rewrite,
 )
+from offload.program.folding import fold, folded_values
 from offload.program.structure import Structure
 from offload.record.call_arguments import CallArguments
 from offload.record.callables import Parameters
 from offload.record.fake_weights import FakeWeights
-from offload.record.folding import final_values, folded_values, holders_of, is_folded
+from offload.record.folding import holders_of
 from offload.record.launches import LaunchRecorder
 from offload.record.recorded_call import RecordedCall
 from offload.record.storages import StorageTable, TrackedStorage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeenLaunches:
+    """All that was seen of a call, to be compared with what another recording of it has seen.
+
+    Attributes:
+        program: with the launches that make constants, and Values that may be of no use.
+        foldable: the launches of it that make constants where they are given constants alone.
+        arguments, results: their nesting, with the recorded objects.
+    """
+
+    program: Program
+    foldable: frozenset[int]
+    arguments: Structure
+    results: Structure
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,9 +87,14 @@ class SeenCall:
             overlaps: of the inputs.
             folds: constants are kept with the weights, and not made by launches.
         """
-        folded = self._folded(folds=folds)
-        launches = [one for one in self.log.launches if not is_folded(one, folded)]
-        return self._rewritten(overlaps, launches, folded)
+        return self._folded(self._whole(overlaps), folds=folds)
+
+    def launches(self, overlaps: tuple[Overlap, ...]) -> SeenLaunches:
+        """All that was seen, as it was seen."""
+        whole = self._whole(overlaps)
+        return SeenLaunches(
+            whole, frozenset(self.log.foldable), self.arguments.structure, self.structure
+        )
 
     def opaque_program(
         self,
@@ -93,8 +114,8 @@ class SeenCall:
             state: the inputs and weights that the callable may read.
             is_random: the state of a generator has moved.
         """
-        folded = self._folded(folds=False)
-        outputs = {one.index for one in self._values(folded) if one.role is Role.OUTPUT}
+        whole = self._whole(overlaps)
+        outputs = {one.index for one in whole.values if one.role is Role.OUTPUT}
         results = []
         for result in self.results:
             index = result.view.value
@@ -114,60 +135,41 @@ class SeenCall:
             guards_shape=False,
             source=user_location(),
         )
-        bound = self._rewritten(overlaps, [launch], folded)
+        bound = self._folded(whole, folds=False, instead=[launch])
         return dataclasses.replace(
             bound, bindings=dataclasses.replace(bound.bindings, callables=(call,))
         )
 
-    def _folded(self, *, folds: bool) -> Set[int]:
-        folded = folded_values(self.table, self._returned, self.log.launches)
-        return (
-            folded
-            if folds
-            else folded & {one.value.index for one in self.table if one.value.on_host}
-        )
-
-    @property
-    def _returned(self) -> Set[int]:
-        return {result.view.value for result in self.results}
-
-    def _values(self, folded: Set[int]) -> tuple[Value, ...]:
-        """All Values with their roles, where launches that make constants are left out."""
-        launches = (one for one in self.log.launches if not is_folded(one, folded))
-        return final_values(self.table, self._returned, folded, launches)
+    def _folded(
+        self, whole: Program, *, folds: bool, instead: Sequence[Launch] | None = None
+    ) -> BoundProgram:
+        """Of all that was seen the part that launches need."""
+        folded = folded_values(whole, self.log.foldable, has_content=self.fakes is None)
+        if not folds:
+            folded = frozenset(one for one in folded if whole.values[one].on_host)
+        rewritten = fold(whole, folded, instead)
+        bindings = self._bindings(whole.weight_views.keys() | folded)
+        return BoundProgram(rewritten.program, bindings.moved(rewritten.positions))
 
     def _input_views(self) -> tuple[TensorView, ...]:
         return tuple(self.table.view(one, self.table.of(one)) for one in self.inputs)
 
-    def _rewritten(
-        self, overlaps: tuple[Overlap, ...], launches: Sequence[Launch], folded: Set[int]
-    ) -> BoundProgram:
-        """The Program of these launches, of all that was seen the part that they need."""
-        values = self._values(folded)
-        holders = {
-            one.value.index: (one, holders_of(one))
-            for one in self.table
-            if values[one.value.index].role is Role.WEIGHT
-        }
-        weight_views = {
-            index: tuple(self.table.view(tensor, tracked) for tensor in tensors)
-            for index, (tracked, tensors) in holders.items()
-        }
-        rewritten = rewrite(self._all(overlaps), launches, values, weight_views)
-        bindings = self._bindings(holders)
-        return BoundProgram(rewritten.program, bindings.moved(rewritten.positions))
-
-    def _all(self, overlaps: tuple[Overlap, ...]) -> Program:
+    def _whole(self, overlaps: tuple[Overlap, ...]) -> Program:
         """Whatever was seen, as a Program whose Values are not all of use."""
         return Program(
             device=self.table.device.type,
-            values=self._values(frozenset()),
+            values=self._values(),
             launches=tuple(self.log.launches),
             inputs=self._input_views(),
             results=self.results,
             arguments_structure=plain_structure(self.arguments.structure),
             result_structure=plain_structure(self.structure),
             overlaps=overlaps,
+            weight_views={
+                one.value.index: tuple(self.table.view(tensor, one) for tensor in holders_of(one))
+                for one in self._tracked()
+                if one.value.role is Role.WEIGHT
+            },
             parameter_names=self.parameters.positional,
             keyword_only_names=self.parameters.keyword_only,
             host_reads=tuple(self.log.guards.notes),
@@ -176,15 +178,27 @@ class SeenCall:
             caller=self.caller,
         )
 
-    def _bindings(
-        self, holders: Mapping[int, tuple[TrackedStorage, tuple[torch.Tensor, ...]]]
-    ) -> Bindings:
-        weights = {index: tracked for index, (tracked, _) in holders.items()}
-        stored = {} if self.fakes is None else self.fakes.files_of(weights)
+    def _tracked(self) -> list[TrackedStorage]:
+        return sorted(self.table, key=lambda one: one.value.index)
+
+    def _values(self) -> tuple[Value, ...]:
+        """All Values with the roles that the whole call gives them."""
+        returned = {result.view.value for result in self.results}
+        return tuple(
+            dataclasses.replace(one.value, role=Role.OUTPUT)
+            if one.value.role is Role.ACTIVATION and one.value.index in returned
+            else one.value
+            for one in self._tracked()
+        )
+
+    def _bindings(self, weights: Set[int]) -> Bindings:
+        """What the Program of all that was seen stands for, where these Values are weights."""
+        held = {one.value.index: one for one in self.table if one.value.index in weights}
+        stored = {} if self.fakes is None else self.fakes.files_of(held)
         return Bindings(
             weights={
-                index: tuple(map(self._original, tensors))
-                for index, (_, tensors) in holders.items()
+                index: tuple(map(self._original, holders_of(one)))
+                for index, one in held.items()
                 if index not in stored
             },
             stored=stored,

@@ -1,0 +1,238 @@
+"""Families: Programs whose sizes may vary, and the Program of each choice of sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from offload.console.amounts import show_count
+from offload.errors import BindingError
+from offload.native import _planner
+from offload.program.dead_launches import remove_dead_launches
+from offload.program.expressions import Expression, expressions
+from offload.program.folding import fold, folded_values
+from offload.program.numbers import map_numbers
+from offload.program.program import Program
+from offload.program.structure import Structure
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dim:
+    """A size that may vary.
+
+    Attributes:
+        name: for people, and to choose a size by.
+        minimum, maximum: the least and the greatest that it may be; None: there is no greatest.
+        recorded: what it was in the recorded call.
+    """
+
+    name: str
+    minimum: int
+    maximum: int | None
+    recorded: int
+
+    def __str__(self) -> str:
+        most = "" if self.maximum is None else f" <= {self.maximum}"
+        return f"{self.minimum} <= {self.name}{most} (recorded at {self.recorded})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SizePlace:
+    """Where a call tells the size of a Dim.
+
+    Attributes:
+        dim: its position.
+        leaf: of the input that has it.
+        axis: of that input.
+        constant: of an integer argument its place among the constants of the arguments; then there
+            is no input.
+    """
+
+    dim: int
+    leaf: int = -1
+    axis: int = -1
+    constant: int = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SizeGuard:
+    """What was true of the sizes of the recorded call, and must be of all others.
+
+    Attributes:
+        condition: not 0 where it holds.
+        place: the user's `file:line` that asked for it; empty where nobody did.
+    """
+
+    condition: Expression
+    place: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A Program whose sizes may vary: recorded once, and evaluated for any sizes that fit.
+
+    Attributes:
+        dims: the sizes that may vary.
+        places: where a call tells them; each Dim has one at least.
+        program: all that was seen of the recorded call, with the launches that make constants.
+        foldable: the launches of it that make constants where they are given constants alone.
+        expressions: the numbers that vary.
+        varying: for the numbers of `program` that vary, by their place in the order of
+            `map_numbers`, the expression.
+        arguments, results: likewise for integers among the constants of the arguments and of the
+            result, by their place in these.
+        guards: what must hold of sizes.
+    """
+
+    dims: tuple[Dim, ...]
+    places: tuple[SizePlace, ...]
+    program: Program
+    foldable: frozenset[int]
+    expressions: tuple[Expression, ...]
+    varying: Mapping[int, int]
+    guards: tuple[SizeGuard, ...]
+    arguments: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    results: Mapping[int, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the Dims, in order."""
+        return tuple(one.name for one in self.dims)
+
+    @property
+    def recorded_sizes(self) -> dict[str, int]:
+        """Of the recorded call."""
+        return {one.name: one.recorded for one in self.dims}
+
+    def at(self, sizes: Mapping[str, int]) -> Program:
+        """The Program of these sizes: what `capture` would record of a call that has them.
+
+        Args:
+            sizes: for each Dim, by name.
+
+        Raises:
+            BindingError: a Dim is missing or unknown, a size is out of range, or a guard does not
+                hold; the message names the Dim, the sizes and the user's line.
+        """
+        whole = self.whole_at(self.checked(sizes))
+        folded = fold(whole, folded_values(whole, self.foldable))
+        return remove_dead_launches(folded.program).program
+
+    def whole_at(self, sizes: Sequence[int]) -> Program:
+        """All that a call of these sizes does, constants included.
+
+        Args:
+            sizes: in the order of the Dims, which `checked` has accepted.
+
+        Raises:
+            BindingError: a number has no result at these sizes.
+        """
+        try:
+            found = self._numbers.evaluate_all(sizes)
+        except BindingError as error:
+            raise BindingError(f"{self._told(sizes)}: {error}; expected smaller sizes") from None
+        position = -1
+
+        def convert(number: Any) -> Any:
+            nonlocal position
+            position += 1
+            index = self.varying.get(position)
+            return number if index is None else found[index]
+
+        program = map_numbers(self.program, convert)
+        arguments = with_constants(program.arguments_structure, _chosen(self.arguments, found))
+        results = with_constants(program.result_structure, _chosen(self.results, found))
+        return dataclasses.replace(program, arguments_structure=arguments, result_structure=results)
+
+    def checked(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The sizes in the order of the Dims, if the Family may be used with them.
+
+        Raises:
+            BindingError: as `at`.
+        """
+        if unknown := set(sizes).symmetric_difference(self.names):
+            raise BindingError(
+                f"expected a size for each of {', '.join(self.names)}, got {dict(sizes)}: "
+                f"{min(unknown)} is missing, or no Dim"
+            )
+        ordered = tuple(sizes[name] for name in self.names)
+        for dim, size in zip(self.dims, ordered, strict=True):
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise BindingError(f"{dim.name}: expected a whole number, got {size!r}")
+            if size < dim.minimum or (dim.maximum is not None and size > dim.maximum):
+                raise BindingError(f"expected {dim}, got {size}: capture with a wider Dim")
+        self._check_guards(ordered)
+        return ordered
+
+    def _check_guards(self, sizes: tuple[int, ...]) -> None:
+        for guard, number in zip(self.guards, range(len(self.guards)), strict=True):
+            try:
+                holds = self._conditions.evaluate(number, sizes)
+            except BindingError as error:
+                raise BindingError(f"{self._told(sizes)}: {error}") from None
+            if not holds:
+                at = f" (asked at {guard.place})" if guard.place else ""
+                raise BindingError(
+                    f"{self._told(sizes)}: expected {guard.condition.text(self.names)}, as it was "
+                    f"when the call was recorded{at}: another path of the model may be taken. "
+                    "Capture it again with such sizes"
+                )
+
+    def _told(self, sizes: Sequence[int]) -> str:
+        return ", ".join(f"{n} = {size}" for n, size in zip(self.names, sizes, strict=True))
+
+    @functools.cached_property
+    def _numbers(self) -> _planner.Expressions:
+        return expressions(len(self.dims), self.expressions)
+
+    @functools.cached_property
+    def _conditions(self) -> _planner.Expressions:
+        return expressions(len(self.dims), [one.condition for one in self.guards])
+
+    def __str__(self) -> str:
+        n_numbers = len(self.varying) + len(self.arguments) + len(self.results)
+        lines = [
+            f"family of {show_count(len(self.program.launches), 'launch', 'launches')}, "
+            f"{show_count(n_numbers, 'number')} of which vary by "
+            f"{show_count(len(self.expressions), 'expression')}"
+        ]
+        lines += [f"  dim {one}" for one in self.dims]
+        lines += [
+            f"  guard {one.condition.text(self.names)}" + (f"  # {one.place}" if one.place else "")
+            for one in self.guards
+        ]
+        lines += [f"  size {text}" for text in dict.fromkeys(self._texts())]
+        return "\n".join(lines)
+
+    def _texts(self) -> list[str]:
+        return [one.text(self.names) for one in self.expressions if len(one.code) > 1]
+
+
+def constants_of(structure: Structure) -> list[Any]:
+    """The constants of a nesting, in order."""
+    if structure.kind == "constant":
+        return [structure.constant]
+    return [one for child in structure.children for one in constants_of(child)]
+
+
+def _chosen(varying: Mapping[int, int], found: Sequence[Any]) -> dict[int, Any]:
+    return {place: found[index] for place, index in varying.items()}
+
+
+def with_constants(structure: Structure, numbers: Mapping[int, Any]) -> Structure:
+    """The nesting with other constants at some places, in the order of `constants_of`."""
+    if not numbers:
+        return structure
+    position = -1
+
+    def replaced(node: Structure) -> Structure:
+        nonlocal position
+        if node.kind == "constant":
+            position += 1
+            constant = numbers.get(position, node.constant)
+            return dataclasses.replace(node, constant=constant)
+        return dataclasses.replace(node, children=tuple(map(replaced, node.children)))
+
+    return replaced(structure)

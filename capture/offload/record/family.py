@@ -1,0 +1,213 @@
+"""From two recordings of one call, for real and over symbolic sizes, to a Family.
+
+Both must have seen the same. What a call asks of a size in a way that torch cannot follow
+(`isinstance(n, int)`, a size as a key or as text) shows there, if it comes out otherwise at the
+recorded sizes, or at others (`check_family`), at which the call is recorded once more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from offload.errors import CaptureError
+from offload.program import (
+    Launch,
+    Program,
+    Symbol,
+    TensorView,
+    Value,
+    plain_structure,
+    used_strides,
+)
+from offload.program.expressions import Expression
+from offload.program.family import Family, SizeGuard, SizePlace, constants_of, with_constants
+from offload.program.numbers import map_numbers, numbers_of
+from offload.record.size_expressions import to_expression
+from offload.record.symbolic_sizes import SymbolicSizes
+from offload.record.whole_program import SeenLaunches
+
+
+class _Numbers:
+    """The expressions of the numbers that vary, each once."""
+
+    def __init__(self, sizes: SymbolicSizes) -> None:
+        self.expressions: dict[Expression, int] = {}
+        self._sizes = sizes
+        self._positions = sizes.positions
+
+    def index_of(self, number: Any) -> int:
+        expression = to_expression(self._sizes.expression_of(number), self._positions)
+        return self.expressions.setdefault(expression, len(self.expressions))
+
+    def varying(self, numbers: Sequence[Any]) -> dict[int, int]:
+        """Of those that vary the place, with their expression."""
+        return {
+            place: self.index_of(number)
+            for place, number in enumerate(numbers)
+            if isinstance(number, (torch.SymInt, torch.SymFloat))
+            and self._sizes.expression_of(number).free_symbols
+        }
+
+
+def family_of(
+    real: SeenLaunches,
+    symbolic: SeenLaunches,
+    sizes: SymbolicSizes,
+    places: Sequence[SizePlace],
+) -> Family:
+    """The Family of a call that was recorded twice.
+
+    Args:
+        real: what was seen of the call.
+        symbolic: what was seen of it over these sizes.
+        sizes: that may vary.
+        places: where a call tells them.
+
+    Raises:
+        CaptureError: the call does something else when sizes may vary; one of them may not, as the
+            model needs the recorded one; a number depends on sizes in a way that cannot be
+            repeated; or the inputs overlap.
+    """
+    if real.program.overlaps:
+        raise CaptureError(
+            "inputs share memory that the call writes, and sizes are to vary: pass copies"
+        )
+    guards = _guards(sizes)
+    numbers = _Numbers(sizes)
+    with sizes.deciding():
+        found = numbers_of(symbolic.program)
+    family = Family(
+        dims=tuple(sizes.dims),
+        places=tuple(places),
+        program=real.program,
+        foldable=real.foldable,
+        varying=numbers.varying(found),
+        arguments=numbers.varying(constants_of(symbolic.arguments)),
+        results=numbers.varying(constants_of(symbolic.results)),
+        expressions=tuple(numbers.expressions),
+        guards=guards,
+    )
+    _check_same(family, symbolic, found, sizes)
+    return family
+
+
+def _guards(sizes: SymbolicSizes) -> tuple[SizeGuard, ...]:
+    guards = []
+    for condition, place in sizes.guards():
+        guard = SizeGuard(to_expression(condition, sizes.positions), place)
+        if guard not in guards:
+            guards.append(guard)
+    names = [one.name for one in sizes.dims]
+    for symbol, at in sizes.positions.items():
+        fixed = sizes.fixed(symbol)
+        if fixed is not None:
+            place = next(
+                (one.place for one in guards if one.condition.dims == {at} and one.place), ""
+            )
+            raise CaptureError(
+                f"{names[at]} may not vary: the call needs it to be {fixed}"
+                f"{f' ({place})' if place else ''}, as when a size is made a Python number "
+                "(int(n), range(n), a list's index) or compared with the recorded one; a size of "
+                "1 or 0 often takes a path of its own, so record the call with a larger one. "
+                "Otherwise leave the Dim out, and capture the model for each size"
+            )
+    return tuple(guards)
+
+
+def _check_same(
+    family: Family, symbolic: SeenLaunches, numbers: Sequence[Any], sizes: SymbolicSizes
+) -> None:
+    """Refuse a Family that does not give the recorded Program at the recorded sizes.
+
+    Raises:
+        CaptureError: it does not.
+    """
+    if len(numbers_of(family.program)) == len(numbers):
+        found = dataclasses.replace(symbolic, program=_at_recorded(symbolic, sizes))
+        difference = difference_of(family, found, family.program)
+        difference = difference or difference_of(
+            family, found, family.whole_at([one.recorded for one in family.dims])
+        )
+    else:
+        difference = "its tensors have another number of dimensions"
+    if difference:
+        raise CaptureError(
+            "the call does something else where its sizes may vary, than where they are Python "
+            f"numbers: {difference}; look for isinstance(n, int), sizes as keys or as text"
+        )
+
+
+def _at_recorded(symbolic: SeenLaunches, sizes: SymbolicSizes) -> Program:
+    """The Program that was recorded over sizes, with the recorded ones in their place."""
+    with sizes.deciding():
+        program = map_numbers(symbolic.program, sizes.recorded)
+    constants = dict(enumerate(map(sizes.recorded, constants_of(symbolic.results))))
+    results = plain_structure(with_constants(symbolic.results, constants))
+    return dataclasses.replace(program, result_structure=results)
+
+
+def check_family(family: Family, sizes: Sequence[int], seen: SeenLaunches) -> None:
+    """Refuse a Family that does not give what a recording at these sizes has seen.
+
+    Raises:
+        CaptureError: it does not.
+    """
+    told = ", ".join(f"{n} = {size}" for n, size in zip(family.names, sizes, strict=True))
+    difference = difference_of(family, seen, family.whole_at(sizes))
+    if difference:
+        raise CaptureError(
+            f"the call does something else at {told}, which nothing that it asked of its sizes "
+            f"explains: {difference}; look for isinstance(n, int), sizes as keys or as text, and "
+            "for state that the call keeps in Python; or declare a smaller Dim"
+        )
+
+
+def difference_of(family: Family, seen: SeenLaunches, expected: Program) -> str:
+    """How what was seen differs from a Program of a Family; empty if it does not."""
+    found = seen.program
+    pairs: list[tuple[Launch, Launch] | tuple[Value, Value]] = [
+        *zip(expected.launches, found.launches, strict=False),
+        *zip(expected.values, found.values, strict=False),
+    ]
+    differing = (f"{other} in the place of {one}" for one, other in pairs if not _same(one, other))
+    results = [one.view for one in expected.results], [one.view for one in found.results]
+    checks = (
+        (len(expected.launches) == len(found.launches), "it makes another number of launches"),
+        (len(expected.values) == len(found.values), "it makes another number of tensors"),
+        (seen.foldable == family.foldable, "other launches make constants"),
+        (_same(expected.inputs, found.inputs), "its inputs are laid out otherwise"),
+        (_same(*results), "its results are laid out otherwise"),
+        (not found.overlaps and _nesting(found) == _nesting(expected), "its result is another"),
+    )
+    return next(differing, "") or next((what for holds, what in checks if not holds), "")
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(_comparable(one) == _comparable(other))
+
+
+def _nesting(program: Program) -> tuple[Any, ...]:
+    """How arguments and results are nested; the constants that may vary are compared as numbers."""
+    return (
+        program.arguments_structure,
+        program.result_structure,
+        [one for one in constants_of(program.result_structure) if not isinstance(one, Symbol)],
+    )
+
+
+def _comparable(one: Any) -> Any:
+    """What must be the same: all but strides that are never used."""
+    if isinstance(one, (TensorView, Value)):
+        strides = used_strides(one.shape, one.strides)
+        return dataclasses.replace(one, strides=strides)
+    if isinstance(one, Launch):
+        return dataclasses.replace(
+            one, arguments=_comparable(one.arguments), results=_comparable(one.results)
+        )
+    if isinstance(one, (tuple, list)):
+        return tuple(map(_comparable, one))
+    return one

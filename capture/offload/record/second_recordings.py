@@ -1,0 +1,142 @@
+"""The recordings of a call beside the real one: over symbolic sizes, and at other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from offload.errors import BindingError, CaptureError, OffloadError
+from offload.program.family import Dim, Family, with_constants
+from offload.program.structure import unflatten
+from offload.record.call_arguments import CallArguments
+from offload.record.callables import parameters_of
+from offload.record.dynamic_shapes import VaryingSizes
+from offload.record.fake_weights import device_of_call
+from offload.record.family import check_family, family_of
+from offload.record.recorded_call import called_again
+from offload.record.recorder import Recorder
+from offload.record.symbolic_sizes import SymbolicSizes, VariedSizes
+from offload.record.whole_program import SeenLaunches
+
+# Beyond the recorded size, where a Dim has no greatest one; odd, and a power of nothing.
+_FACTOR, _BEYOND = 4, 3
+
+
+class SecondRecordings:
+    """Records one call again, computing nothing. Owner: the block that has recorded it."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        called: tuple[tuple[Any, ...], dict[str, Any]],
+        varying: VaryingSizes,
+        read_untold: str,
+    ) -> None:
+        """Look at a call that was recorded.
+
+        Args:
+            function: what was called.
+            called: its arguments.
+            varying: which of their sizes may vary.
+            read_untold: what the call reads on the host unless it is told that it is being
+                compiled; empty: it was not told.
+        """
+        self._function = function
+        self._called = called
+        self._varying = varying
+        self._read_untold = read_untold
+        self._device = device_of_call(*called)
+
+    def family(self, real: SeenLaunches) -> Family:
+        """The Family of the call, compared with recordings at some other sizes.
+
+        Args:
+            real: what was seen of it.
+
+        Raises:
+            CaptureError: the call does something at other sizes that no guard tells apart; see
+                `family_of`.
+        """
+        varying = self._varying
+        sizes = SymbolicSizes(varying.dims, varying.axes, self._device)
+        family = family_of(real, self._seen(sizes, "over sizes that vary"), sizes, varying.places)
+        for chosen in _compared(family):
+            told = ", ".join(f"{n} = {size}" for n, size in zip(family.names, chosen, strict=True))
+            static = VariedSizes(varying.axes, self._device, chosen)
+            check_family(family, chosen, self._seen(static, f"at {told}"))
+        return family
+
+    def _seen(self, sizes: VariedSizes, how: str) -> SeenLaunches:
+        """What is seen of the call at sizes.
+
+        Raises:
+            CaptureError: it raises something, or cannot be recorded so.
+        """
+        recorder = Recorder(
+            host_reads="avoid",
+            function=self._function,
+            parameters=parameters_of(self._function),
+            fakes=sizes,
+            read_untold=self._read_untold,
+        )
+        try:
+            args, kwargs = recorder.begin(*self._arguments(sizes.sizes))
+            with called_again():
+                result = self._function(*args, **kwargs)
+        except Exception as error:
+            refusal = recorder.abandon() or error
+            raise CaptureError(
+                f"the call was recorded, and cannot be {how}: {type(refusal).__qualname__}: "
+                f"{refusal}; declare a smaller Dim, or leave out dynamic_shapes"
+            ) from error
+        except BaseException:
+            recorder.abandon()
+            raise
+        try:
+            return recorder.finish_seen(result)
+        except OffloadError as error:
+            raise CaptureError(f"the call was recorded, and cannot be {how}: {error}") from error
+
+    def _arguments(self, sizes: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with other integers where these vary."""
+        numbers = {
+            place.constant: sizes[place.dim]
+            for place in self._varying.places
+            if place.constant >= 0
+        }
+        if not numbers:
+            return self._called
+        given = CallArguments(*self._called)
+        args, kwargs = unflatten(with_constants(given.live, numbers), given.tensors)
+        return args, kwargs
+
+
+def _compared(family: Family) -> Iterator[tuple[int, ...]]:
+    """Sizes to compare a Family at, which its guards accept."""
+    found: set[tuple[int, ...]] = {tuple(one.recorded for one in family.dims)}
+    for choose in (_greatest, _least, _between):
+        sizes = {one.name: choose(one) for one in family.dims}
+        try:
+            chosen = family.checked(sizes)
+        except BindingError:
+            continue
+        if chosen not in found:
+            found.add(chosen)
+            yield chosen
+
+
+def _greatest(dim: Dim) -> int:
+    return _FACTOR * dim.recorded + _BEYOND if dim.maximum is None else dim.maximum
+
+
+def _least(dim: Dim) -> int:
+    return dim.minimum
+
+
+def _between(dim: Dim) -> int:
+    beyond = dim.recorded + _BEYOND
+    return (
+        beyond
+        if dim.maximum is None or beyond <= dim.maximum
+        else ((dim.minimum + dim.recorded) // 2)
+    )

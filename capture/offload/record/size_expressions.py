@@ -1,0 +1,129 @@
+"""From the expressions that torch keeps of symbolic sizes to those that a Family evaluates.
+
+torch writes them with sympy and functions of its own (torch/utils/_sympy/functions.py). What is not
+listed here is refused, so that no number is computed otherwise than the model would.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+from torch.utils._sympy import functions
+
+from offload.errors import CaptureError
+from offload.program.expressions import INTEGER, REAL, SIZE, Expression, Instruction
+
+# Those whose operands are as many as the operation takes.
+_PLAIN: Mapping[Any, str] = {
+    functions.FloorDiv: "floor_divide",
+    functions.CleanDiv: "floor_divide",
+    functions.Mod: "modulo",
+    functions.PythonMod: "modulo",
+    functions.PowByNatural: "power",
+    functions.IntTrueDiv: "true_divide",
+    functions.FloatTrueDiv: "true_divide",
+    functions.FloatPow: "power",
+    functions.Where: "where",
+    functions.ToFloat: "to_real",
+    functions.FloorToInt: "floor",
+    functions.CeilToInt: "ceiling",
+    functions.TruncToInt: "truncate",
+    functions.RoundToInt: "round",
+    functions.OpaqueUnaryFn_sqrt: "square_root",
+    functions.OpaqueUnaryFn_log: "logarithm",
+    sympy.Not: "not",
+    sympy.Eq: "equal",
+    sympy.Ne: "not_equal",
+    sympy.Lt: "less",
+    sympy.Le: "less_equal",
+}
+_SWAPPED: Mapping[Any, str] = {sympy.Gt: "less", sympy.Ge: "less_equal"}
+# Those that take any number of operands.
+_REPEATED: Mapping[Any, str] = {
+    functions.Max: "maximum",
+    functions.Min: "minimum",
+    sympy.Max: "maximum",
+    sympy.Min: "minimum",
+    sympy.And: "and",
+    sympy.Or: "or",
+}
+_OF_INTEGERS: Mapping[Any, str] = {sympy.Add: "add", sympy.Mul: "multiply"}
+_MOST_EXACT = 2**62
+
+
+def to_expression(expression: Any, positions: Mapping[Any, int]) -> Expression:
+    """Write a sympy expression as postfix code.
+
+    Args:
+        expression: as torch keeps it.
+        positions: for each symbol the position of its Dim.
+
+    Raises:
+        CaptureError: a function of it is not known, or a fraction is not computed as the model
+            does: sympy has put several roundings into one.
+    """
+    return Expression(tuple(_code(sympy.sympify(expression), positions)))
+
+
+def _code(node: Any, positions: Mapping[Any, int]) -> list[Instruction]:
+    if node.func is functions.Identity:
+        return _rounded(node.args[0], positions)
+    if node.is_Atom:
+        return [_atom(node, positions)]
+    kind = node.func
+    parts = [_code(one, positions) for one in node.args]
+    if kind in _SWAPPED:
+        return [*parts[1], *parts[0], (_SWAPPED[kind], 0)]
+    repeated = _REPEATED.get(kind)
+    if node.is_integer or _is_negation(node):  # in which nothing is rounded
+        repeated = repeated or _OF_INTEGERS.get(kind)
+    if repeated:
+        return _chain(parts, repeated)
+    plain = _PLAIN.get(kind)
+    if kind is sympy.Pow and node.is_integer and node.exp.is_Integer and node.exp >= 0:
+        plain = "power"
+    if plain is None:
+        raise CaptureError(
+            f"a size is computed by {kind.__name__} in {node}, which cannot be repeated exactly "
+            "for other sizes: compute it with integers, or outside of the model"
+        )
+    return [*itertools.chain.from_iterable(parts), (plain, 0)]
+
+
+def _rounded(node: Any, positions: Mapping[Any, int]) -> list[Instruction]:
+    """One operation on fractions, which was kept apart from others (`symbolic_sizes`)."""
+    if node.func is sympy.Pow and node.exp == 2:
+        parts = [_code(node.base, positions)] * 2
+        return _chain(parts, "multiply")
+    n_rounded = sum(1 for one in node.args if one != -1)  # a sign rounds nothing
+    if node.func in _OF_INTEGERS and n_rounded <= 2:
+        parts = [_code(one, positions) for one in node.args]
+        return _chain(parts, _OF_INTEGERS[node.func])
+    return _code(node, positions)
+
+
+def _is_negation(node: Any) -> bool:
+    return node.func is sympy.Mul and len(node.args) == 2 and node.args[0] == -1
+
+
+def _chain(parts: list[list[Instruction]], name: str) -> list[Instruction]:
+    code = list(parts[0])
+    for part in parts[1:]:
+        code += [*part, (name, 0)]
+    return code
+
+
+def _atom(node: Any, positions: Mapping[Any, int]) -> Instruction:
+    if node in positions:
+        return (SIZE, positions[node])
+    if node is sympy.true or node is sympy.false:
+        return (INTEGER, int(node is sympy.true))
+    if node.is_Integer and abs(int(node)) < _MOST_EXACT:
+        return (INTEGER, operator.index(int(node)))
+    if node.is_Float:
+        return (REAL, float(node))
+    raise CaptureError(f"a size depends on {node}, which is none of the sizes that may vary")

@@ -1,0 +1,246 @@
+"""Sizes that may vary, as torch's symbolic integers while a call is recorded a second time.
+
+The only user of torch's private symbolic shapes (torch/fx/experimental/symbolic_shapes.py). Nothing
+is computed: all tensors are fake, and their sizes are expressions. What the call asks of a size
+(`if n > 5`) torch answers by the size of the recorded call, and keeps the answer as a guard. Unlike
+in torch.compile, sizes of 0 and 1 are sizes like others, and two sizes that happen to be the same
+are two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import sym_node
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.functions import Identity
+
+from offload.console.user_code import user_location
+from offload.errors import CaptureError
+from offload.program.family import Dim
+from offload.record.fake_weights import FakeWeights
+
+Axes = Mapping[int, int]
+"""Of one tensor the axes that may vary, each with the position of its Dim."""
+
+_ROUNDING = ("add", "sub", "mul")
+
+
+class _PlacedGuards(list[Any]):
+    """The guards of a ShapeEnv, each with the user's line that it was made for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[str] = []
+
+    def append(self, guard: Any) -> None:
+        self.places.append(user_location())
+        super().append(guard)
+
+
+class _Environment(ShapeEnv):
+    """torch's environment of symbolic sizes, of one recording."""
+
+    def __init__(self) -> None:
+        super().__init__(duck_shape=False, specialize_zero_one=False)
+        self.guards: _PlacedGuards = _PlacedGuards()
+
+
+class VariedSizes(FakeWeights):
+    """The fake tensors of a recording at other sizes than those of the call.
+
+    Owner: one Recorder. Thread: the recording one.
+
+    Attributes:
+        sizes: of the Dims, in order.
+    """
+
+    def __init__(
+        self,
+        axes: Sequence[Axes],
+        device: torch.device,
+        sizes: Sequence[int | torch.SymInt] = (),
+        mode: FakeTensorMode | None = None,
+    ) -> None:
+        """Begin without fake tensors.
+
+        Args:
+            axes: of each input, in order.
+            device: of the recording.
+            sizes: of the Dims, in order.
+            mode: under which everything runs; None: one in which sizes are known.
+        """
+        super().__init__({}, device, lambda one, other: one == other)
+        self.sizes = tuple(sizes)
+        self._axes = axes
+        if mode is not None:
+            self.mode = mode
+
+    def input(self, tensor: torch.Tensor, leaf: int) -> torch.Tensor:
+        """A fake tensor like an argument, some of whose sizes vary, on memory of its own.
+
+        Raises:
+            CaptureError: its strides do not follow from its sizes.
+        """
+        axes = self._axes[leaf]
+        if not axes:
+            return super().input(tensor, leaf)
+        shape = [self.sizes[axes[at]] if at in axes else one for at, one in enumerate(tensor.shape)]
+        order = _memory_order(tensor, leaf)
+        with self.mode, self.deciding():
+            placed = torch.empty(
+                [shape[axis] for axis in order], dtype=tensor.dtype, device=self.device
+            )
+            is_ordered = order == list(range(tensor.dim()))
+            back = [order.index(axis) for axis in range(tensor.dim())]
+            fake = placed if is_ordered else placed.permute(back)
+            if tensor.is_conj():
+                fake = torch._conj(fake)
+            if tensor.is_neg():
+                fake = torch._neg_view(fake)
+        self._keep(fake)
+        return fake.requires_grad_(tensor.requires_grad)
+
+
+class SymbolicSizes(VariedSizes):
+    """The fake tensors of a recording in which sizes are symbols.
+
+    Attributes:
+        dims: what varies.
+    """
+
+    def __init__(self, dims: Sequence[Dim], axes: Sequence[Axes], device: torch.device) -> None:
+        """Begin with a symbol for each Dim.
+
+        Args:
+            dims: what varies, with the sizes of the recorded call.
+            axes: of each input, in order.
+            device: of the recording.
+        """
+        self._environment = _Environment()
+        mode = FakeTensorMode(shape_env=self._environment, allow_non_fake_inputs=True)
+        super().__init__(axes, device, mode=mode)
+        self.dims = dims
+        self._symbols: list[Any] = []
+        self.sizes = tuple(self._size(one) for one in dims)
+
+    def _size(self, dim: Dim) -> torch.SymInt:
+        environment = self._environment
+        source = ConstantSource(dim.name)
+        symbol = environment.create_symbol(
+            dim.recorded, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
+        )
+        size = environment.create_symintnode(symbol, hint=dim.recorded, source=source)
+        assert isinstance(size, torch.SymInt)
+        self._symbols.append(symbol)
+        most = sympy.oo if dim.maximum is None else dim.maximum
+        environment.constrain_symbol_range(symbol, dim.minimum, most)
+        return size
+
+    @property
+    def positions(self) -> dict[Any, int]:
+        """For each symbol the position of its Dim."""
+        return {symbol: at for at, symbol in enumerate(self._symbols)}
+
+    def deciding(self) -> contextlib.AbstractContextManager[None]:
+        """What is asked of sizes meanwhile is answered by the recorded ones, and not guarded."""
+        found: contextlib.AbstractContextManager[None] = self._environment.suppress_guards()
+        return found
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Keep each rounding of a fraction apart: sympy would make one of several."""
+        kept = {name: getattr(sym_node.SymNode, name) for name in _ROUNDING}
+        for name, function in kept.items():
+            setattr(sym_node.SymNode, name, _kept_apart(function, self._environment))
+        try:
+            yield
+        finally:
+            for name, function in kept.items():
+                setattr(sym_node.SymNode, name, function)
+
+    def expression_of(self, number: torch.SymInt | torch.SymFloat) -> Any:
+        """The sympy expression of a number, where sizes that are equal by a guard are one."""
+        return self._environment.replace(number.node._expr)
+
+    def fixed(self, symbol: Any) -> int | None:
+        """The one size that a symbol can be, if the call has asked so."""
+        found = self._environment.replace(symbol)
+        return int(found) if found.is_Integer else None
+
+    def recorded(self, number: Any) -> Any:
+        """What a number was in the recorded call."""
+        is_symbolic = isinstance(number, (torch.SymInt, torch.SymFloat))
+        return number.node.hint if is_symbolic else number
+
+    def guards(self) -> list[tuple[Any, str]]:
+        """What the call asked of sizes, as sympy conditions that hold, each with the user's line.
+
+        Raises:
+            CaptureError: torch would check something only when the program runs.
+        """
+        environment = self._environment
+        if environment.deferred_runtime_asserts:
+            raise CaptureError(
+                "the call checks a size that depends on data, which is not known before it runs: "
+                "leave out dynamic_shapes, or compute it outside of the model"
+            )
+        placed = environment.guards
+        guards = [(one.expr, at) for one, at in zip(placed, placed.places, strict=True)]
+        known = {one for one, _ in guards}
+        for symbol, other in environment.replacements.items():
+            equal = sympy.Eq(symbol, other)
+            if symbol in self.positions and equal not in known:
+                guards.append((equal, ""))
+        guards += [(one, "") for one in self._ranges()]
+        return guards
+
+    def _ranges(self) -> Iterator[Any]:
+        """The ranges of sizes, where torch has narrowed what was declared."""
+        for symbol, at in self.positions.items():
+            found, dim = self._environment.var_to_range.get(symbol), self.dims[at]
+            if found is None:
+                continue
+            if found.lower > dim.minimum:
+                yield sympy.Ge(symbol, found.lower)
+            if found.upper.is_Integer and (dim.maximum is None or found.upper < dim.maximum):
+                yield sympy.Le(symbol, found.upper)
+
+
+def _memory_order(tensor: torch.Tensor, leaf: int) -> list[int]:
+    """The axes of a tensor from the outermost in memory to the innermost.
+
+    Raises:
+        CaptureError: it has gaps, or elements that share memory, so that nothing tells its strides
+            at other sizes.
+    """
+    if tensor.is_contiguous():
+        return list(range(tensor.dim()))
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
+    if tensor.permute(order).is_contiguous():
+        return order
+    raise CaptureError(
+        f"input {leaf} has the shape {list(tensor.shape)} with strides {list(tensor.stride())}: "
+        "expected one without gaps where sizes vary, whose strides follow from them; pass its "
+        ".contiguous()"
+    )
+
+
+def _kept_apart(function: Callable[..., Any], environment: ShapeEnv) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def computed(self: Any, other: Any) -> Any:
+        result = function(self, other)
+        if self.shape_env is not environment or result.pytype is not float:
+            return result
+        kept = sym_node.SymNode(Identity(result._expr), environment, float, result._hint)
+        return kept if result._expr.free_symbols else result
+
+    return computed
