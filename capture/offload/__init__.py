@@ -32,6 +32,7 @@ from offload.native.installed_torch import check_installed_torch
 if TYPE_CHECKING:
     from offload.api import Captured, capture, open
     from offload.costs import CostModel
+    from offload.host import SizedExecutable, Sizes
     from offload.observe.calibration import calibrate
     from offload.observe.diagnosis import Diagnosis, diagnose
     from offload.run import Executable, LastExecution, Ticket
@@ -49,6 +50,8 @@ _ON_DEMAND = {
     "Diagnosis": ("offload.observe.diagnosis", "Diagnosis"),
     "Executable": ("offload.run", "Executable"),
     "LastExecution": ("offload.run", "LastExecution"),
+    "SizedExecutable": ("offload.host", "SizedExecutable"),
+    "Sizes": ("offload.host", "Sizes"),
     "Ticket": ("offload.run", "Ticket"),
     "Timeline": ("offload.timeline", "Timeline"),
     "calibrate": ("offload.observe.calibration", "calibrate"),
@@ -88,6 +91,8 @@ __all__ = [
     "OutOfStreams",
     "PlanError",
     "ProgramError",
+    "SizedExecutable",
+    "Sizes",
     "Ticket",
     "Timeline",
     "TimelineError",

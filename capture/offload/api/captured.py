@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 
@@ -15,11 +15,13 @@ from offload.api.offline_model import OfflineModel
 from offload.backends import Backend
 from offload.console.progress import Progress, telling
 from offload.console.switches import debug_level, say
-from offload.errors import CaptureError, CopyError, FileError
+from offload.errors import BindingError, CaptureError, CopyError, FileError
 from offload.files import open_program, save_program
+from offload.host import SizedExecutable, Sizes
+from offload.host.sized_executable import refuse_for_families
 from offload.load.pipeline import load_program
 from offload.program import Bindings, BoundProgram, Program
-from offload.program.family import Family
+from offload.program.family import BoundFamily, Family
 from offload.run import Executable
 from offload.run.debug_lines import program_line
 from offload.timeline import Scheduling
@@ -31,7 +33,6 @@ class Captured:
     Attributes:
         program: the recorded Program, once the call in the with-block is done.
         bindings: the live objects that it stands for.
-        family: what gives the Program for other sizes; None: sizes were not to vary.
         name: for people: of the module's class, the function or the file.
     """
 
@@ -43,12 +44,12 @@ class Captured:
             name: for people.
         """
         self.name = name
-        self.family: Family | None = None
+        self._bound_family: BoundFamily | None = None
         # What `capture` sets: how calls are recorded in its block, and what came of it.
         self._bound = bound
         self._record: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
         self._recorded_result: tuple[Any] | None = None
-        self._default: Executable | None = None
+        self._default: Executable | SizedExecutable | None = None
         self._load_lock = threading.Lock()
         self._loads: weakref.WeakSet[Executable] = weakref.WeakSet()
 
@@ -67,6 +68,11 @@ class Captured:
             CaptureError: nothing has been recorded yet.
         """
         return self.bound.program
+
+    @property
+    def family(self) -> Family | None:
+        """What gives the Program for other sizes; None: sizes were not to vary."""
+        return None if self._bound_family is None else self._bound_family.family
 
     @property
     def bindings(self) -> Bindings:
@@ -106,7 +112,8 @@ class Captured:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute with new tensors; in the with-block, call the model and record it.
 
-        Takes what the model took and returns what it returned, nested alike.
+        Takes what the model took and returns what it returned, nested alike. After a capture with
+        dynamic_shapes= of any sizes that the Family accepts.
 
         Raises:
             CaptureError: the call cannot be recorded.
@@ -119,10 +126,11 @@ class Captured:
             return self._record(args, kwargs)
         return self._loaded()(*args, **kwargs)
 
-    def _loaded(self) -> Executable:
+    def _loaded(self) -> Executable | SizedExecutable:
         with self._load_lock:
             if self._default is None:
-                self._default = self.load()
+                varies = self._bound_family is not None
+                self._default = self.load(sizes=Sizes()) if varies else self.load()
             return self._default
 
     def rebind_weights(self) -> None:
@@ -134,6 +142,34 @@ class Captured:
         if self._default is not None:
             self._default.rebind_weights()
 
+    @overload
+    def load(
+        self,
+        device: str | torch.device | Backend | None = ...,
+        *,
+        scheduling: str = ...,
+        verify: bool = ...,
+        weights_budget: int | str | None = ...,
+        share_store: bool = ...,
+        fuse: bool | Literal["auto"] = ...,
+        progress: Progress = ...,
+        sizes: None = ...,
+    ) -> Executable: ...
+
+    @overload
+    def load(
+        self,
+        device: str | torch.device | Backend | None = ...,
+        *,
+        scheduling: str = ...,
+        verify: bool = ...,
+        weights_budget: int | str | None = ...,
+        share_store: bool = ...,
+        fuse: bool | Literal["auto"] = ...,
+        progress: Progress = ...,
+        sizes: Sizes,
+    ) -> SizedExecutable: ...
+
     def load(
         self,
         device: str | torch.device | Backend | None = None,
@@ -144,7 +180,8 @@ class Captured:
         share_store: bool = True,
         fuse: bool | Literal["auto"] = False,
         progress: Progress = None,
-    ) -> Executable:
+        sizes: Sizes | None = None,
+    ) -> Executable | SizedExecutable:
         """Make the Program resident on a device.
 
         Args:
@@ -184,14 +221,17 @@ class Captured:
                 reaches its total where it succeeds. Where some weights are streamed on the CPU
                 they are read twice, before launches are timed and after. What the function raises
                 ends the load.
+            sizes: of a capture with dynamic_shapes=: give an executable for all sizes that its
+                Family accepts, each of which is loaded when it is first met. None: one for the
+                recorded sizes alone.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
                 Program's weights and inputs are on another one of its type.
             CaptureError: the device cannot capture the Program, or the proof failed.
-            BindingError: there is no such scheduling; `fuse` or `progress` is none; OFFLOAD_DEBUG
-                is no level; or a weight has another shape, dtype or layout than when it was
-                recorded.
+            BindingError: there is no such scheduling; `fuse` or `progress` is none; `sizes` is
+                given where none vary, or beside a budget or fusion; OFFLOAD_DEBUG is no level; or a
+                weight has another shape, dtype or layout than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
                 room for what is streamed: the message says what is needed, and what sets it.
             FileError: a weight's file is gone, or shorter than it was; or the folder of
@@ -199,19 +239,30 @@ class Captured:
             OutOfMemory: the device has no memory for what is loaded.
             ExecutionError: the device failed.
         """
-        run = load_program(
-            self.bound,
-            device,
-            scheduling=scheduling,
-            verify=verify,
-            weights_budget=weights_budget,
-            share_store=share_store,
-            fuse=fuse,
-            progress=progress,
-            name=self.name,
-        )
-        self._loads.add(run)
-        return run
+
+        def load(bound: BoundProgram) -> Executable:
+            run = load_program(
+                bound,
+                device,
+                scheduling=scheduling,
+                verify=verify,
+                weights_budget=weights_budget,
+                share_store=share_store,
+                fuse=fuse,
+                progress=progress,
+                name=self.name,
+            )
+            self._loads.add(run)
+            return run
+
+        if sizes is None:
+            return load(self.bound)
+        if self._bound_family is None:
+            raise BindingError(
+                "sizes= is for a capture whose sizes may vary: capture with dynamic_shapes="
+            )
+        refuse_for_families(weights_budget=weights_budget, fuse=fuse)
+        return SizedExecutable(self._bound_family, sizes, load)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the Program and its weights to one file; `offload.open` reads it without pickle.
@@ -229,7 +280,7 @@ class Captured:
                 (`capture(weights=)`); a weight has another shape, dtype, strides or offset than
                 when it was recorded, or its memory was freed or shrunk; an executable loaded from
                 this and still open was given other weights by `streaming.replace`, which the
-                model's tensors do not hold; or the path cannot be written to.
+                model's tensors do not hold; sizes may vary; or the path cannot be written to.
         """
         for run in list(self._loads):
             if not run.closed and run.streaming is not None and run.streaming.replaced:
@@ -239,6 +290,11 @@ class Captured:
                     "would be saved, hold other content: copy the new content into the model's "
                     "tensors and close that executable, or close it to save the model's content"
                 )
+        if self._bound_family is not None:
+            raise FileError(
+                f"{os.fspath(path)}: a file holds a program of one size, and sizes may vary here: "
+                "capture without dynamic_shapes to save it"
+            )
         with telling():
             save_program(self.bound, path)
 

@@ -10,6 +10,7 @@ from typing import Any
 from offload.console.amounts import show_count
 from offload.errors import BindingError
 from offload.native import _planner
+from offload.program.bindings import Bindings, BoundProgram
 from offload.program.dead_launches import remove_dead_launches
 from offload.program.expressions import Expression, expressions
 from offload.program.folding import fold, folded_values
@@ -106,6 +107,11 @@ class Family:
         """Of the recorded call."""
         return {one.name: one.recorded for one in self.dims}
 
+    @property
+    def n_numbers(self) -> int:
+        """How many numbers vary."""
+        return len(self.varying) + len(self.arguments) + len(self.results)
+
     def at(self, sizes: Mapping[str, int]) -> Program:
         """The Program of these sizes: what `capture` would record of a call that has them.
 
@@ -129,6 +135,10 @@ class Family:
         Raises:
             BindingError: a number has no result at these sizes.
         """
+        return self.evaluated(sizes)[0]
+
+    def evaluated(self, sizes: Sequence[int]) -> tuple[Program, Sequence[int | float]]:
+        """As `whole_at`, and the numbers that vary, by their expressions."""
         try:
             found = self._numbers.evaluate_all(sizes)
         except BindingError as error:
@@ -144,7 +154,10 @@ class Family:
         program = map_numbers(self.program, convert)
         arguments = with_constants(program.arguments_structure, _chosen(self.arguments, found))
         results = with_constants(program.result_structure, _chosen(self.results, found))
-        return dataclasses.replace(program, arguments_structure=arguments, result_structure=results)
+        program = dataclasses.replace(
+            program, arguments_structure=arguments, result_structure=results
+        )
+        return program, found
 
     def checked(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The sizes in the order of the Dims, if the Family may be used with them.
@@ -192,10 +205,9 @@ class Family:
         return expressions(len(self.dims), [one.condition for one in self.guards])
 
     def __str__(self) -> str:
-        n_numbers = len(self.varying) + len(self.arguments) + len(self.results)
         lines = [
             f"family of {show_count(len(self.program.launches), 'launch', 'launches')}, "
-            f"{show_count(n_numbers, 'number')} of which vary by "
+            f"{show_count(self.n_numbers, 'number')} of which vary by "
             f"{show_count(len(self.expressions), 'expression')}"
         ]
         lines += [f"  dim {one}" for one in self.dims]
@@ -208,6 +220,31 @@ class Family:
 
     def _texts(self) -> list[str]:
         return [one.text(self.names) for one in self.expressions if len(one.code) > 1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BoundFamily:
+    """A Family with the live objects that its `program` stands for."""
+
+    family: Family
+    bindings: Bindings
+
+    def whole_at(self, sizes: Sequence[int]) -> BoundProgram:
+        """All that a call of these sizes does, as `Family.whole_at`, with its live objects.
+
+        Raises:
+            BindingError: a number has no result at these sizes.
+        """
+        family, bindings = self.family, self.bindings
+        whole, found = family.evaluated(sizes)
+        arguments, results = bindings.arguments, bindings.results
+        if arguments is not None:
+            arguments = with_constants(arguments, _chosen(family.arguments, found))
+        if results is not None:
+            results = with_constants(results, _chosen(family.results, found))
+        return BoundProgram(
+            whole, dataclasses.replace(bindings, arguments=arguments, results=results)
+        )
 
 
 def constants_of(structure: Structure) -> list[Any]:

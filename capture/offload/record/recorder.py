@@ -133,15 +133,7 @@ class Recorder:
         for tensor, name in zip(self._arguments.tensors, self._arguments.names, strict=True):
             refuse_own_format(tensor, name)
         with torch.no_grad(), self._deciding():
-            self._samples = input_samples(self._arguments.tensors)
-            self._inputs = [self._twin(*one) for one in enumerate(self._arguments.tensors)]
-            for tensor, name in zip(self._inputs, self._arguments.names, strict=True):
-                self.table.add_input(tensor, name)
-        named = zip(self._arguments.names, self._inputs, strict=True)
-        self._gradients = LeafGradients([*self.table.state.named_tensors(), *named])
-        for first, second, _ in common_memory(self.table, self._arguments.tensors, self._inputs):
-            for leaf in (first, second):  # if one is written, both may change
-                self.table.of(self._inputs[leaf]).keep_before()
+            self._look_at_inputs()
         if self._compiled:
             self._keep_state()
         own = [one for one in constants(self._arguments.live) if type(one) is torch.Generator]
@@ -154,6 +146,19 @@ class Recorder:
             self._end()
             raise
         return self._call
+
+    def _look_at_inputs(self) -> None:
+        """Track a twin of each argument; keep what a write may change of two at once."""
+        given = self._arguments
+        self._samples = input_samples(given.tensors)
+        self._inputs = [self._twin(*one) for one in enumerate(given.tensors)]
+        for tensor, name in zip(self._inputs, given.names, strict=True):
+            self.table.add_input(tensor, name)
+        named = zip(given.names, self._inputs, strict=True)
+        self._gradients = LeafGradients([*self.table.state.named_tensors(), *named])
+        for first, second, _ in common_memory(self.table, given.tensors, self._inputs):
+            for leaf in (first, second):  # if one is written, both may change
+                self.table.of(self._inputs[leaf]).keep_before()
 
     def _twin(self, leaf: int, tensor: torch.Tensor) -> torch.Tensor:
         """What stands for an argument; host constants have their value where all else is fake."""

@@ -39,11 +39,13 @@ class SeenLaunches:
 
     Attributes:
         program: with the launches that make constants, and Values that may be of no use.
+        bindings: what it stands for.
         foldable: the launches of it that make constants where they are given constants alone.
         arguments, results: their nesting, with the recorded objects.
     """
 
     program: Program
+    bindings: Bindings
     foldable: frozenset[int]
     arguments: Structure
     results: Structure
@@ -92,9 +94,9 @@ class SeenCall:
     def launches(self, overlaps: tuple[Overlap, ...]) -> SeenLaunches:
         """All that was seen, as it was seen."""
         whole = self._whole(overlaps)
-        return SeenLaunches(
-            whole, frozenset(self.log.foldable), self.arguments.structure, self.structure
-        )
+        bindings = self._bindings(whole.weight_views.keys())
+        foldable = frozenset(self.log.foldable)
+        return SeenLaunches(whole, bindings, foldable, self.arguments.structure, self.structure)
 
     def opaque_program(
         self,

@@ -1,0 +1,129 @@
+"""The sizes of a call: what its arguments say of each Dim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from offload.errors import BindingError
+from offload.program import Program
+from offload.program.family import Family, SizePlace
+from offload.program.structure import Structure
+
+Step = tuple[str, Any]
+_MISSING = object()
+
+
+class CallSizes:
+    """Finds the sizes of calls. Owner: one executable. Thread: any; it does not change."""
+
+    def __init__(self, family: Family) -> None:
+        """Find where the recorded call told its sizes."""
+        self._family = family
+        self._places = [(_path(family.program, one), one) for one in family.places]
+
+    def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+        """The sizes of a call in the order of the Dims, which the Family accepts.
+
+        Raises:
+            BindingError: an argument that tells a size is missing or of another kind, two say
+                something else of one Dim, or the Family does not accept them.
+        """
+        found: dict[int, tuple[int, str]] = {}
+        for path, place in self._places:
+            size, name = self._size(path, place, args, kwargs)
+            known, first = found.setdefault(place.dim, (size, name))
+            if known != size:
+                raise BindingError(
+                    f"{name} is {size}, and {first} is {known}: expected the same, as both are "
+                    f"{self._family.names[place.dim]}"
+                )
+        return self._family.checked(
+            {name: found[at][0] for at, name in enumerate(self._family.names)}
+        )
+
+    def _size(
+        self, path: Sequence[Step], place: SizePlace, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[int, str]:
+        argument = _found(path, args, kwargs)
+        name = "".join(_shown(*step) for step in path)
+        dim = self._family.names[place.dim]
+        if place.constant >= 0:
+            if type(argument) is not int:
+                raise BindingError(f"{name}: expected an integer, {dim}, got {_told(argument)}")
+            return argument, name
+        n_axes = len(self._family.program.inputs[place.leaf].shape)
+        if not isinstance(argument, torch.Tensor) or argument.dim() != n_axes:
+            raise BindingError(
+                f"{name}: expected a tensor of {n_axes} dimensions, whose size {place.axis} is "
+                f"{dim}, got {_told(argument)}"
+            )
+        return argument.shape[place.axis], f"size {place.axis} of {name}"
+
+
+def _told(argument: Any) -> str:
+    if argument is _MISSING:
+        return "none"
+    if isinstance(argument, torch.Tensor):
+        return f"one of shape {list(argument.shape)}"
+    return f"a {type(argument).__qualname__}"
+
+
+def _shown(kind: str, key: Any) -> str:
+    if kind == "argument":
+        return str(key[1] or f"args[{key[0]}]")
+    return f".{key}" if kind == "object" else f"[{key!r}]"
+
+
+def _path(program: Program, place: SizePlace) -> tuple[Step, ...]:
+    """The way from a call's arguments to what tells a size."""
+    n_constants = 0
+
+    def search(structure: Structure) -> tuple[Step, ...] | None:
+        nonlocal n_constants
+        if structure.kind == "constant":
+            n_constants += 1
+            return () if n_constants - 1 == place.constant else None
+        if structure.kind == "tensor":
+            return () if structure.leaf == place.leaf else None
+        keys: Sequence[Any] = structure.keys or range(len(structure.children))
+        if structure.kind == "record":
+            keys = range(len(structure.children))
+        for key, child in zip(keys, structure.children, strict=True):
+            found = search(child)
+            if found is not None:
+                return ((structure.kind, key), *found)
+        return None
+
+    found = search(program.arguments_structure)
+    assert found is not None  # `varying_sizes` has seen to it
+    (_, group), (_, key), *rest = found
+    names = program.parameter_names
+    if group == 0:
+        name = names[key] if key < len(names) else ""
+        return (("argument", (key, name)), *rest)
+    position = names.index(key) if key in names else -1
+    return (("argument", (position, key)), *rest)
+
+
+def _found(path: Sequence[Step], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What lies at the end of a path."""
+    (_, (position, name)), *rest = path
+    found = args[position] if 0 <= position < len(args) else kwargs.get(name, _MISSING)
+    for kind, key in rest:
+        get: Callable[[Any, Any], Any] = _attribute if kind == "object" else _item
+        found = get(found, key)
+    return found
+
+
+def _attribute(thing: Any, key: Any) -> Any:
+    return getattr(thing, key, _MISSING)
+
+
+def _item(thing: Any, key: Any) -> Any:
+    try:
+        return thing[key]
+    except (TypeError, KeyError, IndexError):
+        return _MISSING

@@ -1,0 +1,250 @@
+"""Executables of a Family: one instance for each choice of sizes, kept while there is room."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from offload.errors import BindingError, CopyError, ExecutionError, OffloadError
+from offload.host.call_sizes import CallSizes
+from offload.host.sizes import InstanceReport, Sizes
+from offload.interpreter.size_constants import program_at
+from offload.program import BoundProgram, Program, Role
+from offload.program.family import BoundFamily, Family
+from offload.run import Executable, LastExecution, Ticket
+
+Load = Callable[[BoundProgram], Executable]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Instance:
+    """The Executable of one choice of sizes, and the memory that it takes."""
+
+    run: Executable
+    size_bytes: int
+
+
+class SizedExecutable:
+    """A Family that is loaded: called with any sizes that it accepts, and recorded once.
+
+    Each choice of sizes has an instance, made when it is first met: its Program is evaluated,
+    placed and loaded, and what follows from its sizes alone is computed. Instances share the
+    model's weights. Made by `Captured.load` where sizes may vary.
+
+    Owner of its instances. Calls from several threads are safe. Those of one choice of sizes run one
+    at a time; where the Program writes inputs or weights, draws random numbers or may do more than
+    that, all do, in the order in which they come.
+
+    Calling it, as `run(x)` or `run(x, out=y)`, executes the Program of the call's sizes; it takes
+    and gives what an Executable does. It raises what an Executable raises, and:
+        BindingError: the sizes of the call fit no Dim or break a guard; nothing has run.
+        CaptureError, PlanError, OutOfMemory: their Program cannot be loaded.
+
+    Attributes:
+        family: whose sizes vary.
+        sizes: how much is kept.
+    """
+
+    def __init__(self, bound: BoundFamily, sizes: Sizes, load: Load) -> None:
+        """Load nothing yet.
+
+        Args:
+            bound: the Family.
+            sizes: how much is kept.
+            load: makes a Program resident.
+
+        Raises:
+            BindingError: `sizes` says no number of bytes.
+        """
+        self.sizes = sizes
+        self._budget_bytes = sizes.budget_bytes
+        self._bound = bound
+        self._load = load
+        self._find = CallSizes(bound.family)
+        self._kept: OrderedDict[tuple[int, ...], _Instance] = OrderedDict()
+        self._lock = threading.RLock()
+        self._report = InstanceReport()
+        self._latest: Executable | None = None
+        self._closed = False
+        self._keeps_order = _leaves_something(bound.family.program)
+        self._turn = threading.Lock()
+        self._submitted: tuple[Executable, Ticket] | None = None  # the latest; under the turn
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise CopyError(
+            "an executable lies in its device's memory, and cannot be copied or pickled: load the "
+            "captured program once more"
+        )
+
+    @property
+    def family(self) -> Family:
+        """Whose sizes vary."""
+        return self._bound.family
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Execute with new tensors, of any sizes that the Family accepts."""
+        run = self._instance(self._find.of(args, kwargs))
+        with self._in_turn(run):
+            return run(*args, **kwargs)
+
+    def submit(
+        self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
+    ) -> Ticket:
+        """Queue an execution and return at once; as `Executable.submit`.
+
+        Where order matters it waits for tickets of other sizes first.
+        """
+        run = self._instance(self._find.of(args, kwargs))
+        with self._in_turn(run):
+            ticket = run.submit(*args, out=out, feature_map=feature_map, **kwargs)
+            if self._keeps_order:
+                self._submitted = (run, ticket)
+            return ticket
+
+    @contextlib.contextmanager
+    def _in_turn(self, run: Executable) -> Iterator[None]:
+        """Execute after all that was submitted of other sizes, where order matters."""
+        if not self._keeps_order:
+            yield
+            return
+        with self._turn:
+            if self._submitted is not None and self._submitted[0] is not run:
+                with contextlib.suppress(OffloadError):  # which the ticket raises to its owner
+                    self._submitted[1].wait()
+                self._submitted = None
+            yield
+
+    def at(self, sizes: Mapping[str, int]) -> Executable:
+        """The instance of some sizes, made if it is not ready: to explain it, or for timelines.
+
+        Raises:
+            BindingError: the Family does not accept them.
+            CaptureError, PlanError, OutOfMemory, ExecutionError: it cannot be loaded.
+        """
+        return self._instance(self.family.checked(sizes))
+
+    def _instance(self, sizes: tuple[int, ...]) -> Executable:
+        """The instance of sizes; the key is the sizes themselves, and no digest of them."""
+        with self._lock:
+            if self._closed:
+                raise ExecutionError("the executable is closed: load the captured program again")
+            found = self._kept.get(sizes)
+            prepare_ns = 0
+            if found is None:
+                begin_ns = time.perf_counter_ns()
+                found = self._made(sizes)
+                self._kept[sizes] = found
+                prepare_ns = time.perf_counter_ns() - begin_ns
+            self._kept.move_to_end(sizes)
+            n_evicted = self._make_room()
+            was_hit, report = not prepare_ns, self._report
+            self._report = InstanceReport(
+                report.hits + was_hit,
+                report.misses + (not was_hit),
+                report.evicted + n_evicted,
+                len(self._kept),
+                sum(one.size_bytes for one in self._kept.values()),
+                tuple(zip(self.family.names, sizes, strict=True)),
+                was_hit,
+                prepare_ns,
+            )
+            self._latest = found.run
+            return found.run
+
+    def _made(self, sizes: tuple[int, ...]) -> _Instance:
+        bound = program_at(self._bound, sizes)
+        run = self._load(bound)
+        own = bound.bindings.weights.values()
+        shared = {
+            tensors[0].untyped_storage()._cdata for tensors in self._bound.bindings.weights.values()
+        }
+        constants = (one[0].untyped_storage() for one in own)
+        constant_bytes = sum(one.nbytes() for one in constants if one._cdata not in shared)
+        return _Instance(run, run.feature_map_bytes + constant_bytes)
+
+    def _make_room(self) -> int:
+        """Let go of what was used least recently, until the rest fits; executions of it go on."""
+        total_bytes = sum(one.size_bytes for one in self._kept.values())
+        n_evicted = 0
+        while total_bytes > self._budget_bytes and len(self._kept) > 1:
+            _, evicted = self._kept.popitem(last=False)
+            total_bytes -= evicted.size_bytes
+            n_evicted += 1
+        return n_evicted
+
+    @property
+    def instances(self) -> InstanceReport:
+        """What became of the instances so far."""
+        with self._lock:
+            return self._report
+
+    @property
+    def last_execution(self) -> LastExecution | None:
+        """What the latest execution of the latest sizes did; None before the first."""
+        latest = self._latest
+        return None if latest is None else latest.last_execution
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def rebind_weights(self) -> None:
+        """Use the storages that the parameters have now, as `Executable.rebind_weights`.
+
+        Raises:
+            BindingError: a new storage is laid out otherwise than the recorded one.
+        """
+        with self._lock:
+            for one in self._kept.values():
+                one.run.rebind_weights()
+
+    def explain(self) -> str:
+        """What varies, and what is kept ready."""
+        return f"{self.family}\n{self.instances}"
+
+    def close(self) -> None:
+        """Wait for what is in flight and give the memory back. Closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            kept = list(self._kept.values())
+            self._kept.clear()
+            self._latest = None
+        for one in kept:
+            one.run.close()
+
+    def __enter__(self) -> SizedExecutable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _leaves_something(program: Program) -> bool:
+    """Whether executions leave something that others may find."""
+    state = (Role.INPUT, Role.WEIGHT)
+    return any(
+        launch.effects or any(program.values[index].role in state for index in launch.writes)
+        for launch in program.launches
+    )
+
+
+def refuse_for_families(**options: Any) -> None:
+    """Refuse options of a load that are for one choice of sizes.
+
+    Raises:
+        BindingError: one is given.
+    """
+    for name, given in options.items():
+        if given:
+            raise BindingError(
+                f"{name}={given!r} is for a program of one size, and sizes may vary here: capture "
+                "without dynamic_shapes, or leave it out"
+            )

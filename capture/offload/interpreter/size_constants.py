@@ -1,0 +1,68 @@
+"""The Program of a Family at some sizes, with what follows from these sizes alone computed once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from offload.errors import ExecutionError
+from offload.interpreter.eager_run import EagerRun, bytes_of
+from offload.program import BoundProgram, Launch
+from offload.program.dead_launches import remove_dead_launches
+from offload.program.family import BoundFamily
+from offload.program.folding import fold, folded_values
+
+
+def program_at(bound: BoundFamily, sizes: tuple[int, ...]) -> BoundProgram:
+    """The Program of these sizes, whose constants are weights of its own.
+
+    Args:
+        bound: the Family.
+        sizes: in the order of its Dims, which `Family.checked` has accepted.
+
+    Raises:
+        BindingError: a number has no result at these sizes.
+        ExecutionError: a launch that makes a constant failed.
+    """
+    whole = bound.whole_at(sizes)
+    folded = folded_values(whole.program, bound.family.foldable)
+    made = _constants(whole, bound.family.foldable)
+    weights = {**whole.bindings.weights, **{index: (made[index],) for index in folded}}
+    bindings = dataclasses.replace(whole.bindings, weights=weights)
+    without = fold(whole.program, folded)
+    alive = remove_dead_launches(without.program)
+    return BoundProgram(alive.program, bindings.moved(without.positions).moved(alive.positions))
+
+
+def _constants(whole: BoundProgram, foldable: frozenset[int]) -> dict[int, torch.Tensor]:
+    """The bytes of what launches make of constants alone, by Value.
+
+    Raises:
+        ExecutionError: one of them failed.
+    """
+    bases = {
+        index: (tensors[0].untyped_storage(), 0)
+        for index, tensors in whole.bindings.weights.items()
+    }
+    run = EagerRun(whole, bases, fill=None)
+    known = set(bases)
+    made: dict[int, torch.Tensor] = {}
+    with torch.no_grad(), torch._C._DisableAutocast():
+        for launch in whole.program.launches:
+            if launch.index in foldable and known.issuperset(launch.reads):
+                _compute(run, launch)
+                for view in launch.made():
+                    known.add(view.value)
+                    made[view.value] = bytes_of(run.bases[view.value][0])
+    return made
+
+
+def _compute(run: EagerRun, launch: Launch) -> None:
+    try:
+        run.keep(launch, run.call(launch)())
+    except Exception as error:
+        raise ExecutionError(
+            f"{launch.source}: {launch.name} failed where it makes a constant of these sizes: "
+            f"{error}"
+        ) from error
