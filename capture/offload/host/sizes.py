@@ -12,8 +12,9 @@ class Sizes:
     """How a Program whose sizes vary is loaded.
 
     Attributes:
-        instances: the memory that instances may take (activations and constants), in bytes or as
-            text such as `16MiB`. The least recently used go first; the one in use stays.
+        instances: the memory that instances may take (activations, constants and launches), in
+            bytes or as text such as `16MiB`. The least recently used go first; the one in use
+            stays.
     """
 
     instances: int | str = "16MiB"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -61,6 +61,10 @@ class FakeLaunches:
         fake = self._all_fake(operator.name, args)
         named = self._all_fake(operator.name, kwargs)
         return fake, named, self._computing_nothing(operator)
+
+    def rule(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """What to call to find out what an operator gives."""
+        return self._fakes.rule(func)
 
     def _is_on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether all that is given, or what is made of numbers, can be host constants."""

@@ -23,6 +23,7 @@ from offload.interpreter.torch_names import dtype_name
 from offload.program import ITEM_BYTES, StoredTensor, span_bytes
 from offload.program.structure import OpaqueStructure, flatten
 from offload.record.callables import module_of
+from offload.record.fake_results import device_rule
 from offload.record.host_constants import may_be_host_constant
 from offload.record.operators import is_tensor
 from offload.record.recording_device import find_device
@@ -241,6 +242,10 @@ class FakeWeights:
     def recording(self) -> contextlib.AbstractContextManager[None]:
         """While the call is made."""
         return contextlib.nullcontext()
+
+    def rule(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """What to call to find out what an operator gives."""
+        return device_rule(func, self.device)
 
     def input(self, tensor: torch.Tensor, leaf: int) -> torch.Tensor:
         """A fake tensor like an argument, the one of this position, on memory of its own."""

@@ -19,7 +19,6 @@ from offload.program import Argument, Launch, Operator, Role, Symbol, TensorView
 from offload.record.device_formats import refuse_write_in_own_format
 from offload.record.drawn_before import DrawnBefore
 from offload.record.fake_launches import FakeLaunches
-from offload.record.fake_results import device_rule
 from offload.record.fake_weights import FakeWeights
 from offload.record.folding import note_constants
 from offload.record.guards import HostReadGuards, refuse_write_beside_numpy
@@ -116,7 +115,7 @@ class LaunchRecorder:
         call = func
         if self._fakes is not None:
             args, kwargs, context = self._fakes.launch(operator, args, kwargs)
-            call = device_rule(func, self.table.device)
+            call = self._fakes.rule(func)
         arguments = operator.in_order(args, kwargs)
         touched: list[Touched] = []
         with self._let_pass_once_deferred(), self._deciding():

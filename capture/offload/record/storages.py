@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 
@@ -128,7 +129,7 @@ class StorageTable:
         value = Value(
             len(self), Role.INPUT, shape, strides, dtype, span_bytes(shape, strides, dtype), name
         )
-        offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
+        offset_bytes = _offset(tensor) * tensor.element_size()
         tracked = TrackedStorage(value, tensor.untyped_storage(), offset_bytes)
         return self._add(tracked, tensor)
 
@@ -226,7 +227,7 @@ class StorageTable:
         """
         dtype = dtype_name(tensor.dtype)
         shape, strides = tuple(tensor.shape), tensor.stride()
-        offset_bytes = int(tensor.storage_offset()) * ITEM_BYTES[dtype] - tracked.base_bytes
+        offset_bytes = _offset(tensor) * ITEM_BYTES[dtype] - tracked.base_bytes
         if 0 in shape:
             offset_bytes = 0
         view = TensorView(
@@ -259,6 +260,11 @@ class StorageTable:
                 "input"
             )
         return view
+
+
+def _offset(tensor: torch.Tensor) -> int:
+    """Where a tensor begins, in elements; an expression where sizes vary (`symbolic_sizes`)."""
+    return cast(int, tensor.storage_offset())
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:

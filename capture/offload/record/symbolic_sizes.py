@@ -16,6 +16,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._decomp import get_decompositions
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import sym_node
@@ -29,6 +30,11 @@ from offload.record.fake_weights import FakeWeights
 
 Axes = Mapping[int, int]
 """Of one tensor the axes that may vary, each with the position of its Dim."""
+
+# Those whose rule for fake tensors makes Python numbers of sizes.
+_DECOMPOSED: Mapping[Any, Callable[..., Any]] = get_decompositions(
+    [torch.ops.aten.constant_pad_nd.default]
+)
 
 _ROUNDING = ("add", "sub", "mul")
 
@@ -148,6 +154,10 @@ class SymbolicSizes(VariedSizes):
     def positions(self) -> dict[Any, int]:
         """For each symbol the position of its Dim."""
         return {symbol: at for at, symbol in enumerate(self._symbols)}
+
+    def rule(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """Of an operator that asks sizes what they are, torch's decomposition, which does not."""
+        return _DECOMPOSED.get(func) or super().rule(func)
 
     def deciding(self) -> contextlib.AbstractContextManager[None]:
         """What is asked of sizes meanwhile is answered by the recorded ones, and not guarded."""

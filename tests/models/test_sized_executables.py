@@ -1,0 +1,171 @@
+"""Executables for all sizes of a Family: instances, order, threads and ends."""
+
+import gc
+import random
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import offload
+
+N = Dim("n", min=1, max=400)
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(16, 32), nn.Softmax(-1), nn.Linear(32, 16), nn.Linear(16, 4)
+    ).eval()
+
+
+@pytest.fixture
+def loaded():
+    one = model()
+    with torch.no_grad():
+        captured = offload.capture(one, torch.randn(2, 9, 16), dynamic_shapes={"input": {1: N}})
+        run = captured.load(sizes=offload.Sizes(instances="1MiB"))
+        yield one, run
+        run.close()
+
+
+def test_random_sizes_give_eagers_bits_in_bounded_memory(loaded):
+    one, run = loaded
+    choose = random.Random(0)
+    for _ in range(150):
+        x = torch.randn(2, choose.randint(2, 40), 16)
+        assert torch.equal(run(x), one(x))
+    report = run.instances
+    assert report.hits + report.misses == 150
+    assert report.kept_bytes <= 2**20
+    assert report.evicted > 0
+    assert report.misses == report.kept + report.evicted
+
+
+def test_the_least_recently_used_goes_first(loaded):
+    one, run = loaded
+    run.at({"n": 8})
+    each = run.instances.kept_bytes
+    small = offload.capture(one, torch.randn(2, 9, 16), dynamic_shapes={"input": {1: N}})
+    run = small.load(sizes=offload.Sizes(instances=3 * each))
+    for size, hit in [(8, False), (7, False), (6, False), (8, True), (5, False), (8, True)]:
+        run(torch.randn(2, size, 16))
+        assert run.instances.was_hit is hit, size
+        assert run.instances.sizes == (("n", size),)
+    run(torch.randn(2, 7, 16))
+    assert not run.instances.was_hit
+    run(torch.randn(2, 300, 16))  # more than all room: the one in use stays
+    assert run.instances.kept == 1
+    assert "1 instance of" in str(run.instances)
+    assert "prepared in" in run.explain()
+
+
+def test_a_size_that_fails_is_not_kept():
+    captured = offload.capture(
+        lambda x: x * 2 if x.shape[0] > 3 else x, torch.randn(7), dynamic_shapes=({0: N},)
+    )
+    run = captured.load(sizes=offload.Sizes())
+    for _ in range(2):
+        with pytest.raises(offload.BindingError, match="expected 3 < n"):
+            run(torch.randn(2))
+    assert run.instances.misses == 0
+    assert run.last_execution is None
+
+
+def test_tickets_of_many_sizes(loaded):
+    one, run = loaded
+    inputs = [torch.randn(2, size, 16) for size in (5, 9, 5, 30, 9, 17) * 3]
+    tickets = [run.submit(x) for x in inputs]
+    for x, ticket in zip(inputs, tickets, strict=True):
+        assert torch.equal(ticket.result(), one(x))
+
+
+def test_tickets_that_write_state_keep_their_order():
+    class Count(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(()))
+
+        def forward(self, x):
+            self.total.mul_(0.5).add_(x.sum())
+            return self.total + 0
+
+    counting, twin = Count(), Count()
+    counting(torch.ones(7)), twin(torch.ones(7))
+    with torch.no_grad():
+        captured = offload.capture(counting, torch.ones(7), dynamic_shapes=({0: N},))
+        twin(torch.ones(7))
+        run = captured.load(sizes=offload.Sizes())
+        inputs = [torch.randn(size) for size in (5, 90, 6, 5, 300, 5) * 20]
+        tickets = [run.submit(x) for x in inputs]
+        for x, ticket in zip(inputs, tickets, strict=True):
+            assert torch.equal(ticket.result(), twin(x))
+    assert torch.equal(counting.total, twin.total)
+
+
+def test_threads_of_many_sizes(loaded):
+    one, run = loaded
+    wrong = []
+
+    def work(seed):
+        choose = random.Random(seed)
+        with torch.no_grad():
+            for _ in range(25):
+                x = torch.randn(2, choose.choice((4, 9, 16, 25)), 16)
+                if not torch.equal(run(x), one(x)):
+                    wrong.append(x.shape)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert run.instances.hits + run.instances.misses == 100
+
+
+def test_buffers_and_feature_maps_are_given_by_size(loaded):
+    one, run = loaded
+    x = torch.randn(2, 12, 16)
+    instance = run.at({"n": 12})
+    out = torch.empty(2, 12, 4)
+    feature_map = torch.empty(instance.feature_map_bytes, dtype=torch.uint8)
+    assert run(x, out=out, feature_map=feature_map) is out
+    assert torch.equal(out, one(x))
+    assert run.last_execution.policy == "all"
+    with pytest.raises(offload.BindingError, match="feature_map"):
+        run(torch.randn(2, 40, 16), feature_map=feature_map)
+
+
+def test_a_closed_one_refuses_and_frees_all(loaded):
+    _, run = loaded
+    run(torch.randn(2, 12, 16))
+    instance = weakref.ref(run.at({"n": 12}))
+    with run:
+        pass
+    assert run.closed
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        run(torch.randn(2, 12, 16))
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        run.at({"n": 3})
+    run.close()
+    gc.collect()
+    assert instance() is None
+    with pytest.raises(offload.CopyError):
+        run.__reduce_ex__(4)
+
+
+def test_weights_that_are_bound_again_are_so_in_every_instance(loaded):
+    one, run = loaded
+    inputs = [torch.randn(2, size, 16) for size in (5, 9)]
+    for x in inputs:
+        run(x)
+    one[3].weight.data = torch.randn(4, 16)
+    with pytest.raises(offload.BindingError, match="rebind_weights"):
+        run(inputs[0])
+    run.rebind_weights()
+    for x in (*inputs, torch.randn(2, 11, 16)):
+        assert torch.equal(run(x), one(x))

@@ -1,0 +1,166 @@
+"""Arithmetic over sizes: native evaluation against Python's own, and what it refuses."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload.errors import BindingError
+from offload.native import _planner
+from offload.program.expressions import Expression, expressions
+
+PYTHON = {
+    "add": lambda a, b: a + b,
+    "multiply": lambda a, b: a * b,
+    "floor_divide": lambda a, b: a // b,
+    "modulo": lambda a, b: a % b,
+    "minimum": min,
+    "maximum": max,
+    "equal": lambda a, b: int(a == b),
+    "not_equal": lambda a, b: int(a != b),
+    "less": lambda a, b: int(a < b),
+    "less_equal": lambda a, b: int(a <= b),
+    "and": lambda a, b: int(bool(a) and bool(b)),
+    "or": lambda a, b: int(bool(a) or bool(b)),
+}
+NAMES = ("n", "m")
+
+
+def leaf():
+    integers = st.integers(-50, 50).map(lambda value: ("integer", value))
+    return st.one_of(integers, st.integers(0, 1).map(lambda dim: ("size", dim)))
+
+
+def tree():
+    return st.recursive(
+        leaf().map(lambda one: (one,)),
+        lambda below: st.tuples(st.sampled_from(sorted(PYTHON)), below, below).map(
+            lambda three: (*three[1], *three[2], (three[0], 0))
+        ),
+        max_leaves=6,
+    )
+
+
+def by_python(code, sizes):
+    stack = []
+    for operation, number in code:
+        if operation == "integer":
+            stack.append(number)
+        elif operation == "size":
+            stack.append(sizes[number])
+        else:
+            right, left = stack.pop(), stack.pop()
+            stack.append(PYTHON[operation](left, right))
+    return stack.pop()
+
+
+def evaluated(code, sizes=(7, 3)):
+    return expressions(2, [Expression(tuple(code))]).evaluate(0, sizes)
+
+
+@given(tree(), st.tuples(st.integers(0, 600), st.integers(0, 600)))
+def test_integers_are_pythons(code, sizes):
+    try:
+        expected = by_python(code, sizes)
+    except ZeroDivisionError:
+        expected = None
+    if expected is None or abs(expected) >= 2**63:
+        with pytest.raises(BindingError):
+            evaluated(code, sizes)
+        return
+    found = evaluated(code, sizes)
+    assert found == expected
+    assert type(found) is int
+
+
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6).filter(bool))
+def test_fractions_are_pythons(one, other):
+    pair = [("real", one), ("real", other)]
+    assert evaluated([*pair, ("add", 0)]) == one + other
+    assert evaluated([*pair, ("multiply", 0)]) == one * other
+    assert evaluated([*pair, ("true_divide", 0)]) == one / other
+    assert evaluated([("real", one), ("floor", 0)]) == math.floor(one)
+    assert evaluated([("real", one), ("ceiling", 0)]) == math.ceil(one)
+    assert evaluated([("real", one), ("truncate", 0)]) == math.trunc(one)
+    assert evaluated([("real", one), ("round", 0)]) == round(one)
+    root = [("real", abs(one)), ("square_root", 0)]
+    assert evaluated(root) == math.sqrt(abs(one))
+    logarithm = [("real", abs(other)), ("logarithm", 0)]
+    assert evaluated(logarithm) == math.log(abs(other))
+
+
+@given(st.integers(0, 600), st.integers(1, 600))
+def test_sizes_become_fractions_as_in_python(n, m):
+    sizes = [("size", 0), ("size", 1)]
+    assert evaluated([*sizes, ("true_divide", 0)], (n, m)) == n / m
+    power = [("size", 1), ("to_real", 0), ("real", -0.5), ("power", 0)]
+    assert evaluated(power, (n, m)) == float(m) ** -0.5
+    assert evaluated([("size", 0), ("integer", 3), ("power", 0)], (n, m)) == n**3
+    choice = [("size", 0), *sizes, ("where", 0)]
+    assert evaluated(choice, (n, m)) == (n if n else m)
+    assert evaluated([("size", 0), ("not", 0)], (n, m)) == int(not n)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ([("integer", 2**62), ("integer", 2), ("multiply", 0)], "product leaves 64 bits"),
+        ([("integer", 2**62), ("integer", 2**62), ("add", 0)], "sum leaves 64 bits"),
+        ([("integer", 3), ("integer", 0), ("floor_divide", 0)], "divided by 0"),
+        ([("integer", 3), ("integer", 0), ("modulo", 0)], "divided by 0"),
+        ([("integer", 3), ("integer", -1), ("power", 0)], "power below 0"),
+        ([("integer", 2**60), ("to_real", 0)], "beyond 2\\^53"),
+        ([("real", -1.0), ("square_root", 0)], "below 0"),
+        ([("real", 0.0), ("logarithm", 0)], "not above 0"),
+        ([("real", 1e300), ("floor", 0)], "leaves 64 bits"),
+        ([("real", 1.5), ("integer", 2), ("modulo", 0)], "integer is expected"),
+        ([("integer", -(2**63)), ("integer", -1), ("floor_divide", 0)], "leaves 64 bits"),
+    ],
+)
+def test_what_has_no_result_is_refused(code, why):
+    with pytest.raises(BindingError, match=why):
+        evaluated(code)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ([], "no result"),
+        ([("integer", 1), ("integer", 2)], "more than one"),
+        ([("add", 0)], "more operands than it has"),
+        ([("size", 2)], "dim that does not exist"),
+        ([("size", -1)], "dim that does not exist"),
+        ([("sine", 0)], "unknown operation: sine"),
+        ([("real", 1)], "operand of another kind"),
+        ([("integer", 1.0)], "operand of another kind"),
+        ([("integer", 1)] * 65 + [("add", 0)] * 64, "nested too deeply"),
+    ],
+)
+def test_what_is_no_expression_is_refused(code, why):
+    with pytest.raises(BindingError, match=why):
+        expressions(2, [Expression(tuple(code))])
+
+
+def test_sizes_must_be_as_many_as_dims():
+    one = expressions(2, [Expression((("size", 0),))])
+    with pytest.raises(BindingError, match="expected 2 sizes, got 1"):
+        one.evaluate(0, [1])
+    with pytest.raises(BindingError, match="no such expression"):
+        one.evaluate(1, [1, 2])
+
+
+def test_an_expression_reads_as_people_write_it():
+    code = (("size", 0), ("integer", 1), ("add", 0), ("integer", 2), ("floor_divide", 0))
+    assert Expression(code).text(NAMES) == "(n + 1) // 2"
+    product = (*code, *code, ("multiply", 0))
+    assert Expression(product).text(NAMES) == "((n + 1) // 2) * ((n + 1) // 2)"
+    assert Expression((("size", 1), ("not", 0))).text(NAMES) == "not(m)"
+    assert Expression(code).dims == {0}
+
+
+def test_every_operation_has_a_name_in_text():
+    for operation in _planner.OPERATIONS[3:]:
+        n_operands = 3 if operation == "where" else 2
+        code = (*[("size", 0)] * n_operands, (operation, 0))
+        assert "n" in Expression(code).text(NAMES)
