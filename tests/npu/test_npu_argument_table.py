@@ -19,7 +19,7 @@ from offload import backends
 from offload.backends.ascend import TorchAscendBackend, captured_table, torch_relocation
 
 SET, UPDATE = "aclmdlRITaskSetParams", "aclmdlRIUpdate"
-IN_TABLE, NO_TABLE = "in one table of", "as they are not in one table"
+IN_TABLE, NO_TABLE = "blocks of one table of", "as they are not in one table"
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_tasks_are_set_at_load_alone(simulated_npu: AscendSimulator) -> None:
     simulated_npu.forget_calls()
     with captured.load() as run:
         assert (simulated_npu.calls(SET), simulated_npu.calls(UPDATE)) == (3, 1)
-        assert f"6 words in 3 blocks {IN_TABLE}" in notes(run)
+        assert f"6 words in 3 {IN_TABLE}" in notes(run)
         assert "(3 tasks set, 1 update)" in notes(run)
         check_chain(run)
         assert (simulated_npu.calls(SET), simulated_npu.calls(UPDATE)) == (3, 1)

@@ -264,8 +264,8 @@ def notes_of(
         f"one model, captured by torch_npu in {model.pool_bytes} bytes of its pool; the feature "
         + (f"map stays there: {words.why_fixed}" if words.why_fixed else "map can move"),
         f"addresses of kernel arguments: {len(words.discovery.words)} words in {len(blocks)} "
-        f"blocks {bound.arguments} "
-        f"({counts['copies']} copies of {counts['bytes_copied']} bytes so far)",
+        f"blocks {bound.arguments}; {counts['copies']} copies of {counts['bytes_copied']} bytes so "
+        "far",
     ]
     notes += [
         f"{program.values[value].name} is copied: {why}"

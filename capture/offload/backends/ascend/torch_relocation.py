@@ -230,10 +230,10 @@ def _described(table: _native.AscendCapturedTable | None, why_none: str) -> str:
     if table is None:
         return (
             "of the runtime's, each copied when a word of it changed, as they are not in one table "
-            f"({why_none}):"
+            f"({why_none})"
         )
     return (
-        f"in one table of {table.size_bytes} bytes, which the kernels were given at load "
+        f"of one table of {table.size_bytes} bytes, which the kernels were given at load "
         f"({table.n_set} tasks set, {table.n_updates} update) and of which one copy brings what "
         "changed"
     )
