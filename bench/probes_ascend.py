@@ -1,4 +1,4 @@
-"""Asks an Ascend device what its backend counts on: probes A0 to A11.
+"""Asks an Ascend device what its backend counts on: probes A0 to A12.
 
 Each probe runs in a process of its own, and all are told in one JSON file: question, expected
 answer, figures and outcome (`as expected`, `otherwise`, `not answered`, `failed: ...`). Needs torch
@@ -120,6 +120,14 @@ PROBES = (
         "yes",
         "operators are planned at each gather",
         "probes_operators:executors_run_again",
+    ),
+    Probe(
+        "A12",
+        "May a kernel of a captured model be given arguments in memory of ours, once, which its "
+        "executions then read?",
+        "yes",
+        "its block is the runtime's, and each is copied",
+        "probes_tables:blocks_of_ours",
     ),
 )
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
+from acl_calls import AclError
+from model_tasks import parameters_of, tasks_of
 from probe_device import (
     COUNT,
     DEVICE_TO_DEVICE,
@@ -112,6 +116,36 @@ def blocks_of_the_runtime() -> None:
         right.append(torch.equal(product.result, left * product.right))
     tell("executions that took the new address", sum(right))
     conclude(all(right), "" if all(right) else "the address of the capture was taken")
+
+
+def blocks_of_ours() -> None:
+    """A12: a captured kernel is given a block of ours once, and reads it at each execution."""
+    acl = device()
+    product = captured_product(acl)
+    kernel, n_bytes, stream = product.captured, len(product.captured.block), acl.stream()
+    _check_first(acl, product, stream)
+    (task,) = [one for of_stream in tasks_of(acl, kernel.model) for one in of_stream]
+    table, parameters = acl.malloc(n_bytes), parameters_of(acl, task)
+    acl.upload(table, product.arguments_at(table))
+    parameters.content.kernel.arguments = table
+    try:
+        acl.call("aclmdlRITaskSetParams", task, ctypes.byref(parameters))
+        acl.call("aclmdlRIUpdate", kernel.model)
+    except AclError as error:
+        conclude(False, str(error))
+        return
+    tell("keeps the address", parameters_of(acl, task).content.kernel.arguments == table)
+    product.result.fill_(-1)
+    turns = [(_tensor(10 * turn), _empty()) for turn in (1, 2, 3)]
+    torch.npu.synchronize()
+    for left, result in turns:
+        acl.stage(table, product.arguments_at(table, left, result), n_bytes, stream)
+        acl.execute(kernel.model, stream)
+    acl.synchronize(stream)
+    right = [torch.equal(result, left * product.right) for left, result in turns]
+    untouched = bool((product.result == -1).all())
+    tell("executions that read the block of ours", sum(right))
+    conclude(all(right) and untouched, "" if all(right) else "another block was read")
 
 
 def _check_first(acl: Device, product: Product, stream: int) -> None:

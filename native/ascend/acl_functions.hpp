@@ -16,11 +16,12 @@ enum class Capability : int {
   kMemcpyOffset,       // 8.5
   kExplicitBuild,      // 8.5 (open headers)
   kTaskParameters,     // 9.1; reading them needs software SQ besides
+  kTaskUpdate,         // 9.1; needs software SQ besides
   kOfflineModel,       // 8.0
   kFinalizeReference,  // 8.5
   kStreamCount,        // 8.5
 };
-inline constexpr int kCapabilities = 11;
+inline constexpr int kCapabilities = 12;
 
 // X(name here, symbol, capability, result, signature).
 #define OFFLOAD_ACL_FUNCTIONS(X)                                                                   \
@@ -104,6 +105,11 @@ inline constexpr int kCapabilities = 11;
     (ModelTask task, ModelTaskType * type))                                                        \
   X(task_get_parameters, "aclmdlRITaskGetParams", kTaskParameters, Error,                          \
     (ModelTask task, ModelTaskParameters * parameters))                                            \
+  X(task_set_parameters, "aclmdlRITaskSetParams", kTaskUpdate, Error,                              \
+    (ModelTask task, ModelTaskParameters * parameters))                                            \
+  X(kernel_task_get_attribute, "aclmdlRIKernelTaskGetAttribute", kTaskUpdate, Error,               \
+    (ModelTask task, LaunchAttributeId id, LaunchAttributeValue * value))                          \
+  X(model_update, "aclmdlRIUpdate", kTaskUpdate, Error, (Model model))                             \
   X(offline_query_bytes, "aclmdlQuerySize", kOfflineModel, Error,                                  \
     (const char* path, std::size_t* work_bytes, std::size_t* weight_bytes))                        \
   X(offline_load, "aclmdlLoadFromFileWithMem", kOfflineModel, Error,                               \

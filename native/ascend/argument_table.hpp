@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "ascend/argument_layout.hpp"
+#include "ascend/host_copies.hpp"
+#include "ascend/missing_bytes.hpp"
 #include "ascend/runtime.hpp"
 #include "ascend/substages.hpp"
 #include "offload/header.hpp"
@@ -61,9 +63,50 @@ struct TableParts {
   std::vector<Trigger> triggers;        // by slot
 };
 
-// Words are written in a copy of the table on the host, and one copy brings the range from the
-// first to the last changed word to the device. The host's table may change again at once: see
+// A word that holds an address in its own block, at this byte of it.
+struct OwnAddress {
+  ArgumentWord word;
+  std::uint64_t target_bytes = 0;
+};
+
+// A table on the device and its image on the host, in which words are written: one copy brings the
+// range from the first to the last word that changed. The image may change again at once: see
 // HostCopies.
+//
+// Owner, thread, errors: as TableRefresh. At first the device's table holds nothing. The
+// constructor throws std::invalid_argument as lay_out, and for an own address whose word lies in no
+// block or that points behind its block.
+class HostTable {
+ public:
+  HostTable(const Runtime& runtime, const TableParts& parts,
+            const std::vector<OwnAddress>& own = {});
+
+  void write(std::uint32_t word, std::uint64_t address) noexcept;
+
+  // Enqueues the copy of what the device lacks, and counts it; nothing where it lacks nothing.
+  void enqueue(Stream stream, Submission& submission, RefreshCounts& counts);
+
+  // Copies the whole table, and waits.
+  void upload();
+
+  void distrust() noexcept { missing_.add(0, layout_.size_bytes); }
+
+  const void* block(std::size_t index) const {
+    return static_cast<const unsigned char*>(device_.data()) + layout_.block_offsets_bytes[index];
+  }
+  std::size_t n_words() const { return layout_.word_offsets_bytes.size(); }
+  std::size_t size_bytes() const { return layout_.size_bytes; }
+
+ private:
+  const Runtime& runtime_;
+  HostCopies copies_;
+  ArgumentLayout layout_;
+  std::vector<unsigned char> host_;
+  DeviceMemory device_;
+  MissingBytes missing_;
+};
+
+// Words are written by the host: see HostTable.
 std::unique_ptr<TableRefresh> make_host_refresh(const Runtime& runtime, const TableParts& parts);
 
 // A kernel that gathers, args[w] = base[index[w]] + offset[w], with this argument block: addresses

@@ -27,12 +27,16 @@ void check_words(const CapturedWords& parts) {
 
 }  // namespace
 
-CapturedArguments::CapturedArguments(const Runtime& runtime, CapturedWords words)
+CapturedArguments::CapturedArguments(const Runtime& runtime, CapturedWords words, HostTable* table)
     : runtime_(runtime),
       parts_(std::move(words)),
+      table_(table),
       missing_(parts_.blocks.size(), MissingBytes(0)),
       patched_(parts_.words.size()) {
   check_words(parts_);
+  if (table_ != nullptr && table_->n_words() != parts_.words.size()) {
+    throw std::invalid_argument("the argument table of a captured model has other words");
+  }
   stale_.reserve(parts_.blocks.size());
   for (const ArgumentWord& word : parts_.words) {
     std::uint64_t held = 0;
@@ -47,21 +51,35 @@ void CapturedArguments::miss(std::uint32_t block, std::size_t begin, std::size_t
 }
 
 void CapturedArguments::patch(const Patch& patch) noexcept {
-  const ArgumentWord& word = parts_.words[patch.word];
   const Relocation& relocation = parts_.relocations[patch.word];
   const bool is_home = relocation.slot == parts_.feature_map_slot &&
                        patch.address == parts_.home + relocation.offset_bytes;
   const std::uint64_t address = is_home ? captured_[patch.word] : patch.address;
   patched_.note(patch.word);
-  unsigned char* const place = parts_.blocks[word.block].content.data() + word.offset_bytes;
+  if (table_ != nullptr) {
+    table_->write(patch.word, address);
+  } else {
+    write(patch.word, address);
+  }
+}
+
+void CapturedArguments::write(std::uint32_t word, std::uint64_t address) noexcept {
+  const auto [block, offset_bytes] = parts_.words[word];
+  unsigned char* const place = parts_.blocks[block].content.data() + offset_bytes;
   if (std::memcmp(place, &address, kWordBytes) == 0) return;
   std::memcpy(place, &address, kWordBytes);
-  miss(word.block, word.offset_bytes, word.offset_bytes + kWordBytes);
+  miss(block, offset_bytes, offset_bytes + kWordBytes);
 }
 
 void CapturedArguments::enqueue(Stream stream, Submission& submission) {
   patched_.require_all();
+  if (table_ != nullptr) return table_->enqueue(stream, submission, counts_);
   if (stale_.empty()) return;
+  copy_blocks(stream);
+  submission.end_substage(kTableCopy);
+}
+
+void CapturedArguments::copy_blocks(Stream stream) {
   while (!stale_.empty()) {
     const CapturedBlock& block = parts_.blocks[stale_.back()];
     MissingBytes& missing = missing_[stale_.back()];
@@ -75,10 +93,10 @@ void CapturedArguments::enqueue(Stream stream, Submission& submission) {
     missing.clear();
     stale_.pop_back();
   }
-  submission.end_substage(kTableCopy);
 }
 
 void CapturedArguments::distrust() noexcept {
+  if (table_ != nullptr) return table_->distrust();
   for (const ArgumentWord& word : parts_.words) {
     miss(word.block, word.offset_bytes, word.offset_bytes + kWordBytes);
   }

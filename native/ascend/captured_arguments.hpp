@@ -1,4 +1,4 @@
-// The argument blocks of a captured model's own kernels, and the addresses in them that move.
+// The arguments of a captured model's own kernels, and the addresses in them that move.
 #pragma once
 
 #include <cstdint>
@@ -25,28 +25,34 @@ struct CapturedWords {
   std::uint64_t home = 0;  // stands for the feature map where it was captured, piece by piece
 };
 
-// Words are written in images of the blocks on the host. Before an execution each block with a word
-// that changed is brought by one HOST_TO_BUF_TO_DEVICE copy of the range from the first to the last
-// of them; the runtime stages it, so the image may change again at once. A block with nothing new
-// is not copied.
+// Where the kernels have their arguments in a table of ours, words are written there, and one copy
+// before an execution brings the range from the first to the last that changed.
+//
+// Else they are written in images of the runtime's blocks on the host. Before an execution each
+// block with a word that changed is brought by one HOST_TO_BUF_TO_DEVICE copy of the range from the
+// first to the last of them; the runtime stages it, so the image may change again at once. A block
+// with nothing new is not copied.
 //
 // A feature map that is bound to `home` is where the capture had it: its words hold what they held
 // then, even where its pieces do not lie in a row.
 //
-// Owner: one resident, whose executions follow one another; the model outlives it. Thread: callers
-// serialise; enqueue with the device's context current. Errors: the constructor throws
-// std::invalid_argument for a word that lies in no block or is not aligned to eight bytes, and
-// unless each word has its relocation; enqueue throws ExecutionError, also while there are words
-// that were never patched: after one that failed, the next does all that is missing.
+// Owner: one resident, whose executions follow one another; the model outlives it, and so does the
+// table, which nothing but patch and enqueue uses. Thread: callers serialise; enqueue with the
+// device's context current. Errors: the constructor throws std::invalid_argument for a word that
+// lies in no block or is not aligned to eight bytes, unless each word has its relocation, and
+// unless the table, if there is one (else null), has as many; enqueue throws ExecutionError, also
+// while there are words that were never patched: after one that failed, the next does all that is
+// missing.
 class CapturedArguments {
  public:
-  CapturedArguments(const Runtime& runtime, CapturedWords words);
+  CapturedArguments(const Runtime& runtime, CapturedWords words, HostTable* table);
 
   const std::vector<Relocation>& relocations() const { return parts_.relocations; }
   void patch(const Patch& patch) noexcept;
   void enqueue(Stream stream, Submission& submission);
 
-  // Takes what was enqueued for lost: the next enqueue writes every block with a word again.
+  // Takes what was enqueued for lost: the next enqueue writes the table, or every block with a
+  // word, again.
   void distrust() noexcept;
 
   const RefreshCounts& counts() const { return counts_; }
@@ -54,9 +60,12 @@ class CapturedArguments {
 
  private:
   void miss(std::uint32_t block, std::size_t begin, std::size_t end) noexcept;
+  void write(std::uint32_t word, std::uint64_t address) noexcept;
+  void copy_blocks(Stream stream);
 
   const Runtime& runtime_;
   CapturedWords parts_;
+  HostTable* table_;
   std::vector<std::uint64_t> captured_;  // by word: what it held
   std::vector<MissingBytes> missing_;    // by block
   std::vector<std::uint32_t> stale_;     // blocks of which bytes are missing

@@ -37,7 +37,8 @@ void abandon_capture(const Runtime& runtime, Stream stream) noexcept {
 CapturedResident::CapturedResident(CapturedProgram program)
     : StreamResident(program.device, /*copies_on_device=*/true),
       program_(std::move(program)),
-      arguments_(runtime(), std::move(program_.arguments)),
+      arguments_(runtime(), std::move(program_.arguments),
+                 program_.table ? &program_.table->table() : nullptr),
       random_(runtime(), program_.random_cells) {
   if (program_.slots.size() != program_.copies->size()) {
     throw std::invalid_argument("each tensor of a captured model needs one slot");
@@ -133,12 +134,14 @@ void CapturedResident::release() noexcept {
   if (program_.steps) program_.steps->weights()->rest();  // its last copies go on
   program_.copies.reset();
   program_.release();
+  program_.table.reset();  // now that no task reads it
   if (program_.steps) program_.steps->weights()->close();
   program_.steps.reset();
   counted_.reset();
 }
 
-// Model, copies and pool stay for the rest of the process: to destroy them is to free what may run.
+// Model, copies, table and pool stay for the rest of the process: to destroy them is to free what
+// may run.
 void CapturedResident::abandon() noexcept {
   static_cast<void>(new (std::nothrow) CapturedProgram(std::move(program_)));
   static_cast<void>(counted_.release());

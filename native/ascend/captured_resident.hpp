@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ascend/captured_arguments.hpp"
+#include "ascend/captured_table.hpp"
 #include "ascend/model_tasks.hpp"
 #include "ascend/moving_copies.hpp"
 #include "ascend/random_cells.hpp"
@@ -30,6 +31,7 @@ struct CapturedProgram {
   std::shared_ptr<MovingCopies> copies;  // likewise
   std::vector<std::uint32_t> slots;      // by tensor of `copies`
   CapturedWords arguments;               // none: they all stay as they were captured
+  std::shared_ptr<CapturedTable> table;  // installed; null: kernels have the runtime's blocks
   std::size_t n_launches = 0;
   std::shared_ptr<StreamedSteps> steps;    // null: no weights are streamed
   std::vector<std::size_t> for_next_pass;  // transfers that stand at the end of the steps

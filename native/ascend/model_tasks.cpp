@@ -90,6 +90,15 @@ std::vector<std::uint32_t> count_tasks(const Runtime& runtime, Model model) {
   return counts;
 }
 
+std::vector<ModelTask> task_handles(const Runtime& runtime, Model model) {
+  std::vector<ModelTask> found;
+  for (const Stream stream : streams_of(runtime, model)) {
+    const std::vector<ModelTask> tasks = tasks_of(runtime, stream);
+    found.insert(found.end(), tasks.begin(), tasks.end());
+  }
+  return found;
+}
+
 std::vector<CapturedTask> read_tasks(const Runtime& runtime, Model model) {
   const RelaxedCapture relaxed(runtime);
   std::vector<CapturedTask> read;

@@ -35,6 +35,9 @@ ModelStreams streams_held(const Runtime& runtime, Model model, int n_known) noex
 // device's context current, as read_tasks does.
 std::vector<std::uint32_t> count_tasks(const Runtime& runtime, Model model);
 
+// The handles of all tasks of a model, in the order of read_tasks. Errors: as count_tasks.
+std::vector<ModelTask> task_handles(const Runtime& runtime, Model model);
+
 // All tasks of a model that was captured, stream by stream and in the order of capture. Errors: as
 // count_tasks; BackendUnavailable also where the firmware cannot tell parameters (no software SQ).
 std::vector<CapturedTask> read_tasks(const Runtime& runtime, Model model);

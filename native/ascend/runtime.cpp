@@ -16,9 +16,10 @@ constexpr const char* kLibraries[] = {"libascendcl.so", "libacl_rt.so", "libacl_
                                       "libnnopbase.so"};
 
 constexpr const char* kCapabilityNames[kCapabilities] = {
-    "core",          "kernel_launch",      "capture",        "exchange_mode",
-    "host_args",     "memcpy_offset",      "explicit_build", "task_params",
-    "offline_model", "finalize_reference", "stream_count",
+    "core",           "kernel_launch",      "capture",
+    "exchange_mode",  "host_args",          "memcpy_offset",
+    "explicit_build", "task_params",        "task_update",
+    "offline_model",  "finalize_reference", "stream_count",
 };
 
 constexpr const char* kForked =

@@ -16,6 +16,7 @@ namespace offload {
 namespace {
 
 using acl::CapturedResident;
+using acl::CapturedTable;
 using acl::CopyForm;
 using acl::MovingCopies;
 using acl::Runtime;
@@ -33,7 +34,17 @@ std::optional<CopyForm> to_form(const std::optional<std::string>& name) {
   throw std::invalid_argument("copies are 'captured' or 'enqueued', got '" + *name + "'");
 }
 
-// (bytes, copied in, copied out) of each tensor. Destroyed in the device's context as well.
+// Destroyed in the device's context, which is current already.
+template <typename Object>
+std::shared_ptr<Object> held_on_device(const Runtime& runtime, const acl::Device& device,
+                                       std::unique_ptr<Object> object) {
+  return {object.release(), [&runtime, device](Object* held) {
+            const acl::ContextScope current(runtime, device);
+            delete held;
+          }};
+}
+
+// (bytes, copied in, copied out) of each tensor.
 std::shared_ptr<MovingCopies> make_copies(
     int device_index, const std::vector<std::tuple<std::size_t, bool, bool>>& tensors,
     const std::optional<std::string>& form) {
@@ -45,11 +56,7 @@ std::shared_ptr<MovingCopies> make_copies(
     moving.push_back({n_bytes, copied_in, copied_out});
   }
   const acl::ContextScope scope(runtime, device);
-  return {acl::make_moving_copies(runtime, moving, to_form(form)).release(),
-          [&runtime, device](MovingCopies* copies) {
-            const acl::ContextScope current(runtime, device);
-            delete copies;
-          }};
+  return held_on_device(runtime, device, acl::make_moving_copies(runtime, moving, to_form(form)));
 }
 
 // Calls Python, whichever thread it is on; nothing once the interpreter has gone.
@@ -133,18 +140,64 @@ acl::CapturedWords to_words(const BlockTuples& blocks, const WordTuples& words,
   return found;
 }
 
+// (number of the task, address, content) of each kernel's block; (block, offset in bytes, whether
+// it is an input's or output's) of each word that is patched; (block, offset in bytes, byte of the
+// block that it points to) of each that points into its own block.
+using KernelTuples = std::vector<std::tuple<std::size_t, std::uint64_t, py::bytes>>;
+using TableWords = std::vector<std::tuple<std::uint32_t, std::size_t, bool>>;
+using OwnTuples = std::vector<std::tuple<std::uint32_t, std::size_t, std::uint64_t>>;
+
+std::shared_ptr<CapturedTable> make_table(int device_index, std::uint64_t model,
+                                          const KernelTuples& kernels, const TableWords& words,
+                                          const OwnTuples& own) {
+  acl::TableParts parts;
+  std::vector<acl::MovedKernel> moved;
+  for (const auto& [task, address, content] : kernels) {
+    const auto bytes = static_cast<std::string_view>(content);
+    parts.blocks.emplace_back(bytes.begin(), bytes.end());
+    moved.push_back({task, address});
+  }
+  for (const auto& [block, offset_bytes, is_io] : words) {
+    const auto word = static_cast<std::uint32_t>(parts.words.size());
+    parts.words.push_back({block, offset_bytes});
+    parts.relocations.push_back({word, is_io ? 0U : 1U, 0});
+  }
+  parts.triggers = {Trigger::kIo, Trigger::kFeatureMap};
+  std::vector<acl::OwnAddress> addresses;
+  for (const auto& [block, offset_bytes, target_bytes] : own) {
+    addresses.push_back({{block, offset_bytes}, target_bytes});
+  }
+  const GilReleased release;
+  const Runtime& runtime = Runtime::get();
+  const acl::Device device(runtime, device_index);
+  const acl::ContextScope scope(runtime, device);
+  return held_on_device(runtime, device,
+                        std::make_unique<CapturedTable>(runtime, to_handle<acl::Model>(model),
+                                                        parts, moved, addresses));
+}
+
+void install_table(CapturedTable& table, int device_index) {
+  const GilReleased release;
+  const Runtime& runtime = Runtime::get();
+  const acl::Device device(runtime, device_index);
+  const acl::ContextScope scope(runtime, device);
+  table.install();
+}
+
 std::shared_ptr<CapturedResident> make_captured(
     int device, std::uint64_t model, std::shared_ptr<MovingCopies> copies,
     std::vector<std::uint32_t> slots, std::size_t n_launches, const std::vector<Cell>& random_cells,
     py::object release, const BlockTuples& blocks, const WordTuples& words,
     const PlaceTuples& places, std::uint32_t feature_map_slot, std::uint64_t home,
-    std::shared_ptr<acl::StreamedSteps> steps, std::vector<std::size_t> for_next_pass) {
+    std::shared_ptr<CapturedTable> table, std::shared_ptr<acl::StreamedSteps> steps,
+    std::vector<std::size_t> for_next_pass) {
   acl::CapturedProgram program;
   program.device = device;
   program.model = to_handle<acl::Model>(model);
   program.copies = std::move(copies);
   program.slots = std::move(slots);
   program.arguments = to_words(blocks, words, places, feature_map_slot, home);
+  program.table = std::move(table);
   program.n_launches = n_launches;
   program.steps = std::move(steps);
   program.for_next_pass = std::move(for_next_pass);
@@ -238,6 +291,23 @@ void register_ascend_captured(py::module_& module) {
             copies.capture_out(to_handle<acl::Stream>(stream));
           },
           py::arg("stream"));
+  py::class_<CapturedTable, std::shared_ptr<CapturedTable>>(module, "AscendCapturedTable")
+      .def(py::init(&make_table), py::kw_only(), py::arg("device"), py::arg("model"),
+           py::arg("kernels"), py::arg("words"), py::arg("own") = OwnTuples())
+      .def("install", &install_table, py::arg("device"))
+      .def_property_readonly("size_bytes",
+                             [](CapturedTable& table) { return table.table().size_bytes(); })
+      .def_property_readonly(
+          "addresses",
+          [](CapturedTable& table) {
+            std::vector<std::uint64_t> found;
+            for (std::size_t block = 0; block < table.n_kernels(); ++block) {
+              found.push_back(reinterpret_cast<std::uint64_t>(table.table().block(block)));
+            }
+            return found;
+          })
+      .def_property_readonly("n_set", &CapturedTable::n_set)
+      .def_property_readonly("n_updates", &CapturedTable::n_updates);
   py::class_<CapturedResident, Resident, std::shared_ptr<CapturedResident>>(
       module, "AscendCapturedResident")
       .def(py::init(&make_captured), py::kw_only(), py::arg("device"), py::arg("model"),
@@ -245,7 +315,8 @@ void register_ascend_captured(py::module_& module) {
            py::arg("random_cells") = py::list(), py::arg("release"),
            py::arg("blocks") = BlockTuples(), py::arg("words") = WordTuples(),
            py::arg("places") = PlaceTuples(), py::arg("feature_map_slot") = 0, py::arg("home") = 0,
-           py::arg("steps") = py::none(), py::arg("for_next_pass") = py::list())
+           py::arg("table") = py::none(), py::arg("steps") = py::none(),
+           py::arg("for_next_pass") = py::list())
       .def("patch", &patch_words<CapturedResident>, py::arg("words"))
       .def("set_stream", &CapturedResident::set_stream, py::arg("stream"), Unlocked())
       .def("set_random", &CapturedResident::set_random, py::arg("seeds_and_offsets"), Unlocked())

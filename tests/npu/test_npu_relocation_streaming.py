@@ -104,7 +104,7 @@ def test_every_budget_moves_every_slot(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("required")
-def test_a_moved_slot_touches_only_blocks_that_hold_it(tmp_path: Path) -> None:
+def test_one_copy_brings_the_range_that_a_moved_slot_changes(tmp_path: Path) -> None:
     _, captured = stored(Few, tmp_path)
     with captured.load(weights_budget=floor_of(captured)) as run:
         assert run.streaming.plan.transfers
@@ -114,7 +114,9 @@ def test_a_moved_slot_touches_only_blocks_that_hold_it(tmp_path: Path) -> None:
             before = counts(run)
             run(tensors[0], out=tensors[1])
             assert run.last_execution.words_patched == n_words
-            assert counts(run) == (before[0] + n_words, before[1] + 8 * n_words)
+            copies, n_bytes = (now - then for now, then in zip(counts(run), before, strict=True))
+            assert copies == min(1, n_words)
+            assert n_bytes == 8 * n_words or (n_words > 1 and n_bytes > 8 * n_words)
 
 
 @pytest.mark.usefixtures("required")

@@ -61,6 +61,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_set_first_stream_first": (None, [_int]),
     "sim_set_caller": (None, [_text]),
     "sim_set_tells_all_tasks": (None, [_int]),
+    "sim_set_keeps_addresses": (None, [_int]),
     "sim_set_locks_registered": (None, [_int]),
     "sim_set_copies_by_offset": (None, [_int]),
     "sim_argument_bytes": (_bytes, []),
@@ -223,6 +224,10 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
     def set_tells_all_tasks(self, all_tasks: bool) -> None:
         """Whether enumerations have tasks whose parameters cannot be read, as of the AI CPU."""
         self.library.sim_set_tells_all_tasks(all_tasks)
+
+    def set_keeps_addresses(self, keeps: bool) -> None:
+        """Whether a kernel that is given arguments in device memory then has that address."""
+        self.library.sim_set_keeps_addresses(keeps)
 
     def set_copies_by_offset(self, copies: bool) -> None:
         """Whether the firmware takes copies that read their addresses from memory."""

@@ -150,7 +150,7 @@ def test_values_are_changed(ascend, npu, stream):
     npu.run(models[0], stream)
     assert (acl.peek(cell), acl.peek(other)) == ((0,), (8,))
     attribute = ("aclmdlRIKernelTaskGetAttribute", write, 1, (ctypes.c_uint32 * 4)())
-    assert ascend.code(*attribute) == acl.TASK_TYPE_NOT_SUPPORT
+    assert ascend.code(*attribute) == acl.PARAM_INVALID
 
 
 def test_disabled_tasks_do_not_run(ascend, npu, stream):

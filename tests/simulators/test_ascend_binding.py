@@ -48,6 +48,7 @@ def output_of(
 
 SHOW = "print(*sorted(k for k, v in _native.ascend_capabilities().items() if v))"
 OLDEST = {"capture"}
+OF_9_1 = {"task_params", "task_update"}
 OF_8_5 = {
     *OLDEST,
     "exchange_mode",
@@ -63,10 +64,10 @@ OF_8_5 = {
 @pytest.mark.parametrize(
     ("version", "present", "absent"),
     [
-        ("8.1", OLDEST, OF_8_5 - OLDEST - {"kernel_launch", "stream_count"} | {"task_params"}),
-        ("8.5", OF_8_5, {"task_params"}),
-        ("9.0", OF_8_5, {"task_params"}),
-        ("9.1", OF_8_5 | {"task_params"}, set()),
+        ("8.1", OLDEST, OF_8_5 - OLDEST - {"kernel_launch", "stream_count"} | OF_9_1),
+        ("8.5", OF_8_5, OF_9_1),
+        ("9.0", OF_8_5, OF_9_1),
+        ("9.1", OF_8_5 | OF_9_1, set()),
     ],
 )
 def test_capabilities_follow_what_the_library_has(ascend, version, present, absent):

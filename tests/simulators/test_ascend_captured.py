@@ -42,7 +42,14 @@ def stream(npu: Client) -> int:
 class Captured:
     """Three kernels in a row that each add 100, captured: x, two pieces of memory, y."""
 
-    def __init__(self, npu: Client, stream: int, words: Sequence[tuple[int, ...]] = WORDS) -> None:
+    def __init__(
+        self,
+        npu: Client,
+        stream: int,
+        words: Sequence[tuple[int, ...]] = WORDS,
+        *,
+        has_table: bool = False,
+    ) -> None:
         self.ascend, self.npu, self.stream = npu.ascend, npu, stream
         self.x, self.y = npu.words(1), npu.words(0)
         self.far = npu.words(0)  # allocated before the first piece, so that they are not in a row
@@ -54,6 +61,9 @@ class Captured:
             npu.add(stream, self.far, self.y, ADDED)
         (self.model,) = models
         self.tasks = _native.ascend_captured_tasks(0, self.model)
+        self.table = self.make_table() if has_table else None
+        if self.table is not None:
+            self.table.install(0)
         self.resident = _native.AscendCapturedResident(
             device=0,
             model=self.model,
@@ -66,12 +76,23 @@ class Captured:
             places=[(slot, offset) for _, _, slot, offset in words],
             feature_map_slot=FEATURE_MAP,
             home=self.near,
+            table=self.table,
+        )
+
+    def make_table(self) -> _native.AscendCapturedTable:
+        """For all kernels, which have not been given it yet."""
+        return _native.AscendCapturedTable(
+            device=0,
+            model=self.model,
+            kernels=[(number, *task[4:]) for number, task in enumerate(self.tasks)],
+            words=[(block, offset, slot != FEATURE_MAP) for block, offset, slot, _ in WORDS],
         )
 
     def release(self) -> None:
         self.n_released += 1
         if self.n_released == 1:
             self.ascend.call("aclmdlRIDestroy", self.model)
+            self.table = None  # as a model of torch's gives it back
 
     def bind(self, **bases: int) -> None:
         """Patch the words of slots by name (input, output, feature_map)."""
@@ -102,7 +123,10 @@ class Captured:
 
     def blocks(self) -> list[tuple[int, ...]]:
         """What the device's argument blocks hold."""
-        return [peek(address, 3) for *_, address, _ in self.tasks]
+        addresses = [address for *_, address, _ in self.tasks]
+        if self.table is not None:
+            addresses = self.table.addresses
+        return [peek(address, 3) for address in addresses]
 
 
 def test_the_runtime_tells_kernels_and_their_blocks(npu: Client, stream: int) -> None:

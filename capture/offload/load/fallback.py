@@ -11,15 +11,17 @@ T = TypeVar("T")
 
 
 def load_proved(backend: Backend, load: Callable[[Backend], T]) -> T:
-    """What `load` gives with a backend, or with the one that an Unproved names instead.
+    """What `load` gives with a backend, or with the one that an Unproved names instead, and so on.
 
-    What was loaded first has been given back by then. Notes of the second way say why it was taken.
+    What was loaded before has been given back by then. Notes of another way say why it was taken;
+    no backend names one that was tried.
 
     Raises:
         OffloadError: as `load`.
     """
-    try:
-        return load(backend)
-    except Unproved as unproved:
-        instead = unproved.instead
-    return load(instead)
+    while True:
+        try:
+            return load(backend)
+        except Unproved as unproved:
+            instead = unproved.instead
+        backend = instead

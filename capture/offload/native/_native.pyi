@@ -515,6 +515,26 @@ class AscendMovingCopies:
     def capture_in(self, stream: int) -> None: ...
     def capture_out(self, stream: int) -> None: ...
 
+class AscendCapturedTable:
+    def __init__(
+        self,
+        *,
+        device: int,
+        model: int,
+        kernels: Sequence[tuple[int, int, bytes]],
+        words: Sequence[tuple[int, int, bool]],
+        own: Sequence[tuple[int, int, int]] = ...,
+    ) -> None: ...
+    def install(self, device: int) -> None: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def addresses(self) -> list[int]: ...
+    @property
+    def n_set(self) -> int: ...
+    @property
+    def n_updates(self) -> int: ...
+
 class AscendCapturedResident(Resident):
     def __init__(
         self,
@@ -531,6 +551,7 @@ class AscendCapturedResident(Resident):
         places: Sequence[tuple[int, int]] = ...,
         feature_map_slot: int = ...,
         home: int = ...,
+        table: AscendCapturedTable | None = ...,
         steps: AscendStreamedSteps | None = ...,
         for_next_pass: Sequence[int] = ...,
     ) -> None: ...

@@ -204,6 +204,12 @@ ACL_EXPORT void sim_set_tells_all_tasks(int all) {
   runtime().settings.tells_all_tasks = all != 0;
 }
 
+// 0: the address of arguments in device memory that a task is given is lost.
+ACL_EXPORT void sim_set_keeps_addresses(int keeps) {
+  const auto lock = locked();
+  runtime().settings.keeps_addresses = keeps != 0;
+}
+
 // 0: the firmware refuses copies that read their addresses from memory, as older ones do.
 ACL_EXPORT void sim_set_copies_by_offset(int copies) {
   const auto lock = locked();

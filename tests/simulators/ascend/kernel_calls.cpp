@@ -82,7 +82,7 @@ void launch(Runtime& state, const std::shared_ptr<StreamState>& stream, Function
   auto content = content_of(state, function, n_blocks, argument_bytes, configuration);
   refuse_unless(arguments != nullptr || argument_bytes == 0, kRtParamInvalid,
                 "the arguments are null");
-  content.arguments = as_number(arguments);
+  keep_arguments(state, arguments, content);
   submit(state, stream, make_task(kTaskKernel, std::move(content)));
 }
 

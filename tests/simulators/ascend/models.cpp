@@ -25,16 +25,37 @@ bool is_accessible(Runtime& state, std::uint64_t address, std::size_t n_bytes) {
   return !state.device.memory.covering(address, n_bytes).empty();
 }
 
+// Memory with an address may have been mapped anew; other memory is another once it was freed.
+std::uint64_t allocation_at(Runtime& state, std::uint64_t address) {
+  const auto* found = state.device.memory.find(address);
+  return found == nullptr || found->chunk != nullptr ? 0 : found->id;
+}
+
+// Whether a kernel would find its code and its arguments now. What lies elsewhere is an exception
+// of the AI core.
+bool can_run(Runtime& state, const KernelContent& kernel) {
+  const auto* found = state.device.memory.find(kernel.arguments);
+  const bool is_hosts = found != nullptr && found->kind == simulator::MemoryKind::kHost;
+  if (kernel.function->function == nullptr || is_hosts) return false;
+  const bool is_there =
+      kernel.argument_bytes == 0 || is_accessible(state, kernel.arguments, kernel.argument_bytes);
+  const bool is_same =
+      kernel.allocation == 0 || allocation_at(state, kernel.arguments) == kernel.allocation;
+  return is_there && is_same;
+}
+
 }  // namespace
+
+void keep_arguments(Runtime& state, const void* arguments, KernelContent& kernel) {
+  kernel.block.reset();
+  kernel.arguments = as_number(arguments);
+  kernel.allocation = allocation_at(state, kernel.arguments);
+}
 
 void perform(Runtime& state, const Task& task, Runner& runner) {
   if (task.is_disabled) return;
   if (const auto* kernel = std::get_if<KernelContent>(&task.content)) {
-    const auto* found = state.device.memory.find(kernel->arguments);
-    const bool is_hosts = found != nullptr && found->kind == simulator::MemoryKind::kHost;
-    if (kernel->function->function == nullptr || is_hosts) {
-      return runner.fail(Status::kLaunchFailed);
-    }
+    if (!can_run(state, *kernel)) return runner.fail(Status::kLaunchFailed);
     runner.perform(simulator::BlockKernelCall{kernel->function->function, kernel->function->user,
                                               kernel->arguments, kernel->argument_bytes,
                                               kernel->n_blocks});

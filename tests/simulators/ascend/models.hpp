@@ -19,6 +19,7 @@ struct KernelContent {
   std::uint64_t arguments = 0;  // in device memory, where they are read when the kernel runs
   std::size_t argument_bytes = 0;
   std::shared_ptr<const ArgumentBlock> block;  // null: the arguments are the caller's
+  std::uint64_t allocation = 0;  // which holds the caller's, by its id; 0: none, or a mapping
   std::vector<LaunchAttribute> attributes;
 };
 
@@ -46,6 +47,9 @@ struct ConditionContent {  // executes sub graphs, as a value of the device's sa
 
 using TaskContent = std::variant<KernelContent, simulator::Work, EventContent, ValueContent,
                                  ActivateContent, EndContent, ConditionContent>;
+
+// Arguments that stay where the caller has them: the runtime keeps the address and copies nothing.
+void keep_arguments(Runtime& state, const void* arguments, KernelContent& kernel);
 
 // What a stream can be told to do. In a model it stays and may change; elsewhere it goes when it
 // ran.

@@ -61,6 +61,7 @@ struct Settings {
   bool waits_take_time = true;      // a millisecond that a wait lasts; else it is only counted
   bool first_stream_first = false;
   bool tells_all_tasks = true;
+  bool keeps_addresses = true;   // of device memory that a task is given as its arguments
   bool copies_by_offset = true;  // the firmware: TS_FEATURE_D2D_ADDR_ASYNC of hicann/runtime
   bool locks_registered = true;  // else the driver notes a range as pinned, and locks nothing
   std::string caller;  // a part of the file name of the library whose calls are counted as well

@@ -93,7 +93,22 @@ void put_parameters(const Task& task, ModelTaskParameters& result) {
   }
 }
 
-// Arguments of the host are copied into a block of the runtime's; others stay where they are.
+// Of those that it was launched with it keeps none: without a configuration it has the defaults.
+std::vector<LaunchAttribute> attributes_of(const LaunchConfiguration* configuration) {
+  if (configuration == nullptr) return {};
+  refuse_unless(configuration->attributes != nullptr, kRtParamInvalid, "the attributes are null");
+  std::vector<LaunchAttribute> result(configuration->attributes,
+                                      configuration->attributes + configuration->n_attributes);
+  for (const auto& attribute : result) {
+    refuse_unless(attribute.id >= kLaunchSchedulingMode && attribute.id <= kLaunchProfiling,
+                  kRtParamInvalid, "no attribute has this number");
+  }
+  return result;
+}
+
+// isHostArgs: arguments of the host are copied now, into a block of the runtime's, and as they are:
+// nothing fills in places that point into them. Others stay where the caller has them, of whom
+// nothing is asked (UpdateKernelParams of hicann/runtime's kernel_utils.cc, isNoNeedH2DCopy).
 KernelContent kernel_from(Runtime& state, const KernelTaskParameters& given) {
   KernelContent kernel;
   kernel.function = state.functions.find(as_number(given.function));
@@ -103,12 +118,11 @@ KernelContent kernel_from(Runtime& state, const KernelTaskParameters& given) {
                 kRtParamInvalid, "no blocks, no arguments, or too few");
   kernel.n_blocks = given.n_blocks;
   kernel.argument_bytes = given.arguments_bytes;
-  kernel.arguments = as_number(given.arguments);
-  if (given.configuration != nullptr) {
-    kernel.attributes.assign(given.configuration->attributes,
-                             given.configuration->attributes + given.configuration->n_attributes);
-  }
-  if (given.is_host_arguments != 0) {
+  kernel.attributes = attributes_of(given.configuration);
+  if (given.is_host_arguments == 0) {
+    // Without a handle to note it in the address is lost (SetAicoreArgsSuperKernel, v100).
+    keep_arguments(state, state.settings.keeps_addresses ? given.arguments : nullptr, kernel);
+  } else {
     kernel.block = std::make_shared<const ArgumentBlock>(state.arguments, given.arguments_bytes);
     kernel.arguments = kernel.block->address;
     std::memcpy(reinterpret_cast<void*>(kernel.arguments), given.arguments, given.arguments_bytes);
@@ -123,6 +137,34 @@ void keep_block(const Task& task, KernelContent& changed) {
       changed.arguments - before.block->address < before.block->n_bytes) {
     changed.block = before.block;
   }
+}
+
+// Engine, offset of blocks, prefetch and profiling are not told (GetKernelAttribute of hicann/
+// runtime's kernel_utils.cc).
+bool is_told(LaunchAttributeId id) {
+  return id == kLaunchSchedulingMode || id == kLaunchLocalMemoryBytes || id == kLaunchDataDump ||
+         id == kLaunchTimeout || id == kLaunchTimeoutMicroseconds;
+}
+
+// A timeout is one, in seconds or microseconds, whichever it was given in.
+LaunchAttributeValue value_of(const KernelContent& kernel, LaunchAttributeId id) {
+  constexpr std::uint64_t kMicroseconds = 1000000;
+  LaunchAttributeValue result;
+  std::memset(&result, 0, sizeof result);
+  for (const auto& attribute : kernel.attributes) {
+    const auto& given = attribute.value.timeout_microseconds;
+    if (attribute.id == id) {
+      result = attribute.value;
+    } else if (attribute.id == kLaunchTimeout && id == kLaunchTimeoutMicroseconds) {
+      const std::uint64_t all = attribute.value.timeout * kMicroseconds;
+      result.timeout_microseconds = {static_cast<std::uint32_t>(all),
+                                     static_cast<std::uint32_t>(all >> 32)};
+    } else if (attribute.id == kLaunchTimeoutMicroseconds && id == kLaunchTimeout) {
+      const std::uint64_t all = std::uint64_t{given.high} << 32 | given.low;
+      result.timeout = static_cast<std::uint16_t>(all / kMicroseconds);
+    }
+  }
+  return result;
 }
 
 }  // namespace
@@ -248,11 +290,9 @@ ACL_EXPORT int aclmdlRIKernelTaskGetAttribute(ModelTask handle, LaunchAttributeI
     require_given(value, "the result");
     const auto task = task_of(state, handle);
     require_software_sq(state, *task->model.lock());
-    const auto* kernel = std::get_if<KernelContent>(&task->content);
-    refuse_unless(kernel != nullptr, kRtTaskTypeNotSupport, "the task is no kernel");
-    std::memset(value, 0, sizeof *value);
-    for (const auto& attribute : kernel->attributes) {
-      if (attribute.id == id) *value = attribute.value;
-    }
+    const auto* kernel = std::get_if<KernelContent>(&latest(*task));
+    refuse_unless(kernel != nullptr, kRtParamInvalid, "the task is no kernel");
+    refuse_unless(is_told(id), kRtParamInvalid, "this attribute is not told");
+    *value = value_of(*kernel, id);
   });
 }

@@ -109,6 +109,7 @@ class CapturedModel:
         steps: that tell its streams of copies of weights; None: it has none.
         random_states: the generators that it draws from.
         random_cells: where its kernels read their seeds and offsets.
+        table: from which kernels read their arguments; None: each from a block of the runtime's.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class CapturedModel:
         self.log = CaptureLog()
         self.random_states: tuple[RandomState, ...] = ()
         self.random_cells: list[Cell] = []
+        self.table: _native.AscendCapturedTable | None = None
         self._graph = graph
         self._pools = pools
         self._tensors = tensors
@@ -154,6 +156,7 @@ class CapturedModel:
         """Give the model, its memory and its table back; nothing of it may be under way."""
         self.end()
         self.copies = None
+        self.table = None  # once no task reads it
         self._tensors.clear()  # before the pools, which must be the last users of their memory
         self._pools.clear()
 

@@ -38,6 +38,7 @@ class Task:
         address: where the argument block lies, for as long as the model lives.
         arguments: what the block holds.
         launch: of the Program, that made it.
+        number: among all tasks of the model, as the runtime tells them.
     """
 
     type: int
@@ -46,6 +47,7 @@ class Task:
     address: int
     arguments: bytes
     launch: int
+    number: int = 0
 
     @property
     def is_kernel(self) -> bool:
@@ -81,6 +83,11 @@ class ModelCapture:
 def inputs_of(program: Program, capture: ModelCapture) -> list[int]:
     """The inputs that have memory in a capture, in the order of their allocations."""
     return [value.index for value in program.of_role(Role.INPUT) if value.index in capture.places]
+
+
+def owner_of_arguments(number: int) -> str:
+    """Who keeps the argument block of a task, by its place among those of a capture."""
+    return f"arguments of task {number}"
 
 
 def as_graph(
@@ -119,7 +126,7 @@ def as_graph(
         ],
         owned=[
             *(
-                OwnedRange(task.address, len(task.arguments), f"arguments of task {number}")
+                OwnedRange(task.address, len(task.arguments), owner_of_arguments(number))
                 for number, task in enumerate(capture.tasks)
                 if task.arguments
             ),

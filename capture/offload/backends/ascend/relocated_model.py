@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from offload.backends.ascend.captured_table import patched_tasks
 from offload.backends.ascend.torch_relocation import BoundModel
 from offload.backends.base import Prepared
 from offload.backends.captured.opaque_weights import device_weights
@@ -41,7 +42,7 @@ def patched_arguments(bound: BoundModel, plan: Plan) -> PatchedArguments:
     if bound.words is None:
         return PatchedArguments()
     discovery = bound.words.discovery
-    tasks = sorted({word.node for word in discovery.words})
+    tasks = patched_tasks(bound.words)
     block_of = {task: block for block, task in enumerate(tasks)}
     return PatchedArguments(
         [(bound.tasks[task].address, bound.tasks[task].arguments) for task in tasks],
@@ -263,8 +264,8 @@ def notes_of(
         f"one model, captured by torch_npu in {model.pool_bytes} bytes of its pool; the feature "
         + (f"map stays there: {words.why_fixed}" if words.why_fixed else "map can move"),
         f"addresses of kernel arguments: {len(words.discovery.words)} words in {len(blocks)} "
-        f"blocks of the runtime's, each copied when a word of it changed ({counts['copies']} "
-        f"copies of {counts['bytes_copied']} bytes so far)",
+        f"blocks {bound.arguments}; {counts['copies']} copies of {counts['bytes_copied']} bytes so "
+        "far",
     ]
     notes += [
         f"{program.values[value].name} is copied: {why}"

@@ -62,6 +62,8 @@ class TorchAscendBackend(AscendBackend):
         copies: Literal["captured", "enqueued"] | None = None,
         relocation: bool | None = None,
         why_copied: str = "not asked for",
+        argument_table: bool = True,
+        why_no_table: str = "not asked for",
     ) -> None:
         """A backend that captures with torch_npu.
 
@@ -73,8 +75,13 @@ class TorchAscendBackend(AscendBackend):
                 that is possible and a proof at load shows it; `Executable.explain` says why it is
                 not. True: loading fails where it is not. False: inputs and outputs are copied.
             why_copied: what is said of relocation=False.
+            argument_table: whether kernels whose arguments are patched get them from one table, by
+                an update of their tasks at load, where the runtime lets them. False: they keep the
+                runtime's blocks, of which each is copied.
+            why_no_table: what is said of argument_table=False.
         """
         super().__init__()
+        self._why_no_table = "" if argument_table else why_no_table
         self._why_copied = why_copied
         self._relocation = relocation
         self._torch_capturer = torch_capturer
@@ -157,7 +164,13 @@ class TorchAscendBackend(AscendBackend):
                 state=BoundModel(model, why_copied=self._why_copied, streamed=streamed),
             )
         device, is_required = self.device_of(bound.program), bool(self._relocation)
-        relocator = Relocator(bound, device, streamed, is_required=is_required)
+        relocator = Relocator(
+            bound,
+            device,
+            streamed,
+            is_required=is_required,
+            why_no_table=self._why_no_table,
+        )
         self._capture(bound, streamed, relocator.improve)
         assert relocator.bound is not None  # improve has seen to it
         words = relocator.bound.words
@@ -232,6 +245,7 @@ class TorchAscendBackend(AscendBackend):
             places=patched.places,
             feature_map_slot=plan.feature_map.index,
             home=patched.home,
+            table=model.table,
             steps=model.steps,
             for_next_pass=bound.streamed.for_next_pass,
         )
@@ -253,9 +267,9 @@ class TorchAscendBackend(AscendBackend):
         """Execute a relocated model where it was captured, and moved; see `relocation.proof`.
 
         Raises:
-            Unproved: results or written state differ, or old memory was written; a backend that
-                relocates nothing would do.
-            CaptureError: the same, where relocation is required.
+            Unproved: results or written state differ, or old memory was written; a backend without
+                an argument table may do, and one that relocates nothing would.
+            CaptureError: the same, where relocation is required and there is no such table.
             OutOfMemory: the device has no memory for the proof.
             ExecutionError: the device failed.
         """
@@ -268,12 +282,25 @@ class TorchAscendBackend(AscendBackend):
         try:
             prove_relocation(prepared, plan, bound, device, stream)
         except CaptureError as error:
+            if bound.model.table is not None:
+                why = f"the proof at load failed with one: {error}"
+                raise Unproved(why, self._without_table(why)) from error
             if self._relocation:
                 raise CaptureError(
                     f"{error}; TorchAscendBackend(relocation=False) has inputs and outputs copied"
                 ) from error
             why = f"the proof at load failed: {error}"
             raise Unproved(why, self._copying(why)) from error
+
+    def _without_table(self, why: str) -> TorchAscendBackend:
+        return TorchAscendBackend(
+            torch_capturer=self._torch_capturer,
+            copies=self._copies,
+            relocation=self._relocation,
+            why_copied=self._why_copied,
+            argument_table=False,
+            why_no_table=why,
+        )
 
     def _copying(self, why: str) -> TorchAscendBackend:
         return TorchAscendBackend(

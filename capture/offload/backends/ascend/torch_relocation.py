@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from offload.backends.ascend.captured_model import Capture, CapturedModel, Moving
+from offload.backends.ascend.captured_table import NoTable, install_table, table_parts
 from offload.backends.ascend.captured_tasks import ModelCapture, Task
 from offload.backends.ascend.captured_words import RelocatedWords, relocated_words
 from offload.backends.ascend.streaming import StreamedWeights
@@ -41,6 +42,7 @@ class BoundModel:
         model: as it is loaded.
         words: what is patched in its kernels; None where all that moves is copied.
         tasks: whose arguments the words are.
+        arguments: in which blocks those kernels have their arguments, in words for people.
         why_copied: why all is copied; empty where words are patched.
         streamed: weights that it copies, whose places its kernels have.
         residents: the one that was made of it, as long as that lives; it owns the model.
@@ -50,6 +52,7 @@ class BoundModel:
     model: CapturedModel
     words: RelocatedWords | None = None
     tasks: Sequence[Task] = ()
+    arguments: str = ""
     why_copied: str = ""
     streamed: StreamedWeights = dataclasses.field(default_factory=StreamedWeights)
     residents: list[weakref.ref[_native.AscendCapturedResident]] = dataclasses.field(
@@ -73,12 +76,29 @@ class Relocator:
     """
 
     def __init__(
-        self, bound: BoundProgram, device: int, streamed: StreamedWeights, *, is_required: bool
+        self,
+        bound: BoundProgram,
+        device: int,
+        streamed: StreamedWeights,
+        *,
+        is_required: bool,
+        why_no_table: str = "",
     ) -> None:
+        """Begin with nothing captured.
+
+        Args:
+            bound: what is captured.
+            device: where.
+            streamed: weights that are brought.
+            is_required: whether a model that copies all will not do.
+            why_no_table: why kernels keep the runtime's argument blocks; empty: they get a table
+                of ours where the runtime lets them.
+        """
         program = bound.program
         self._program = program
         self._device = device
         self._is_required = is_required
+        self._why_no_table = why_no_table
         self._streamed = streamed
         self._weights = [
             OwnedRange(storage.data_ptr(), storage.nbytes(), f"weight {value.name}")
@@ -121,24 +141,44 @@ class Relocator:
             other = self._read(second)
             second.end()  # its stream is needed, and its memory must not be used again
             found = self._compare(one, other, other)
-            third = _once_more(
-                capture, [moving for moving in first.moving if moving.value in found.copied]
-            )
+            copied = [moving for moving in first.moving if moving.value in found.copied]
+            return self._bind(capture, copied, found, [one, other])
+        finally:
+            second.close()
+
+    def _bind(
+        self,
+        capture: Capture,
+        copied: Sequence[Moving],
+        found: RelocatedWords,
+        others: Sequence[ModelCapture],
+    ) -> BoundModel:
+        """The model that is loaded, with an argument table; captured anew if that spoils it."""
+        why = self._why_no_table
+        while True:
+            model = _once_more(capture, copied)
             try:
-                template = self._read(third)
-                again = self._compare(template, one, other)
-                if not again.same_choice(found):
+                template = self._read(model)
+                words = self._compare(template, *others)
+                if not words.same_choice(found):
                     raise _NotRelocatable(
                         CaptureError(
                             "a third capture does not tell the same addresses as two before"
                         )
                     )
+                if not why:
+                    parts = table_parts(self._program, [template, *others], words)
+                    install_table(self._device, model, parts)
+            except NoTable as reason:
+                why = str(reason)
+                if reason.is_spoiled:
+                    model.close()
+                    continue
             except BaseException:
-                third.close()
+                model.close()
                 raise
-        finally:
-            second.close()
-        return BoundModel(third, again, template.tasks, streamed=self._streamed)
+            arguments = _described(model.table, why)
+            return BoundModel(model, words, template.tasks, arguments, streamed=self._streamed)
 
     def _compare(self, *captures: ModelCapture) -> RelocatedWords:
         try:
@@ -171,19 +211,32 @@ class Relocator:
         ]
         tasks = []
         n_seen = [0] * n_streams
-        for stream, kind, function, n_blocks, address, arguments in told:
+        for number, (stream, kind, function, n_blocks, address, arguments) in enumerate(told):
             if stream >= n_streams:
                 continue  # copies behind the last launch that did not fit on the others
             launch = _launch_of(counts[stream], model.log.begins, n_seen[stream])
             n_seen[stream] += 1
             if launch is not None:
-                tasks.append(Task(kind, function, n_blocks, address, arguments, launch))
+                tasks.append(Task(kind, function, n_blocks, address, arguments, launch, number))
         return ModelCapture(
             tuple(tasks),
             dict(model.log.places),
             tuple(model.log.pool),
             tuple(model.random_cells),
         )
+
+
+def _described(table: _native.AscendCapturedTable | None, why_none: str) -> str:
+    if table is None:
+        return (
+            "of the runtime's, each copied when a word of it changed, as they are not in one table "
+            f"({why_none})"
+        )
+    return (
+        f"of one table of {table.size_bytes} bytes, which the kernels were given at load "
+        f"({table.n_set} tasks set, {table.n_updates} update) and of which one copy brings what "
+        "changed"
+    )
 
 
 def _launch_of(counts: Sequence[int], begins: Sequence[int | None], number: int) -> int | None:
