@@ -123,12 +123,9 @@ void AscendResident::execute(Submission& submission, LaunchTimes* times) {
   std::fill(times->end_ns.begin(), times->end_ns.end(), submission.end_ns);
 }
 
-void AscendResident::trace_weights(bool traces) {
-  if (steps_) steps_->weights()->trace(traces);
-}
-
-PassReport AscendResident::take_pass() {
-  return steps_ ? steps_->weights()->take_pass() : PassReport();
+std::optional<OwnArena> AscendResident::arena() const {
+  if (!arena_) return std::nullopt;
+  return OwnArena{arena_->address()};
 }
 
 void AscendResident::issue(std::size_t launch) {

@@ -68,16 +68,14 @@ class AscendResident final : public StreamResident {
   // model had been given to the device.
   void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
-  bool streams_weights() const override { return steps_ != nullptr; }
-  void trace_weights(bool traces) override;
-  PassReport take_pass() override;
+  WeightPasses* weight_passes() override { return steps_ ? steps_->weights().get() : nullptr; }
 
   // Launches everything once, outside of the model and one after the other, and gives what each
   // launch took. The timer may be kept for another round. Throws ExecutionError, also where weights
   // are streamed; nothing runs any more then.
   std::vector<LaunchTime> time_launches(LaunchTimer& timer);
 
-  std::uint64_t arena() const override { return arena_ ? arena_->address() : 0; }
+  std::optional<OwnArena> arena() const override;
 
   // Of the life of this resident, closed or not.
   RefreshCounts counts() const { return refresh_ ? refresh_->counts() : last_counts_; }

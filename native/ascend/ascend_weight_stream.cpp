@@ -117,7 +117,7 @@ void AscendWeightStream::execute(Model model, Stream stream, Submission& submiss
   is_timed_pass_ = timer_.has_value();
 }
 
-void AscendWeightStream::trace(bool traces) {
+void AscendWeightStream::trace_weights(bool traces) {
   if (traces == timer_.has_value()) return;
   with_device([&] {
     timer_.reset();

@@ -23,7 +23,7 @@ namespace offload::acl {
 // Owner, thread, errors: as DeviceWeightStream. The constructor throws BackendUnavailable without
 // the device, PlanError for weights in several pieces, ExecutionError without host memory or
 // streams; nothing is left behind then.
-class AscendWeightStream final : public DeviceWeightStream {
+class AscendWeightStream final : public DeviceWeightStream, public WeightPasses {
  public:
   // `memory`: of the plan's bytes, on the device. `release` gives it back, by the thread that
   // closes, once. `shares_store`: what is streamed may be where other executables have it already.
@@ -56,11 +56,11 @@ class AscendWeightStream final : public DeviceWeightStream {
 
   // Whether the passes from now on are timed, where the runtime makes events for that. Throws
   // ExecutionError.
-  void trace(bool traces);
+  void trace_weights(bool traces) override;
 
   // What the latest pass did, once; of one that was timed also what it took, for which it waits. A
   // wait that failed is remembered. Throws ExecutionError.
-  PassReport take_pass();
+  PassReport take_pass() override;
 
   // Whether timing has failed since this was last asked.
   bool take_failure() { return std::exchange(timing_failed_, false); }

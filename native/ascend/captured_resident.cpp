@@ -112,12 +112,9 @@ void CapturedResident::execute(Submission& submission, LaunchTimes* times) {
   std::fill(times->end_ns.begin(), times->end_ns.end(), submission.end_ns);
 }
 
-void CapturedResident::trace_weights(bool traces) {
-  if (program_.steps) program_.steps->weights()->trace(traces);
-}
-
-PassReport CapturedResident::take_pass() {
-  return program_.steps ? program_.steps->weights()->take_pass() : PassReport();
+std::optional<OwnArena> CapturedResident::arena() const {
+  if (arguments_.home() == 0) return std::nullopt;
+  return OwnArena{arguments_.home()};
 }
 
 void CapturedResident::issue(std::size_t) {

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ascend/captured_arguments.hpp"
@@ -45,7 +46,7 @@ struct CapturedProgram {
 // Owner, thread, errors: as StreamResident. The constructor throws BackendUnavailable,
 // ExecutionError, and std::invalid_argument unless each tensor has a slot, and as
 // CapturedArguments; it releases nothing.
-class CapturedResident final : public StreamResident {
+class CapturedResident final : public StreamResident, public GeneratorStates {
  public:
   explicit CapturedResident(CapturedProgram program);
   ~CapturedResident() override;
@@ -53,8 +54,11 @@ class CapturedResident final : public StreamResident {
   std::vector<Relocation> relocations() const override;
   void patch(const std::vector<Patch>& patches) noexcept override;
   std::size_t n_launches() const override { return program_.n_launches; }
-  std::uint64_t arena() const override { return arguments_.home(); }
+  std::optional<OwnArena> arena() const override;
 
+  GeneratorStates* generator_states() override {
+    return program_.random_cells.empty() ? nullptr : this;
+  }
   void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) override;
 
   std::vector<std::string> substages() const override { return substage_names(); }
@@ -62,9 +66,9 @@ class CapturedResident final : public StreamResident {
   // As AscendResident: the times of single launches are not known.
   void execute(Submission& submission, LaunchTimes* times) override;
 
-  bool streams_weights() const override { return program_.steps != nullptr; }
-  void trace_weights(bool traces) override;
-  PassReport take_pass() override;
+  WeightPasses* weight_passes() override {
+    return program_.steps ? program_.steps->weights().get() : nullptr;
+  }
 
   // Throws ExecutionError: torch delivered the launches once and for all.
   void issue(std::size_t launch) override;

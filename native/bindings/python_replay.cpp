@@ -175,7 +175,7 @@ std::shared_ptr<Call> PythonReplay::bound(const Arguments& arguments) const {
     call->feature_map = to_tensor(arguments.feature_map());
   }
   if (replay_->closed()) throw ExecutionError("the executable is closed: load the program again");
-  if (replay_->streamed()) {
+  if (replay_->has_streams()) {
     bind_on_stream(*call);
   } else {
     bind_call(replay_->spec(), *call);

@@ -133,8 +133,8 @@ py::list described(const std::vector<acl::OfflineTensor>& tensors) {
 
 void register_offline(py::module_& module) {
   using Unlocked = py::call_guard<GilReleased>;
-  py::class_<OfflineResident, Resident, std::shared_ptr<OfflineResident>>(module,
-                                                                          "AscendOfflineModel")
+  py::class_<OfflineResident, Resident, std::shared_ptr<OfflineResident>>(
+      module, "AscendOfflineModel", py::multiple_inheritance())
       .def(py::init([](int index, const std::string& path, bool copies_on_device) {
              const GilReleased release;
              return std::shared_ptr<OfflineResident>(
@@ -158,7 +158,8 @@ void register_offline(py::module_& module) {
 
 void register_resident(py::module_& module) {
   using Unlocked = py::call_guard<GilReleased>;
-  py::class_<AscendResident, Resident, std::shared_ptr<AscendResident>>(module, "AscendResident")
+  py::class_<AscendResident, Resident, std::shared_ptr<AscendResident>>(module, "AscendResident",
+                                                                        py::multiple_inheritance())
       .def(py::init(&make_resident), py::kw_only(), py::arg("device"), py::arg("arena_bytes"),
            py::arg("kernels"), py::arg("words"), py::arg("relocations"), py::arg("triggers"),
            py::arg("n_launches"), py::arg("form") = py::none(), py::arg("copies_on_device") = true,
@@ -173,7 +174,7 @@ void register_resident(py::module_& module) {
       .def("time_launches", &AscendResident::time_launches, py::arg("timer"), Unlocked())
       .def("finish", &AscendResident::finish, Unlocked())
       .def("close", method_of<AscendResident, &AscendResident::close>, Unlocked())
-      .def_property_readonly("arena_address", &AscendResident::arena)
+      .def_property_readonly("arena_address", &arena_address<AscendResident>)
       .def_property_readonly("n_launches", &AscendResident::n_launches)
       .def_property_readonly("form",
                              [](const AscendResident& one) { return form_name(one.form()); })

@@ -309,7 +309,7 @@ void register_ascend_captured(py::module_& module) {
       .def_property_readonly("n_set", &CapturedTable::n_set)
       .def_property_readonly("n_updates", &CapturedTable::n_updates);
   py::class_<CapturedResident, Resident, std::shared_ptr<CapturedResident>>(
-      module, "AscendCapturedResident")
+      module, "AscendCapturedResident", py::multiple_inheritance())
       .def(py::init(&make_captured), py::kw_only(), py::arg("device"), py::arg("model"),
            py::arg("copies"), py::arg("slots"), py::arg("n_launches"),
            py::arg("random_cells") = py::list(), py::arg("release"),

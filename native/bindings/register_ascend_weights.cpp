@@ -94,7 +94,7 @@ void register_timer(py::module_& module) {
 
 void register_ascend_weights(py::module_& module) {
   py::class_<AscendWeightStream, DeviceWeightStream, std::shared_ptr<AscendWeightStream>>(
-      module, "AscendWeightStream")
+      module, "AscendWeightStream", py::multiple_inheritance())
       .def(py::init(&make_stream), py::kw_only(), py::arg("device"), py::arg("memory_bytes"),
            py::arg("granule_bytes"), py::arg("weights"), py::arg("transfers"),
            py::arg("n_launches"), py::arg("memory"), py::arg("release"),

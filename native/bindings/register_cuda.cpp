@@ -159,7 +159,8 @@ py::tuple copy_samples(const CudaResident& resident) {
 // The methods of the seam are bound for tests and for proofs; executions go through a Replay.
 void register_resident(py::module_& module) {
   using Unlocked = py::call_guard<GilReleased>;
-  py::class_<CudaResident, Resident, std::shared_ptr<CudaResident>>(module, "CudaResident")
+  py::class_<CudaResident, Resident, std::shared_ptr<CudaResident>>(module, "CudaResident",
+                                                                    py::multiple_inheritance())
       .def(py::init(&make_resident), py::kw_only(), py::arg("device"), py::arg("graph"),
            py::arg("arena"), py::arg("arena_bytes"), py::arg("node_handles"), py::arg("words"),
            py::arg("relocations"), py::arg("launches"), py::arg("n_launches"),
@@ -184,7 +185,7 @@ void register_resident(py::module_& module) {
       .def("sample_copy_costs", &copy_samples)
       .def("time_launches", &CudaResident::time_launches, Unlocked())
       .def("close", method_of<CudaResident, &CudaResident::close>, Unlocked())
-      .def_property_readonly("arena_address", &CudaResident::arena)
+      .def_property_readonly("arena_address", &arena_address<CudaResident>)
       .def_property_readonly("n_launches", &CudaResident::n_launches)
       .def_property_readonly("n_set_params", &CudaResident::n_set_params)
       .def_property_readonly("n_instantiations", &CudaResident::n_instantiations)

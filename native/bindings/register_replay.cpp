@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <stdexcept>
 #include <utility>
 
 #include "callable_replay.hpp"
@@ -14,15 +15,24 @@ namespace py = pybind11;
 namespace offload {
 namespace {
 
-std::unique_ptr<PythonReplay> make_replay(
-    CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident,
-    bool host_scheduled, bool streamed, const py::object& positional, const py::object& keyword,
-    py::object match, const std::string& result_form, py::object build_result,
-    py::object match_buffers, py::object check_feature_map, py::object current_stream,
-    py::object draw, bool drains_queue, const py::object& caller, py::object warn_of_gradients) {
-  std::shared_ptr<Replay> replay(new Replay(std::move(spec), std::move(triggers),
-                                            std::move(resident), host_scheduled, streamed),
-                                 delete_without_gil<Replay>);
+std::unique_ptr<PythonReplay> make_replay(CallSpec spec, std::vector<Trigger> triggers,
+                                          std::shared_ptr<Resident> resident, bool host_scheduled,
+                                          const py::object& positional, const py::object& keyword,
+                                          py::object match, const std::string& result_form,
+                                          py::object build_result, py::object match_buffers,
+                                          py::object check_feature_map, py::object current_stream,
+                                          py::object draw, bool drains_queue,
+                                          const py::object& caller, py::object warn_of_gradients) {
+  std::shared_ptr<Replay> replay(
+      new Replay(std::move(spec), std::move(triggers), std::move(resident), host_scheduled),
+      delete_without_gil<Replay>);
+  if (!current_stream.is_none() && !replay->has_streams()) {
+    throw std::invalid_argument("the caller's stream is for a resident on a device with streams");
+  }
+  if (replay->has_generators() == draw.is_none()) {
+    throw std::invalid_argument(
+        "states of generators are drawn for a resident whose kernels read them, and for no other");
+  }
   std::optional<RecordedCaller> recorded;
   if (!caller.is_none()) {
     const auto [state, root, training] = caller.cast<std::tuple<std::uint64_t, py::object, bool>>();
@@ -49,9 +59,9 @@ void register_replay(py::module_& module) {
       .def("result", &PythonTicket::result);
   py::class_<PythonReplay>(module, "Replay")
       .def(py::init(&make_replay), py::kw_only(), py::arg("spec"), py::arg("triggers"),
-           py::arg("resident"), py::arg("host_scheduled"), py::arg("streamed"),
-           py::arg("positional"), py::arg("keyword"), py::arg("match"), py::arg("result_form"),
-           py::arg("build_result"), py::arg("match_buffers"), py::arg("check_feature_map"),
+           py::arg("resident"), py::arg("host_scheduled"), py::arg("positional"),
+           py::arg("keyword"), py::arg("match"), py::arg("result_form"), py::arg("build_result"),
+           py::arg("match_buffers"), py::arg("check_feature_map"),
            py::arg("current_stream") = py::none(), py::arg("draw") = py::none(),
            py::arg("drains_queue") = false, py::arg("caller") = py::none(),
            py::arg("warn_of_gradients") = py::none())

@@ -171,7 +171,8 @@ void register_residents(py::module_& module) {
   module.def("call_kernel", &call_kernel, py::arg("function"), py::arg("words"),
              "Calls compiled code with the addresses of its Values; raises what it throws.");
 
-  py::class_<CpuResident, Resident, std::shared_ptr<CpuResident>>(module, "CpuResident")
+  py::class_<CpuResident, Resident, std::shared_ptr<CpuResident>>(module, "CpuResident",
+                                                                  py::multiple_inheritance())
       .def(py::init([](std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors,
                        std::shared_ptr<WeightStream> stream) {
              const GilReleased release;

@@ -127,29 +127,12 @@ void register_weight_stream(py::module_& module) {
            py::arg("poison") = false)
       .def("tensor", &tensor_of, py::arg("index"));
   define_weight_stream<WeightStream>(stream);
-  stream.def_property_readonly("wait_ns", &WeightStream::wait_ns)
-      .def_property_readonly("busy_ns", &WeightStream::busy_ns)
-      .def_property_readonly("discarded_bytes", &WeightStream::discarded_bytes);
+  stream.def_property_readonly("busy_ns", &WeightStream::busy_ns);
   py::class_<DeviceWeightStream, std::shared_ptr<DeviceWeightStream>> on_device(
       module, "DeviceWeightStream");
   define_weight_stream<DeviceWeightStream>(on_device);
-  on_device
-      .def("forget_transfers", &DeviceWeightStream::forget_transfers,
-           "Count bytes moved and transfers from here on.")
-      .def_property_readonly(
-          "store_bytes",
-          [](const DeviceWeightStream& stream) {
-            const GilReleased release;
-            return stream.store_bytes();
-          },
-          "Bytes of the host store that are used.")
-      .def_property_readonly(
-          "shared_store_bytes",
-          [](const DeviceWeightStream& stream) {
-            const GilReleased release;
-            return stream.shared_store_bytes();
-          },
-          "Those that other executables use too.");
+  on_device.def("forget_transfers", &DeviceWeightStream::forget_transfers,
+                "Count bytes moved and transfers from here on.");
 }
 
 }  // namespace offload

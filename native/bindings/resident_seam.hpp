@@ -91,4 +91,10 @@ void execute_resident(Kind& resident) {
   resident.execute(submission, nullptr);
 }
 
+// 0: it has no arena of its own, or was closed.
+template <typename Kind>
+std::uint64_t arena_address(const Kind& resident) {
+  return resident.arena().value_or(OwnArena{}).address;
+}
+
 }  // namespace offload

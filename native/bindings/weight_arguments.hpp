@@ -119,6 +119,22 @@ void define_weight_stream(Class& definition) {
                                }
                                return names;
                              })
+      .def_property_readonly(
+          "store_bytes",
+          [](const Stream& stream) {
+            const GilReleased release;
+            return stream.store_bytes();
+          },
+          "Bytes of the host store that are used; None: it has none.")
+      .def_property_readonly(
+          "shared_store_bytes",
+          [](const Stream& stream) {
+            const GilReleased release;
+            return stream.shared_store_bytes();
+          },
+          "Those that other executables use too.")
+      .def_property_readonly("wait_ns", &Stream::wait_ns)
+      .def_property_readonly("discarded_bytes", &Stream::discarded_bytes)
       .def_property_readonly("load_bytes", &Stream::load_bytes)
       .def_property_readonly("bytes_moved", &Stream::bytes_moved)
       .def_property_readonly("n_transfers", &Stream::n_transfers)

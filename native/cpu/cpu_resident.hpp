@@ -146,7 +146,7 @@ struct CpuLaunch {
 // The constructor throws OutOfMemory where there is no memory for slots that it keeps.
 // Launches wait for the weights that a stream brings: those that do not come are an ExecutionError
 // of the launch that needs them.
-class CpuResident final : public Resident {
+class CpuResident final : public Resident, public WeightPasses {
  public:
   // `stream`: what brings the weights; null: all of them stay where they are. Throws ExecutionError
   // for a stream that another resident has.
@@ -186,7 +186,7 @@ class CpuResident final : public Resident {
   void issue(std::size_t launch) override;
   Proof proof() const override { return proof_; }
   c10::DataPtr take(std::size_t slot) override;
-  bool streams_weights() const override { return stream_ != nullptr; }
+  WeightPasses* weight_passes() override { return stream_ ? this : nullptr; }
   void trace_weights(bool traced) override { traces_weights_ = traced; }
   PassReport take_pass() override { return stream_->take_report(); }
   void close() noexcept override;

@@ -190,6 +190,11 @@ void CudaResident::set_random(const std::vector<std::uint64_t>& seeds_and_offset
   }
 }
 
+std::optional<OwnArena> CudaResident::arena() const {
+  if (!mapping_) return std::nullopt;
+  return OwnArena{mapping_->address(), arena_->lease_id()};
+}
+
 bool CudaResident::copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) {
   refuse_closed();
   const ContextScope scope(driver_, context_);

@@ -84,7 +84,9 @@ struct CudaProgram {
 // for nodes that cannot be resident, ExecutionError where the driver fails (nothing is left
 // behind), and std::invalid_argument for words that lie nowhere. Seeds and offsets of generators
 // lie in cells of its own, which hold zeros until set_random.
-class CudaResident final : public StreamResident<CudaStreams> {
+class CudaResident final : public StreamResident<CudaStreams>,
+                           public WeightPasses,
+                           public GeneratorStates {
  public:
   explicit CudaResident(CudaProgram program);
   ~CudaResident() override;
@@ -102,12 +104,14 @@ class CudaResident final : public StreamResident<CudaStreams> {
   // came.
   void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
-  std::uint64_t arena() const override { return mapping_ ? mapping_->address() : 0; }
-  std::uint64_t lease_id() const override { return arena_->lease_id(); }
-  bool streams_weights() const override { return weights_ != nullptr; }
+  std::optional<OwnArena> arena() const override;
+  bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) override;
+
+  WeightPasses* weight_passes() override { return weights_ ? this : nullptr; }
   void trace_weights(bool traces) override;
   PassReport take_pass() override;
-  bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) override;
+
+  GeneratorStates* generator_states() override { return n_random_cells_ > 0 ? this : nullptr; }
   void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) override;
 
   // Writes other bytes where no word lies, for the executions from here on; word.part and

@@ -25,12 +25,14 @@ namespace offload {
 // nothing back yet, and what is destroyed then leaves its memory to the process. So does a wait
 // that the device refuses, and for good what the parent of a forked process had loaded.
 template <typename Streams>
-class StreamResident : public Resident {
+class StreamResident : public Resident, public DeviceStreams {
  public:
   c10::DataPtr take(std::size_t) final {
     throw ExecutionError(std::string("on ") + Streams::kDevice +
                          " the Plan places everything: no operator allocates");
   }
+
+  DeviceStreams* device_streams() final { return this; }
 
   void set_stream(std::uint64_t stream) final {
     refuse_closed();

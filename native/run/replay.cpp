@@ -45,13 +45,13 @@ bool is_of_bytes(const Copy& copy) {
          copy.from.is_neg() == copy.to.is_neg() && copy.from.is_non_overlapping_and_dense();
 }
 
-// Makes a copy, and says whether torch has; its times are kept where a timeline asks. `resident`:
-// of a device with streams, which copies plain bytes; null on others.
-bool carry_out(Resident* resident, const Copy& copy, bool inbound, ExecutionTrace* trace) {
+// Makes a copy, and says whether torch has; its times are kept where a timeline asks. `streams`,
+// which may be null, copy plain bytes.
+bool carry_out(DeviceStreams* streams, const Copy& copy, bool inbound, ExecutionTrace* trace) {
   const std::uint64_t begin_ns = trace == nullptr ? 0 : now_ns();
   const bool is_done =
-      resident != nullptr && is_of_bytes(copy) &&
-      resident->copy(address_of(copy.to), address_of(copy.from), copy.from.nbytes());
+      streams != nullptr && is_of_bytes(copy) &&
+      streams->copy(address_of(copy.to), address_of(copy.from), copy.from.nbytes());
   if (!is_done) const_cast<at::Tensor&>(copy.to).copy_(copy.from);
   if (trace != nullptr) {
     trace->transfers.push_back({begin_ns, now_ns(), copy.from.nbytes(), inbound});
@@ -62,23 +62,23 @@ bool carry_out(Resident* resident, const Copy& copy, bool inbound, ExecutionTrac
 }  // namespace
 
 Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident,
-               bool host_scheduled, bool streamed)
+               bool host_scheduled)
     : spec_(std::move(spec)),
       resident_(std::move(resident)),
       header_(std::move(triggers), resident_->relocations()),
       weights_(spec_),
-      streamed_(streamed),
-      streams_weights_(resident_->streams_weights()),
+      weight_passes_(resident_->weight_passes()),
+      streams_(resident_->device_streams()),
+      generators_(resident_->generator_states()),
       substages_(resident_->substages()),
-      arena_address_(resident_->arena()),
-      lease_id_(resident_->lease_id()) {
+      own_arena_(resident_->arena().value_or(OwnArena{})) {
   prepare_overlap_checks(spec_);
   make_buffers(spec_);
   spec_.returns_weights =
       std::any_of(spec_.results.begin(), spec_.results.end(),
                   [](const ResultSpec& result) { return result.source == ResultSource::kWeight; });
   if (host_scheduled) host_scheduler_.emplace(*resident_);
-  if (streamed) finisher_.emplace();
+  if (has_streams()) finisher_.emplace();
   rebind_weights();
 }
 
@@ -106,7 +106,7 @@ std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
   refuse_inside_launch();
   auto ticket = std::make_shared<Ticket>();
   auto held = hold_memory(*call);
-  if (streamed_) {
+  if (has_streams()) {
     enqueue(
         [self = shared_from_this(), call, held = std::move(held), ticket]() mutable {
           run_submitted(std::move(self), std::move(call), std::move(held), std::move(ticket));
@@ -164,7 +164,7 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
   }
   try {
     const std::lock_guard lock(replay.lane_.execution_mutex());
-    fence = replay.resident_->fence();
+    fence = replay.streams_->fence();
   } catch (...) {
     if (!error) error = std::current_exception();
   }
@@ -216,7 +216,7 @@ void Replay::check_ready(const Call& call) const {
 std::uint64_t Replay::feature_map_address(const Call& call) {
   if (spec_.feature_map_bytes == 0) return 0;
   if (call.feature_map.defined()) return address_of(call.feature_map);
-  if (arena_address_ != 0) return arena_address_;
+  if (own_arena_.address != 0) return own_arena_.address;
   if (!arena_) arena_ = allocate(spec_.device, spec_.feature_map_bytes, "the feature map");
   return reinterpret_cast<std::uint64_t>(arena_.get());
 }
@@ -255,15 +255,15 @@ void Replay::run(Call& call, bool queued) {
   execution.call_ns = call.call_ns;
   execution.checked_ns = call.checked_ns;
   execution.drain = call.drain;
-  if (streams_weights_) resident_->trace_weights(traced != nullptr);
+  if (weight_passes_ != nullptr) weight_passes_->trace_weights(traced != nullptr);
   execution.begin_ns = waited || trace ? now_ns() : call.checked_ns;  // a trace is no header work
   if (trace && !waited) trace->clock_reads = 1;
   check_weights(call);
   check_held(spec_, call);
   std::optional<KernelScope> scope;
-  if (!streamed_ || call.has_copies()) scope.emplace();  // else nothing of torch runs here
-  if (streamed_) resident_->set_stream(call.stream);
-  if (!call.random.empty()) resident_->set_random(call.random);
+  if (!has_streams() || call.has_copies()) scope.emplace();  // else nothing of torch runs here
+  if (has_streams()) streams_->set_stream(call.stream);
+  if (!call.random.empty()) generators_->set_random(call.random);
   copy_inputs(call, execution, traced);
   bind(call);
   execution.bound_ns = now_ns();
@@ -276,7 +276,7 @@ void Replay::run(Call& call, bool queued) {
   }
   execute_launches(call, execution, traced);
   execution.end_ns = now_ns();
-  if (streams_weights_) note_weights(execution, traced);
+  if (weight_passes_ != nullptr) note_weights(execution, traced);
   hand_out(call, traced);
   execution.bytes_copied = call.bytes_copied;
   execution.outputs_allocated = call.outputs_allocated;
@@ -297,7 +297,7 @@ void Replay::check_weights(const Call& call) {
 void Replay::copy_inputs(const Call& call, LastExecution& execution, ExecutionTrace* trace) {
   bool by_torch = false;
   for (const Copy& copy : call.copies_in) {
-    by_torch |= carry_out(copier(), copy, /*inbound=*/true, trace);
+    by_torch |= carry_out(streams_, copy, /*inbound=*/true, trace);
   }
   if (!by_torch || !call.torch_stream) return;
   if (call.drains_queue) execution.drain_of_copies.begin_ns = now_ns();
@@ -308,9 +308,9 @@ void Replay::copy_inputs(const Call& call, LastExecution& execution, ExecutionTr
 void Replay::execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace) {
   const std::uint64_t shared = call.feature_map.defined() ? address_of(call.feature_map) : 0;
   const Lease lease(shared, shared == 0 ? 0 : shared + spec_.feature_map_bytes);
-  if (lease_id_ == 0) return launch(execution, trace);
+  if (own_arena_.lease_id == 0) return launch(execution, trace);
   // Taken after the other one by everybody, so that nobody waits in a circle.
-  const Lease own(lease_id_, lease_id_ + 1);
+  const Lease own(own_arena_.lease_id, own_arena_.lease_id + 1);
   launch(execution, trace);
 }
 
@@ -335,7 +335,7 @@ void Replay::note_proof(LastExecution& execution) {
 // A launch that waited for weights began when they had come, and of transfers the execution has
 // what lies within it: the worker goes on between executions.
 void Replay::note_weights(LastExecution& execution, ExecutionTrace* trace) {
-  PassReport report = resident_->take_pass();
+  PassReport report = weight_passes_->take_pass();
   execution.bytes_streamed = report.bytes;
   execution.pass_ns = report.device_ns;
   if (report.is_timed) {
@@ -375,14 +375,14 @@ void Replay::hand_out(Call& call, ExecutionTrace* trace) {
     const bool is_weight = result.source == ResultSource::kWeight;
     call.weights.push_back(is_weight ? spec_.weights[result.index].place() : c10::Storage());
   }
-  for (const Copy& copy : call.copies_out) carry_out(copier(), copy, /*inbound=*/false, trace);
+  for (const Copy& copy : call.copies_out) carry_out(streams_, copy, /*inbound=*/false, trace);
   for (const std::size_t index : call.copied_results) {
     const ResultSpec& result = spec_.results[index];
     const at::Tensor from =
         tensor_on(call.outputs[result.index], result.offset_bytes, result.layout, spec_.device);
-    carry_out(copier(), {from, call.given_results[index]}, /*inbound=*/false, trace);
+    carry_out(streams_, {from, call.given_results[index]}, /*inbound=*/false, trace);
   }
-  for (const Copy& copy : call.copies_back) carry_out(copier(), copy, /*inbound=*/false, trace);
+  for (const Copy& copy : call.copies_back) carry_out(streams_, copy, /*inbound=*/false, trace);
   for (std::size_t index = 0; index < spec_.inputs.size(); ++index) {
     if (spec_.inputs[index].written) bump_version(call.inputs[index]);
   }
@@ -420,10 +420,10 @@ std::vector<ExecutionTrace> Replay::stop_trace() {
     traces = std::move(*traces_);
     traces_.reset();
   }
-  if (!streams_weights_) return traces;
+  if (weight_passes_ == nullptr) return traces;
   // What was made to trace goes now, or where something executes before the next execution.
   const std::unique_lock lock(lane_.execution_mutex(), std::try_to_lock);
-  if (lock.owns_lock() && !running_ && !released_) resident_->trace_weights(false);
+  if (lock.owns_lock() && !running_ && !released_) weight_passes_->trace_weights(false);
   return traces;
 }
 

@@ -28,17 +28,21 @@ namespace offload {
 // BindingError for weights whose storage was swapped; ExecutionError after close.
 class Replay : public std::enable_shared_from_this<Replay> {
  public:
-  // `host_scheduled`: deliver the program launch by launch instead of as one task. `streamed`: each
-  // call says on which of the device's streams it executes; then execute returns once the work is
-  // enqueued, and a ticket is done when the device is.
+  // `host_scheduled`: deliver the program launch by launch instead of as one task.
   Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident,
-         bool host_scheduled, bool streamed);
+         bool host_scheduled);
 
   // Closes: memory that executions in flight read must not go before they have ended.
   ~Replay() { close(); }
 
   const CallSpec& spec() const { return spec_; }
-  bool streamed() const { return streamed_; }
+
+  // Whether the resident has streams: then each call says on which of them it executes, execute
+  // returns once the work is enqueued, and a ticket is done when the device is.
+  bool has_streams() const { return streams_ != nullptr; }
+
+  // Whether the resident's kernels read the states of generators, which each call brings then.
+  bool has_generators() const { return generators_ != nullptr; }
   Resident& resident() { return *resident_; }
 
   // Executes on this thread, or on the lane where submitted work is still ahead.
@@ -105,7 +109,6 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void keep(const LastExecution& execution, std::optional<ExecutionTrace> trace);
   void check_weights(const Call& call);
   void bind(const Call& call);
-  Resident* copier() const { return streamed_ ? resident_.get() : nullptr; }
   std::uint64_t feature_map_address(const Call& call);
 
   CallSpec spec_;
@@ -113,12 +116,13 @@ class Replay : public std::enable_shared_from_this<Replay> {
   Header header_;
   Weights weights_;                   // changed under both mutexes, read under either
   mutable std::mutex weights_mutex_;  // taken after the execution mutex
-  bool streamed_;
-  bool streams_weights_;
+  // The resident's roles, null where it has them not.
+  WeightPasses* weight_passes_;
+  DeviceStreams* streams_;
+  GeneratorStates* generators_;
   std::vector<std::string> substages_;
-  std::uint64_t arena_address_;  // the resident's own; 0: arena_
-  std::uint64_t lease_id_;
-  c10::DataPtr arena_;
+  OwnArena own_arena_;                // at 0: it has none
+  c10::DataPtr arena_;                // where it has none
   std::atomic<bool> closed_ = false;  // nothing new is taken
   bool running_ = false;              // under the execution mutex
   bool released_ = false;             // and nothing taken before is left
@@ -132,7 +136,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   std::atomic<std::uint64_t> trace_clock_reads_ = 0;
   Lane lane_;  // after what it uses, so that its thread ends first
   std::optional<HostScheduler> host_scheduler_;
-  // Of a streamed executable: waits for the device, ticket by ticket, while the lane goes on.
+  // Where the resident has streams: waits for the device, ticket by ticket, while the lane goes on.
   std::optional<Lane> finisher_;
 };
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -113,8 +114,8 @@ class DeviceWeightStream {
 
   // Bytes of the host store that this executable uses, and those of them that others use too; 0
   // once closed.
-  std::size_t store_bytes() const { return stored_->size_bytes(); }
-  std::size_t shared_store_bytes() const { return stored_->shared_bytes(); }
+  std::optional<std::size_t> store_bytes() const { return stored_->size_bytes(); }
+  std::optional<std::size_t> shared_store_bytes() const { return stored_->shared_bytes(); }
 
   // Begins a pass of which nothing is enqueued yet: reads again what was refreshed or replaced,
   // once all earlier passes, also those on `stream`, have ended. Whether it read any. Throws
@@ -156,6 +157,11 @@ class DeviceWeightStream {
   // Totals of transfers that were enqueued, those of prologues included.
   std::uint64_t bytes_moved() const noexcept { return bytes_moved_; }
   std::uint64_t n_transfers() const noexcept { return n_transfers_; }
+
+  // As WeightStream: none, only a pass that is timed tells how long launches waited; and memory of
+  // weights is given back on close alone.
+  std::optional<std::uint64_t> wait_ns() const noexcept { return std::nullopt; }
+  std::uint64_t discarded_bytes() const noexcept { return 0; }
 
   // Begins these totals anew, so that passes of a proof do not count. As the resident is called.
   void forget_transfers() noexcept { bytes_moved_ = n_transfers_ = 0; }

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -135,8 +136,12 @@ class WeightStream final : private ThreadOwner {
   // time that was spent on both.
   std::uint64_t bytes_moved() const noexcept { return bytes_moved_; }
   std::uint64_t n_transfers() const noexcept { return n_transfers_; }
-  std::uint64_t wait_ns() const noexcept { return wait_ns_; }
+  std::optional<std::uint64_t> wait_ns() const noexcept { return wait_ns_; }
   std::uint64_t busy_ns() const noexcept { return busy_ns_; }
+
+  // As DeviceWeightStream: none, what is streamed is read where it is stored.
+  std::optional<std::size_t> store_bytes() const noexcept { return std::nullopt; }
+  std::optional<std::size_t> shared_store_bytes() const noexcept { return std::nullopt; }
 
   // How often transfers have begun anew, load included.
   std::uint64_t generation() const noexcept { return generation_; }

@@ -12,8 +12,9 @@ from torch import nn
 
 import offload
 from offload.api.captured import Captured
-from offload.backends import StreamingBackend
+from offload.backends import Backend
 from offload.load.budget import StreamedLoad
+from offload.load.options import weight_streamer
 from offload.load.place import place
 from offload.timeline import Scheduling
 
@@ -96,7 +97,7 @@ def budgets_of(captured: Captured) -> list[int]:
     return [floor, *(floor + rest * part // 5 for part in range(1, 6)), floor + whole]
 
 
-def budget_steps(captured: Captured, backend: StreamingBackend) -> list[int]:
+def budget_steps(captured: Captured, backend: Backend) -> list[int]:
     """The floor, and each budget from which on there is another plan, up to all weights.
 
     Found by halving: a budget admits whatever a smaller one does, so between two budgets of one
@@ -104,9 +105,10 @@ def budget_steps(captured: Captured, backend: StreamingBackend) -> list[int]:
     """
     prepared = backend.prepare(captured.bound)
     plan, how = place(prepared, backend), Scheduling.OFFLOAD
-    load = StreamedLoad(prepared, plan, backend, how, verify=False)
+    streamer = weight_streamer(captured.bound, backend)
+    load = StreamedLoad(prepared, plan, backend, streamer, how, verify=False)
     floor = floor_of(captured, backend.name)
-    memory = backend.memory_layout(captured.program)
+    memory = streamer.memory_layout(captured.program)
     unit = math.lcm(memory.alignment_bytes, memory.unit.unit_bytes)
     n_units = -(-max(0, load.all_bytes - floor) // unit)
 

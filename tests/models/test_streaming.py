@@ -368,7 +368,7 @@ def test_inputs_that_cannot_be_made_up_leave_estimates(
     save_weights(model, tmp_path)
     given = torch.randn(4, 128)
     captured = offload.capture(model, given, other, weights=tmp_path)
-    monkeypatch.setattr("offload.backends.cpu.backend.free_bytes", lambda: 200 * KIB)
+    monkeypatch.setattr("offload.backends.cpu.streaming.free_bytes", lambda: 200 * KIB)
     with captured.load(weights_budget=budget) as run, torch.no_grad():
         assert run.streaming.plan.transfers
         assert ("times of launches are estimates" in run.streaming.explain()) != known

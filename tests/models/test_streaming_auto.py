@@ -15,7 +15,7 @@ from torch import nn
 
 import offload
 from offload import Captured
-from offload.backends import CpuBackend
+from offload.backends.cpu.streaming import CpuWeights
 from offload.load import budget as streamed_load
 from offload.run import Executable
 
@@ -37,7 +37,7 @@ def test_auto_takes_what_is_free(deep: Captured, monkeypatch: pytest.MonkeyPatch
     given = torch.randn(4, 128)
     with deep.load() as run:
         expected = run(given)
-    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self, program: 700 * KIB)
+    monkeypatch.setattr(CpuWeights, "free_bytes", lambda self, program: 700 * KIB)
     with deep.load(weights_budget="auto") as run:
         assert run.streaming.plan.transfers
         assert run.streaming.plan.memory_bytes <= 700 * KIB
@@ -48,7 +48,7 @@ def test_auto_below_the_floor_says_what_is_needed(
     deep: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     floor = floor_of(deep)
-    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self, program: floor)
+    monkeypatch.setattr(CpuWeights, "free_bytes", lambda self, program: floor)
     with pytest.raises(offload.PlanError) as refused:
         deep.load(weights_budget="auto")
     for part in (str(floor), "layers.2", "a ring of", "predicted", "of the feature map"):
@@ -62,7 +62,7 @@ def test_auto_leaves_room_for_the_feature_map(
         feature_map_bytes = run.plan.feature_map_bytes
     assert feature_map_bytes > 0
     free_bytes = 700 * KIB
-    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self, program: free_bytes)
+    monkeypatch.setattr(CpuWeights, "free_bytes", lambda self, program: free_bytes)
     with deep.load(weights_budget="auto") as run:
         budget = run.streaming.plan.budget_bytes
     assert budget == int(free_bytes * 0.9) - feature_map_bytes

@@ -18,9 +18,8 @@ from torch.nn import functional
 
 import offload
 from offload.api.captured import Captured
-from offload.backends import Capabilities
 from offload.backends.cpu import backend as cpu
-from offload.backends.cpu.backend import CpuBackend
+from offload.backends.cpu.streaming import CpuWeights
 from offload.program import StoredTensor
 from offload.timeline import SpanKind
 
@@ -208,8 +207,7 @@ def test_a_device_that_cannot_gather_does_not(
 ) -> None:
     _, captured = capture(Encoder, ids_of())
     assert floor_of(captured) < TABLE_BYTES
-    monkeypatch.setattr(CpuBackend, "capabilities", Capabilities())
-    assert not Capabilities().gathers_rows
+    monkeypatch.setattr(CpuWeights, "gathers_rows", False)
     assert floor_of(captured) > TABLE_BYTES
     with captured.load(weights_budget=floor_of(captured)) as run:
         assert not run.streaming.plan.gathers
@@ -394,7 +392,7 @@ def test_gathering_is_a_wait_in_timelines(stored: Any) -> None:
 
 def test_auto_gathers_where_little_is_free(stored: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, captured, _ = stored
-    monkeypatch.setattr(CpuBackend, "free_bytes", lambda *_: TABLE_BYTES // 2)
+    monkeypatch.setattr(CpuWeights, "free_bytes", lambda *_: TABLE_BYTES // 2)
     given = ids_of()
     with captured.load(weights_budget="auto") as run, torch.no_grad():
         assert "words.weight" in tables_of(run)

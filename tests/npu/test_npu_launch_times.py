@@ -16,6 +16,7 @@ from torch import nn
 
 import offload
 from offload.backends.ascend import TorchAscendBackend
+from offload.backends.ascend.torch_backend import WarmUpTimer
 from offload.console.amounts import show_bytes
 from offload.load.place import place
 from offload.native import _native
@@ -56,7 +57,7 @@ def captured(model: nn.Module, tmp_path: Path) -> offload.Captured:
 def time_launches(captured: offload.Captured) -> offload.backends.TimedLaunches:
     backend = TorchAscendBackend()
     prepared = backend.prepare(captured.bound)
-    return backend.time_launches(prepared, place(prepared, backend))
+    return backend.timing.time_launches(prepared, place(prepared, backend))
 
 
 def test_each_launch_has_a_time_of_its_own(captured: offload.Captured) -> None:
@@ -71,13 +72,13 @@ def test_plans_are_made_with_the_times_that_were_measured(
     model: nn.Module, captured: offload.Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    real = TorchAscendBackend.time_launches
+    real = WarmUpTimer.time_launches
 
-    def noted(self: TorchAscendBackend, *arguments: object) -> offload.backends.TimedLaunches:
+    def noted(self: WarmUpTimer, *arguments: object) -> offload.backends.TimedLaunches:
         found.append(real(self, *arguments))
         return found[-1]
 
-    monkeypatch.setattr(TorchAscendBackend, "time_launches", noted)
+    monkeypatch.setattr(WarmUpTimer, "time_launches", noted)
     with captured.load(weights_budget=floor_of(captured)) as run:
         (timed,) = found
         assert run.streaming.plan.compute_ns == pytest.approx(sum(timed.times_ns))

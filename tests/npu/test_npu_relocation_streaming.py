@@ -21,6 +21,7 @@ from torch import nn
 import offload
 from offload import backends
 from offload.backends.ascend import TorchAscendBackend, torch_backend
+from offload.backends.ascend.torch_backend import TorchAscendWeights
 from offload.native import _native
 
 
@@ -296,9 +297,9 @@ def test_a_budget_that_is_tried_anew_finds_nothing_of_the_one_before(
     captured.load().close()
     kinds = ("model", "event", "host memory")
     before = held(simulated_npu)
-    tried, prepare, prove = [], TorchAscendBackend.prepare_streamed, torch_backend.prove_relocation
+    tried, prepare, prove = [], TorchAscendWeights.prepare_streamed, torch_backend.prove_relocation
 
-    def noted(self: TorchAscendBackend, *args: Any) -> object:
+    def noted(self: TorchAscendWeights, *args: Any) -> object:
         torch.npu.synchronize()
         there = [simulated_npu.live(kind) for kind in kinds]
         tried.append((*there, _native.ascend_streams(), torch.npu.memory_allocated()))
@@ -309,7 +310,7 @@ def test_a_budget_that_is_tried_anew_finds_nothing_of_the_one_before(
             raise offload.OutOfMemory("for the proof")
         prove(*args)
 
-    monkeypatch.setattr(TorchAscendBackend, "prepare_streamed", noted)
+    monkeypatch.setattr(TorchAscendWeights, "prepare_streamed", noted)
     monkeypatch.setattr(torch_backend, "prove_relocation", prove_or_not)
     with captured.load(weights_budget="auto") as run:
         assert len(tried) == 3

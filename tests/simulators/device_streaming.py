@@ -173,8 +173,8 @@ def floor_on(captured, backend) -> int:
 
 
 def unmapped(backend) -> Callable[..., MemoryLayout]:
-    """What such a backend says of memory in which a weight lies in one piece."""
-    real = type(backend).memory_layout
+    """What the role of such a backend says of memory in which a weight lies in one piece."""
+    real = type(backend.weights).memory_layout
     return lambda self, program: dataclasses.replace(real(self, program), granule_bytes=None)
 
 

@@ -164,7 +164,6 @@ def make_replay_of(
         triggers=[_native.Trigger.IO, _native.Trigger.IO, _native.Trigger.FEATURE_MAP],
         resident=chain.resident,
         host_scheduled=host_scheduled,
-        streamed=True,
         positional=[(True, None)],
         keyword={},
         match=lambda args, kwargs: list(args),

@@ -17,7 +17,7 @@ from offload import backends
 from offload.backends import Prepared, TimedLaunches
 from offload.backends.ascend import AscendBackend, Capturer, Refresh
 from offload.backends.ascend.relocated_model import ProofMemory
-from offload.backends.ascend.streaming import WeightMemory
+from offload.backends.ascend.streaming import AscendWeights, WeightMemory
 from offload.backends.captured.device_streaming import refuse_unstored
 from offload.errors import ExecutionError
 from offload.plan import Plan
@@ -53,6 +53,27 @@ class SimulatedProofMemory(ProofMemory):
         ctypes.memmove(destination, source, size_bytes)
 
 
+class SimulatedWeights(AscendWeights):
+    """In memory of the simulated device, over a link that is not measured: runs decide alike."""
+
+    def memory_layout(self, program: Program) -> MemoryLayout:
+        """That of aclrtMalloc."""
+        return MemoryLayout(SimulatedAscendBackend.alignment_bytes, unit=MemoryUnit(32, 32))
+
+    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
+        """A copy takes about as long as a launch."""
+        refuse_unstored(bound)
+        return Link(bytes_per_second=1e10, overhead_ns=1000.0)
+
+
+class MadeUpTimes:
+    """Not measured, for the same reason."""
+
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
+        """A microsecond each."""
+        return TimedLaunches((1000.0,) * len(prepared.program.launches), "made up")
+
+
 class SimulatedAscendBackend(AscendBackend):
     """Takes tensors of the CPU: the simulated device's kernels can read the host's memory."""
 
@@ -72,6 +93,16 @@ class SimulatedAscendBackend(AscendBackend):
         self._ascend = ascend_simulator.load()
         super().__init__(capturer, refresh=refresh, form=form)
 
+    @property
+    def weights(self) -> SimulatedWeights:
+        """From the host."""
+        return SimulatedWeights(self.device_of, self.alignment_bytes)
+
+    @property
+    def timing(self) -> MadeUpTimes:
+        """None that was taken."""
+        return MadeUpTimes()
+
     def records(self) -> str:
         """Programs recorded on the CPU."""
         return "cpu"
@@ -88,22 +119,9 @@ class SimulatedAscendBackend(AscendBackend):
         """Of the simulated device."""
         return device_memory(self._ascend, size_bytes)
 
-    def memory_layout(self, program: Program) -> MemoryLayout:
-        """That of aclrtMalloc."""
-        return MemoryLayout(self.alignment_bytes, unit=MemoryUnit(32, 32))
-
     def proof_memory(self, index: int) -> ProofMemory:
         """Of the simulated device and the host."""
         return SimulatedProofMemory(self._ascend)
-
-    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
-        """Not measured, so that every run decides alike: a microsecond each."""
-        return TimedLaunches((1000.0,) * len(prepared.program.launches), "made up")
-
-    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
-        """Not measured, for the same reason; a copy takes about as long as a launch."""
-        refuse_unstored(bound)
-        return Link(bytes_per_second=1e10, overhead_ns=1000.0)
 
 
 def install(

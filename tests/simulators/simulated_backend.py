@@ -20,6 +20,7 @@ from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import Capturer
 from offload.backends.cuda.memory import DeviceMemory
+from offload.backends.cuda.streaming import CudaWeights
 from offload.plan import Plan
 from offload.plan.topology import CopyCosts, Link
 from offload.program import BoundProgram
@@ -33,6 +34,23 @@ class ProofMemory(DeviceMemory):
         ctypes.memmove(destination, source, size_bytes)
 
 
+class SimulatedWeights(CudaWeights):
+    """Over a link that is not measured, so that every run decides alike."""
+
+    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
+        """A copy takes about as long as what it hides behind."""
+        refuse_unstored(bound)
+        return Link(bytes_per_second=1e10, overhead_ns=1000.0)
+
+
+class MadeUpTimes:
+    """Not measured, for the same reason."""
+
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
+        """A microsecond each."""
+        return TimedLaunches((1000.0,) * len(prepared.program.launches), "made up")
+
+
 class SimulatedBackend(CudaBackend):
     """Takes tensors of the CPU: the simulated device's memory is the host's."""
 
@@ -42,6 +60,16 @@ class SimulatedBackend(CudaBackend):
     def __init__(self, simulator: Simulator, capturer: Capturer | None = None) -> None:
         self.capturer = capturer or AtenCapturer(simulator)
         super().__init__(self.capturer)
+
+    @property
+    def weights(self) -> SimulatedWeights:
+        """From the host."""
+        return SimulatedWeights(self.alignment_bytes)
+
+    @property
+    def timing(self) -> MadeUpTimes:
+        """None that was taken."""
+        return MadeUpTimes()
 
     def records(self) -> str:
         """Programs recorded on the CPU."""
@@ -58,15 +86,6 @@ class SimulatedBackend(CudaBackend):
     def copy_costs(self, index: int, resident: object) -> CopyCosts:
         """Not measured, so that every run decides alike: a copy never pays."""
         return CopyCosts(1.0, 1e9, 0.0, 0.0)
-
-    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
-        """Not measured, for the same reason: a microsecond each."""
-        return TimedLaunches((1000.0,) * len(prepared.program.launches), "made up")
-
-    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
-        """Not measured, for the same reason: a copy takes about as long as what it hides behind."""
-        refuse_unstored(bound)
-        return Link(bytes_per_second=1e10, overhead_ns=1000.0)
 
     def proof_memory(self, index: int) -> DeviceMemory:
         """Of the simulated device and the host."""

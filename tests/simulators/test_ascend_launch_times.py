@@ -181,7 +181,7 @@ def test_memory_that_a_timer_finds_none_of(function, kind, ascend):
 
 def test_a_runtime_without_them_leaves_estimates(ascend, monkeypatch, deep):
     npu = AscendDevice(ascend, monkeypatch)
-    monkeypatch.setattr(type(npu.backend), "time_launches", AscendBackend.time_launches)
+    monkeypatch.setattr(type(npu.backend), "timing", AscendBackend.timing)
     budget = floor_on(deep, npu.backend)
     ascend.fail("aclrtCreateEventExWithFlag", PARAM_INVALID)
     with deep.load(npu.backend.name, weights_budget=budget) as run:
@@ -209,7 +209,7 @@ def test_timing_that_fails_leaves_nothing(function, ascend, monkeypatch, deep):
     held = npu.held()
     ascend.fail(function, 507000)
     with pytest.raises(offload.ExecutionError, match="ACL_ERROR_RT_INTERNAL_ERROR"):
-        AscendBackend.time_launches(npu.backend, prepared, plan)
+        AscendBackend.timing.fget(npu.backend).time_launches(prepared, plan)
     gc.collect()
     assert npu.held() == held
 

@@ -88,8 +88,8 @@ def case(deep, npu, budget) -> Case:
     program, kernels = prepared.program, prepared.state.kernels
     streaming = stream_weights(
         weight_demand(program, [1000.0] * len(program.launches), prepared.bindings.stored.keys()),
-        npu.backend.memory_layout(program),
-        npu.backend.link(prepared.bound),
+        npu.backend.weights.memory_layout(program),
+        npu.backend.weights.link(prepared.bound),
         budget,
     )
     graph = launch_graph(
@@ -338,9 +338,9 @@ def test_memory_of_torch_that_ran_out_is_told_from_other_failures(kind, monkeypa
 
 def test_free_memory_and_the_link_are_those_of_the_device(ascend, npu, deep):
     ascend.set_memory_limit(2**30)
-    free = npu.backend.free_bytes(deep.program)
+    free = npu.backend.weights.free_bytes(deep.program)
     address = ascend.make("aclrtMalloc", 2**20, 0)
-    assert 2**30 >= free > npu.backend.free_bytes(deep.program)
+    assert 2**30 >= free > npu.backend.weights.free_bytes(deep.program)
     ascend.call("aclrtFree", address)
     meter = ascend_streaming.link_meter
     meter.forget()

@@ -43,7 +43,7 @@ def case(request, deep, backend, simulator, monkeypatch) -> Case:
     has_tails = request.param == "tails"
     simulator.set_granularity(16 * 1024 if has_tails else 4096)  # the model has no 2 MiB
     if not has_tails:
-        monkeypatch.setattr(type(backend), "memory_layout", unmapped(backend))
+        monkeypatch.setattr(type(backend.weights), "memory_layout", unmapped(backend))
     prepared = backend.prepare(deep.bound)
     streaming = stream_weights(
         weight_demand(
@@ -51,10 +51,10 @@ def case(request, deep, backend, simulator, monkeypatch) -> Case:
             [1000.0] * len(prepared.program.launches),
             prepared.bindings.stored.keys(),
         ),
-        backend.memory_layout(prepared.program),
-        backend.link(prepared.bound),
+        backend.weights.memory_layout(prepared.program),
+        backend.weights.link(prepared.bound),
         floor_on(deep, backend) + (264 if has_tails else 124) * 1024,
-        mapped_link=backend.link(prepared.bound) if has_tails else None,
+        mapped_link=backend.weights.link(prepared.bound) if has_tails else None,
     )
     tails = [piece for piece in streaming.pieces if piece.streamed and piece.offset_bytes]
     assert bool(tails) == has_tails

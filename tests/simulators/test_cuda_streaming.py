@@ -14,7 +14,7 @@ from stored import Wide, compute_wide, without_memory, write_wide
 
 import offload
 from offload.backends.captured.device_streaming import refuse_unstored
-from offload.backends.cuda import backend as cuda_backend
+from offload.backends.cuda import streaming as cuda_streaming
 from offload.backends.cuda.graph import call, driver_bindings
 from offload.backends.cuda.streaming import link_meter
 from offload.program import Bindings, BoundProgram, Opaque
@@ -78,7 +78,7 @@ def test_the_proof_runs_without_the_weights(backend, deep, device_floor):
 
 def test_free_memory_and_the_link_are_those_of_the_device(backend, simulator, deep):
     simulator.set_memory_limit(2**30)
-    assert backend.free_bytes(deep.program) == 2**30 - simulator.physical_bytes
+    assert backend.weights.free_bytes(deep.program) == 2**30 - simulator.physical_bytes
     link_meter.forget()
     n_held = simulator.live_bytes, simulator.host_bytes, simulator.live("event")
     link = link_meter.link(0)
@@ -93,10 +93,9 @@ def test_free_memory_and_the_link_are_those_of_the_device(backend, simulator, de
 
 def test_free_memory_is_that_of_the_programs_device(backend, deep, monkeypatch):
     asked = []
-    monkeypatch.setattr(cuda_backend, "free_bytes", lambda device: asked.append(device) or 0)
-    monkeypatch.setattr(cuda_backend, "current_device", lambda: 0)
-    monkeypatch.setattr(cuda_backend, "device_of", lambda program: 1)
-    assert backend.free_bytes(deep.program) == 0
+    monkeypatch.setattr(cuda_streaming, "free_bytes", lambda device: asked.append(device) or 0)
+    monkeypatch.setattr(cuda_streaming, "device_of", lambda program: 1)
+    assert backend.weights.free_bytes(deep.program) == 0
     assert asked == [1]
 
 

@@ -27,10 +27,10 @@ def test_timing_that_fails_fails_the_load_and_leaves_nothing(
     held = [simulator.live(kind) for kind in kinds], simulator.physical_bytes
     simulator.fail(function, 999)
     with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_UNKNOWN"):
-        CudaBackend.time_launches(backend, prepared, plan)
+        CudaBackend.timing.fget(backend).time_launches(prepared, plan)
     gc.collect()
     assert ([simulator.live(kind) for kind in kinds], simulator.physical_bytes) == held
-    timed = CudaBackend.time_launches(backend, prepared, plan)
+    timed = CudaBackend.timing.fget(backend).time_launches(prepared, plan)
     assert len(timed.times_ns) == len(prepared.program.launches)
     assert min(timed.times_ns) > 0
     assert ([simulator.live(kind) for kind in kinds], simulator.physical_bytes) == held

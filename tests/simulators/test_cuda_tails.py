@@ -190,7 +190,7 @@ def test_at_the_same_floor_less_is_copied_than_of_whole_weights(backend, headed,
     with headed.load(backend.name, weights_budget=floor) as run:
         mapped = run.streaming.plan
         check(run, inputs, expected)
-    monkeypatch.setattr(type(backend), "memory_layout", unmapped(backend))
+    monkeypatch.setattr(type(backend.weights), "memory_layout", unmapped(backend))
     assert floor_on(headed, backend) == floor
     with headed.load(backend.name, weights_budget=floor) as run:
         whole = run.streaming.plan

@@ -209,7 +209,7 @@ def test_auto_takes_what_is_free(device, monkeypatch, deep, least_budget):
         assert not run.streaming.plan.transfers
         check(run, [given], expected, device.settle)
     room = least_budget * 5 // 4
-    monkeypatch.setattr(type(device.backend), "free_bytes", lambda self, program: room)
+    monkeypatch.setattr(type(device.backend.weights), "free_bytes", lambda self, program: room)
     with deep.load(device.backend.name, weights_budget="auto") as run:
         assert run.streaming.plan.transfers
         assert run.streaming.plan.taken_bytes <= room

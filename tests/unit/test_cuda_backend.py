@@ -200,6 +200,6 @@ def test_a_caller_who_captures_is_refused_before_memory_is_taken(monkeypatch):
     monkeypatch.setattr(cuda_backend._native, "DiscoveryPool", pool)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     program = recorded()
-    for ask in (CudaBackend().prepare, lambda one: CudaBackend().unseen_work(one, one)):
+    for ask in (CudaBackend().prepare, lambda one: CudaBackend().opaque.unseen_work(one, one)):
         with pytest.raises(CaptureError, match="being captured on the current stream"):
             ask(program)

@@ -19,7 +19,7 @@ from offload.backends.captured.relocation.captures import GraphCapture
 from offload.backends.captured.relocation.fixed_weights import FixedWeights, weight_ranges
 from offload.backends.captured.torch_warm_up import _weights_kept
 from offload.backends.cuda import CudaBackend, GraphNode, NodeKind, torch_capture
-from offload.backends.cuda import backend as cuda_backend
+from offload.backends.cuda import opaque as cuda_opaque
 from offload.backends.cuda.torch_capture import _OneCapture
 from offload.costs import signature_of
 from offload.interpreter.eager_run import EagerRun
@@ -338,10 +338,11 @@ class CountingCapturer:
 def test_a_surplus_counts_if_it_is_there_each_time(monkeypatch, graphs, unseen, left):
     asked = []
     monkeypatch.setattr(CudaBackend, "machine", lambda self, index: asked.append(index))
-    monkeypatch.setattr(cuda_backend, "device_of", lambda program: 0)
-    monkeypatch.setattr(cuda_backend, "discovery_pool", lambda program, seed: None)
+    monkeypatch.setattr(cuda_opaque, "device_of", lambda program: 0)
+    monkeypatch.setattr(cuda_opaque, "discovery_pool", lambda program, seed: None)
     capturer = CountingCapturer(*graphs)
-    assert CudaBackend(capturer).unseen_work(BoundProgram(None), BoundProgram(None)) == unseen
+    launcher = CudaBackend(capturer).opaque
+    assert launcher.unseen_work(BoundProgram(None), BoundProgram(None)) == unseen
     assert len(capturer.graphs) == left
 
 

@@ -15,7 +15,7 @@ from offload.record import OutcomeDiffers, Recorder, Recording, verify
 def runs_opaque(device: str) -> bool:
     """Whether Programs recorded on a device type may be one opaque launch there."""
     try:
-        return find_backend(device).capabilities.runs_opaque
+        return find_backend(device).opaque is not None
     except BackendUnavailable:
         return False
 
@@ -78,8 +78,9 @@ def _with_unseen_work(recording: Recording) -> tuple[Recording, str]:
         return recording, recording.unchecked
     opaque = without_dead_launches(recording.opaque)
     try:
-        backend = find_backend(recording.device.type)
-        unseen = backend.unseen_work(recording.observed, opaque)
+        launcher = find_backend(recording.device.type).opaque
+        assert launcher is not None  # else none would have been recorded
+        unseen = launcher.unseen_work(recording.observed, opaque)
     except (CaptureError, BackendUnavailable) as error:
         return recording, str(error)
     if not unseen:

@@ -11,7 +11,7 @@ import torch
 
 from offload.errors import CaptureError
 from offload.native import _native
-from offload.plan import NodeGraph, Plan, SlotKind
+from offload.plan import NodeGraph, Plan
 from offload.plan.streaming import Streaming
 from offload.plan.topology import CopyCosts, Link, Machine, MemoryLayout
 from offload.program import Bindings, BoundProgram, Program
@@ -25,24 +25,18 @@ class Capabilities:
         computes: results are computed (the null backend computes none).
         moves_feature_map: the feature map's address may be new at every execution; of some
             programs, where a Loaded says otherwise.
-        runs_opaque: it can run a callable itself as one launch, whatever that does below torch's
-            dispatcher; so what launches it makes can be compared with a Program's.
         queues_work: a call returns once its work is queued, so a failing launch surfaces at a
             ticket's wait; and the device does not work again after one.
         rebinds_weights: weights may be used in other storages than those they were loaded with.
         schedules_launches: the host can deliver a program launch by launch, for comparison.
-        gathers_rows: of one that streams weights: a launch of an embedding can read rows of its
-            table from the store (`Streaming.gathers`).
         runs_kernels: launches may be compiled code over addresses (`Kernel`).
     """
 
     computes: bool = True
     moves_feature_map: bool = True
     queues_work: bool = False
-    runs_opaque: bool = False
     rebinds_weights: bool = True
     schedules_launches: bool = True
-    gathers_rows: bool = False
     runs_kernels: bool = False
 
 
@@ -173,27 +167,167 @@ class Loaded:
     set_nodes: SetNodes | None = None
 
 
-_TRIGGERS = {
-    SlotKind.INPUT: _native.Trigger.IO,
-    SlotKind.OUTPUT: _native.Trigger.IO,
-    SlotKind.WEIGHT: _native.Trigger.WEIGHT,
-    SlotKind.FEATURE_MAP: _native.Trigger.FEATURE_MAP,
-    SlotKind.OPERATOR: _native.Trigger.INTERNAL,
-    SlotKind.DERIVED: _native.Trigger.INTERNAL,
-}
+@dataclasses.dataclass(frozen=True, slots=True)
+class TimedLaunches:
+    """What launches take.
+
+    Attributes:
+        times_ns: of each launch, in program order.
+        how: they were measured and what they include besides, in words for people.
+    """
+
+    times_ns: tuple[float, ...]
+    how: str
 
 
-def slot_triggers(plan: Plan) -> list[_native.Trigger]:
-    """For each slot of a Plan what makes its address change."""
-    return [_TRIGGERS[slot.kind] for slot in plan.slots]
+class OpaqueLauncher(Protocol):
+    """The role of a device that runs a callable itself as one launch.
+
+    Whatever that does below torch's dispatcher; so what it launches can be compared with a Program.
+    """
+
+    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
+        """Tell what a callable does on the device besides the launches that were recorded of it.
+
+        Leaves inputs, weights and generators as they are.
+
+        Args:
+            seen: every launch that was observed, dead ones and constants included.
+            opaque: the same call as one opaque launch.
+
+        Returns:
+            The names of what the callable launches beyond the Program, one for each launch.
+
+        Raises:
+            BackendUnavailable: the device, its driver or a library is missing.
+            CaptureError: one of the two cannot be captured, so that they cannot be compared.
+            ExecutionError: the device failed.
+        """
+
+
+class LaunchTimer(Protocol):
+    """The role of a device that queues work: it measures what single launches take on it."""
+
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
+        """What each launch takes on made-up inputs and weights. Changes no state.
+
+        Args:
+            prepared: of the Program.
+            plan: where its activations lie; weights are not streamed.
+
+        Raises:
+            BackendUnavailable: the device tells no times.
+            CaptureError: a launch refuses such inputs.
+            OutOfMemory: the device has no memory for it.
+            ExecutionError: the device failed.
+        """
+
+
+class OfflineLoader(Protocol):
+    """The role of a device that loads offline models: files that its vendor's compiler has made."""
+
+    def open(self, path: Path, index: int | None) -> tuple[Prepared, Backend]:
+        """Load an offline model, and describe it as a Program of one launch.
+
+        Args:
+            path: of the file.
+            index: which device; None: torch's current one.
+
+        Returns:
+            The prepared Program, and the backend that instantiates just this one.
+
+        Raises:
+            BackendUnavailable: the device, its runtime or a function of it is missing.
+            CaptureError: a shape or dtype of the model is unknown, or torch does not have it.
+            ExecutionError: the file cannot be loaded, or the device has no memory for it.
+        """
+
+
+class WeightStreamer(Protocol):
+    """The role of a device that brings weights from a store as launches run: `Plan.streaming`."""
+
+    @property
+    def gathers_rows(self) -> bool:
+        """Whether a launch of an embedding can read rows of its table from the store.
+
+        For others no plan has `Streaming.gathers`.
+        """
+
+    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
+        """What it takes to read the program's weights, measured on some of them.
+
+        Args:
+            bound: has them.
+            mapped: into memory in which pieces of a weight are mapped side by side. Asked for only
+                where there is a granule.
+
+        Raises:
+            BackendUnavailable: the program's weights have no store that this device can read.
+            FileError: a file is gone, or shorter than it was.
+            OutOfMemory: there is no memory for the sample.
+        """
+
+    def memory_layout(self, program: Program) -> MemoryLayout:
+        """How the memory of weights is divided on the Program's device.
+
+        Raises:
+            BackendUnavailable: the device is missing.
+            ExecutionError: it does not say.
+        """
+
+    def free_bytes(self, program: Program) -> int:
+        """Memory that weights could take now, of the device that the Program was recorded on."""
+
+    def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
+        """Find out what the planner must know once weights have their places. Runs nothing.
+
+        Called for each budget that is tried, before the Values are placed.
+
+        Args:
+            prepared: of the Program.
+            streaming: where its weights lie.
+
+        Returns:
+            `prepared` itself where nothing depends on those places. Else another one, of which
+            Values may be appended, and which owns the weights' memory until it is instantiated.
+
+        Raises:
+            PlanError: the host has no room for the store of streamed weights.
+            CaptureError: the device cannot run a launch of the Program.
+            FileError: a file is gone, or shorter than it was.
+            OutOfMemory: the device has no room for it.
+            BackendUnavailable, ExecutionError: the device is missing, or failed.
+        """
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """One kind of device. A backend holds no state of its own."""
+    """One kind of device. A backend holds no state of its own.
+
+    What only some devices have is a role object of its own, or None.
+    """
 
     name: str
     capabilities: Capabilities
+
+    @property
+    def opaque(self) -> OpaqueLauncher | None:
+        """None: opaque Programs are refused."""
+
+    @property
+    def weights(self) -> WeightStreamer | None:
+        """None: weights are used where they are, and a budget is refused."""
+
+    @property
+    def timing(self) -> LaunchTimer | None:
+        """None: plans of streamed weights are made with estimates, where it queues work.
+
+        Where it does not, executions themselves are timed.
+        """
+
+    @property
+    def offline(self) -> OfflineLoader | None:
+        """None: it loads no offline models."""
 
     def machine(self, index: int | None = None) -> Machine:
         """Describe the device.
@@ -207,25 +341,6 @@ class Backend(Protocol):
 
     def records(self) -> str:
         """The device type on which Programs for it are recorded."""
-
-    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
-        """Tell what a callable does on the device besides the launches that were recorded of it.
-
-        Leaves inputs, weights and generators as they are.
-
-        Args:
-            seen: every launch that was observed, dead ones and constants included.
-            opaque: the same call as one opaque launch.
-
-        Returns:
-            The names of what the callable launches beyond the Program, one for each launch. None
-            on a device that does not run opaque launches.
-
-        Raises:
-            BackendUnavailable: the device, its driver or a library is missing.
-            CaptureError: one of the two cannot be captured, so that they cannot be compared.
-            ExecutionError: the device failed.
-        """
 
     def prepare(self, bound: BoundProgram) -> Prepared:
         """Find out what the planner must know. Leaves weights and generators as they are.
@@ -267,109 +382,3 @@ class Unproved(CaptureError):
     def __init__(self, message: str, instead: Backend) -> None:
         super().__init__(message)
         self.instead = instead
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TimedLaunches:
-    """What launches take.
-
-    Attributes:
-        times_ns: of each launch, in program order.
-        how: they were measured and what they include besides, in words for people.
-    """
-
-    times_ns: tuple[float, ...]
-    how: str
-
-
-@runtime_checkable
-class TimingBackend(Backend, Protocol):
-    """A device that queues work, and measures what single launches take on it."""
-
-    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
-        """What each launch takes on made-up inputs and weights. Changes no state.
-
-        Args:
-            prepared: of the Program.
-            plan: where its activations lie; weights are not streamed.
-
-        Raises:
-            BackendUnavailable: the device tells no times.
-            CaptureError: a launch refuses such inputs.
-            OutOfMemory: the device has no memory for it.
-            ExecutionError: the device failed.
-        """
-
-
-@runtime_checkable
-class OfflineBackend(Backend, Protocol):
-    """A device that loads offline models: files that its vendor's compiler has made."""
-
-    def open_offline(self, path: Path, index: int | None) -> tuple[Prepared, Backend]:
-        """Load an offline model, and describe it as a Program of one launch.
-
-        Args:
-            path: of the file.
-            index: which device; None: torch's current one.
-
-        Returns:
-            The prepared Program, and the backend that instantiates just this one.
-
-        Raises:
-            BackendUnavailable: the device, its runtime or a function of it is missing.
-            CaptureError: a shape or dtype of the model is unknown, or torch does not have it.
-            ExecutionError: the file cannot be loaded, or the device has no memory for it.
-        """
-
-
-@runtime_checkable
-class StreamingBackend(Backend, Protocol):
-    """A device that can bring weights from a store while launches run: `Plan.streaming`."""
-
-    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
-        """What it takes to read the program's weights, measured on some of them.
-
-        Args:
-            bound: has them.
-            mapped: into memory in which pieces of a weight are mapped side by side. Asked for only
-                where there is a granule.
-
-        Raises:
-            BackendUnavailable: the program's weights have no store that this device can read.
-            FileError: a file is gone, or shorter than it was.
-            OutOfMemory: there is no memory for the sample.
-        """
-
-    def memory_layout(self, program: Program) -> MemoryLayout:
-        """How the memory of weights is divided on the Program's device.
-
-        Raises:
-            BackendUnavailable: the device is missing.
-            ExecutionError: it does not say.
-        """
-
-    def free_bytes(self, program: Program) -> int:
-        """Memory that weights could take now, of the device that the Program was recorded on."""
-
-
-@runtime_checkable
-class PlacedWeightsBackend(StreamingBackend, Protocol):
-    """A device that prepares Programs of streamed weights once these have their places."""
-
-    def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
-        """Take the weights' memory, and find out what the planner must know. Runs nothing.
-
-        Called for each budget that is tried, before the Values are placed; what it gives owns the
-        memory, until it is instantiated.
-
-        Args:
-            prepared: of the Program; Values may be appended.
-            streaming: where its weights lie.
-
-        Raises:
-            PlanError: the host has no room for the store of streamed weights.
-            CaptureError: the device cannot run a launch of the Program.
-            FileError: a file is gone, or shorter than it was.
-            OutOfMemory: the device has no room for it.
-            BackendUnavailable, ExecutionError: the device is missing, or failed.
-        """

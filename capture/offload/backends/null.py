@@ -18,6 +18,7 @@ class NullBackend:
 
     name = "null"
     capabilities = Capabilities(computes=False)
+    opaque = weights = timing = offline = None
 
     def machine(self, index: int | None = None) -> Machine:
         """A machine with 64-byte alignment and the default cost table."""
@@ -26,10 +27,6 @@ class NullBackend:
     def records(self) -> str:
         """Programs recorded on the CPU."""
         return "cpu"
-
-    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
-        """Nothing: it computes nothing."""
-        return ()
 
     def prepare(self, bound: BoundProgram) -> Prepared:
         """The Program as it is: every Value is where the Plan puts it."""

@@ -5,13 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from offload.backends import (
-    PlacedWeightsBackend,
-    Prepared,
-    StreamingBackend,
-    TimingBackend,
-    managed_weights,
-)
+from offload.backends import Backend, LaunchTimer, Prepared, WeightStreamer, managed_weights
 from offload.compile import Fusion
 from offload.console.progress import stage
 from offload.errors import (
@@ -60,7 +54,8 @@ class StreamedLoad:
         self,
         prepared: Prepared,
         plan: Plan,
-        backend: StreamingBackend,
+        backend: Backend,
+        streamer: WeightStreamer,
         how: Scheduling,
         *,
         verify: bool,
@@ -72,10 +67,11 @@ class StreamedLoad:
         self._prepared = prepared
         self._plan = plan
         self._backend = backend
+        self._streamer = streamer
         self._how = how
         self._verify = verify
-        self._link = backend.link(prepared.bound)
-        self._memory = backend.memory_layout(prepared.program)
+        self._link = streamer.link(prepared.bound)
+        self._memory = streamer.memory_layout(prepared.program)
         costs = backend.machine(prepared.program.device_index).costs
         self._launch_ns = _estimated_ns(prepared.program, costs.memory_bytes_per_ns)
         self._estimated = ""
@@ -83,7 +79,7 @@ class StreamedLoad:
         if backend.capabilities.queues_work:
             # An execution does not tell when a launch began; and a device does not survive kernels
             # that fault on made-up inputs, which is what proofs are left out for.
-            if not isinstance(backend, TimingBackend):
+            if backend.timing is None:
                 self._estimated = _NOT_TIMED
             elif not verify:
                 self._estimated = _NOT_PROVED
@@ -94,7 +90,7 @@ class StreamedLoad:
         """None: weights lie in one piece."""
         if self._memory.granule_bytes is None:
             return None
-        return self._backend.link(self._prepared.bound, mapped=True)
+        return self._streamer.link(self._prepared.bound, mapped=True)
 
     @property
     def all_bytes(self) -> int:
@@ -121,8 +117,8 @@ class StreamedLoad:
 
     def _time_launches(self, streaming: Streaming) -> None:
         """By the device, or by an executable whose memory has gone when this returns."""
-        if isinstance(self._backend, TimingBackend):
-            self._take_times_of(self._backend)
+        if (timer := self._backend.timing) is not None:
+            self._take_times_of(timer)
         elif self._alone.refusal:
             self._estimated = f"launches were not timed: {self._alone.refusal}"
         else:
@@ -130,14 +126,14 @@ class StreamedLoad:
                 self._take_times(run)
         self._is_timed = True
 
-    def _take_times_of(self, backend: TimingBackend) -> None:
+    def _take_times_of(self, timer: LaunchTimer) -> None:
         """Let the device time launches; where it cannot, keep estimates and say why.
 
         Raises:
             ExecutionError: the device failed.
         """
         try:
-            timed = backend.time_launches(self._prepared, self._plan)
+            timed = timer.time_launches(self._prepared, self._plan)
         except OutOfMemory as error:
             self._estimated = f"there is no memory to time launches with: {error}"
         except (BackendUnavailable, CaptureError) as error:
@@ -152,7 +148,7 @@ class StreamedLoad:
             PlanError: memory has no room for the floor beside the feature map.
             OutOfMemory: not even the floor could be had.
         """
-        free_bytes = self._backend.free_bytes(self._prepared.program)
+        free_bytes = self._streamer.free_bytes(self._prepared.program)
         room_bytes = max(0, int(free_bytes * _FREE_SHARE) - self._plan.feature_map_bytes)
         budget_bytes = min(self.all_bytes, room_bytes)
         floor_bytes = self.plan(self.all_bytes).floor.required_bytes
@@ -215,7 +211,7 @@ class StreamedLoad:
         stored = self._prepared.bindings.stored.keys()
         demand = weight_demand(program, self._launch_ns, stored)
         managed = managed_weights(self._prepared.bound)
-        gathers = self._backend.capabilities.gathers_rows
+        gathers = self._streamer.gathers_rows
         weights = tuple(
             dataclasses.replace(
                 one,
@@ -259,11 +255,11 @@ class StreamedLoad:
             prepared = dataclasses.replace(prepared, bound=self._alone.bound)
         stored = prepared.bindings.stored.values()
         check_stored_tensors(stored)
-        if isinstance(self._backend, PlacedWeightsBackend):
-            prepared = self._backend.prepare_streamed(prepared, streaming)
-            plan = place(prepared, self._backend)
+        placed = self._streamer.prepare_streamed(prepared, streaming)
+        if placed is not prepared:
+            plan = place(placed, self._backend)
         return Executable(
-            prepared,
+            placed,
             dataclasses.replace(plan, streaming=streaming),
             self._backend,
             self._how,

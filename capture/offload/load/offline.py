@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from offload.backends import Backend, OfflineBackend
+from offload.backends import Backend
 from offload.errors import BackendUnavailable
 from offload.load.options import named_backend, named_scheduling
 from offload.load.place import place
@@ -25,11 +25,11 @@ def load_offline_model(
     """
     backend, index = named_backend(device)
     how = named_scheduling(scheduling)
-    if not isinstance(backend, OfflineBackend):
+    if backend.offline is None:
         raise BackendUnavailable(
             f"{path}: device {backend.name!r} loads no offline models (.om): load it on npu"
         )
     with switched(path.stem) as asked:
-        prepared, its_backend = backend.open_offline(path, index)
+        prepared, its_backend = backend.offline.open(path, index)
         run = Executable(prepared, place(prepared, its_backend), its_backend, how)
         return asked.done(prepared.bound, run, verify=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from offload.backends import Backend, StreamingBackend, backend_and_index, find_backend
+from offload.backends import Backend, WeightStreamer, backend_and_index, find_backend
 from offload.console.amounts import parse_bytes
 from offload.errors import BackendUnavailable, BindingError
 from offload.program import BoundProgram, Program
@@ -104,21 +104,21 @@ def _refuse_foreign(program: Program, backend: Backend) -> None:
             f"the program was recorded on {program.device}, and device {backend.name!r} runs "
             f"programs recorded on {backend.records()}: capture the model there"
         )
-    if program.opaque is not None and not backend.capabilities.runs_opaque:
+    if program.opaque is not None and backend.opaque is None:
         raise BackendUnavailable(
             f"the program is one opaque launch, which device {backend.name!r} does not run: "
             f"{program.opaque.reason}"
         )
 
 
-def streaming_backend(bound: BoundProgram, backend: Backend) -> StreamingBackend:
-    """The backend as one that brings weights from a store.
+def weight_streamer(bound: BoundProgram, backend: Backend) -> WeightStreamer:
+    """What brings the Program's weights from a store.
 
     Raises:
-        BackendUnavailable: it is none.
+        BackendUnavailable: the device has nothing that does.
     """
-    if isinstance(backend, StreamingBackend):
-        return backend
+    if backend.weights is not None:
+        return backend.weights
     advice = "load without weights_budget="
     if bound.bindings.stored:
         advice = "capture the model without weights=, its weights in the device's memory"

@@ -19,7 +19,7 @@ from offload.console.progress import Progress, telling
 from offload.load.budget import StreamedLoad
 from offload.load.fallback import load_proved
 from offload.load.fusion_choice import chosen
-from offload.load.options import AUTO, Options, checked, named_backend, streaming_backend
+from offload.load.options import AUTO, Options, checked, named_backend, weight_streamer
 from offload.load.place import place
 from offload.load.switched import switched
 from offload.program import BoundProgram
@@ -95,13 +95,14 @@ def _streamed(
     bound: BoundProgram, backend: Backend, options: Options, fusion: Fusion | None
 ) -> Executable:
     """With weights from a store, which launches are timed for where a budget is short."""
-    store = streaming_backend(bound, backend)
-    prepared = store.prepare(bound)
-    plan = place(prepared, store)
+    streamer = weight_streamer(bound, backend)
+    prepared = backend.prepare(bound)
+    plan = place(prepared, backend)
     load = StreamedLoad(
         prepared,
         plan,
-        store,
+        backend,
+        streamer,
         options.scheduling,
         verify=options.verify,
         share_store=options.share_store,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 
 import torch
 
-from offload.backends import Loaded, slot_triggers
+from offload.backends import Loaded, result_source, slot_triggers
 from offload.console.user_code import level_of_user
 from offload.interpreter.native_layouts import native_layout
 from offload.native import _native
@@ -42,7 +42,6 @@ def native_replay(
         triggers=slot_triggers(plan),
         resident=loaded.resident,
         host_scheduled=host_scheduled,
-        streamed=streams is not None,
         positional=positional,
         keyword=keyword,
         match=functools.partial(tensors_of_call, bound),
@@ -245,16 +244,10 @@ def _weight_spec(
 
 
 def _result_specs(program: Program) -> list[_native.ResultSpec]:
-    sources = {
-        Role.INPUT: (_native.ResultSource.INPUT, [view.value for view in program.inputs]),
-        Role.WEIGHT: (
-            _native.ResultSource.WEIGHT,
-            [value.index for value in _device_weights(program)],
-        ),
-        Role.OUTPUT: (
-            _native.ResultSource.OUTPUT,
-            [value.index for value in program.of_role(Role.OUTPUT)],
-        ),
+    indices = {
+        Role.INPUT: [view.value for view in program.inputs],
+        Role.WEIGHT: [value.index for value in _device_weights(program)],
+        Role.OUTPUT: [value.index for value in program.of_role(Role.OUTPUT)],
     }
     n_of_value: dict[int, int] = {}
     for result in program.results:
@@ -262,13 +255,12 @@ def _result_specs(program: Program) -> list[_native.ResultSpec]:
     specs = []
     for result in program.results:
         value = program.values[result.view.value]
-        source, indices = sources[value.role]
         n_bytes = math.prod(result.view.shape) * ITEM_BYTES[result.view.dtype]
         covers = result.view.offset_bytes == 0 and n_bytes == value.size_bytes
         specs.append(
             _native.ResultSpec(
-                source=source,
-                index=indices.index(value.index),
+                source=result_source(value.role),
+                index=indices[value.role].index(value.index),
                 offset_bytes=result.view.offset_bytes,
                 layout=native_layout(result.view),
                 is_argument=result.input_leaf >= 0,

@@ -69,14 +69,12 @@ class WeightStreaming:
 
         None on a device that queues work, where only executions in a timeline are measured.
         """
-        stream = self._stream
-        return stream.wait_ns if isinstance(stream, _native.WeightStream) else None
+        return self._stream.wait_ns
 
     @property
     def discarded_bytes(self) -> int:
         """Of memory that was given back: of weights of which only packed ones are needed."""
-        stream = self._stream
-        return stream.discarded_bytes if isinstance(stream, _native.WeightStream) else 0
+        return self._stream.discarded_bytes
 
     @property
     def store_bytes(self) -> int | None:
@@ -85,14 +83,12 @@ class WeightStreaming:
         What others have of the same files is counted as well: see `shared_store_bytes`. 0 once the
         executable is closed.
         """
-        stream = self._stream
-        return stream.store_bytes if isinstance(stream, _native.DeviceWeightStream) else None
+        return self._stream.store_bytes
 
     @property
     def shared_store_bytes(self) -> int | None:
-        """Of `store_bytes` what other executables copy from too."""
-        stream = self._stream
-        return stream.shared_store_bytes if isinstance(stream, _native.DeviceWeightStream) else None
+        """Of `store_bytes` what other executables copy from too; None where files are read."""
+        return self._stream.shared_store_bytes
 
     def refresh(self) -> None:
         """Read all weights again, after they were changed where they are stored.

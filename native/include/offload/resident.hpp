@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,7 +51,72 @@ struct Proof {
   std::uint64_t ns = 0;        // beyond what the launches themselves took
 };
 
+// A feature map of a resident's own. Its address stays until the resident is closed.
+struct OwnArena {
+  std::uint64_t address = 0;
+
+  // What stands for it where other residents use the same memory, leased while this one executes or
+  // issues (no tensor lies at that address); 0: nobody else uses it.
+  std::uint64_t lease_id = 0;
+};
+
+// The role of a resident whose weights are streamed while it executes.
+//
+// Owner, thread: as Resident, and as its methods. Errors: take_pass throws ExecutionError where the
+// device fails.
+class WeightPasses {
+ public:
+  // Whether the next execution keeps when weights came. Called before each execution, and with
+  // false when nobody asks any more.
+  virtual void trace_weights(bool traces) = 0;
+
+  // What the last execution did with weights, once. Waits for its outputs where the device's clock
+  // is read for that.
+  virtual PassReport take_pass() = 0;
+
+ protected:
+  ~WeightPasses() = default;
+};
+
+// The role of a resident on a device with streams: execute returns once the work is enqueued.
+//
+// Owner, thread: as Resident, and as its methods. Errors: all throw ExecutionError.
+class DeviceStreams {
+ public:
+  // Where the next execution and its copies go, after all that this resident has executed and what
+  // was copied for it. Called before each execution. Throws also for a stream that is being
+  // captured.
+  virtual void set_stream(std::uint64_t stream) = 0;
+
+  // Enqueues a copy of bytes where set_stream said, and gives true. False: nothing is done, and
+  // torch's own copy is in order.
+  virtual bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) = 0;
+
+  // The end of what was enqueued so far; null where nothing is under way. Throws once nothing is
+  // under way any more, where the device can tell.
+  virtual std::unique_ptr<Fence> fence() = 0;
+
+ protected:
+  ~DeviceStreams() = default;
+};
+
+// The role of a resident whose kernels read the states of random generators from memory.
+//
+// Owner, thread: as Resident, and as its methods. Errors: set_random throws ExecutionError, also
+// for another number of states.
+class GeneratorStates {
+ public:
+  // For each generator of the program the seed and the offset that the next execution draws from.
+  // Called after set_stream.
+  virtual void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) = 0;
+
+ protected:
+  ~GeneratorStates() = default;
+};
+
 // A program that is loaded on a device and can be executed at the addresses that its words hold.
+// What only some devices have is a role of its own: asked for once, null for who has it not, and
+// valid until close.
 //
 // Owner: one Replay, which serialises all calls. Thread: any, without the GIL; torch's thread-local
 // modes are whatever the caller has, so execute must not depend on them. Errors: execute throws
@@ -68,10 +134,6 @@ class Resident {
 
   virtual std::size_t n_launches() const = 0;
 
-  // What submit consists of on this device, in order, by the words of its own; none: it is a whole.
-  // At most Submission::kMostSubstages. Asked once.
-  virtual std::vector<std::string> substages() const { return {}; }
-
   // Runs all launches, and sets the moments of submit. `times` may be null: then no other clock is
   // read.
   virtual void execute(Submission& submission, LaunchTimes* times) = 0;
@@ -79,48 +141,22 @@ class Resident {
   // Runs one launch: what a host does that schedules launch by launch, in program order.
   virtual void issue(std::size_t launch) = 0;
 
-  // What the last execution proved. Asked once, after the first execution that ended well.
-  virtual Proof proof() const { return {}; }
-
   // Hands over the memory of an output that its operator allocated itself.
   virtual c10::DataPtr take(std::size_t slot) = 0;
 
-  // Where the resident keeps a feature map of its own; 0: whoever drives it provides one. Asked
-  // once.
-  virtual std::uint64_t arena() const { return 0; }
+  // What submit consists of on this device, in order, by the words of its own; none: it is a whole.
+  // At most Submission::kMostSubstages. Asked once.
+  virtual std::vector<std::string> substages() const { return {}; }
 
-  // What stands for memory that it shares with other residents, leased while it executes or issues
-  // (no tensor lies at that address); 0: it shares none. Asked once.
-  virtual std::uint64_t lease_id() const { return 0; }
+  // What the last execution proved. Asked once, after the first execution that ended well.
+  virtual Proof proof() const { return {}; }
 
-  // Whether weights are streamed while it executes. Asked once.
-  virtual bool streams_weights() const { return false; }
+  // None: whoever drives it provides the feature map. Asked once.
+  virtual std::optional<OwnArena> arena() const { return std::nullopt; }
 
-  // Of one that streams weights: whether the next execution keeps when they came. Asked for before
-  // each execution, and with false when nobody asks any more.
-  virtual void trace_weights(bool) {}
-
-  // Of one that streams weights: what the last execution did with them, once. Waits for its outputs
-  // where the device's clock is read for that. Throws ExecutionError where the device fails.
-  virtual PassReport take_pass() { return {}; }
-
-  // On a device with streams: where the next execution and its copies go, after all that this
-  // resident has executed and what was copied for it. Asked for before each execution. Throws
-  // ExecutionError, also for a stream that is being captured.
-  virtual void set_stream(std::uint64_t) {}
-
-  // On a device with streams: enqueues a copy of bytes where set_stream said, and gives true.
-  // False: nothing is done, and torch's own copy is in order. Throws ExecutionError.
-  virtual bool copy(std::uint64_t, std::uint64_t, std::size_t) { return false; }
-
-  // On a device whose random kernels read memory: for each generator of the program the seed and
-  // the offset that the next execution draws from. After set_stream. Throws ExecutionError.
-  virtual void set_random(const std::vector<std::uint64_t>&) {}
-
-  // On a device that returns before its work is done: the end of what was enqueued so far; null
-  // where nothing is under way. Throws ExecutionError: once nothing is under way any more, where
-  // the device can tell.
-  virtual std::unique_ptr<Fence> fence() { return nullptr; }
+  virtual WeightPasses* weight_passes() { return nullptr; }
+  virtual DeviceStreams* device_streams() { return nullptr; }
+  virtual GeneratorStates* generator_states() { return nullptr; }
 
   // Waits for what was executed and gives back what it holds on the device; nothing is executed
   // any more. Where nobody can wait, as yet, it gives back when it is closed again, or destroyed.

@@ -9,50 +9,46 @@ operators of the operator libraries.
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from offload.backends.ascend.kernel_table import make_resident, table_words
+from offload.backends.ascend.kernel_table import make_resident
 from offload.backends.ascend.kernels import (
     Capturer,
     KernelCapture,
     refuse_own_formats,
     refuse_random,
 )
-from offload.backends.ascend.launch_times import N_ROUNDS, timed_launches
-from offload.backends.ascend.offline import open_offline
+from offload.backends.ascend.launch_times import TwinTimer
+from offload.backends.ascend.offline import AscendOfflineLoader
 from offload.backends.ascend.refresh import Refresh, choose_gather, notes_of_refresh
 from offload.backends.ascend.relocated_model import ProofMemory
 from offload.backends.ascend.stream_budget import streams_note
 from offload.backends.ascend.streaming import (
+    AscendWeights,
     StreamedWeights,
     WeightMemory,
-    link_meter,
     stream_weights,
     streaming_notes,
 )
-from offload.backends.ascend.torch_memory import TorchMemoryUnit
 from offload.backends.base import (
-    Backend,
     Capabilities,
     LaunchReport,
+    LaunchTimer,
     Loaded,
     LoadedWeights,
+    OfflineLoader,
     Prepared,
     Streams,
-    TimedLaunches,
+    WeightStreamer,
 )
-from offload.backends.captured.device_streaming import refuse_unstored
-from offload.backends.captured.relocation import proof
-from offload.backends.captured.relocation.proof_bases import Placed
 from offload.backends.captured.torch_warm_up import failure_of_torch
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.errors import BackendUnavailable
 from offload.native import _native
 from offload.plan import Plan, check_plan
-from offload.plan.topology import CostTable, Link, Machine, MemoryLayout
+from offload.plan.topology import CostTable, Machine
 from offload.program import BoundProgram, Program
 
 ALIGNMENT_BYTES = 512
@@ -69,6 +65,7 @@ class AscendBackend:
 
     name = "npu"
     capabilities = Capabilities(queues_work=True)
+    opaque = None
     alignment_bytes = ALIGNMENT_BYTES
     tensor_alignment_bytes = TENSOR_ALIGNMENT_BYTES
     copies_on_device = True
@@ -92,6 +89,24 @@ class AscendBackend:
         self._capturer = capturer
         self._refresh = Refresh(refresh)
         self._form = form
+
+    @property
+    def weights(self) -> WeightStreamer:
+        """Copies them from the host, inside of the model."""
+        return AscendWeights(self.device_of, self.alignment_bytes)
+
+    @property
+    def timing(self) -> LaunchTimer:
+        """Times the kernels of a twin."""
+        make_twin = functools.partial(
+            make_resident, form=self._form, copies_on_device=self.copies_on_device
+        )
+        return TwinTimer(self.device_of, make_twin, self.proof_memory)
+
+    @property
+    def offline(self) -> OfflineLoader:
+        """Loads .om files."""
+        return AscendOfflineLoader(self)
 
     def machine(self, index: int | None = None) -> Machine:
         """A device; by default torch's current one.
@@ -121,16 +136,6 @@ class AscendBackend:
             raise BackendUnavailable("; ".join(missing))
         name, memory_bytes, _ = _native.ascend_device(index)
         return Machine("npu", name, memory_bytes, self.alignment_bytes, _COSTS)
-
-    def open_offline(self, path: Path, index: int | None) -> tuple[Prepared, Backend]:
-        """Load an offline model; its one launch is the model's own.
-
-        Raises:
-            BackendUnavailable, CaptureError, ExecutionError: as `OfflineBackend` says.
-        """
-        index = self.current_device() if index is None else index
-        self.device_machine(index)
-        return open_offline(self, path, index)
 
     def _missing_device(self, index: int) -> list[str]:
         try:
@@ -167,10 +172,6 @@ class AscendBackend:
     def records(self) -> str:
         """Programs recorded on NPU tensors."""
         return "npu"
-
-    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
-        """Nothing: opaque launches are not run."""
-        return ()
 
     def prepare(self, bound: BoundProgram) -> Prepared:
         """Have kernels made of the Program's launches.
@@ -277,67 +278,8 @@ class AscendBackend:
             ) from error
         return WeightMemory(tensor, functools.partial(tensor.untyped_storage().resize_, 0))
 
-    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
-        """What a copy from the host takes, measured once in a process.
-
-        Raises:
-            BackendUnavailable: the program's weights are not in files.
-            ExecutionError: the runtime failed, or has no memory to measure with.
-        """
-        program = bound.program
-        refuse_unstored(bound)
-        return link_meter.link(self.device_of(program))
-
-    def memory_layout(self, program: Program) -> MemoryLayout:
-        """As torch_npu's allocator gives it; a weight is streamed as a whole."""
-        return MemoryLayout(self.alignment_bytes, unit=TorchMemoryUnit())
-
-    def free_bytes(self, program: Program) -> int:
-        """Of the Program's device, what torch's allocator only keeps for later included."""
-        device = self.device_of(program)
-        _, _, free_bytes = _native.ascend_device(device)
-        npu: Any = getattr(torch, "npu", None)
-        if npu is None or not npu.is_available():
-            return free_bytes
-        return free_bytes + int(npu.memory_reserved(device)) - int(npu.memory_allocated(device))
-
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Nothing: the capturer knows which words are addresses, none was found by comparing."""
-
-    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
-        """By a twin whose kernels are launched one by one, outside of its model.
-
-        Raises:
-            BackendUnavailable: the runtime makes no events that tell times.
-            OutOfMemory: the device has no memory for it.
-            ExecutionError: the device failed.
-        """
-        captured: KernelCapture = prepared.state
-        program = prepared.program
-        device = self.device_of(program)
-        timer = _native.AscendLaunchTimer(device)
-        twin = make_resident(
-            captured,
-            program,
-            plan,
-            device=device,
-            arena_bytes=0,
-            form=self._form,
-            gather=None,
-            copies_on_device=self.copies_on_device,
-            streamed=StreamedWeights(),
-        )
-        try:
-            _, relocations = table_words(captured, program, plan)
-            placed = Placed(plan, twin, relocations)
-            memory = self.proof_memory(device)
-            return timed_launches(
-                proof.timed_rounds(
-                    prepared.bound, placed, memory, lambda: twin.time_launches(timer), N_ROUNDS
-                )
-            )
-        finally:
-            twin.close()
 
     def proof_memory(self, index: int) -> ProofMemory:
         """Memory of torch's for executions that nobody asked for."""

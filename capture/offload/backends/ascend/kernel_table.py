@@ -5,7 +5,7 @@ from __future__ import annotations
 from offload.backends.ascend.kernels import GatherKernel, KernelCapture
 from offload.backends.ascend.refresh import Gather
 from offload.backends.ascend.streaming import StreamedWeights
-from offload.backends.base import slot_triggers
+from offload.backends.native_kinds import slot_triggers
 from offload.errors import CaptureError
 from offload.native import _native
 from offload.plan import Plan

@@ -47,6 +47,7 @@ class OfflineModelBackend:
     """The backend of one loaded offline model. Its feature map stays where it was loaded."""
 
     capabilities = Capabilities(moves_feature_map=False, queues_work=True)
+    opaque = weights = timing = offline = None
 
     def __init__(self, backend: AscendBackend, model: _native.AscendOfflineModel) -> None:
         self.name = backend.name
@@ -61,12 +62,8 @@ class OfflineModelBackend:
         """Nothing is recorded for it."""
         return self._backend.records()
 
-    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
-        """Nothing."""
-        return ()
-
     def prepare(self, bound: BoundProgram) -> Prepared:
-        """The Program that `open_offline` made."""
+        """The Program that `AscendOfflineLoader` made."""
         return Prepared(bound)
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
@@ -106,24 +103,35 @@ class OfflineModelBackend:
         """Nothing: the runtime itself gives a model its addresses."""
 
 
-def open_offline(
-    backend: AscendBackend, path: Path, index: int
-) -> tuple[Prepared, OfflineModelBackend]:
-    """Load an offline model and describe it as a Program; see `OfflineBackend.open_offline`."""
-    if not _native.ascend_capabilities()["offline_model"]:
-        raise BackendUnavailable(
-            "the runtime loads no offline models (aclmdlLoadFromFileWithMem): libacl_mdl.so is "
-            "missing"
+class AscendOfflineLoader:
+    """Loads offline models for the device of a backend; see `OfflineLoader`."""
+
+    def __init__(self, backend: AscendBackend) -> None:
+        self._backend = backend
+
+    def open(self, path: Path, index: int | None) -> tuple[Prepared, OfflineModelBackend]:
+        """Load an offline model; its one launch is the model's own.
+
+        Raises:
+            BackendUnavailable, CaptureError, ExecutionError: as `OfflineLoader.open`.
+        """
+        backend = self._backend
+        index = backend.current_device() if index is None else index
+        backend.device_machine(index)
+        if not _native.ascend_capabilities()["offline_model"]:
+            raise BackendUnavailable(
+                "the runtime loads no offline models (aclmdlLoadFromFileWithMem): libacl_mdl.so "
+                "is missing"
+            )
+        model = _native.AscendOfflineModel(
+            device=index, path=str(path), copies_on_device=backend.copies_on_device
         )
-    model = _native.AscendOfflineModel(
-        device=index, path=str(path), copies_on_device=backend.copies_on_device
-    )
-    try:
-        program = _program_of(model, path, backend.records(), index)
-    except BaseException:
-        model.close()
-        raise
-    return Prepared(BoundProgram(program)), OfflineModelBackend(backend, model)
+        try:
+            program = _program_of(model, path, backend.records(), index)
+        except BaseException:
+            model.close()
+            raise
+        return Prepared(BoundProgram(program)), OfflineModelBackend(backend, model)
 
 
 def _program_of(model: _native.AscendOfflineModel, path: Path, device: str, index: int) -> Program:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from offload.backends.ascend.streamed_steps import Step, launch_graph, streamed_steps
+from offload.backends.ascend.torch_memory import TorchMemoryUnit
+from offload.backends.base import Prepared
 from offload.backends.captured.device_streaming import (
     LinkMeter,
     refuse_unstored,
@@ -19,9 +22,48 @@ from offload.backends.captured.streamed_copies import streamed_graph
 from offload.backends.weight_sources import managed_tensors
 from offload.native import _native
 from offload.plan.streaming import Streaming
-from offload.program import BoundProgram
+from offload.plan.topology import Link, MemoryLayout
+from offload.program import BoundProgram, Program
 
 link_meter = LinkMeter(_native.ascend_link_samples)
+
+
+class AscendWeights:
+    """Copies weights from the host's memory, inside of the model; see `WeightStreamer`."""
+
+    gathers_rows = False
+
+    def __init__(self, device_of: Callable[[Program], int], alignment_bytes: int) -> None:
+        """Of devices on which each weight is aligned so; `device_of` gives a Program's index."""
+        self._device_of = device_of
+        self._alignment_bytes = alignment_bytes
+
+    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
+        """What a copy from the host takes, measured once in a process.
+
+        Raises:
+            BackendUnavailable: the program's weights are not in files.
+            ExecutionError: the runtime failed, or has no memory to measure with.
+        """
+        refuse_unstored(bound)
+        return link_meter.link(self._device_of(bound.program))
+
+    def memory_layout(self, program: Program) -> MemoryLayout:
+        """As torch_npu's allocator gives it; a weight is streamed as a whole."""
+        return MemoryLayout(self._alignment_bytes, unit=TorchMemoryUnit())
+
+    def free_bytes(self, program: Program) -> int:
+        """Of the Program's device, what torch's allocator only keeps for later included."""
+        device = self._device_of(program)
+        _, _, free_bytes = _native.ascend_device(device)
+        npu: Any = getattr(torch, "npu", None)
+        if npu is None or not npu.is_available():
+            return free_bytes
+        return free_bytes + int(npu.memory_reserved(device)) - int(npu.memory_allocated(device))
+
+    def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
+        """The same: kernels read the weights' addresses from the table."""
+        return prepared
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

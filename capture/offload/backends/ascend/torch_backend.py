@@ -16,18 +16,25 @@ from offload.backends.ascend.launch_times import timed_launches
 from offload.backends.ascend.refresh import stages_note
 from offload.backends.ascend.relocated_model import notes_of, patched_arguments, prove_relocation
 from offload.backends.ascend.stream_budget import streams_note
-from offload.backends.ascend.streaming import StreamedWeights, stream_weights, streaming_notes
+from offload.backends.ascend.streaming import (
+    AscendWeights,
+    StreamedWeights,
+    stream_weights,
+    streaming_notes,
+)
 from offload.backends.ascend.torch_capture import NONE_STREAMED, TorchCapturer, give_back_unused
 from offload.backends.ascend.torch_relocation import BoundModel, Relocator
 from offload.backends.base import (
     Capabilities,
     LaunchReport,
+    LaunchTimer,
     Loaded,
     LoadedWeights,
     Prepared,
     Streams,
     TimedLaunches,
     Unproved,
+    WeightStreamer,
 )
 from offload.backends.captured.random_draws import drawing
 from offload.backends.captured.relocation.touches import node_graph, with_scratch
@@ -87,6 +94,16 @@ class TorchAscendBackend(AscendBackend):
         self._torch_capturer = torch_capturer
         self._copies = copies
 
+    @property
+    def weights(self) -> WeightStreamer:
+        """Copies them from the host, inside of the model, captured once they have places."""
+        return TorchAscendWeights(self)
+
+    @property
+    def timing(self) -> LaunchTimer:
+        """Times the launches by themselves."""
+        return WarmUpTimer(self.device_of, self._torch_capturer)
+
     def _missing_functions(self, has: dict[str, bool]) -> list[str]:
         missing = []
         if not has["capture"]:
@@ -126,36 +143,23 @@ class TorchAscendBackend(AscendBackend):
         check_formats(bound)
         own = frozenset(value.index for value in program.of_role(Role.ACTIVATION))
         if not bound.bindings.stored:
-            return self._captured(bound, own, NONE_STREAMED)
+            return self.captured(bound, own, NONE_STREAMED)
         moving_values(program)  # which refuses inputs that cannot be copied
         return Prepared(bound, own)
 
-    def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
-        """Take the weights' memory, and capture the launches with weights where they lie there.
-
-        Raises:
-            PlanError: the host has no room for the store.
-            FileError: a file with weights is shorter than it was, or cannot be read.
-            OutOfMemory: the device has no room for the weights.
-            BackendUnavailable, CaptureError, ExecutionError: as `prepare`.
-        """
-        program = prepared.program
-        device = self.device_of(program)
-        give_back_unused()  # torch would cut weights from what it keeps of a larger budget's
-        streamed = stream_weights(
-            prepared.bound,
-            streaming,
-            device,
-            touches=[(*launch.reads, *launch.writes) for launch in program.launches],
-            launches=range(len(program.launches)),
-            memory=functools.partial(self.weight_memory, device),
-        )
-        return self._captured(prepared.bound, prepared.operator_allocated, streamed)
-
-    def _captured(
+    def captured(
         self, bound: BoundProgram, own: frozenset[int], streamed: StreamedWeights
     ) -> Prepared:
-        """Captured, and relocated where that is asked for and possible."""
+        """The launches captured, and relocated where that is asked for and possible.
+
+        Args:
+            bound: the Program.
+            own: the Values that operators allocate themselves.
+            streamed: where its streamed weights lie, and what is told of them.
+
+        Raises:
+            CaptureError, ExecutionError: as `prepare`.
+        """
         if self._relocation is False:
             model = self._capture(bound, streamed)
             return Prepared(
@@ -250,19 +254,6 @@ class TorchAscendBackend(AscendBackend):
             for_next_pass=bound.streamed.for_next_pass,
         )
 
-    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
-        """By the launches themselves, as in the warm-up, with zeros for the weights in files.
-
-        Raises:
-            BackendUnavailable: the runtime makes no events that tell times.
-            CaptureError: a launch fails on made-up inputs, or the caller is capturing.
-            OutOfMemory: the device has no memory for it.
-            ExecutionError: the device failed.
-        """
-        capturer = self._torch_capturer or TorchCapturer()
-        device = self.device_of(prepared.program)
-        return timed_launches(capturer.time_launches(prepared.bound, device))
-
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Execute a relocated model where it was captured, and moved; see `relocation.proof`.
 
@@ -309,6 +300,61 @@ class TorchAscendBackend(AscendBackend):
             relocation=False,
             why_copied=why,
         )
+
+
+class TorchAscendWeights(AscendWeights):
+    """Captures launches once weights have their places, as kernels keep these."""
+
+    def __init__(self, backend: TorchAscendBackend) -> None:
+        """Of programs that the backend captures."""
+        super().__init__(backend.device_of, backend.alignment_bytes)
+        self._backend = backend
+
+    def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
+        """Take the weights' memory, and capture the launches with weights where they lie there.
+
+        Raises:
+            PlanError: the host has no room for the store.
+            FileError: a file with weights is shorter than it was, or cannot be read.
+            OutOfMemory: the device has no room for the weights.
+            BackendUnavailable, CaptureError, ExecutionError: as `TorchAscendBackend.prepare`.
+        """
+        program = prepared.program
+        device = self._backend.device_of(program)
+        give_back_unused()  # torch would cut weights from what it keeps of a larger budget's
+        streamed = stream_weights(
+            prepared.bound,
+            streaming,
+            device,
+            touches=[(*launch.reads, *launch.writes) for launch in program.launches],
+            launches=range(len(program.launches)),
+            memory=functools.partial(self._backend.weight_memory, device),
+        )
+        return self._backend.captured(prepared.bound, prepared.operator_allocated, streamed)
+
+
+class WarmUpTimer:
+    """Times launches as the warm-up of a capture makes them; see `LaunchTimer`."""
+
+    def __init__(
+        self, device_of: Callable[[Program], int], torch_capturer: TorchCapturer | None
+    ) -> None:
+        """Of programs that the capturer captures; None: one is made."""
+        self._device_of = device_of
+        self._torch_capturer = torch_capturer
+
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
+        """With zeros for the weights in files.
+
+        Raises:
+            BackendUnavailable: the runtime makes no events that tell times.
+            CaptureError: a launch fails on made-up inputs, or the caller is capturing.
+            OutOfMemory: the device has no memory for it.
+            ExecutionError: the device failed.
+        """
+        capturer = self._torch_capturer or TorchCapturer()
+        device = self._device_of(prepared.program)
+        return timed_launches(capturer.time_launches(prepared.bound, device))
 
 
 def _outside_bytes(program: Program, plan: Plan, launch: Launch) -> int:

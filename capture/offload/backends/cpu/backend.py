@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from offload.backends.base import Capabilities, LaunchReport, Loaded, LoadedWeights, Prepared
-from offload.backends.cpu.streaming import gathered_tables, make_stream, measure_link
-from offload.backends.host_memory import PAGE_BYTES, free_bytes, is_address_space_limited
+from offload.backends.cpu.streaming import CpuWeights, gathered_tables, make_stream
 from offload.backends.refusals import refuse_shared
 from offload.backends.weight_sources import managed_weights
 from offload.errors import CaptureError
@@ -21,8 +20,8 @@ from offload.interpreter.native_layouts import native_layout
 from offload.interpreter.torch_names import find_overload, split_operator, symbol_object
 from offload.native import _native
 from offload.plan import Lifetime, Place, Plan, Slot, SlotKind, check_plan
-from offload.plan.topology import CostTable, Link, Machine, MemoryLayout
-from offload.program import Argument, BoundProgram, Kernel, Launch, Program, Symbol, TensorView
+from offload.plan.topology import CostTable, Machine
+from offload.program import Argument, BoundProgram, Kernel, Launch, Symbol, TensorView
 
 # torch's CPU allocator aligns to this, and so do vector instructions at their best.
 ALIGNMENT_BYTES = 64
@@ -42,7 +41,9 @@ class CpuBackend:
     """The embedded default: every machine that runs torch has it."""
 
     name = "cpu"
-    capabilities = Capabilities(gathers_rows=True, runs_kernels=True)
+    capabilities = Capabilities(runs_kernels=True)
+    opaque = timing = offline = None  # to run a callable as one launch would be to call it
+    weights = CpuWeights(ALIGNMENT_BYTES)
 
     def machine(self, index: int | None = None) -> Machine:
         """This computer."""
@@ -52,10 +53,6 @@ class CpuBackend:
     def records(self) -> str:
         """Programs recorded on the CPU."""
         return "cpu"
-
-    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
-        """Nothing: to run a callable as one launch would be to call it, as eager does."""
-        return ()
 
     def prepare(self, bound: BoundProgram) -> Prepared:
         """Find the results of launches that have no out-variant of their own.
@@ -90,21 +87,6 @@ class CpuBackend:
         """
         check_plan(prepared.program, plan)
         return _Builder(prepared.bound, plan, prepared.operator_allocated).loaded()
-
-    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
-        """What it takes to read the program's weights, measured on some of them.
-
-        Mapped memory is of small pages.
-        """
-        return measure_link(bound, mapped=mapped)
-
-    def memory_layout(self, program: Program) -> MemoryLayout:
-        """Pieces are mapped by pages, unless addresses are scarce, of which they take more."""
-        return MemoryLayout(ALIGNMENT_BYTES, None if is_address_space_limited() else PAGE_BYTES)
-
-    def free_bytes(self, program: Program) -> int:
-        """Memory that this process may still take."""
-        return free_bytes()
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Nothing: out-variants are proved when they are first executed.

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 import torch
 
-from offload.backends.host_memory import PAGE_BYTES
+from offload.backends.base import Prepared
+from offload.backends.host_memory import PAGE_BYTES, free_bytes, is_address_space_limited
 from offload.backends.weight_sources import (
     Sources,
     managed_tensors,
@@ -21,7 +22,7 @@ from offload.backends.weight_sources import (
 from offload.errors import FileError, OutOfMemory
 from offload.native import _native
 from offload.plan.streaming import Streaming
-from offload.plan.topology import Link
+from offload.plan.topology import Link, MemoryLayout
 from offload.program import BoundProgram, Program, StoredTensor, TensorView
 
 # The link is measured on so many bytes of so many of the program's largest weights, each read
@@ -36,6 +37,33 @@ _links: dict[tuple[frozenset[tuple[int, bool] | None], bool], Link] = {}
 # What a row takes is measured on so many of so many bytes, all over the largest weight.
 _N_ROWS = 64
 _ROW_BYTES = 1024
+
+
+class CpuWeights:
+    """Brings weights into memory of this process; see `WeightStreamer`."""
+
+    gathers_rows = True
+
+    def __init__(self, alignment_bytes: int) -> None:
+        """Of a machine on which each weight is aligned so."""
+        self._alignment_bytes = alignment_bytes
+
+    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
+        """As `measure_link`; mapped memory is of small pages."""
+        return measure_link(bound, mapped=mapped)
+
+    def memory_layout(self, program: Program) -> MemoryLayout:
+        """Pieces are mapped by pages, unless addresses are scarce, of which they take more."""
+        granule_bytes = None if is_address_space_limited() else PAGE_BYTES
+        return MemoryLayout(self._alignment_bytes, granule_bytes)
+
+    def free_bytes(self, program: Program) -> int:
+        """Memory that this process may still take."""
+        return free_bytes()
+
+    def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
+        """The same: launches find weights wherever they are."""
+        return prepared
 
 
 def make_stream(

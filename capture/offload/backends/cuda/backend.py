@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 import torch
@@ -14,17 +13,18 @@ import torch
 from offload.backends.base import (
     Capabilities,
     LaunchReport,
+    LaunchTimer,
     Loaded,
     LoadedWeights,
+    OpaqueLauncher,
     Prepared,
     SetNodes,
     Streams,
-    TimedLaunches,
+    WeightStreamer,
 )
-from offload.backends.captured.device_streaming import refuse_unstored
 from offload.backends.captured.random_draws import drawing
 from offload.backends.captured.relocation import advice
-from offload.backends.captured.relocation.captures import RANDOM_OWNER, GraphCapture, NodeKind
+from offload.backends.captured.relocation.captures import RANDOM_OWNER
 from offload.backends.captured.relocation.discover import discover
 from offload.backends.captured.relocation.fixed_weights import WEIGHT_OWNER
 from offload.backends.captured.relocation.touches import node_graph, with_scratch
@@ -33,8 +33,9 @@ from offload.backends.captured.streamed_copies import StreamedGraph, streamed_gr
 from offload.backends.cuda.capture import Capturer, current_device, device_of, refuse_capturing
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.graph import describe_address, driver_bindings, is_known_address
-from offload.backends.cuda.layouts import capture_in_layouts, discovery_pool
+from offload.backends.cuda.layouts import capture_in_layouts
 from offload.backends.cuda.memory import DeviceMemory
+from offload.backends.cuda.opaque import CudaOpaqueLauncher
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import (
     CapturedProgram,
@@ -42,15 +43,15 @@ from offload.backends.cuda.resident_graph import (
     make_resident,
     set_nodes,
 )
-from offload.backends.cuda.streaming import free_bytes, link_meter, make_stream
+from offload.backends.cuda.streaming import CudaWeights, make_stream
 from offload.backends.cuda.torch_capture import TorchCapturer
-from offload.backends.cuda.twins import prove_twins, time_twin
+from offload.backends.cuda.twins import TwinTimer, prove_twins
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.errors import BackendUnavailable, CaptureError
 from offload.native import _native
 from offload.plan import Plan, check_plan
-from offload.plan.topology import CopyCosts, CostTable, Link, Machine, MemoryLayout, MemoryUnit
-from offload.program import BoundProgram, Program
+from offload.plan.topology import CopyCosts, CostTable, Machine
+from offload.program import BoundProgram
 
 ALIGNMENT_BYTES = 256
 """Of every Value: what cuBLASLt takes into account when it chooses a kernel. A kernel that was
@@ -70,13 +71,29 @@ class CudaBackend:
     """One NVIDIA GPU, or whatever answers to the driver's API."""
 
     name = "cuda"
-    capabilities = Capabilities(queues_work=True, runs_opaque=True)
+    capabilities = Capabilities(queues_work=True)
     alignment_bytes = ALIGNMENT_BYTES
     current_stream: Callable[[int], int] | None = None  # torch's, whose handle is the driver's
+    offline = None
 
     def __init__(self, capturer: Capturer | None = None) -> None:
         """Captures with torch, unless another capturer is given."""
         self._capturer = capturer
+
+    @property
+    def opaque(self) -> OpaqueLauncher:
+        """Captures what the callable does."""
+        return CudaOpaqueLauncher(self._capturer, self._require)
+
+    @property
+    def weights(self) -> WeightStreamer:
+        """Copies them from the host, inside of the graph."""
+        return CudaWeights(self.alignment_bytes)
+
+    @property
+    def timing(self) -> LaunchTimer:
+        """Times a twin of the graph."""
+        return TwinTimer(self.proof_memory)
 
     def machine(self, index: int | None = None) -> Machine:
         """A GPU; by default torch's current one.
@@ -126,35 +143,6 @@ class CudaBackend:
     def records(self) -> str:
         """Programs recorded on CUDA tensors."""
         return "cuda"
-
-    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
-        """Capture both, and compare which kernels, copies and memsets they are made of.
-
-        Libraries may choose other kernels in another capture: only what the callable launches
-        beyond the Program each time is its own.
-
-        Raises:
-            BackendUnavailable: as `machine`.
-            CaptureError: one of the two cannot be captured.
-            ExecutionError: the driver failed.
-        """
-        device = device_of(seen.program)
-        self._require(device)
-        capturers = [self._capturer or TorchCapturer() for _ in range(2)]
-        unseen: Counter[str] | None = None
-        for attempt in range(_MAXIMUM_TRIES):
-            of_seen, whole = (
-                _node_names(capturer.capture(one, discovery_pool(seen.program, seed)))
-                for seed, capturer, one in zip(
-                    (2 * attempt, 2 * attempt + 1), capturers, (seen, opaque), strict=True
-                )
-            )
-            surplus = whole - of_seen
-            unseen = surplus if unseen is None else unseen & surplus
-            if not unseen:
-                return ()
-        assert unseen is not None
-        return tuple(sorted(unseen.elements()))
 
     def prepare(self, bound: BoundProgram) -> Prepared:
         """Capture the Program's launches in three layouts, and find its words.
@@ -265,42 +253,6 @@ class CudaBackend:
             ),
         )
 
-    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
-        """What a copy from the host takes, measured once in a process; all its memory is alike.
-
-        Raises:
-            BackendUnavailable: the program's weights are not in files.
-            ExecutionError: the driver failed, or has no memory to measure with.
-        """
-        program = bound.program
-        refuse_unstored(bound)
-        return link_meter.link(device_of(program))
-
-    def memory_layout(self, program: Program) -> MemoryLayout:
-        """Mapped by granules, 2 MiB on the GPUs that there are, in which memory is also given.
-
-        Raises:
-            BackendUnavailable: the driver, or this GPU, is missing.
-            ExecutionError: the driver failed.
-        """
-        granule_bytes = _native.cuda_granularity_bytes(device_of(program))
-        return MemoryLayout(self.alignment_bytes, granule_bytes, MemoryUnit(granule_bytes))
-
-    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
-        """By a twin whose launches follow one another with events between, executed a few times.
-
-        Raises:
-            OutOfMemory: the device has no memory for it.
-            ExecutionError: the device failed.
-        """
-        captured: CapturedProgram = prepared.state
-        memory = self.proof_memory(captured.device)
-        return time_twin(captured, prepared.bound, plan, memory)
-
-    def free_bytes(self, program: Program) -> int:
-        """Of the Program's GPU, what torch's allocator only keeps for later included."""
-        return free_bytes(device_of(program))
-
     def copy_costs(self, index: int, resident: _native.CudaResident) -> CopyCosts:
         """What re-setting a node and copying cost on a device: measured once in a process.
 
@@ -331,11 +283,6 @@ class CudaBackend:
         names = launch_names(prepared.program)
         memory = self.proof_memory(captured.device)
         prove_twins(captured, prepared.bound, plan, names, memory)
-
-
-def _node_names(capture: GraphCapture) -> Counter[str]:
-    """How often each kernel, copy and memset stands in a captured graph."""
-    return Counter(node.name for node in capture.nodes if node.kind is not NodeKind.EMPTY)
 
 
 def _points_outside(discovery: Discovery) -> bool:

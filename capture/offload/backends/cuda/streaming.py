@@ -7,20 +7,61 @@ from collections.abc import Mapping
 
 import torch
 
+from offload.backends.base import Prepared
 from offload.backends.captured.device_streaming import (
     LinkMeter,
     refuse_unstored,
     require_store,
     stream_arguments,
 )
+from offload.backends.cuda.capture import device_of
 from offload.backends.cuda.graph import call
 from offload.backends.cuda.memory import DeviceMemory, with_memory_of_torch
 from offload.backends.weight_sources import managed_tensors
 from offload.native import _native
 from offload.plan.streaming import Streaming
-from offload.program import BoundProgram
+from offload.plan.topology import Link, MemoryLayout, MemoryUnit
+from offload.program import BoundProgram, Program
 
 link_meter = LinkMeter(_native.cuda_link_samples)
+
+
+class CudaWeights:
+    """Copies weights from the host's memory, inside of the graph; see `WeightStreamer`."""
+
+    gathers_rows = False
+
+    def __init__(self, alignment_bytes: int) -> None:
+        """Of a device on which each weight is aligned so."""
+        self._alignment_bytes = alignment_bytes
+
+    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
+        """What a copy from the host takes, measured once in a process; all its memory is alike.
+
+        Raises:
+            BackendUnavailable: the program's weights are not in files.
+            ExecutionError: the driver failed, or has no memory to measure with.
+        """
+        refuse_unstored(bound)
+        return link_meter.link(device_of(bound.program))
+
+    def memory_layout(self, program: Program) -> MemoryLayout:
+        """Mapped by granules, 2 MiB on the GPUs that there are, in which memory is also given.
+
+        Raises:
+            BackendUnavailable: the driver, or this GPU, is missing.
+            ExecutionError: the driver failed.
+        """
+        granule_bytes = _native.cuda_granularity_bytes(device_of(program))
+        return MemoryLayout(self._alignment_bytes, granule_bytes, MemoryUnit(granule_bytes))
+
+    def free_bytes(self, program: Program) -> int:
+        """Of the Program's GPU, what torch's allocator only keeps for later included."""
+        return free_bytes(device_of(program))
+
+    def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
+        """The same: kernels are given the weights' addresses as all others."""
+        return prepared
 
 
 def make_stream(

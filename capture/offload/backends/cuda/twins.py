@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from offload.backends.base import TimedLaunches
+from offload.backends.base import Prepared, TimedLaunches
 from offload.backends.captured.opaque_weights import weights_at_risk
 from offload.backends.captured.relocation.captures import node_text, place_text
 from offload.backends.captured.relocation.proof import apart, prove, timed_rounds
@@ -107,26 +107,30 @@ def prove_twins(
     captured.proved[:] = steadiness.notes()
 
 
-def time_twin(
-    captured: CapturedProgram,
-    bound: BoundProgram,
-    plan: Plan,
-    proof_memory: AbstractContextManager[DeviceMemory],
-) -> TimedLaunches:
-    """Time launches that follow one another with events between, in three executions.
+class TwinTimer:
+    """Times launches of a twin of the graph; see `LaunchTimer`."""
 
-    The arguments are those of `prove_twins`.
+    def __init__(self, proof_memory: Callable[[int], AbstractContextManager[DeviceMemory]]) -> None:
+        """By twins to which `proof_memory` gives memory of the device of an index."""
+        self._proof_memory = proof_memory
 
-    Raises:
-        OutOfMemory: the device has no memory for it.
-        ExecutionError: the device failed.
-    """
-    program = bound.program
-    with _twins(captured, program, [plan]) as (twin,), proof_memory as memory:
-        placed = Placed(plan, twin, relocations_of(captured.discovery, plan))
-        rounds = timed_rounds(bound, placed, memory, twin.time_launches, _N_TIMED)
-    return TimedLaunches(
-        tuple(min(times) for times in zip(*rounds, strict=True)),
-        f"the least of {_N_TIMED} rounds, by events in a graph of launches one behind the "
-        "other, which count too",
-    )
+    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
+        """Launches follow one another with events between, in three executions.
+
+        Raises:
+            OutOfMemory: the device has no memory for it.
+            ExecutionError: the device failed.
+        """
+        captured: CapturedProgram = prepared.state
+        bound = prepared.bound
+        with (
+            _twins(captured, bound.program, [plan]) as (twin,),
+            self._proof_memory(captured.device) as memory,
+        ):
+            placed = Placed(plan, twin, relocations_of(captured.discovery, plan))
+            rounds = timed_rounds(bound, placed, memory, twin.time_launches, _N_TIMED)
+        return TimedLaunches(
+            tuple(min(times) for times in zip(*rounds, strict=True)),
+            f"the least of {_N_TIMED} rounds, by events in a graph of launches one behind the "
+            "other, which count too",
+        )

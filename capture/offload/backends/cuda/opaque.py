@@ -1,0 +1,62 @@
+"""Opaque launches on CUDA: what a callable does on the device besides what was recorded of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from offload.backends.captured.relocation.captures import GraphCapture, NodeKind
+from offload.backends.cuda.capture import Capturer, device_of
+from offload.backends.cuda.layouts import discovery_pool
+from offload.backends.cuda.torch_capture import TorchCapturer
+from offload.program import BoundProgram
+
+_MAXIMUM_TRIES = 3
+
+
+class CudaOpaqueLauncher:
+    """Captures a callable as one launch, like any other; see `OpaqueLauncher`."""
+
+    def __init__(self, capturer: Capturer | None, require: Callable[[int], None]) -> None:
+        """For one backend.
+
+        Args:
+            capturer: makes graphs of launches; None: torch's.
+            require: raises where the device of an index is missing, or the caller is capturing.
+        """
+        self._capturer = capturer
+        self._require = require
+
+    def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
+        """Capture both, and compare which kernels, copies and memsets they are made of.
+
+        Libraries may choose other kernels in another capture: only what the callable launches
+        beyond the Program each time is its own.
+
+        Raises:
+            BackendUnavailable: as `CudaBackend.machine`.
+            CaptureError: one of the two cannot be captured, or the caller is capturing.
+            ExecutionError: the driver failed.
+        """
+        device = device_of(seen.program)
+        self._require(device)
+        capturers = [self._capturer or TorchCapturer() for _ in range(2)]
+        unseen: Counter[str] | None = None
+        for attempt in range(_MAXIMUM_TRIES):
+            of_seen, whole = (
+                _node_names(capturer.capture(one, discovery_pool(seen.program, seed)))
+                for seed, capturer, one in zip(
+                    (2 * attempt, 2 * attempt + 1), capturers, (seen, opaque), strict=True
+                )
+            )
+            surplus = whole - of_seen
+            unseen = surplus if unseen is None else unseen & surplus
+            if not unseen:
+                return ()
+        assert unseen is not None
+        return tuple(sorted(unseen.elements()))
+
+
+def _node_names(capture: GraphCapture) -> Counter[str]:
+    """How often each kernel, copy and memset stands in a captured graph."""
+    return Counter(node.name for node in capture.nodes if node.kind is not NodeKind.EMPTY)
