@@ -1,0 +1,377 @@
+"""Addresses that kernels are given in a form that nobody can follow: copied, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import struct
+
+import pytest
+import torch
+
+from offload.errors import CaptureError
+from offload.program import Bindings, BoundProgram, Overlap, TensorView
+
+pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
+
+from loading import (
+    ACT,
+    IN,
+    OUT,
+    WEIGHT,
+    Device,
+    N,
+    SimulatedBackend,
+    add,
+    on_device,
+    result,
+    scale,
+)
+from small_graphs import StepCapturer, floats, make_program, words
+
+from offload.backends.captured.relocation.captures import NodeKind
+from offload.backends.captured.relocation.fixed_values import FIXED_OWNER
+from offload.timeline import Scheduling
+
+KEY = 0x5A5A_0F0F_3C3C_A5A5
+ONE_STEP = ([(IN, N), (OUT, N)], [("0", "1")])
+VALUE_BYTES = 4 * N
+
+
+@pytest.fixture
+def device(simulator, monkeypatch) -> Device:
+    return Device(simulator, monkeypatch)
+
+
+def hidden_scale(device: Device, *, source: bool, target: bool):
+    """A kernel that triples, and gets one address or both as a number that only it can read."""
+
+    def run(arguments: bytes) -> None:
+        first, second = struct.unpack("<2Q", arguments)
+        first ^= KEY if source else 0
+        second ^= KEY if target else 0
+        for index in range(N):
+            floats(second, N)[index] = floats(first, N)[index] * 3
+
+    kernel = device.simulator.kernel("hiding_kernel", [8, 8], run)
+
+    def launch(at, first: int, second: int) -> None:
+        hidden = (KEY if source else 0, KEY if target else 0)
+        at.launch(kernel, words(first ^ hidden[0]), words(second ^ hidden[1]))
+
+    return launch
+
+
+def check_triples(run, times: int = 3) -> None:
+    """At addresses that are new each time, of which nothing stays."""
+    kept = []
+    for _ in range(4):
+        x = on_device(torch.randn(N))
+        y = result(run, x)
+        kept.append((y, x * times))
+    assert all(torch.equal(y, expected) for y, expected in kept)
+    assert len({y.data_ptr() for y, _ in kept}) == 4
+
+
+def copies_of(run) -> list[tuple[int, bool]]:
+    """(Value, whether it is copied in) of each copy that was added to the graph."""
+    captured = run.captured_program
+    nodes = captured.capture.nodes
+    return [
+        (word.value, word.offset_bytes == 0)
+        for word in captured.discovery.words
+        if nodes[word.node].kind is NodeKind.MEMCPY
+    ]
+
+
+class Loading:
+    """Loads, and keeps what was prepared."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def __call__(self, program, steps, **options):
+        prepared = []
+        backend = self._backend(prepared)
+        self.capturer = StepCapturer(steps)
+        run = self.device.load(program, steps, self.capturer, backend, **options)
+        run.captured_program = prepared[0].state
+        return run
+
+    def _backend(self, prepared):
+        from loading import SimulatedBackend
+
+        class Keeping(SimulatedBackend):
+            def prepare(self, bound):
+                prepared.append(super().prepare(bound))
+                return prepared[-1]
+
+        return Keeping
+
+
+@pytest.fixture
+def load(device) -> Loading:
+    return Loading(device)
+
+
+# ---- what is copied ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "copies", "n_words"),
+    [
+        (True, False, [(0, True)], 2),
+        (False, True, [(1, False)], 2),
+        (True, True, [(0, True), (1, False)], 2),
+    ],
+    ids=["input", "output", "both"],
+)
+def test_what_a_hidden_address_may_be_of_is_copied(load, device, source, target, copies, n_words):
+    """And nothing else: a plain address of the other stays a word of the kernel."""
+    launch = hidden_scale(device, source=source, target=target)
+    run = load(make_program(*ONE_STEP), [lambda at: launch(at, at.at[0], at.at[1])])
+    assert load.capturer.n_captures == 8
+    assert copies_of(run) == copies
+    assert len(run.captured_program.discovery.words) == n_words
+    assert run.captured_program.discovery.unexplained == ()
+    check_triples(run)
+    assert run.last_execution.slots_changed == 2
+    assert run.last_execution.bytes_copied == 0  # by the host; the graph does
+    said = run.explain()
+    for name, is_hidden in (("input0", source), ("output1", target)):
+        why = rf"{name} is copied by the graph, .*stays \({VALUE_BYTES} bytes\): kernel 'hiding_kernel' "
+        assert bool(re.search(why + r".*parameter \d .* differs between captures", said)) == (
+            is_hidden
+        )
+
+
+def test_each_execution_patches_one_word_for_each_copy(load, device):
+    """The kernel that hides both is never re-set; its copies are."""
+    launch = hidden_scale(device, source=True, target=True)
+    run = load(make_program(*ONE_STEP), [lambda at: launch(at, at.at[0], at.at[1])])
+    resident = run._loaded.resident
+    result(run, on_device(torch.ones(N)))
+    before = resident.n_set_params
+    for count in range(1, 4):
+        x = on_device(torch.randn(N))
+        assert torch.equal(result(run, x), x * 3)
+        assert resident.n_set_params - before == 2 * count
+    assert resident.n_instantiations == 1
+
+
+def test_an_input_that_is_written_is_copied_back(load, device):
+    """It is hidden; what is made of it afterwards has plain addresses."""
+    launch = hidden_scale(device, source=True, target=True)
+
+    def step(at):
+        launch(at, at.at[0], at.at[0])  # in place
+
+    def last(at):
+        scale(at, device, at.at[0], at.at[1], 2.0)
+
+    program = make_program([(IN, N), (OUT, N)], [("0", "0"), ("0", "1")])
+    run = load(program, [step, last])
+    assert copies_of(run) == [(0, True), (0, False)]
+    for _ in range(3):
+        x = on_device(torch.randn(N))
+        before = x.clone()
+        assert torch.equal(result(run, x), before * 3 * 2)
+        assert torch.equal(x, before * 3)
+    assert "written at each execution: input input0" in run.explain()
+
+
+def test_an_activation_lies_outside_of_the_feature_map(load, device):
+    """Between two kernels, of which the second hides where it reads."""
+    launch = hidden_scale(device, source=True, target=False)
+    program = make_program([(IN, N), (ACT, N), (ACT, N), (OUT, N)],
+                           [("0", "1"), ("1", "2"), ("02", "3")])  # fmt: skip
+    run = load(
+        program,
+        [
+            lambda at: scale(at, device, at.at[0], at.at[1], 2.0),
+            lambda at: launch(at, at.at[1], at.at[2]),
+            lambda at: add(at, device, at.at[0], at.at[2], at.at[3]),
+        ],
+    )
+    assert copies_of(run) == []
+    assert run.plan.feature_map_bytes == VALUE_BYTES  # of the other activation alone
+    for _ in range(3):
+        x = on_device(torch.randn(N))
+        given = on_device(torch.zeros(N)).view(torch.uint8)
+        (y,) = run(x, out=(on_device(torch.zeros(N)),), feature_map=given)
+        run._loaded.resident.finish()
+        assert torch.equal(y, x + x * 2 * 3)
+    assert f"1 lies outside of the feature map, at an address that stays ({VALUE_BYTES} bytes)" in (
+        run.explain()
+    )
+
+
+def test_a_difference_of_two_addresses_has_both_copied(load, device):
+    """Both are named as well, so that nothing tells at first whom the number speaks of."""
+
+    def run_kernel(arguments: bytes) -> None:
+        source, target, distance = struct.unpack("<2Qq", arguments)
+        assert target - source == distance
+        for index in range(N):
+            floats(source + distance, N)[index] = floats(source, N)[index] * 3
+
+    kernel = device.simulator.kernel("hiding_kernel", [8, 8, 8], run_kernel)
+
+    def step(at):
+        distance = struct.pack("<q", at.at[1] - at.at[0])
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), distance)
+
+    run = load(make_program(*ONE_STEP), [step])
+    assert copies_of(run) == [(0, True), (1, False)]
+    owners = {one.owner for one in run.captured_program.discovery.constants}
+    assert owners == {FIXED_OWNER + "input0", FIXED_OWNER + "output1"}
+    check_triples(run)
+
+
+def test_scratch_memory_that_is_hidden_stays(load, device):
+    """It lies nowhere else then, and no Value of the launch need be copied for it."""
+    launch = hidden_scale(device, source=False, target=True)
+    again = hidden_scale(device, source=True, target=False)
+
+    def step(at):
+        block = at.scratch(4 * N)
+        launch(at, at.at[0], block)
+        again(at, block, at.at[1])
+
+    run = load(make_program(*ONE_STEP), [step])
+    assert any(one.value is None for one in run.captured_program.fixed.fixed)
+    check_triples(run, 9)
+
+
+def test_other_launches_use_the_same_copy(load, device):
+    """Whoever names a fixed Value plainly finds it where it stays."""
+    launch = hidden_scale(device, source=True, target=False)
+    program = make_program([(IN, N), (ACT, N), (OUT, N)], [("0", "1"), ("01", "2")])
+    run = load(
+        program,
+        [
+            lambda at: launch(at, at.at[0], at.at[1]),
+            lambda at: add(at, device, at.at[0], at.at[1], at.at[2]),
+        ],
+    )
+    assert copies_of(run) == [(0, True)]
+    check_triples(run, 4)
+
+
+def weighing(device, *, hides_weight: bool):
+    """A program of one kernel, target = source * weight, that hides the address of one of them."""
+
+    def run_kernel(arguments: bytes) -> None:
+        source, weight, target = struct.unpack("<3Q", arguments)
+        source, weight = (source, weight ^ KEY) if hides_weight else (source ^ KEY, weight)
+        for index in range(N):
+            floats(target, N)[index] = floats(source, N)[index] * floats(weight, N)[index]
+
+    kernel = device.simulator.kernel("hiding_kernel", [8, 8, 8], run_kernel)
+
+    def step(at):
+        keys = (0, KEY) if hides_weight else (KEY, 0)
+        at.launch(kernel, words(at.at[0] ^ keys[0]), words(at.at[1] ^ keys[1]), words(at.at[2]))
+
+    program = make_program([(IN, N), (WEIGHT, N), (OUT, N)], [("01", "2")])
+    weight = on_device(torch.randn(N))
+    view = TensorView(1, 0, (N,), (1,), "float32")
+    program = dataclasses.replace(program, weight_views={1: (view,)})
+    return BoundProgram(program, Bindings(weights={1: (weight,)})), step, weight
+
+
+def test_a_weight_that_is_named_stays_where_it_is(load, device):
+    """Though its launch hides another address."""
+    bound, step, weight = weighing(device, hides_weight=False)
+    run = load(bound, [step])
+    assert copies_of(run) == [(0, True)]
+    for _ in range(3):
+        x = on_device(torch.randn(N))
+        assert torch.equal(result(run, x), x * weight)
+
+
+def test_a_weight_that_is_hidden_is_refused(load, device):
+    """Whatever else of its launch stays at one address, its own memory is the caller's."""
+    bound, step, _ = weighing(device, hides_weight=True)
+    with pytest.raises(CaptureError, match=r"parameter 1 .* also where the inputs and results"):
+        load(bound, [step])
+    assert load.capturer.n_captures == 8
+
+
+def test_a_host_that_schedules_launches_copies_too(load, device):
+    launch = hidden_scale(device, source=True, target=True)
+    program = make_program([(IN, N), (ACT, N), (OUT, N)], [("0", "1"), ("1", "2")])
+    other = hidden_scale(device, source=False, target=True)
+    steps = [
+        lambda at: launch(at, at.at[0], at.at[1]),
+        lambda at: other(at, at.at[1], at.at[2]),
+    ]
+    run = load(program, steps, scheduling=Scheduling.HOST)
+    assert copies_of(run) == [(0, True), (2, False)]
+    check_triples(run, 9)
+
+
+# ---- what is as before, or refused ---------------------------------------------------------------
+
+
+def test_a_program_whose_words_are_explained_is_as_before(load, device):
+    program = make_program(*ONE_STEP)
+    run = load(program, [lambda at: scale(at, device, at.at[0], at.at[1], 3.0)])
+    assert load.capturer.n_captures == 4
+    captured = run.captured_program
+    assert captured.fixed.fixed == ()
+    assert [(one.node, one.offset_bytes, one.value) for one in captured.discovery.words] == [
+        (0, 0, 0),
+        (0, 8, 1),
+    ]
+    assert len(captured.capture.nodes) == 1
+    assert "copied by the graph" not in run.explain()
+    check_triples(run)
+
+
+def test_inputs_that_share_memory_are_refused(load, device):
+    """A copy of each would not share it."""
+    launch = hidden_scale(device, source=True, target=True)
+    program = make_program([(IN, N), (IN, N), (OUT, N)], [("01", "0"), ("01", "2")])
+    program = dataclasses.replace(program, overlaps=(Overlap(0, 1, 0),))
+    steps = [
+        lambda at: launch(at, at.at[0], at.at[0]),
+        lambda at: add(at, device, at.at[0], at.at[1], at.at[2]),
+    ]
+    with pytest.raises(CaptureError, match=r"cannot stay at one address: .* share memory"):
+        load(program, steps)
+
+
+def test_what_no_value_explains_is_refused(load, device):
+    """A number that is another in each layout, and speaks of nothing that the launch uses."""
+    kernel = device.simulator.kernel("hiding_kernel", [8, 8, 8], lambda _: None)
+
+    def step(at):
+        number = at.number % 4
+        layout = max(0, number - 1)
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), words(0xAB_0000_0000 + layout))
+
+    with pytest.raises(CaptureError, match=r"parameter 2 .* also where the inputs and results"):
+        load(make_program(*ONE_STEP), [step])
+    assert load.capturer.n_captures == 8
+
+
+def test_the_proof_finds_what_hides_where_nothing_differs(load, device):
+    """A kernel that keeps to itself an address of the feature map's, in no word."""
+    launch = hidden_scale(device, source=True, target=False)
+    hidden: dict[int, int] = {}
+
+    def read_elsewhere(arguments: bytes) -> None:
+        source, target = struct.unpack("<2Q", arguments)
+        for index in range(N):
+            floats(target, N)[index] = floats(hidden[0], N)[index] + floats(source, N)[index]
+
+    kernel = device.simulator.kernel("texture_kernel", [8, 8], read_elsewhere)
+
+    def last(at):
+        hidden[0] = at.at[1]
+        at.launch(kernel, words(at.at[0]), words(at.at[2]))
+
+    program = make_program([(IN, N), (ACT, N), (OUT, N)], [("0", "1"), ("01", "2")])
+    with pytest.raises(CaptureError, match="gives another result"):
+        load(program, [lambda at: launch(at, at.at[0], at.at[1]), last])
