@@ -78,6 +78,11 @@ class Capturing:
         self.pool = pool
         self.allocations: list[Allocation] = []
 
+    @property
+    def layout(self) -> int:
+        """Which of the three layouts that are compared this one is: 0, 1 or 2."""
+        return max(0, self.number % 4 - 1)
+
     def scratch(self, size_bytes: int) -> int:
         address = self.pool.allocate(size_bytes)
         self.allocations.append(Allocation(address, size_bytes, None))

@@ -9,12 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from offload.backends.ascend.streamed_steps import Step, launch_graph, streamed_steps
-from offload.backends.captured.device_streaming import (
-    LinkMeter,
-    refuse_unstored,
-    require_store,
-    stream_arguments,
-)
+from offload.backends.captured.device_streaming import LinkMeter, stream_arguments
 from offload.backends.captured.streamed_copies import streamed_graph
 from offload.backends.weight_sources import managed_tensors
 from offload.native import _native
@@ -100,8 +95,8 @@ def stream_weights(
     program = bound.program
     if streaming is None:
         return StreamedWeights()
-    refuse_unstored(bound)
-    require_store(bound, streaming, functools.partial(_native.ascend_held_bytes, device))
+    held_bytes = functools.partial(_native.ascend_held_bytes, device)
+    arguments = stream_arguments(bound, streaming, held_bytes)
     graph = launch_graph(program, touches, launches)
     streamed = streamed_graph(program, graph, streaming)
     steps = streamed_steps(program, graph, streaming, streamed)
@@ -110,7 +105,7 @@ def stream_weights(
         device=device,
         memory=place.tensor.data_ptr(),
         release=place.release,
-        **stream_arguments(bound, streaming),
+        **arguments,
     )
     storages = _storages(bound, streaming, place.tensor.untyped_storage())
     return StreamedWeights(
