@@ -228,7 +228,9 @@ class CudaBackend:
             lambda: reports,
             device=self.tensor_device(captured.device),
             alignment_bytes=self.alignment_bytes,
-            notes=lambda: (*captured.fixed.notes(prepared.program), *captured.proved),
+            notes=functools.partial(
+                _notes, tuple(captured.fixed.notes(prepared.program)), captured.proved
+            ),
             weights=LoadedWeights(check, weights, stream),
             streams=Streams(self.current_stream),
             draw=drawing(random) if random is not None and captured.random_cells else None,
@@ -309,6 +311,11 @@ class CudaBackend:
 def _node_names(capture: GraphCapture) -> Counter[str]:
     """How often each kernel, copy and memset stands in a captured graph."""
     return Counter(node.name for node in capture.nodes if node.kind is not NodeKind.EMPTY)
+
+
+def _notes(fixed: tuple[str, ...], proved: list[str]) -> tuple[str, ...]:
+    """What stays, and what the proof allowed; nothing of the capture is kept for it."""
+    return (*fixed, *proved)
 
 
 def _points_outside(discovery: Discovery) -> bool:
