@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import gc
 import re
 import struct
 
 import pytest
 import torch
+from budgets import budget_steps
+from stored import save_weights, without_memory
 
+import offload
 from offload.errors import CaptureError
 from offload.program import Bindings, BoundProgram, Overlap, TensorView
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
 
+import simulated_backend
+from aten_kernel import AtenKernel
+from device_streaming import GIVEN, expected_of
 from loading import (
     ACT,
     IN,
@@ -28,6 +37,7 @@ from loading import (
     scale,
 )
 from small_graphs import StepCapturer, floats, make_program, words
+from test_streaming import Deep
 
 from offload.backends.captured.relocation.captures import NodeKind
 from offload.backends.captured.relocation.fixed_values import FIXED_OWNER
@@ -104,7 +114,7 @@ class Loading:
 
         self.capturer = StepCapturer(steps)
         run = self.device.load(program, steps, self.capturer, Keeping, **options)
-        run.captured_program = prepared[0].state
+        run.captured_program = prepared.pop().state
         return run
 
 
@@ -373,3 +383,83 @@ def test_the_proof_finds_what_hides_where_nothing_differs(load, device):
     program = make_program([(IN, N), (ACT, N), (OUT, N)], [("0", "1"), ("01", "2")])
     with pytest.raises(CaptureError, match="gives another result"):
         load(program, [lambda at: launch(at, at.at[0], at.at[1]), last])
+
+
+# ---- memory, and whole models --------------------------------------------------------------------
+
+
+def test_closing_gives_the_memory_back(load, device):
+    launch = hidden_scale(device, source=True, target=True)
+    x, out = on_device(torch.ones(N)), on_device(torch.zeros(N))
+    gc.collect()
+    before = device.simulator.physical_bytes, device.simulator.live("graph")
+    run = load(make_program(*ONE_STEP), [lambda at: launch(at, at.at[0], at.at[1])])
+    run.captured_program = None
+    run(x, out=(out,))
+    run._loaded.resident.finish()
+    assert torch.equal(out, x * 3)
+    assert device.simulator.physical_bytes > before[0]
+    run.close()
+    del run
+    gc.collect()
+    assert (device.simulator.physical_bytes, device.simulator.live("graph")) == before
+
+
+def test_what_is_refused_leaves_nothing(load, device):
+    """Of none of the captures that were made for it."""
+    kernel = device.simulator.kernel("hiding_kernel", [8, 8, 8], lambda _: None)
+
+    def step(at):
+        at.launch(kernel, words(at.at[0]), words(at.at[1]), words(0xAB_0000_0000 + at.layout))
+
+    before = device.simulator.physical_bytes, device.simulator.live("graph")
+    gc.disable()
+    try:
+        with contextlib.suppress(CaptureError):
+            load(make_program(*ONE_STEP), [step])
+        assert (device.simulator.physical_bytes, device.simulator.live("graph")) == before
+    finally:
+        gc.enable()
+
+
+def hide(monkeypatch, roles) -> None:
+    """Have kernels of torch's operators be given the addresses of such Values hidden."""
+    arguments, execute = AtenKernel.arguments, AtenKernel.execute
+
+    def hidden(self, block: bytes) -> bytes:
+        content = bytearray(block)
+        for index, view in enumerate(self.views, start=1):
+            if self.program.values[view.value].role in roles:
+                (word,) = struct.unpack_from("<Q", content, 8 * index)
+                struct.pack_into("<Q", content, 8 * index, word ^ KEY)
+        return bytes(content)
+
+    monkeypatch.setattr(AtenKernel, "arguments", lambda one, at: hidden(one, arguments(one, at)))
+    monkeypatch.setattr(AtenKernel, "execute", lambda one, block: execute(one, hidden(one, block)))
+
+
+@pytest.mark.parametrize("roles", [{IN}, {OUT}, {IN, OUT}, {IN, ACT, OUT}])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_models_whose_kernels_hide_give_the_same_bits(
+    simulator, monkeypatch, tmp_path, roles, is_streamed
+):
+    """Also where weights, whose addresses are plain, are streamed."""
+    simulator.set_granularity(16 * 1024)  # the model has no 2 MiB
+    backend = simulated_backend.install(simulator, monkeypatch)
+    hide(monkeypatch, roles)
+    save_weights(Deep().eval(), tmp_path)
+    make = functools.partial(torch.randn, *GIVEN)
+    captured = offload.capture(without_memory(Deep), make(), weights=tmp_path)
+    inputs = [make() for _ in range(4)]
+    expected = expected_of(captured, inputs)
+    budget = budget_steps(captured, backend)[0 if is_streamed else -1]
+    with captured.load(backend.name, weights_budget=budget) as run:
+        assert bool(run.streaming.plan.transfers) == is_streamed
+        assert run.explain().count("is copied by the graph") == len(roles & {IN, OUT})
+        assert (run.plan.feature_map_bytes == 0) == (ACT in roles)
+        for given, (wanted,) in zip(inputs, expected, strict=True):
+            # A copy of the graph's takes no memory of the host.
+            out = on_device(torch.zeros(wanted.numel())).view(wanted.shape)
+            run(on_device(given.flatten()).view(given.shape), out=out)
+            run._loaded.resident.finish()
+            assert torch.equal(out, wanted)
