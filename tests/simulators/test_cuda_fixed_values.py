@@ -16,6 +16,7 @@ from stored import save_weights, without_memory
 
 import offload
 from offload.errors import CaptureError
+from offload.native import _native
 from offload.program import Bindings, BoundProgram, Overlap, TensorView
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
@@ -385,7 +386,25 @@ def test_the_proof_finds_what_hides_where_nothing_differs(load, device):
         load(program, [lambda at: launch(at, at.at[0], at.at[1]), last])
 
 
-# ---- memory, and whole models --------------------------------------------------------------------
+# ---- the pool, memory, and whole models --------------------------------------------------------------------
+
+
+def test_a_pool_gives_fixed_addresses_in_each_layout(device):
+    """By the number of the allocation; the others lie where they lie without."""
+    sizes = (4096, 1 << 21, 100)
+    plain = _native.DiscoveryPool(0, 7)
+    expected = [plain.allocate(size) for size in sizes]
+    plain.fix(1, 0x1234_0000)
+    for _ in range(2):
+        plain.rewind()
+        found = [plain.allocate(size) for size in sizes]
+        assert found == [expected[0], 0x1234_0000, expected[2]]
+        assert plain.events()[1] == ("allocate", 0x1234_0000, 1 << 21)
+    other = _native.DiscoveryPool(0, 8)
+    other.fix(1, 0x1234_0000)
+    moved = [other.allocate(size) for size in sizes]
+    assert moved[1] == 0x1234_0000
+    assert moved[0] != expected[0]
 
 
 def test_closing_gives_the_memory_back(load, device):
