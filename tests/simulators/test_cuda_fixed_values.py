@@ -386,7 +386,7 @@ def test_the_proof_finds_what_hides_where_nothing_differs(load, device):
         load(program, [lambda at: launch(at, at.at[0], at.at[1]), last])
 
 
-# ---- the pool, memory, and whole models --------------------------------------------------------------------
+# ---- the pool, memory, and whole models ----------------------------------------------------------
 
 
 def test_a_pool_gives_fixed_addresses_in_each_layout(device):
