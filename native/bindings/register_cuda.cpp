@@ -80,6 +80,7 @@ void register_pool(py::module_& module) {
       .def(py::init<int, std::uint64_t, std::size_t>(), py::arg("device"), py::arg("seed"),
            py::arg("large_chunk_bytes") = 0)
       .def("allocate", &DiscoveryPool::allocate, py::arg("size_bytes"))
+      .def("fix", &DiscoveryPool::fix, py::arg("number"), py::arg("address"))
       .def("free", &DiscoveryPool::free, py::arg("address"))
       .def("events", &pool_events, py::arg("begin") = 0)
       .def_property_readonly("n_events", &DiscoveryPool::n_events)

@@ -49,7 +49,11 @@ DevicePointer DiscoveryPool::allocate(std::size_t size_bytes) {
   const std::lock_guard lock(mutex_);
   const ContextScope scope(driver_, context_);
   const RelaxedCapture relaxed(driver_);
-  const DevicePointer address = place(size_bytes);
+  const auto fixed = fixed_.find(n_allocated_);
+  // Placed in any case, so that what follows lies where it would.
+  const DevicePointer placed = place(size_bytes);
+  const DevicePointer address = fixed == fixed_.end() ? placed : fixed->second;
+  ++n_allocated_;
   events_.push_back({true, address, size_bytes});
   return address;
 }
@@ -138,6 +142,11 @@ std::vector<std::pair<DevicePointer, std::size_t>> DiscoveryPool::shown() const 
   return shown_;
 }
 
+void DiscoveryPool::fix(std::size_t number, DevicePointer address) {
+  const std::lock_guard lock(mutex_);
+  fixed_[number] = address;
+}
+
 void DiscoveryPool::free(DevicePointer address) {
   const std::lock_guard lock(mutex_);
   const auto allocated = std::find_if(events_.rbegin(), events_.rend(), [&](const PoolEvent& one) {
@@ -165,6 +174,7 @@ void DiscoveryPool::rewind() {
   area_ = 0;
   n_chunks_used_ = 0;
   events_.clear();
+  n_allocated_ = 0;
   error_.reset();
 }
 

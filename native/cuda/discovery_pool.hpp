@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -38,6 +39,11 @@ class DiscoveryPool {
 
   // A new address for `size_bytes` (0 too). A stream capture on this thread is not disturbed.
   DevicePointer allocate(std::size_t size_bytes);
+
+  // From the next layout on, the allocation of this number (counted from 0 in each layout) lies at
+  // this address, which is the caller's memory: it stays there in all layouts, and others lie where
+  // they lie without it. Nothing is shown there, and it outlives every use of the address.
+  void fix(std::size_t number, DevicePointer address);
 
   // Notes a free; the address is not used again. Addresses of other pools are ignored.
   void free(DevicePointer address);
@@ -86,6 +92,8 @@ class DiscoveryPool {
   std::size_t area_ = 0;           // where the next allocation goes
   std::size_t n_chunks_used_ = 0;  // of that area
   std::vector<PoolEvent> events_;
+  std::map<std::size_t, DevicePointer> fixed_;
+  std::size_t n_allocated_ = 0;  // in this layout
   std::vector<std::pair<DevicePointer, std::size_t>> shown_;
   std::optional<std::string> error_;
 };

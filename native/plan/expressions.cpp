@@ -33,7 +33,9 @@ std::int64_t as_integer(const Number& number) {
   return number.integer;
 }
 
-bool as_truth(const Number& number) { return number.is_real ? number.real != 0 : number.integer != 0; }
+bool as_truth(const Number& number) {
+  return number.is_real ? number.real != 0 : number.integer != 0;
+}
 
 Number checked(double value) {
   if (std::isnan(value)) refuse("the result is no number");

@@ -9,7 +9,8 @@ import torch
 from on_device import ones
 
 import offload
-from offload.backends.cuda.capture_thread import capture_stream, run_on_capture_thread
+from offload.backends.captured.capture_thread import run_on_capture_thread
+from offload.backends.cuda.capture_stream import capture_stream
 
 
 def reads(x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +64,7 @@ def test_captures_have_a_stream_that_torch_gives_nobody():
     """Torch has 32, which it gives in turn; what is enqueued on one in a capture is captured."""
     given = {torch.cuda.Stream().cuda_stream for _ in range(64)}
     device = torch.cuda.current_device()
-    own = run_on_capture_thread(lambda: capture_stream(device))
+    own = run_on_capture_thread(lambda: capture_stream(device), "cuda")
     assert own.cuda_stream not in given
     assert own.cuda_stream != torch.cuda.default_stream().cuda_stream
 

@@ -78,6 +78,11 @@ class Capturing:
         self.pool = pool
         self.allocations: list[Allocation] = []
 
+    @property
+    def layout(self) -> int:
+        """Which of the three layouts that are compared this one is: 0, 1 or 2."""
+        return max(0, self.number % 4 - 1)
+
     def scratch(self, size_bytes: int) -> int:
         address = self.pool.allocate(size_bytes)
         self.allocations.append(Allocation(address, size_bytes, None))
@@ -109,11 +114,18 @@ class StepCapturer:
     steps: Sequence[Step]
     owned: Sequence[OwnedRange] = ()
     n_captures: int = 0
+    _first_pool: Any = None
+    _n_others: int = 0
 
-    @property
-    def number(self) -> int:
-        """Of the next capture: see `Capturing`. One in another layout stands between the two."""
-        return self.n_captures // 4 * 4 + (0, 2, 1, 3)[self.n_captures % 4]
+    def number(self, pool: _native.DiscoveryPool) -> int:
+        """Of the next capture: see `Capturing`. Two that are in one layout have one pool."""
+        n_before, place = divmod(self.n_captures, 4)
+        if place == 0:
+            self._first_pool, self._n_others = id(pool), 0
+        elif id(pool) != self._first_pool:
+            self._n_others += 1
+            return 4 * n_before + 1 + self._n_others
+        return 4 * n_before + (place > 0)
 
     def capture(self, bound: BoundProgram, pool: _native.DiscoveryPool) -> GraphCapture:
         program = bound.program
@@ -123,7 +135,7 @@ class StepCapturer:
         ]
         stream = call("cuStreamCreate", 1)
         at = [one.address for one in values]
-        capturing = Capturing(self.number, stream, at, pool)
+        capturing = Capturing(self.number(pool), stream, at, pool)
         self.n_captures += 1
         call("cuStreamBeginCapture", stream, _thread_local_mode())
         made_by: dict[int, int] = {}

@@ -10,8 +10,9 @@ import torch
 
 pytest.importorskip("cuda.bindings.driver", reason="streams are made by NVIDIA's Python bindings")
 
-from offload.backends.cuda import capture_thread
-from offload.backends.cuda.capture_thread import capture_stream, run_on_capture_thread
+from offload.backends.captured.capture_thread import run_on_capture_thread
+from offload.backends.cuda import capture_stream as module
+from offload.backends.cuda.capture_stream import capture_stream
 from offload.errors import ExecutionError
 
 
@@ -35,7 +36,7 @@ def wrapped(monkeypatch, client):
 
 
 def streams(n: int) -> list[int]:
-    return [run_on_capture_thread(lambda: capture_stream(0)).cuda_stream for _ in range(n)]
+    return [run_on_capture_thread(lambda: capture_stream(0), "cuda").cuda_stream for _ in range(n)]
 
 
 def test_it_is_made_once_and_of_no_pool(wrapped, client):
@@ -57,9 +58,9 @@ def test_it_waits_for_nothing_on_the_default_stream(wrapped, client):
 
 def test_the_context_of_the_thread_stays(wrapped):
     def make() -> list[int]:
-        before = int(capture_thread.call("cuCtxGetCurrent"))
+        before = int(module.call("cuCtxGetCurrent"))
         capture_stream(0)
-        return [before, int(capture_thread.call("cuCtxGetCurrent"))]
+        return [before, int(module.call("cuCtxGetCurrent"))]
 
     with concurrent.futures.ThreadPoolExecutor(1) as thread:  # that has had none so far
         assert thread.submit(make).result() == [0, 0]

@@ -222,10 +222,30 @@ def test_edges_are_not_read_by_bindings_that_give_freed_memory(pointers, monkeyp
 
 def test_a_number_that_differs_with_the_layout_is_refused(pointers):
     def step(at):
-        at.launch(pointers, words(at.at[0]), words(at.at[1]), words(at.at[1] - at.at[0]))
+        at.launch(pointers, words(at.at[0]), words(at.at[1]), words(0xAB_0000 + at.layout))
 
     with pytest.raises(CaptureError, match=r"'add_kernel' .*sim::step0 at model.py:1: parameter 2"):
         prepared([step, step])
+
+
+def test_a_distance_has_both_ends_stay(pointers):
+    """A word of theirs is a constant then, and their copies' other sides are words instead."""
+
+    def step(at):
+        at.launch(pointers, words(at.at[0]), words(at.at[1]), words(at.at[1] - at.at[0]))
+
+    def last(at):
+        at.launch(pointers, words(at.at[1]), words(at.at[2]), words(1))
+
+    found, capturer = prepared([step, last])
+    assert capturer.n_captures == 8
+    assert [(one.value, one.size_bytes) for one in found.state.fixed.fixed] == [
+        (0, 1024),
+        (1, 1024),
+    ]
+    assert words_of(found) == [(1, 0, 8, 2, 0), (2, 0, 0, 0, 0)]
+    assert found.graph.edges == ((0, 1), (2, 0))
+    assert found.operator_allocated == {1}  # the activation, which is placed nowhere
 
 
 def test_an_address_of_an_earlier_capture_is_refused(pointers):

@@ -372,7 +372,7 @@ def test_a_cells_address_in_one_layout_and_the_hosts_in_others_is_noise(device):
     original = RandomCapturer.capture
 
     def capture(self, bound, pool):
-        order.append(self.number)
+        order.append(self.number(pool))
         found = original(self, bound, pool)
         owned = [OwnedRange(int(own), 8, RANDOM_OWNER)] if order[-1] < 2 else found.owned
         return dataclasses.replace(found, owned=owned)

@@ -41,8 +41,8 @@ class HostBlocks:
         for view in self._views:
             view[0] = factor
 
-    def address(self, number: int) -> int:
-        return ctypes.addressof(self._views[max(0, number - 1)])
+    def address(self, layout: int) -> int:
+        return ctypes.addressof(self._views[layout])
 
 
 def noise_of(step) -> list:
@@ -65,7 +65,7 @@ def test_a_stale_host_address_is_noise_and_the_model_runs(device):
     blocks, kernel = HostBlocks(), scaling(device)
 
     def step(at):
-        stale = words(blocks.address(at.number))
+        stale = words(blocks.address(at.layout))
         at.launch(kernel, words(at.at[0]), words(at.at[1]), stale)
 
     (noise,) = noise_of(step)
@@ -89,7 +89,7 @@ def test_the_proof_finds_a_kernel_that_reads_it(device, how):
     kernel = scaling(device, read[how])
 
     def step(at):
-        stale = words(blocks.address(at.number))
+        stale = words(blocks.address(at.layout))
         at.launch(kernel, words(at.at[0]), words(at.at[1]), stale)
 
     where = r"'padded_kernel' \(node 0\) of sim::step0 at model.py:1: parameter 2 holds an address"
@@ -100,7 +100,7 @@ def test_the_proof_finds_a_kernel_that_reads_it(device, how):
 def test_one_in_the_middle_of_a_word_becomes_the_decoy_as_a_whole(device):
     """Though its upper half is the same in all captures: half a decoy would lead anywhere."""
     blocks = HostBlocks()
-    assert len({blocks.address(number) >> 32 for number in range(4)}) == 1
+    assert len({blocks.address(layout) >> 32 for layout in range(3)}) == 1
 
     def scale(arguments: bytes) -> None:
         source, target, _, stale = struct.unpack("<2QIQ4x", arguments)
@@ -110,7 +110,7 @@ def test_one_in_the_middle_of_a_word_becomes_the_decoy_as_a_whole(device):
     kernel = device.simulator.kernel("padded_kernel", [8, 8, 16], scale)
 
     def step(at):
-        stale = struct.pack("<IQI", 5, blocks.address(at.number), 6)
+        stale = struct.pack("<IQI", 5, blocks.address(at.layout), 6)
         at.launch(kernel, words(at.at[0]), words(at.at[1]), stale)
 
     where = r"'padded_kernel' \(node 0\) of sim::step0 at model.py:1: parameter 2 holds an address"
@@ -131,7 +131,7 @@ def test_a_kernel_that_writes_through_it_is_refused(device):
     kernel = device.simulator.kernel("padded_kernel", [8, 8, 8], scale)
 
     def step(at):
-        stale = words(blocks.address(at.number))
+        stale = words(blocks.address(at.layout))
         at.launch(kernel, words(at.at[0]), words(at.at[1]), stale)
 
     with pytest.raises(CaptureError, match=r"writes through a word .* 'padded_kernel' .* param"):
@@ -142,7 +142,7 @@ def test_where_the_system_tells_no_mappings_such_words_are_refused(device, monke
     blocks, kernel = HostBlocks(), scaling(device)
 
     def step(at):
-        stale = words(blocks.address(at.number))
+        stale = words(blocks.address(at.layout))
         at.launch(kernel, words(at.at[0]), words(at.at[1]), stale)
 
     def missing(*_: object) -> str:
@@ -176,7 +176,7 @@ def test_memory_that_the_driver_knows_is_never_noise(device, function):
     kept = [int(call(function, 4096, *more)) for _ in range(3)]
 
     def step(at):
-        block = words(kept[max(0, at.number - 1)])
+        block = words(kept[at.layout])
         at.launch(kernel, words(at.at[0]), words(at.at[1]), block)
 
     with pytest.raises(CaptureError, match=r"parameter 2 .* is no address of an allocation"):
@@ -191,7 +191,7 @@ def test_numbers_and_read_only_memory_are_no_addresses_of_the_host(device):
     for stale in (address, 0x7000, 1 << 46):
 
         def step(at, stale=stale):
-            word = words(stale + 8 * max(0, at.number - 1))
+            word = words(stale + 8 * at.layout)
             at.launch(kernel, words(at.at[0]), words(at.at[1]), word)
 
         with pytest.raises(CaptureError, match=r"parameter 2 .* is no address of an allocation"):
@@ -213,7 +213,7 @@ def test_the_driver_is_asked_in_the_devices_context(device, is_constant):
                 call("cuCtxSetCurrent", 0)
 
     def step(at):
-        block = words(kept[0 if is_constant else max(0, at.number - 1)])
+        block = words(kept[0 if is_constant else at.layout])
         at.launch(kernel, words(at.at[0]), words(at.at[1]), block)
 
     with pytest.raises(CaptureError, match=r"parameter 2 (is always|.* is no address of)"):
@@ -224,7 +224,7 @@ def test_a_driver_that_cannot_be_asked_is_no_answer(device):
     blocks, kernel = HostBlocks(), scaling(device)
 
     def step(at):
-        stale = words(blocks.address(at.number))
+        stale = words(blocks.address(at.layout))
         at.launch(kernel, words(at.at[0]), words(at.at[1]), stale)
 
     device.simulator.fail("cuPointerGetAttribute", 201)

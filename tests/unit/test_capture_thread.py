@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import offload
-from offload.backends.cuda.capture_thread import run_on_capture_thread
+from offload.backends.captured.capture_thread import run_on_capture_thread
 
 
 def test_everything_runs_on_one_thread_of_its_own():
@@ -24,13 +24,13 @@ def test_everything_runs_on_one_thread_of_its_own():
 
 
 def ask() -> int:
-    return run_on_capture_thread(threading.get_ident)
+    return run_on_capture_thread(threading.get_ident, "cuda")
 
 
 def test_who_is_there_already_is_refused():
     """It would wait for itself."""
     with pytest.raises(offload.CaptureError, match=r"inside of another one's capture.*: load it b"):
-        run_on_capture_thread(ask)
+        run_on_capture_thread(ask, "cuda")
     assert ask() != threading.get_ident()
 
 
@@ -39,7 +39,7 @@ def test_errors_come_to_the_caller():
         raise offload.CaptureError("no")
 
     with pytest.raises(offload.CaptureError, match=r"^no$"):
-        run_on_capture_thread(fail)
+        run_on_capture_thread(fail, "cuda")
 
 
 def test_the_child_of_a_fork_has_a_thread_of_its_own():
@@ -50,7 +50,7 @@ def test_the_child_of_a_fork_has_a_thread_of_its_own():
         begun.set()
         end.wait(10)
 
-    waiting = threading.Thread(target=run_on_capture_thread, args=(wait,))
+    waiting = threading.Thread(target=run_on_capture_thread, args=(wait, "cuda"))
     waiting.start()
     begun.wait(10)
     child = os.fork()
@@ -70,8 +70,8 @@ def test_what_a_capture_leaves_set_meets_no_later_one():
     def look() -> tuple[str, bool]:
         return torch.empty(1).device.type, torch.is_autocast_enabled("cpu")
 
-    run_on_capture_thread(leave)
-    assert run_on_capture_thread(look) == ("cpu", False)
+    run_on_capture_thread(leave, "cuda")
+    assert run_on_capture_thread(look, "cuda") == ("cpu", False)
 
 
 def test_an_interrupt_waits_until_the_capture_has_ended(monkeypatch):
@@ -90,5 +90,5 @@ def test_an_interrupt_waits_until_the_capture_has_ended(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(concurrent.futures.Future, "result", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run_on_capture_thread(work)
+            run_on_capture_thread(work, "cuda")
     assert ended.is_set()

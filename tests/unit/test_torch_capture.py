@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 import types
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -536,9 +537,10 @@ class DrawnFrom:
 def test_a_program_draws_from_one_generator(monkeypatch, drawn):
     generators = [DrawnFrom(), DrawnFrom()]
 
-    def warm_up(*_: object, **__: object) -> None:
+    def warm_up(*_: object, launched: Callable[[object], None], **__: object) -> None:
         for index in drawn:
             generators[index].offset += 4
+            launched(types.SimpleNamespace(index=index))
 
     monkeypatch.setattr(torch_capture, "generators_of", lambda *_: generators)
     monkeypatch.setattr(torch_capture, "warm_up", warm_up)

@@ -16,7 +16,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -175,3 +175,9 @@ def segments_of(pool: Any, device: torch.device) -> list[dict[str, Any]]:
     module: Any = torch.get_device_module(device)
     number = tuple(pool.id)
     return [one for one in module.memory_snapshot() if tuple(one["segment_pool_id"]) == number]
+
+
+def live_blocks(segments: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The blocks of segments that somebody has now, as torch's snapshots describe them."""
+    for segment in segments:
+        yield from (one for one in segment["blocks"] if one["state"] == "active_allocated")

@@ -1,5 +1,5 @@
-// Arithmetic over sizes, as postfix code: what the numbers of a program whose sizes vary are computed
-// by, when the sizes are known.
+// Arithmetic over sizes, as postfix code: what the numbers of a program whose sizes vary are
+// computed by, when the sizes are known.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 namespace offload {
 
 // An operation takes its operands from the stack, the last one on top, and puts its result there.
-// Integers are 64 bits wide and reals are doubles; division rounds down and a remainder has the sign
-// of its divisor, as Python's do. What compares gives the integer 1 or 0. The order is that of
+// Integers are 64 bits wide and reals are doubles; division rounds down and a remainder has the
+// sign of its divisor, as Python's do. What compares gives the integer 1 or 0. The order is that of
 // kOperationNames.
 enum class Operation : std::uint8_t {
   kInteger,  // of the instruction
@@ -36,17 +36,17 @@ enum class Operation : std::uint8_t {
   kTrueDivide,
   kSquareRoot,
   kLogarithm,
-  kFloor,     // of a real, as an integer; so are the next three
+  kFloor,  // of a real, as an integer; so are the next three
   kCeiling,
   kTruncate,
   kRound,  // half to even
 };
 
 inline constexpr const char* kOperationNames[] = {
-    "integer",   "real",     "size",       "add",         "multiply",  "floor_divide", "modulo",
-    "power",     "minimum",  "maximum",    "equal",       "not_equal", "less",         "less_equal",
-    "and",       "or",       "not",        "where",       "to_real",   "true_divide",  "square_root",
-    "logarithm", "floor",    "ceiling",    "truncate",    "round",
+    "integer",   "real",    "size",    "add",      "multiply",  "floor_divide", "modulo",
+    "power",     "minimum", "maximum", "equal",    "not_equal", "less",         "less_equal",
+    "and",       "or",      "not",     "where",    "to_real",   "true_divide",  "square_root",
+    "logarithm", "floor",   "ceiling", "truncate", "round",
 };
 inline constexpr std::size_t kOperationCount = sizeof(kOperationNames) / sizeof(*kOperationNames);
 

@@ -15,62 +15,36 @@ from typing import Any
 import torch
 
 from offload.backends.ascend.random_cells import Cell, CellFinder
+from offload.backends.captured.copied_values import (
+    CopiedValue,
+    copied_value,
+    why_uncopiable,
+)
 from offload.backends.captured.random_draws import RandomState
 from offload.errors import CaptureError
 from offload.interpreter.memory_pools import MemoryPool, segments_of
 from offload.native import _native
-from offload.program import Program, Role, is_dense
+from offload.program import Program, Role
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Moving:
-    """An input or output whose tensor an execution finds or leaves somewhere else each time.
-
-    Attributes:
-        value: the Value of the Program.
-        size_bytes: at least one.
-        copied_in: before the kernels, which read it or write a part of it.
-        copied_out: after them, which write it.
-    """
-
-    value: int
-    size_bytes: int
-    copied_in: bool
-    copied_out: bool
-
-
-def moving_values(program: Program) -> list[Moving]:
+def moving_values(program: Program) -> list[CopiedValue]:
     """The inputs that launches use, and the outputs.
 
     Raises:
         CaptureError: a copy would not do: inputs that share memory are written, or one with gaps.
     """
-    for overlap in program.overlaps:
-        first, second = (
-            program.values[program.inputs[leaf].value].name
-            for leaf in (overlap.first, overlap.second)
-        )
-        raise CaptureError(
-            f"{first} and {second} share memory, and one of them is written: a captured model "
-            "works on copies of inputs, which would not share it; pass a clone() of one"
-        )
-    reads = {index for launch in program.launches for index in launch.reads}
-    writes = {index for launch in program.launches for index in launch.writes}
+    used = {index for one in program.launches for index in (*one.reads, *one.writes)}
     moving = []
-    for view in program.inputs:
-        value = program.values[view.value]
-        if value.on_host or not value.size_bytes or value.index not in reads | writes:
+    for value in (
+        *(program.values[view.value] for view in program.inputs),
+        *program.of_role(Role.OUTPUT),
+    ):
+        is_moving = value.role is Role.OUTPUT or (value.index in used and not value.on_host)
+        if not value.size_bytes or not is_moving:
             continue
-        is_written = value.index in writes
-        if is_written and not is_dense(view.shape, view.strides):
-            raise CaptureError(
-                f"{value.name} is written, and has gaps between its elements: a captured model "
-                "copies it back whole, and would write what lies in them; pass it contiguous"
-            )
-        moving.append(Moving(value.index, value.size_bytes, True, is_written))
-    for value in program.of_role(Role.OUTPUT):
-        if value.size_bytes:
-            moving.append(Moving(value.index, value.size_bytes, False, True))
+        if why := why_uncopiable(program, value.index):
+            raise CaptureError(why)
+        moving.append(copied_value(program, value.index))
     return moving
 
 
@@ -117,7 +91,7 @@ class CapturedModel:
         graph: Any,
         pools: list[MemoryPool],
         tensors: list[Any],
-        moving: Sequence[Moving],
+        moving: Sequence[CopiedValue],
         copies: _native.AscendMovingCopies,
         *,
         steps: _native.AscendStreamedSteps | None,
@@ -164,7 +138,7 @@ class CapturedModel:
         self.close()
 
 
-Capture = Callable[[Sequence[Moving]], CapturedModel]
+Capture = Callable[[Sequence[CopiedValue]], CapturedModel]
 """Captures a Program once more, and copies just these."""
 
 Improve = Callable[[CapturedModel, Capture], CapturedModel]

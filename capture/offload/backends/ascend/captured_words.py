@@ -18,6 +18,7 @@ from offload.backends.ascend.captured_tasks import ModelCapture, Task, as_graph,
 from offload.backends.captured.relocation.captures import (
     GraphCapture,
     OwnedRange,
+    launch_names,
     node_text,
     place_text,
 )
@@ -72,7 +73,7 @@ def relocated_words(
             generator's cell in this capture alone; the message names kernel, byte and value.
     """
     first, second, third = (as_graph(program, one, weights) for one in captures)
-    names = [f"{launch.name} at {launch.source}" for launch in program.launches]
+    names = launch_names(program)
     found = discover(
         [first, first, second, third],
         0,

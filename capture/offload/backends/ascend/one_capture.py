@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from offload.backends.ascend.captured_model import CapturedModel, Moving
+from offload.backends.ascend.captured_model import CapturedModel
 from offload.backends.ascend.failed_captures import (
     abandon,
     check_streams,
@@ -16,10 +17,13 @@ from offload.backends.ascend.failed_captures import (
 )
 from offload.backends.ascend.random_cells import CellFinder
 from offload.backends.ascend.streaming import StreamedWeights
+from offload.backends.captured.copied_values import CopiedValue
 from offload.backends.captured.torch_warm_up import (
     Bases,
+    captured_bases,
     collector_off,
     failure_of_torch,
+    failures_of,
     first_line,
     last_uses_of,
 )
@@ -30,10 +34,10 @@ from offload.errors import (
     OffloadError,
     OutOfMemory,
 )
-from offload.interpreter.eager_run import EagerRun, host_storage
+from offload.interpreter.eager_run import EagerRun
 from offload.interpreter.memory_pools import MemoryPool, region, segments_of
 from offload.native import _native
-from offload.program import BoundProgram, Launch, Role
+from offload.program import BoundProgram, Launch, Role, Value
 
 
 class OneCapture:
@@ -49,7 +53,7 @@ class OneCapture:
         device: int,
         stream: Any,
         form: str | None,
-        moving: Sequence[Moving],
+        moving: Sequence[CopiedValue],
         *,
         cells: CellFinder,
         streamed: StreamedWeights,
@@ -122,22 +126,16 @@ class OneCapture:
 
     def _bases(self) -> Bases:
         """Weights where they are or are brought, host constants, memory of the pool for inputs."""
-        bases: Bases = {}
         with self._pool_of_inputs.use():
-            for value in self._program.values:
-                if value.host_content is not None:
-                    bases[value.index] = (host_storage(value.host_content), 0)
-                elif value.index in self._streamed:
-                    bases[value.index] = (self._streamed[value.index], 0)
-                elif value.role is Role.WEIGHT:
-                    holder = self._bound.bindings.weights[value.index][0]
-                    bases[value.index] = (holder.untyped_storage(), 0)
-                elif value.role is Role.INPUT:
-                    memory = self._memory(value.size_bytes)
-                    bases[value.index] = (memory, 0)
-                    if value.size_bytes:
-                        self.log.places[value.index] = memory.data_ptr()
-        return bases
+            return captured_bases(self._bound, self._given)
+
+    def _given(self, value: Value) -> torch.UntypedStorage | None:
+        if value.role is Role.WEIGHT:
+            return self._streamed.get(value.index)
+        memory = self._memory(value.size_bytes)
+        if value.size_bytes:
+            self.log.places[value.index] = memory.data_ptr()
+        return memory
 
     def _memory(self, size_bytes: int) -> torch.UntypedStorage:
         try:
@@ -166,24 +164,9 @@ class OneCapture:
         self._note_tasks(launch.index)
 
     def _launch(self, run: EagerRun, launch: Launch) -> None:
-        try:
+        with failures_of(launch, "the capture", functools.partial(_failure, launch)):
             outcome = run.call(launch)()
             self._stream.npu_stream  # noqa: B018 - until it is launched, so that errors are its own
-        except OffloadError as error:
-            error.add_note(f"{launch.source}: {launch.name}, in the capture")
-            raise
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(
-                f"{launch.source}: {launch.name} found no memory in the capture: "
-                f"{first_line(error)}"
-            ) from error
-        except Exception as error:
-            if isinstance(error, RuntimeError):
-                check_streams(error, f"{launch.source}: {launch.name} cannot be captured")
-            raise CaptureError(
-                f"{launch.source}: {launch.name} cannot be captured by torch_npu: "
-                f"{first_line(error)}"
-            ) from error
         run.keep(launch, outcome)
 
     def _note(self, run: EagerRun, launch: Launch) -> None:
@@ -237,3 +220,13 @@ class OneCapture:
                 f"the capture of the program's launches failed: {first_line(error)}"
                 + unjoined_advice(error, self._program.launches, self.log.n_tasks, self.log.begins)
             ) from error
+
+
+def _failure(launch: Launch, error: Exception) -> OffloadError:
+    """What a launch raised while it was captured, as an error of offload."""
+    what, why = f"{launch.source}: {launch.name}", first_line(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return OutOfMemory(f"{what} found no memory in the capture: {why}")
+    if isinstance(error, RuntimeError):
+        check_streams(error, f"{what} cannot be captured")
+    return CaptureError(f"{what} cannot be captured by torch_npu: {why}")

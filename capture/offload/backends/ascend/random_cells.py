@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from offload.backends.ascend.failed_captures import abandon
-from offload.backends.captured.random_draws import RandomState
+from offload.backends.captured.random_draws import DrawLog, RandomState
 from offload.backends.captured.torch_warm_up import first_line
 from offload.errors import CaptureError, ExecutionError
-from offload.interpreter.memory_pools import MemoryPool, region, segments_of
+from offload.interpreter.memory_pools import MemoryPool, live_blocks, region, segments_of
 from offload.native import _native
 from offload.program import Launch
 
@@ -33,72 +33,6 @@ _TRIAL_OFFSETS = (1200, 3600)
 
 _seed_first: dict[int, bool] = {}
 _trial = threading.Lock()
-
-
-class DrawLog:
-    """Which launches draw from which generators, as the warm-up shows.
-
-    Owner: one preparation of a Program.
-
-    Attributes:
-        generator_of: by launch the position of the generator that it draws from.
-    """
-
-    def __init__(self, generators: Sequence[torch.Generator]) -> None:
-        """Begin before the first launch of the warm-up."""
-        self.generator_of: dict[int, int] = {}
-        self._generators = generators
-        self._first = self._offsets()
-        self._last = self._first
-
-    def note(self, launch: Launch) -> None:
-        """Note what a launch of the warm-up has moved.
-
-        One that could draw and moved nothing draws nothing, as dropout of nothing: what draws on
-        the CPU instead cannot be captured.
-
-        Raises:
-            CaptureError: it moved several generators.
-        """
-        offsets = self._offsets()
-        moved = [
-            position
-            for position, (one, other) in enumerate(zip(self._last, offsets, strict=True))
-            if one != other
-        ]
-        self._last = offsets
-        if len(moved) > 1:
-            raise CaptureError(
-                f"{launch.source}: {launch.name} draws from {len(moved)} random generators at "
-                "once, and where its kernels find which is not known: draw from one"
-            )
-        if moved:
-            self.generator_of[launch.index] = moved[0]
-
-    def states(self) -> dict[int, RandomState]:
-        """By position the generators that were drawn from, each moved by one whole warm-up."""
-        return {
-            position: RandomState(
-                self._generators[position], self._last[position] - self._first[position]
-            )
-            for position in sorted(set(self.generator_of.values()))
-        }
-
-    def check_captured(self, launches: Sequence[Launch]) -> None:
-        """Make sure that the capture, which has ended, took nothing from a generator itself.
-
-        Raises:
-            CaptureError: some launch drew while it was captured, which is then frozen.
-        """
-        if self._offsets() != self._last:
-            names = sorted({launches[index].name for index in self.generator_of})
-            raise CaptureError(
-                f"{', '.join(names)}: random numbers were drawn when they were captured, so that "
-                "each execution would draw the same"
-            )
-
-    def _offsets(self) -> list[int]:
-        return [one.get_offset() for one in self._generators]
 
 
 class CellFinder:
@@ -182,12 +116,11 @@ class CellFinder:
 
 def numbers_in(pool: Any, device: torch.device, stream: int) -> list[int]:
     """Where a pool has numbers of eight bytes that were made on a stream, by address."""
+    segments = (one for one in segments_of(pool, device) if one["stream"] == stream)
     return sorted(
         block["address"]
-        for segment in segments_of(pool, device)
-        if segment["stream"] == stream
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated" and block["requested_size"] == _NUMBER_BYTES
+        for block in live_blocks(segments)
+        if block["requested_size"] == _NUMBER_BYTES
     )
 
 

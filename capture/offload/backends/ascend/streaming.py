@@ -15,7 +15,6 @@ from offload.backends.base import Prepared
 from offload.backends.captured.device_streaming import (
     LinkMeter,
     refuse_unstored,
-    require_store,
     stream_arguments,
 )
 from offload.backends.captured.streamed_copies import streamed_graph
@@ -142,8 +141,8 @@ def stream_weights(
     program = bound.program
     if streaming is None:
         return StreamedWeights()
-    refuse_unstored(bound)
-    require_store(bound, streaming, functools.partial(_native.ascend_held_bytes, device))
+    held_bytes = functools.partial(_native.ascend_held_bytes, device)
+    arguments = stream_arguments(bound, streaming, held_bytes)
     graph = launch_graph(program, touches, launches)
     streamed = streamed_graph(program, graph, streaming)
     steps = streamed_steps(program, graph, streaming, streamed)
@@ -152,7 +151,7 @@ def stream_weights(
         device=device,
         memory=place.tensor.data_ptr(),
         release=place.release,
-        **stream_arguments(bound, streaming),
+        **arguments,
     )
     storages = _storages(bound, streaming, place.tensor.untyped_storage())
     return StreamedWeights(

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from offload.backends.ascend.captured_model import CapturedModel, Improve, Moving, moving_values
+from offload.backends.ascend.captured_model import CapturedModel, Improve, moving_values
 from offload.backends.ascend.launch_times import N_ROUNDS
 from offload.backends.ascend.one_capture import OneCapture
-from offload.backends.ascend.random_cells import CellFinder, DrawLog
+from offload.backends.ascend.random_cells import CellFinder
 from offload.backends.ascend.streaming import StreamedWeights
-from offload.backends.captured.random_draws import generators_of, own_random_states
+from offload.backends.captured.capture_thread import refuse_capturing, run_on_capture_thread
+from offload.backends.captured.copied_values import CopiedValue
+from offload.backends.captured.random_draws import DrawLog, generators_of, own_random_states
 from offload.backends.captured.torch_warm_up import failure_of_torch, warm_up
-from offload.errors import CaptureError, OffloadError
+from offload.errors import OffloadError
 from offload.interpreter.made_up_inputs import input_tensors, made_up_inputs
 from offload.native import _native
 from offload.program import BoundProgram, Launch
-
-# A capture borrows what the process has once: the routes of torch_npu's allocator.
-_one_at_a_time = threading.Lock()
 
 NONE_STREAMED = StreamedWeights()
 
@@ -46,7 +43,6 @@ class TorchCapturer:
                 None: what `made_up_inputs` gives.
         """
         self._inputs = inputs
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "offload-capture")
 
     def capture(
         self,
@@ -109,7 +105,7 @@ class TorchCapturer:
         return self._on_thread(device, work, "preparing to time launches failed")
 
     def _on_thread(self, device: int, work: Callable[[Any], T], what: str) -> T:
-        """What `work` gives on a thread of this capturer's, on a stream of torch's of its own.
+        """What `work` gives on the capture thread, on a stream of torch's of its own.
 
         Args:
             device: where.
@@ -119,20 +115,16 @@ class TorchCapturer:
         npu: Any = torch.npu  # type: ignore[attr-defined]
 
         def alone(ready: Any) -> T:
-            with _one_at_a_time, npu.device(device), torch.no_grad():
+            with npu.device(device), torch.no_grad():
                 stream = npu.Stream(device)
                 with npu.stream(stream):
                     stream.wait_event(ready)
                     return work(stream)
 
         try:
-            if npu.is_current_stream_capturing():
-                raise CaptureError(
-                    "a graph is being captured on the current stream: load the program before the "
-                    "capture begins"
-                )
+            refuse_capturing("npu")
             ready = npu.current_stream(device).record_event()
-            return self._thread.submit(alone, ready).result()
+            return run_on_capture_thread(functools.partial(alone, ready), "npu")
         except OffloadError:
             raise
         except RuntimeError as error:
@@ -168,14 +160,14 @@ class TorchCapturer:
         stream: Any,
         *,
         form: str | None,
-        moving: list[Moving],
+        moving: list[CopiedValue],
         improve: Improve | None,
         streamed: StreamedWeights,
     ) -> CapturedModel:
         on_npu = torch.device("npu", device)
         generators = generators_of(bound, on_npu)
 
-        def capture(copied: Sequence[Moving]) -> CapturedModel:
+        def capture(copied: Sequence[CopiedValue]) -> CapturedModel:
             cells = CellFinder(on_npu, draws)
             one = OneCapture(bound, device, stream, form, copied, cells=cells, streamed=streamed)
             if improve is None:

@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 
-from offload.backends.ascend.captured_model import Capture, CapturedModel, Moving
+from offload.backends.ascend.captured_model import Capture, CapturedModel
 from offload.backends.ascend.captured_table import NoTable, install_table, table_parts
 from offload.backends.ascend.captured_tasks import ModelCapture, Task
 from offload.backends.ascend.captured_words import RelocatedWords, relocated_words
 from offload.backends.ascend.streaming import StreamedWeights
+from offload.backends.captured.copied_values import CopiedValue
+from offload.backends.captured.opaque_weights import device_weights
 from offload.backends.captured.relocation.captures import OwnedRange
+from offload.backends.captured.relocation.fixed_weights import ranges_of
 from offload.backends.captured.relocation.words import CapturesDiffer
 from offload.errors import (
     BackendUnavailable,
@@ -31,7 +34,7 @@ from offload.errors import (
     OutOfStreams,
 )
 from offload.native import _native
-from offload.program import BoundProgram, Role
+from offload.program import BoundProgram
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,12 +103,8 @@ class Relocator:
         self._is_required = is_required
         self._why_no_table = why_no_table
         self._streamed = streamed
-        self._weights = [
-            OwnedRange(storage.data_ptr(), storage.nbytes(), f"weight {value.name}")
-            for value in program.of_role(Role.WEIGHT)
-            if not (value.on_host or value.index in streamed.storages)
-            for storage in [bound.bindings.weights[value.index][0].untyped_storage()]
-        ]
+        stay = [one for one in device_weights(program) if one.index not in streamed.storages]
+        self._weights = ranges_of(bound, stay)
         if streamed.storages:  # one range: whose a place is changes with what is brought there
             self._weights.append(OwnedRange(*streamed.memory, "weights that are brought"))
         self.bound: BoundModel | None = None
@@ -149,7 +148,7 @@ class Relocator:
     def _bind(
         self,
         capture: Capture,
-        copied: Sequence[Moving],
+        copied: Sequence[CopiedValue],
         found: RelocatedWords,
         others: Sequence[ModelCapture],
     ) -> BoundModel:
@@ -245,7 +244,7 @@ def _launch_of(counts: Sequence[int], begins: Sequence[int | None], number: int)
     return begins[moment] if moment >= 0 else None
 
 
-def _once_more(capture: Capture, copied: Sequence[Moving]) -> CapturedModel:
+def _once_more(capture: Capture, copied: Sequence[CopiedValue]) -> CapturedModel:
     """Another capture, for which there may be no room besides those before."""
     try:
         return capture(copied)

@@ -26,16 +26,25 @@ class StreamArguments(TypedDict):
     shares_store: bool
 
 
-def stream_arguments(bound: BoundProgram, streaming: Streaming) -> StreamArguments:
+def stream_arguments(
+    bound: BoundProgram,
+    streaming: Streaming,
+    held_bytes: Callable[[list[tuple[str, int, int]]], int],
+) -> StreamArguments:
     """The plan and the sources of a Program's weights, for the native side.
 
     Args:
         bound: its weights are in files.
         streaming: where they lie, and their transfers.
+        held_bytes: as of `require_store`.
 
     Raises:
+        BackendUnavailable: the weights have no store on the host.
+        PlanError: the host has no room for the store.
         FileError: a file is gone, or shorter than it was.
     """
+    refuse_unstored(bound)
+    require_store(bound, streaming, held_bytes)
     program = bound.program
     return StreamArguments(
         memory_bytes=streaming.memory_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
@@ -20,7 +21,7 @@ from offload.interpreter.made_up_inputs import (
     stored_indices,
 )
 from offload.interpreter.memory_pools import MemoryPool
-from offload.program import BoundProgram, Launch, Role
+from offload.program import BoundProgram, Launch, Role, Value
 
 Bases = dict[int, tuple[torch.UntypedStorage, int]]
 """By Value its storage, and the byte at which it begins there."""
@@ -73,14 +74,9 @@ def warm_up(
             with memory_for(f"weights of {launch.name} in files, in the warm-up"):
                 _take_stored(bound, launch, run.bases, device, indices)
             launching(launch)
-            try:
-                with _weights_kept(bound):
-                    run.keep(launch, run.call(launch)())
-            except OffloadError as error:
-                error.add_note(f"{launch.source}: {launch.name}, in the warm-up")
-                raise
-            except Exception as error:  # of an opaque launch any that the user's code raises
-                raise _failure(error, launch, _inputs_text(bound, inputs)) from error
+            failure = functools.partial(_failure, launch=launch, inputs=_inputs_text(bound, inputs))
+            with failures_of(launch, "the warm-up", failure), _weights_kept(bound):
+                run.keep(launch, run.call(launch)())
             launched(launch)
             for value in last_uses.get(launch.index, ()):
                 run.bases.pop(value, None)
@@ -93,6 +89,47 @@ def warm_up(
             ) from error
         run.bases.clear()
         free_workspaces()
+
+
+@contextlib.contextmanager
+def failures_of(
+    launch: Launch, where: str, failure: Callable[[Exception], OffloadError]
+) -> Iterator[None]:
+    """While a launch is made: what torch and the user's code raise is raised as offload's.
+
+    Args:
+        launch: of the Program.
+        where: it is made, in words, which errors of offload are noted with.
+        failure: makes an error of offload of any other.
+    """
+    try:
+        yield
+    except OffloadError as error:
+        error.add_note(f"{launch.source}: {launch.name}, in {where}")
+        raise
+    except Exception as error:  # of an opaque launch any that the user's code raises
+        raise failure(error) from error
+
+
+def captured_bases(
+    bound: BoundProgram, given: Callable[[Value], torch.UntypedStorage | None]
+) -> Bases:
+    """What a capture begins with: host constants as they were recorded, and what is given.
+
+    Args:
+        bound: what is captured.
+        given: the memory of an input or weight; None: a weight stays where the model has it.
+    """
+    bases: Bases = {}
+    for value in bound.program.values:
+        if value.host_content is not None:
+            bases[value.index] = (host_storage(value.host_content), 0)
+        elif value.role in (Role.INPUT, Role.WEIGHT):
+            memory = given(value)
+            if memory is None:
+                memory = bound.bindings.weights[value.index][0].untyped_storage()
+            bases[value.index] = (memory, 0)
+    return bases
 
 
 def _failure(error: Exception, launch: Launch, inputs: str) -> OffloadError:

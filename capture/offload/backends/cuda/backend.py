@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
 import weakref
@@ -22,24 +21,21 @@ from offload.backends.base import (
     Streams,
     WeightStreamer,
 )
+from offload.backends.captured.capture_thread import refuse_capturing
 from offload.backends.captured.random_draws import drawing
-from offload.backends.captured.relocation import advice
-from offload.backends.captured.relocation.captures import RANDOM_OWNER
-from offload.backends.captured.relocation.discover import discover
+from offload.backends.captured.relocation.captures import RANDOM_OWNER, launch_names
+from offload.backends.captured.relocation.fixed_values import FIXED_OWNER
 from offload.backends.captured.relocation.fixed_weights import WEIGHT_OWNER
-from offload.backends.captured.relocation.touches import node_graph, with_scratch
-from offload.backends.captured.relocation.words import CapturesDiffer, Discovery
+from offload.backends.captured.relocation.words import Discovery
 from offload.backends.captured.streamed_copies import StreamedGraph, streamed_graph
-from offload.backends.cuda.capture import Capturer, current_device, device_of, refuse_capturing
+from offload.backends.cuda.capture import Capturer, current_device, device_of
 from offload.backends.cuda.copy_costs import fit_copy_costs
-from offload.backends.cuda.graph import describe_address, driver_bindings, is_known_address
-from offload.backends.cuda.layouts import capture_in_layouts
+from offload.backends.cuda.graph import driver_bindings
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.opaque import CudaOpaqueLauncher
-from offload.backends.cuda.random_cells import random_cells
+from offload.backends.cuda.prepared_graph import prepare_captured
 from offload.backends.cuda.resident_graph import (
     CapturedProgram,
-    launch_names,
     make_resident,
     set_nodes,
 )
@@ -47,7 +43,7 @@ from offload.backends.cuda.streaming import CudaWeights, make_stream
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.twins import TwinTimer, prove_twins
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
-from offload.errors import BackendUnavailable, CaptureError
+from offload.errors import BackendUnavailable
 from offload.native import _native
 from offload.plan import Plan, check_plan
 from offload.plan.topology import CopyCosts, CostTable, Machine
@@ -57,7 +53,6 @@ ALIGNMENT_BYTES = 256
 """Of every Value: what cuBLASLt takes into account when it chooses a kernel. A kernel that was
 chosen for less aligned memory runs on more aligned memory, never the other way round."""
 
-_MAXIMUM_TRIES = 3
 _LEAST_DRIVER = 12040  # cuFuncGetParamInfo
 
 _COSTS = CostTable(memory_bytes_per_ns=2000.0)
@@ -138,7 +133,7 @@ class CudaBackend:
         """A GPU, and a caller who is not capturing: a pool of discovery takes memory."""
         self.machine(device)
         if self._capturer is None:
-            refuse_capturing()
+            refuse_capturing("cuda")
 
     def records(self) -> str:
         """Programs recorded on CUDA tensors."""
@@ -149,8 +144,9 @@ class CudaBackend:
 
         Raises:
             BackendUnavailable: as `machine`.
-            CaptureError: a launch cannot be captured or relocated, or is captured otherwise each
-                time; the message names the kernel.
+            CaptureError: a launch cannot be captured, or can be neither relocated nor made to work
+                on copies, or is captured otherwise each time; the message names the kernel.
+            OutOfMemory: the device has no memory for copies.
             ExecutionError: the driver failed.
         """
         program = bound.program
@@ -159,38 +155,7 @@ class CudaBackend:
             refuse_launch(launch, "cuda")
         for overlap in program.overlaps:
             refuse_unaligned(program, overlap, self.alignment_bytes)
-        capturer = self._capturer or TorchCapturer()
-        names = launch_names(program)
-        differ = ""  # what it says; the error itself would keep its frame, and so the captures
-        for attempt in range(_MAXIMUM_TRIES):
-            captured, again, *others = capture_in_layouts(bound, capturer, 3 * attempt)
-            captures = [captured.capture, again, *others]
-            try:
-                with DeviceMemory(captured.device):  # so that the driver can be asked
-                    found = discover(
-                        captures,
-                        len(program.values),
-                        names,
-                        is_known_address,
-                        describe_address=describe_address,
-                        decoy_address=captured.decoy_address,
-                    )
-            except CapturesDiffer as error:
-                differ = str(error)
-                del captured, again, others, captures
-                continue
-            whole = with_scratch(program, found.scratch_bytes)
-            graph = node_graph(whole, captured.capture, found.words)
-            cells, stale = random_cells(
-                program, captured.capture, found, decoy_address=captured.decoy_address
-            )
-            found = dataclasses.replace(found, noise=(*found.noise, *stale))
-            state = dataclasses.replace(captured, discovery=found, random_cells=cells)
-            return Prepared(dataclasses.replace(bound, program=whole), frozenset(), graph, state)
-        raise CaptureError(
-            f"{differ}; captured {_MAXIMUM_TRIES} times over, it never came out alike: expected "
-            f"the same kernels, edges and allocations each time; {advice.SAME_KERNELS}"
-        )
+        return prepare_captured(bound, self._capturer or TorchCapturer())
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """Instantiate the graph with one relocated word for each address found.
@@ -213,6 +178,7 @@ class CudaBackend:
         # to has to stay, for as long as the device executes it. `_arenas` finds the arena as long.
         keep = (
             arena,
+            captured.fixed.mapping,
             captured.capture.keep if _points_outside(captured.discovery) else None,
             prepared.bindings.weights if prepared.program.opaque is not None else None,
         )
@@ -243,7 +209,9 @@ class CudaBackend:
             lambda: reports,
             device=self.tensor_device(captured.device),
             alignment_bytes=self.alignment_bytes,
-            notes=functools.partial(tuple, captured.proved),
+            notes=functools.partial(
+                _notes, tuple(captured.fixed.notes(prepared.program)), captured.proved
+            ),
             weights=LoadedWeights(check, weights, stream),
             streams=Streams(self.current_stream),
             draw=drawing(random) if random is not None and captured.random_cells else None,
@@ -285,12 +253,15 @@ class CudaBackend:
         prove_twins(captured, prepared.bound, plan, names, memory)
 
 
+def _notes(fixed: tuple[str, ...], proved: list[str]) -> tuple[str, ...]:
+    """What stays, and what the proof allowed; nothing of the capture is kept for it."""
+    return (*fixed, *proved)
+
+
 def _points_outside(discovery: Discovery) -> bool:
     """Whether constant words point to memory that the capture keeps."""
-    return any(
-        one.owner != RANDOM_OWNER and not one.owner.startswith(WEIGHT_OWNER)
-        for one in discovery.constants
-    )
+    kept_by_others = (RANDOM_OWNER, WEIGHT_OWNER, FIXED_OWNER)
+    return any(not one.owner.startswith(kept_by_others) for one in discovery.constants)
 
 
 def _arena(device: int) -> _native.CudaArena:

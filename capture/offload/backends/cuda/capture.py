@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import torch
 
 from offload.backends.captured.relocation.captures import GraphCapture
-from offload.errors import CaptureError
 from offload.program import BoundProgram, Program
 
 
@@ -26,19 +25,6 @@ class Capturer(Protocol):
             CaptureError: a launch cannot be captured; the message names it.
             ExecutionError: the driver failed.
         """
-
-
-def refuse_capturing() -> None:
-    """Refuse a caller who is capturing, before the driver is asked for what would end that.
-
-    Raises:
-        CaptureError: a graph is being captured on torch's current stream.
-    """
-    if torch.cuda.is_current_stream_capturing():
-        raise CaptureError(
-            "a CUDA graph is being captured on the current stream: load the program before "
-            "the capture begins"
-        )
 
 
 def device_of(program: Program) -> int:

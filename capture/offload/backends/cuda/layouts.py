@@ -13,6 +13,7 @@ from offload.backends.captured.relocation.captures import GraphCapture
 from offload.backends.captured.relocation.contents import CHUNK_BYTES
 from offload.backends.captured.relocation.words import WORD_BYTES, Discovery, Noise, NoiseKind
 from offload.backends.cuda.capture import Capturer, device_of
+from offload.backends.cuda.fixed_memory import FixedMemory
 from offload.backends.cuda.host_memory import with_host_words
 from offload.backends.cuda.memory import DeviceMemory, with_memory_of_torch
 from offload.backends.cuda.resident_graph import CapturedProgram
@@ -43,7 +44,10 @@ def discovery_pool(program: Program, seed: int) -> _native.DiscoveryPool:
 
 
 def capture_in_layouts(
-    bound: BoundProgram, capturer: Capturer, seed: int
+    bound: BoundProgram,
+    capturer: Capturer,
+    seed: int,
+    fixed: FixedMemory = FixedMemory(),  # noqa: B008  (immutable)
 ) -> tuple[CapturedProgram, GraphCapture, GraphCapture, GraphCapture]:
     """Capture twice in one layout, and once in each of two others.
 
@@ -52,11 +56,14 @@ def capture_in_layouts(
     that other memory than the first: what is left of addresses of the host differs between the
     two, as all that nobody initialised should. The second is the template, and lives on while the
     last is made, so that no address of its can recur. Its pool has the decoy of the proof too.
+    Where some memory has the same addresses in all of them no two captures live at once, since
+    torch's allocator knows memory by its address; the pools do, so that no other address recurs.
 
     Args:
         bound: to be captured.
         capturer: what captures it.
         seed: of the first layout; the two others have the next ones.
+        fixed: memory that is the same in all layouts.
 
     Returns:
         The template, nothing of it discovered yet; the other capture in its layout; those in other
@@ -64,29 +71,40 @@ def capture_in_layouts(
 
     Raises:
         CaptureError: a launch cannot be captured.
+        CapturesDiffer: other Values lie in the fixed memory.
         ExecutionError: the driver failed.
     """
     program = bound.program
     device = device_of(program)
 
+    def new_pool(number: int) -> _native.DiscoveryPool:
+        pool = discovery_pool(program, seed + number)
+        fixed.fix(pool)
+        return pool
+
     def taken(pool: _native.DiscoveryPool) -> GraphCapture:
         capture = capturer.capture(bound, pool)
         with DeviceMemory(device):  # so that the driver can be asked
-            return with_host_words(capture)
+            return fixed.apart(with_host_words(capture))
 
-    pool = discovery_pool(program, seed)
-    between = discovery_pool(program, seed + 1)
-    again = _as_data(taken(pool))
-    alive = taken(between)
-    pool.rewind()
-    template = taken(pool)
-    other = _as_data(alive)
-    del alive, between  # in this order: its tensors lie in the pool
-    last = _as_data(taken(discovery_pool(program, seed + 2)))
+    pool, between = new_pool(0), new_pool(1)
+    again = as_data(taken(pool))
+    if fixed.fixed:
+        beside = new_pool(2)
+        other, last = as_data(taken(between)), as_data(taken(beside))
+        pool.rewind()
+        template = taken(pool)
+    else:
+        alive = taken(between)
+        pool.rewind()
+        template = taken(pool)
+        other = as_data(alive)
+        del alive, between  # in this order: its tensors lie in the pool
+        last = as_data(taken(new_pool(2)))
     chunk_bytes = _native.cuda_granularity_bytes(device)
     decoy_address = pool.allocate(2 * chunk_bytes) + chunk_bytes
     nothing = Discovery((), (), (), ())
-    captured = CapturedProgram(device, template, pool, nothing, [], decoy_address)
+    captured = CapturedProgram(device, template, pool, nothing, [], decoy_address, fixed)
     return captured, again, other, last
 
 
@@ -144,6 +162,6 @@ def check_decoy(
     )
 
 
-def _as_data(capture: GraphCapture) -> GraphCapture:
+def as_data(capture: GraphCapture) -> GraphCapture:
     """The capture without its graph: what was read of it stays."""
     return dataclasses.replace(capture, graph=0, keep=None)

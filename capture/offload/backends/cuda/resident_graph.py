@@ -6,10 +6,11 @@ import dataclasses
 import functools
 from typing import Any
 
-from offload.backends.captured.relocation.captures import GraphCapture, NodeKind
+from offload.backends.captured.relocation.captures import GraphCapture, NodeKind, launch_names
 from offload.backends.captured.relocation.touches import relocations_of
 from offload.backends.captured.relocation.words import WORD_BYTES, Discovery
 from offload.backends.captured.streamed_copies import StreamedGraph
+from offload.backends.cuda.fixed_memory import FixedMemory
 from offload.backends.cuda.memory import with_memory_of_torch
 from offload.backends.cuda.random_cells import Cell
 from offload.native import _native
@@ -23,6 +24,7 @@ class CapturedProgram:
 
     Attributes:
         decoy_address: of memory in the pool that the proof gives to words which nobody should read.
+        fixed: memory of the graph's own, for what cannot be relocated.
         proved: what the latest proof allowed, in sentences for people.
     """
 
@@ -32,6 +34,7 @@ class CapturedProgram:
     discovery: Discovery
     random_cells: list[Cell]
     decoy_address: int
+    fixed: FixedMemory = dataclasses.field(default_factory=FixedMemory)
     proved: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -43,11 +46,6 @@ def set_nodes(captured: CapturedProgram, plan: Plan) -> dict[int, set[int]]:
         if captured.capture.nodes[node].kind is NodeKind.KERNEL:
             nodes.setdefault(slot, set()).add(node)
     return nodes
-
-
-def launch_names(program: Program) -> list[str]:
-    """What launches are called in messages: the operator, and the user's line."""
-    return [f"{launch.name} at {launch.source}" for launch in program.launches]
 
 
 def make_resident(

@@ -11,7 +11,6 @@ from offload.backends.base import Prepared
 from offload.backends.captured.device_streaming import (
     LinkMeter,
     refuse_unstored,
-    require_store,
     stream_arguments,
 )
 from offload.backends.cuda.capture import device_of
@@ -80,9 +79,8 @@ def make_stream(
         FileError: a file is gone, or shorter than it was.
     """
     program = bound.program
-    refuse_unstored(bound)
-    require_store(bound, streaming, functools.partial(_native.cuda_held_bytes, device))
-    arguments = stream_arguments(bound, streaming)
+    held_bytes = functools.partial(_native.cuda_held_bytes, device)
+    arguments = stream_arguments(bound, streaming, held_bytes)
     stream = with_memory_of_torch(lambda: _native.CudaWeightStream(device=device, **arguments))
     numbers = range(len(bound.bindings.stored))
     memory = [stream.tensor(number, str(tensor_device)).untyped_storage() for number in numbers]

@@ -22,26 +22,34 @@ from typing import Any
 
 import torch
 
-from offload.backends.captured.random_draws import RandomState, generators_of, own_random_states
+from offload.backends.captured.capture_thread import refuse_capturing, run_on_capture_thread
+from offload.backends.captured.random_draws import (
+    DrawLog,
+    RandomState,
+    generators_of,
+    own_random_states,
+)
 from offload.backends.captured.relocation.captures import RANDOM_OWNER, GraphCapture, OwnedRange
 from offload.backends.captured.relocation.fixed_weights import weight_ranges
 from offload.backends.captured.torch_warm_up import (
     Bases,
+    captured_bases,
     collector_off,
     copied,
+    failures_of,
     first_line,
     warm_up,
 )
-from offload.backends.cuda.capture import device_of, refuse_capturing
-from offload.backends.cuda.capture_thread import capture_stream, run_on_capture_thread
+from offload.backends.cuda.capture import device_of
+from offload.backends.cuda.capture_stream import capture_stream
 from offload.backends.cuda.graph import read_graph
 from offload.backends.cuda.node_log import NodeLog
 from offload.backends.cuda.torch_pool import PoolMemory
 from offload.errors import CaptureError, ExecutionError, OffloadError
-from offload.interpreter.eager_run import EagerRun, host_storage
-from offload.interpreter.memory_pools import MemoryPool, region
+from offload.interpreter.eager_run import EagerRun
+from offload.interpreter.memory_pools import MemoryPool, live_blocks, region
 from offload.native import _native
-from offload.program import BoundProgram, Launch, Role
+from offload.program import BoundProgram, Launch, Role, Value
 
 _MAXIMUM_TRIES = 3
 
@@ -87,11 +95,11 @@ class TorchCapturer:
             ExecutionError: the device or the pool failed, or has no memory.
         """
         program = bound.program
-        refuse_capturing()
+        refuse_capturing("cuda")
         device = device_of(program)
         ready = torch.cuda.current_stream(device).record_event()
         work = functools.partial(self._on_thread, bound, pool, device, ready)
-        return run_on_capture_thread(work)
+        return run_on_capture_thread(work, "cuda")
 
     def _on_thread(
         self, bound: BoundProgram, pool: _native.DiscoveryPool, device: int, ready: torch.cuda.Event
@@ -232,16 +240,14 @@ class _OneCapture:
 
         The weights of an opaque Program stay where they are, for it reads its own.
         """
-        bases: Bases = {}
-        for value in self._program.values:
-            if value.host_content is not None:
-                bases[value.index] = (host_storage(value.host_content), 0)
-            elif value.role is Role.WEIGHT and self._program.opaque is not None:
-                holder = self._bound.bindings.weights[value.index][0]
-                bases[value.index] = (holder.untyped_storage(), 0)
-            elif value.role in (Role.INPUT, Role.WEIGHT):
-                bases[value.index] = (self._memory.stand_in(value.size_bytes), 0)
-        return bases
+        weights_stay = self._program.opaque is not None
+
+        def given(value: Value) -> torch.UntypedStorage | None:
+            if value.role is Role.WEIGHT and weights_stay:
+                return None
+            return self._memory.stand_in(value.size_bytes)
+
+        return captured_bases(self._bound, given)
 
     def _begin(self) -> None:
         pool: Any = self._memory.torch_pool.id
@@ -258,22 +264,8 @@ class _OneCapture:
     def _launch(self, run: EagerRun, launch: Launch) -> None:
         # What nobody writes of a kernel's arguments is this byte then, and another in each capture.
         _native.paint_stack(_PAINTED_BYTES, self._paint)
-        try:
+        with failures_of(launch, "the capture", functools.partial(self._failure, launch)):
             outcome = run.call(launch)()
-        except OffloadError as error:
-            error.add_note(f"{launch.source}: {launch.name}, in the capture")
-            raise
-        except Exception as error:  # of an opaque launch any that the user's code raises
-            # Without memory torch tries to free some, and fails at that in a capture.
-            reason = self._pool.error or first_line(error)
-            if self._pool.error is not None or isinstance(error, torch.OutOfMemoryError):
-                raise ExecutionError(
-                    f"{launch.source}: no addresses for {launch.name}: {reason}"
-                ) from error
-            raise CaptureError(
-                f"{launch.source}: {launch.name} cannot be captured in a CUDA graph, and has "
-                f"to be left out of the captured model: {reason}"
-            ) from error
         self._tensors.append(outcome)
         run.keep(launch, outcome)
         made = [view.value for view in launch.made()]
@@ -284,6 +276,16 @@ class _OneCapture:
                 run.bases[value] = (copied(run.bases[value][0]), 0)
         self._nodes.note(launch)
         self._memory.settle({run.bases[value][0].data_ptr() for value in made})
+
+    def _failure(self, launch: Launch, error: Exception) -> OffloadError:
+        # Without memory torch tries to free some, and fails at that in a capture.
+        reason = self._pool.error or first_line(error)
+        if self._pool.error is not None or isinstance(error, torch.OutOfMemoryError):
+            return ExecutionError(f"{launch.source}: no addresses for {launch.name}: {reason}")
+        return CaptureError(
+            f"{launch.source}: {launch.name} cannot be captured in a CUDA graph, and has to be "
+            f"left out of the captured model: {reason}"
+        )
 
     def _end(self) -> None:
         try:
@@ -313,9 +315,7 @@ class _OneCapture:
         return sorted(
             (
                 OwnedRange(block["address"], block["requested_size"], RANDOM_OWNER)
-                for segment in self._cells.snapshot(include_traces=False)
-                for block in segment["blocks"]
-                if block["state"] == "active_allocated"
+                for block in live_blocks(self._cells.snapshot(include_traces=False))
             ),
             key=lambda one: one.address,
         )
@@ -333,21 +333,17 @@ def _warm_up_drawing(
         CaptureError: it draws from several generators; or as `warm_up`.
         ExecutionError: as `warm_up`.
     """
-    generators = generators_of(bound, torch.device("cuda", device))
-    before = [one.get_offset() for one in generators]
+    cuda = torch.device("cuda", device)
+    draws = DrawLog(generators_of(bound, cuda))
     clear: Any = torch._C._cuda_clearCublasWorkspaces
-    warm_up(bound, torch.device("cuda", device), inputs, free_workspaces=clear)
-    drawn = [
-        RandomState(one, one.get_offset() - offset)
-        for one, offset in zip(generators, before, strict=True)
-        if one.get_offset() != offset
-    ]
+    warm_up(bound, cuda, inputs, free_workspaces=clear, launched=draws.note)
+    drawn = draws.states()
     if len(drawn) > 1:
         raise CaptureError(
             "the program draws from several random generators, and a graph has room for one: draw "
             "from torch's default one, or from one that is passed"
         )
-    return drawn[0] if drawn else None
+    return next(iter(drawn.values()), None)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence, Set
 from typing import Any
 
 from offload.backends.captured.random_draws import RandomState
+from offload.program import Program
 
 
 class NodeKind(enum.StrEnum):
@@ -106,6 +107,11 @@ class GraphCapture:
     random: RandomState | None = None
     host_words: Set[int] = frozenset()
     host_upper_halves: Set[int] = frozenset()
+
+
+def launch_names(program: Program) -> list[str]:
+    """What launches are called in messages: the operator, and the user's line."""
+    return [f"{launch.name} at {launch.source}" for launch in program.launches]
 
 
 def node_text(capture: GraphCapture, launch_names: Sequence[str], node: int) -> str:

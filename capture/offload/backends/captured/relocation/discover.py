@@ -184,7 +184,10 @@ class _Search:
             left = {content[begin:end] for content in contents}
             if len(left) > 1:
                 self._read_differing(node, part, begin, end, contents)
-        self._refuse_pieces(node, self.found[n_found:], self.noise[n_noise:])
+        try:
+            self._refuse_pieces(node, self.found[n_found:], self.noise[n_noise:])
+        except Unfollowed as error:
+            self._leave(node, part, 0, error)
 
     def _read_whole(
         self,
@@ -300,7 +303,7 @@ class _Search:
         """Leave a word unexplained, if that is wanted."""
         if not self._leaves_unexplained:
             raise error
-        self.unexplained.append(Unexplained(node, part, offset, error.what))
+        self.unexplained.append(Unexplained(node, part, offset, error.what, error.advice))
 
     def _meanings_at(self, offset: int, contents: list[bytes]) -> list[tuple[int, int]]:
         """What a word means, whatever the second capture in the first layout has there."""

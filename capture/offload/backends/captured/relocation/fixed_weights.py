@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from offload.backends.captured.opaque_weights import device_weights
 from offload.backends.captured.relocation.captures import OwnedRange
@@ -17,11 +17,14 @@ WEIGHT_OWNER = "weight "
 def weight_ranges(bound: BoundProgram) -> list[OwnedRange]:
     """The memory of an opaque Program's weights, which constant words may point into."""
     program = bound.program
-    if program.opaque is None:
-        return []
+    return [] if program.opaque is None else ranges_of(bound, device_weights(program))
+
+
+def ranges_of(bound: BoundProgram, weights: Iterable[Value]) -> list[OwnedRange]:
+    """The memory of some weights, where the model has them."""
     return [
         OwnedRange(storage.data_ptr(), storage.nbytes(), WEIGHT_OWNER + value.name)
-        for value in device_weights(program)
+        for value in weights
         for storage in [bound.bindings.weights[value.index][0].untyped_storage()]
     ]
 

@@ -16,12 +16,13 @@ class Unfollowed(CaptureError):
     """A word that cannot be followed, and what the caller can do.
 
     Attributes:
-        what: the first of the two alone, for who goes on without following it.
+        what, advice: the two apart, for who goes on without following it.
     """
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}; {advice}")
         self.what = what
+        self.advice = advice
 
 
 class CapturesDiffer(Exception):
@@ -122,12 +123,14 @@ class Unexplained:
     Attributes:
         node, part, offset_bytes: where it stands.
         why: names kernel, byte and values.
+        advice: what a user can do about it.
     """
 
     node: int
     part: int
     offset_bytes: int
     why: str
+    advice: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

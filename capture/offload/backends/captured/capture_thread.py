@@ -1,23 +1,23 @@
-"""The thread of a process on which captures are made, and its stream on each GPU.
+"""The thread of a process on which captures are made.
 
 One thread for all captures: torch keeps cuDNN's plans by thread (`thread_local` caches in
 ATen/native/cudnn/Conv_v8.cpp and MHA.cpp), so that each new one would build all of them again, and
-cuBLAS's handles belong to a thread as well. Nobody else uses it, and what a model leaves set on it
-(autocast, a default device) is put back after each capture.
+cuBLAS's handles belong to a thread as well. They take turns, since they borrow what the process has
+once: where torch's allocator takes memory from, and the states of generators. Nobody else uses the
+thread, and what a model leaves set on it (autocast, a default device) is put back after each
+capture.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from offload.backends.cuda.graph import call, driver_bindings
 from offload.errors import CaptureError, ExecutionError
 
 T = TypeVar("T")
@@ -38,8 +38,12 @@ class _Thread:
 _thread = _Thread()
 
 
-def run_on_capture_thread(work: Callable[[], T]) -> T:
+def run_on_capture_thread(work: Callable[[], T], device_type: str) -> T:
     """What `work` gives there; whoever comes while it is busy waits.
+
+    Args:
+        work: what captures.
+        device_type: on devices of this type; nothing is cast by itself there.
 
     Raises:
         CaptureError: the caller is on this thread, as a model that loads another when it is called.
@@ -54,7 +58,7 @@ def run_on_capture_thread(work: Callable[[], T]) -> T:
     def inside() -> T:
         _thread.inside.active = True
         try:
-            with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            with torch.autocast("cpu", enabled=False), torch.autocast(device_type, enabled=False):
                 return work()
         finally:
             if torch.get_default_device().type != "cpu":
@@ -76,33 +80,18 @@ def run_on_capture_thread(work: Callable[[], T]) -> T:
         del future
 
 
-@functools.cache
-def capture_stream(device: int) -> torch.cuda.Stream:
-    """The stream on a GPU that captures are made on; for the capture thread.
-
-    It is no one of torch's, which gives the same 32 to everybody in turn, so that a user's could be
-    it, whose work would end a capture or be captured. It stays as long as the process does: handles
-    of libraries may remember the stream that they were last given, and torch's allocator knows
-    memory by its address.
+def refuse_capturing(device_type: str) -> None:
+    """Refuse a caller who is capturing, before the device is asked for what would end that.
 
     Raises:
-        OutOfMemory: the driver has no memory for it.
-        ExecutionError: it failed.
+        CaptureError: a graph is being captured on torch's current stream of devices of this type.
     """
-    flags = driver_bindings().CUstream_flags.CU_STREAM_NON_BLOCKING.value
-    before = call("cuCtxGetCurrent")
-    call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", device)))
-    try:
-        handle = call("cuStreamCreate", flags)
-    finally:
-        call("cuCtxSetCurrent", before)
-    return torch.cuda.ExternalStream(int(handle), torch.device("cuda", device))
+    module: Any = torch.get_device_module(device_type)
+    if module.is_current_stream_capturing():
+        raise CaptureError(
+            "a graph is being captured on the current stream: load the program before the capture "
+            "begins"
+        )
 
 
-def _forget() -> None:
-    """The child of a fork has no such thread; of its parent's streams CUDA lets it use none."""
-    _thread.renew()
-    capture_stream.cache_clear()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_thread.renew)  # a child has no such thread

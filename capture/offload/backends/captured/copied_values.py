@@ -1,0 +1,67 @@
+"""Inputs and outputs that a captured program works on copies of, since its kernels keep addresses.
+
+A copy in is made before the kernels, from the tensor of the execution to memory of the capture's; a
+copy out after them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Set
+
+from offload.program import Program, Role, is_dense
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CopiedValue:
+    """An input or output whose tensor an execution finds or leaves somewhere else each time.
+
+    Attributes:
+        value: the Value of the Program.
+        size_bytes: at least one.
+        copied_in: before the kernels, which read it or write a part of it.
+        copied_out: after them, which write it.
+    """
+
+    value: int
+    size_bytes: int
+    copied_in: bool
+    copied_out: bool
+
+
+def copied_value(program: Program, value: int) -> CopiedValue:
+    """How an input or output of the Program that holds bytes is copied."""
+    is_input = program.values[value].role is Role.INPUT
+    return CopiedValue(
+        value,
+        program.values[value].size_bytes,
+        copied_in=is_input,
+        copied_out=not is_input or value in written_values(program),
+    )
+
+
+def written_values(program: Program) -> Set[int]:
+    """What launches write; an opaque one all inputs, as a write of the same bytes is not seen."""
+    written = {index for launch in program.launches for index in launch.writes}
+    return written if program.opaque is None else written | {one.value for one in program.inputs}
+
+
+def why_uncopiable(program: Program, value: int) -> str:
+    """Why a copy of an input or output would not do; empty where it does."""
+    name = program.values[value].name
+    for overlap in program.overlaps:
+        pair = [program.inputs[leaf].value for leaf in (overlap.first, overlap.second)]
+        if value in pair:
+            first, second = (program.values[index].name for index in pair)
+            return (
+                f"{first} and {second} share memory, and one of them is written: a captured model "
+                "works on copies of inputs, which would not share it; pass a clone() of one"
+            )
+    is_written = value in written_values(program)
+    for view in program.inputs:
+        if view.value == value and is_written and not is_dense(view.shape, view.strides):
+            return (
+                f"{name} is written, and has gaps between its elements: a captured model copies it "
+                "back whole, and would write what lies in them; pass it contiguous"
+            )
+    return ""

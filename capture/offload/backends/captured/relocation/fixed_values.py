@@ -1,0 +1,196 @@
+"""Values whose addresses stay, since a word says where they lie in a way that nobody can follow.
+
+Which Value such a word speaks of is not told: a hash, or the difference of two addresses, may be of
+any that its launch uses. So some of them get memory of the graph's own, at the same addresses in
+other captures of all layouts. A word that is the same in all of these speaks of nothing that moved,
+and may stay as it is. First those of its launch are tried that no word names, and then all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence, Set
+
+from offload.backends.captured.copied_values import why_uncopiable
+from offload.backends.captured.relocation.captures import GraphCapture, OwnedRange
+from offload.backends.captured.relocation.words import (
+    WORD_BYTES,
+    CapturesDiffer,
+    Discovery,
+    Unexplained,
+)
+from offload.errors import CaptureError
+from offload.program import Program, Role
+
+FIXED_OWNER = "memory of the graph's own for "
+"""What the owner of memory that stays is called before the name of what lies there."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FixedAllocation:
+    """An allocation of a captured program that gets an address which stays.
+
+    Attributes:
+        number: of the allocation in each capture.
+        value: the Value that it holds; None for an operator's scratch memory.
+        name: for people.
+        size_bytes: of the allocation.
+        why: the first word that may speak of it, and in what it cannot be followed.
+    """
+
+    number: int
+    value: int | None
+    name: str
+    size_bytes: int
+    why: str
+
+    @property
+    def owner(self) -> str:
+        """Of its memory."""
+        return FIXED_OWNER + self.name
+
+
+Choice = tuple[FixedAllocation, ...]
+
+
+def choices(program: Program, capture: GraphCapture, found: Discovery) -> Iterator[Choice]:
+    """What may get addresses that stay so that all words are explained, the fewest first.
+
+    No weight does: its memory is the caller's, and an execution does not copy it. Nor does an input
+    of which a copy would not do.
+
+    Args:
+        program: what was captured.
+        capture: of it.
+        found: of its words, some of which are not explained.
+    """
+    unnamed: dict[int, FixedAllocation] = {}
+    every: dict[int, FixedAllocation] = {}
+    names = _Names(program, capture, found)
+    for launch, one in _first_of_launches(capture, found).items():
+        named = names.of_launch(launch)
+        used = _allocations_of(program, capture, launch)
+        for number in used | named | names.of_nobody():
+            value = capture.allocations[number].value
+            if value is not None and not _may_stay(program, value):
+                continue
+            fixed = _fixed(program, capture, number, one)
+            every.setdefault(number, fixed)
+            if number in used - named:
+                unnamed.setdefault(number, fixed)
+    seen: list[Choice] = []
+    for some in (unnamed, every):
+        choice = tuple(some[number] for number in sorted(some))
+        if choice and choice not in seen:
+            seen.append(choice)
+            yield choice
+
+
+def refuse(program: Program, capture: GraphCapture, found: Discovery) -> CaptureError:
+    """Of words that are not explained though all that may stay does."""
+    first = found.unexplained[0]
+    launch = capture.launches[first.node]
+    reasons = [
+        why_uncopiable(program, value)
+        for value in (_touched(program, launch) if launch >= 0 else ())
+        if program.values[value].role in (Role.INPUT, Role.OUTPUT)
+    ]
+    why = next(filter(None, reasons), "")
+    more = (
+        f" (what its launch uses cannot stay at one address: {why})"
+        if why
+        else " (also where the inputs and results of its launch stay at one address)"
+    )
+    return CaptureError(f"{first.why}{more}; {first.advice}")
+
+
+def with_fixed(
+    capture: GraphCapture, fixed: Sequence[FixedAllocation], addresses: Sequence[int]
+) -> GraphCapture:
+    """A capture in which these allocations had these addresses, which constants may point into.
+
+    Raises:
+        CapturesDiffer: another Value lies there.
+    """
+    numbers = {one.number for one in fixed}
+    for one, address in zip(fixed, addresses, strict=True):
+        there = capture.allocations[one.number] if one.number < len(capture.allocations) else None
+        if there is None or (there.address, there.value) != (address, one.value):
+            raise CapturesDiffer("the graph", f"another capture has {one.name} somewhere else")
+    owned = [
+        OwnedRange(address, one.size_bytes, one.owner)
+        for one, address in zip(fixed, addresses, strict=True)
+    ]
+    allocations = [one for number, one in enumerate(capture.allocations) if number not in numbers]
+    return dataclasses.replace(capture, allocations=allocations, owned=[*owned, *capture.owned])
+
+
+class _Names:
+    """Which allocations the words of each launch name."""
+
+    def __init__(self, program: Program, capture: GraphCapture, found: Discovery) -> None:
+        self._allocations = capture.allocations
+        number_of = {one.value: number for number, one in enumerate(capture.allocations)}
+        number_at = {one.address: number for number, one in enumerate(capture.allocations)}
+        self._of_launch: dict[int, set[int]] = {}
+        for word in found.words:
+            number = number_of.get(word.value)
+            if number is None and word.size_bytes == WORD_BYTES:  # of scratch memory
+                content = capture.nodes[word.node].parts[word.part][word.offset_bytes :]
+                address = int.from_bytes(content[:WORD_BYTES], "little")
+                number = number_at.get(address - word.value_offset_bytes)
+            if number is not None:
+                self._of_launch.setdefault(capture.launches[word.node], set()).add(number)
+
+    def of_launch(self, launch: int) -> Set[int]:
+        return self._of_launch.get(launch, set())
+
+    def of_nobody(self) -> Set[int]:
+        """Scratch memory that some launch has asked for, and no word names."""
+        named = set().union(*self._of_launch.values())
+        return {
+            number
+            for number, one in enumerate(self._allocations)
+            if one.value is None and one.size_bytes and number not in named
+        }
+
+
+def _first_of_launches(capture: GraphCapture, found: Discovery) -> dict[int, Unexplained]:
+    first: dict[int, Unexplained] = {}
+    for one in found.unexplained:
+        first.setdefault(capture.launches[one.node], one)
+    return first
+
+
+def _touched(program: Program, launch: int) -> list[int]:
+    one = program.launches[launch]
+    return sorted({*one.reads, *one.writes})
+
+
+def _allocations_of(program: Program, capture: GraphCapture, launch: int) -> Set[int]:
+    """Of the Values that a launch uses; of nodes that no launch made nothing is known."""
+    touched = _touched(program, launch) if launch >= 0 else []
+    return {
+        number
+        for number, one in enumerate(capture.allocations)
+        if one.value in touched and one.size_bytes
+    }
+
+
+def _may_stay(program: Program, value: int) -> bool:
+    role = program.values[value].role
+    if role in (Role.INPUT, Role.OUTPUT):
+        return not why_uncopiable(program, value)
+    return role is Role.ACTIVATION
+
+
+def _fixed(
+    program: Program, capture: GraphCapture, number: int, one: Unexplained
+) -> FixedAllocation:
+    allocation = capture.allocations[number]
+    name = (
+        f"scratch memory {number}"
+        if allocation.value is None
+        else program.values[allocation.value].name
+    )
+    return FixedAllocation(number, allocation.value, name, allocation.size_bytes, one.why)

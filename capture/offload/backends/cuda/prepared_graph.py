@@ -1,0 +1,116 @@
+"""From a Program to its captured graph, of which each word is known, or need not be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from offload.backends.base import Prepared
+from offload.backends.captured.relocation import advice
+from offload.backends.captured.relocation.captures import GraphCapture, launch_names
+from offload.backends.captured.relocation.discover import discover
+from offload.backends.captured.relocation.fixed_values import choices, refuse
+from offload.backends.captured.relocation.touches import node_graph, with_scratch
+from offload.backends.captured.relocation.words import CapturesDiffer, Discovery, Word
+from offload.backends.cuda.capture import Capturer
+from offload.backends.cuda.fixed_memory import (
+    FixedMemory,
+    add_copies,
+    take_memory,
+    within_launches,
+)
+from offload.backends.cuda.graph import describe_address, is_known_address
+from offload.backends.cuda.layouts import as_data, capture_in_layouts
+from offload.backends.cuda.memory import DeviceMemory
+from offload.backends.cuda.random_cells import random_cells
+from offload.backends.cuda.resident_graph import CapturedProgram
+from offload.errors import CaptureError
+from offload.program import BoundProgram, Program
+
+_MAXIMUM_TRIES = 3
+
+
+def prepare_captured(bound: BoundProgram, capturer: Capturer) -> Prepared:
+    """Capture a Program's launches in three layouts, and find its words.
+
+    Args:
+        bound: to be captured.
+        capturer: what captures it.
+
+    Raises:
+        CaptureError: a launch cannot be captured, or can be neither relocated nor made to work on
+            copies, or is captured otherwise each time; the message names the kernel.
+        OutOfMemory: the device has no memory for copies.
+        ExecutionError: the driver failed.
+    """
+    differ = ""  # what it says; the error itself would keep its frames, and so the captures
+    for attempt in range(_MAXIMUM_TRIES):
+        try:
+            return _prepared(bound, _explained(bound, capturer, 3 * attempt))
+        except CapturesDiffer as error:
+            differ = str(error)
+    raise CaptureError(
+        f"{differ}; captured {_MAXIMUM_TRIES} times over, it never came out alike: expected "
+        f"the same kernels, edges and allocations each time; {advice.SAME_KERNELS}"
+    )
+
+
+def _explained(bound: BoundProgram, capturer: Capturer, seed: int) -> CapturedProgram:
+    """Captured, with as little as possible at addresses that stay, so that no word needs more."""
+    captured = _discovered(bound, capturer, seed, FixedMemory())
+    if not captured.discovery.unexplained:
+        return captured
+    program, device = bound.program, captured.device
+    capture, found, pool = as_data(captured.capture), captured.discovery, captured.pool
+    del captured  # its tensors may lie where others will: the pool stays for what it knows
+    for choice in choices(program, capture, found):
+        memory = take_memory(device, capture, pool, choice)
+        captured = _discovered(bound, capturer, seed, memory)
+        if not captured.discovery.unexplained:
+            return captured
+        del captured, memory
+    raise refuse(program, capture, found)
+
+
+def _discovered(
+    bound: BoundProgram, capturer: Capturer, seed: int, fixed: FixedMemory
+) -> CapturedProgram:
+    captured, *others = capture_in_layouts(bound, capturer, seed, fixed)
+    return dataclasses.replace(captured, discovery=_words(bound.program, captured, others))
+
+
+def _words(
+    program: Program, captured: CapturedProgram, others: Sequence[GraphCapture]
+) -> Discovery:
+    with DeviceMemory(captured.device):  # so that the driver can be asked
+        return discover(
+            [captured.capture, *others],
+            len(program.values),
+            launch_names(program),
+            is_known_address,
+            describe_address=describe_address,
+            leaves_unexplained=True,
+            decoy_address=captured.decoy_address,
+        )
+
+
+def _prepared(bound: BoundProgram, captured: CapturedProgram) -> Prepared:
+    """What the planner must know, and the graph with its copies."""
+    program, found, fixed = bound.program, captured.discovery, captured.fixed
+    capture = captured.capture
+    copies: list[Word] = []
+    cells, stale = random_cells(program, capture, found, decoy_address=captured.decoy_address)
+    if fixed.fixed:
+        capture, copies = add_copies(captured.device, program, capture, captured.pool, fixed)
+    words = (*found.words, *copies)
+    whole = with_scratch(program, found.scratch_bytes)
+    state = dataclasses.replace(
+        captured,
+        capture=within_launches(program, capture, copies),
+        discovery=dataclasses.replace(found, words=words, noise=(*found.noise, *stale)),
+        random_cells=cells,
+    )
+    graph = node_graph(whole, capture, words)
+    return Prepared(
+        dataclasses.replace(bound, program=whole), fixed.activations(program), graph, state
+    )
