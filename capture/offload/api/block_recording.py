@@ -16,7 +16,6 @@ from offload.console.user_code import callable_name, user_location
 from offload.errors import CaptureError, OffloadError
 from offload.files import has_same_content
 from offload.program import BoundProgram, StoredTensor
-from offload.program.family import BoundFamily
 from offload.record import (
     DynamicShapes,
     FakeWeights,
@@ -336,8 +335,7 @@ class BlockRecording:
                     "depends on them: leave out dynamic_shapes"
                 )
             recordings = SecondRecordings(self._function, self._called, self._varying, read_untold)
-            family = recordings.family(seen)
-            self.captured._bound_family = BoundFamily(family, seen.bindings)
+            self.captured._bound_family = recordings.family(seen)
         self.captured._bound = bound
 
     def _settle_told(self, recorder: Recorder, error: CaptureError) -> None:

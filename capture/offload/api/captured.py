@@ -16,7 +16,7 @@ from offload.backends import Backend
 from offload.console.progress import Progress, telling
 from offload.console.switches import debug_level, say
 from offload.errors import BindingError, CaptureError, CopyError, FileError
-from offload.files import open_program, save_program
+from offload.files import open_saved, save_program
 from offload.host import SizedExecutable, Sizes
 from offload.host.sized_executable import refuse_for_families
 from offload.load.pipeline import load_program
@@ -271,6 +271,9 @@ class Captured:
         `load()` would compute with: after training, `load_state_dict` or `param.data = other` the
         new one.
 
+        After a capture with dynamic_shapes= the file has the Family, and its Program with the
+        launches that make constants.
+
         Types of results are written by name. A UserWarning names those that `offload.open` finds
         only if they are given to it (`types=`).
 
@@ -280,7 +283,7 @@ class Captured:
                 (`capture(weights=)`); a weight has another shape, dtype, strides or offset than
                 when it was recorded, or its memory was freed or shrunk; an executable loaded from
                 this and still open was given other weights by `streaming.replace`, which the
-                model's tensors do not hold; sizes may vary; or the path cannot be written to.
+                model's tensors do not hold; or the path cannot be written to.
         """
         for run in list(self._loads):
             if not run.closed and run.streaming is not None and run.streaming.replaced:
@@ -290,13 +293,13 @@ class Captured:
                     "would be saved, hold other content: copy the new content into the model's "
                     "tensors and close that executable, or close it to save the model's content"
                 )
-        if self._bound_family is not None:
-            raise FileError(
-                f"{os.fspath(path)}: a file holds a program of one size, and sizes may vary here: "
-                "capture without dynamic_shapes to save it"
-            )
+        family = self._bound_family
         with telling():
-            save_program(self.bound, path)
+            if family is None:
+                save_program(self.bound, path)
+            else:
+                whole = BoundProgram(family.family.program, family.bindings)
+                save_program(whole, path, family.family)
 
     def explain(self) -> str:
         """Say of the executable that calls of this object use what `Executable.explain` says.
@@ -327,7 +330,10 @@ def open_file(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captu
     """
     level = debug_level()
     with telling():
-        captured = Captured(open_program(path, types), Path(path).stem)
+        saved = open_saved(path, types)
+        captured = Captured(saved.bound, Path(path).stem)
+        if saved.family is not None:
+            captured._bound_family = BoundFamily(saved.family, saved.bound.bindings)
     if level:
         say(program_line(captured.program, f"opened {os.fspath(path)}"))
     return captured

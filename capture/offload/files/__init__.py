@@ -5,7 +5,7 @@ its weights. Opening it checks the types of all that it says (see `program.decod
 parts fit together (see `program.check`), and that its operators are safe ones (see `operators`).
 """
 
-from offload.files.saved_programs import open_program, save_program
+from offload.files.saved_programs import Saved, open_program, open_saved, save_program
 from offload.files.weight_files import (
     check_stored_tensors,
     find_stored_tensors,
@@ -13,9 +13,11 @@ from offload.files.weight_files import (
 )
 
 __all__ = [
+    "Saved",
     "check_stored_tensors",
     "find_stored_tensors",
     "has_same_content",
     "open_program",
+    "open_saved",
     "save_program",
 ]

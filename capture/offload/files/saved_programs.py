@@ -34,11 +34,19 @@ from offload.program import (
     encode_program,
     with_objects,
 )
+from offload.program.decode import has_family
+from offload.program.encode import FAMILY, with_family
+from offload.program.family import Family
+from offload.program.family_data import decode_family, encode_family
 from offload.program.reader import parse
 
 
-def save_program(bound: BoundProgram, path: str | os.PathLike[str]) -> None:
+def save_program(
+    bound: BoundProgram, path: str | os.PathLike[str], family: Family | None = None
+) -> None:
     """Write a Program and the present content of its weights to one file.
+
+    `family`: whose Program it is, where sizes may vary.
 
     The file replaces another at `path` only once it is whole. Classes of containers are written
     by name only. Where those of the result are not found again by name (see `result_types`), a
@@ -75,6 +83,8 @@ def save_program(bound: BoundProgram, path: str | os.PathLike[str]) -> None:
             if not _is_host_constant(program.values[index], storage)
         }
         data = encode_program(program)
+        if family is not None:
+            data = with_family(data, encode_family(family))
         text = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
         _read_program(text)  # what could not be opened again is not written
         _warn_of_types(types_not_found(program))
@@ -103,7 +113,20 @@ def _warn_of_types(names: list[str]) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Saved:
+    """What a file holds: a Program, and the Family that it belongs to, if sizes may vary."""
+
+    bound: BoundProgram
+    family: Family | None
+
+
 def open_program(path: str | os.PathLike[str], types: Sequence[type] = ()) -> BoundProgram:
+    """The Program of a file; as `open_saved`, which raises what this does."""
+    return open_saved(path, types).bound
+
+
+def open_saved(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Saved:
     """Read a Program from a file that `save_program` wrote. Executes nothing.
 
     Safe for any file, damaged and hostile ones included: no code is loaded from it, no module is
@@ -116,10 +139,10 @@ def open_program(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Bo
         types: classes of containers in the result that are not found by name (`result_types`).
 
     Returns:
-        The Program; its weights are tensors of their own on torch's current device of its type,
-        whichever it was saved on (on the CPU where there is none, and for host constants), its
-        random launches draw from torch's default generator, and its containers have no classes
-        but those of the result that were found.
+        The Program, and its Family; its weights are tensors of their own on torch's current device
+        of its type, whichever it was saved on (on the CPU where there is none, and for host
+        constants), its random launches draw from torch's default generator, and its containers have
+        no classes but those of the result that were found.
 
     Raises:
         FileError: there is no such file, it is damaged or no program, it was written by a newer
@@ -131,7 +154,7 @@ def open_program(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Bo
     types = check_types(types)
     try:
         with open_archive(path) as archive:
-            program = _read_program(archive.program_text())
+            program, family = _read_program(archive.program_text())
             results = with_types(program, types)
             values = [program.values[index] for index in program.weight_views]
             sizes_bytes = {one.index: one.size_bytes for one in values if not one.on_host}
@@ -153,15 +176,16 @@ def open_program(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Bo
             index: tuple(_tensor_on(storages[index], view) for view in views)
             for index, views in program.weight_views.items()
         }
-    return BoundProgram(
-        dataclasses.replace(program, device_index=device.index),
-        Bindings(
-            weights=weights,
-            generators=(default_generator(device),),
-            arguments=with_objects(program.arguments_structure, torch_object),
-            results=results,
-        ),
+    program = dataclasses.replace(program, device_index=device.index)
+    bindings = Bindings(
+        weights=weights,
+        generators=(default_generator(device),),
+        arguments=with_objects(program.arguments_structure, torch_object),
+        results=results,
     )
+    if family is not None:
+        family = dataclasses.replace(family, program=program)
+    return Saved(BoundProgram(program, bindings), family)
 
 
 def _available(device: str) -> torch.device:
@@ -176,10 +200,13 @@ def _available(device: str) -> torch.device:
     return torch.device(device, module.current_device()) if module.is_available() else host
 
 
-def _read_program(text: bytes) -> Program:
-    program = decode_program(parse(text, "program.json"))
+def _read_program(text: bytes) -> tuple[Program, Family | None]:
+    root = parse(text, "program.json")
+    program = decode_program(root)
     check_file_program(program)
-    return program
+    if not has_family(root):
+        return program, None
+    return program, decode_family(root.mapping()[FAMILY], program)
 
 
 def _common_storage(

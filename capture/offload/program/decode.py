@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from offload.errors import FileError, ProgramError
-from offload.program.encode import FORMAT_NAME, FORMAT_VERSION, MAXIMUM_DEPTH
+from offload.program.encode import FAMILY, FORMAT_NAME, FORMAT_VERSION, MAXIMUM_DEPTH
 from offload.program.launch import Argument, Launch, Operator
 from offload.program.program import Overlap, Program, Result
 from offload.program.reader import MAXIMUM_INTEGER, Node
@@ -37,8 +37,8 @@ def decode_program(root: Node) -> Program:
         ProgramError: the data is not a program.
         FileError: it is a program of a format that this version cannot read.
     """
-    _check_format(root)
-    parts = dict(zip(_PARTS, root.fields("format", "version", *_PARTS)[2:], strict=True))
+    names = (*_PARTS, *[FAMILY] * has_family(root))
+    parts = dict(zip(names, root.fields("format", "version", *names)[2:], strict=True))
     return Program(
         device=parts["device"].text(),
         values=tuple(_value(index, node) for index, node in enumerate(parts["values"].items())),
@@ -85,8 +85,15 @@ _PARTS = (
 )
 
 
-def _check_format(root: Node) -> None:
-    """Look at the format before anything else: a newer one may differ in all the rest."""
+def has_family(root: Node) -> bool:
+    """Whether the data has the rest of a Family, under `FAMILY`, beside its Program.
+
+    Looks at the format before anything else: a newer one may differ in all the rest.
+
+    Raises:
+        ProgramError: the data does not say what it is.
+        FileError: it is of a format that this version cannot read.
+    """
     if not {"format", "version"} <= set(root.keys()) or root.value["format"] != FORMAT_NAME:
         raise ProgramError(f"{root.where} does not say that it is an {FORMAT_NAME}")
     version = Node(root.value["version"], f"{root.where}.version").integer(1)
@@ -95,6 +102,7 @@ def _check_format(root: Node) -> None:
             f"written in format {version} by a newer offload, and this one reads formats up to "
             f"{FORMAT_VERSION}: install a newer offload"
         )
+    return version == FORMAT_VERSION
 
 
 def _value(index: int, node: Node) -> Value:

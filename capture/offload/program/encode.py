@@ -13,7 +13,9 @@ from offload.program.structure import Structure
 from offload.program.values import Symbol, TensorView, Value
 
 FORMAT_NAME = "offload program"
-FORMAT_VERSION = 1
+# Of a program of one size, which older versions read, and of one with a Family.
+PLAIN_VERSION, FORMAT_VERSION = 1, 2
+FAMILY = "family"
 
 # Arguments and results nested deeper than this are neither written nor read.
 MAXIMUM_DEPTH = 64
@@ -28,7 +30,7 @@ def encode_program(program: Program) -> dict[str, Any]:
     """
     return {
         "format": FORMAT_NAME,
-        "version": FORMAT_VERSION,
+        "version": PLAIN_VERSION,
         "device": program.device,
         "versions": dict(program.versions),
         "values": [_value(value) for value in program.values],
@@ -56,6 +58,11 @@ def encode_program(program: Program) -> dict[str, Any]:
         "keyword_only_names": list(program.keyword_only_names),
         "host_reads": list(program.host_reads),
     }
+
+
+def with_family(data: dict[str, Any], family: dict[str, Any]) -> dict[str, Any]:
+    """The data of a Program with that of the Family that it belongs to (`family_data`)."""
+    return {**data, "version": FORMAT_VERSION, FAMILY: family}
 
 
 def _value(value: Value) -> dict[str, Any]:

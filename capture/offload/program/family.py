@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offload.console.amounts import show_count
-from offload.errors import BindingError
+from offload.errors import BindingError, ProgramError
 from offload.native import _planner
 from offload.program.bindings import Bindings, BoundProgram
+from offload.program.check import check_program
 from offload.program.dead_launches import remove_dead_launches
 from offload.program.expressions import Expression, expressions
 from offload.program.folding import fold, folded_values
@@ -134,6 +135,7 @@ class Family:
 
         Raises:
             BindingError: a number has no result at these sizes.
+            ProgramError: the numbers contradict each other.
         """
         return self.evaluated(sizes)[0]
 
@@ -149,7 +151,13 @@ class Family:
             nonlocal position
             position += 1
             index = self.varying.get(position)
-            return number if index is None else found[index]
+            if index is None:
+                return number
+            if type(found[index]) is not type(number):
+                raise ProgramError(
+                    f"number {position} is {found[index]!r}: expected a {type(number).__name__}"
+                )
+            return found[index]
 
         program = map_numbers(self.program, convert)
         arguments = with_constants(program.arguments_structure, _chosen(self.arguments, found))
@@ -157,6 +165,7 @@ class Family:
         program = dataclasses.replace(
             program, arguments_structure=arguments, result_structure=results
         )
+        check_program(program)
         return program, found
 
     def checked(self, sizes: Mapping[str, int]) -> tuple[int, ...]:

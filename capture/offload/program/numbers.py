@@ -35,13 +35,22 @@ def map_numbers(program: Program, convert: Convert) -> Program:
 
 def numbers_of(program: Program) -> list[Any]:
     """The numbers of a Program, in the order of `map_numbers`."""
+    return _kept(map_numbers, program)
+
+
+def numbers_of_value(value: Value) -> list[Any]:
+    """Those that stand in one of its Values."""
+    return _kept(_value, value)
+
+
+def _kept(map_part: Callable[[Any, Convert], object], part: Any) -> list[Any]:
     found: list[Any] = []
 
     def keep(number: Any) -> Any:
         found.append(number)
         return number
 
-    map_numbers(program, keep)
+    map_part(part, keep)
     return found
 
 

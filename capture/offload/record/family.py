@@ -21,11 +21,19 @@ from offload.program import (
     TensorView,
     Value,
     plain_structure,
+    rewrite,
     used_strides,
 )
 from offload.program.expressions import Expression
-from offload.program.family import Family, SizeGuard, SizePlace, constants_of, with_constants
-from offload.program.numbers import map_numbers, numbers_of
+from offload.program.family import (
+    BoundFamily,
+    Family,
+    SizeGuard,
+    SizePlace,
+    constants_of,
+    with_constants,
+)
+from offload.program.numbers import map_numbers, numbers_of, numbers_of_value
 from offload.record.size_expressions import to_expression
 from offload.record.symbolic_sizes import SymbolicSizes
 from offload.record.whole_program import SeenLaunches
@@ -93,6 +101,28 @@ def family_of(
     )
     _check_same(family, symbolic, found, sizes)
     return family
+
+
+def without_unused(bound: BoundFamily) -> BoundFamily:
+    """The Family without Values that no launch uses, which its recordings have met all the same."""
+    family = bound.family
+    whole = family.program
+    rewritten = rewrite(whole, whole.launches)
+    kept: list[int] = []
+    position = 0
+    for value in whole.values:
+        n_numbers = len(numbers_of_value(value))
+        if value.index in rewritten.positions:
+            kept += range(position, position + n_numbers)
+        position += n_numbers
+    kept += range(position, len(numbers_of(whole)))
+    varying = {
+        place: family.varying[old] for place, old in enumerate(kept) if old in family.varying
+    }
+    return BoundFamily(
+        dataclasses.replace(family, program=rewritten.program, varying=varying),
+        bound.bindings.moved(rewritten.positions),
+    )
 
 
 def _guards(sizes: SymbolicSizes) -> tuple[SizeGuard, ...]:

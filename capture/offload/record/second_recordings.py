@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from offload.errors import BindingError, CaptureError, OffloadError
-from offload.program.family import Dim, Family, with_constants
+from offload.program.family import BoundFamily, Dim, Family, with_constants
 from offload.program.structure import unflatten
 from offload.record.call_arguments import CallArguments
 from offload.record.callables import parameters_of
 from offload.record.dynamic_shapes import VaryingSizes
 from offload.record.fake_weights import device_of_call
-from offload.record.family import check_family, family_of
+from offload.record.family import check_family, family_of, without_unused
 from offload.record.recorded_call import called_again
 from offload.record.recorder import Recorder
 from offload.record.symbolic_sizes import SymbolicSizes, VariedSizes
@@ -47,7 +47,7 @@ class SecondRecordings:
         self._read_untold = read_untold
         self._device = device_of_call(*called)
 
-    def family(self, real: SeenLaunches) -> Family:
+    def family(self, real: SeenLaunches) -> BoundFamily:
         """The Family of the call, compared with recordings at some other sizes.
 
         Args:
@@ -64,7 +64,7 @@ class SecondRecordings:
             told = ", ".join(f"{n} = {size}" for n, size in zip(family.names, chosen, strict=True))
             static = VariedSizes(varying.axes, self._device, chosen)
             check_family(family, chosen, self._seen(static, f"at {told}"))
-        return family
+        return without_unused(BoundFamily(family, real.bindings))
 
     def _seen(self, sizes: VariedSizes, how: str) -> SeenLaunches:
         """What is seen of the call at sizes.
