@@ -52,7 +52,7 @@ def outputs_of(root: Any) -> set[int]:
 
 
 LIES: dict[str, tuple[Callable[[Any], None], str]] = {
-    "newer": (edit("version", 2), "newer offload"),
+    "newer": (edit("version", 3), "newer offload"),
     "other format": (edit("format", "torch"), "does not say"),
     "unknown key": (edit("extra", 1), "keys format, version"),
     "negative size": (
