@@ -1,0 +1,107 @@
+"""Claim: one capture serves requests of many lengths in less time than a capture for each length.
+
+40 requests of 31 lengths to a model of two layers: what they take altogether, from the model until
+the last result. Each contender begins anew in each round; nothing that it has kept is left.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import offload
+from measurements import Case, figure_of, ratio_of
+from turns import take_single_turns
+
+N_REQUESTS, N_LENGTHS, RECORDED = 40, 31, 24
+OURS, FOR_EACH = "offload", "a capture for each length"
+RECORDED_BEFORE, EAGER = "offload, recorded before", "eager"
+
+TINY = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 1_000,
+    "max_position_embeddings": 256,
+}
+MODELS = {
+    "bert": ("BertModel", TINY),
+    "llama": ("LlamaModel", {**TINY, "num_key_value_heads": 2, "use_cache": False}),
+}
+DIM = Dim("n", min=2, max=128)
+SHAPES = {"input_ids": {1: DIM}, "attention_mask": {1: DIM}}
+
+
+def model_of(name: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    kind, options = MODELS[name]
+    torch.manual_seed(0)
+    cls = getattr(transformers, kind)
+    model: nn.Module = cls(cls.config_class(**options)).eval()
+    return model
+
+
+def request(length: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, 900, (1, length))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def requests() -> list[dict[str, torch.Tensor]]:
+    draw = random.Random(0)
+    lengths = draw.sample(range(8, 129), N_LENGTHS)
+    lengths += draw.choices(lengths, k=N_REQUESTS - N_LENGTHS)
+    return [request(one) for one in draw.sample(lengths, len(lengths))]
+
+
+def for_each_length(model: nn.Module, given: list[dict[str, torch.Tensor]]) -> list[Any]:
+    runs: dict[int, Any] = {}
+    results = []
+    for one in given:
+        length = one["input_ids"].shape[1]
+        if length not in runs:
+            runs[length] = offload.capture(model, **one).load()
+        results.append(runs[length](**one))
+    return results
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_many_lengths(benchmark: Any, record: Callable[[Case], None], name: str) -> None:
+    model, given = model_of(name), requests()
+    with torch.no_grad():
+        kept = offload.capture(model, **request(RECORDED), dynamic_shapes=SHAPES)
+
+        def all_of(captured: offload.Captured) -> list[Any]:
+            run = captured.load(sizes=offload.Sizes(instances="256MiB"))
+            return [run(**one) for one in given]
+
+        def recorded_anew() -> list[Any]:
+            return all_of(offload.capture(model, **request(RECORDED), dynamic_shapes=SHAPES))
+
+        for got, one in zip(recorded_anew(), given, strict=True):
+            assert torch.equal(got[0], model(**one)[0])
+        contenders: dict[str, Callable[[], Any]] = {
+            OURS: recorded_anew,
+            FOR_EACH: lambda: for_each_length(model, given),
+            RECORDED_BEFORE: lambda: all_of(kept),
+            EAGER: lambda: [model(**one) for one in given],
+        }
+        times = take_single_turns(contenders, rounds=3)
+        benchmark.pedantic(recorded_anew, rounds=1)
+    record(
+        Case(
+            f"{N_REQUESTS} requests of {N_LENGTHS} lengths: {name}",
+            ratios={
+                FOR_EACH: ratio_of(times[FOR_EACH], times[OURS], at_least=2),
+                RECORDED_BEFORE: ratio_of(times[RECORDED_BEFORE], times[OURS]),
+                EAGER: ratio_of(times[EAGER], times[OURS]),
+            },
+            figures={one: figure_of([ns / 1e6 for ns in times[one]], "ms") for one in times},
+        )
+    )
