@@ -42,6 +42,7 @@ from offload.backends.captured.torch_warm_up import (
 )
 from offload.backends.cuda.capture import device_of
 from offload.backends.cuda.capture_stream import capture_stream
+from offload.backends.cuda.generator_cells import begin_capture
 from offload.backends.cuda.graph import read_graph
 from offload.backends.cuda.node_log import NodeLog
 from offload.backends.cuda.torch_pool import PoolMemory
@@ -145,7 +146,8 @@ class _Kept:
 
     A pool must be the last user of its memory: tensors first, then the graph, then the pool. Where
     random kernels read seed and offset belongs to the states of generators until the graph has gone
-    altogether: `~CUDAGraph` unregisters it there, and `reset` does not (ATen/cuda/CUDAGraph.cpp).
+    altogether: up to torch 2.12 `~CUDAGraph` unregisters it there, and `reset` does not (ATen/cuda/
+    CUDAGraph.cpp).
     """
 
     def __init__(
@@ -252,12 +254,8 @@ class _OneCapture:
     def _begin(self) -> None:
         pool: Any = self._memory.torch_pool.id
         cuda = torch.device("cuda", self._device)
-        # What torch allocates here are the cells of seed and offset that random kernels read.
         try:
-            with self._cells.use():
-                for generator in generators_of(self._bound, cuda)[1:]:
-                    self._graph.register_generator_state(generator)
-                self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            begin_capture(self._graph, pool, self._cells, generators_of(self._bound, cuda))
         except RuntimeError as error:
             raise ExecutionError(f"a capture cannot begin: {first_line(error)}") from error
 
