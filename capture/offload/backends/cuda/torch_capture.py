@@ -266,6 +266,13 @@ class _OneCapture:
             outcome = run.call(launch)()
         self._tensors.append(outcome)
         run.keep(launch, outcome)
+        try:
+            self._settle(run, launch)
+        except torch.OutOfMemoryError as error:
+            raise self._failure(launch, error) from error
+
+    def _settle(self, run: EagerRun, launch: Launch) -> None:
+        """Copy the results that need it, and take what is free before and after that."""
         made = [view.value for view in launch.made()]
         # What the launch has freed is taken first: a copy must not be given any of it.
         self._memory.settle({run.bases[value][0].data_ptr() for value in made})
