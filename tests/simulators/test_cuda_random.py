@@ -82,7 +82,7 @@ class RandomCapturer(StepCapturer):
     """As torch does, each capture has memory of its own for the generator's state.
 
     Attributes:
-        in_capture: as torch 2.13 and later, which make it in the capture, in relaxed mode.
+        in_capture: as torch 2.12 and later, which make it in the capture, in relaxed mode.
     """
 
     generator: PhiloxGenerator | None = None

@@ -13,7 +13,7 @@ from torch_generators import (
     FakeGenerator,
     FakeGraph,
     FakeTorch,
-    Torch213,
+    Torch212,
     Torch214,
     TorchWithoutRegistering,
     take_for_cuda,
@@ -24,7 +24,7 @@ from offload.backends.captured.relocation.captures import RANDOM_OWNER
 from offload.backends.cuda import generator_cells, torch_capture
 from offload.interpreter.memory_pools import MemoryPool
 
-VERSIONS = [FakeTorch, Torch213, Torch214, TorchWithoutRegistering]
+VERSIONS = [FakeTorch, Torch212, Torch214, TorchWithoutRegistering]
 LAZY = VERSIONS[2:]
 
 

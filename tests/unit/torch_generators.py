@@ -48,7 +48,7 @@ class FakeState:
 
 
 class FakeTorch(FakeAllocator):
-    """Torch 2.11 and 2.12: its allocator, generators and graphs; others change some of it.
+    """Torch 2.11: its allocator, generators and graphs; others change some of it.
 
     Attributes:
         default: the device's default generator.
@@ -148,7 +148,7 @@ class FakeTorch(FakeAllocator):
         return generator.state.cells
 
     def forgotten(self, graph: FakeGraph) -> None:
-        """`~CUDAGraph`; others than these versions do it in `reset`."""
+        """`~CUDAGraph`; later versions do it in `reset`."""
         for state in graph.states:
             state.graphs.discard(id(graph))
             if not state.graphs:
@@ -157,8 +157,8 @@ class FakeTorch(FakeAllocator):
                 state.cells = None
 
 
-class Torch213(FakeTorch):
-    """One pair for each capture, made as it begins."""
+class Torch212(FakeTorch):
+    """And 2.13: one pair for each capture, made as it begins."""
 
     def register(self, graph: FakeGraph, generator: FakeGenerator) -> None:
         """`CUDAGeneratorImpl::register_graph` notes the state."""
@@ -190,7 +190,7 @@ class Torch213(FakeTorch):
                 self.free(address)
 
 
-class Torch214(Torch213):
+class Torch214(Torch212):
     """The same, made as a capture first asks for it."""
 
     def register(self, graph: FakeGraph, generator: FakeGenerator) -> None:

@@ -3,20 +3,20 @@
 A cell is an int64 tensor of one element. Who makes the two of a generator, and when, is written in
 ATen/cuda/CUDAGeneratorImpl.cpp and CUDAGraph.cpp:
 
-- torch 2.11 and 2.12: one pair for a generator's state, made on the current stream when the first
+- torch 2.11: one pair for a generator's state, made on the current stream when the first
   graph registers with it (`CUDAGeneratorState::register_graph`), before the capture, and filled by
   two kernels just before it (`capture_prologue`). `CUDAGraph::capture_begin` registers the default
   generator; from another one, a capture can draw only if `register_generator_state` was called.
-- torch 2.13: one pair for each capture, made in `capture_begin` for those that are registered
-  (`CUDAGeneratorState::init_capture_state`), when the stream is captured already, and on the
-  default stream. Nothing fills it but a replay by torch.
+- torch 2.12 and 2.13: one pair for each capture, made in `capture_begin` for those that are
+  registered (`CUDAGeneratorState::init_capture_state`), when the stream is captured already, and on
+  the default stream. Nothing fills it but a replay by torch.
 - torch 2.14: the same pair, made when the capture first asks for it
   (`CUDAGeneratorState::get_capture_state`), which registers the generator as well: pytorch/
   pytorch#176753. `register_generator_state` does nothing, and says on the error stream that it
   will be removed.
 
 `get_state` asks for the pair as a draw does, and launches nothing: in a capture it reads the offset
-within the graph (`CUDAGeneratorImpl::philox_offset_per_thread`). In 2.11 and 2.12 it makes nothing.
+within the graph (`CUDAGeneratorImpl::philox_offset_per_thread`). Before 2.14 it makes nothing.
 What a thread asks of the allocator in a `use_mem_pool` comes from that pool, but for what is asked
 on a captured stream: each request is served by the latest filter that takes it (`get_pool` in
 c10/cuda/CUDACachingAllocator.cpp), and the capture's, which is later, takes captured streams alone.
@@ -85,7 +85,7 @@ def registered_by_drawing(device: torch.device) -> bool:
     with pool.use():
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            with contextlib.suppress(RuntimeError):  # of 2.13, which has no cells for these
+            with contextlib.suppress(RuntimeError):  # of 2.12 and 2.13, which have no cells
                 for generator in generators:
                     generator.get_state()
         finally:

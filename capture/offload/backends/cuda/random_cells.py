@@ -29,7 +29,7 @@ def random_cells(
 
     Kernels that draw find the addresses of seed and offset side by side in their arguments (see
     GraphCapture.random). A word by itself that holds one of these two may be what is left of
-    kernels that drew, or of those by which torch 2.11 and 2.12 fill the cells, the last ones before
+    kernels that drew, or of those by which torch 2.11 fills the cells, the last ones before
     a capture (see generator_cells.py). It gets the address of the executable's own cell as well,
     whether anything reads it or not. Where nothing is drawn, or not from there, it is noise, which
     the proof changes.

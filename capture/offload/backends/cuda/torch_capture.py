@@ -146,7 +146,7 @@ class _Kept:
 
     A pool must be the last user of its memory: tensors first, then the graph, then the pool. Where
     random kernels read seed and offset belongs to the states of generators until the graph has gone
-    altogether: up to torch 2.12 `~CUDAGraph` unregisters it there, and `reset` does not (ATen/cuda/
+    altogether: in torch 2.11 `~CUDAGraph` unregisters it there, and `reset` does not (ATen/cuda/
     CUDAGraph.cpp).
     """
 
