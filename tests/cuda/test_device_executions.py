@@ -134,6 +134,22 @@ def test_random_launches_draw_what_eager_draws():
         assert torch.equal(run(ones(64)), one)
 
 
+def test_a_generator_that_is_passed_is_drawn_from_as_in_eager(capfd):
+    """Torch 2.14 says on the error stream where one is registered that need not be."""
+    generator = torch.Generator(device="cuda")
+
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(64, device="cuda", generator=generator)
+
+    generator.manual_seed(5)
+    expected = [noisy(ones(64)) for _ in range(3)]
+    run = offload.capture(noisy, ones(64)).load()
+    assert "register_generator_state" not in capfd.readouterr().err
+    generator.manual_seed(5)
+    for one in expected:
+        assert torch.equal(run(ones(64)), one)
+
+
 def test_a_caller_who_is_capturing_is_refused():
     with offload.capture(chain) as captured:
         captured(ones(64))

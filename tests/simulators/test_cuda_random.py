@@ -50,6 +50,12 @@ class PhiloxGenerator:
         self._offset = offset
 
 
+def relaxed_mode():
+    from cuda.bindings import driver
+
+    return driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+
 def numbers(seed: int, offset: int) -> torch.Tensor:
     """What the kernel draws."""
     return torch.arange(N) + 1000.0 * seed + 10 * offset
@@ -73,14 +79,28 @@ def random_kernel(block: bytes) -> None:
 
 @dataclasses.dataclass
 class RandomCapturer(StepCapturer):
-    """As torch does, each capture has memory of its own for the generator's state."""
+    """As torch does, each capture has memory of its own for the generator's state.
+
+    Attributes:
+        in_capture: as torch 2.12 and later, which make it in the capture, in relaxed mode.
+    """
 
     generator: PhiloxGenerator | None = None
     n_cells: int = 1
+    in_capture: bool = False
+
+    def make_cells(self) -> None:
+        """Once in each capture."""
+        if not self.cells:
+            before = call("cuThreadExchangeStreamCaptureMode", relaxed_mode())
+            self.cells = [int(call("cuMemAlloc", 512)) for _ in range(2 * self.n_cells)]
+            call("cuThreadExchangeStreamCaptureMode", before)
+            self.owned = [OwnedRange(address, 8, RANDOM_OWNER) for address in sorted(self.cells)]
 
     def capture(self, bound, pool):
-        self.cells = [int(call("cuMemAlloc", 512)) for _ in range(2 * self.n_cells)]
-        self.owned = [OwnedRange(address, 8, RANDOM_OWNER) for address in sorted(self.cells)]
+        self.cells: list[int] = []
+        if not self.in_capture:
+            self.make_cells()
         state = None if self.generator is None else RandomState(self.generator, INCREMENT)
         return dataclasses.replace(super().capture(bound, pool), random=state)
 
@@ -97,6 +117,7 @@ class Device:
         n_launches: int = 1,
         n_cells: int = 1,
         weight: torch.Tensor | None = None,
+        in_capture: bool = False,
     ):
         """An executable of so many random launches, each of which makes an output."""
         roles = [(Role.INPUT, N)] + [(Role.OUTPUT, N)] * n_launches
@@ -110,7 +131,7 @@ class Device:
             program = dataclasses.replace(program, weight_views={value.index: (view,)})
             bindings = Bindings(weights={value.index: (weight,)})
         launches = tuple(dataclasses.replace(one, random=True) for one in program.launches)
-        capturer = RandomCapturer((), generator=generator, n_cells=n_cells)
+        capturer = RandomCapturer((), generator=generator, n_cells=n_cells, in_capture=in_capture)
         capturer.steps = [self._step(capturer, index) for index in range(n_launches)]
         backend = SimulatedBackend(self._simulator, capturer)
         self._monkeypatch.setattr(load_options, "find_backend", lambda name: backend)
@@ -119,6 +140,7 @@ class Device:
 
     def _step(self, capturer: RandomCapturer, index: int):
         def step(at):
+            capturer.make_cells()
             seed, offset = capturer.cells[2 * (index % capturer.n_cells) :][:2]
             state = words(seed, offset) + struct.pack("<II", INCREMENT * index, 1)
             at.launch(self.kernel, words(at.at[index + 1]), state)
@@ -134,9 +156,11 @@ def device(simulator, monkeypatch) -> Device:
     return Device(simulator, monkeypatch)
 
 
-def test_each_execution_draws_on_from_where_the_generator_is(device):
+@pytest.mark.parametrize("in_capture", [False, True])
+def test_each_execution_draws_on_from_where_the_generator_is(device, in_capture):
+    """Whether torch makes the cells of a capture before it, or in it and never fills them."""
     generator = PhiloxGenerator(seed=3, offset=8)
-    run = device.load(generator)
+    run = device.load(generator, in_capture=in_capture)
     assert generator.get_offset() == 8  # loading and the proof draw nothing
     for turn in range(3):
         (got,) = run(torch.zeros(N))

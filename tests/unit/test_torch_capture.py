@@ -477,6 +477,28 @@ def test_a_launch_that_gets_no_addresses_is_no_refusal(pool_error, error):
         one._launch(run_that_raises(error), named_launch())
 
 
+@pytest.mark.parametrize("pool_error", ["no range is left", None])
+def test_what_a_launch_has_freed_that_cannot_be_taken_is_no_refusal(pool_error):
+    """As under a limit on torch's memory: a filler is one more allocation of torch's."""
+
+    def settle(held: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB\nadvice")
+
+    one = capture_under_way(
+        _pool=types.SimpleNamespace(error=pool_error),
+        _memory=types.SimpleNamespace(settle=settle),
+        _tensors=[],
+    )
+    run = types.SimpleNamespace(call=lambda _: lambda: None, keep=lambda *_: None, bases={})
+    launch = named_launch()
+    launch.made = lambda: []
+    reason = pool_error or "CUDA out of memory. Tried to allocate 2 MiB"
+    with pytest.raises(
+        offload.ExecutionError, match=f"^model.py:4: no addresses for aten::add.Tensor: {reason}$"
+    ):
+        one._launch(run, launch)
+
+
 def test_a_capture_that_failed_says_why(monkeypatch):
     class Graph:
         def capture_end(self) -> None:

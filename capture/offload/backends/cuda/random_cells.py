@@ -28,10 +28,11 @@ def random_cells(
     """One cell for the generator that the graph draws from; none if it draws no random numbers.
 
     Kernels that draw find the addresses of seed and offset side by side in their arguments (see
-    GraphCapture.random). A word by itself that holds one of these two may be what is left of the
-    kernels by which torch fills the cells, the last ones before a capture. It gets the address of
-    the executable's own cell as well, whether anything reads it or not. Where nothing is drawn,
-    or not from there, it is noise, which the proof changes.
+    GraphCapture.random). A word by itself that holds one of these two may be what is left of
+    kernels that drew, or of those by which torch 2.11 fills the cells, the last ones before
+    a capture (see generator_cells.py). It gets the address of the executable's own cell as well,
+    whether anything reads it or not. Where nothing is drawn, or not from there, it is noise, which
+    the proof changes.
 
     Args:
         program: what was captured.
@@ -123,7 +124,7 @@ def _is_philox_state(capture: GraphCapture, found: Mapping[NodeWord, int], word:
     """Whether a pair is followed by the rest of torch's PhiloxCudaState.
 
     That is the offset within the graph, in 64 bits, a multiple of 4, and a byte that says that the
-    graph was captured (PhiloxCudaStateRaw.cuh of torch 2.11; CUDAGeneratorState::increase).
+    graph was captured (PhiloxCudaStateRaw.cuh of torch 2.11 to 2.14; CUDAGeneratorState::increase).
     """
     node, part, offset_bytes = word
     begin = offset_bytes + 2 * WORD_BYTES

@@ -42,6 +42,7 @@ from offload.backends.captured.torch_warm_up import (
 )
 from offload.backends.cuda.capture import device_of
 from offload.backends.cuda.capture_stream import capture_stream
+from offload.backends.cuda.generator_cells import begin_capture
 from offload.backends.cuda.graph import read_graph
 from offload.backends.cuda.node_log import NodeLog
 from offload.backends.cuda.torch_pool import PoolMemory
@@ -145,7 +146,8 @@ class _Kept:
 
     A pool must be the last user of its memory: tensors first, then the graph, then the pool. Where
     random kernels read seed and offset belongs to the states of generators until the graph has gone
-    altogether: `~CUDAGraph` unregisters it there, and `reset` does not (ATen/cuda/CUDAGraph.cpp).
+    altogether: in torch 2.11 `~CUDAGraph` unregisters it there, and `reset` does not (ATen/cuda/
+    CUDAGraph.cpp).
     """
 
     def __init__(
@@ -252,12 +254,8 @@ class _OneCapture:
     def _begin(self) -> None:
         pool: Any = self._memory.torch_pool.id
         cuda = torch.device("cuda", self._device)
-        # What torch allocates here are the cells of seed and offset that random kernels read.
         try:
-            with self._cells.use():
-                for generator in generators_of(self._bound, cuda)[1:]:
-                    self._graph.register_generator_state(generator)
-                self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            begin_capture(self._graph, pool, self._cells, generators_of(self._bound, cuda))
         except RuntimeError as error:
             raise ExecutionError(f"a capture cannot begin: {first_line(error)}") from error
 
@@ -268,6 +266,13 @@ class _OneCapture:
             outcome = run.call(launch)()
         self._tensors.append(outcome)
         run.keep(launch, outcome)
+        try:
+            self._settle(run, launch)
+        except torch.OutOfMemoryError as error:
+            raise self._failure(launch, error) from error
+
+    def _settle(self, run: EagerRun, launch: Launch) -> None:
+        """Copy the results that need it, and take what is free before and after that."""
         made = [view.value for view in launch.made()]
         # What the launch has freed is taken first: a copy must not be given any of it.
         self._memory.settle({run.bases[value][0].data_ptr() for value in made})
