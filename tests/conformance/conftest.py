@@ -21,10 +21,15 @@ NPU = "npu"  # by torch_npu, on the simulated runtime or an installed one
 CUDA = "cuda"
 _EXIT = "simulated kernels are written in Python, which does not run while the interpreter exits"
 _ON_CPU = "its threads and scripts make tensors on the CPU: tests/npu has it for the NPU"
+_NO_CELLS = (
+    "simulated kernels draw from the CPU's generator, whose state lies in no memory of theirs"
+)
 _FAULT = "its process has no device after it: tests/cuda has it in a process of its own"
 UNSUPPORTED: dict[tuple[str, str], str] = {
     (CUDA, "test_failing_launch_surfaces_at_the_wait"): _FAULT,
     (CUDA, "test_fork_with_work_in_flight"): "a CUDA driver does not work after a fork",
+    (SIMULATED, "test_random_numbers_are_those_that_eager_draws"): _NO_CELLS,
+    (SIMULATED_ASCEND, "test_random_numbers_are_those_that_eager_draws"): _NO_CELLS,
     (SIMULATED, "test_interpreter_exit_with_work_in_flight"): _EXIT,
     (SIMULATED, "test_interpreter_exit_from_a_thread_that_never_ends"): _EXIT,
     (SIMULATED, "test_interpreter_exit_from_threads_in_calls"): _EXIT,

@@ -15,7 +15,7 @@ import torch
 import offload
 from offload import Captured
 from offload.load import options as load_options
-from offload.program import Bindings, BoundProgram, Role, TensorView
+from offload.program import Bindings, BoundProgram, Role, TensorView, Value
 
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
 
@@ -118,8 +118,12 @@ class Device:
         n_cells: int = 1,
         weight: torch.Tensor | None = None,
         in_capture: bool = False,
+        number: torch.Tensor | None = None,
     ):
-        """An executable of so many random launches, each of which makes an output."""
+        """An executable of so many random launches, each of which makes an output.
+
+        `number` is a host constant, which no launch uses.
+        """
         roles = [(Role.INPUT, N)] + [(Role.OUTPUT, N)] * n_launches
         held, bindings = [] if weight is None else [(Role.WEIGHT, N)], Bindings()
         program = make_program(
@@ -130,6 +134,17 @@ class Device:
             view = TensorView(value.index, 0, value.shape, value.strides, value.dtype)
             program = dataclasses.replace(program, weight_views={value.index: (view,)})
             bindings = Bindings(weights={value.index: (weight,)})
+        if number is not None:
+            index, content = (
+                len(program.values),
+                bytes(number.reshape(1).view(torch.uint8).tolist()),
+            )
+            value = Value(index, Role.WEIGHT, (), (), "float32", 4, "number", content)
+            view = TensorView(index, 0, (), (), "float32")
+            program = dataclasses.replace(
+                program, values=(*program.values, value), weight_views={index: (view,)}
+            )
+            bindings = Bindings(weights={index: (number,)})
         launches = tuple(dataclasses.replace(one, random=True) for one in program.launches)
         capturer = RandomCapturer((), generator=generator, n_cells=n_cells, in_capture=in_capture)
         capturer.steps = [self._step(capturer, index) for index in range(n_launches)]
@@ -213,6 +228,20 @@ def test_a_refused_call_draws_nothing(device):
     with pytest.raises(offload.BindingError):
         run(torch.zeros(N + 1))
     assert generator.get_offset() == 0
+
+
+@pytest.mark.parametrize("how", ["__call__", "submit"])
+def test_a_call_with_another_host_constant_draws_nothing(device, how):
+    """Generators move on only once nothing can be refused any more."""
+    generator, number = PhiloxGenerator(seed=1), torch.tensor(2.5)
+    run = device.load(generator, number=number)
+    number.fill_(2.0)
+    with pytest.raises(offload.BindingError, match="number"):
+        getattr(run, how)(torch.zeros(N))
+    assert generator.get_offset() == 0
+    number.fill_(2.5)
+    (got,) = run(torch.zeros(N))
+    assert torch.equal(got, numbers(1, 0))
 
 
 @pytest.mark.parametrize("how", ["__call__", "submit"])

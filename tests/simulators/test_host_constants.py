@@ -276,26 +276,6 @@ def test_values_are_compared_by_their_bits(backend):
         run(torch.ones(3))
 
 
-def test_a_refused_call_draws_nothing(backend, monkeypatch):
-    """Generators move on only once nothing can be refused any more."""
-    number, draws = torch.tensor(2.5), []
-    instantiate = backend.instantiate
-
-    def drawing(prepared, plan):
-        return dataclasses.replace(
-            instantiate(prepared, plan), draw=lambda: draws.append(1) or [0, 0]
-        )
-
-    monkeypatch.setattr(backend, "instantiate", drawing)
-    run = Captured(guarding(number)).load(backend.name)
-    number.fill_(2.0)
-    with pytest.raises(BindingError, match="number"):
-        run(torch.ones(3))
-    with pytest.raises(BindingError, match="number"):
-        run.submit(torch.ones(3))
-    assert not draws
-
-
 def test_a_place_for_one_is_refused(loaded):
     plan, program = loaded.run.plan, loaded.run.program
     index = next(value.index for value in program.values if value.on_host)

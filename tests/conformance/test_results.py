@@ -1,0 +1,173 @@
+"""What every backend that computes gives: views, results, weights, guards and random numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import offload
+
+
+@pytest.fixture
+def computing(backend):
+    """A backend whose results have content."""
+    if not backend.capabilities.computes:
+        pytest.skip("it computes nothing")
+    return backend
+
+
+VIEWS = {
+    "rows": lambda x: x[2:].sin(),
+    "columns": lambda x: x[:, 3:5].sin(),
+    "steps": lambda x: x[1::2, ::3] + 1,
+    "transposed": lambda x: x.T[1:] * 2,
+    "one": lambda x: x[3, 4].sin(),
+    "repeated": lambda x: x[1].expand(3, 8) * x[:3],
+    "of what was made": lambda x: (x + 1)[2:4, 1:].sin(),
+    "as other numbers": lambda x: x[1:].view(torch.int32) + 1,
+    "parts": lambda x: torch.cat([one * 2 for one in (x + 1).split(2, 1)], 1),
+    "diagonal": lambda x: (x @ x.T).diagonal(1) + 1,
+    "written in part": lambda x: (x + 1).index_fill_(0, torch.tensor([1], device=x.device), 0.0),
+    "a slice written": lambda x: _with_slice_written(x * 1),
+}
+
+
+def _with_slice_written(x: torch.Tensor) -> torch.Tensor:
+    x[2:4, 1:3] = x[:2, :2] * 3
+    return x + 1
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_launches_are_given_the_views_that_were_recorded(computing, load, name):
+    function = VIEWS[name]
+    run = load(function, torch.randn(6, 8))
+    for _ in range(2):
+        x = torch.randn(6, 8)
+        assert torch.equal(run(x), function(x))
+
+
+RESULTS = {
+    "several": lambda x: x.max(1),
+    "the second alone": lambda x: x.max(1).indices + 1,
+    "several, used": lambda x: torch.add(*torch.frexp(x + 1)),
+    "a view of one": lambda x: (x + 1)[1:, 2:],
+    "two views of one": lambda x: [one for y in [x * 2] for one in (y[:2], y.T)],
+    "one twice": lambda x: [x * 2] * 2,
+    "a view of an input": lambda x: [x[1:], x + 1],
+    "nothing in it": lambda x: x[:0] * 2,
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_are_those_that_were_recorded(computing, load, name):
+    function = RESULTS[name]
+    run = load(function, torch.randn(6, 8))
+    x = torch.randn(6, 8)
+    got, expected = run(x), function(x)
+    if isinstance(expected, torch.Tensor):
+        got, expected = [got], [expected]
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+
+
+def two_weights() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 3)).requires_grad_(False)
+
+
+def test_each_weight_is_read_where_it_lies(computing, load):
+    """Written in place, executions follow."""
+    model = two_weights()
+    run = load(model, torch.randn(4, 8))
+    x = torch.randn(4, 8)
+    assert torch.equal(run(x), model(x))
+    for weight in model.parameters():
+        weight.mul_(1.5).add_(0.25)
+        assert torch.equal(run(x), model(x))
+
+
+def test_weights_in_other_storages(computing, load):
+    """Refused until they are bound again, or for good where kernels keep their addresses."""
+    model = two_weights()
+    run = load(model, torch.randn(4, 8))
+    x = torch.randn(4, 8)
+    before = run(x)
+    held = model[2].weight.data
+    model[2].weight.data = held * 2
+    with pytest.raises(offload.BindingError):
+        run(x)
+    if not computing.capabilities.rebinds_weights:
+        with pytest.raises(offload.BindingError, match="stay where they were"):
+            run.rebind_weights()
+        model[2].weight.data = held
+        assert torch.equal(run(x), before)
+        return
+    run.rebind_weights()
+    assert torch.equal(run(x), model(x))
+
+
+def test_an_input_that_is_written_holds_what_eager_leaves(computing, load):
+    def step(x, y):
+        x.mul_(2).add_(y)
+        return x.sum(0)
+
+    run = load(step, torch.randn(4, 4), torch.randn(4, 4))
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    twin = x.clone()
+    for _ in range(2):
+        assert torch.equal(run(x, y), step(twin, y))
+        assert torch.equal(x, twin)
+
+
+def guarded(backend, function, x) -> offload.Executable | None:
+    """What is loaded of a call that reads on the host; None where the device refuses that."""
+    with torch.no_grad():
+        captured = offload.capture(function, x, host_reads="guard")
+    if not backend.capabilities.queues_work:
+        return captured.load(backend.name)
+    with pytest.raises(offload.CaptureError):
+        captured.load(backend.name)
+    return None
+
+
+def test_a_guard_holds_or_the_program_is_refused(computing):
+    """A device that cannot wait for a value refuses the program; no other value goes unnoticed."""
+
+    def positive(x):
+        return x * 2 if x.sum() > 0 else x - 1
+
+    run = guarded(computing, positive, torch.ones(3))
+    if run is None:
+        return
+    assert torch.equal(run(torch.full((3,), 2.0)), torch.full((3,), 4.0))
+    with pytest.raises(offload.BindingError, match="True"):
+        run(-torch.ones(3))
+    assert torch.equal(run(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_a_shape_that_depends_on_data_holds_or_the_program_is_refused(computing):
+    def positions(x):
+        return x.nonzero() + 1
+
+    run = guarded(computing, positions, torch.eye(3))
+    if run is None:
+        return
+    assert torch.equal(run(torch.eye(3).flip(0)), positions(torch.eye(3).flip(0)))
+    with pytest.raises(offload.BindingError):
+        run(torch.ones(3, 3))
+
+
+def test_random_numbers_are_those_that_eager_draws(computing, load):
+    """Drawn by the device's own kernels, on from where the generator is."""
+    model = nn.Dropout(0.5).train()
+    run = load(model, torch.ones(64))
+    x = torch.randn(64)
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        expected = [model(x) for _ in range(2)]
+        torch.manual_seed(seed)
+        for one in expected:
+            assert torch.equal(run(x), one)
