@@ -111,8 +111,8 @@ def _guards(sizes: SymbolicSizes) -> tuple[SizeGuard, ...]:
             raise CaptureError(
                 f"{names[at]} may not vary: the call needs it to be {fixed}"
                 f"{f' ({place})' if place else ''}, as when a size is made a Python number or text "
-                "(int(n), range(n), a list's index, print) or compared with the recorded one; a size "
-                "of 1 or 0 often takes a path of its own, so record the call with a larger one. "
+                "(int(n), range(n), a list's index, print) or compared with the recorded one; a "
+                "size of 1 or 0 often takes a path of its own, so record a larger one. "
                 "Otherwise leave the Dim out, and capture the model for each size"
             )
     return tuple(guards)

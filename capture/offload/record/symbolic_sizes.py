@@ -16,6 +16,7 @@ from typing import Any
 import sympy
 import torch
 from torch._decomp import get_decompositions
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic
@@ -156,8 +157,17 @@ class SymbolicSizes(VariedSizes):
         return {symbol: at for at, symbol in enumerate(self._symbols)}
 
     def rule(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Of an operator that asks sizes what they are, torch's decomposition, which does not."""
-        return _DECOMPOSED.get(func) or super().rule(func)
+        """Of an operator that asks sizes what they are, torch's decomposition, which does not.
+
+        Also of operators that a rule calls, as torch's dispatcher in Python chooses them.
+        """
+        rule = _DECOMPOSED.get(func) or super().rule(func)
+
+        def ruled(*args: Any, **kwargs: Any) -> Any:
+            with enable_python_dispatcher():
+                return rule(*args, **kwargs)
+
+        return ruled
 
     def deciding(self) -> contextlib.AbstractContextManager[None]:
         """What is asked of sizes meanwhile is answered by the recorded ones, and not guarded."""

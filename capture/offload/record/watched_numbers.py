@@ -23,6 +23,7 @@ from torch.utils._sympy.functions import Identity
 
 from offload.console.user_code import is_user_file, user_location
 from offload.errors import CaptureError
+from offload.record.symbolic_resizes import resizes
 
 _NUMBERS: tuple[tuple[type, type], ...] = (
     (torch.SymInt, int),
@@ -50,7 +51,7 @@ class _Watch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._n_watching = 0
-        self._replaced: list[tuple[type, str, Any]] = []  # with what stood there before
+        self._replaced: list[tuple[Any, str, Any]] = []  # with what stood there before
 
     def begin(self) -> None:
         with self._lock:
@@ -74,8 +75,10 @@ class _Watch:
         for kind, plain in _NUMBERS:
             self._replace(kind, "__getattribute__", _with_class(plain))
             self._replace(kind, "__repr__", _text_of(kind, plain))
+        for name, resize in resizes(_is_watched):
+            self._replace(torch._C._nn, name, resize)
 
-    def _replace(self, kind: type, name: str, new: Any) -> None:
+    def _replace(self, kind: Any, name: str, new: Any) -> None:
         self._replaced.append((kind, name, kind.__dict__.get(name)))
         setattr(kind, name, new)
 
@@ -155,8 +158,9 @@ def _asked_by_user(number: Any) -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith("<"):
         frame = frame.f_back
-    return (
-        frame is not None
-        and is_user_file(frame.f_code.co_filename)
-        and isinstance(getattr(number.node, "shape_env", None), WatchedEnvironment)
-    )
+    return frame is not None and is_user_file(frame.f_code.co_filename) and _is_watched(number)
+
+
+def _is_watched(number: Any) -> bool:
+    node = getattr(number, "node", None)
+    return isinstance(getattr(node, "shape_env", None), WatchedEnvironment)
