@@ -1,10 +1,10 @@
 """Sizes that may vary, as torch's symbolic integers while a call is recorded a second time.
 
 With `watched_numbers` the only user of torch's private symbolic shapes
-(torch/fx/experimental/symbolic_shapes.py). Nothing is computed: all tensors are fake, and their sizes are expressions. What the call asks of a size
-(`if n > 5`) torch answers by the size of the recorded call, and keeps the answer as a guard. Unlike
-in torch.compile, sizes of 0 and 1 are sizes like others, and two sizes that happen to be the same
-are two.
+(torch/fx/experimental/symbolic_shapes.py). Nothing is computed: all tensors are fake, and their
+sizes are expressions. What the call asks of a size (`if n > 5`) torch answers by the size of the
+recorded call, and keeps the answer as a guard. Unlike in torch.compile, sizes of 0 and 1 are sizes
+like others, and two sizes that happen to be the same are two.
 """
 
 from __future__ import annotations
