@@ -36,6 +36,15 @@ def _native_dropout_of_npu(
     return kept, torch.empty(n_bits // _BYTE_BITS, dtype=torch.uint8, device=device)
 
 
+def _native_multi_head_attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
+    """What the CPU's operator gives: no weights where none are needed; torch's rule gives some."""
+    operator = torch.ops.aten._native_multi_head_attention.default
+    given = dict(zip((one.name for one in operator._schema.arguments), args, strict=False))
+    result, weights = operator(*args, **kwargs)
+    return result, weights if {**given, **kwargs}.get("need_weights", True) else None
+
+
 _RULES: dict[tuple[str, Any], Callable[..., Any]] = {
+    ("cpu", torch.ops.aten._native_multi_head_attention.default): _native_multi_head_attention,
     ("npu", torch.ops.aten.native_dropout.default): _native_dropout_of_npu,
 }

@@ -1,7 +1,7 @@
 """From two recordings of one call, for real and over symbolic sizes, to a Family.
 
 Both must have seen the same. What a call asks of a size in a way that torch cannot follow
-(`isinstance(n, int)`, a size as a key or as text) shows there, if it comes out otherwise at the
+(`type(n) is int`, a size as a key) shows there, if it comes out otherwise at the
 recorded sizes, or at others (`check_family`), at which the call is recorded once more.
 """
 
@@ -140,9 +140,9 @@ def _guards(sizes: SymbolicSizes) -> tuple[SizeGuard, ...]:
             )
             raise CaptureError(
                 f"{names[at]} may not vary: the call needs it to be {fixed}"
-                f"{f' ({place})' if place else ''}, as when a size is made a Python number "
-                "(int(n), range(n), a list's index) or compared with the recorded one; a size of "
-                "1 or 0 often takes a path of its own, so record the call with a larger one. "
+                f"{f' ({place})' if place else ''}, as when a size is made a Python number or text "
+                "(int(n), range(n), a list's index, print) or compared with the recorded one; a "
+                "size of 1 or 0 often takes a path of its own, so record a larger one. "
                 "Otherwise leave the Dim out, and capture the model for each size"
             )
     return tuple(guards)
@@ -167,7 +167,7 @@ def _check_same(
     if difference:
         raise CaptureError(
             "the call does something else where its sizes may vary, than where they are Python "
-            f"numbers: {difference}; look for isinstance(n, int), sizes as keys or as text"
+            f"numbers: {difference}; look for type(n) and sizes as keys"
         )
 
 
@@ -191,7 +191,7 @@ def check_family(family: Family, sizes: Sequence[int], seen: SeenLaunches) -> No
     if difference:
         raise CaptureError(
             f"the call does something else at {told}, which nothing that it asked of its sizes "
-            f"explains: {difference}; look for isinstance(n, int), sizes as keys or as text, and "
+            f"explains: {difference}; look for type(n) and sizes as keys, and "
             "for state that the call keeps in Python; or declare a smaller Dim"
         )
 

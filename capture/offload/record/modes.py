@@ -89,6 +89,8 @@ class DispatchMode(TorchDispatchMode):
             if func.namespace == "profiler":  # a range of record_function: it computes nothing
                 self._watcher.note_range(func, args)
                 return func(*args, **kwargs)
+            if func is torch.ops.aten.size.default:  # C++ asks a fake tensor for plain numbers
+                return [int(one) for one in args[0].shape]
             if _is_composite(func):
                 with self:
                     outcome = func.decompose(*args, **kwargs)

@@ -21,6 +21,8 @@ from offload.record.whole_program import SeenLaunches
 # Beyond the recorded size, where a Dim has no greatest one; odd, and a power of nothing.
 _FACTOR, _BEYOND = 4, 3
 
+_TRACE = "\nException raised from "  # C++ frames follow (c10/util/Exception.cpp)
+
 
 class SecondRecordings:
     """Records one call again, computing nothing. Owner: the block that has recorded it."""
@@ -87,7 +89,8 @@ class SecondRecordings:
             refusal = recorder.abandon() or error
             raise CaptureError(
                 f"the call was recorded, and cannot be {how}: {type(refusal).__qualname__}: "
-                f"{refusal}; declare a smaller Dim, or leave out dynamic_shapes"
+                f"{str(refusal).partition(_TRACE)[0]}; declare a smaller Dim, or leave out "
+                "dynamic_shapes"
             ) from error
         except BaseException:
             recorder.abandon()

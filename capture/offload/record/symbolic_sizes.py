@@ -1,32 +1,31 @@
 """Sizes that may vary, as torch's symbolic integers while a call is recorded a second time.
 
-The only user of torch's private symbolic shapes (torch/fx/experimental/symbolic_shapes.py). Nothing
-is computed: all tensors are fake, and their sizes are expressions. What the call asks of a size
-(`if n > 5`) torch answers by the size of the recorded call, and keeps the answer as a guard. Unlike
-in torch.compile, sizes of 0 and 1 are sizes like others, and two sizes that happen to be the same
-are two.
+With `watched_numbers` the only user of torch's private symbolic shapes
+(torch/fx/experimental/symbolic_shapes.py). Nothing is computed: all tensors are fake, and their
+sizes are expressions. What the call asks of a size (`if n > 5`) torch answers by the size of the
+recorded call, and keeps the answer as a guard. Unlike in torch.compile, sizes of 0 and 1 are sizes
+like others, and two sizes that happen to be the same are two.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch._decomp import get_decompositions
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental import sym_node
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-from torch.utils._sympy.functions import Identity
+from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
 from offload.program.family import Dim
 from offload.record.fake_weights import FakeWeights
+from offload.record.watched_numbers import WatchedEnvironment, watching
 
 Axes = Mapping[int, int]
 """Of one tensor the axes that may vary, each with the position of its Dim."""
@@ -35,8 +34,6 @@ Axes = Mapping[int, int]
 _DECOMPOSED: Mapping[Any, Callable[..., Any]] = get_decompositions(
     [torch.ops.aten.constant_pad_nd.default]
 )
-
-_ROUNDING = ("add", "sub", "mul")
 
 
 class _PlacedGuards(list[Any]):
@@ -51,7 +48,7 @@ class _PlacedGuards(list[Any]):
         super().append(guard)
 
 
-class _Environment(ShapeEnv):
+class _Environment(WatchedEnvironment):
     """torch's environment of symbolic sizes, of one recording."""
 
     def __init__(self) -> None:
@@ -141,7 +138,11 @@ class SymbolicSizes(VariedSizes):
         environment = self._environment
         source = ConstantSource(dim.name)
         symbol = environment.create_symbol(
-            dim.recorded, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
+            dim.recorded,
+            source,
+            dynamic_dim=DimDynamic.DYNAMIC,
+            constraint_dim=None,
+            positive=dim.minimum > 0 or None,  # what sympy assumes is not guarded
         )
         size = environment.create_symintnode(symbol, hint=dim.recorded, source=source)
         assert isinstance(size, torch.SymInt)
@@ -156,25 +157,26 @@ class SymbolicSizes(VariedSizes):
         return {symbol: at for at, symbol in enumerate(self._symbols)}
 
     def rule(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Of an operator that asks sizes what they are, torch's decomposition, which does not."""
-        return _DECOMPOSED.get(func) or super().rule(func)
+        """Of an operator that asks sizes what they are, torch's decomposition, which does not.
+
+        Also of operators that a rule calls, as torch's dispatcher in Python chooses them.
+        """
+        rule = _DECOMPOSED.get(func) or super().rule(func)
+
+        def ruled(*args: Any, **kwargs: Any) -> Any:
+            with enable_python_dispatcher():
+                return rule(*args, **kwargs)
+
+        return ruled
 
     def deciding(self) -> contextlib.AbstractContextManager[None]:
         """What is asked of sizes meanwhile is answered by the recorded ones, and not guarded."""
         found: contextlib.AbstractContextManager[None] = self._environment.suppress_guards()
         return found
 
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Keep each rounding of a fraction apart: sympy would make one of several."""
-        kept = {name: getattr(sym_node.SymNode, name) for name in _ROUNDING}
-        for name, function in kept.items():
-            setattr(sym_node.SymNode, name, _kept_apart(function, self._environment))
-        try:
-            yield
-        finally:
-            for name, function in kept.items():
-                setattr(sym_node.SymNode, name, function)
+    def recording(self) -> contextlib.AbstractContextManager[None]:
+        """Watch what the call does with sizes besides what torch follows."""
+        return watching()
 
     def expression_of(self, number: torch.SymInt | torch.SymFloat) -> Any:
         """The sympy expression of a number, where sizes that are equal by a guard are one."""
@@ -194,9 +196,12 @@ class SymbolicSizes(VariedSizes):
         """What the call asked of sizes, as sympy conditions that hold, each with the user's line.
 
         Raises:
-            CaptureError: torch would check something only when the program runs.
+            CaptureError: torch would check something only when the program runs; or a number was
+                refused, and the call has swallowed it.
         """
         environment = self._environment
+        if environment.refusal is not None:
+            raise environment.refusal
         if environment.deferred_runtime_asserts:
             raise CaptureError(
                 "the call checks a size that depends on data, which is not known before it runs: "
@@ -242,15 +247,3 @@ def _memory_order(tensor: torch.Tensor, leaf: int) -> list[int]:
         "expected one without gaps where sizes vary, whose strides follow from them; pass its "
         ".contiguous()"
     )
-
-
-def _kept_apart(function: Callable[..., Any], environment: ShapeEnv) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def computed(self: Any, other: Any) -> Any:
-        result = function(self, other)
-        if self.shape_env is not environment or result.pytype is not float:
-            return result
-        kept = sym_node.SymNode(Identity(result._expr), environment, float, result._hint)
-        return kept if result._expr.free_symbols else result
-
-    return computed

@@ -1,0 +1,166 @@
+"""Symbolic numbers as Python code sees them: what torch does not follow of their arithmetic.
+
+torch keeps what is computed from a size and what is compared. It does not follow how fractions are
+rounded, and nothing that looks at the number otherwise: its text tells no size, and it is no `int`
+(torch/__init__.py, SymInt). While a call is recorded over sizes that vary, its own code is
+answered as by the recorded size, and text of a size needs it to be the recorded one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.fx.experimental import sym_node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.functions import Identity
+
+from offload.console.user_code import is_user_file, user_location
+from offload.errors import CaptureError
+from offload.record.symbolic_resizes import resizes
+
+_NUMBERS: tuple[tuple[type, type], ...] = (
+    (torch.SymInt, int),
+    (torch.SymFloat, float),
+    (torch.SymBool, bool),
+)
+# Of fractions Python rounds a quotient down by its exact remainder (Objects/floatobject.c,
+# float_floor_div), which is another number than the rounded quotient rounded down.
+_DIVISIONS = ("__floordiv__", "__rfloordiv__", "__mod__", "__rmod__")
+
+
+class WatchedEnvironment(ShapeEnv):
+    """An environment whose numbers are watched while `watching` lasts.
+
+    Attributes:
+        refusal: the first thing that was refused; the call may have swallowed the error.
+    """
+
+    refusal: CaptureError | None = None
+
+
+class _Watch:
+    """What stands in the place of torch's own methods while anybody watches."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_watching = 0
+        self._replaced: list[tuple[Any, str, Any]] = []  # with what stood there before
+
+    def begin(self) -> None:
+        with self._lock:
+            self._n_watching += 1
+            if self._n_watching == 1:
+                self._replace_all()
+
+    def end(self) -> None:
+        with self._lock:
+            self._n_watching -= 1
+            while self._n_watching == 0 and self._replaced:
+                kind, name, before = self._replaced.pop()
+                delattr(kind, name) if before is None else setattr(kind, name, before)
+
+    def _replace_all(self) -> None:
+        for name in ("add", "sub", "mul"):
+            self._replace(sym_node.SymNode, name, _kept_apart(getattr(sym_node.SymNode, name)))
+        for divided in (torch.SymInt, torch.SymFloat):
+            for name in _DIVISIONS:
+                self._replace(divided, name, _refused_for_fractions(getattr(divided, name)))
+        for kind, plain in _NUMBERS:
+            self._replace(kind, "__getattribute__", _with_class(plain))
+            self._replace(kind, "__repr__", _text_of(kind, plain))
+        for name, resize in resizes(_is_watched):
+            self._replace(torch._C._nn, name, resize)
+
+    def _replace(self, kind: Any, name: str, new: Any) -> None:
+        self._replaced.append((kind, name, kind.__dict__.get(name)))
+        setattr(kind, name, new)
+
+
+_watch = _Watch()
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[None]:
+    """Watch the numbers of all `WatchedEnvironment`s; several threads may at once.
+
+    Each operation on fractions is kept apart, as sympy would make one of several. Code that is
+    neither torch's nor offload's finds an `int` in a symbolic integer where it asks
+    `isinstance`, and the recorded number in its text, which a guard then asks for.
+    """
+    _watch.begin()
+    try:
+        yield
+    finally:
+        _watch.end()
+
+
+def _kept_apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def computed(self: Any, other: Any) -> Any:
+        result = function(self, other)
+        environment = self.shape_env
+        if not isinstance(environment, WatchedEnvironment) or result.pytype is not float:
+            return result
+        kept = sym_node.SymNode(Identity(result._expr), environment, float, result._hint)
+        return kept if result._expr.free_symbols else result
+
+    return computed
+
+
+def _refused_for_fractions(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def computed(self: Any, other: Any) -> Any:
+        result = function(self, other)
+        environment = getattr(self.node, "shape_env", None)
+        if type(result) is torch.SymFloat and isinstance(environment, WatchedEnvironment):
+            refusal = CaptureError(
+                f"{user_location()}: a size is in a division of fractions by // or %, which cannot "
+                "be repeated exactly for other sizes: use math.floor(a / b), or integers"
+            )
+            environment.refusal = environment.refusal or refusal
+            raise refusal
+        return result
+
+    return computed
+
+
+def _with_class(plain: type) -> Callable[[Any, str], Any]:
+    """Attributes of numbers, whose class, which `isinstance` looks at too, is a plain one's."""
+
+    def found(self: Any, name: str) -> Any:
+        if name == "__class__" and _asked_by_user(self):
+            return plain
+        return object.__getattribute__(self, name)
+
+    return found
+
+
+def _text_of(kind: Any, plain: Callable[[Any], Any]) -> Callable[[Any], str]:
+    told = kind.__repr__
+
+    @functools.wraps(told)
+    def text(self: Any) -> str:
+        found: str = repr(plain(self)) if _asked_by_user(self) else told(self)
+        return found
+
+    return text
+
+
+def _asked_by_user(number: Any) -> bool:
+    """Whether a number is watched, and the code that asks is neither torch's nor offload's."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith("<"):
+        frame = frame.f_back
+    return frame is not None and is_user_file(frame.f_code.co_filename) and _is_watched(number)
+
+
+def _is_watched(number: Any) -> bool:
+    node = getattr(number, "node", None)
+    return isinstance(getattr(node, "shape_env", None), WatchedEnvironment)

@@ -1,0 +1,96 @@
+"""Operators whose C++ or whose rule asks a size for a number: recorded over sizes that vary."""
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.nn import functional
+
+import offload
+
+N = Dim("n", min=2, max=70)
+
+
+def attending(**options):
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    return lambda x: attention(x, x, x, **options)[0]
+
+
+def masked():
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+
+    def attend(x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return attention(x, x, x, attn_mask=mask, is_causal=True)[0]
+
+    return attend
+
+
+def of_pairs():
+    layer = nn.Bilinear(8, 8, 3)
+    return lambda x: layer(x, x)
+
+
+def resized(**options):
+    return lambda x: functional.interpolate(x[:, None], **options)
+
+
+OPERATORS = {
+    "attention": attending(),
+    "attention_without_weights": attending(need_weights=False),
+    "masked_attention": masked(),
+    "bilinear_layer": of_pairs(),
+    "unfold": lambda x: functional.unfold(x[:, None], 2, padding=1),
+    "fractional_steps": lambda x: x.sum() + torch.arange(0, x.shape[1] * 0.1, 0.1),
+    "nearest": resized(scale_factor=2),
+    "nearest_of_fraction": resized(scale_factor=1.7),
+    "exact": resized(scale_factor=1.3, mode="nearest-exact"),
+    "bilinear": resized(scale_factor=1.5, mode="bilinear"),
+    "bicubic": resized(scale_factor=(2.0, 0.5), mode="bicubic", align_corners=True),
+    "smoothed": resized(scale_factor=0.7, mode="bilinear", antialias=True),
+    "to_one_size": resized(size=(9, 5), mode="bilinear"),
+    "twice": lambda x: functional.interpolate(x, size=x.shape[-1] * 2),
+    "doubled_length": lambda x: functional.interpolate(
+        x.transpose(1, 2), size=x.shape[1] * 2, mode="linear"
+    ),
+    "volume": lambda x: functional.interpolate(
+        x[:, None, None], scale_factor=(1.0, 1.5, 2.0), mode="trilinear"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_other_sizes_compute_what_eager_does(name):
+    function = OPERATORS[name]
+    with torch.no_grad():
+        captured = offload.capture(function, torch.randn(2, 7, 8), dynamic_shapes=({1: N},))
+        for size in (2, 3, 8, 13, 33, 70):
+            x = torch.randn(2, size, 8)
+            assert torch.equal(captured(x), function(x)), size
+            family = captured.family.at({"n": size})
+            assert [one.name for one in family.launches] == [
+                one.name for one in captured.program.launches
+            ]
+
+
+def test_sizes_that_c_plus_plus_asks_for_are_named():
+    cell = nn.GRUCell(4, 4)
+    with (
+        torch.no_grad(),
+        pytest.raises(offload.CaptureError, match=r"may not vary.*test_family_op"),
+    ):
+        offload.capture(cell, torch.randn(7, 4), dynamic_shapes={"input": {0: N}})
+
+
+def test_a_refusal_shows_no_frames_of_c_plus_plus():
+    model = nn.LSTM(8, 8, batch_first=True).eval()
+    with torch.no_grad(), pytest.raises(offload.CaptureError, match="cannot be over") as refused:
+        offload.capture(model, torch.randn(2, 7, 8), dynamic_shapes=({1: N},))
+    assert "frame #" not in str(refused.value)
+
+
+def test_functions_that_resize_are_torchs_own_again():
+    before = torch._C._nn.upsample_nearest2d
+    with torch.no_grad():
+        offload.capture(OPERATORS["nearest"], torch.randn(2, 7, 8), dynamic_shapes=({1: N},))
+    assert torch._C._nn.upsample_nearest2d is before
