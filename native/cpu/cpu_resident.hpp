@@ -204,7 +204,7 @@ class CpuResident final : public Resident, public WeightPasses {
   std::uint64_t count_requests(const CpuKernel& kernel) const;
   void discard_packed();
   void end_pass();
-  void take_threads() const;
+  static void take_threads();
   [[noreturn]] void fail(const CpuLaunch& launch);
   void call(CpuLaunch& launch);
   void push(const std::vector<c10::IValue>& arguments, const CpuLaunch& launch);
@@ -225,7 +225,6 @@ class CpuResident final : public Resident, public WeightPasses {
   std::vector<PackedWeight> packed_weights_;
   std::uint64_t discarded_in_ = 0;  // the generation in which that was done last
   bool traces_weights_ = false;
-  bool has_kernels_ = false;
   bool proved_ = false;
   std::atomic<std::uint64_t> n_requests_ = 1;  // before the first execution nothing is derived
   Proof proof_;

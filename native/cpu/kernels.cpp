@@ -41,7 +41,6 @@ void CpuResident::add_kernel(CpuKernel kernel, std::string name, std::string sou
   if (kernel.sources.size() > kernel.words.size()) {
     throw std::invalid_argument("a kernel of fewer words than sources");
   }
-  has_kernels_ = true;
   kernel.addresses.resize(kernel.words.size());
   kernel.places.resize(kernel.sources.size());
   CpuLaunch launch;
@@ -107,10 +106,12 @@ std::uint64_t CpuResident::count_requests(const CpuKernel& kernel) const {
   return any ? kernel.n_requests : n_requests_.load(std::memory_order_relaxed);
 }
 
-// Kernels ask OpenMP how many threads they have. Torch tells it in each thread that has run an
-// operator, and in others when it is asked.
-void CpuResident::take_threads() const {
-  if (has_kernels_) static_cast<void>(at::get_num_threads());
+// Kernels and libraries ask OpenMP how many threads they have, and share work so: their results may
+// differ in the last bit. Torch tells it once in each thread, when it is first asked; operators
+// that go to a library at once do not ask (ATen/ParallelOpenMP.cpp, lazy_init_num_threads).
+void CpuResident::take_threads() {
+  thread_local const int n_threads = at::get_num_threads();
+  static_cast<void>(n_threads);
 }
 
 void CpuResident::prove_kernel(CpuLaunch& launch) const {

@@ -20,10 +20,15 @@ constexpr DevicePointer kFirstPlace = 0x2d50'0000'0000;
 constexpr DevicePointer kPlaceBytes = DevicePointer{2} << 40;
 constexpr int kAttempts = 4;
 
+// What places are multiples of: a driver follows no hint that is not one of its granularity, and
+// devices, or what stands for them, may differ in that.
+constexpr DevicePointer kPlaceUnitBytes = DevicePointer{64} << 20;
+
 // The next address to ask for, in turn, so that what was freed is not asked for at once.
 DevicePointer next_place(std::size_t n_bytes) {
   static std::atomic<DevicePointer> used{0};
-  const DevicePointer begin = used.fetch_add(n_bytes) % kPlaceBytes;
+  const DevicePointer taken_bytes = round_up(n_bytes, kPlaceUnitBytes);
+  const DevicePointer begin = used.fetch_add(taken_bytes) % kPlaceBytes;
   return kFirstPlace + (begin + n_bytes > kPlaceBytes ? 0 : begin);
 }
 
