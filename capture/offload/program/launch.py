@@ -127,9 +127,10 @@ class Launch:
         callee: what is called.
         arguments: in schema order, defaults filled in; tensor lists as tuples. Of an opaque callee
             the Program's input views.
-        results: for each tensor that the callee returns, in order, the view of the Value that
-            it makes, or None where it returns an argument, a view of one, a tensor on the CPU
-            that nobody uses and that is no host constant, or nothing.
+        results: for each thing that the callee returns, lists opened, in order, the view of the
+            Value that it makes, or None where it returns no tensor, an argument, a view of one, or
+            a tensor on the CPU that nobody uses and that is no host constant; empty where it
+            returns nothing.
         reads, writes: the Values that it was observed to read and to write.
         random: it draws from a generator, so it is never removed, even if nobody reads it.
         guard: of a host read, the value that was read, which each execution must find again.

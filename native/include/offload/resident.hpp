@@ -118,8 +118,9 @@ class GeneratorStates {
 // What only some devices have is a role of its own: asked for once, null for who has it not, and
 // valid until close.
 //
-// Owner: one Replay, which serialises all calls. Thread: any, without the GIL; torch's thread-local
-// modes are whatever the caller has, so execute must not depend on them. Errors: execute throws
+// Owner: one Replay, which serialises all calls. Thread: any, without the GIL. Replay has entered a
+// KernelScope (no autograd, none of torch's modes) around execute and issue, but not of a resident
+// with DeviceStreams: there torch's thread-local modes are the caller's. Errors: execute throws
 // ExecutionError for a failing launch, CaptureError for one that lays its result out otherwise than
 // recorded, and BindingError for a failing guard; patch never throws.
 class Resident {
@@ -135,7 +136,8 @@ class Resident {
   virtual std::size_t n_launches() const = 0;
 
   // Runs all launches, and sets the moments of submit. `times` may be null: then no other clock is
-  // read.
+  // read. Else a launch begins where the one before ended, the first at submission.end_ns, and the
+  // clock is read once behind each and counted; a device that queues work leaves them alone.
   virtual void execute(Submission& submission, LaunchTimes* times) = 0;
 
   // Runs one launch: what a host does that schedules launch by launch, in program order.
