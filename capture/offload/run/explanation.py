@@ -36,7 +36,9 @@ def explain(run: Executable) -> str:
     for launch, report in zip(program.launches, run.launch_reports(), strict=True):
         modes.setdefault(report.mode, Counter())[launch.name] += 1
     for mode, operators in sorted(modes.items()):
-        lines.append(f"  {sum(operators.values())} {_MODES.get(mode, f'are carried out as {mode}')}")
+        lines.append(
+            f"  {sum(operators.values())} {_MODES.get(mode, f'are carried out as {mode}')}"
+        )
         if mode in ("call", "copied", "kernel", "replaced"):
             lines += [f"    {count} x {operator}" for operator, count in operators.most_common()]
     lines += [] if run.fusion is None else run.fusion.explain()
