@@ -74,7 +74,12 @@ std::pair<std::int64_t, std::int64_t> divide(std::int64_t dividend, std::int64_t
 }
 
 Number power(const Number& base, const Number& exponent) {
-  if (base.is_real || exponent.is_real) return checked(std::pow(as_real(base), as_real(exponent)));
+  if (base.is_real || exponent.is_real) {
+    const double value = std::pow(as_real(base), as_real(exponent));
+    // Python raises where it divides by 0, or the result is too large.
+    if (std::isinf(value)) refuse("a power has no finite result");
+    return checked(value);
+  }
   if (exponent.integer < 0) refuse("an integer is raised to a power below 0");
   Number result = integer(1), square = base;
   for (std::int64_t left = exponent.integer; left > 0; left /= 2) {

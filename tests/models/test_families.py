@@ -288,6 +288,16 @@ def test_one_dim_at_two_places_is_one_size():
         captured(torch.randn(4), kv)
 
 
+def test_each_of_several_dims_is_compared_at_its_ends_alone():
+    def told(x, y):
+        is_told = type(x.shape[0]) is int and x.shape[0] == 300 and y.shape[0] < 50
+        return x.sum() * (3 if is_told else 2) + y.sum()
+
+    shapes = ({0: N}, {0: Dim("m", min=1, max=200)})
+    with pytest.raises(offload.CaptureError, match="does something else at n = 300, m = 6"):
+        offload.capture(told, rows(7), rows(6), dynamic_shapes=shapes)
+
+
 def test_the_block_form_takes_it_too_and_weights_are_the_models():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     with torch.no_grad():

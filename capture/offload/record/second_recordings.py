@@ -115,10 +115,20 @@ class SecondRecordings:
 
 
 def _compared(family: Family) -> Iterator[tuple[int, ...]]:
-    """Sizes to compare a Family at, which its guards accept."""
-    found: set[tuple[int, ...]] = {tuple(one.recorded for one in family.dims)}
-    for choose in (_greatest, _least, _between):
-        sizes = {one.name: choose(one) for one in family.dims}
+    """Sizes to compare a Family at, which its guards accept: the ends of the ranges, and between.
+
+    All Dims together, and each of several at its ends alone.
+    """
+    recorded = family.recorded_sizes
+    choices = [{one.name: choose(one) for one in family.dims} for choose in _CHOICES]
+    if len(family.dims) > 1:
+        choices += [
+            {**recorded, one.name: end}
+            for one in family.dims
+            for end in (_greatest(one), _least(one))
+        ]
+    found = {tuple(recorded.values())}
+    for sizes in choices:
         try:
             chosen = family.checked(sizes)
         except BindingError:
@@ -138,8 +148,9 @@ def _least(dim: Dim) -> int:
 
 def _between(dim: Dim) -> int:
     beyond = dim.recorded + _BEYOND
-    return (
-        beyond
-        if dim.maximum is None or beyond <= dim.maximum
-        else ((dim.minimum + dim.recorded) // 2)
-    )
+    if dim.maximum is None or beyond <= dim.maximum:
+        return beyond
+    return (dim.minimum + dim.recorded) // 2
+
+
+_CHOICES = (_greatest, _least, _between)
