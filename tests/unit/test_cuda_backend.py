@@ -11,7 +11,7 @@ import torch
 
 import offload
 from offload.backends import CpuBackend, backend_names, find_backend
-from offload.backends.cuda import CudaBackend
+from offload.backends.cuda import CudaBackend, prepared_graph
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import device_of
 from offload.backends.cuda.graph import driver_bindings
@@ -170,7 +170,7 @@ def test_inputs_that_can_never_be_aligned_together_are_refused(
     def capture(*_: object) -> None:
         raise Reached
 
-    monkeypatch.setattr(cuda_backend, "capture_in_layouts", capture)
+    monkeypatch.setattr(prepared_graph, "capture_in_layouts", capture)
     program = offload.capture(torch.add, torch.ones(300), torch.ones(300)).program
     program = dataclasses.replace(program, overlaps=(Overlap(0, 1, distance_bytes),))
     if not is_refused:

@@ -134,7 +134,10 @@ def test_a_pool_that_is_full_refuses(run_page):
 def test_varying_lengths(run_page, capsys):
     names = run_page(DOCS / "varying_lengths.md")
     buckets = names["buckets"]
-    lengths = [int(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    printed = capsys.readouterr().out.splitlines()
+    assert "dim 2 <= n <= 512 (recorded at 9)" in printed[1]
+    assert any(line.startswith("1 instance of") for line in printed)
+    lengths = [int(line.split()[0]) for line in printed[-3:]]
     assert lengths == buckets.lengths == [16, 32, 64]
     # One execution warmed it up; requests of 1 and 16 tokens, and one in another arena.
     assert [run.last_execution.n_executions for run in buckets.runs] == [4, 2, 2]

@@ -19,6 +19,8 @@ _DOING = {
     "cuFuncGetName": "reading a kernel's name",
     "cuFuncGetParamInfo": "reading a kernel's parameters",
     "cuGetProcAddress": "looking up a function of the driver",
+    "cuGraphAddDependencies": "ordering copies in the captured graph",
+    "cuGraphAddMemcpyNode": "adding a copy to the captured graph",
     "cuGraphGetEdges": "reading the edges of the captured graph",
     "cuGraphGetNodes": "reading the nodes of the captured graph",
     "cuGraphKernelNodeGetParams": "reading a kernel of the captured graph",
