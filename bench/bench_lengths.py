@@ -1,7 +1,8 @@
-"""Claim: one capture serves requests of many lengths in less time than a capture for each length.
+"""Claim: once it is recorded, one capture for all lengths serves many sooner than one for each.
 
 40 requests of 31 lengths to a model of two layers: what they take altogether, from the model until
-the last result. Each contender begins anew in each round; nothing that it has kept is left.
+the last result. Each contender begins anew in each round; nothing that it has kept is left. What
+the recording itself takes is told beside it: over symbolic sizes it takes many captures' time.
 """
 
 from __future__ import annotations
@@ -98,9 +99,9 @@ def test_many_lengths(benchmark: Any, record: Callable[[Case], None], name: str)
         Case(
             f"{N_REQUESTS} requests of {N_LENGTHS} lengths: {name}",
             ratios={
-                FOR_EACH: ratio_of(times[FOR_EACH], times[OURS], at_least=2),
-                RECORDED_BEFORE: ratio_of(times[RECORDED_BEFORE], times[OURS]),
-                EAGER: ratio_of(times[EAGER], times[OURS]),
+                FOR_EACH: ratio_of(times[FOR_EACH], times[RECORDED_BEFORE], at_least=1),
+                OURS: ratio_of(times[OURS], times[RECORDED_BEFORE]),
+                EAGER: ratio_of(times[EAGER], times[RECORDED_BEFORE]),
             },
             figures={one: figure_of([ns / 1e6 for ns in times[one]], "ms") for one in times},
         )
