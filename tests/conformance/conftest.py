@@ -38,6 +38,9 @@ UNSUPPORTED: dict[tuple[str, str], str] = {
     (SIMULATED_ASCEND, "test_interpreter_exit_from_a_thread_that_never_ends"): _EXIT,
     (SIMULATED_ASCEND, "test_interpreter_exit_from_threads_in_calls"): _EXIT,
     (SIMULATED_ASCEND, "test_fork_with_work_in_flight"): "a device does not work after a fork",
+    (NPU, "test_random_numbers_are_those_that_eager_draws"): (
+        "what stands for a generator's kernels comes with tests/npu/test_npu_random.py"
+    ),
     (NPU, "test_many_threads_call_one_executable"): _ON_CPU,
     (NPU, "test_interpreter_exit_with_work_in_flight"): _ON_CPU,
     (NPU, "test_interpreter_exit_from_a_thread_that_never_ends"): _ON_CPU,

@@ -86,7 +86,7 @@ def test_each_call_fails_once(
 
 
 TORCH_ALONE = """
-import sys
+import sys, time
 sys.path.insert(0, {path!r})
 import npu_device
 simulator = npu_device.load()
@@ -105,6 +105,9 @@ try:
     del event, x
     torch.npu.synchronize()
     torch.npu.empty_cache()
+    for _ in range(500):  # its launching thread empties its queue before it notes a failure
+        torch.npu.synchronize()
+        time.sleep(0.01)
 except RuntimeError:
     print("raised")
 simulator.forget_calls()
