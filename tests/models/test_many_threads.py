@@ -250,3 +250,33 @@ def test_captures_in_two_threads_beside_eager_calls_of_the_same_model(request, b
 
 def test_captures_beside_draws_from_the_default_generator(words):
     assert_as_alone({"draws": default_draws, "captures": captures(words, 6)})
+
+
+def test_the_first_execution_on_a_thread_has_eagers_bits():
+    """Torch tells a thread late how many threads libraries may use there; their sums differ."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(16, 32), torch.nn.Softmax(-1), torch.nn.Linear(32, 16)
+    model = torch.nn.Sequential(*layers).eval()
+    differing = []
+
+    def work(size):
+        x = torch.randn(2, size, 16)
+        with torch.no_grad(), captures[size].load() as run:
+            first = run(x)
+            differing.extend([size] * (not torch.equal(first, model(x))))
+
+    try:
+        with torch.no_grad():
+            captures = {
+                size: offload.capture(model, torch.randn(2, size, 16)) for size in (3, 5, 8)
+            }
+        threads = [threading.Thread(target=work, args=(size,)) for size in (3, 5, 8) * 6]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        torch.set_num_threads(n_threads)
+    assert not differing
